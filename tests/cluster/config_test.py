@@ -1,0 +1,504 @@
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import hypothesis
+from hypothesis import strategies as st
+import pytest
+
+from tfdist.cluster import ClusterConfig
+from tfdist.cluster import ClusterConfigError
+
+W2P1 = {"worker": ["a:1", "b:1"], "ps": ["c:1"]}
+W0 = {"type": "worker", "index": 0}
+
+
+def read(cluster, task=None, **keys):
+    config = {"cluster": cluster, **keys}
+    if task is not None:
+        config["task"] = task
+    return ClusterConfig.from_tf_config({"TF_CONFIG": json.dumps(config)})
+
+
+def config_of(cluster, task_type, task_index):
+    return read(cluster, {"type": task_type, "index": task_index})
+
+
+# name -> (TF_CONFIG as text or object, parts that the message must contain)
+MALFORMED = {
+    "not_json": ("{cluster: 1}", ["TF_CONFIG", "not JSON", "{cluster: 1}"]),
+    "deep_json": ("[" * 100_000, ["TF_CONFIG", "not JSON"]),
+    "huge_number": (
+        '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", '
+        '"index": %s}}' % ("9" * 5000),
+        ["TF_CONFIG"],
+    ),
+    "list": ("[1]", ["TF_CONFIG must be a JSON object", "[1]", "list"]),
+    "twice": ('{"task": {}, "task": {}}', ["'task' twice", "each key once"]),
+    "null": ("null", ["TF_CONFIG must be a JSON object", "None"]),
+    "cluster_list": (
+        {"cluster": ["a:1"], "task": W0},
+        ['TF_CONFIG["cluster"] must be an object', "['a:1']"],
+    ),
+    "cluster_null": (
+        {"cluster": None, "task": W0},
+        ['TF_CONFIG["cluster"]', "None"],
+    ),
+    "misspelt_cluster": (
+        {"clusters": W2P1, "task": W0},
+        ['TF_CONFIG["clusters"]', 'misspelt "cluster"'],
+    ),
+    "sparse_cluster": (
+        {"sparseCluster": W2P1, "task": W0},
+        ['TF_CONFIG["sparseCluster"]', 'misspelt "cluster"'],
+    ),
+    "misspelt_task": (
+        {"cluster": W2P1, "Task": W0},
+        ['TF_CONFIG["Task"]', 'misspelt "task"'],
+    ),
+    "job_master": (
+        {"cluster": {"master": ["a:1"]}, "task": W0},
+        ['"master"', 'call it "chief"', "chief, worker, ps, evaluator"],
+    ),
+    "job_unknown": (
+        {"cluster": {"worker": ["a:1"], "gpu": ["b:1"]}, "task": W0},
+        ['TF_CONFIG["cluster"]', "'gpu'", "chief, worker, ps, evaluator"],
+    ),
+    "job_string": (
+        {"cluster": {"worker": "a:1"}, "task": W0},
+        ['TF_CONFIG["cluster"]["worker"] must be a list', "'a:1'"],
+    ),
+    "job_null": (
+        {"cluster": {"worker": ["a:1"], "ps": None}, "task": W0},
+        ['TF_CONFIG["cluster"]["ps"] must be a list', "None"],
+    ),
+    "sparse_key": (
+        {"cluster": {"worker": {"x": "a:1"}}, "task": W0},
+        ['TF_CONFIG["cluster"]["worker"]', "'x'", "task indices"],
+    ),
+    "sparse_gap": (
+        {"cluster": {"worker": {"0": "a:1", "2": "b:1"}}, "task": W0},
+        ['TF_CONFIG["cluster"]["worker"]', "0 to 1", "'2'"],
+    ),
+    "sparse_same_index": (
+        {"cluster": {"worker": {"0": "a:1", "00": "b:1"}}, "task": W0},
+        ['TF_CONFIG["cluster"]["worker"]', "each once", "'00'"],
+    ),
+    "address_empty": (
+        {"cluster": {"worker": [""]}, "task": W0},
+        ['TF_CONFIG["cluster"]["worker"][0]', "host:port", "''"],
+    ),
+    "address_number": (
+        {"cluster": {"worker": [2222]}, "task": W0},
+        ['TF_CONFIG["cluster"]["worker"][0]', "host:port", "2222", "int"],
+    ),
+    "address_without_port": (
+        {"cluster": {"worker": ["a:1"], "ps": ["server"]}, "task": W0},
+        ['TF_CONFIG["cluster"]["ps"][0]', "host:port", "'server'"],
+    ),
+    "address_without_host": (
+        {"cluster": {"worker": [":2222"]}, "task": W0},
+        ['TF_CONFIG["cluster"]["worker"][0]', "host:port", "':2222'"],
+    ),
+    "address_scheme": (
+        {"cluster": {"worker": ["grpc://a:1"]}, "task": W0},
+        ['["worker"][0]', "without a scheme", "'grpc://a:1'"],
+    ),
+    "address_space": (
+        {"cluster": {"worker": ["a b:1"]}, "task": W0},
+        ['["worker"][0]', "host is malformed", "'a b:1'"],
+    ),
+    "address_ipv6_bare": (
+        {"cluster": {"worker": ["::1:2222"]}, "task": W0},
+        ['["worker"][0]', "[::1]:2222", "'::1:2222'"],
+    ),
+    "address_ipv6_wrong": (
+        {"cluster": {"worker": ["[::g]:2222"]}, "task": W0},
+        ['["worker"][0]', "IPv6", "'[::g]:2222'"],
+    ),
+    "port_zero": (
+        {"cluster": {"worker": ["a:0"]}, "task": W0},
+        ['["worker"][0]', "1 to 65535", "'a:0'"],
+    ),
+    "port_large": (
+        {"cluster": {"worker": ["a:1", "b:65536"]}, "task": W0},
+        ['["worker"][1]', "1 to 65535", "'b:65536'"],
+    ),
+    "port_negative": (
+        {"cluster": {"worker": ["a:-1"]}, "task": W0},
+        ['["worker"][0]', "1 to 65535", "'a:-1'"],
+    ),
+    "port_word": (
+        {"cluster": {"worker": ["a:grpc"]}, "task": W0},
+        ['["worker"][0]', "1 to 65535", "'a:grpc'"],
+    ),
+    "address_twice_in_job": (
+        {"cluster": {"worker": ["a:1", "a:1"], "ps": ["c:1"]}, "task": W0},
+        ['["worker"][1]', 'TF_CONFIG["cluster"]["worker"][0]', "'a:1'"],
+    ),
+    "address_twice_in_jobs": (
+        {"cluster": {"worker": ["Host:80"], "ps": ["host:080"]}, "task": W0},
+        ['["ps"][0]', 'TF_CONFIG["cluster"]["worker"][0]', "'host:080'"],
+    ),
+    "two_chiefs": (
+        {"cluster": {"chief": ["a:1", "b:1"], "ps": ["c:1"]}, "task": W0},
+        ['TF_CONFIG["cluster"]["chief"]', "one address at most", "'b:1'"],
+    ),
+    "two_evaluators": (
+        {"cluster": {**W2P1, "evaluator": ["d:1", "e:1"]}, "task": W0},
+        ['TF_CONFIG["cluster"]["evaluator"]', "one address at most"],
+    ),
+    "no_worker": (
+        {"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}},
+        ['TF_CONFIG["cluster"]', "at least one task", "['ps']"],
+    ),
+    "jobs_empty": (
+        {"cluster": {"worker": [], "ps": []}, "task": W0},
+        ['TF_CONFIG["cluster"]', "at least one task"],
+    ),
+    "no_ps": (
+        {"cluster": {"worker": ["a:1", "b:1"]}, "task": W0},
+        ['TF_CONFIG["cluster"]["ps"]', "more than one worker", "2 workers"],
+    ),
+    "chief_and_worker_no_ps": (
+        {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": W0},
+        ['TF_CONFIG["cluster"]["ps"]', "more than one worker", "2 workers"],
+    ),
+    "evaluator_no_ps": (
+        {
+            "cluster": {"worker": ["a:1"]},
+            "task": {"type": "evaluator", "index": 0},
+        },
+        ['TF_CONFIG["cluster"]', '"ps"', "evaluator", "['worker']"],
+    ),
+    "task_missing": (
+        {"cluster": W2P1},
+        ['TF_CONFIG["task"]["type"]', "chief, worker, ps, evaluator", "{}"],
+    ),
+    "task_list": (
+        {"cluster": W2P1, "task": ["worker", 0]},
+        ['TF_CONFIG["task"] must be an object', "['worker', 0]"],
+    ),
+    "type_missing": (
+        {"cluster": W2P1, "task": {"index": 0}},
+        ['TF_CONFIG["task"]["type"]', "missing", "{'index': 0}"],
+    ),
+    "type_number": (
+        {"cluster": W2P1, "task": {"type": 0, "index": 0}},
+        ['TF_CONFIG["task"]["type"]', "worker, ps", "0 (of type int)"],
+    ),
+    "type_list": (
+        {"cluster": W2P1, "task": {"type": ["ps"], "index": 0}},
+        ['TF_CONFIG["task"]["type"]', "['ps'] (of type list)"],
+    ),
+    "type_unknown": (
+        {"cluster": W2P1, "task": {"type": "Worker", "index": 0}},
+        ['TF_CONFIG["task"]["type"]', "worker, ps, evaluator", "'Worker'"],
+    ),
+    "type_master": (
+        {"cluster": W2P1, "task": {"type": "master", "index": 0}},
+        ['TF_CONFIG["task"]["type"]', "'master'", "'chief'"],
+    ),
+    "type_not_in_cluster": (
+        {"cluster": W2P1, "task": {"type": "chief", "index": 0}},
+        ['TF_CONFIG["task"]["type"]', "(worker, ps, evaluator)", "'chief'"],
+    ),
+    "index_missing": (
+        {"cluster": W2P1, "task": {"type": "ps"}},
+        ['TF_CONFIG["task"]["index"]', "missing", "{'type': 'ps'}"],
+    ),
+    "index_bool": (
+        {"cluster": W2P1, "task": {"type": "worker", "index": True}},
+        ['TF_CONFIG["task"]["index"]', "0 to 1", "True (of type bool)"],
+    ),
+    "index_float": (
+        {"cluster": W2P1, "task": {"type": "worker", "index": 1.0}},
+        ['TF_CONFIG["task"]["index"]', "0 to 1", "1.0 (of type float)"],
+    ),
+    "index_negative": (
+        {"cluster": W2P1, "task": {"type": "worker", "index": -1}},
+        ['TF_CONFIG["task"]["index"]', "0 to 1", "-1"],
+    ),
+    "index_too_large": (
+        {"cluster": W2P1, "task": {"type": "ps", "index": 1}},
+        ['TF_CONFIG["task"]["index"]', "0 to 0 for type 'ps'", "1"],
+    ),
+    "index_word": (
+        {"cluster": W2P1, "task": {"type": "worker", "index": "one"}},
+        ['TF_CONFIG["task"]["index"]', "0 to 1", "'one'"],
+    ),
+    "index_other_digits": (
+        {"cluster": W2P1, "task": {"type": "worker", "index": "١"}},
+        ['TF_CONFIG["task"]["index"]', "0 to 1", "'١'"],
+    ),
+    "index_of_absent_evaluator": (
+        {"cluster": W2P1, "task": {"type": "evaluator", "index": 1}},
+        ['TF_CONFIG["task"]["index"]', "0 to 0 for type 'evaluator'"],
+    ),
+    "rpc_layer": (
+        {"cluster": W2P1, "task": W0, "rpc_layer": "grpc+verbs"},
+        ["TF_CONFIG[\"rpc_layer\"] must be 'grpc'", "'grpc+verbs'"],
+    ),
+    "rpc_layer_without_cluster": (
+        {"rpc_layer": 1},
+        ["TF_CONFIG[\"rpc_layer\"] must be 'grpc'", "1 (of type int)"],
+    ),
+    "second_worker_without_cluster": (
+        {"task": {"type": "worker", "index": 1}},
+        ['TF_CONFIG["cluster"]', 'TF_CONFIG["task"]', "no cluster"],
+    ),
+    "ps_without_cluster": (
+        {"cluster": {}, "task": {"type": "ps", "index": 0}},
+        ['TF_CONFIG["cluster"]', "'ps'", "no cluster"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_tf_config_is_refused_by_key(name):
+    text, parts = MALFORMED[name]
+    if not isinstance(text, str):
+        text = json.dumps(text)
+    with pytest.raises(ClusterConfigError) as caught:
+        ClusterConfig.from_tf_config({"TF_CONFIG": text})
+    message = str(caught.value)
+    for part in parts:
+        assert part in message
+    assert len(message) < 1000
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"TF_CONFIG": ""},
+        {"TF_CONFIG": " \n"},
+        {"TF_CONFIG": "{}"},
+        {"TF_CONFIG": '{"cluster": {}}'},
+        {"TF_CONFIG": '{"environment": "cloud", "task": {}}'},
+        {"TF_CONFIG": '{"task": {"type": "chief", "index": "0"}}'},
+    ],
+)
+def test_without_a_cluster_is_local(environ):
+    config = ClusterConfig.from_tf_config(environ)
+    assert config == ClusterConfig.local()
+    assert config.is_local and config.is_chief and config.is_worker
+    assert not config.is_ps and not config.is_evaluator
+    assert (config.worker_id, config.num_workers, config.num_ps) == (0, 1, 0)
+    assert config.worker_names == ("/job:worker/task:0",)
+    assert config.ps_names == config.ps_addresses == ()
+    assert config.address is None
+
+
+def test_tf_config_of_the_process_is_the_default(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": W2P1, "task": W0}))
+    assert ClusterConfig.from_tf_config().num_workers == 2
+
+
+def test_chief_comes_before_workers():
+    cluster = {
+        "ps": ["p0:1", "p1:1"],
+        "worker": ["w0:1", "w1:1"],
+        "chief": ["c:1"],
+    }
+    chief = config_of(cluster, "chief", 0)
+    workers = [config_of(cluster, "worker", i) for i in range(2)]
+    server = config_of(cluster, "ps", 1)
+    assert [c.worker_id for c in (chief, *workers)] == [0, 1, 2]
+    assert [c.is_chief for c in (chief, *workers)] == [True, False, False]
+    assert chief.worker_names == (
+        "/job:chief/task:0",
+        "/job:worker/task:0",
+        "/job:worker/task:1",
+    )
+    assert workers[1].task_name == "/job:worker/task:1"
+    assert workers[1].address == "w1:1"
+    assert chief.num_workers == 3 and chief.num_ps == 2
+    assert chief.ps_names == ("/job:ps/task:0", "/job:ps/task:1")
+    assert chief.ps_addresses == ("p0:1", "p1:1")
+    assert server.is_ps and not server.is_worker and not server.is_chief
+    assert server.address == "p1:1" and not server.is_local
+    with pytest.raises(ClusterConfigError, match="/job:ps/task:1"):
+        _ = server.worker_id
+
+
+def test_worker_0_is_the_chief_where_there_is_none():
+    assert config_of(W2P1, "worker", 0).is_chief
+    assert not config_of(W2P1, "worker", 1).is_chief
+
+
+def test_evaluator_may_be_absent_from_the_cluster():
+    absent = config_of(W2P1, "evaluator", 0)
+    listed = config_of({**W2P1, "evaluator": ["e:1"]}, "evaluator", 0)
+    for config in (absent, listed):
+        assert config.is_evaluator and not config.is_worker
+        assert not config.is_chief and config.num_workers == 2
+    assert absent.address is None and listed.address == "e:1"
+    # Its own view of the cluster must not look like another cluster.
+    worker = config_of(W2P1, "worker", 0)
+    assert absent.fingerprint == listed.fingerprint == worker.fingerprint
+
+
+def test_accepted_variants_of_tensorflow():
+    sparse = {"worker": {"1": "b:1", "0": "a:1"}, "ps": {"0": "c:1"}}
+    config = read(
+        sparse,
+        {"type": "worker", "index": "1", "trial": "7"},
+        environment="cloud",
+        rpc_layer=None,
+        job={"args": []},
+    )
+    assert config == config_of(W2P1, "worker", 1)
+    assert config.rpc_layer == "grpc" and config.task_index == 1
+    ipv6 = read({"worker": ["[::1]:80"], "ps": ["[::1]:81"]}, W0)
+    assert ipv6.ps_addresses == ("[::1]:81",)
+    # A job without tasks is as good as none.
+    assert read({**W2P1, "chief": []}, W0) == read(W2P1, W0)
+
+
+def test_one_worker_without_servers_is_local():
+    config = read({"worker": ["a:1"]}, W0)
+    assert config.is_local and config.is_chief and config.address == "a:1"
+    assert not config_of({**W2P1}, "worker", 0).is_local
+
+
+def test_fingerprint_tells_clusters_apart():
+    base = config_of(W2P1, "worker", 0)
+    same = config_of({"ps": ["C:01"], "worker": ["a:1", "b:1"]}, "ps", 0)
+    assert base.fingerprint == same.fingerprint
+    assert 0 <= base.fingerprint < 2**32
+    for other in (
+        {**W2P1, "ps": ["c:2"]},
+        {**W2P1, "worker": ["b:1", "a:1"]},
+        {"worker": ["a:1"], "chief": ["b:1"], "ps": ["c:1"]},
+    ):
+        assert config_of(other, "ps", 0).fingerprint != base.fingerprint
+
+
+def test_arguments_are_checked_under_their_own_names():
+    with pytest.raises(ClusterConfigError, match=r'spec\["ps"\]\[0\]'):
+        ClusterConfig({"worker": ["a:1"], "ps": ["b"]}, "worker", 0)
+    with pytest.raises(ClusterConfigError, match="ClusterConfig.task_index"):
+        ClusterConfig(W2P1, "worker", 2)
+    with pytest.raises(ClusterConfigError, match="ClusterConfig.spec"):
+        ClusterConfig(None, "worker", 0)
+    with pytest.raises(ClusterConfigError, match="ClusterConfig.rpc_layer"):
+        ClusterConfig(W2P1, "worker", 0, rpc_layer="http")
+    with pytest.raises(ClusterConfigError, match="ClusterConfig.task_type"):
+        ClusterConfig({}, "ps", 0)
+
+
+def test_importing_it_does_not_import_tensorflow():
+    code = (
+        "import sys, tfdist.cluster.config, tfdist.cluster.environment\n"
+        "import tfdist.cli.main\n"
+        "assert 'tensorflow' not in sys.modules\n"
+        "assert 'keras' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+HOSTS = st.from_regex(
+    r"\A[a-z][a-z0-9]{0,8}(\.[a-z]{2,5})?\Z"
+) | st.sampled_from(
+    ["10.0.0.7", "[::1]", "[fe80::2]", "localhost", "task_0.svc"]
+)
+
+
+@st.composite
+def clusters(draw):
+    addresses = draw(
+        st.lists(
+            st.tuples(HOSTS, st.integers(1, 65535)),
+            min_size=3,
+            max_size=12,
+            unique=True,
+        )
+    )
+    addresses = [f"{host}:{port}" for host, port in addresses]
+    spec = {"ps": [addresses.pop()], "worker": [addresses.pop()]}
+    for job in ("chief", "evaluator"):
+        if addresses and draw(st.booleans()):
+            spec[job] = [addresses.pop()]
+    for address in addresses:
+        spec[draw(st.sampled_from(["worker", "ps"]))].append(address)
+    return dict(draw(st.permutations(sorted(spec.items()))))
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(cluster=clusters(), data=st.data())
+def test_well_formed_configs_round_trip(cluster, data):
+    task_type = data.draw(st.sampled_from(sorted(cluster)))
+    task_index = data.draw(st.integers(0, len(cluster[task_type]) - 1))
+    written = {
+        job: {str(i): a for i, a in enumerate(addresses)}
+        if data.draw(st.booleans())
+        else addresses
+        for job, addresses in cluster.items()
+    }
+    config = config_of(written, task_type, task_index)
+    assert {j: list(a) for j, a in config.spec.items()} == cluster
+    assert (config.task_type, config.task_index) == (task_type, task_index)
+    assert config.address == cluster[task_type][task_index]
+    again = config_of(config.spec, config.task_type, config.task_index)
+    assert again == config and hash(again) == hash(config)
+    assert pickle.loads(pickle.dumps(config)) == config
+    views = [
+        config_of(cluster, job, index)
+        for job, addresses in cluster.items()
+        for index in range(len(addresses))
+    ]
+    assert {view.fingerprint for view in views} == {config.fingerprint}
+    ids = sorted(view.worker_id for view in views if view.is_worker)
+    assert ids == list(range(config.num_workers))
+    assert [view.is_chief for view in views].count(True) == 1
+
+
+def test_resolvers_say_the_same_as_tf_config(monkeypatch):
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver
+    expected = config_of(W2P1, "worker", 1)
+    simple = resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(W2P1),
+        task_type="worker",
+        task_id=1,
+        rpc_layer="grpc",
+    )
+    assert ClusterConfig.from_resolver(simple) == expected
+    task = {"type": "worker", "index": "1"}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": W2P1, "task": task}))
+    from_environment = resolver.TFConfigClusterResolver()
+    assert ClusterConfig.from_resolver(from_environment) == expected
+    empty = resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+    assert ClusterConfig.from_resolver(empty) == ClusterConfig.local()
+
+    monkeypatch.setenv("TF_CONFIG", "{")
+    for given, message in (
+        (from_environment, r"cluster_resolver.cluster_spec\(\)` failed: JSON"),
+        (
+            resolver.SimpleClusterResolver(tf.train.ClusterSpec(W2P1)),
+            "cluster_resolver.task_type must",
+        ),
+        (
+            resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec(W2P1), task_type="ps", task_id=3
+            ),
+            "cluster_resolver.task_id must .* 0 to 0",
+        ),
+        (
+            resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec({**W2P1, "ps": ["nowhere"]}),
+                task_type="ps",
+                task_id=0,
+            ),
+            r'cluster_resolver.cluster_spec\(\)\["ps"\]\[0\] must',
+        ),
+        (W2P1, "Argument `cluster_resolver` must be .* Received: .*dict"),
+        (None, "Argument `cluster_resolver` must be .* Received: .*None"),
+    ):
+        with pytest.raises(ClusterConfigError, match=message):
+            ClusterConfig.from_resolver(given)

@@ -1,0 +1,247 @@
+"""Who am I in the cluster, and who are the others.
+
+The answer comes from `TF_CONFIG` or from any TensorFlow cluster resolver and
+is the same value object for both. This module does not import TensorFlow, so
+that the launcher and every refusal of a bad `TF_CONFIG` are fast.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+import os
+from typing import Any
+import zlib
+
+from tfdist.cluster import tf_config
+from tfdist.cluster.tf_config import ClusterConfigError
+
+_ARGUMENT_NAMES = tf_config.KeyNames(
+    cluster="ClusterConfig.spec",
+    task_type="ClusterConfig.task_type",
+    task_index="ClusterConfig.task_index",
+    rpc_layer="ClusterConfig.rpc_layer",
+)
+_RESOLVER_NAMES = tf_config.KeyNames(
+    cluster="cluster_resolver.cluster_spec()",
+    task_type="cluster_resolver.task_type",
+    task_index="cluster_resolver.task_id",
+    rpc_layer="cluster_resolver.rpc_layer",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterConfig:
+    """A cluster and this process's place in it.
+
+    A value that exists is valid: constructing one checks all of it. Device
+    names are those of the job as TensorFlow has it (`/job:chief/task:0`),
+    while a worker's id counts chief and workers together, chief first.
+
+    Attributes:
+        spec: job (`chief`, `worker`, `ps`, `evaluator`) to addresses
+            `host:port` in the order of tasks; empty for one process without
+            servers. Jobs without tasks are left out.
+        task_type: the job of this process.
+        task_index: the index of this process in its job.
+        rpc_layer: the protocol, always `grpc`.
+
+    Example:
+    >>> config = ClusterConfig(
+    ...     spec={"worker": ["a:1", "b:1"], "ps": ["c:1"]},
+    ...     task_type="worker", task_index=1)
+    >>> config.worker_id, config.num_workers, config.ps_names
+    (1, 2, ('/job:ps/task:0',))
+    """
+
+    spec: Mapping[str, tuple[str, ...]]
+    task_type: str
+    task_index: int
+    rpc_layer: str = "grpc"
+
+    def __post_init__(self):
+        checked = tf_config.check(
+            (self.spec, self.task_type, self.task_index, self.rpc_layer),
+            _ARGUMENT_NAMES,
+        )
+        for field, value in zip(dataclasses.fields(self), checked, strict=True):
+            object.__setattr__(self, field.name, value)
+
+    @classmethod
+    def from_tf_config(
+        cls, environ: Mapping[str, str] | None = None
+    ) -> "ClusterConfig":
+        """Reads the cluster from the environment variable `TF_CONFIG`.
+
+        Args:
+            environ: the environment; `None` for that of the process.
+
+        Returns:
+            The cluster; `ClusterConfig.local()` where `TF_CONFIG` is
+            missing or empty, or names no cluster.
+
+        Raises:
+            ClusterConfigError: if `TF_CONFIG` is malformed; the message
+                names the key, what it held and what is allowed.
+        """
+        environ = os.environ if environ is None else environ
+        parts = tf_config.parse_tf_config(environ.get("TF_CONFIG", ""))
+        if parts is None:
+            return cls.local()
+        return cls(*tf_config.check(parts, tf_config.TF_CONFIG_NAMES))
+
+    @classmethod
+    def from_resolver(cls, resolver: Any) -> "ClusterConfig":
+        """Reads the cluster from a TensorFlow cluster resolver.
+
+        Args:
+            resolver: a `tf.distribute.cluster_resolver.ClusterResolver`.
+
+        Returns:
+            The cluster; `ClusterConfig.local()` where the resolver has an
+            empty cluster.
+
+        Raises:
+            ClusterConfigError: if it is no resolver or what it resolves to
+                is malformed.
+        """
+        for attribute in ("cluster_spec", "task_type", "task_id"):
+            # Asked of the class: on the instance a property would run.
+            if not hasattr(type(resolver), attribute):
+                raise ClusterConfigError(
+                    "Argument `cluster_resolver` must be a tf.distribute."
+                    "cluster_resolver.ClusterResolver. Received: "
+                    f"cluster_resolver={resolver!r} (of type "
+                    f"{type(resolver).__name__})."
+                )
+        names = _RESOLVER_NAMES
+        cluster_spec = _resolved(resolver.cluster_spec, names.cluster)
+        cluster = cluster_spec.as_dict() if cluster_spec else {}
+        if not cluster:
+            return cls.local()
+        parts = (
+            cluster,
+            _resolved(lambda: resolver.task_type, names.task_type),
+            _resolved(lambda: resolver.task_id, names.task_index),
+            _resolved(
+                lambda: getattr(resolver, "rpc_layer", None), names.rpc_layer
+            ),
+        )
+        return cls(*tf_config.check(parts, names))
+
+    @classmethod
+    def local(cls) -> "ClusterConfig":
+        """Returns one worker in this process, without servers."""
+        return cls(spec={}, task_type="worker", task_index=0)
+
+    def __hash__(self):
+        return hash((self.fingerprint, self.task_type, self.task_index))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this is one worker that has no servers."""
+        return self.num_workers == 1 and not self.num_ps
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the chief, or worker 0 where there is no chief."""
+        return self.is_worker and self.worker_id == 0
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether this task trains: a worker, or the chief."""
+        return self.task_type in ("chief", "worker")
+
+    @property
+    def is_ps(self) -> bool:
+        """Whether this task is a parameter server."""
+        return self.task_type == "ps"
+
+    @property
+    def is_evaluator(self) -> bool:
+        """Whether this task evaluates beside the training."""
+        return self.task_type == "evaluator"
+
+    @property
+    def worker_id(self) -> int:
+        """The index of this task among chief and workers, chief first.
+
+        Raises:
+            ClusterConfigError: if this task is neither.
+        """
+        if not self.is_worker:
+            raise ClusterConfigError(
+                "Only chief and workers have a worker id. Received: the task "
+                f"{self.task_name}."
+            )
+        if self.task_type == "chief":
+            return 0
+        return len(self.spec.get("chief", ())) + self.task_index
+
+    @property
+    def num_workers(self) -> int:
+        """The number of tasks that train, the chief included."""
+        return len(self.worker_names)
+
+    @property
+    def num_ps(self) -> int:
+        """The number of parameter servers."""
+        return len(self.ps_addresses)
+
+    @property
+    def worker_names(self) -> tuple[str, ...]:
+        """The tasks that train, in the order of worker ids."""
+        if not self.spec:
+            return (self.task_name,)
+        return self._names("chief") + self._names("worker")
+
+    @property
+    def ps_names(self) -> tuple[str, ...]:
+        """The parameter servers, as `/job:ps/task:0`."""
+        return self._names("ps")
+
+    @property
+    def task_name(self) -> str:
+        """This task, as `/job:worker/task:0`."""
+        return f"/job:{self.task_type}/task:{self.task_index}"
+
+    @property
+    def address(self) -> str | None:
+        """This task's `host:port`; `None` where the cluster has none.
+
+        That is so for one process without a cluster, and for an evaluator
+        that the cluster does not list.
+        """
+        addresses = self.spec.get(self.task_type)
+        return addresses[self.task_index] if addresses else None
+
+    @property
+    def ps_addresses(self) -> tuple[str, ...]:
+        """The parameter servers' `host:port`, in the order of tasks."""
+        return self.spec.get("ps", ())
+
+    @property
+    def fingerprint(self) -> int:
+        """A 32-bit checksum that all tasks of one cluster agree on.
+
+        The evaluator does not count, because a cluster may list it for
+        itself and leave it out for the others.
+        """
+        spec = {job: a for job, a in self.spec.items() if job != "evaluator"}
+        return zlib.crc32(json.dumps(tf_config.canonical(spec)).encode())
+
+    def _names(self, job: str) -> tuple[str, ...]:
+        count = len(self.spec.get(job, ()))
+        return tuple(f"/job:{job}/task:{index}" for index in range(count))
+
+
+def _resolved(get, name: str) -> Any:
+    """Calls a resolver, which reads files, variables or a network."""
+    try:
+        return get()
+    except (ValueError, TypeError, KeyError) as error:
+        raise ClusterConfigError(
+            f"`{name}` failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+__all__ = ["ClusterConfig", "ClusterConfigError"]
