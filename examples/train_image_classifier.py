@@ -1,0 +1,283 @@
+"""Trains a small convolutional network on images, alone or on a cluster.
+
+Every task of a cluster runs this same script; `TF_CONFIG` says who it is:
+
+    python examples/train_image_classifier.py --strategy=none
+    tfdist launch --num_ps=1 --num_workers=2 \
+        examples/train_image_classifier.py -- --strategy=async
+
+The chief writes `summary.json` and `training.png` to `--output_dir`.
+"""
+
+import json
+import pathlib
+import sys
+import time
+from typing import Any
+
+from absl import app
+from absl import flags
+from absl import logging
+import keras
+import tensorflow as tf
+
+import tfdist
+from tfdist import datasets
+
+# Name -> what makes the strategy. Everything else in this file is the same for
+# each of them.
+STRATEGIES = {
+    "none": tf.distribute.get_strategy,
+    "async": lambda: tfdist.AsyncStrategy(),
+}
+OPTIMIZERS = {
+    "adam": keras.optimizers.Adam,
+    "adamw": keras.optimizers.AdamW,
+    "adagrad": keras.optimizers.Adagrad,
+    "rmsprop": keras.optimizers.RMSprop,
+    "sgd": keras.optimizers.SGD,
+}
+VALIDATION_PERCENT = 10  # of the training split
+SHUFFLE_BUFFER = 10_000  # images
+RESIZED_SIDE = 64  # pixels, for data sets whose images differ in size
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string(
+    "dataset",
+    "digits",
+    "`digits` (embedded) or any image classification data set of TensorFlow "
+    "Datasets, such as mnist or cifar10 (downloaded).",
+)
+flags.DEFINE_enum(
+    "strategy", "async", sorted(STRATEGIES), "How the tasks train together."
+)
+flags.DEFINE_integer("epochs", 15, "Passes over the data.", lower_bound=1)
+flags.DEFINE_integer(
+    "batch_size", 32, "Images per step of one worker.", lower_bound=1
+)
+flags.DEFINE_enum("optimizer", "adam", sorted(OPTIMIZERS), "Keras optimizer.")
+flags.DEFINE_float("learning_rate", 2e-3, "Step size, positive.")
+flags.DEFINE_string(
+    "output_dir", "runs/train_image_classifier", "Where the results go."
+)
+flags.DEFINE_string(
+    "data_dir",
+    None,
+    "Where prepared data lies. Default: TFDS_DATA_DIR, else "
+    "~/tensorflow_datasets.",
+)
+flags.DEFINE_integer("seed", 1, "Of weights, dropout and the order of images.")
+flags.register_validator(
+    "learning_rate",
+    lambda value: 0 < value < float("inf"),
+    message="must be a positive, finite number.",
+)
+
+
+def main(argv: list[str]) -> None:
+    """Trains, evaluates and, on the chief, reports."""
+    if len(argv) > 1:
+        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
+    # On a parameter server this line serves until training is over, and exits.
+    strategy = STRATEGIES[FLAGS.strategy]()
+    cluster = getattr(strategy, "cluster", None)
+    is_chief = cluster is None or cluster.is_chief
+    output_dir = pathlib.Path(FLAGS.output_dir)
+    output_dir.mkdir(parents=True, exist_ok=True)
+
+    keras.utils.set_random_seed(FLAGS.seed)
+    train, validation, test, num_classes = load_data()
+    with strategy.scope():
+        model = build_model(train.element_spec[0].shape[1:], num_classes)
+        model.compile(
+            optimizer=OPTIMIZERS[FLAGS.optimizer](FLAGS.learning_rate),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    monitor = None
+    if cluster is not None:
+        monitor = tfdist.callbacks.ClusterMonitor(log_dir=output_dir)
+
+    start = time.monotonic()
+    history = model.fit(
+        train,
+        validation_data=validation,
+        epochs=FLAGS.epochs,
+        callbacks=[monitor] if monitor else [],
+        verbose=2 if is_chief else 0,
+    )
+    wall_seconds = time.monotonic() - start
+    if not is_chief:
+        return
+
+    _, test_accuracy = model.evaluate(test, verbose=0)
+    summary = {
+        "dataset": FLAGS.dataset,
+        "strategy": FLAGS.strategy,
+        "num_workers": cluster.num_workers if cluster else 1,
+        "num_ps": cluster.num_ps if cluster else 0,
+        "epochs": FLAGS.epochs,
+        "batch_size": FLAGS.batch_size,
+        "optimizer": FLAGS.optimizer,
+        "learning_rate": FLAGS.learning_rate,
+        "seed": FLAGS.seed,
+        "test_accuracy": test_accuracy,
+        "wall_seconds": wall_seconds,
+        **(monitor.summary if monitor else one_process_summary(model)),
+    }
+    text = json.dumps(summary, indent=2, default=float)
+    (output_dir / "summary.json").write_text(text + "\n")
+    steps = read_steps(monitor.jsonl_path) if monitor else []
+    plot(history.history, steps, summary, output_dir / "training.png")
+    print(
+        f"Test accuracy {test_accuracy:.4f} after {FLAGS.epochs} epochs and "
+        f"{summary['updates_applied']} updates in {wall_seconds:.1f} s. "
+        f"Results: {output_dir}"
+    )
+
+
+def load_data() -> tuple[
+    tf.data.Dataset, tf.data.Dataset, tf.data.Dataset, int
+]:
+    """Loads the images, scaled to 0..1 and batched.
+
+    Every worker makes the same pipeline over all images; the strategy gives
+    each its own share of the training batches. Hence the seed of the shuffle,
+    which must not differ between workers.
+
+    Returns:
+        Training, validation and test data, each of batches
+        `((batch, height, width, channels) float32, (batch,) int64)`, and the
+        number of classes.
+
+    Raises:
+        SystemExit: if the data set cannot be had, or is not one of images and
+            labels in splits named `train` and `test`.
+    """
+    held_out = f"train[:{VALIDATION_PERCENT}%]"
+    rest = f"train[{VALIDATION_PERCENT}%:]"
+    try:
+        splits, info = datasets.load(
+            FLAGS.dataset,
+            split=[rest, held_out, "test"],
+            data_dir=FLAGS.data_dir,
+            with_info=True,
+        )
+    except (ValueError, datasets.DatasetUnavailableError) as error:
+        sys.exit(f"flag --dataset={FLAGS.dataset}: {error}")
+    if info.supervised_keys != ("image", "label"):
+        sys.exit(
+            f"flag --dataset={FLAGS.dataset}: must have elements (image, "
+            f"label), has {info.supervised_keys}."
+        )
+    max_pixel = datasets.MAX_PIXEL.get(info.name, 255)
+
+    def prepare(image, label):
+        image = tf.cast(image, tf.float32) / max_pixel
+        if not image.shape.is_fully_defined():
+            image = tf.image.resize(image, (RESIZED_SIDE, RESIZED_SIDE))
+        return image, label
+
+    train, validation, test = [
+        split.map(prepare, tf.data.AUTOTUNE) for split in splits
+    ]
+    train = train.shuffle(SHUFFLE_BUFFER, seed=FLAGS.seed)
+    batched = [
+        split.batch(FLAGS.batch_size).prefetch(tf.data.AUTOTUNE)
+        for split in (train, validation, test)
+    ]
+    return *batched, info.features["label"].num_classes
+
+
+def build_model(image_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+    """Builds the network: two convolutions and two dense layers.
+
+    Args:
+        image_shape: `(height, width, channels)`.
+        num_classes: number of logits.
+    """
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input(image_shape),
+            layers.Conv2D(32, 3, padding="same", use_bias=False),
+            # The default momentum of 0.99 takes hundreds of steps to settle.
+            layers.BatchNormalization(momentum=0.9),
+            layers.ReLU(),
+            layers.Conv2D(64, 3, padding="same", use_bias=False),
+            layers.BatchNormalization(momentum=0.9),
+            layers.ReLU(),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dropout(0.25),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(num_classes),
+        ]
+    )
+
+
+def one_process_summary(model: keras.Model) -> dict[str, Any]:
+    """What a cluster's monitor reports, for training without one."""
+    updates = int(model.optimizer.iterations.numpy())
+    return {
+        "updates_applied": updates,
+        "gradients_pushed": updates,
+        "gradients_dropped": 0,
+        "staleness": {"mean": 0.0, "p95": 0.0, "max": 0},
+    }
+
+
+def read_steps(path: str) -> list[dict[str, Any]]:
+    """Reads the monitor's record of this worker's steps, one per line."""
+    with open(path, encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def plot(
+    history: dict[str, list[float]],
+    steps: list[dict[str, Any]],
+    summary: dict[str, Any],
+    path: pathlib.Path,
+) -> None:
+    """Draws accuracy per epoch, and staleness over time, as a PNG.
+
+    Args:
+        history: Keras's history: metric -> value per epoch.
+        steps: one dictionary per step, with `time` (seconds) and `staleness`
+            (updates); empty without a cluster.
+        summary: the content of `summary.json`.
+        path: of the PNG.
+    """
+    try:
+        from matplotlib import figure
+    except ImportError:
+        logging.warning("No %s: matplotlib is not installed.", path.name)
+        return
+    picture = figure.Figure(figsize=(10, 4), layout="constrained")
+    left, right = picture.subplots(1, 2)
+    epochs = range(1, len(history["accuracy"]) + 1)
+    left.plot(epochs, history["accuracy"], "o-", label="training, this worker")
+    left.plot(epochs, history["val_accuracy"], "o-", label="validation")
+    left.axhline(
+        summary["test_accuracy"],
+        color="black",
+        linestyle=":",
+        label=f"test, at the end: {summary['test_accuracy']:.3f}",
+    )
+    left.set(xlabel="epoch", ylabel="accuracy", title=FLAGS.dataset)
+    left.legend()
+    seconds = [step["time"] for step in steps] or [0, summary["wall_seconds"]]
+    staleness = [step["staleness"] for step in steps] or [0, 0]
+    right.plot(seconds, staleness, "." if steps else "-")
+    right.set_ylim(-0.1, max(1, *staleness) + 0.1)
+    mean = summary["staleness"]["mean"]
+    right.set(
+        xlabel="seconds",
+        ylabel="staleness in updates",
+        title=f"{FLAGS.strategy}: mean staleness {mean:.2f}",
+    )
+    picture.savefig(path)
+
+
+if __name__ == "__main__":
+    app.run(main)

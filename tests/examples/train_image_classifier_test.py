@@ -1,0 +1,150 @@
+"""Tests of `examples/train_image_classifier.py`, in processes of its own."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tfdist import datasets
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "train_image_classifier.py"
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tensorflow_datasets")
+    datasets.load("digits", data_dir=path)
+    return path
+
+
+def run(arguments, *import_dirs):
+    """Runs Python with `arguments`; `import_dirs` come before the package."""
+    path = os.pathsep.join(map(str, [*import_dirs, ROOT]))
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def train(data_dir, output_dir, *flags, import_dirs=()):
+    arguments = [
+        SCRIPT,
+        "--strategy=none",
+        f"--data_dir={data_dir}",
+        f"--output_dir={output_dir}",
+        *flags,
+    ]
+    return run(arguments, *import_dirs)
+
+
+def test_training_in_one_process_writes_summary_and_picture(data_dir, tmp_path):
+    result = train(data_dir, tmp_path, "--epochs=2")
+    assert result.returncode == 0, result.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    # 1,437 training images, of which TFDS rounds a tenth to 144 for
+    # validation: ceil((1437 - 144) / 32) = 41 steps per epoch.
+    assert summary.pop("updates_applied") == 2 * 41
+    assert summary.pop("gradients_pushed") == 2 * 41
+    assert summary.pop("test_accuracy") > 0.9
+    assert 0 < summary.pop("wall_seconds") < 200
+    assert summary == {
+        "dataset": "digits",
+        "strategy": "none",
+        "num_workers": 1,
+        "num_ps": 0,
+        "epochs": 2,
+        "batch_size": 32,
+        "optimizer": "adam",
+        "learning_rate": 0.002,
+        "seed": 1,
+        "gradients_dropped": 0,
+        "staleness": {"mean": 0.0, "p95": 0.0, "max": 0},
+    }
+    picture = (tmp_path / "training.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert "Test accuracy 0." in result.stdout
+
+
+def test_without_matplotlib_only_the_picture_is_missing(data_dir, tmp_path):
+    broken = tmp_path / "import" / "matplotlib"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('not installed')")
+    output_dir = tmp_path / "output"
+    result = train(
+        data_dir,
+        output_dir,
+        "--epochs=1",
+        "--optimizer=sgd",
+        "--batch_size=512",
+        import_dirs=[broken.parent],
+    )
+    assert result.returncode == 0, result.stderr
+    assert "No training.png: matplotlib is not installed" in result.stderr
+    assert [path.name for path in output_dir.iterdir()] == ["summary.json"]
+
+
+def test_unknown_data_set_is_refused_in_the_user_s_words(data_dir, tmp_path):
+    result = train(data_dir, tmp_path, "--dataset=digit")
+    assert result.returncode == 1
+    last_line = result.stderr.strip().splitlines()[-1]
+    assert last_line.startswith("flag --dataset=digit: ")
+    assert "digits" in last_line
+    assert "Traceback" not in result.stderr
+
+
+BAD_FLAGS = {
+    "--epochs=0": "flag --epochs=0: 0 is not a positive integer",
+    "--epochs=-1": "flag --epochs=-1: -1 is not a positive integer",
+    "--epochs=many": "flag --epochs=many: invalid literal",
+    "--batch_size=0": "flag --batch_size=0: 0 is not a positive integer",
+    "--batch_size=1.5": "flag --batch_size=1.5: invalid literal",
+    "--learning_rate=0": "flag --learning_rate=0.0: must be a positive",
+    "--learning_rate=-1": "flag --learning_rate=-1.0: must be a positive",
+    "--learning_rate=inf": "flag --learning_rate=inf: must be a positive",
+    "--learning_rate=nan": "flag --learning_rate=nan: must be a positive",
+    "--strategy=asink": "flag --strategy=asink: value should be one of <async",
+    "--optimizer=adamm": "flag --optimizer=adamm: value should be one of <ad",
+    "--epoch=3": "Unknown command line flag 'epoch'",
+    "digits": "takes flags only, got ['digits']",
+}
+
+# One process for the whole table: importing TensorFlow takes seconds.
+PARSE_EACH = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import train_image_classifier as script
+messages = {}
+for argument in json.loads(sys.argv[2]):
+    script.FLAGS.unparse_flags()
+    try:
+        script.main(script.FLAGS(["script", "--strategy=none", argument]))
+    except Exception as error:
+        messages[argument] = str(error)
+    finally:
+        for name in ("epochs", "batch_size", "learning_rate"):
+            flag = script.FLAGS[name]
+            flag.value = flag.default
+print(json.dumps(messages))
+"""
+
+
+@pytest.fixture(scope="module")
+def messages():
+    table = json.dumps(list(BAD_FLAGS))
+    result = run(["-c", PARSE_EACH, SCRIPT.parent, table])
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("argument", BAD_FLAGS)
+def test_bad_flag_is_refused_by_name(messages, argument):
+    assert BAD_FLAGS[argument] in messages[argument]
