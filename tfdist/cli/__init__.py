@@ -1,0 +1,1 @@
+"""The command `tfdist`. Nothing here imports TensorFlow."""

@@ -1,0 +1,304 @@
+"""`tfdist launch`: a cluster of processes on this machine."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import math
+import os
+import pathlib
+import re
+import sys
+
+from absl import flags
+
+from tfdist.cli import usage
+from tfdist.cli.local_cluster import LocalCluster
+from tfdist.cli.output import COLORS
+from tfdist.cli.output import OutputStream
+from tfdist.cli.supervisor import Limits
+from tfdist.cli.supervisor import Supervisor
+from tfdist.cli.task import Task
+from tfdist.cluster import environment
+from tfdist.cluster.config import ClusterConfig
+
+USAGE = """\
+Runs a script as every task of a cluster on this machine, with TF_CONFIG set.
+
+Usage: tfdist launch [FLAGS...] SCRIPT [--] [ARGUMENTS OF THE SCRIPT...]
+       tfdist launch [FLAGS...] --module=MODULE -- [ARGUMENTS...]
+
+Example: tfdist launch --num_ps=1 --num_workers=2 train.py -- --epochs=3
+
+The exit status is 0 when all tasks succeed, else that of the first task that
+failed (128 + n where signal n ended it), 128 + n when signal n ended the
+launcher, 124 when --timeout is over, 2 for bad usage.
+"""
+
+_LAUNCHED_ENVIRONMENT = {
+    # Output shows when it is written, not when a buffer is full.
+    "PYTHONUNBUFFERED": "1",
+    # The tasks share this machine's accelerators; by default the first
+    # process takes all of their memory.
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+}
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns the flags of the sub-command, not parsed yet."""
+    values = flags.FlagValues()
+    define = {"flag_values": values, "module_name": __name__}
+    flags.DEFINE_integer("num_ps", 1, "Parameter servers.", **define)
+    flags.DEFINE_integer(
+        "num_workers", 2, "Workers, not counting the chief.", **define
+    )
+    flags.DEFINE_bool(
+        "chief",
+        False,
+        "Start a chief as well. Without one, worker 0 is the chief.",
+        **define,
+    )
+    flags.DEFINE_bool("evaluator", False, "Start an evaluator.", **define)
+    flags.DEFINE_string(
+        "module",
+        None,
+        "Run this module, as `python -m` does, instead of a script.",
+        short_name="m",
+        **define,
+    )
+    flags.DEFINE_string(
+        "log_dir",
+        None,
+        "A directory for the output of each task as a file (worker-0.log).",
+        **define,
+    )
+    flags.DEFINE_integer(
+        "max_restarts",
+        0,
+        "How often each task that fails is started again.",
+        **define,
+    )
+    flags.DEFINE_float(
+        "grace_seconds",
+        10.0,
+        "How long tasks may end by themselves after the first failure, and "
+        "servers after the end of the training.",
+        **define,
+    )
+    flags.DEFINE_float(
+        "terminate_seconds",
+        5.0,
+        "How long tasks have between SIGTERM and SIGKILL.",
+        **define,
+    )
+    flags.DEFINE_float(
+        "timeout", 0.0, "Seconds for the whole run; 0 for no limit.", **define
+    )
+    flags.DEFINE_multi_string(
+        "env",
+        [],
+        "NAME=VALUE for the environment of every task; may be repeated.",
+        **define,
+    )
+    flags.DEFINE_string(
+        "color",
+        "auto",
+        "Colours: always, never, or auto (on a terminal, unless NO_COLOR is "
+        "set).",
+        **define,
+    )
+    flags.DEFINE_bool("help", False, "Show this.", short_name="h", **define)
+    return values
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the sub-command.
+
+    Args:
+        argv: the arguments after `launch`.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UsageError: if the arguments are wrong.
+    """
+    values = define_flags()
+    rest = usage.parse(values, argv)
+    if values.help:
+        listing = values.module_help(__name__).partition(":")[2]
+        print(f"{USAGE}\nFlags:{listing}")
+        return 0
+    _check_flags(values)
+    command = _command(values, rest)
+    extra = _extra_environment(values.env)
+    counts = {
+        "ps": values.num_ps,
+        "chief": int(values.chief),
+        "worker": values.num_workers,
+        "evaluator": int(values.evaluator),
+    }
+    _make_log_dir(values.log_dir)
+    out = OutputStream(1, values.color)
+    err = OutputStream(2, values.color)
+    with LocalCluster(counts) as cluster:
+        tasks = []
+        for number, task in enumerate(cluster.tasks):
+            environ = _environment(os.environ, extra, task.tf_config)
+            ClusterConfig.from_tf_config(environ)
+            tasks.append(
+                Task(
+                    task.label,
+                    task.address,
+                    command,
+                    environ,
+                    is_server=task.job == "ps",
+                    color=COLORS[number % len(COLORS)],
+                    log_dir=values.log_dir,
+                )
+            )
+        limits = Limits(
+            max_restarts=values.max_restarts,
+            grace_seconds=values.grace_seconds,
+            terminate_seconds=values.terminate_seconds,
+            timeout=values.timeout,
+        )
+        return Supervisor(tasks, out, err, limits).run()
+
+
+def _check_flags(values: flags.FlagValues) -> None:
+    for name in ("num_ps", "num_workers", "max_restarts"):
+        usage.check(
+            values[name].value >= 0, name, "be at least 0", values[name].value
+        )
+    for name in ("grace_seconds", "terminate_seconds", "timeout"):
+        value = values[name].value
+        usage.check(
+            math.isfinite(value) and value >= 0, name, "be at least 0", value
+        )
+    usage.check(
+        values.color in ("auto", "always", "never"),
+        "color",
+        "be auto, always or never",
+        values.color,
+    )
+    workers = values.num_workers + values.chief
+    usage.check(
+        workers >= 1,
+        "num_workers",
+        "be at least 1 unless there is a --chief",
+        values.num_workers,
+    )
+    usage.check(
+        values.num_ps >= 1 or workers == 1,
+        "num_ps",
+        f"be at least 1 for more than one worker (here {workers}, the chief "
+        "included)",
+        values.num_ps,
+    )
+    usage.check(
+        values.num_ps >= 1 or not values.evaluator,
+        "num_ps",
+        "be at least 1 with --evaluator, which reads the parameters from "
+        "the servers",
+        values.num_ps,
+    )
+
+
+def _command(values: flags.FlagValues, rest: Sequence[str]) -> list[str]:
+    """Returns the command that every task runs."""
+    if values.module is not None:
+        parts = values.module.split(".")
+        usage.check(
+            all(part.isidentifier() for part in parts),
+            "module",
+            "be the name of a module, as package.module",
+            values.module,
+        )
+        return [sys.executable, "-m", values.module, *rest]
+    if not rest:
+        raise usage.UsageError(
+            "SCRIPT is missing: name the script to run, or a module by "
+            "--module."
+        )
+    script, arguments = rest[0], list(rest[1:])
+    if not pathlib.Path(script).is_file():
+        problem = (
+            "is a directory"
+            if pathlib.Path(script).is_dir()
+            else ("does not exist")
+        )
+        raise usage.UsageError(
+            f"SCRIPT must be a file. Received: {script!r}, which {problem}."
+        )
+    if "--" in arguments:
+        before = arguments[: arguments.index("--")]
+        if before:
+            raise usage.UsageError(
+                "Nothing may stand between SCRIPT and `--`: flags of the "
+                "launcher go before SCRIPT, arguments of the script after "
+                f"`--`. Received: {' '.join(before)}."
+            )
+        arguments = arguments[1:]
+    else:
+        _refuse_own_flags(values, script, arguments)
+    return [sys.executable, script, *arguments]
+
+
+def _refuse_own_flags(
+    values: flags.FlagValues, script: str, arguments: Sequence[str]
+) -> None:
+    """Refuses what may be meant for the launcher, or for the script."""
+    for argument in arguments:
+        name = argument.split("=")[0]
+        plain = name.lstrip("-")
+        own = plain in values or plain.removeprefix("no") in values
+        if name.startswith("-") and own:
+            raise usage.UsageError(
+                f"{name} after SCRIPT is a flag of the launcher as well. Put "
+                f"it before SCRIPT, or, if it is meant for the script, "
+                f"write `{pathlib.Path(script).name} -- {argument}`."
+            )
+
+
+def _extra_environment(assignments: Sequence[str]) -> dict[str, str]:
+    """Returns what `--env` says."""
+    extra = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        usage.check(
+            bool(equals) and _VARIABLE.fullmatch(name) is not None,
+            "env",
+            "be NAME=VALUE",
+            assignment,
+        )
+        usage.check(
+            name != "TF_CONFIG",
+            "env",
+            "not set TF_CONFIG, which the launcher sets for each task",
+            assignment,
+        )
+        extra[name] = value
+    return extra
+
+
+def _environment(
+    environ: Mapping[str, str], extra: Mapping[str, str], tf_config: str
+) -> dict[str, str]:
+    """Returns the environment of one task."""
+    result = {**environ, **extra, "TF_CONFIG": tf_config}
+    for name, value in _LAUNCHED_ENVIRONMENT.items():
+        result.setdefault(name, value)
+    environment.apply(result)
+    return result
+
+
+def _make_log_dir(log_dir: str | None) -> None:
+    if log_dir is None:
+        return
+    try:
+        pathlib.Path(log_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise usage.UsageError(
+            "Flag --log_dir must be a directory that exists or can be made. "
+            f"Received: --log_dir={log_dir}: {error.strerror}."
+        ) from error

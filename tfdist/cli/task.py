@@ -1,0 +1,209 @@
+"""One task's process: its group, its output, its end."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+from tfdist.cli import lifeline
+from tfdist.cli.lines import LineAssembler
+from tfdist.cli.output import LogFile
+from tfdist.cli.output import OutputStream
+
+_LIFELINE = (sys.executable, "-I", "-S", lifeline.__file__)
+_READ_BYTES = 1 << 16
+_MOST_LEFT_READS = 32  # Of a dead task: more than a pipe can hold.
+
+
+class Guard(contextlib.AbstractContextManager):
+    """The process that kills the groups of tasks if the launcher is killed.
+
+    See `lifeline.py`. Should somebody kill the guard, the tasks themselves
+    still die with the launcher.
+    """
+
+    def __init__(self):
+        self._process = subprocess.Popen(
+            [*_LIFELINE, "guard"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def __exit__(self, *exc_info):
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def add(self, group: int) -> None:
+        """Puts a process group on the list."""
+        self._write(f"+{group}\n")
+
+    def remove(self, group: int) -> None:
+        """Takes a process group off the list."""
+        self._write(f"-{group}\n")
+
+    def _write(self, line: str) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+
+
+class Task:
+    """A command that runs as one task of the cluster, perhaps repeatedly.
+
+    Attributes:
+        label: what people call it, as `worker 0`.
+        address: its `host:port`.
+        is_server: whether it ends only when the others have.
+        restarts: how often it was started again.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        address: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        is_server: bool = False,
+        color: int | None = None,
+        log_dir: str | None = None,
+    ):
+        """Describes the task; `start` starts it.
+
+        Args:
+            label: what people call it.
+            address: its `host:port`.
+            command: the command, the first part an absolute path.
+            environ: the environment.
+            is_server: whether it ends only when the others have.
+            color: the code of its label's colour.
+            log_dir: where its output goes as well, as `worker-0.log`.
+        """
+        self.label = label
+        self.address = address
+        self.is_server = is_server
+        self.restarts = 0
+        self._command = command
+        self._environ = environ
+        self._color = color
+        self._log = None
+        if log_dir:
+            name = label.replace(" ", "-") + ".log"
+            self._log = LogFile(str(pathlib.Path(log_dir, name)))
+        self._process: subprocess.Popen | None = None
+        self._streams: dict[int, tuple[LineAssembler, OutputStream]] = {}
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process whose end was not handled yet."""
+        return self._process is not None
+
+    @property
+    def pid(self) -> int:
+        """The process's id, which is also that of its group."""
+        return self._process.pid
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What to read from."""
+        return list(self._streams)
+
+    def start(self, out: OutputStream, err: OutputStream, guard: Guard) -> None:
+        """Starts the process, in a session and process group of its own.
+
+        Args:
+            out: where its standard output goes.
+            err: where its standard error goes.
+            guard: who kills the group if the launcher is killed.
+        """
+        self._process = subprocess.Popen(
+            [*_LIFELINE, "exec", str(os.getpid()), *self._command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(self._environ),
+            start_new_session=True,
+            bufsize=0,
+        )
+        guard.add(self._process.pid)
+        for pipe, stream in (
+            (self._process.stdout, out),
+            (self._process.stderr, err),
+        ):
+            os.set_blocking(pipe.fileno(), False)
+            self._streams[pipe.fileno()] = (LineAssembler(), stream)
+
+    def read(self, descriptor: int) -> list[str]:
+        """Passes on what can be read now.
+
+        Args:
+            descriptor: one of `descriptors`.
+
+        Returns:
+            What the user should be told about it.
+        """
+        assembler, stream = self._streams[descriptor]
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return []
+        if data:
+            return self._write(assembler.feed(data), stream)
+        del self._streams[descriptor]
+        return self._write(assembler.close(), stream)
+
+    def ended(self) -> int | None:
+        """Returns the exit status, 128 + n for signal n; `None` if running."""
+        status = self._process.poll()
+        return status if status is None or status >= 0 else 128 - status
+
+    def finish(self, guard: Guard) -> list[str]:
+        """Cleans up after the process has ended.
+
+        Args:
+            guard: the guard that `start` got.
+
+        Returns:
+            What the user should be told about it.
+        """
+        self.signal(signal.SIGKILL)  # What it has started and left behind.
+        guard.remove(self._process.pid)
+        notes = []
+        for descriptor, (assembler, stream) in list(self._streams.items()):
+            # Not until the end of the stream, which a process that detached
+            # itself may hold open for ever.
+            for _ in range(_MOST_LEFT_READS):
+                if descriptor in self._streams:
+                    notes += self.read(descriptor)
+            if descriptor in self._streams:
+                notes += self._write(assembler.close(), stream)
+        self._streams.clear()
+        self._process.stdout.close()
+        self._process.stderr.close()
+        self._process = None
+        return notes
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the process group, if there still is one."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def _write(self, lines: list[bytes], stream: OutputStream) -> list[str]:
+        notes = []
+        for line in lines:
+            stream.write_line(self.label, self._color, line)
+            if self._log:
+                note = self._log.write_line(line)
+                notes += [note] if note else []
+        return notes

@@ -1,0 +1,49 @@
+"""What every sub-command does about its flags.
+
+A sub-command has flags of its own, apart from the global `absl.flags.FLAGS`:
+two sub-commands may use one name, and the flags after the script's name are
+the script's.
+"""
+
+from collections.abc import Sequence
+
+from absl import flags
+
+
+class UsageError(ValueError):
+    """The command line is wrong; the message says which flag, and how."""
+
+
+def parse(flag_values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
+    """Parses the flags that stand before the first other argument.
+
+    Args:
+        flag_values: the sub-command's flags.
+        argv: the arguments after the sub-command's name.
+
+    Returns:
+        The arguments from the first that is no flag.
+
+    Raises:
+        UsageError: if a flag is unknown or its value is not allowed.
+    """
+    flag_values.set_gnu_getopt(False)
+    try:
+        return flag_values(["tfdist", *argv])[1:]
+    except flags.Error as error:
+        raise UsageError(str(error)) from error
+
+
+def check(condition: bool, name: str, allowed: str, received: object) -> None:
+    """Raises a `UsageError` that names the flag unless `condition` holds.
+
+    Args:
+        condition: whether the value is allowed.
+        name: the flag's name, without dashes.
+        allowed: what is allowed, as "be at least 0".
+        received: the value.
+    """
+    if not condition:
+        raise UsageError(
+            f"Flag --{name} must {allowed}. Received: --{name}={received}."
+        )
