@@ -1,0 +1,298 @@
+"""What a user sees of a run: output, environment, statuses, restarts."""
+
+import json
+import os
+import pty
+import re
+
+import pytest
+
+from tests.cli.launched import Launched
+from tfdist.cluster import ClusterConfig
+from tfdist.cluster import environment
+
+
+def test_every_task_knows_its_place(script):
+    path = script(
+        """
+        print(json.dumps([os.environ["TF_CONFIG"], sys.argv[1:]]))
+        print("to stderr", file=sys.stderr)
+        """
+    )
+    arguments = ["--num_ps=2", "--num_workers=2", "--chief", "--evaluator"]
+    with Launched(*arguments, path, "--", "--epochs=3", "--", "-x") as run:
+        status, text = run.finish()
+    assert status == 0, text
+    configs = {}
+    for label, line in re.findall(r"(?m)^\[(\w+ \d)\] (\[.*)$", text):
+        tf_config, argv = json.loads(line)
+        assert argv == ["--epochs=3", "--", "-x"]
+        configs[label] = ClusterConfig.from_tf_config({"TF_CONFIG": tf_config})
+        assert f"[{label}] to stderr" in text
+        assert configs[label].task_type == label.split()[0]
+    assert sorted(configs) == [
+        "chief 0",
+        "evaluator 0",
+        "ps 0",
+        "ps 1",
+        "worker 0",
+        "worker 1",
+    ]
+    assert len({config.fingerprint for config in configs.values()}) == 1
+    assert len({config.address for config in configs.values()}) == 6
+    assert {config.num_workers for config in configs.values()} == {3}
+
+
+def test_environment_of_the_tasks(script):
+    path = script(
+        """
+        if job == "worker":
+            print(json.dumps(dict(os.environ)))
+        """
+    )
+    given = {"GRPC_FAIL_FAST": "false", "TF_CONFIG": "not for the tasks"}
+    flags = ["--num_workers=1", "--env=A=1=2", "--env=PYTHONUNBUFFERED=x"]
+    with Launched(*flags, path, env=given) as run:
+        found = json.loads(run.expect(r"\[worker 0\] (\{.*\})")[1])
+        assert run.finish()[0] == 0
+    assert found["A"] == "1=2" and found["PYTHONUNBUFFERED"] == "x"
+    # What the user has set stays; what is missing is added.
+    expected = {**environment.RUNTIME_ENVIRONMENT, "GRPC_FAIL_FAST": "false"}
+    assert {name: found[name] for name in expected} == expected
+    assert json.loads(found["TF_CONFIG"])["task"]["type"] == "worker"
+
+
+def test_environment_is_only_completed():
+    environ = {"TF_CPP_MIN_LOG_LEVEL": "0"}
+    environment.apply(environ)
+    assert environ == {
+        **environment.RUNTIME_ENVIRONMENT,
+        "TF_CPP_MIN_LOG_LEVEL": "0",
+    }
+    # glibc refuses a larger threshold (DEFAULT_MMAP_THRESHOLD_MAX).
+    assert int(environ["MALLOC_MMAP_THRESHOLD_"]) == 4 * 1024 * 1024 * 8
+
+
+def test_module_runs_as_python_m_does(tmp_path):
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "train.py").write_text(
+        "import sys; print(__name__, __package__, sys.argv[1:])"
+    )
+    flags = ["--num_ps=0", "--num_workers=1", "--module=pack.train"]
+    with Launched(*flags, "--", "--a", cwd=tmp_path) as run:
+        run.expect(re.escape("[worker 0] __main__ pack ['--a']"))
+        assert run.finish()[0] == 0
+
+
+def test_first_failure_is_the_status(script):
+    path = script(
+        """
+        if job == "worker" and index == 1:
+            sys.exit(3)
+        forever()
+        """
+    )
+    with Launched("--grace_seconds=0", path) as run:
+        status, text = run.finish()
+    assert status == 3
+    assert "worker 1 exited with status 3" in text
+    assert "terminating ps 0, worker 0" in text
+    assert "killing" not in text
+
+
+def test_the_others_may_end_by_themselves_after_a_failure(script):
+    path = script(
+        """
+        if job == "worker" and index == 1:
+            (tmp / "failed").touch()
+            sys.exit(4)
+        wait_for("failed")
+        # Its end is handled once the launcher has read this line's end.
+        print(job, "ends by itself")
+        sys.exit(5 if job == "ps" else 0)
+        """
+    )
+    with Launched("--grace_seconds=50", path) as run:
+        status, text = run.finish()
+    assert status in (4, 5)  # They race; either may be seen to fail first.
+    assert "[ps 0] ps ends by itself" in text
+    assert "[worker 0] worker ends by itself" in text
+    assert "terminating" not in text
+
+
+def test_a_signal_counts_as_128_plus_n(script):
+    path = script(
+        """
+        if job == "worker":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        forever()
+        """
+    )
+    with Launched("--num_workers=1", "--grace_seconds=0", path) as run:
+        status, text = run.finish()
+    assert status == 128 + 11
+    assert "worker 0 was ended by SIGSEGV (status 139)" in text
+
+
+def test_what_ignores_sigterm_is_killed(script):
+    path = script(
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if job == "ps":
+            (tmp / "deaf").touch()
+            forever()
+        wait_for("deaf")
+        sys.exit(1)
+        """
+    )
+    flags = ["--num_workers=1", "--grace_seconds=0", "--terminate_seconds=0.1"]
+    with Launched(*flags, path) as run:
+        status, text = run.finish()
+    assert status == 1
+    assert "terminating ps 0" in text and "killing ps 0" in text
+
+
+@pytest.mark.parametrize("seconds", [0.2, 50])
+def test_servers_have_some_time_after_the_last_worker(script, seconds):
+    path = script(
+        """
+        if job == "ps":
+            wait_for("worker1")
+            time.sleep(0 if sys.argv[1] == "50" else 1000)
+        else:
+            (tmp / f"worker{index}").touch()
+        """
+    )
+    flags = [f"--grace_seconds={seconds}", path, "--", seconds]
+    with Launched(*flags) as run:
+        status, text = run.finish()
+    assert status == 0, text
+    late = "ps 0: not ended by itself in 0.2 s" in text
+    assert late == ("terminating ps 0" in text) == (seconds == 0.2)
+    assert late or "ps 0 is done" in text
+
+
+def test_a_server_that_fails_at_the_end_is_a_failure(script):
+    path = script(
+        """
+        if job == "ps":
+            wait_for("done")
+            sys.exit(9)
+        (tmp / "done").touch()
+        """
+    )
+    with Launched("--num_workers=1", path) as run:
+        assert run.finish()[0] == 9
+
+
+def test_a_failing_task_is_started_again_as_the_same_task(script):
+    path = script(
+        """
+        import socket
+        if job == "ps":
+            wait_for("done")
+            sys.exit()
+        config = json.loads(os.environ["TF_CONFIG"])
+        host, port = config["cluster"][job][index].split(":")
+        listener = socket.create_server((host, int(port)))
+        if index == 1:
+            print("try", os.environ["TF_CONFIG"], flush=True)
+            if not (tmp / "once").exists():
+                (tmp / "once").touch()
+                sys.exit(7)
+            (tmp / "done").touch()
+        """
+    )
+    with Launched("--max_restarts=1", path) as run:
+        status, text = run.finish()
+    assert status == 0, text
+    assert "worker 1 exited with status 7; restart 1 of 1" in text
+    tries = re.findall(r"(?m)^\[worker 1\] try (.*)$", text)
+    assert len(tries) == 2 and tries[0] == tries[1]
+
+
+def test_restarts_end(script):
+    path = script("sys.exit(6 if job == 'worker' else forever())")
+    flags = ["--num_workers=1", "--max_restarts=2", "--grace_seconds=0"]
+    with Launched(*flags, path) as run:
+        status, text = run.finish()
+    assert status == 6
+    assert text.count("worker 0: pid") == 3
+    assert "restart 2 of 2" in text
+
+
+def test_time_is_up(script):
+    with Launched("--timeout=0.5", script("forever()")) as run:
+        status, text = run.finish()
+    assert status == 124
+    assert "not done after 0.5 s" in text
+
+
+def test_log_dir_has_a_file_for_each_task(script, tmp_path):
+    path = script(
+        """
+        print("caf\\xe9 \\x1b[1mbold\\x1b[0m", job)
+        sys.stderr.write("no end")
+        sys.stdout.flush()
+        sys.stdout.buffer.write(b"raw \\xff\\n")
+        """
+    )
+    logs = tmp_path / "logs" / "here"
+    with Launched(f"--log_dir={logs}", path) as run:
+        status, text = run.finish()
+    assert status == 0, text
+    assert sorted(os.listdir(logs)) == [
+        "ps-0.log",
+        "worker-0.log",
+        "worker-1.log",
+    ]
+    found = (logs / "worker-1.log").read_bytes().splitlines()
+    assert sorted(found) == sorted(
+        ["café bold worker".encode(), b"no end", b"raw \xff"]
+    )
+    assert "[worker 1] no end" in text and "\x1b" not in text
+
+
+def test_lines_of_tasks_do_not_mix(script):
+    path = script(
+        """
+        letter = job[0].encode() * 100_003
+        for _ in range(20):
+            for start in range(0, len(letter), 777):
+                os.write(1, letter[start : start + 777])
+            os.write(1, b"\\n")
+        """
+    )
+    with Launched("--num_workers=2", path) as run:
+        status, text = run.finish()
+    assert status == 0
+    for label in ("ps 0", "worker 0", "worker 1"):
+        lines = re.findall(rf"(?m)^\[{label}\] (.*)$", text)
+        assert lines == [label[0] * 100_003] * 20
+
+
+@pytest.mark.parametrize(
+    "flag, env, colored",
+    [
+        ("auto", {}, True),
+        ("auto", {"NO_COLOR": "1"}, False),
+        ("auto", {"TERM": "dumb"}, False),
+        ("always", {"NO_COLOR": "1"}, True),
+        ("never", {}, False),
+    ],
+)
+def test_colors_on_a_terminal(script, flag, env, colored):
+    path = script("print('hello')")
+    terminal, other_end = pty.openpty()
+    flags = [f"--color={flag}", "--num_ps=0", "--num_workers=1", path]
+    env = {"TERM": "xterm", **env}
+    with Launched(*flags, env=env, stdout=other_end) as run:
+        os.close(other_end)
+        text = b""
+        while b"is done" not in text:
+            text += os.read(terminal, 4096)
+        assert run.process.wait(60) == 0
+    os.close(terminal)
+    assert b"hello" in text and b"pid" in text
+    assert (b"\x1b[36m[worker 0]\x1b[0m hello" in text) == colored
+    assert (b"\x1b" in text) == colored

@@ -1,0 +1,168 @@
+"""No process outlives the launcher, however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.cli.launched import Launched
+from tests.cli.launched import assert_gone
+from tests.cli.launched import runs
+from tfdist.cli import lifeline
+
+_WITH_CHILD = """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(999)"])
+print("child", child.pid)
+forever()
+"""
+
+
+def start(path, *flags, **popen):
+    """Returns a launcher whose three tasks run and have a child each."""
+    run = Launched(*flags, path, **popen)
+    for _ in range(3):
+        run.expect(r"child (\d+)")
+    processes = run.descendants()
+    # The guard, three tasks, three children.
+    assert len(processes) == 7 and all(map(runs, processes))
+    return run, processes
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_signal_to_the_launcher_ends_everything(script, name):
+    run, processes = start(script(_WITH_CHILD))
+    with run:
+        number = getattr(signal, name)
+        run.process.send_signal(number)
+        status, text = run.finish()
+        assert status == 128 + number
+        assert f"got {name}" in text
+        assert_gone(processes)
+
+
+def test_kill_9_of_the_launcher_ends_everything(script):
+    run, processes = start(script(_WITH_CHILD))
+    with run:
+        run.process.kill()
+        assert run.process.wait(60) == -signal.SIGKILL
+        assert_gone(processes)
+
+
+def test_kill_9_of_launcher_and_guard_ends_the_tasks(script):
+    run = Launched(script("print('up')\nforever()"))
+    for _ in range(3):
+        run.expect(r"\] up")
+    processes = run.descendants()
+    with run:
+        guards = [p for p in processes if p.cmdline()[-1] == "guard"]
+        assert len(guards) == 1
+        guards[0].kill()
+        run.process.kill()
+        assert_gone(processes)
+
+
+def test_a_second_signal_kills_at_once(script):
+    path = script(
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("up")
+        forever()
+        """
+    )
+    with Launched("--terminate_seconds=1000", path) as run:
+        for _ in range(3):
+            run.expect(r"\] up")
+        processes = run.descendants()
+        run.process.send_signal(signal.SIGTERM)
+        run.expect("terminating")
+        run.process.send_signal(signal.SIGTERM)
+        status, text = run.finish()
+        assert status == 143 and "killing" in text
+        assert_gone(processes)
+
+
+def test_what_a_task_leaves_behind_ends_with_it(script):
+    path = script(
+        """
+        child = subprocess.Popen([sys.executable, "-c", "input()"],
+                                 stdin=subprocess.PIPE)
+        print("child", child.pid)
+        wait_for("seen")
+        os._exit(0)
+        """
+    )
+    with Launched("--num_ps=0", "--num_workers=1", path) as run:
+        child = psutil.Process(int(run.expect(r"child (\d+)")[1]))
+        (path.parent / "seen").touch()
+        assert run.finish()[0] == 0
+        assert_gone([child])
+
+
+def test_a_stopped_task_does_not_keep_the_launcher(script):
+    path = script("print('up')\nos.kill(os.getpid(), signal.SIGSTOP)")
+    with Launched("--terminate_seconds=0.1", path) as run:
+        for _ in range(3):
+            run.expect(r"\] up")
+        processes = run.descendants()
+        run.process.send_signal(signal.SIGTERM)
+        assert run.finish()[0] == 143
+        assert_gone(processes)
+
+
+def test_a_reader_that_goes_away_ends_everything(script):
+    path = script("while True:\n    print('more')")
+    reader, writer = os.pipe()
+    with Launched(path, stdout=writer) as run:
+        os.close(writer)
+        assert os.read(reader, 10)
+        processes = run.descendants()
+        os.close(reader)
+        assert run.process.wait(60) == 128 + signal.SIGPIPE
+        assert_gone(processes)
+
+
+def test_a_reader_that_stops_reading_does_not_keep_the_launcher(script):
+    path = script(
+        """
+        while True:
+            print("x" * 1000)
+        """
+    )
+    reader, writer = os.pipe()
+    with Launched(path, stdout=writer) as run:
+        os.close(writer)
+        while b"xxx" not in os.read(reader, 4096):
+            pass
+        processes = run.descendants()
+        run.process.send_signal(signal.SIGTERM)
+        assert run.process.wait(60) == 143
+        assert_gone(processes)
+    os.close(reader)
+
+
+def test_nohup_is_honoured(script):
+    path = script(
+        """
+        print("up")
+        wait_for("go")
+        """
+    )
+
+    def ignore():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with Launched(path, preexec_fn=ignore) as run:
+        for _ in range(3):
+            run.expect(r"\] up")
+        run.process.send_signal(signal.SIGHUP)
+        (path.parent / "go").touch()
+        assert run.finish()[0] == 0
+
+
+def test_the_shim_refuses_to_outlive_a_parent_that_is_gone():
+    program = [sys.executable, lifeline.__file__, "exec", "1", "/bin/true"]
+    # Its parent is this process, not process 1.
+    assert subprocess.run(program, timeout=60).returncode == 137
