@@ -1,0 +1,64 @@
+# Each target makes what it needs in $(VENV).
+#
+#   make train    train a model on one parameter server and two workers
+#   make test     run the tests
+#   make lint     check formatting and style
+#   make format   format, and mend what the linter can
+#   make bench    run the benchmarks
+#   make clean    remove what was built
+#
+# PYTHON is the interpreter for the virtual environment (3.10 to 3.13),
+# TESTS what `make test` runs, TEST_SECONDS the bound of one test.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+TESTS ?= tests
+TEST_SECONDS ?= 300
+TRAIN_FLAGS ?= --output_dir=build/train
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := train
+.PHONY: train test lint format bench clean
+
+train: $(STAMP)
+	$(BIN)/tfdist launch --num_ps=1 --num_workers=2 \
+		examples/train_image_classifier.py -- $(TRAIN_FLAGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest --timeout=$(TEST_SECONDS) $(TESTS)
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	set -e; for script in benchmarks/*.py; do \
+		echo "== $$script"; $(BIN)/python $$script; done
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf "$(VENV)"
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A half-made environment of an earlier attempt is made anew.
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "No python3 found: set PYTHON to" \
+		"a Python 3.10 to 3.13." >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; v = sys.version_info[:2]; \
+		sys.exit(not (3, 10) <= v <= (3, 13))' || { echo "$(PYTHON)" \
+		"is not a Python 3.10 to 3.13: set PYTHON to one." >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' || { echo "$(PYTHON) cannot" \
+		"make virtual environments: install the package python3-venv, or" \
+		"set PYTHON to another interpreter." >&2; exit 1; }
+	"$(PYTHON)" -m venv --clear "$(VENV)"
+
+$(STAMP): setup.py tfdist/version.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		-e '.[plots,test]'
+	touch $@

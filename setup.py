@@ -1,0 +1,71 @@
+"""Packaging of tfdist."""
+
+import pathlib
+
+import setuptools
+
+ROOT = pathlib.Path(__file__).parent
+
+
+def version() -> str:
+    """Returns the version without importing the package."""
+    names = {}
+    exec((ROOT / "tfdist" / "version.py").read_text("utf-8"), names)
+    return names["__version__"]
+
+
+def long_description() -> str:
+    """Returns the README."""
+    readme = ROOT / "README.md"
+    return readme.read_text("utf-8") if readme.exists() else ""
+
+
+PLOTS = ["matplotlib>=3.7"]
+
+setuptools.setup(
+    name="tfdist",
+    version=version(),
+    description=(
+        "Asynchronous and other distributed training for Keras 3 on "
+        "TensorFlow, as tf.distribute strategies"
+    ),
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    packages=setuptools.find_packages(include=["tfdist", "tfdist.*"]),
+    package_data={
+        "tfdist.datasets": ["**/*.csv.gz", "**/*.xz", "**/*.npz"]
+        + ["**/*.txt", "**/*.md", "**/*.bib"],
+    },
+    include_package_data=False,
+    python_requires=">=3.10",
+    install_requires=[
+        "tensorflow>=2.18,<2.22",
+        "keras>=3.8",
+        "numpy",
+        "tensorflow-datasets",
+        "absl-py",
+    ],
+    extras_require={
+        "plots": PLOTS,
+        "test": [
+            "hypothesis",
+            "psutil",
+            "pytest",
+            "pytest-timeout",
+            "ruff",
+            *PLOTS,
+        ],
+    },
+    entry_points={"console_scripts": ["tfdist=tfdist.cli.main:main"]},
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+    ],
+)
