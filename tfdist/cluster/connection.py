@@ -1,0 +1,97 @@
+"""A worker's connection to the parameter servers."""
+
+import socket
+
+import tensorflow as tf
+from absl import logging
+
+from tfdist.cluster import waiting
+
+_RETRIED = (
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.AbortedError,
+)
+
+
+def connect(config, timeout):
+    """Connects this worker to all parameter servers.
+
+    The worker knows only the servers and itself, so that workers may come,
+    die and come back without the others noticing.
+
+    Args:
+      config: The `ClusterConfig` of a worker or an evaluator.
+      timeout: Seconds to wait for servers that are not up yet.
+
+    Returns:
+      A tuple: the name of this process's CPU device, and the list of the
+      servers' devices, in order. Without servers both are this process.
+
+    Raises:
+      TimeoutError: A server could not be reached; the message names it.
+    """
+    if not config.num_ps:
+        device = tf.config.list_logical_devices("CPU")[0].name
+        return device, [device]
+    _wait_for_listeners(config, timeout)
+    spec = tf.train.ClusterSpec(
+        {
+            "ps": list(config.ps_addresses),
+            config.task_type: {config.task_index: config.address},
+        }
+    )
+
+    def attempt():
+        try:
+            tf.config.experimental_connect_to_cluster(
+                spec,
+                job_name=config.task_type,
+                task_index=config.task_index,
+                protocol=config.rpc_layer,
+            )
+        except _RETRIED as error:
+            logging.info("Connecting again: %s", error)
+            return False
+        return True
+
+    waiting.wait_until(
+        attempt,
+        what=f"the servers {', '.join(config.ps_addresses)} to accept",
+        timeout=timeout,
+    )
+    worker = f"/job:{config.task_type}/replica:0/task:{config.task_index}"
+    return f"{worker}/device:CPU:0", [
+        f"/job:ps/replica:0/task:{k}/device:CPU:0"
+        for k in range(config.num_ps)
+    ]
+
+
+def _wait_for_listeners(config, timeout):
+    """Waits until every server's port is open, naming those that are not."""
+    missing = dict(zip(config.ps_names, config.ps_addresses, strict=True))
+
+    def all_listen():
+        for name, address in list(missing.items()):
+            if _listens(address):
+                del missing[name]
+        return not missing
+
+    waiting.wait_until(
+        all_listen,
+        what=lambda: ", ".join(
+            f"parameter server {name} at {address}"
+            for name, address in missing.items()
+        ),
+        timeout=timeout,
+        hint="Is it running, and is its address in TF_CONFIG right?",
+    )
+
+
+def _listens(address):
+    host, port = address.rsplit(":", 1)
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), 2.0):
+            return True
+    except OSError:
+        return False

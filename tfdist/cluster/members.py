@@ -1,0 +1,160 @@
+"""The table in which each server keeps who is there, who has finished.
+
+It lives in a variable of the server's own; workers write their row with a
+heartbeat, the server reads it to know when training is over. The heartbeat
+also keeps the connection in use, so that a stopped peer is noticed.
+"""
+
+import dataclasses
+import enum
+import threading
+
+import tensorflow as tf
+
+_NAME = "tfdist/members"
+_COLUMNS = 2
+HEARTBEAT_SECONDS = 1.0
+
+
+class State(enum.IntEnum):
+    """What is known of a member."""
+
+    UNKNOWN = 0
+    ALIVE = 1
+    FINISHED = 2
+    FAILED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One row of the table.
+
+    Attributes:
+      name: Task name such as `/job:worker/task:0`.
+      state: A `State`.
+      last_seen: Seconds since the epoch by the server's clock; 0 for never.
+    """
+
+    name: str
+    state: State
+    last_seen: float
+
+
+def names_of(config):
+    """Names of all tasks that a server waits for, in the order of rows."""
+    evaluators = range(len(config.spec.get("evaluator", ())))
+    return config.worker_names + tuple(
+        f"/job:evaluator/task:{i}" for i in evaluators
+    )
+
+
+class MemberTable:
+    """The table of one server, in graphs built by any process.
+
+    Args:
+      device: The server's device.
+      names: Tuple from `names_of`.
+    """
+
+    def __init__(self, device, names):
+        self._device = device
+        self._names = names
+        self._create = tf.function(self._build_create, autograph=False)
+        self._read = tf.function(self._build_read, autograph=False)
+        self._write = tf.function(self._build_write, autograph=False)
+
+    def create(self):
+        """Makes an empty table; the server calls it before all else."""
+        self._create()
+
+    def read(self):
+        """The rows, a list of `Member`."""
+        rows = self._read().numpy()
+        return [
+            Member(name, State(int(state)), float(seen))
+            for name, (state, seen) in zip(self._names, rows, strict=True)
+        ]
+
+    def write(self, index, state):
+        """Sets the row `index` to `state`, seen now."""
+        self._write(tf.constant(index), tf.constant(float(state), tf.float64))
+
+    def _handle(self):
+        return tf.raw_ops.VarHandleOp(
+            dtype=tf.float64,
+            shape=[len(self._names), _COLUMNS],
+            shared_name=_NAME,
+        )
+
+    def _build_create(self):
+        with tf.device(self._device):
+            tf.raw_ops.AssignVariableOp(
+                resource=self._handle(),
+                value=tf.zeros([len(self._names), _COLUMNS], tf.float64),
+            )
+
+    def _build_read(self):
+        with tf.device(self._device):
+            rows = tf.raw_ops.ReadVariableOp(
+                resource=self._handle(), dtype=tf.float64
+            )
+        return tf.reshape(rows, [len(self._names), _COLUMNS])
+
+    def _build_write(self, index, state):
+        with tf.device(self._device):
+            row = tf.stack([state, tf.timestamp()])
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=self._handle(), indices=[index], updates=[row]
+            )
+
+
+class Membership:
+    """This worker's rows in the tables of all servers, kept fresh.
+
+    One thread per server, so that one that hangs does not make this worker
+    look dead to the others.
+
+    Args:
+      config: The `ClusterConfig` of this task.
+      devices: The servers' devices.
+    """
+
+    def __init__(self, config, devices):
+        names = names_of(config)
+        self._index = names.index(config.task_name)
+        self.tables = [MemberTable(device, names) for device in devices]
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._beat, args=(table,), daemon=True)
+            for table in self.tables
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _beat(self, table):
+        while not self._stop.is_set():
+            try:
+                table.write(self._index, State.ALIVE)
+            except tf.errors.OpError:
+                # The server is away; the training step says so if it needs
+                # it. The next beat tries again.
+                pass
+            self._stop.wait(HEARTBEAT_SECONDS)
+
+    def leave(self, state):
+        """Stops the heartbeat and leaves `state` as the last word."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        for thread, table in zip(self._threads, self.tables, strict=True):
+            thread.join(timeout=10.0)
+            if thread.is_alive():
+                continue
+            try:
+                table.write(self._index, state)
+            except tf.errors.OpError:
+                pass
+
+    def read(self):
+        """The first server's table, a list of `Member`."""
+        return self.tables[0].read()

@@ -1,0 +1,81 @@
+"""What a `ps` task does: serve until training is over."""
+
+import time
+
+import tensorflow as tf
+from absl import logging
+
+from tfdist.cluster import members
+
+_POLL_SECONDS = 0.25
+# A worker that has not been seen for so long is not waited for, once another
+# one has finished. It covers a restart of the worker.
+LOST_AFTER_SECONDS = 60.0
+
+
+def serve(config, *, start_timeout):
+    """Runs TensorFlow's server until all workers have finished.
+
+    The process is its own server's first client: a bare server whose first
+    clients come at the same moment dies of a segmentation fault in a good
+    part of all starts.
+
+    Args:
+      config: The `ClusterConfig` of a `ps` task.
+      start_timeout: Seconds within which the first worker has to appear, and
+        for which the server waits when all have vanished unfinished.
+
+    Returns:
+      The exit status of the process, 0 when training has finished.
+    """
+    tf.config.experimental_connect_to_cluster(
+        tf.train.ClusterSpec({"ps": {config.task_index: config.address}}),
+        job_name="ps",
+        task_index=config.task_index,
+        protocol=config.rpc_layer,
+    )
+    device = f"/job:ps/replica:0/task:{config.task_index}/device:CPU:0"
+    table = members.MemberTable(device, members.names_of(config))
+    table.create()
+    logging.warning(
+        "%s serves on port %s of every network interface, without "
+        "authentication or encryption: keep it in a private network.",
+        config.task_name,
+        config.address.rsplit(":", 1)[1],
+    )
+    return _wait_for_end(config, table, start_timeout)
+
+
+def _wait_for_end(config, table, timeout):
+    started = time.time()
+    while True:
+        time.sleep(_POLL_SECONDS)
+        rows = table.read()
+        unfinished = [m for m in rows if m.state != members.State.FINISHED]
+        if not unfinished:
+            logging.info("%s: training is over.", config.task_name)
+            return 0
+        now = time.time()
+        seen = max([started, *(m.last_seen for m in rows)])
+        last = max([started, *(m.last_seen for m in unfinished)])
+        finished = len(unfinished) < len(rows)
+        patience = LOST_AFTER_SECONDS if finished else timeout
+        if now - (last if finished else seen) < patience:
+            continue
+        names = ", ".join(m.name for m in unfinished)
+        if finished:
+            logging.warning(
+                "%s: the others have finished, and %s not been seen for "
+                "%.0f s: training is over.",
+                config.task_name,
+                f"{names} ha{'s' if len(unfinished) == 1 else 've'}",
+                patience,
+            )
+            return 0
+        logging.error(
+            "%s: gave up after %.0f s without a sign of %s.",
+            config.task_name,
+            patience,
+            names,
+        )
+        return 1

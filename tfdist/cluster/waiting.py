@@ -1,0 +1,47 @@
+"""Waits that end, and that say what they wait for."""
+
+import time
+
+from absl import logging
+
+_POLL_SECONDS = 0.1
+_REPORT_SECONDS = 5.0
+
+
+def wait_until(condition, *, what, timeout, hint=""):
+    """Waits until `condition()` is true.
+
+    Args:
+      condition: Callable without arguments; returns something true when the
+        wait is over, else something false.
+      what: What is waited for, to be read after 'waiting for'; a string, or a
+        callable that returns one.
+      timeout: Seconds after which to give up.
+      hint: Sentence for the error that says what to check.
+
+    Returns:
+      The true value.
+
+    Raises:
+      TimeoutError: Nothing true within `timeout` seconds.
+    """
+    started = time.monotonic()
+    reported = started
+    while True:
+        value = condition()
+        if value:
+            return value
+        now = time.monotonic()
+        described = what() if callable(what) else what
+        if now - started > timeout:
+            message = f"Gave up after {timeout:g} s waiting for {described}."
+            raise TimeoutError(f"{message} {hint}".strip())
+        if now - reported > _REPORT_SECONDS:
+            reported = now
+            logging.warning(
+                "Waiting for %s (%.0f s of at most %g s).",
+                described,
+                now - started,
+                timeout,
+            )
+        time.sleep(_POLL_SECONDS)

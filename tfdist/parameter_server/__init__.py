@@ -1,0 +1,1 @@
+"""Strategies whose parameters live on servers."""

@@ -1,0 +1,208 @@
+"""What `tf.distribute.Strategy` delegates to, for parameter servers."""
+
+import tensorflow as tf
+
+from tfdist.parameter_server import exchange
+from tfdist.parameter_server import input as input_lib
+from tfdist.parameter_server.variables import ReplicaVariable
+from tfdist.parameter_server.variables import active
+
+
+class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
+    """One replica per worker process, primaries on servers.
+
+    Gradients are not reduced between workers: an optimizer's reduction is
+    the identity, and its updates are recorded and exchanged with the servers.
+
+    Args:
+      container_strategy: The strategy that this belongs to.
+      store: The `ParameterStore`.
+      config: The `ClusterConfig`.
+    """
+
+    def __init__(self, container_strategy, store, config):
+        super().__init__(container_strategy)
+        self._store = store
+        self._config = config
+        self._reference = []
+
+    # Variables.
+
+    def _create_variable(self, next_creator, **kwargs):
+        del next_creator  # Ours is the last word on what a variable is.
+        reference = kwargs.pop("colocate_with", None)
+        if not isinstance(reference, ReplicaVariable):
+            reference = None
+        known = (
+            "initial_value",
+            "trainable",
+            "validate_shape",
+            "name",
+            "dtype",
+            "constraint",
+            "synchronization",
+            "aggregation",
+            "shape",
+        )
+        kwargs = {key: kwargs[key] for key in known if key in kwargs}
+        return self._store.create_variable(
+            reference,
+            distribute_strategy=self._container_strategy(),
+            **kwargs,
+        )
+
+    def _validate_colocate_with_variable(self, colocate_with_variable):
+        if not isinstance(colocate_with_variable, ReplicaVariable):
+            raise ValueError(
+                "colocate_vars_with takes a variable that was created under "
+                f"this strategy's scope, came: {colocate_with_variable!r}."
+            )
+
+    def read_var(self, replica_local_var):
+        return tf.identity(replica_local_var)
+
+    def value_container(self, value):
+        return value
+
+    # Steps.
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        strategy = self._container_strategy()
+        with tf.distribute.ReplicaContext(
+            strategy, replica_id_in_sync_group=0
+        ):
+            if tf.executing_eagerly():
+                return fn(*args, **kwargs)
+            if active.step is not None:
+                raise RuntimeError("strategy.run inside strategy.run.")
+            active.step = exchange.Step(self._store)
+            try:
+                result = fn(*args, **kwargs)
+                active.step.finish()
+            finally:
+                active.step = None
+            return result
+
+    def _use_merge_call(self):
+        return False
+
+    def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
+        del reduce_op, options
+        reduced = tf.nest.map_structure(_identity, value)
+        if active.step is not None:
+            active.step.reduced(tf.nest.flatten(reduced))
+        return reduced
+
+    def _replica_ctx_update(self, var, fn, args=(), kwargs=None, group=True):
+        return self._update(var, fn, args, kwargs or {}, group)
+
+    def _update(self, var, fn, args, kwargs, group):
+        del group
+        on_server = isinstance(var, ReplicaVariable) and var.role.is_on_server
+        if not on_server or active.section is not None:
+            return fn(var, *args, **kwargs)
+        if active.step is None:
+            if exchange.optimizer_of(fn) is None and tf.executing_eagerly():
+                # Keras puts averaged weights in place when `fit` ends.
+                self._container_strategy().settle()
+                with self._store.collective_writes():
+                    return fn(var, *args, **kwargs)
+            raise RuntimeError(
+                f"An update of {var.name!r} outside strategy.run: an "
+                "optimizer's step has to be traced to be sent to the servers. "
+                "Call it as strategy.run(step_fn) inside a tf.function; in "
+                "model.compile leave run_eagerly=False."
+            )
+        active.step.update(var, fn, tuple(args), kwargs)
+        return None
+
+    def _update_non_slot(self, colocate_with, fn, args, kwargs, group):
+        del colocate_with, group
+        return fn(*args, **kwargs)
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        del reduce_op, destinations, options
+        return value
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        del reduce_op, options
+        return [value for value, _ in value_destination_pairs]
+
+    def _gather_to_implementation(self, value, destinations, axis, options):
+        del destinations, axis, options
+        return value
+
+    def _local_results(self, val):
+        return (val,)
+
+    # Input.
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        del options
+        return input_lib.distribute(dataset, self._config, self._store)
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        del options
+        return input_lib.from_function(dataset_fn, self._config)
+
+    def _experimental_distribute_values_from_function(self, value_fn):
+        return value_fn(tf.distribute.experimental.ValueContext(0, 1))
+
+    def _make_dataset_iterator(self, dataset):
+        return iter(dataset)
+
+    # What it looks like from outside.
+
+    @property
+    def worker_devices(self):
+        return (self._store.worker_device,)
+
+    @property
+    def parameter_devices(self):
+        return self._store.devices
+
+    def non_slot_devices(self, var_list):
+        return min(var_list, key=lambda x: x.name)
+
+    @property
+    def _num_replicas_in_sync(self):
+        return 1
+
+    @property
+    def _global_batch_size(self):
+        return True
+
+    @property
+    def experimental_require_static_shapes(self):
+        return False
+
+    @property
+    def experimental_between_graph(self):
+        return True
+
+    @property
+    def should_checkpoint(self):
+        return self._config.is_chief
+
+    @property
+    def should_save_summary(self):
+        return self._config.is_chief
+
+    def _in_multi_worker_mode(self):
+        return False
+
+    def _get_local_replica_id(self, replica_id_in_sync_group):
+        return replica_id_in_sync_group
+
+    def _get_replica_id_in_sync_group(self, replica_id):
+        return replica_id
+
+
+def _identity(value):
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.identity(value.values),
+            tf.identity(value.indices),
+            value.dense_shape,
+        )
+    return tf.identity(value)

@@ -1,0 +1,110 @@
+"""Each worker's share of the data.
+
+Training data is shared out over the workers; data for evaluation and
+prediction is not, so that every worker that evaluates gets the same answer.
+"""
+
+import inspect
+
+import keras
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+
+_AutoShardPolicy = tf.data.experimental.AutoShardPolicy
+
+
+def distribute(dataset, config, store):
+    """The dataset that this worker iterates over.
+
+    Called by `strategy.experimental_distribute_dataset`, and by Keras for
+    every `fit`, `evaluate` and `predict`.
+
+    Args:
+      dataset: A `tf.data.Dataset`. Its `AutoShardPolicy` says how it is
+        shared out: FILE and DATA as TensorFlow defines them, AUTO (default)
+        by file where there are enough files and else by element, OFF not at
+        all.
+      config: The `ClusterConfig`.
+      store: The `ParameterStore`; its replicas are refreshed before an
+        evaluation.
+
+    Returns:
+      A `tf.data.Dataset`.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            "experimental_distribute_dataset takes a tf.data.Dataset, came: "
+            f"{type(dataset).__name__}."
+        )
+    purpose = _keras_purpose()
+    if purpose == "evaluate":
+        store.pull()
+    if purpose in ("evaluate", "validate") or config.num_workers == 1:
+        return dataset
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy == _AutoShardPolicy.OFF:
+        return dataset
+    return private_tensorflow.auto_shard_dataset(
+        dataset, config.num_workers, config.worker_id
+    )
+
+
+def from_function(dataset_fn, config):
+    """The dataset that the user's function makes for this worker.
+
+    Args:
+      dataset_fn: Callable of a `tf.distribute.InputContext`; its
+        `input_pipeline_id` is this worker's, of `num_input_pipelines`.
+      config: The `ClusterConfig`.
+
+    Returns:
+      A `tf.data.Dataset` that is not shared out once more.
+    """
+    dataset = dataset_fn(
+        tf.distribute.InputContext(
+            num_input_pipelines=config.num_workers,
+            input_pipeline_id=config.worker_id,
+            num_replicas_in_sync=1,
+        )
+    )
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = _AutoShardPolicy.OFF
+    return dataset.with_options(options)
+
+
+def _keras_purpose():
+    """What a Keras model that is calling us wants the data for.
+
+    Keras asks for distribution in the same way for training, validation and
+    prediction, and only its callers know which it is.
+
+    Returns:
+      "train", "validate" (inside `fit`), "evaluate" (`evaluate` or `predict`)
+      or None when no Keras model is calling.
+    """
+    frame = inspect.currentframe()
+    try:
+        while frame is not None:
+            model = frame.f_locals.get("self")
+            if isinstance(model, keras.Model):
+                method = frame.f_code.co_name
+                if method in ("evaluate", "predict"):
+                    inside_fit = _is_called_from_fit(frame.f_back, model)
+                    return "validate" if inside_fit else "evaluate"
+                if method == "fit":
+                    training = "epoch_iterator" in frame.f_locals
+                    return "validate" if training else "train"
+            frame = frame.f_back
+        return None
+    finally:
+        del frame
+
+
+def _is_called_from_fit(frame, model):
+    while frame is not None:
+        if frame.f_code.co_name == "fit":
+            if frame.f_locals.get("self") is model:
+                return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,121 @@
+"""The record that each worker keeps of its exchanges."""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+# Rows kept on the worker between two looks at them.
+CAPACITY = 8192
+_COLUMNS = (
+    "time",
+    "version",
+    "staleness",
+    "compute_seconds",
+    "exchange_seconds",
+    "wait_seconds",
+    "bytes_sent",
+    "bytes_received",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """One exchange of one optimizer step.
+
+    Attributes:
+      time: Seconds since the epoch, when the fresh parameters had arrived.
+      version: Updates that the first server had applied by then.
+      staleness: Updates that others had applied between this worker's pull
+        and the application of its gradients; the largest over the servers.
+      compute_seconds: From the end of the exchange before to this one's
+        beginning: input, forward, backward. Zero for the first.
+      exchange_seconds: From gradients ready to fresh parameters here, without
+        the wait.
+      wait_seconds: From the gradients' arrival to their turn on the server.
+      bytes_sent: Payload sent to all servers.
+      bytes_received: Payload received from all servers.
+    """
+
+    time: float
+    version: int
+    staleness: int
+    compute_seconds: float
+    exchange_seconds: float
+    wait_seconds: float
+    bytes_sent: int
+    bytes_received: int
+
+
+class Journal:
+    """A ring of the last exchanges, written inside the training step.
+
+    Args:
+      store: The `ParameterStore` that owns it.
+    """
+
+    def __init__(self, store):
+        self._device = store.worker_device
+        self._rows = store.worker_variable(
+            tf.zeros([CAPACITY, len(_COLUMNS)], tf.float64), "journal"
+        )
+        self._count = store.worker_variable(tf.zeros([], tf.int64), "exchanges")
+        self._last = store.worker_variable(tf.zeros([], tf.float64), "last")
+        self._read = 0
+
+    def write(
+        self, *, started, staleness, wait, version, bytes_sent, bytes_received
+    ):
+        """Builds the ops that note one exchange; see `Exchange`."""
+        with tf.device(self._device):
+            now = tf.timestamp()
+            last = self._last.read_value()
+            waited = tf.reduce_max(tf.stack(wait))
+            row = tf.stack(
+                [
+                    now,
+                    tf.cast(version, tf.float64),
+                    tf.cast(tf.reduce_max(tf.stack(staleness)), tf.float64),
+                    tf.where(last > 0.0, started - last, 0.0),
+                    tf.maximum(now - started - waited, 0.0),
+                    waited,
+                    _total(bytes_sent),
+                    _total(bytes_received),
+                ]
+            )
+            count = self._count.read_value()
+            self._rows.scatter_update(
+                tf.IndexedSlices(row[None], (count % CAPACITY)[None])
+            )
+            self._count.assign_add(1, read_value=False)
+            self._last.assign(now, read_value=False)
+
+    @property
+    def count(self):
+        """Exchanges that this worker has made, int."""
+        return int(self._count.numpy())
+
+    def read_new(self):
+        """Exchanges since the last call, a list; the oldest may be lost."""
+        count = self.count
+        first = max(self._read, count - CAPACITY)
+        self._read = count
+        if first == count:
+            return []
+        rows = self._rows.numpy()[np.arange(first, count) % CAPACITY]
+        integers = ("version", "staleness", "bytes_sent", "bytes_received")
+        return [
+            Exchange(
+                **{
+                    column: int(value) if column in integers else float(value)
+                    for column, value in zip(_COLUMNS, row, strict=True)
+                }
+            )
+            for row in rows
+        ]
+
+
+def _total(sizes):
+    known = float(sum(s for s in sizes if isinstance(s, int)))
+    unknown = [tf.cast(s, tf.float64) for s in sizes if not isinstance(s, int)]
+    return tf.add_n([tf.constant(known, tf.float64), *unknown])

@@ -1,0 +1,268 @@
+"""What the servers hold: primaries, counters, locks, and their names."""
+
+import weakref
+
+import tensorflow as tf
+
+from tfdist.parameter_server import journal
+from tfdist.parameter_server import sharding
+from tfdist.parameter_server import synchronize
+from tfdist.parameter_server.variables import ReplicaVariable
+from tfdist.parameter_server.variables import Role
+from tfdist.parameter_server.variables import role_of
+
+
+class Counter:
+    """An int64 on a server, used in the graph that is being built."""
+
+    def __init__(self, handle):
+        self.handle = handle
+
+    def read(self):
+        """Its value, a scalar int64 tensor."""
+        value = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=tf.int64)
+        value.set_shape([])
+        return value
+
+    def add(self, amount):
+        """Adds `amount` (int or scalar int64 tensor)."""
+        return tf.raw_ops.AssignAddVariableOp(
+            resource=self.handle, value=tf.constant(amount, tf.int64)
+        )
+
+    def set(self, value):
+        """Sets it to `value` (int or scalar int64 tensor)."""
+        return tf.raw_ops.AssignVariableOp(
+            resource=self.handle, value=tf.convert_to_tensor(value, tf.int64)
+        )
+
+
+class ParameterStore:
+    """The variables of one strategy, on its servers and on this worker.
+
+    Handles are made anew in each traced function (a graph that owns its
+    handles runs faster, and a worker that holds no eager handle on a server
+    survives that server).
+
+    Args:
+      namespace: Prefix of the resources' names, the same on all workers.
+      devices: List of the servers' devices, at least one.
+      worker_device: This worker's CPU.
+      is_chief: Whether this worker gives new variables their first value.
+      timeout: Seconds to wait for the chief to do so.
+    """
+
+    def __init__(self, *, namespace, devices, worker_device, is_chief, timeout):
+        self._namespace = namespace
+        self.devices = tuple(devices)
+        self.worker_device = worker_device
+        self.variables = []
+        self.metrics = []
+        self._balancer = sharding.ByteBalancer(len(self.devices))
+        self._handles = weakref.WeakKeyDictionary()
+        self._pulled_versions = [
+            self.worker_variable(tf.zeros([], tf.int64), f"pulled_version_{k}")
+            for k in range(self.num_shards)
+        ]
+        self.journal = journal.Journal(self)
+        self._synchronizer = synchronize.Synchronizer(
+            self, is_chief=is_chief, timeout=timeout
+        )
+
+    @property
+    def num_shards(self):
+        """Number of servers."""
+        return len(self.devices)
+
+    @property
+    def bytes_per_shard(self):
+        """Bytes of variables on each server, a tuple of ints."""
+        return self._balancer.bytes_per_shard
+
+    # Variables.
+
+    def worker_variable(self, value, name):
+        """A variable of tfdist's own that never leaves this worker."""
+        with tf.init_scope(), tf.device(self.worker_device):
+            return ReplicaVariable(
+                store=self,
+                role=Role.LOCAL,
+                initial_value=value,
+                name=name,
+                trainable=False,
+            )
+
+    def create_variable(self, reference, **kwargs):
+        """Creates a variable for the user's model.
+
+        Args:
+          reference: Variable that it is to be beside, or None.
+          **kwargs: What `tf.Variable` takes.
+
+        Returns:
+          A `ReplicaVariable`.
+        """
+        with tf.init_scope():
+            probe = ReplicaVariable(store=self, role=Role.LOCAL, **kwargs)
+            role = role_of(
+                name=kwargs.get("name"),
+                dtype=probe.dtype,
+                trainable=probe.trainable,
+                synchronization=probe.synchronization,
+                aggregation=probe.aggregation,
+                reference=reference,
+            )
+            probe.role = role
+            if role is Role.METRIC:
+                self.metrics.append(probe)
+            if role.is_on_server:
+                self._place(probe, reference)
+            return probe
+
+    def _place(self, variable, reference):
+        if not variable.shape.is_fully_defined():
+            raise ValueError(
+                f"Variable {variable.name!r} has shape {variable.shape}; a "
+                "variable with a primary on a server needs a fully defined "
+                "shape."
+            )
+        variable.ordinal = len(self.variables)
+        shard = getattr(reference, "shard", None)
+        if variable.role is Role.ITERATIONS:
+            shard = 0
+            variable.pulled = self.worker_variable(
+                variable.numpy(), f"{variable.name.split(':')[0]}_pulled"
+            )
+        if shard is None:
+            variable.shard = self._balancer.place(variable.num_bytes)
+        else:
+            variable.shard = shard
+            self._balancer.add(shard, variable.num_bytes)
+        self.variables.append(variable)
+
+    def copies_of(self, variable):
+        """Servers that hold a copy of `variable`.
+
+        Step counters are everywhere: each server counts the updates of its
+        own slots. Other state is small and initialised everywhere, because
+        only the traced optimizer shows which server uses it.
+        """
+        if variable.role in (Role.ITERATIONS, Role.STATE):
+            return range(self.num_shards)
+        return (variable.shard,)
+
+    def claim(self, variable, shard):
+        """Checks that `variable` may be used on `shard`.
+
+        State that only update rules touch moves to the server whose update
+        rule touches it.
+
+        Raises:
+          RuntimeError: If its newest value is on another server.
+        """
+        if variable.shard == shard or variable.role is Role.ITERATIONS:
+            return
+        if variable.role is Role.STATE:
+            if variable.shape.num_elements() == 1:
+                return
+            if not variable.assigned_by_workers:
+                variable.shard = shard
+                return
+        raise RuntimeError(
+            f"The update of a variable on {self.devices[shard]} uses "
+            f"{variable.name!r}, whose primary is on "
+            f"{self.devices[variable.shard]}."
+        )
+
+    def live_on(self, shard):
+        """Ordinals of what is read afresh when it is used on `shard`."""
+        return frozenset(
+            v.ordinal
+            for v in self.variables
+            if v.role is Role.ITERATIONS
+            or (v.role in (Role.PARAMETER, Role.SLOT) and v.shard == shard)
+        )
+
+    # Resources in the graph that is being built.
+
+    def _resource(self, shard, name, build):
+        graph = tf.compat.v1.get_default_graph()
+        handles = self._handles.setdefault(graph, {})
+        if (shard, name) not in handles:
+            with tf.control_dependencies(None):
+                with tf.device(self.devices[shard]):
+                    handles[shard, name] = build(f"{self._namespace}/{name}")
+        return handles[shard, name]
+
+    def resource(self, shard, name, dtype, shape):
+        """Handle of the resource `name` on server `shard`."""
+        return self._resource(
+            shard,
+            name,
+            lambda shared_name: tf.raw_ops.VarHandleOp(
+                dtype=dtype, shape=shape, shared_name=shared_name
+            ),
+        )
+
+    def handle(self, variable, shard):
+        """Handle of the copy of `variable` on server `shard`."""
+        name = f"variable/{variable.ordinal}"
+        return self.resource(shard, name, variable.dtype, variable.shape)
+
+    def counter(self, name, shard):
+        """The `Counter` called `name` on server `shard`."""
+        return Counter(self.resource(shard, name, tf.int64, []))
+
+    def lock(self, shard):
+        """Takes the lock of server `shard`; returns what `unlock` needs."""
+        mutex = self._resource(
+            shard,
+            "lock",
+            lambda shared_name: tf.raw_ops.MutexV2(shared_name=shared_name),
+        )
+        with tf.device(self.devices[shard]):
+            return tf.raw_ops.MutexLock(mutex=mutex)
+
+    def unlock(self, shard, lock):
+        """Frees the lock; callers tie it to all that must come before."""
+        with tf.device(self.devices[shard]):
+            return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+
+    def pulled_version(self, shard):
+        """Version of `shard` at this worker's last pull, scalar int64."""
+        return self._pulled_versions[shard].read_value()
+
+    def set_pulled_version(self, shard, value):
+        """Sets what `pulled_version` gives; returns the operation."""
+        return tf.raw_ops.AssignVariableOp(
+            resource=self._pulled_versions[shard].local_handle, value=value
+        )
+
+    # Eager life.
+
+    def commit(self):
+        """Brings new variables and the servers to one state; see there."""
+        self._synchronizer.commit()
+
+    def pull(self):
+        """Refreshes all local replicas from the servers."""
+        self._synchronizer.pull_all()
+
+    def updates_applied(self):
+        """Number of updates that each server has applied, a list of ints."""
+        return self._synchronizer.versions()
+
+    def collective_writes(self):
+        """Scope in which every worker's eager assignments reach the servers.
+
+        For values on which all workers agree.
+        """
+        return self._synchronizer.collective_writes()
+
+    def before_eager_read(self, variable):
+        """Called before a replica is read eagerly."""
+        self._synchronizer.before_read(variable)
+
+    def after_eager_write(self, variable):
+        """Called after a replica was assigned eagerly."""
+        self._synchronizer.after_write(variable)

@@ -1,0 +1,130 @@
+"""The strategies that users construct."""
+
+import itertools
+import sys
+
+import keras
+import tensorflow as tf
+from absl import logging
+
+from tfdist.cluster import config as cluster_config
+from tfdist.cluster import connection
+from tfdist.cluster import server
+from tfdist.parameter_server import extended
+from tfdist.parameter_server import store as store_lib
+
+_strategies = itertools.count()
+
+
+class ParameterServerStrategy(tf.distribute.Strategy):
+    """Trains a Keras model on workers that share parameters on servers.
+
+    Every task of the cluster runs the same script. Constructing the strategy
+    on a `ps` task serves until training is over and then ends the process
+    with status 0; on a worker it connects to the servers. Without `TF_CONFIG`
+    the same code runs in one process without servers.
+
+    Each worker computes gradients on its own share of the data, sends them to
+    the servers, where the optimizer applies them at once (asynchronously, as
+    in DistBelief's Downpour SGD, Dean et al. 2012, section 4.1), and gets the
+    fresh parameters back.
+
+    Args:
+      cluster_resolver: A `tf.distribute.cluster_resolver.ClusterResolver`;
+        default: read `TF_CONFIG`.
+      start_timeout: Seconds to wait for servers and for the chief's
+        variables.
+      seed: Integer for `keras.utils.set_random_seed`, the same on all
+        workers, so that they shuffle and split data alike. Default: in a
+        cluster, a number derived from its addresses unless a seed has been
+        set; in one process, none.
+
+    Raises:
+      ClusterConfigError: The cluster's description is malformed.
+      TimeoutError: The servers could not be reached within `start_timeout`.
+    """
+
+    def __init__(self, cluster_resolver=None, *, start_timeout=300.0, seed=None):
+        if not start_timeout > 0:
+            raise ValueError(
+                f"start_timeout must be positive, came: {start_timeout!r}."
+            )
+        if cluster_resolver is None:
+            config = cluster_config.ClusterConfig.from_tf_config()
+        else:
+            config = cluster_config.ClusterConfig.from_resolver(
+                cluster_resolver
+            )
+        self._cluster = config
+        if config.is_ps:
+            sys.exit(server.serve(config, start_timeout=start_timeout))
+        worker_device, devices = connection.connect(config, start_timeout)
+        self._membership = None
+        self._settled_at = 0
+        _set_seed(config, seed)
+        self._store = store_lib.ParameterStore(
+            namespace=_namespace(config),
+            devices=devices,
+            worker_device=worker_device,
+            is_chief=config.is_chief,
+            timeout=start_timeout,
+        )
+        super().__init__(
+            extended.ParameterServerExtended(self, self._store, config)
+        )
+
+    @property
+    def cluster(self):
+        """The `ClusterConfig`: who this task is, who the others are."""
+        return self._cluster
+
+    @property
+    def journal(self):
+        """The record of this worker's exchanges, a `Journal`."""
+        return self._store.journal
+
+    @property
+    def bytes_per_server(self):
+        """Bytes of variables placed on each server, a tuple of ints."""
+        return self._store.bytes_per_shard
+
+    def updates_applied(self):
+        """Updates that each server has applied so far, a list of ints."""
+        return self._store.updates_applied()
+
+    def settle(self):
+        """Waits until no worker trains any more, then refreshes.
+
+        Does nothing if this worker has not trained since the last call.
+        """
+        count = self._store.journal.count
+        if count != self._settled_at:
+            self._settled_at = count
+            self.refresh()
+
+    def refresh(self):
+        """Brings the newest values from the servers to this worker."""
+        self._store.pull()
+
+
+class AsyncStrategy(ParameterServerStrategy):
+    """Asynchronous SGD: every gradient is applied when it arrives.
+
+    Downpour SGD with fetch and push at every step (Dean et al. 2012).
+    """
+
+
+def _namespace(config):
+    # Workers that run the same script construct their strategies in the same
+    # order, so they agree on the number.
+    number = next(_strategies)
+    return f"tfdist/{'local' if config.is_local else 'cluster'}/{number}"
+
+
+def _set_seed(config, seed):
+    if seed is None:
+        if config.num_workers == 1 or tf.compat.v1.get_seed(None)[0] is not None:
+            return
+        seed = config.fingerprint
+        logging.info("Random seed of all workers: %d.", seed)
+    keras.utils.set_random_seed(seed)

@@ -1,0 +1,292 @@
+"""Bringing the servers and a worker's replicas to one state, outside steps.
+
+The chief gives each new variable its first value on the servers; the other
+workers, and a chief that comes back, take over what is there. Both compare
+what they hold: two workers with different models do not train together.
+"""
+
+import contextlib
+
+import tensorflow as tf
+from absl import logging
+
+from tfdist.cluster import waiting
+from tfdist.parameter_server import transfer
+from tfdist.parameter_server.variables import Role
+
+# Refreshed only when they are read eagerly, not by every exchange.
+_LAZY = (Role.SLOT, Role.STATE, Role.ITERATIONS)
+
+
+class ModelMismatchError(ValueError):
+    """Two workers of one cluster built different models."""
+
+
+class Synchronizer:
+    """Eager traffic between one worker and the servers.
+
+    Args:
+      store: The `ParameterStore`.
+      is_chief: Whether this worker initialises variables and passes eager
+        assignments on to the servers.
+      timeout: Seconds to wait for the chief's variables.
+    """
+
+    def __init__(self, store, *, is_chief, timeout):
+        self._store = store
+        self._is_chief = is_chief
+        self._writes_pass = is_chief
+        self._timeout = timeout
+        self._committed = 0
+        self._lazy_pulled_at = 0
+        self._functions = {}
+        self._warned = False
+
+    def commit(self):
+        """Makes sure that the servers hold all variables made so far.
+
+        Raises:
+          ModelMismatchError: The chief's variables are others.
+          TimeoutError: The chief did not initialise them in time.
+        """
+        variables = self._store.variables
+        if self._committed == len(variables):
+            return
+        first, end = self._committed, len(variables)
+        if self._is_chief:
+            held = self._held()
+        else:
+            held = waiting.wait_until(
+                lambda: self._held_at_least(end),
+                what=lambda: (
+                    f"the chief to initialise variable {end - 1} of this "
+                    f"model, {variables[end - 1].name!r} (it has initialised "
+                    f"{self._held()} so far)"
+                ),
+                timeout=self._timeout,
+                hint="Is the chief running, and does it build this model?",
+            )
+        known = variables[first : max(first, min(held, end))]
+        new = variables[first + len(known) : end]
+        if known:
+            self._check_signatures(known)
+            self._pull(known)
+        if new:
+            self._initialize(new)
+        self._committed = end
+
+    def pull_all(self):
+        """Refreshes every replica of this worker."""
+        self.commit()
+        if self._committed:
+            self._pull(self._store.variables)
+            self._lazy_pulled_at = self._store.journal.count
+
+    def versions(self):
+        """Updates applied by each server, a list of ints."""
+        if not self._committed:
+            return [0] * self._store.num_shards
+        return [int(v) for v in self._call("versions", self._build_versions)]
+
+    def before_read(self, variable):
+        """Refreshes lazily kept replicas before one of them is read."""
+        if variable.role not in _LAZY or variable.ordinal is None:
+            return
+        if variable.ordinal >= self._committed:
+            return
+        count = self._store.journal.count
+        if count != self._lazy_pulled_at:
+            self._lazy_pulled_at = count
+            lazy = self._store.variables[: self._committed]
+            self._pull([v for v in lazy if v.role in _LAZY])
+
+    def after_write(self, variable):
+        """Passes an eager assignment on to the servers."""
+        if variable.role is Role.ITERATIONS and variable.pulled is not None:
+            variable.pulled.assign_replica(variable.numpy())
+        if variable.ordinal is None or variable.ordinal >= self._committed:
+            return
+        if self._writes_pass:
+            self._call(
+                ("write", variable.ordinal), lambda: self._build_write(variable)
+            )
+        elif not self._warned:
+            self._warned = True
+            logging.warning(
+                "Variable %r was assigned eagerly on a worker that is not the "
+                "chief: its replica changes until the next exchange, the "
+                "servers keep their value.",
+                variable.name,
+            )
+
+    @contextlib.contextmanager
+    def collective_writes(self):
+        """Scope in which assignments of any worker are passed on."""
+        self._writes_pass = True
+        try:
+            yield
+        finally:
+            self._writes_pass = self._is_chief
+
+    # What runs on the servers, traced once per kind.
+
+    def _call(self, key, build):
+        if key not in self._functions:
+            function = tf.function(build, autograph=False)
+            self._functions[key] = function.get_concrete_function()
+        return self._functions[key]()
+
+    def _held_at_least(self, number):
+        held = self._held()
+        return held if held >= number else 0
+
+    def _held(self):
+        return int(self._call("held", self._build_held))
+
+    def _build_held(self):
+        held = self._store.counter("held", 0)
+        with tf.device(self._store.devices[0]):
+            known = tf.raw_ops.VarIsInitializedOp(resource=held.handle)
+            number = tf.cond(
+                known, held.read, lambda: tf.zeros([], tf.int64)
+            )
+        return self._home(number)
+
+    def _home(self, tensor):
+        with tf.device(self._store.worker_device):
+            return tf.identity(tensor)
+
+    def _build_versions(self):
+        return [
+            self._home(self._store.counter("version", shard).read())
+            for shard in range(self._store.num_shards)
+        ]
+
+    def _signature_handle(self, variable):
+        name = f"signature/{variable.ordinal}"
+        return self._store.resource(0, name, tf.string, [])
+
+    def _initialize(self, variables):
+        self._call(
+            ("initialize", variables[0].ordinal, len(variables)),
+            lambda: self._build_initialize(variables),
+        )
+
+    def _build_initialize(self, variables):
+        store = self._store
+        done = []
+        for shard in range(store.num_shards):
+            here = [v for v in variables if shard in store.copies_of(v)]
+            values = self._move_to(shard, here)
+            with tf.device(store.devices[shard]):
+                done += [
+                    tf.raw_ops.AssignVariableOp(
+                        resource=store.handle(variable, shard), value=value
+                    )
+                    for variable, value in zip(here, values, strict=True)
+                ]
+                if variables[0].ordinal == 0:
+                    done.append(store.counter("version", shard).set(0))
+        with tf.device(store.devices[0]):
+            done += [
+                tf.raw_ops.AssignVariableOp(
+                    resource=self._signature_handle(variable),
+                    value=tf.constant(_signature(variable)),
+                )
+                for variable in variables
+            ]
+            with tf.control_dependencies(done):
+                store.counter("held", 0).set(variables[-1].ordinal + 1)
+
+    def _move_to(self, shard, variables):
+        return transfer.move(
+            [
+                tf.raw_ops.ReadVariableOp(
+                    resource=variable.local_handle, dtype=variable.dtype
+                )
+                for variable in variables
+            ],
+            source=self._store.worker_device,
+            target=self._store.devices[shard],
+        )
+
+    def _check_signatures(self, variables):
+        def build():
+            with tf.device(self._store.devices[0]):
+                texts = [
+                    tf.raw_ops.ReadVariableOp(
+                        resource=self._signature_handle(v), dtype=tf.string
+                    )
+                    for v in variables
+                ]
+                stacked = tf.stack([tf.reshape(t, []) for t in texts])
+            return self._home(stacked)
+
+        key = ("signatures", variables[0].ordinal, len(variables))
+        for variable, there in zip(
+            variables, self._call(key, build).numpy(), strict=True
+        ):
+            mine, theirs = _signature(variable), there.decode()
+            # Keras numbers layers by what the process made before: the
+            # names may differ where the models do not.
+            if mine.split(" ", 1)[1] != theirs.split(" ", 1)[1]:
+                raise ModelMismatchError(
+                    "This worker's model differs from the chief's. First "
+                    f"difference, variable {variable.ordinal}: here {mine}; "
+                    f"there {theirs}. All workers have to build the same "
+                    "model and optimizer in the same order."
+                )
+
+    def _pull(self, variables):
+        key = ("pull", tuple(v.ordinal for v in variables))
+        self._call(key, lambda: self._build_pull(variables))
+
+    def _build_pull(self, variables):
+        store = self._store
+        for shard in range(store.num_shards):
+            here = [v for v in variables if v.shard == shard]
+            if not here:
+                continue
+            lock = store.lock(shard)
+            with tf.control_dependencies([lock.op]):
+                with tf.device(store.devices[shard]):
+                    values = [
+                        tf.raw_ops.ReadVariableOp(
+                            resource=store.handle(v, shard), dtype=v.dtype
+                        )
+                        for v in here
+                    ]
+                    values.append(store.counter("version", shard).read())
+            with tf.control_dependencies([v.op for v in values]):
+                store.unlock(shard, lock)
+            for variable, value in zip(here, values, strict=False):
+                value.set_shape(variable.shape)
+            *values, version = transfer.move(
+                values, source=store.devices[shard], target=store.worker_device
+            )
+            for variable, value in zip(here, values, strict=True):
+                variable.assign_replica(value)
+                if variable.role is Role.ITERATIONS:
+                    variable.pulled.assign_replica(value)
+            if any(v.role is Role.PARAMETER for v in here):
+                store.set_pulled_version(shard, version)
+
+    def _build_write(self, variable):
+        store = self._store
+        for shard in store.copies_of(variable):
+            (value,) = self._move_to(shard, [variable])
+            with tf.control_dependencies([value.op]):
+                lock = store.lock(shard)
+            with tf.control_dependencies([lock.op]):
+                with tf.device(store.devices[shard]):
+                    assign = tf.raw_ops.AssignVariableOp(
+                        resource=store.handle(variable, shard), value=value
+                    )
+            with tf.control_dependencies([assign]):
+                store.unlock(shard, lock)
+
+
+def _signature(variable):
+    name = variable.name.split(":")[0].replace(" ", "_")
+    shape = variable.shape.as_list()
+    return f"{name} {variable.role.value} {variable.dtype.name} {shape}"

@@ -1,0 +1,194 @@
+"""Variables with a local replica and a primary on a parameter server.
+
+Which copy is meant depends on where the variable is used. In the user's code
+it is the local replica: stock TensorFlow reads, gradients and eager access.
+Inside a *section*, the part of a training step that runs on a server, the
+handle of the very same object is the primary's, so that an optimizer's own
+update rule acts on the server without knowing it.
+"""
+
+import enum
+import threading
+
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+
+
+class Role(enum.Enum):
+    """What a variable is for, and hence where it lives.
+
+    PARAMETER: trainable; the primary is on a server, every worker holds a
+      replica that each exchange refreshes.
+    SLOT: optimizer state that belongs to a parameter; beside its primary. The
+      replica is refreshed only when it is read eagerly (to save it).
+    STATE: other floating-point state (moving statistics, factors); the
+      primary is on a server, changes are applied there to the newest value.
+    ITERATIONS: an optimizer's step counter; every server counts its own
+      updates, the replica follows the first server.
+    LOCAL: belongs to the worker (learning rate, seeds, loss scale, gradient
+      accumulators, integers): never leaves it.
+    METRIC: belongs to the worker; summed over the cluster on demand.
+    """
+
+    PARAMETER = "parameter"
+    SLOT = "slot"
+    STATE = "state"
+    ITERATIONS = "iterations"
+    LOCAL = "local"
+    METRIC = "metric"
+
+    @property
+    def is_on_server(self):
+        """Whether variables of this role have a primary on a server."""
+        return self not in (Role.LOCAL, Role.METRIC)
+
+
+# Keras marks both the step counter and the learning rate with this.
+_FIRST_REPLICA = tf.VariableAggregation.ONLY_FIRST_REPLICA
+# `LossScaleOptimizer` keeps its scale per replica: each worker has its own
+# overflows.
+_LOCAL_NAMES = ("learning_rate", "dynamic_scale", "step_counter")
+
+
+def role_of(*, name, dtype, trainable, synchronization, aggregation, reference):
+    """The role of a variable, from what Keras says when it creates it.
+
+    Args:
+      name: Name given by the creator, may hold a path.
+      dtype: `tf.DType` of the variable.
+      trainable: bool.
+      synchronization: `tf.VariableSynchronization`.
+      aggregation: `tf.VariableAggregation`.
+      reference: The variable that it was created beside, or None.
+
+    Returns:
+      A `Role`.
+    """
+    leaf = (name or "").rsplit("/", 1)[-1]
+    if synchronization == tf.VariableSynchronization.ON_READ:
+        return Role.METRIC
+    if leaf.endswith("gradient_accumulator") or leaf in _LOCAL_NAMES:
+        return Role.LOCAL
+    if reference is not None:
+        return Role.SLOT
+    if trainable and (dtype.is_floating or dtype.is_complex):
+        return Role.PARAMETER
+    if dtype.is_integer and aggregation == _FIRST_REPLICA:
+        return Role.ITERATIONS
+    if not (dtype.is_floating or dtype.is_complex):
+        return Role.LOCAL
+    return Role.STATE
+
+
+class _Active(threading.local):
+    """What the calling thread is building: a step, a section of it."""
+
+    step = None
+    section = None
+
+
+active = _Active()
+
+
+class ReplicaVariable(private_tensorflow.ResourceVariable):
+    """A resource variable whose handle follows the place of its use.
+
+    Created by the strategy under its scope, never by users.
+    """
+
+    def __init__(self, *, store, role, shard=None, ordinal=None, **kwargs):
+        self._store = store
+        self.role = role
+        # The server of the primary; None for worker-local variables.
+        self.shard = shard
+        # Position among the variables on servers, the same on all workers.
+        self.ordinal = ordinal
+        # ITERATIONS only: the value at the last pull.
+        self.pulled = None
+        super().__init__(**kwargs)
+
+    @property
+    def handle(self):
+        section = active.section
+        if section is None or not self.role.is_on_server:
+            return self._handle
+        return section.handle(self)
+
+    @property
+    def local_handle(self):
+        """The handle of the replica, wherever it is asked for."""
+        return self._handle
+
+    @property
+    def num_bytes(self):
+        """Size in bytes, int."""
+        return self.shape.num_elements() * self.dtype.size
+
+    def assign_replica(self, value):
+        """Sets the local replica alone; returns nothing."""
+        super().assign(value, read_value=False)
+
+    def _read_variable_op(self, no_copy=False):
+        if active.section is not None and not self.role.is_on_server:
+            return active.section.read_local(self)
+        if active.section is None and tf.executing_eagerly():
+            self._store.before_eager_read(self)
+        return super()._read_variable_op(no_copy)
+
+    def _mutate(self, kind, value, kwargs):
+        method = getattr(super(), kind)
+        if active.section is not None or not self.role.is_on_server:
+            return method(value, **kwargs)
+        if tf.executing_eagerly():
+            result = method(value, **kwargs)
+            self._store.after_eager_write(self)
+            return result
+        if active.step is None:
+            raise RuntimeError(
+                f"Variable {self.name!r} is assigned in a tf.function outside "
+                "strategy.run: its primary on the server would not hear of "
+                "it. Assign it eagerly, or inside strategy.run."
+            )
+        active.step.before_mutation(self)
+        result = method(value, **kwargs)
+        active.step.record_mutation(self, kind, value)
+        return result
+
+    def assign(self, value, use_locking=None, name=None, read_value=True):
+        kwargs = {"name": name, "read_value": read_value}
+        return self._mutate("assign", value, kwargs)
+
+    def assign_add(self, delta, use_locking=None, name=None, read_value=True):
+        kwargs = {"name": name, "read_value": read_value}
+        return self._mutate("assign_add", delta, kwargs)
+
+    def assign_sub(self, delta, use_locking=None, name=None, read_value=True):
+        kwargs = {"name": name, "read_value": read_value}
+        return self._mutate("assign_sub", delta, kwargs)
+
+    def scatter_add(self, sparse_delta, use_locking=False, name=None):
+        return self._mutate("scatter_add", sparse_delta, {"name": name})
+
+    def scatter_sub(self, sparse_delta, use_locking=False, name=None):
+        return self._mutate("scatter_sub", sparse_delta, {"name": name})
+
+    def scatter_mul(self, sparse_delta, use_locking=False, name=None):
+        return self._mutate("scatter_mul", sparse_delta, {"name": name})
+
+    def scatter_div(self, sparse_delta, use_locking=False, name=None):
+        return self._mutate("scatter_div", sparse_delta, {"name": name})
+
+    def scatter_min(self, sparse_delta, use_locking=False, name=None):
+        return self._mutate("scatter_min", sparse_delta, {"name": name})
+
+    def scatter_max(self, sparse_delta, use_locking=False, name=None):
+        return self._mutate("scatter_max", sparse_delta, {"name": name})
+
+    def scatter_update(self, sparse_delta, use_locking=False, name=None):
+        return self._mutate("scatter_update", sparse_delta, {"name": name})
+
+    def _restore_from_tensors(self, restored_tensors):
+        # Checkpoints write to the raw handle; the primary has to hear of it.
+        (value,) = restored_tensors.values()
+        return self.assign(value)

@@ -1,0 +1,38 @@
+"""Every name that tfdist takes from TensorFlow's private modules.
+
+Nothing else in the package imports from `tensorflow.python`. Each name says
+why the public interface does not do, so that an upgrade of TensorFlow has one
+file to check.
+"""
+
+from tensorflow.python.data.experimental.ops import (
+    distribute as _data_distribute,
+)
+from tensorflow.python.ops import resource_variable_ops
+
+# A replica variable is a stock resource variable whose handle depends on
+# where it is used (the local copy, or the primary on a server). `tf.Variable`
+# is an abstract front whose constructor cannot be subclassed that way.
+ResourceVariable = resource_variable_ops.ResourceVariable
+
+
+def auto_shard_dataset(dataset, num_workers, index):
+    """The share of worker `index` of `num_workers` of a `tf.data.Dataset`.
+
+    The rewrite (by file, or by element where there are no files) is what
+    TensorFlow's own strategies apply; there is no public function for it.
+    `Dataset.shard` at the end of a pipeline would compute every element on
+    every worker, and could not share out files.
+    """
+    # pylint: disable-next=protected-access
+    return _data_distribute._AutoShardDataset(dataset, num_workers, index)
+
+
+def add_control_inputs(operation, inputs):
+    """Makes `operation` run after `inputs`, which were built later.
+
+    A lock must wait for all that is sent to its server, and what is sent is
+    known only when the operations under the lock have been built.
+    """
+    # pylint: disable-next=protected-access
+    operation._add_control_inputs(inputs)
