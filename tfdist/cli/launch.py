@@ -13,7 +13,7 @@ from absl import flags
 from tfdist.cli import usage
 from tfdist.cli.local_cluster import LocalCluster
 from tfdist.cli.output import COLORS
-from tfdist.cli.output import OutputStream
+from tfdist.cli.output import open_streams
 from tfdist.cli.supervisor import Limits
 from tfdist.cli.supervisor import Supervisor
 from tfdist.cli.task import Task
@@ -138,8 +138,7 @@ def main(argv: Sequence[str]) -> int:
         "evaluator": int(values.evaluator),
     }
     _make_log_dir(values.log_dir)
-    out = OutputStream(1, values.color)
-    err = OutputStream(2, values.color)
+    out, err = open_streams(values.color)
     with LocalCluster(counts) as cluster:
         tasks = []
         for number, task in enumerate(cluster.tasks):

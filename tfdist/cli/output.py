@@ -126,6 +126,21 @@ class LogFile:
             self._file.close()
 
 
+def open_streams(color: str) -> tuple[OutputStream, OutputStream]:
+    """Returns standard output and standard error.
+
+    They are one object where they lead to the same place: two writers would
+    cut each other's lines when it takes only a part of one.
+
+    Args:
+        color: `always`, `never` or `auto`.
+    """
+    out = OutputStream(1, color)
+    if os.path.samestat(os.fstat(1), os.fstat(2)):
+        return out, out
+    return out, OutputStream(2, color)
+
+
 def _without_blocking(descriptor: int) -> int:
     """Returns a non-blocking descriptor of the same stream where it can.
 
