@@ -230,6 +230,7 @@ class _Exchange:
         self._lifter = lifting.Lifter(
             graph, store, pending.barriers, pending.settled
         )
+        self._ahead = None
         self._bytes_sent = []
         self._bytes_received = []
 
@@ -242,12 +243,17 @@ class _Exchange:
         if self.iterations is not None:
             shards.add(0)
         started = self._started()
+        if self.iterations is not None:
+            # Steps that this worker took without an exchange (gradient
+            # accumulation) before the one that ends here.
+            local = _read(self.iterations)
+            self._ahead = local - _read(self.iterations.pulled)
+        # All servers are asked before any answer is waited for.
         results = [self._build_shard(k, started) for k in sorted(shards)]
+        done = [op for result in results for op in self._bring_home(result)]
         if self.iterations is None:
             return
-        with tf.control_dependencies(
-            [op for result in results for op in result.done]
-        ):
+        with tf.control_dependencies(done):
             store.journal.write(
                 started=started,
                 staleness=[r.staleness for r in results],
@@ -288,10 +294,7 @@ class _Exchange:
         replays = [self._prepare(r, shard, outbox) for r in records]
         pulled_version = outbox.add(store.pulled_version(shard))
         if self.iterations is not None:
-            # Steps that this worker took without an exchange (gradient
-            # accumulation), and the one that ends here.
-            local = _read(self.iterations)
-            ahead = outbox.add(local - _read(self.iterations.pulled))
+            ahead = outbox.add(self._ahead)
         sent = transfer.move(
             outbox.tensors,
             source=store.worker_device,
@@ -326,7 +329,7 @@ class _Exchange:
     def _settle(
         self, shard, section, lock, before, version, staleness, wait
     ):
-        """Reads fresh values, frees the lock, brings them home."""
+        """Reads fresh values, frees the lock, sends them home."""
         store = self._store
         effects = [
             op
@@ -354,9 +357,16 @@ class _Exchange:
         )
         self._bytes_received += [transfer.num_bytes(v) for v in values]
         *values, version_value, staleness, wait = home
+        return _Result(
+            shard, list(zip(fresh, values, strict=True)), staleness, wait,
+            version_value,
+        )
+
+    def _bring_home(self, result):
+        """Puts the fresh values into the replicas; returns the operations."""
         done = []
-        with tf.device(store.worker_device):
-            for variable, value in zip(fresh, values, strict=True):
+        with tf.device(self._store.worker_device):
+            for variable, value in result.fresh:
                 value.set_shape(variable.shape)
                 if variable.role is Role.ITERATIONS:
                     # Keras adds the one itself when its step ends.
@@ -364,8 +374,12 @@ class _Exchange:
                     value = value - 1
                 done.append(_assign(variable.local_handle, value))
             if self.iterations is not None:
-                done.append(store.set_pulled_version(shard, version_value))
-        return _Result(done, staleness, wait, version_value)
+                done.append(
+                    self._store.set_pulled_version(
+                        result.shard, result.version
+                    )
+                )
+        return done
 
     def _pulled_from(self, shard):
         """Variables whose replicas this exchange refreshes from `shard`."""
@@ -465,7 +479,10 @@ class _Resolver:
 
 @dataclasses.dataclass
 class _Result:
-    done: list
+    """What one server answers: pairs of variable and value, and figures."""
+
+    shard: int
+    fresh: list
     staleness: tf.Tensor
     wait: tf.Tensor
     version: tf.Tensor

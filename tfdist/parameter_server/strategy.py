@@ -9,6 +9,7 @@ from absl import logging
 
 from tfdist.cluster import config as cluster_config
 from tfdist.cluster import connection
+from tfdist.cluster import life
 from tfdist.cluster import server
 from tfdist.parameter_server import extended
 from tfdist.parameter_server import store as store_lib
@@ -59,7 +60,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if config.is_ps:
             sys.exit(server.serve(config, start_timeout=start_timeout))
         worker_device, devices = connection.connect(config, start_timeout)
-        self._membership = None
+        self._membership = (
+            life.join(config, devices) if config.num_ps else None
+        )
         self._settled_at = 0
         _set_seed(config, seed)
         self._store = store_lib.ParameterStore(
