@@ -1,0 +1,128 @@
+"""Every wrong command line is refused by the name of what is wrong."""
+
+import pytest
+
+from tfdist.cli import launch
+from tfdist.cli.main import main
+
+# name -> (arguments, parts of the message). SCRIPT stands for a real file,
+# DIR for a directory.
+WRONG = {
+    "no_script": ([], ["SCRIPT is missing", "--module"]),
+    "script_absent": (["no.py"], ["SCRIPT", "'no.py'", "does not exist"]),
+    "script_directory": (["DIR"], ["SCRIPT must be a file", "a directory"]),
+    "num_ps_negative": (
+        ["--num_ps=-1", "SCRIPT"],
+        ["--num_ps", "at least 0", "--num_ps=-1"],
+    ),
+    "num_ps_word": (["--num_ps=two", "SCRIPT"], ["--num_ps=two"]),
+    "num_workers_negative": (
+        ["--num_workers=-2", "SCRIPT"],
+        ["--num_workers", "at least 0", "--num_workers=-2"],
+    ),
+    "num_workers_float": (["--num_workers=1.5", "SCRIPT"], ["1.5"]),
+    "nobody_trains": (
+        ["--num_workers=0", "SCRIPT"],
+        ["--num_workers", "at least 1 unless there is a --chief"],
+    ),
+    "no_servers": (
+        ["--num_ps=0", "SCRIPT"],
+        ["--num_ps", "more than one worker (here 2", "--num_ps=0"],
+    ),
+    "no_servers_chief": (
+        ["--num_ps=0", "--num_workers=1", "--chief", "SCRIPT"],
+        ["--num_ps", "more than one worker (here 2", "chief"],
+    ),
+    "no_servers_evaluator": (
+        ["--num_ps=0", "--num_workers=1", "--evaluator", "SCRIPT"],
+        ["--num_ps", "--evaluator"],
+    ),
+    "max_restarts": (
+        ["--max_restarts=-1", "SCRIPT"],
+        ["--max_restarts", "at least 0", "-1"],
+    ),
+    "grace_seconds": (
+        ["--grace_seconds=-0.5", "SCRIPT"],
+        ["--grace_seconds", "at least 0", "-0.5"],
+    ),
+    "grace_seconds_nan": (
+        ["--grace_seconds=nan", "SCRIPT"],
+        ["--grace_seconds", "at least 0", "nan"],
+    ),
+    "terminate_seconds": (
+        ["--terminate_seconds=inf", "SCRIPT"],
+        ["--terminate_seconds", "at least 0", "inf"],
+    ),
+    "timeout": (["--timeout=-1", "SCRIPT"], ["--timeout", "at least 0"]),
+    "color": (
+        ["--color=red", "SCRIPT"],
+        ["--color", "auto, always or never", "--color=red"],
+    ),
+    "env_without_value": (
+        ["--env=NAME", "SCRIPT"],
+        ["--env", "NAME=VALUE", "--env=NAME"],
+    ),
+    "env_name": (["--env=1A=2", "SCRIPT"], ["--env", "NAME=VALUE", "1A=2"]),
+    "env_tf_config": (
+        ["--env=TF_CONFIG={}", "SCRIPT"],
+        ["--env", "TF_CONFIG", "launcher sets"],
+    ),
+    "module": (
+        ["--module=a/b.py"],
+        ["--module", "package.module", "a/b.py"],
+    ),
+    "log_dir": (
+        ["--log_dir=SCRIPT/logs", "SCRIPT"],
+        ["--log_dir", "directory", "Not a directory"],
+    ),
+    "unknown_flag": (["--num_worker=2", "SCRIPT"], ["'num_worker'"]),
+    "missing_value": (["--num_ps"], ["--num_ps"]),
+    "flag_after_script": (
+        ["SCRIPT", "--num_ps=2"],
+        ["--num_ps after SCRIPT", "before SCRIPT", "-- --num_ps=2"],
+    ),
+    "negated_flag_after_script": (
+        ["SCRIPT", "--nochief"],
+        ["--nochief after SCRIPT"],
+    ),
+    "argument_before_dashes": (
+        ["SCRIPT", "--num_ps=2", "--", "--epochs=1"],
+        ["between SCRIPT and `--`", "--num_ps=2"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_refused(name, tmp_path, capsys):
+    arguments, parts = WRONG[name]
+    path = tmp_path / "script.py"
+    path.write_text("raise SystemExit('it must not run')")
+    arguments = [
+        a.replace("SCRIPT", str(path)).replace("DIR", str(tmp_path))
+        for a in arguments
+    ]
+    assert main(["launch", *arguments]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("tfdist launch: error: ")
+    for part in parts:
+        assert part in message
+
+
+def test_an_unknown_command_lists_what_exists(capsys):
+    for argv, received in (([], "no argument"), (["lunch"], "'lunch'")):
+        assert main(argv) == 2
+        message = capsys.readouterr().err
+        assert f"Received: {received}" in message
+        assert "launch" in message.split("Commands:")[1]
+
+
+def test_help_names_every_flag(capsys):
+    assert main(["--help"]) == 0
+    assert "launch" in capsys.readouterr().out
+    assert main(["launch", "--help"]) == 0
+    text = capsys.readouterr().out
+    flags = launch.define_flags()
+    own = flags.flags_by_module_dict()[launch.__name__]
+    assert len(own) > 10
+    for flag in own:
+        assert flag.name in text and flag.help.split()[0] in text
