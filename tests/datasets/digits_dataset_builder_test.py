@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-import tfdist.datasets.digits
 from tfdist import datasets
+import tfdist.datasets.digits
 from tfdist.datasets.digits import digits_dataset_builder
 
 PACKAGE_DIR = pathlib.Path(digits_dataset_builder.__file__).parent

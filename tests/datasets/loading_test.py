@@ -112,21 +112,19 @@ def test_killed_process_does_not_leave_the_lock_behind(tmp_path):
         tmp_path / "digits" / "1.0.0",
     )
     try:
-        assert holder.stdout.readline() == "held\n"
+        assert any(line == "held\n" for line in holder.stdout)
         waiter = run_python(
             "import sys\n"
             "from tfdist import datasets\n"
             "datasets.load('digits', data_dir=sys.argv[1])\n",
             tmp_path,
         )
-        with pytest.raises(subprocess.TimeoutExpired):
-            waiter.communicate(timeout=8)
+        assert any("another process to prepare" in x for x in waiter.stdout)
     finally:
         holder.kill()
         holder.wait()
     output = waiter.communicate(timeout=60)[0]
     assert waiter.returncode == 0, output
-    assert "for another process to prepare" in output
 
 
 def test_only_the_data_dir_is_written(tmp_path):

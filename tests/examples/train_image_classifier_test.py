@@ -64,7 +64,7 @@ def test_training_in_one_process_writes_summary_and_picture(data_dir, tmp_path):
         "epochs": 2,
         "batch_size": 32,
         "optimizer": "adam",
-        "learning_rate": 0.002,
+        "learning_rate": 0.001,
         "seed": 1,
         "gradients_dropped": 0,
         "staleness": {"mean": 0.0, "p95": 0.0, "max": 0},
@@ -90,6 +90,68 @@ def test_without_matplotlib_only_the_picture_is_missing(data_dir, tmp_path):
     assert result.returncode == 0, result.stderr
     assert "No training.png: matplotlib is not installed" in result.stderr
     assert [path.name for path in output_dir.iterdir()] == ["summary.json"]
+
+
+# A strategy and a monitor as the script sees them, without any cluster.
+TRAIN_AS_CHIEF_OR_NOT = """
+import json, pathlib, sys, types
+sys.path.insert(0, sys.argv[1])
+from absl import app
+import keras, tensorflow as tf, tfdist
+import train_image_classifier as script
+
+class Strategy(tf.distribute.OneDeviceStrategy):
+    cluster = types.SimpleNamespace(
+        is_chief=sys.argv.pop(2) == "chief", num_workers=2, num_ps=1
+    )
+
+class Monitor(keras.callbacks.Callback):
+    def __init__(self, log_dir):
+        super().__init__()
+        self.jsonl_path = str(pathlib.Path(log_dir) / "steps-worker-0.jsonl")
+        steps = [{"time": 0.5, "staleness": 0}, {"time": 1.5, "staleness": 3}]
+        lines = "".join(json.dumps(step) + chr(10) for step in steps)
+        pathlib.Path(self.jsonl_path).write_text(lines)
+        self.summary = {
+            "updates_applied": 82,
+            "gradients_pushed": 84,
+            "gradients_dropped": 2,
+            "staleness": {"mean": 1.5, "p95": 3.0, "max": 3},
+        }
+
+script.STRATEGIES["async"] = lambda: Strategy("CPU:0")
+tfdist.callbacks = types.SimpleNamespace(ClusterMonitor=Monitor)
+app.run(script.main, [sys.argv[0], *sys.argv[2:]])
+"""
+
+
+def train_as(role, data_dir, output_dir):
+    flags = ["--epochs=1", f"--data_dir={data_dir}"]
+    return run(
+        ["-c", TRAIN_AS_CHIEF_OR_NOT, SCRIPT.parent, role, *flags]
+        + [f"--output_dir={output_dir}"]
+    )
+
+
+def test_chief_reports_what_its_monitor_counted(data_dir, tmp_path):
+    result = train_as("chief", data_dir, tmp_path)
+    assert result.returncode == 0, result.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["strategy"] == "async"
+    assert (summary["num_workers"], summary["num_ps"]) == (2, 1)
+    assert summary["updates_applied"] == 82
+    assert summary["gradients_pushed"] == 84
+    assert summary["gradients_dropped"] == 2
+    assert summary["staleness"] == {"mean": 1.5, "p95": 3.0, "max": 3}
+    assert (tmp_path / "training.png").exists()
+
+
+def test_other_workers_report_nothing(data_dir, tmp_path):
+    result = train_as("worker", data_dir, tmp_path)
+    assert result.returncode == 0, result.stderr
+    written = [path.name for path in tmp_path.iterdir()]
+    assert written == ["steps-worker-0.jsonl"]  # by the monitor
+    assert "Epoch" not in result.stdout
 
 
 def test_unknown_data_set_is_refused_in_the_user_s_words(data_dir, tmp_path):

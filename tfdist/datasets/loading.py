@@ -3,8 +3,8 @@
 import importlib
 import os
 import pathlib
-import urllib.parse
 from typing import Any
+import urllib.parse
 
 from tfdist.datasets import preparation_lock
 
@@ -76,8 +76,7 @@ def load(
             "Argument `network_timeout` must be positive (seconds). Received: "
             f"network_timeout={network_timeout}"
         )
-    # Imported here: with TensorFlow this costs seconds, which `--help` and
-    # parameter servers should not pay.
+    # Imported here: parameter servers, which load no data, need not pay for it.
     import tensorflow_datasets as tfds
 
     if _dataset_name(name) in EMBEDDED:

@@ -7,12 +7,12 @@ Python's global random generator, so workers that were all seeded alike (as
 second fails or destroys the other's files.
 """
 
+from collections.abc import Iterator
 import contextlib
 import os
 import pathlib
 import random
 import time
-from collections.abc import Iterator
 
 from absl import logging
 

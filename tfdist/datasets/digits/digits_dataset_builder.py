@@ -1,9 +1,9 @@
 """TFDS builder of the embedded UCI handwritten digits."""
 
+from collections.abc import Iterator
 import gzip
 import hashlib
 import importlib.resources
-from collections.abc import Iterator
 
 import numpy as np
 import tensorflow_datasets as tfds
