@@ -1,13 +1,18 @@
 """No process outlives the launcher, however it ends."""
 
+import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
+import termios
+import time
 
 import psutil
 import pytest
 
+from tests.cli.launched import SECONDS
 from tests.cli.launched import Launched
 from tests.cli.launched import assert_gone
 from tests.cli.launched import runs
@@ -87,8 +92,9 @@ def test_a_second_signal_kills_at_once(script):
 def test_what_a_task_leaves_behind_ends_with_it(script):
     path = script(
         """
-        child = subprocess.Popen([sys.executable, "-c", "input()"],
-                                 stdin=subprocess.PIPE)
+        child = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(999)"]
+        )
         print("child", child.pid)
         wait_for("seen")
         os._exit(0)
@@ -134,13 +140,25 @@ def test_a_reader_that_stops_reading_does_not_keep_the_launcher(script):
     reader, writer = os.pipe()
     with Launched(path, stdout=writer) as run:
         os.close(writer)
-        while b"xxx" not in os.read(reader, 4096):
-            pass
+        wait_until_full(reader)
         processes = run.descendants()
+        assert len(processes) == 4
         run.process.send_signal(signal.SIGTERM)
         assert run.process.wait(60) == 143
         assert_gone(processes)
     os.close(reader)
+
+
+def wait_until_full(reader):
+    """Waits until a pipe takes no more, not even the smallest chunk."""
+    size = fcntl.fcntl(reader, fcntl.F_GETPIPE_SZ)
+    end = time.monotonic() + SECONDS
+    waiting = 0
+    while waiting <= size - select.PIPE_BUF:
+        assert time.monotonic() < end, f"{waiting} of {size} bytes"
+        time.sleep(0.01)
+        found = fcntl.ioctl(reader, termios.FIONREAD, b"\0" * 4)
+        waiting = int.from_bytes(found, sys.byteorder)
 
 
 def test_nohup_is_honoured(script):
