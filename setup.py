@@ -46,6 +46,8 @@ setuptools.setup(
         "numpy",
         "tensorflow-datasets",
         "absl-py",
+        # tensorflow-datasets 4.9 imports it and does not declare it.
+        "importlib_resources",
     ],
     extras_require={
         "plots": PLOTS,

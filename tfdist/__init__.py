@@ -1,14 +1,34 @@
-"""Distributed training methods for Keras 3 on TensorFlow."""
+"""Distributed training methods for Keras 3 on TensorFlow.
+
+Importing this package imports neither TensorFlow nor Keras; the first use of
+a name does. So the launcher starts fast, and the settings of the runtime are
+in the environment before TensorFlow reads them.
+"""
+
+import importlib
 
 from tfdist.cluster import environment as _environment
+from tfdist.version import __version__
 
 _environment.apply()
 
-# pylint: disable=wrong-import-position
-from tfdist.parameter_server.strategy import AsyncStrategy  # noqa: E402
-from tfdist.parameter_server.strategy import (  # noqa: E402
-    ParameterServerStrategy,
-)
-from tfdist.version import __version__  # noqa: E402
+# Name -> module that defines it.
+_HOMES = {
+    "AsyncStrategy": "tfdist.parameter_server.strategy",
+    "ParameterServerStrategy": "tfdist.parameter_server.strategy",
+}
+_MODULES = ("callbacks", "datasets")
 
-__all__ = ["AsyncStrategy", "ParameterServerStrategy", "__version__"]
+__all__ = ["__version__", *_HOMES, *_MODULES]
+
+
+def __getattr__(name):
+    if name in _MODULES:
+        return importlib.import_module(f"tfdist.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted(__all__)

@@ -2,8 +2,8 @@
 
 import socket
 
-import tensorflow as tf
 from absl import logging
+import tensorflow as tf
 
 from tfdist.cluster import waiting
 
@@ -62,8 +62,7 @@ def connect(config, timeout):
     )
     worker = f"/job:{config.task_type}/replica:0/task:{config.task_index}"
     return f"{worker}/device:CPU:0", [
-        f"/job:ps/replica:0/task:{k}/device:CPU:0"
-        for k in range(config.num_ps)
+        f"/job:ps/replica:0/task:{k}/device:CPU:0" for k in range(config.num_ps)
     ]
 
 

@@ -18,7 +18,7 @@ RUNTIME_ENVIRONMENT: dict[str, str] = {
     "MALLOC_TRIM_THRESHOLD_": "17179869184",
     # TensorFlow's own INFO lines say nothing to a user. Read when TensorFlow
     # is imported.
-    "TF_CPP_MIN_LOG_LEVEL": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
     # Fail calls to a peer that is unreachable instead of holding them until
     # it comes back. Read when TensorFlow is imported.
     "GRPC_FAIL_FAST": "true",

@@ -31,6 +31,4 @@ def _leave(reference):
     if membership is None:
         return
     raised = getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
-    membership.leave(
-        members.State.FAILED if raised else members.State.FINISHED
-    )
+    membership.leave(members.State.FAILED if raised else members.State.FINISHED)

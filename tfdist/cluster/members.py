@@ -12,8 +12,11 @@ import threading
 import tensorflow as tf
 
 _NAME = "tfdist/members"
-_COLUMNS = 2
+_COLUMNS = 3
 HEARTBEAT_SECONDS = 1.0
+# A worker that has not been seen for so long is not waited for. It covers a
+# restart of the worker.
+LOST_AFTER_SECONDS = 60.0
 
 
 class State(enum.IntEnum):
@@ -32,12 +35,16 @@ class Member:
     Attributes:
       name: Task name such as `/job:worker/task:0`.
       state: A `State`.
-      last_seen: Seconds since the epoch by the server's clock; 0 for never.
+      silent_for: Seconds since its last sign of life, by the server's clock;
+        infinite for never.
+      arrivals: How many times it has come to the point where workers wait
+        for each other.
     """
 
     name: str
     state: State
-    last_seen: float
+    silent_for: float
+    arrivals: int
 
 
 def names_of(config):
@@ -69,15 +76,25 @@ class MemberTable:
 
     def read(self):
         """The rows, a list of `Member`."""
-        rows = self._read().numpy()
+        rows, now = (tensor.numpy() for tensor in self._read())
         return [
-            Member(name, State(int(state)), float(seen))
-            for name, (state, seen) in zip(self._names, rows, strict=True)
+            Member(
+                name,
+                State(int(state)),
+                now - seen if seen else float("inf"),
+                int(arrivals),
+            )
+            for name, (state, seen, arrivals) in zip(
+                self._names, rows, strict=True
+            )
         ]
 
-    def write(self, index, state):
-        """Sets the row `index` to `state`, seen now."""
-        self._write(tf.constant(index), tf.constant(float(state), tf.float64))
+    def write(self, index, state, arrivals=0):
+        """Sets the row `index`; it has been seen now."""
+        self._write(
+            tf.constant(index),
+            tf.constant([float(state), float(arrivals)], tf.float64),
+        )
 
     def _handle(self):
         return tf.raw_ops.VarHandleOp(
@@ -98,14 +115,21 @@ class MemberTable:
             rows = tf.raw_ops.ReadVariableOp(
                 resource=self._handle(), dtype=tf.float64
             )
-        return tf.reshape(rows, [len(self._names), _COLUMNS])
+            now = tf.timestamp()
+        # Copied to the caller: no eager tensor may live on a server.
+        with tf.device(_here()):
+            return tf.reshape(rows, [len(self._names), _COLUMNS]), now + 0.0
 
-    def _build_write(self, index, state):
+    def _build_write(self, index, values):
         with tf.device(self._device):
-            row = tf.stack([state, tf.timestamp()])
+            row = tf.stack([values[0], tf.timestamp(), values[1]])
             tf.raw_ops.ResourceScatterUpdate(
                 resource=self._handle(), indices=[index], updates=[row]
             )
+
+
+def _here():
+    return tf.config.list_logical_devices("CPU")[0].name
 
 
 class Membership:
@@ -123,6 +147,7 @@ class Membership:
         names = names_of(config)
         self._index = names.index(config.task_name)
         self.tables = [MemberTable(device, names) for device in devices]
+        self._arrivals = 0
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._beat, args=(table,), daemon=True)
@@ -134,7 +159,7 @@ class Membership:
     def _beat(self, table):
         while not self._stop.is_set():
             try:
-                table.write(self._index, State.ALIVE)
+                table.write(self._index, State.ALIVE, self._arrivals)
             except tf.errors.OpError:
                 # The server is away; the training step says so if it needs
                 # it. The next beat tries again.
@@ -151,9 +176,33 @@ class Membership:
             if thread.is_alive():
                 continue
             try:
-                table.write(self._index, state)
+                table.write(self._index, state, self._arrivals)
             except tf.errors.OpError:
                 pass
+
+    def arrive(self):
+        """Tells the others that this worker has come to the meeting point.
+
+        Returns:
+          How many times it has.
+        """
+        self._arrivals += 1
+        self.tables[0].write(self._index, State.ALIVE, self._arrivals)
+        return self._arrivals
+
+    def missing(self, arrivals):
+        """Names of the workers that are there and have not arrived so often.
+
+        Whoever has ended, was never seen or is silent is not missing.
+        """
+        return [
+            member.name
+            for member in self.read()
+            if not member.name.startswith("/job:evaluator")
+            and member.state == State.ALIVE
+            and member.silent_for < LOST_AFTER_SECONDS
+            and member.arrivals < arrivals
+        ]
 
     def read(self):
         """The first server's table, a list of `Member`."""

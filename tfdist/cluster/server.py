@@ -2,15 +2,12 @@
 
 import time
 
-import tensorflow as tf
 from absl import logging
+import tensorflow as tf
 
 from tfdist.cluster import members
 
 _POLL_SECONDS = 0.25
-# A worker that has not been seen for so long is not waited for, once another
-# one has finished. It covers a restart of the worker.
-LOST_AFTER_SECONDS = 60.0
 
 
 def serve(config, *, start_timeout):
@@ -47,7 +44,7 @@ def serve(config, *, start_timeout):
 
 
 def _wait_for_end(config, table, timeout):
-    started = time.time()
+    started = time.monotonic()
     while True:
         time.sleep(_POLL_SECONDS)
         rows = table.read()
@@ -55,12 +52,10 @@ def _wait_for_end(config, table, timeout):
         if not unfinished:
             logging.info("%s: training is over.", config.task_name)
             return 0
-        now = time.time()
-        seen = max([started, *(m.last_seen for m in rows)])
-        last = max([started, *(m.last_seen for m in unfinished)])
         finished = len(unfinished) < len(rows)
-        patience = LOST_AFTER_SECONDS if finished else timeout
-        if now - (last if finished else seen) < patience:
+        patience = members.LOST_AFTER_SECONDS if finished else timeout
+        silent_for = min(m.silent_for for m in unfinished)
+        if min(silent_for, time.monotonic() - started) < patience:
             continue
         names = ", ".join(m.name for m in unfinished)
         if finished:

@@ -106,6 +106,22 @@ def optimizer_of(fn):
     return owner if iterations is not None else None
 
 
+def _step_counter(optimizer):
+    """The variable in which a Keras optimizer counts its steps.
+
+    Not `optimizer.iterations`, which is a quotient where gradients are
+    accumulated.
+    """
+    for variable in optimizer.variables:
+        value = getattr(variable, "value", variable)
+        if getattr(value, "role", None) is Role.ITERATIONS:
+            return value
+    raise ValueError(
+        f"Optimizer {optimizer!r} was created outside strategy.scope(); "
+        "create it, or compile the model, inside."
+    )
+
+
 class Step:
     """Records one call of `strategy.run` while it is traced.
 
@@ -156,6 +172,10 @@ class Step:
             pending.expected -= 1
             if not pending.expected:
                 self._flush(tf.compat.v1.get_default_graph())
+        elif tf.compat.v1.get_default_graph() is not self._root:
+            # In a branch that Keras may take, to put averaged weights in
+            # place: nothing tells which of its updates is the last.
+            self._flush(tf.compat.v1.get_default_graph())
 
     def before_mutation(self, variable):
         """Called before a variable is assigned in the user's code."""
@@ -218,14 +238,7 @@ class _Exchange:
         self._records = records
         self.iterations = None
         if optimizer is not None:
-            iterations = optimizer.iterations
-            self.iterations = getattr(iterations, "value", iterations)
-            if getattr(self.iterations, "role", None) is not Role.ITERATIONS:
-                raise ValueError(
-                    f"Optimizer {optimizer!r} was created outside "
-                    "strategy.scope(); create it, or compile the model, "
-                    "inside."
-                )
+            self.iterations = _step_counter(optimizer)
         self._frozen = ticketed
         self._lifter = lifting.Lifter(
             graph, store, pending.barriers, pending.settled
@@ -326,9 +339,7 @@ class _Exchange:
             shard, section, lock, before, version, staleness, locked - arrived
         )
 
-    def _settle(
-        self, shard, section, lock, before, version, staleness, wait
-    ):
+    def _settle(self, shard, section, lock, before, version, staleness, wait):
         """Reads fresh values, frees the lock, sends them home."""
         store = self._store
         effects = [
@@ -358,7 +369,10 @@ class _Exchange:
         self._bytes_received += [transfer.num_bytes(v) for v in values]
         *values, version_value, staleness, wait = home
         return _Result(
-            shard, list(zip(fresh, values, strict=True)), staleness, wait,
+            shard,
+            list(zip(fresh, values, strict=True)),
+            staleness,
+            wait,
             version_value,
         )
 
@@ -375,9 +389,7 @@ class _Exchange:
                 done.append(_assign(variable.local_handle, value))
             if self.iterations is not None:
                 done.append(
-                    self._store.set_pulled_version(
-                        result.shard, result.version
-                    )
+                    self._store.set_pulled_version(result.shard, result.version)
                 )
         return done
 

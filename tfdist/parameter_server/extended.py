@@ -68,9 +68,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     def _call_for_each_replica(self, fn, args, kwargs):
         strategy = self._container_strategy()
-        with tf.distribute.ReplicaContext(
-            strategy, replica_id_in_sync_group=0
-        ):
+        with tf.distribute.ReplicaContext(strategy, replica_id_in_sync_group=0):
             if tf.executing_eagerly():
                 return fn(*args, **kwargs)
             if active.step is not None:

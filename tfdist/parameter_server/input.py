@@ -45,9 +45,42 @@ def distribute(dataset, config, store):
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy == _AutoShardPolicy.OFF:
         return dataset
+    if policy == _AutoShardPolicy.AUTO:
+        policy = _AutoShardPolicy.FILE
+        if not _can_share(dataset, policy, config):
+            policy = _AutoShardPolicy.DATA
+    shared = _share(dataset, policy, config)
+    cardinality = int(dataset.cardinality())
+    if policy == _AutoShardPolicy.DATA and cardinality >= 0:
+        rest = cardinality % config.num_workers
+        mine = cardinality // config.num_workers + (config.worker_id < rest)
+        shared = shared.apply(tf.data.experimental.assert_cardinality(mine))
+    return _with_policy(shared, _AutoShardPolicy.OFF)
+
+
+def _with_policy(dataset, policy):
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policy
+    return dataset.with_options(options)
+
+
+def _share(dataset, policy, config):
     return private_tensorflow.auto_shard_dataset(
-        dataset, config.num_workers, config.worker_id
+        _with_policy(dataset, policy), config.num_workers, config.worker_id
     )
+
+
+def _can_share(dataset, policy, config):
+    """Whether TensorFlow can share out `dataset` that way.
+
+    It says so only when an iterator is made: there may be no files, or fewer
+    than workers.
+    """
+    try:
+        iter(_share(dataset, policy, config))
+    except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
+        return False
+    return True
 
 
 def from_function(dataset_fn, config):
@@ -68,9 +101,7 @@ def from_function(dataset_fn, config):
             num_replicas_in_sync=1,
         )
     )
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = _AutoShardPolicy.OFF
-    return dataset.with_options(options)
+    return _with_policy(dataset, _AutoShardPolicy.OFF)
 
 
 def _keras_purpose():

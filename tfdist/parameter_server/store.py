@@ -11,6 +11,9 @@ from tfdist.parameter_server.variables import ReplicaVariable
 from tfdist.parameter_server.variables import Role
 from tfdist.parameter_server.variables import role_of
 
+_SEED_STRIDE = 1_000_003
+_MAX_SEED = 2**31 - 1
+
 
 class Counter:
     """An int64 on a server, used in the graph that is being built."""
@@ -48,11 +51,22 @@ class ParameterStore:
       namespace: Prefix of the resources' names, the same on all workers.
       devices: List of the servers' devices, at least one.
       worker_device: This worker's CPU.
+      worker_id: Number of this worker, 0 for the first.
       is_chief: Whether this worker gives new variables their first value.
       timeout: Seconds to wait for the chief to do so.
     """
 
-    def __init__(self, *, namespace, devices, worker_device, is_chief, timeout):
+    def __init__(
+        self,
+        *,
+        namespace,
+        devices,
+        worker_device,
+        worker_id,
+        is_chief,
+        timeout,
+    ):
+        self._worker_id = worker_id
         self._namespace = namespace
         self.devices = tuple(devices)
         self.worker_device = worker_device
@@ -113,11 +127,23 @@ class ParameterStore:
                 reference=reference,
             )
             probe.role = role
+            if kwargs.get("name") == "seed_generator_state":
+                self._spread_seed(probe)
             if role is Role.METRIC:
                 self.metrics.append(probe)
             if role.is_on_server:
                 self._place(probe, reference)
             return probe
+
+    def _spread_seed(self, variable):
+        """Gives each worker a random stream of its own, the first Keras's.
+
+        Workers are seeded alike; drawing the same dropout masks at the same
+        step would waste what several workers are for.
+        """
+        seed, *rest = variable.numpy()
+        seed = (int(seed) + self._worker_id * _SEED_STRIDE) % _MAX_SEED
+        variable.assign_replica(tf.constant([seed, *rest], variable.dtype))
 
     def _place(self, variable, reference):
         if not variable.shape.is_fully_defined():

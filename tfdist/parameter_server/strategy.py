@@ -2,19 +2,24 @@
 
 import itertools
 import sys
+import warnings
 
-import keras
-import tensorflow as tf
 from absl import logging
+import keras
+import numpy as np
+import tensorflow as tf
 
 from tfdist.cluster import config as cluster_config
 from tfdist.cluster import connection
 from tfdist.cluster import life
+from tfdist.cluster import reports
 from tfdist.cluster import server
+from tfdist.cluster import waiting
 from tfdist.parameter_server import extended
 from tfdist.parameter_server import store as store_lib
 
 _strategies = itertools.count()
+_STALLED_AFTER_SECONDS = 600.0
 
 
 class ParameterServerStrategy(tf.distribute.Strategy):
@@ -45,7 +50,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
       TimeoutError: The servers could not be reached within `start_timeout`.
     """
 
-    def __init__(self, cluster_resolver=None, *, start_timeout=300.0, seed=None):
+    def __init__(
+        self, cluster_resolver=None, *, start_timeout=300.0, seed=None
+    ):
         if not start_timeout > 0:
             raise ValueError(
                 f"start_timeout must be positive, came: {start_timeout!r}."
@@ -60,15 +67,22 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if config.is_ps:
             sys.exit(server.serve(config, start_timeout=start_timeout))
         worker_device, devices = connection.connect(config, start_timeout)
-        self._membership = (
-            life.join(config, devices) if config.num_ps else None
+        self._membership = life.join(config, devices) if config.num_ps else None
+        self._reports = (
+            reports.Reports(devices[0], config) if config.num_ps else None
         )
+        self._own_reports = {}
         self._settled_at = 0
         _set_seed(config, seed)
+        if config.num_workers > 1:
+            # Keras expects the steps of the whole data set, and calls the
+            # end of this worker's share a lack of data.
+            warnings.filterwarnings("ignore", "Your input ran out of data")
         self._store = store_lib.ParameterStore(
             namespace=_namespace(config),
             devices=devices,
             worker_device=worker_device,
+            worker_id=config.worker_id if config.is_worker else 0,
             is_chief=config.is_chief,
             timeout=start_timeout,
         )
@@ -96,14 +110,103 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         return self._store.updates_applied()
 
     def settle(self):
-        """Waits until no worker trains any more, then refreshes.
+        """Waits until all workers have come to their own call of this.
 
-        Does nothing if this worker has not trained since the last call.
+        For the end of training, so that every worker sees the final
+        parameters, which it then refreshes. A worker that has ended, or has
+        not been heard of for a minute, is not waited for; nor is anybody for
+        longer than ten minutes without progress of the training. Does
+        nothing if this worker has not trained since its last call.
         """
         count = self._store.journal.count
-        if count != self._settled_at:
-            self._settled_at = count
-            self.refresh()
+        if count == self._settled_at:
+            return
+        self._settled_at = count
+        if self._membership is not None:
+            self._meet()
+        self.refresh()
+
+    def _meet(self):
+        arrivals = self._membership.arrive()
+        versions = None
+        while True:
+            try:
+                waiting.wait_until(
+                    lambda: not self._membership.missing(arrivals),
+                    what=lambda: (
+                        f"{', '.join(self._membership.missing(arrivals))} to "
+                        "finish training"
+                    ),
+                    timeout=_STALLED_AFTER_SECONDS,
+                )
+                return
+            except TimeoutError as error:
+                before, versions = versions, self.updates_applied()
+                if versions == before:
+                    logging.warning("%s Going on without.", error)
+                    return
+
+    def publish(self, topic, content):
+        """Leaves `content` for the other tasks under `topic`.
+
+        Args:
+          topic: Short string.
+          content: Anything that JSON can hold.
+        """
+        if self._reports is None:
+            self._own_reports[topic] = content
+        else:
+            self._reports.publish(topic, content)
+
+    def collect(self, topic):
+        """What all tasks have left under `topic`.
+
+        Returns:
+          A dict of task name to content.
+        """
+        if self._reports is None:
+            name = self._cluster.task_name
+            known = topic in self._own_reports
+            return {name: self._own_reports[topic]} if known else {}
+        return self._reports.collect(topic)
+
+    def publish_metrics(self, model):
+        """Leaves the state of this worker's metrics for `cluster_metrics`."""
+        values = [v.numpy().tolist() for v in model.metrics_variables]
+        self.publish("metrics", values)
+
+    def cluster_metrics(self, model):
+        """The metrics over the data of all workers.
+
+        The sums that Keras's metrics are made of (totals and counts) are
+        added up over the workers, as each has last left them with
+        `publish_metrics`; the `ClusterMonitor` does so at the end of each
+        epoch.
+
+        Args:
+          model: The compiled `keras.Model`.
+
+        Returns:
+          A dict of metric name to value, like Keras's logs.
+        """
+        reports = list(self.collect("metrics").values())
+        variables = model.metrics_variables
+        reports = [r for r in reports if len(r) == len(variables)]
+        if not reports:
+            return {}
+        own = [v.numpy() for v in variables]
+        try:
+            for k, variable in enumerate(variables):
+                total = np.sum([np.asarray(r[k]) for r in reports], axis=0)
+                variable.assign(total)
+            results = model.get_metrics_result()
+            return {
+                name: float(np.asarray(value))
+                for name, value in results.items()
+            }
+        finally:
+            for variable, value in zip(variables, own, strict=True):
+                variable.assign(value)
 
     def refresh(self):
         """Brings the newest values from the servers to this worker."""
@@ -126,7 +229,10 @@ def _namespace(config):
 
 def _set_seed(config, seed):
     if seed is None:
-        if config.num_workers == 1 or tf.compat.v1.get_seed(None)[0] is not None:
+        if (
+            config.num_workers == 1
+            or tf.compat.v1.get_seed(None)[0] is not None
+        ):
             return
         seed = config.fingerprint
         logging.info("Random seed of all workers: %d.", seed)

@@ -7,8 +7,8 @@ what they hold: two workers with different models do not train together.
 
 import contextlib
 
-import tensorflow as tf
 from absl import logging
+import tensorflow as tf
 
 from tfdist.cluster import waiting
 from tfdist.parameter_server import transfer
@@ -147,9 +147,7 @@ class Synchronizer:
         held = self._store.counter("held", 0)
         with tf.device(self._store.devices[0]):
             known = tf.raw_ops.VarIsInitializedOp(resource=held.handle)
-            number = tf.cond(
-                known, held.read, lambda: tf.zeros([], tf.int64)
-            )
+            number = tf.cond(known, held.read, lambda: tf.zeros([], tf.int64))
         return self._home(number)
 
     def _home(self, tensor):

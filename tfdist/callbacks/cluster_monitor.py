@@ -1,0 +1,166 @@
+"""Records every exchange of every worker, and sums up the cluster's."""
+
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import time
+
+from absl import logging
+import keras
+import tensorflow as tf
+
+from tfdist.callbacks import summary as summary_lib
+
+
+class ClusterMonitor(keras.callbacks.Callback):
+    """Shows staleness, time and traffic while a model trains on a cluster.
+
+    Pass it to `fit` on every worker. Each writes its own file of JSON lines,
+    one object per optimizer step (the fields of
+    `tfdist.parameter_server.journal.Exchange`, with `step` and with `time`
+    in seconds since training began), and its own events for TensorBoard,
+    averages over `every_batches` steps. After each epoch the metrics of the
+    whole cluster join the logs as `cluster_<name>`: the others are those of
+    the worker whose progress bar it is, on its own share of the data.
+
+    When training ends, every worker waits for the others
+    (`strategy.settle`), and the chief prints a summary, also found in
+    `summary`.
+
+    Args:
+      log_dir: Directory of the files, made if need be; None writes none.
+      every_batches: Steps between two writes.
+      verbose: 0 prints no summary.
+
+    Attributes:
+      jsonl_path: Path of this worker's file, or None.
+      summary: Dict with the cluster's figures, on the chief after training;
+        see `tfdist.callbacks.summary.summarize`.
+
+    Raises:
+      ValueError: `every_batches` is not positive, or the model was not built
+        under a strategy of tfdist.
+    """
+
+    def __init__(self, log_dir=None, *, every_batches=50, verbose=1):
+        super().__init__()
+        if every_batches < 1:
+            raise ValueError(
+                f"every_batches must be at least 1, came: {every_batches!r}."
+            )
+        self._log_dir = pathlib.Path(log_dir) if log_dir is not None else None
+        self._every = every_batches
+        self._published = True
+        self._verbose = verbose
+        self.jsonl_path = None
+        self.summary = None
+
+    def on_train_begin(self, logs=None):
+        del logs
+        strategy = self.model.distribute_strategy
+        if not hasattr(strategy, "journal"):
+            raise ValueError(
+                "ClusterMonitor needs a model that was built and compiled "
+                "under the scope of a tfdist strategy, came: "
+                f"{type(strategy).__name__}."
+            )
+        self._strategy = strategy
+        cluster = strategy.cluster
+        self._name = f"{cluster.task_type}-{cluster.task_index}"
+        strategy.journal.read_new()
+        self._began = time.time()
+        self._figures = summary_lib.WorkerFigures()
+        self._file = self._events = None
+        if self._log_dir is not None:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+            self.jsonl_path = self._log_dir / f"steps-{self._name}.jsonl"
+            self._file = self.jsonl_path.open("w", encoding="utf-8")
+            self._events = _event_writer(self._log_dir / "cluster" / self._name)
+        if cluster.num_workers > 1 and cluster.is_chief and self._verbose:
+            print(
+                f"Progress and metrics are those of {cluster.task_name} on "
+                f"its share of the data, one of {cluster.num_workers}; "
+                "cluster_* are those of all."
+            )
+
+    def on_train_batch_end(self, batch, logs=None):
+        del logs
+        if (batch + 1) % self._every == 0:
+            self._record()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        del epoch, logs
+        self._published = False
+
+    def on_test_begin(self, logs=None):
+        # Validation at the end of an epoch is about to reset the metrics.
+        del logs
+        self._publish_metrics()
+
+    def _publish_metrics(self):
+        if not self._published:
+            self._published = True
+            self._strategy.publish_metrics(self.model)
+
+    def on_epoch_end(self, epoch, logs=None):
+        del epoch
+        self._record()
+        self._publish_metrics()
+        if logs is not None:
+            metrics = self._strategy.cluster_metrics(self.model)
+            for name, value in metrics.items():
+                logs[f"cluster_{name}"] = value
+
+    def on_train_end(self, logs=None):
+        del logs
+        self._record()
+        seconds = time.time() - self._began
+        self._strategy.publish("figures", self._figures.report(seconds))
+        if self._file is not None:
+            self._file.close()
+        if self._events is not None:
+            self._events.close()
+        self._strategy.settle()
+        if self._strategy.cluster.is_chief:
+            self.summary = summary_lib.summarize(
+                self._strategy.collect("figures"),
+                self._strategy.updates_applied(),
+            )
+            self.summary["metrics"] = self._strategy.cluster_metrics(self.model)
+            if self._verbose:
+                print(summary_lib.table(self.summary))
+
+    def _record(self):
+        exchanges = self._strategy.journal.read_new()
+        if not exchanges:
+            return
+        first = self._figures.steps
+        self._figures.add(exchanges)
+        if self._file is None:
+            return
+        for step, exchange in enumerate(exchanges, start=first + 1):
+            row = dataclasses.asdict(exchange)
+            row["time"] = exchange.time - self._began
+            self._file.write(json.dumps({"step": step, **row}) + "\n")
+        self._file.flush()
+        if self._events is None:
+            return
+        with self._events.as_default(step=exchanges[-1].version):
+            for field in dataclasses.fields(exchanges[0]):
+                if field.name not in ("time", "version"):
+                    values = [getattr(e, field.name) for e in exchanges]
+                    tf.summary.scalar(
+                        f"cluster/{field.name}", sum(values) / len(values)
+                    )
+
+
+def _event_writer(directory):
+    """Writer of TensorBoard's events, None if TensorBoard is not there."""
+    if importlib.util.find_spec("tensorboard") is None:
+        logging.warning(
+            "TensorBoard is not installed: ClusterMonitor writes JSON lines "
+            "alone (pip install tensorboard)."
+        )
+        return None
+    return tf.summary.create_file_writer(str(directory))

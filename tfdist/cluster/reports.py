@@ -1,0 +1,79 @@
+"""Short texts that workers leave for each other on the first server."""
+
+import json
+
+import tensorflow as tf
+
+from tfdist.cluster import members
+
+
+class Reports:
+    """One text per topic and member, the last one written.
+
+    Args:
+      device: Device of the first server.
+      config: The `ClusterConfig` of this task.
+    """
+
+    def __init__(self, device, config):
+        self._device = device
+        self._names = members.names_of(config)
+        self._index = self._names.index(config.task_name)
+        self._here = tf.config.list_logical_devices("CPU")[0].name
+        self._writers = {}
+        self._readers = {}
+
+    def publish(self, topic, content):
+        """Leaves `content`, anything that JSON can hold, under `topic`."""
+        if topic not in self._writers:
+
+            def build(text):
+                with tf.device(self._device):
+                    tf.raw_ops.AssignVariableOp(
+                        resource=self._handle(topic, self._index),
+                        value=tf.identity(text),
+                    )
+
+            self._writers[topic] = tf.function(build, autograph=False)
+        self._writers[topic](tf.constant(json.dumps(content)))
+
+    def collect(self, topic):
+        """What all members left under `topic`, a dict by task name."""
+        if topic not in self._readers:
+            self._readers[topic] = tf.function(
+                lambda: self._build_read(topic), autograph=False
+            )
+        texts = self._readers[topic]().numpy()
+        return {
+            name: json.loads(text)
+            for name, text in zip(self._names, texts, strict=True)
+            if text
+        }
+
+    def _handle(self, topic, index):
+        return tf.raw_ops.VarHandleOp(
+            dtype=tf.string,
+            shape=[],
+            shared_name=f"tfdist/report/{topic}/{index}",
+        )
+
+    def _build_read(self, topic):
+        with tf.device(self._device):
+            texts = []
+            for index in range(len(self._names)):
+                handle = self._handle(topic, index)
+                texts.append(
+                    tf.cond(
+                        tf.raw_ops.VarIsInitializedOp(resource=handle),
+                        lambda handle=handle: tf.reshape(
+                            tf.raw_ops.ReadVariableOp(
+                                resource=handle, dtype=tf.string
+                            ),
+                            [],
+                        ),
+                        lambda: tf.constant(""),
+                    )
+                )
+            stacked = tf.stack(texts)
+        with tf.device(self._here):
+            return tf.identity(stacked)
