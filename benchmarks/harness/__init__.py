@@ -1,0 +1,1 @@
+"""What the benchmark scripts have in common, and the peers they measure."""

@@ -1,0 +1,130 @@
+"""Processes that a benchmark starts, asks, and never leaves behind."""
+
+import multiprocessing
+import os
+import threading
+import time
+import traceback
+
+_spawn = multiprocessing.get_context("spawn")
+_START_SECONDS = 120.0
+
+
+class ChildError(RuntimeError):
+    """A child process raised, died or did not answer in time."""
+
+
+class Child:
+    """A process that builds something and then answers questions about it.
+
+    `build(*args)` runs in the new process and returns a callable; `ask` calls
+    it there. The process ends with the one that started it, however that
+    ends.
+    """
+
+    def __init__(self, name, build, *args, environ=None):
+        """Starts the process.
+
+        Args:
+            name: what errors call it.
+            build: a function of a module, called in the new process.
+            *args: its arguments.
+            environ: variables to set in the new process, a dict.
+        """
+        self.name = name
+        self._connection, theirs = _spawn.Pipe()
+        # Nothing is ever sent on it: its end is the end of this process.
+        self._lifeline, watched = _spawn.Pipe()
+        self._process = _spawn.Process(
+            target=_live,
+            args=(theirs, watched, build, args),
+            name=name,
+            daemon=True,
+        )
+        before = dict(os.environ)
+        os.environ.update(environ or {})
+        try:
+            self._process.start()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        theirs.close()
+        watched.close()
+
+    def wait_until_built(self):
+        """Waits until `build` has returned."""
+        self.answer(_START_SECONDS)
+
+    def ask(self, *question, timeout=120.0):
+        """Returns what the child's callable returns for `question`.
+
+        Args:
+            *question: the arguments of the callable.
+            timeout: seconds.
+
+        Raises:
+            ChildError: if it raised, died or took longer.
+        """
+        self.tell(*question)
+        return self.answer(timeout)
+
+    def tell(self, *question):
+        """Asks without waiting; `answer` gives the answer."""
+        self._connection.send(question)
+
+    def answer(self, timeout=120.0):
+        """Waits for the answer to the last question; see `ask`."""
+        deadline = time.monotonic() + timeout
+        while not self._connection.poll(0.5):
+            if not self._process.is_alive():
+                raise ChildError(
+                    f"{self.name} died with status {self._process.exitcode}."
+                )
+            if time.monotonic() > deadline:
+                raise ChildError(
+                    f"{self.name} did not answer within {timeout:g} s."
+                )
+        try:
+            error, answer = self._connection.recv()
+        except EOFError:
+            raise ChildError(f"{self.name} has gone.") from None
+        if error:
+            raise ChildError(f"{self.name}:\n{error}")
+        return answer
+
+    def close(self, timeout=20.0):
+        """Lets the process end, kills it after `timeout` seconds."""
+        self._connection.close()
+        self._process.join(timeout)
+        self._process.kill()
+        self._process.join()
+        self._lifeline.close()
+
+    def kill(self):
+        """Ends a process that only serves."""
+        self._connection.close()
+        self._process.kill()
+        self._process.join()
+        self._lifeline.close()
+
+
+def _live(connection, lifeline, build, args):
+    threading.Thread(target=_die_with, args=(lifeline,), daemon=True).start()
+    try:
+        answer_to = build(*args)
+        connection.send((None, None))
+        while True:
+            try:
+                question = connection.recv()
+            except EOFError:
+                return
+            connection.send((None, answer_to(*question)))
+    except Exception:  # Whatever it is, the benchmark shows it and ends.
+        connection.send((traceback.format_exc(), None))
+
+
+def _die_with(lifeline):
+    try:
+        lifeline.recv()
+    except (EOFError, OSError):
+        os._exit(1)
