@@ -172,10 +172,12 @@ class Step:
             pending.expected -= 1
             if not pending.expected:
                 self._flush(tf.compat.v1.get_default_graph())
-        elif tf.compat.v1.get_default_graph() is not self._root:
-            # In a branch that Keras may take, to put averaged weights in
-            # place: nothing tells which of its updates is the last.
-            self._flush(tf.compat.v1.get_default_graph())
+        elif optimizer_of(fn) is None:
+            graph = tf.compat.v1.get_default_graph()
+            if graph is not self._root:
+                # Averaged weights that Keras puts in place every so many
+                # steps: nothing tells which of these updates is the last.
+                self._flush(graph)
 
     def before_mutation(self, variable):
         """Called before a variable is assigned in the user's code."""
@@ -187,10 +189,13 @@ class Step:
         graph = tf.compat.v1.get_default_graph()
         pending = self._here()
         if variable.role is Role.ITERATIONS:
-            # The end of an optimizer's step. The server has counted it.
+            # The end of an optimizer's step.
             if pending.settled is not None and pending.records:
                 self._flush(graph)
-            return
+            if variable.ordinal in self._ticketed:
+                return  # The server has counted it.
+            # A step of an optimizer that has others do its updates.
+            getattr(variable.pulled, kind)(value)
         if variable.role is Role.STATE:
             variable.assigned_by_workers = True
         if not isinstance(value, tf.IndexedSlices):
@@ -387,9 +392,17 @@ class _Exchange:
                     done.append(_assign(variable.pulled.handle, value))
                     value = value - 1
                 done.append(_assign(variable.local_handle, value))
-            if self.iterations is not None:
+            # Without an optimizer's step this worker has not pulled all, but
+            # an exchange in a branch is put after this one by what they both
+            # assign.
+            version = (
+                result.version
+                if self.iterations is not None
+                else self._store.pulled_version(result.shard)
+            )
+            with tf.control_dependencies([result.version.op]):
                 done.append(
-                    self._store.set_pulled_version(result.shard, result.version)
+                    self._store.set_pulled_version(result.shard, version)
                 )
         return done
 

@@ -263,9 +263,13 @@ class Synchronizer:
                 values, source=store.devices[shard], target=store.worker_device
             )
             for variable, value in zip(here, values, strict=True):
-                variable.assign_replica(value)
                 if variable.role is Role.ITERATIONS:
+                    # This worker's steps that have not been exchanged yet
+                    # (gradient accumulation) count on top.
+                    ahead = variable.read_value() - variable.pulled.read_value()
                     variable.pulled.assign_replica(value)
+                    value = value + ahead
+                variable.assign_replica(value)
             if any(v.role is Role.PARAMETER for v in here):
                 store.set_pulled_version(shard, version)
 
