@@ -1,0 +1,92 @@
+"""Every optimizer does the same on servers as in plain Keras, step by step."""
+
+import contextlib
+import functools
+
+import numpy as np
+import pytest
+
+from tests.cli.launched import Launched
+from tests.parameter_server import optimizer_cases
+import tfdist
+
+CASES = list(optimizer_cases.CASES)
+
+
+@functools.cache
+def _plain(name):
+    return optimizer_cases.train(name, contextlib.nullcontext())
+
+
+def _assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        # Relative to the largest element, and to each element.
+        np.testing.assert_allclose(
+            found[key],
+            values,
+            rtol=1e-6,
+            atol=1e-6 * float(np.max(np.abs(values), initial=0.0)),
+            err_msg=key,
+        )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trains_as_without_a_strategy(name):
+    strategy = tfdist.AsyncStrategy()
+    found = optimizer_cases.train(name, strategy.scope())
+    _assert_same(found, _plain(name))
+    assert strategy.updates_applied()[0] > 0
+
+
+@pytest.fixture(scope="module")
+def trained_on_servers(tmp_path_factory):
+    """Trains all cases on two servers; returns what `train` gave for each."""
+    directory = tmp_path_factory.mktemp("on_servers")
+    script = optimizer_cases.__file__
+    cluster = ["--num_ps=2", "--num_workers=1"]
+    with Launched(*cluster, script, "--", directory) as run:
+        for number, name in enumerate(CASES):
+            run.expect(rf"trained {number} {name}$")
+        run.expect(r"servers 2$")
+        status, text = run.finish()
+    assert status == 0, text
+
+    def load(name):
+        with np.load(directory / f"{CASES.index(name)}.npz") as arrays:
+            return dict(arrays)
+
+    return load
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trains_on_servers_as_without_a_strategy(name, trained_on_servers):
+    _assert_same(trained_on_servers(name), _plain(name))
+
+
+def test_discovery_finds_the_optimizers():
+    found = optimizer_cases.EVERY_OPTIMIZER
+    assert {"SGD", "Adam", "Ftrl", "Muon", "LossScaleOptimizer"} <= set(found)
+    assert "Optimizer" not in found and "OptimizerMap" not in found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case_trains(name):
+    """Equal results would prove nothing if nothing happened."""
+    plain = _plain(name)
+    assert plain["loss 0"].shape == (optimizer_cases.STEPS,)
+    assert np.all(np.isfinite(plain["loss 0"]))
+    weights = [v for key, v in plain.items() if key.startswith("weight")]
+    moved = [np.max(np.abs(values[-1] - values[0])) for values in weights]
+    assert len(weights) == 8 and min(moved) > 1e-5
+
+
+def test_loss_scale_falls_and_rises():
+    plain = _plain("loss scale overflows")
+    (scale,) = (
+        values
+        for values in plain.values()
+        if values.ndim == 1 and values[0] > 1e4
+    )
+    changes = np.diff(np.log2(scale))
+    assert 1.0 in changes and -1.0 in changes
