@@ -45,6 +45,8 @@ setuptools.setup(
         "keras>=3.8",
         "numpy",
         "tensorflow-datasets",
+        # tensorflow-datasets 4.9 imports it without requiring it.
+        "importlib_resources",
         "absl-py",
         # tensorflow-datasets 4.9 imports it and does not declare it.
         "importlib_resources",
