@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist.parameter_server import lifting
+from tfdist.parameter_server import rows
 from tfdist.parameter_server import transfer
 from tfdist.parameter_server.variables import Role
 from tfdist.parameter_server.variables import active
@@ -311,6 +312,7 @@ class _Exchange:
         outbox = _Outbox()
         replays = [self._prepare(r, shard, outbox) for r in records]
         pulled_version = outbox.add(store.pulled_version(shard))
+        tables = self._tables(records, outbox)
         if self.iterations is not None:
             ahead = outbox.add(self._ahead)
         sent = transfer.move(
@@ -340,19 +342,54 @@ class _Exchange:
                 version.add(1)
         if section.late_inputs:
             private_tensorflow.add_control_inputs(lock.op, section.late_inputs)
+        with section.entered(), tf.control_dependencies([lock.op]):
+            tables = self._mark_rows(tables, section, before, version)
+        tables = [(table, sent[position]) for table, position in tables]
         return self._settle(
-            shard, section, lock, before, version, staleness, locked - arrived
+            section,
+            lock,
+            before,
+            version,
+            tables,
+            [staleness, locked - arrived],
         )
 
-    def _settle(self, shard, section, lock, before, version, staleness, wait):
+    def _tables(self, records, outbox):
+        """Tables of which only rows may change; when they were pulled."""
+        return {
+            record.variable.ordinal: (
+                record.variable,
+                outbox.add(self._store.rows_pulled(record.variable)),
+            )
+            for record in records
+            if isinstance(record, _Update)
+            and rows.is_candidate(record.variable, record.args)
+        }
+
+    def _mark_rows(self, tables, section, before, version):
+        """Of `tables`, keeps those of which only rows do change."""
+        operations = self._graph.get_operations()[before:]
+        kept = []
+        for table, position in tables.values():
+            changed = rows.changed_by(operations, section.handle(table))
+            if changed is not None:
+                stamps = self._store.row_stamps(table)
+                rows.mark(stamps, changed, version.read())
+                kept.append((table, position))
+        return kept
+
+    def _settle(self, section, lock, before, version, tables, figures):
         """Reads fresh values, frees the lock, sends them home."""
-        store = self._store
+        store, shard = self._store, section.shard
         effects = [
             op
             for op in self._graph.get_operations()[before:]
             if op.op_def.is_stateful and op.type != "VarHandleOp"
         ]
-        fresh = self._pulled_from(shard)
+        in_rows = {table.ordinal for table, _ in tables}
+        fresh = [
+            v for v in self._pulled_from(shard) if v.ordinal not in in_rows
+        ]
         with section.entered(), tf.control_dependencies(effects):
             applied = tf.no_op()
         with section.entered(), tf.control_dependencies([applied]):
@@ -362,20 +399,28 @@ class _Exchange:
                 )
                 for v in fresh
             ]
+            for table, since in tables:
+                values += rows.changed_since(
+                    store.row_stamps(table), section.handle(table), table, since
+                )
             values.append(version.read())
-            reads = [value.op for value in values]
-        with tf.control_dependencies(reads):
+        with tf.control_dependencies([value.op for value in values]):
             store.unlock(shard, lock)
         home = transfer.move(
-            values + [staleness, wait],
+            values + figures,
             source=store.devices[shard],
             target=store.worker_device,
         )
         self._bytes_received += [transfer.num_bytes(v) for v in values]
         *values, version_value, staleness, wait = home
+        rest = values[len(fresh) :]
         return _Result(
             shard,
-            list(zip(fresh, values, strict=True)),
+            list(zip(fresh, values[: len(fresh)], strict=True)),
+            [
+                (table, rest[2 * k], rest[2 * k + 1])
+                for k, (table, _) in enumerate(tables)
+            ],
             staleness,
             wait,
             version_value,
@@ -392,6 +437,9 @@ class _Exchange:
                     done.append(_assign(variable.pulled.handle, value))
                     value = value - 1
                 done.append(_assign(variable.local_handle, value))
+            for table, numbers, values in result.rows:
+                done.append(rows.put(table, numbers, values))
+                done.append(self._store.set_rows_pulled(table, result.version))
             # Without an optimizer's step this worker has not pulled all, but
             # an exchange in a branch is put after this one by what they both
             # assign.
@@ -504,10 +552,20 @@ class _Resolver:
 
 @dataclasses.dataclass
 class _Result:
-    """What one server answers: pairs of variable and value, and figures."""
+    """What one server answers.
+
+    Attributes:
+      shard: Number of the server.
+      fresh: List of (variable, value).
+      rows: List of (variable, numbers of rows, their values).
+      staleness: Scalar int64 tensor.
+      wait: Seconds between arrival and turn, scalar float64 tensor.
+      version: Updates applied, scalar int64 tensor.
+    """
 
     shard: int
     fresh: list
+    rows: list
     staleness: tf.Tensor
     wait: tf.Tensor
     version: tf.Tensor

@@ -264,6 +264,29 @@ class ParameterStore:
             resource=self._pulled_versions[shard].local_handle, value=value
         )
 
+    # Tables that are pulled by rows.
+
+    def row_stamps(self, table):
+        """Handle of the versions at which the rows of `table` changed."""
+        name = f"rows/{table.ordinal}"
+        return self.resource(table.shard, name, tf.int64, table.shape[:1])
+
+    def rows_pulled(self, table):
+        """Version of the rows of `table` here, a scalar int64 tensor."""
+        if table.rows_pulled is None:
+            table.rows_pulled = self.worker_variable(
+                lambda: tf.zeros([], tf.int64), "rows_pulled"
+            )
+            with tf.init_scope():
+                self._synchronizer.stamp_rows(table)
+        return table.rows_pulled.read_value()
+
+    def set_rows_pulled(self, table, version):
+        """Sets what `rows_pulled` gives; returns the operation."""
+        return tf.raw_ops.AssignVariableOp(
+            resource=table.rows_pulled.local_handle, value=version
+        )
+
     # Eager life.
 
     def commit(self):

@@ -128,6 +128,11 @@ class Synchronizer:
         finally:
             self._writes_pass = self._is_chief
 
+    def stamp_rows(self, table):
+        """Makes the server keep the versions of the rows of `table`."""
+        key = ("rows", table.ordinal)
+        self._call(key, lambda: self._build_stamp_rows(table))
+
     # What runs on the servers, traced once per kind.
 
     def _call(self, key, build):
@@ -273,6 +278,33 @@ class Synchronizer:
             if any(v.role is Role.PARAMETER for v in here):
                 store.set_pulled_version(shard, version)
 
+    def _build_stamp_rows(self, table):
+        store = self._store
+        lock = store.lock(table.shard)
+        stamps = store.row_stamps(table)
+        with tf.device(store.devices[table.shard]):
+            with tf.control_dependencies([lock.op]):
+                known = tf.raw_ops.VarIsInitializedOp(resource=stamps)
+
+            def create():
+                tf.raw_ops.AssignVariableOp(
+                    resource=stamps, value=tf.zeros(table.shape[:1], tf.int64)
+                )
+                return True
+
+            created = tf.cond(known, lambda: False, create)
+        with tf.control_dependencies([created]):
+            store.unlock(table.shard, lock)
+
+    def _stamp_all_rows(self, table):
+        """Every worker is to pull all of `table` with its next exchange."""
+        store = self._store
+        version = store.counter("version", table.shard).read()
+        return tf.raw_ops.AssignVariableOp(
+            resource=store.row_stamps(table),
+            value=tf.fill(table.shape[:1], version + 1),
+        )
+
     def _build_write(self, variable):
         store = self._store
         for shard in store.copies_of(variable):
@@ -281,10 +313,14 @@ class Synchronizer:
                 lock = store.lock(shard)
             with tf.control_dependencies([lock.op]):
                 with tf.device(store.devices[shard]):
-                    assign = tf.raw_ops.AssignVariableOp(
-                        resource=store.handle(variable, shard), value=value
-                    )
-            with tf.control_dependencies([assign]):
+                    done = [
+                        tf.raw_ops.AssignVariableOp(
+                            resource=store.handle(variable, shard), value=value
+                        )
+                    ]
+                    if variable.rows_pulled is not None:
+                        done.append(self._stamp_all_rows(variable))
+            with tf.control_dependencies(done):
                 store.unlock(shard, lock)
 
 

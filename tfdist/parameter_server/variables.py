@@ -106,6 +106,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         self.ordinal = ordinal
         # ITERATIONS only: the value at the last pull.
         self.pulled = None
+        # Tables pulled by rows only: the version of the rows here.
+        self.rows_pulled = None
         super().__init__(**kwargs)
 
     @property

@@ -1,0 +1,99 @@
+"""Pulling only the rows of a table that have changed.
+
+An embedding table is not copied whole for the handful of rows that a step
+touches. The server keeps, beside the table, the version at which each row
+last changed; a worker gets the rows that changed since its last pull. So its
+replica is as fresh as after a whole pull, whoever changed the rows.
+"""
+
+import tensorflow as tf
+
+# Smaller tables are pulled whole.
+FROM_BYTES = 1 << 18
+_SCATTERS = (
+    "ResourceScatterAdd",
+    "ResourceScatterSub",
+    "ResourceScatterUpdate",
+    "ResourceScatterMul",
+    "ResourceScatterDiv",
+    "ResourceScatterMin",
+    "ResourceScatterMax",
+)
+_READS = ("ReadVariableOp", "ResourceGather", "VariableShape")
+
+
+def is_candidate(variable, args):
+    """Whether an update of `variable` with `args` may touch a few rows only."""
+    return (
+        variable.shape.rank
+        and variable.num_bytes >= FROM_BYTES
+        and any(isinstance(a, tf.IndexedSlices) for a in tf.nest.flatten(args))
+    )
+
+
+def changed_by(operations, handle):
+    """The rows of a table that `operations` change.
+
+    Args:
+      operations: List of `tf.Operation`, those of one section.
+      handle: The table's handle in that section.
+
+    Returns:
+      A list of tensors of row numbers, or None if whole tables change (an
+      optimizer with momentum changes rows that have no gradient, too).
+    """
+    rows = []
+    for operation in operations:
+        if not any(tensor is handle for tensor in operation.inputs):
+            continue
+        if operation.type in _SCATTERS:
+            rows.append(
+                tf.cast(tf.reshape(operation.inputs[1], [-1]), tf.int64)
+            )
+        elif operation.type not in _READS:
+            return None
+    return rows
+
+
+def mark(stamps, rows, version):
+    """Notes that `rows` have changed with the update that makes `version`.
+
+    Args:
+      stamps: Handle of the int64 vector with the version of each row.
+      rows: List of int64 vectors.
+      version: Scalar int64 tensor.
+    """
+    for some in rows:
+        tf.raw_ops.ResourceScatterUpdate(
+            resource=stamps,
+            indices=some,
+            updates=tf.fill(tf.shape(some), version),
+        )
+
+
+def changed_since(stamps, handle, table, version):
+    """The rows of `table` that changed after `version`.
+
+    Args:
+      stamps: Handle of the int64 vector with the version of each row.
+      handle: Handle of the table on the server.
+      table: The variable.
+      version: Scalar int64 tensor.
+
+    Returns:
+      A list: their numbers, int64 `(n,)`, and their values `(n, ...)`.
+    """
+    known = tf.raw_ops.ReadVariableOp(resource=stamps, dtype=tf.int64)
+    numbers = tf.reshape(tf.where(known > version), [-1])
+    values = tf.raw_ops.ResourceGather(
+        resource=handle, indices=numbers, dtype=table.dtype
+    )
+    values.set_shape([None, *table.shape[1:]])
+    return [numbers, values]
+
+
+def put(table, numbers, values):
+    """Puts rows into the local replica of `table`; returns the operation."""
+    return tf.raw_ops.ResourceScatterUpdate(
+        resource=table.local_handle, indices=numbers, updates=values
+    )
