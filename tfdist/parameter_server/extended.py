@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from tfdist.parameter_server import exchange
 from tfdist.parameter_server import input as input_lib
+from tfdist.parameter_server import step as step_lib
 from tfdist.parameter_server.variables import ReplicaVariable
 from tfdist.parameter_server.variables import active
 
@@ -73,7 +73,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
                 return fn(*args, **kwargs)
             if active.step is not None:
                 raise RuntimeError("strategy.run inside strategy.run.")
-            active.step = exchange.Step(self._store)
+            active.step = step_lib.Step(self._store)
             try:
                 result = fn(*args, **kwargs)
                 active.step.finish()
@@ -100,7 +100,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         if not on_server or active.section is not None:
             return fn(var, *args, **kwargs)
         if active.step is None:
-            if exchange.optimizer_of(fn) is None and tf.executing_eagerly():
+            if step_lib.optimizer_of(fn) is None and tf.executing_eagerly():
                 # Keras puts averaged weights in place when `fit` ends.
                 self._container_strategy().settle()
                 with self._store.collective_writes():

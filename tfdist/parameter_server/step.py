@@ -1,0 +1,173 @@
+"""What one training step does to variables on servers, as it is traced.
+
+While the user's step is traced, a `Step` records what it does to variables
+with a primary on a server. When an optimizer has handed over its last update,
+all of it goes out in one exchange.
+"""
+
+import dataclasses
+import inspect
+
+import tensorflow as tf
+
+from tfdist.parameter_server import exchange as exchange_lib
+from tfdist.parameter_server import lifting
+from tfdist.parameter_server.variables import Role
+
+
+@dataclasses.dataclass
+class _Pending:
+    """What one graph has recorded and not yet exchanged."""
+
+    records: list = dataclasses.field(default_factory=list)
+    # Reduced gradients that the optimizer has not yet handed over.
+    expected: int = 0
+    optimizer: object = None
+    # Number of operations when the optimizer's updates were exchanged.
+    settled: int | None = None
+    barriers: set = dataclasses.field(default_factory=set)
+
+
+def optimizer_of(fn):
+    """The Keras optimizer whose update rule `fn` is, or None."""
+    try:
+        owner = inspect.getclosurevars(fn).nonlocals.get("self")
+    except TypeError:
+        return None
+    iterations = getattr(owner, "iterations", None)
+    return owner if iterations is not None else None
+
+
+def _step_counter(optimizer):
+    """The variable in which a Keras optimizer counts its steps.
+
+    Not `optimizer.iterations`, which is a quotient where gradients are
+    accumulated.
+    """
+    for variable in optimizer.variables:
+        value = getattr(variable, "value", variable)
+        if getattr(value, "role", None) is Role.ITERATIONS:
+            return value
+    raise ValueError(
+        f"Optimizer {optimizer!r} was created outside strategy.scope(); "
+        "create it, or compile the model, inside."
+    )
+
+
+class Step:
+    """Records one call of `strategy.run` while it is traced.
+
+    Args:
+      store: The `ParameterStore`.
+    """
+
+    def __init__(self, store):
+        self._store = store
+        self._root = tf.compat.v1.get_default_graph()
+        self._pending = {}
+        # Ordinals of step counters whose local value is this step's ticket.
+        self._ticketed = set()
+
+    def _here(self):
+        """The pending records of the current graph."""
+        graph = tf.compat.v1.get_default_graph()
+        if graph not in self._pending:
+            settled = 0 if self._ticketed else None
+            self._pending[graph] = _Pending(settled=settled)
+            # What an enclosing graph did after its optimizer's step comes
+            # before what is recorded in this one.
+            for outer, pending in list(self._pending.items()):
+                if pending.settled is not None and pending.records:
+                    self._flush(outer)
+        return self._pending[graph]
+
+    def reduced(self, tensors):
+        """Takes note of gradients that an optimizer is about to apply.
+
+        Args:
+          tensors: List of tensors, as handed to the optimizer.
+        """
+        pending = self._here()
+        pending.expected = len(tensors)
+        for tensor in tensors:
+            if isinstance(tensor, tf.IndexedSlices):
+                pending.barriers.update((tensor.values.op, tensor.indices.op))
+            else:
+                pending.barriers.add(tensor.op)
+
+    def update(self, variable, fn, args, kwargs):
+        """Records `fn(variable, *args, **kwargs)` for the server."""
+        pending = self._here()
+        pending.records.append(exchange_lib.Update(variable, fn, args, kwargs))
+        if pending.expected and args:
+            pending.optimizer = pending.optimizer or optimizer_of(fn)
+            pending.expected -= 1
+            if not pending.expected:
+                self._flush(tf.compat.v1.get_default_graph())
+        elif optimizer_of(fn) is None:
+            graph = tf.compat.v1.get_default_graph()
+            if graph is not self._root:
+                # Averaged weights that Keras puts in place every so many
+                # steps: nothing tells which of these updates is the last.
+                self._flush(graph)
+
+    def before_mutation(self, variable):
+        """Called before a variable is assigned in the user's code."""
+        del variable
+        self._here()
+
+    def record_mutation(self, variable, kind, value):
+        """Records `variable.<kind>(value)` for the server."""
+        graph = tf.compat.v1.get_default_graph()
+        pending = self._here()
+        if variable.role is Role.ITERATIONS:
+            # The end of an optimizer's step.
+            if pending.settled is not None and pending.records:
+                self._flush(graph)
+            if variable.ordinal in self._ticketed:
+                return  # The server has counted it.
+            # A step of an optimizer that has others do its updates.
+            getattr(variable.pulled, kind)(value)
+        if variable.role is Role.STATE:
+            variable.assigned_by_workers = True
+        if not isinstance(value, tf.IndexedSlices):
+            value = tf.convert_to_tensor(value, dtype=variable.dtype)
+        pending.records.append(exchange_lib.Mutation(variable, kind, value))
+
+    def finish(self):
+        """Exchanges what is left when the user's step function has ended."""
+        for graph, pending in self._pending.items():
+            if pending.records and graph is not self._root:
+                names = sorted({r.variable.name for r in pending.records})
+                raise RuntimeError(
+                    "Variables with a primary on a server are assigned inside "
+                    f"a tf.cond or tf.while_loop of the step: {names}. Only "
+                    "an optimizer may do so. Assign them outside, for "
+                    "example with tf.where."
+                )
+        if self._root in self._pending and self._pending[self._root].records:
+            self._flush(self._root)
+
+    def _flush(self, graph):
+        pending = self._pending[graph]
+        records, pending.records = pending.records, []
+        optimizer, pending.optimizer = pending.optimizer, None
+        pending.expected = 0
+        with tf.init_scope():
+            self._store.commit()
+        with graph.as_default(), tf.name_scope("exchange"):
+            exchange = exchange_lib.Exchange(
+                self._store,
+                graph,
+                records,
+                counter=_step_counter(optimizer) if optimizer else None,
+                frozen=self._ticketed,
+                lifter=lifting.Lifter(
+                    graph, self._store, pending.barriers, pending.settled
+                ),
+            )
+            exchange.build()
+        if exchange.iterations is not None:
+            self._ticketed.add(exchange.iterations.ordinal)
+            for other, known in self._pending.items():
+                known.settled = len(other.get_operations())
