@@ -104,6 +104,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         self.shard = shard
         # Position among the variables on servers, the same on all workers.
         self.ordinal = ordinal
+        # STATE only: whether a worker's code assigns it, not only update rules.
+        self.assigned_by_workers = False
         # ITERATIONS only: the value at the last pull.
         self.pulled = None
         # Tables pulled by rows only: the version of the rows here.
