@@ -1,0 +1,26 @@
+import contextlib
+
+import pytest
+
+from tests.multi_process.cluster_under_test import ClusterUnderTest
+from tests.multi_process.cluster_under_test import Zygote
+
+
+@pytest.fixture(scope="session")
+def zygote():
+    """Forks the tasks of all clusters."""
+    with Zygote() as process:
+        yield process
+
+
+@pytest.fixture
+def cluster(zygote, tmp_path):
+    """Makes clusters whose processes end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(**counts):
+            return stack.enter_context(
+                ClusterUnderTest(zygote, tmp_path, **counts)
+            )
+
+        yield make

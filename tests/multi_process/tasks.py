@@ -1,0 +1,145 @@
+"""What the tasks of clusters under test run, and the models that they train.
+
+Every gradient of `SumOfWeights` is a constant that the data carries. With SGD
+and a learning rate of one the weights are minus the sum of all that was
+pushed, without rounding as long as it fits the 24 bits of a float32.
+"""
+
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tests.multi_process import handshake
+from tfdist.cluster import members
+
+SHAPES = ((), (7,), (3, 5), (129, 2))
+
+
+def serve(start_timeout=60.0, lost_after=members.LOST_AFTER_SECONDS):
+    """Is a parameter server."""
+    members.LOST_AFTER_SECONDS = lost_after
+    tfdist.AsyncStrategy(start_timeout=start_timeout)
+
+
+class SumOfWeights(keras.layers.Layer):
+    """The input times the mean of four sums, of weights of four shapes."""
+
+    def build(self, input_shape):
+        """Makes the weights, and two counters of calls in training."""
+        del input_shape
+        self.parts = [
+            self.add_weight(shape=shape, initializer="zeros", name=f"part{i}")
+            for i, shape in enumerate(SHAPES)
+        ]
+        self.calls = [
+            self.add_weight(
+                shape=shape, initializer="zeros", trainable=False, name=name
+            )
+            for name, shape in (("calls", ()), ("calls_vector", (3,)))
+        ]
+
+    def call(self, inputs, training=False):
+        """Returns `(batch, 1)`; its gradient is the input's mean."""
+        if training:
+            for counter in self.calls:
+                counter.assign_add(keras.ops.ones_like(counter))
+        sums = [keras.ops.sum(part) for part in self.parts]
+        return inputs * sum(sums[1:], sums[0])
+
+
+class ExamplesSeen(keras.metrics.Metric):
+    """The number of examples."""
+
+    def __init__(self, name="examples_seen", **kwargs):
+        """Makes the counter."""
+        super().__init__(name=name, **kwargs)
+        self.total = self.add_variable((), "zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        """Counts a batch."""
+        del y_pred, sample_weight
+        self.total.assign_add(
+            keras.ops.cast(keras.ops.shape(y_true)[0], "float32")
+        )
+
+    def result(self):
+        """Returns the number."""
+        return self.total.value
+
+
+def first_output(y_true, y_pred):
+    """A loss: the output itself."""
+    del y_true
+    return y_pred[:, 0]
+
+
+def build_sum_of_weights(strategy, optimizer=None, **compile_arguments):
+    """Compiles a `SumOfWeights`, by default with SGD at a rate of one."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([1]), SumOfWeights()])
+        model.compile(
+            optimizer=optimizer or keras.optimizers.SGD(1.0),
+            loss=first_output,
+            **compile_arguments,
+        )
+    return model
+
+
+def own_data(value, batch_size=1):
+    """Endless batches, for one worker, whose gradient is `value`."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    x = np.full([batch_size, 1], value, np.float32)
+    return tf.data.Dataset.from_tensors((x, x)).repeat().with_options(options)
+
+
+def push_constants(steps, values, learning_rate=None):
+    """Pushes this worker's value `steps` times and reports all there is.
+
+    Args:
+        steps: how often.
+        values: by worker; multiples of a power of two.
+        learning_rate: `None` for SGD at a rate of one, a number for Adam, or
+            three arguments of `PolynomialDecay` for Adam with a schedule.
+    """
+    strategy = tfdist.AsyncStrategy(start_timeout=60.0)
+    with strategy.scope():
+        optimizer = _optimizer(learning_rate)
+        metrics = [ExamplesSeen()]
+    model = build_sum_of_weights(strategy, optimizer, metrics=metrics)
+    worker = strategy.cluster.worker_id
+    batch_size = worker + 1
+    model.fit(
+        own_data(values[worker], batch_size), steps_per_epoch=steps, verbose=0
+    )
+    strategy.publish_metrics(model)
+    strategy.settle()
+    exchanges = strategy.journal.read_new()
+    layer = model.layers[-1]
+    handshake.report(
+        updates=strategy.updates_applied(),
+        iterations=int(model.optimizer.iterations.numpy()),
+        learning_rate=float(model.optimizer.learning_rate.numpy()),
+        parts=[part.numpy().ravel().tolist() for part in layer.parts],
+        calls=[calls.numpy().ravel().tolist() for calls in layer.calls],
+        placement=[part.value.shard for part in layer.parts],
+        metrics=strategy.cluster_metrics(model),
+        own_metrics=model.get_metrics_result()["examples_seen"].numpy().item(),
+        versions=[e.version for e in exchanges],
+        staleness=[e.staleness for e in exchanges],
+    )
+
+
+def _optimizer(learning_rate):
+    if learning_rate is None:
+        return keras.optimizers.SGD(1.0)
+    if isinstance(learning_rate, list):
+        learning_rate = keras.optimizers.schedules.PolynomialDecay(
+            *learning_rate
+        )
+    return keras.optimizers.Adam(learning_rate)
