@@ -16,6 +16,7 @@ _environment.apply()
 _HOMES = {
     "AsyncStrategy": "tfdist.parameter_server.strategy",
     "ParameterServerStrategy": "tfdist.parameter_server.strategy",
+    "SidecarEvaluator": "tfdist.parameter_server.evaluator",
 }
 _MODULES = ("callbacks", "datasets")
 

@@ -76,6 +76,7 @@ class Exchange:
         # All servers are asked before any answer is waited for.
         results = [self._build_shard(k, started) for k in sorted(shards)]
         done = [op for result in results for op in self._bring_home(result)]
+        done += self._join_pieces(results)
         if self.iterations is None:
             return
         with tf.control_dependencies(done):
@@ -92,7 +93,9 @@ class Exchange:
         variable = record.variable
         if variable.role is Role.STATE and variable.shape.num_elements() == 1:
             return range(self._store.num_shards)
-        return (variable.shard,)
+        if variable.pieces:
+            return [piece.shard for piece in variable.pieces]
+        return [variable.shard]
 
     def _started(self):
         """Time at which the gradients are ready to be sent."""
@@ -110,13 +113,24 @@ class Exchange:
         live = self._store.live_on(shard) - self._frozen
         if isinstance(record, Mutation):
             live = live | {record.variable.ordinal}
+            if record.variable.pieces:
+                # An average of a split parameter: rows depend on rows alone.
+                live = live | {
+                    v.ordinal
+                    for v in self._store.variables
+                    if v.pieces == record.variable.pieces
+                }
         return live
 
     def _build_shard(self, shard, started):
         store = self._store
         records = [r for r in self._records if shard in self._shards_of(r)]
         outbox = section_lib.Outbox()
-        replays = [self._prepare(r, shard, outbox) for r in records]
+        replays = [
+            self._prepare(r, shard, piece, outbox)
+            for r in records
+            for piece in _pieces_on(shard, r.variable)
+        ]
         pulled_version = outbox.add(store.pulled_version(shard))
         tables = self._tables(records, outbox)
         if self.iterations is not None:
@@ -140,8 +154,9 @@ class Exchange:
             staleness = version.read() - sent[pulled_version]
             if self.iterations is not None:
                 _add(section.handle(self.iterations), sent[ahead])
-            for replay in replays:
-                replay(sent, section)
+            for piece, replay in replays:
+                with section.on_piece(piece):
+                    replay(sent, section)
             if self.iterations is not None:
                 one = tf.ones([], self.iterations.dtype)
                 _add(section.handle(self.iterations), one)
@@ -194,16 +209,20 @@ class Exchange:
         ]
         in_rows = {table.ordinal for table, _ in tables}
         fresh = [
-            v for v in self._pulled_from(shard) if v.ordinal not in in_rows
+            (variable, piece)
+            for variable in self._pulled_from(shard)
+            if variable.ordinal not in in_rows
+            for piece in _pieces_on(shard, variable)
         ]
         with section.entered(), tf.control_dependencies(effects):
             applied = tf.no_op()
         with section.entered(), tf.control_dependencies([applied]):
             values = [
                 tf.raw_ops.ReadVariableOp(
-                    resource=section.handle(v), dtype=v.dtype
+                    resource=store.handle(variable, shard, piece),
+                    dtype=variable.dtype,
                 )
-                for v in fresh
+                for variable, piece in fresh
             ]
             for table, since in tables:
                 values += rows.changed_since(
@@ -222,7 +241,10 @@ class Exchange:
         rest = values[len(fresh) :]
         return _Result(
             shard,
-            list(zip(fresh, values[: len(fresh)], strict=True)),
+            [
+                (variable, piece, value)
+                for (variable, piece), value in zip(fresh, values, strict=False)
+            ],
             [
                 (table, rest[2 * k], rest[2 * k + 1])
                 for k, (table, _) in enumerate(tables)
@@ -236,7 +258,9 @@ class Exchange:
         """Puts the fresh values into the replicas; returns the operations."""
         done = []
         with tf.device(self._store.worker_device):
-            for variable, value in result.fresh:
+            for variable, piece, value in result.fresh:
+                if piece is not None:
+                    continue
                 value.set_shape(variable.shape)
                 if variable.role is Role.ITERATIONS:
                     # Keras adds the one itself when its step ends.
@@ -260,24 +284,48 @@ class Exchange:
                 )
         return done
 
+    def _join_pieces(self, results):
+        """Puts split variables together; returns the operations."""
+        found = {}
+        for result in results:
+            for variable, piece, value in result.fresh:
+                if piece is not None:
+                    pieces = found.setdefault(variable.ordinal, {})
+                    pieces[piece.number] = value
+        done = []
+        with tf.device(self._store.worker_device):
+            for ordinal, pieces in found.items():
+                variable = self._store.variables[ordinal]
+                whole = tf.concat([pieces[k] for k in sorted(pieces)], 0)
+                done.append(_assign(variable.local_handle, whole))
+        return done
+
     def _pulled_from(self, shard):
         """Variables whose replicas this exchange refreshes from `shard`."""
         fresh = {}
         for record in self._records:
             variable = record.variable
-            if variable.shard == shard and variable.role in (
-                Role.PARAMETER,
-                Role.STATE,
+            if variable.role not in (Role.PARAMETER, Role.STATE):
+                continue
+            if shard in (
+                variable.shard,
+                *(piece.shard for piece in variable.pieces),
             ):
                 fresh[variable.ordinal] = variable
         if self.iterations is not None and shard == 0:
             fresh[self.iterations.ordinal] = self.iterations
         return [fresh[ordinal] for ordinal in sorted(fresh)]
 
-    def _prepare(self, record, shard, outbox):
-        """Puts into `outbox` what `record` needs; returns how to replay it."""
+    def _prepare(self, record, shard, piece, outbox):
+        """Puts into `outbox` what `record` needs.
+
+        Returns:
+          `piece`, and how to replay the record on it.
+        """
         live = self._live(record, shard)
-        resolve = section_lib.Resolver(self._lifter, live, outbox)
+        resolve = section_lib.Resolver(
+            self._lifter, live, outbox, record.variable, piece
+        )
         if isinstance(record, Mutation):
             take = resolve(record.value)
 
@@ -288,7 +336,7 @@ class Exchange:
                     kwargs["read_value"] = False
                 getattr(record.variable, record.kind)(value, **kwargs)
 
-            return replay
+            return piece, replay
         args = [resolve(a) for a in tf.nest.flatten(record.args)]
         kwargs = [resolve(a) for a in tf.nest.flatten(record.kwargs)]
 
@@ -303,7 +351,7 @@ class Exchange:
                 ),
             )
 
-        return replay_update
+        return piece, replay_update
 
 
 @dataclasses.dataclass
@@ -312,7 +360,7 @@ class _Result:
 
     Attributes:
       shard: Number of the server.
-      fresh: List of (variable, value).
+      fresh: List of (variable, `Piece` or None, value).
       rows: List of (variable, numbers of rows, their values).
       staleness: Scalar int64 tensor.
       wait: Seconds between arrival and turn, scalar float64 tensor.
@@ -325,6 +373,13 @@ class _Result:
     staleness: tf.Tensor
     wait: tf.Tensor
     version: tf.Tensor
+
+
+def _pieces_on(shard, variable):
+    """The pieces of `variable` on a server; `[None]` if it is whole."""
+    if not variable.pieces:
+        return [None]
+    return [piece for piece in variable.pieces if piece.shard == shard]
 
 
 def _assign(handle, value):

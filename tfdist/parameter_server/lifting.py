@@ -154,6 +154,7 @@ class Lifter:
                 op_def=operation.op_def,
             )
             for old, new in zip(operation.outputs, copy.outputs, strict=True):
-                new.set_shape(old.shape)
+                if not section.is_on_piece:
+                    new.set_shape(old.shape)
                 copies[old.name] = new
         return copies[plan.output.name]

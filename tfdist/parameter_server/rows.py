@@ -25,7 +25,8 @@ _READS = ("ReadVariableOp", "ResourceGather", "VariableShape")
 def is_candidate(variable, args):
     """Whether an update of `variable` with `args` may touch a few rows only."""
     return (
-        variable.shape.rank
+        not variable.pieces
+        and variable.shape.rank
         and variable.num_bytes >= FROM_BYTES
         and any(isinstance(a, tf.IndexedSlices) for a in tf.nest.flatten(args))
     )

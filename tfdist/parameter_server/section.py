@@ -14,6 +14,8 @@ class Section:
         self._store = store
         self.shard = shard
         self._graph = graph
+        # Number of the piece that is being updated, where a variable is split.
+        self.piece_number = None
         # Operations on the worker whose results the section needs.
         self.late_inputs = []
 
@@ -27,11 +29,48 @@ class Section:
         finally:
             active.section = previous
 
+    @contextlib.contextmanager
+    def on_piece(self, piece):
+        """Makes split variables mean their piece of that number.
+
+        Args:
+          piece: A `Piece`, or None for variables that are whole.
+        """
+        self.piece_number = None if piece is None else piece.number
+        try:
+            yield
+        finally:
+            self.piece_number = None
+
+    @property
+    def is_on_piece(self):
+        """Whether split variables mean one of their pieces."""
+        return self.piece_number is not None
+
+    def piece_of(self, variable):
+        """The `Piece` of a split variable that is meant here.
+
+        Raises:
+          RuntimeError: If none is, or it is not on this server.
+        """
+        if self.piece_number is not None:
+            piece = variable.pieces[self.piece_number]
+            if piece.shard == self.shard:
+                return piece
+        raise RuntimeError(
+            f"{variable.name!r} is split over servers by variable_partitioner, "
+            "and an update of another variable uses it."
+        )
+
     def handle(self, variable):
         """The primary's handle of a `ReplicaVariable` on this server."""
-        self._store.claim(variable, self.shard)
+        piece = None
+        if variable.pieces:
+            piece = self.piece_of(variable)
+        else:
+            self._store.claim(variable, self.shard)
         with self._graph.as_default():
-            return self._store.handle(variable, self.shard)
+            return self._store.handle(variable, self.shard, piece)
 
     def read_local(self, variable):
         """The value of a worker-local variable, sent before the lock."""
@@ -61,9 +100,20 @@ class Outbox:
 
 
 class Resolver:
-    """Turns an argument of the worker into its counterpart on a server."""
+    """Turns an argument of the worker into its counterpart on a server.
 
-    def __init__(self, lifter, live, outbox):
+    Args:
+      lifter: The `Lifter` of the graph.
+      live: Ordinals of the variables to be read afresh.
+      outbox: The `Outbox` to the server.
+      variable: The variable that is updated or assigned.
+      piece: The `Piece` of it, or None; tensors of the variable's shape are
+        cut to it.
+    """
+
+    def __init__(self, lifter, live, outbox, variable, piece):
+        self._shape = variable.shape
+        self._piece = piece
         self._lifter = lifter
         self._live = live
         self._outbox = outbox
@@ -71,6 +121,8 @@ class Resolver:
     def __call__(self, argument):
         """Returns a function of (sent tensors, section) -> counterpart."""
         if isinstance(argument, tf.IndexedSlices):
+            if self._piece is not None:
+                argument = _slices_of(argument, self._piece, self._shape)
             values = self(argument.values)
             indices = self(argument.indices)
             shape = argument.dense_shape
@@ -85,14 +137,31 @@ class Resolver:
             return lambda sent, section: argument
         plan = self._lifter.plan(argument, self._live)
         if plan is None:
-            position = self._outbox.add(argument)
+            position = self._add(argument)
             return lambda sent, section: sent[position]
-        positions = {t.name: self._outbox.add(t) for t in plan.inputs}
+        positions = {t.name: self._add(t) for t in plan.inputs}
         return lambda sent, section: self._lifter.build(
             plan,
             {name: sent[position] for name, position in positions.items()},
             section,
         )
+
+    def _add(self, tensor):
+        if self._piece is not None and tensor.shape == self._shape:
+            tensor = self._piece.of(tensor)
+        return self._outbox.add(tensor)
+
+
+def _slices_of(slices, piece, shape):
+    """The `tf.IndexedSlices` that fall into `piece`, numbered within it."""
+    dtype = slices.indices.dtype
+    numbers = slices.indices - tf.cast(piece.first, dtype)
+    inside = tf.logical_and(numbers >= 0, numbers < piece.rows)
+    return tf.IndexedSlices(
+        tf.boolean_mask(slices.values, inside),
+        tf.boolean_mask(numbers, inside),
+        tf.constant([piece.rows, *shape[1:]], dtype),
+    )
 
 
 def read_replica(variable):

@@ -34,3 +34,38 @@ class ByteBalancer:
     def add(self, shard, num_bytes):
         """Counts `num_bytes` that were put on `shard` for another reason."""
         self._bytes[shard] += num_bytes
+
+
+def rows_of_pieces(partitioner, name, shape, dtype):
+    """How many rows each piece of a variable gets.
+
+    Args:
+      partitioner: Callable of `shape` (`tf.TensorShape`) and `dtype`; returns
+        the number of pieces per axis.
+      name: The variable's name, for messages.
+      shape: Its shape, of rank 1 or more.
+      dtype: Its `tf.DType`.
+
+    Returns:
+      A list of ints that add up to `shape[0]`; the first ones are larger by
+      one where it does not divide evenly, as in TensorFlow.
+
+    Raises:
+      ValueError: The partitioner splits another axis than the first, or gives
+        a number of pieces that the axis does not have.
+    """
+    counts = list(partitioner(shape=shape, dtype=dtype))
+    if len(counts) != shape.rank or any(count != 1 for count in counts[1:]):
+        raise ValueError(
+            f"variable_partitioner splits {name!r} of shape {shape} into "
+            f"{counts}; allowed is one number per axis, 1 for all but the "
+            "first."
+        )
+    pieces = int(counts[0])
+    if not 1 <= pieces <= max(1, shape[0]):
+        raise ValueError(
+            f"variable_partitioner splits {name!r} of shape {shape} into "
+            f"{pieces} pieces; allowed are 1 to {shape[0]}."
+        )
+    rows, rest = divmod(shape[0], pieces)
+    return [rows + (number < rest) for number in range(pieces)]

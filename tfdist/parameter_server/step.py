@@ -8,6 +8,7 @@ all of it goes out in one exchange.
 import dataclasses
 import inspect
 
+import keras
 import tensorflow as tf
 
 from tfdist.parameter_server import exchange as exchange_lib
@@ -36,6 +37,23 @@ def optimizer_of(fn):
         return None
     iterations = getattr(owner, "iterations", None)
     return owner if iterations is not None else None
+
+
+def _check_elementwise(variable, optimizer):
+    """Refuses update rules for which pieces are not like the whole."""
+    names = ("Adafactor", "Lamb", "Muon")
+    kinds = tuple(
+        getattr(keras.optimizers, name)
+        for name in names
+        if hasattr(keras.optimizers, name)
+    )
+    if isinstance(optimizer, kinds):
+        raise ValueError(
+            f"{type(optimizer).__name__} looks at whole variables, and "
+            f"{variable.name!r} is split over servers by "
+            "variable_partitioner. Use an optimizer that updates each element "
+            "for itself, or no variable_partitioner."
+        )
 
 
 def _step_counter(optimizer):
@@ -98,6 +116,8 @@ class Step:
     def update(self, variable, fn, args, kwargs):
         """Records `fn(variable, *args, **kwargs)` for the server."""
         pending = self._here()
+        if variable.pieces:
+            _check_elementwise(variable, optimizer_of(fn))
         pending.records.append(exchange_lib.Update(variable, fn, args, kwargs))
         if pending.expected and args:
             pending.optimizer = pending.optimizer or optimizer_of(fn)
@@ -128,6 +148,13 @@ class Step:
                 return  # The server has counted it.
             # A step of an optimizer that has others do its updates.
             getattr(variable.pulled, kind)(value)
+        if variable.pieces and variable.role is Role.PARAMETER:
+            raise RuntimeError(
+                f"{variable.name!r} is split over servers by "
+                "variable_partitioner and is assigned in a step (by a "
+                "constraint?). Only an optimizer may do so; leave this "
+                "variable whole."
+            )
         if variable.role is Role.STATE:
             variable.assigned_by_workers = True
         if not isinstance(value, tf.IndexedSlices):

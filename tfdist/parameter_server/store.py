@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfdist.parameter_server import journal
 from tfdist.parameter_server import sharding
 from tfdist.parameter_server import synchronize
+from tfdist.parameter_server.variables import Piece
 from tfdist.parameter_server.variables import ReplicaVariable
 from tfdist.parameter_server.variables import Role
 from tfdist.parameter_server.variables import role_of
@@ -54,6 +55,9 @@ class ParameterStore:
       worker_id: Number of this worker, 0 for the first.
       is_chief: Whether this worker gives new variables their first value.
       timeout: Seconds to wait for the chief to do so.
+      partitioner: Callable of `shape` and `dtype`, as in
+        `tf.distribute.experimental.partitioners`, that says into how many
+        pieces each parameter is split along its first axis; or None.
     """
 
     def __init__(
@@ -65,7 +69,9 @@ class ParameterStore:
         worker_id,
         is_chief,
         timeout,
+        partitioner=None,
     ):
+        self._partitioner = partitioner
         self._worker_id = worker_id
         self._namespace = namespace
         self.devices = tuple(devices)
@@ -159,23 +165,62 @@ class ParameterStore:
             variable.pulled = self.worker_variable(
                 variable.numpy(), f"{variable.name.split(':')[0]}_pulled"
             )
-        if shard is None:
+        if variable.role is Role.PARAMETER:
+            variable.pieces = self._split(variable)
+        elif getattr(reference, "pieces", None):
+            variable.pieces = self._split_like(variable, reference)
+        if variable.pieces:
+            pass
+        elif shard is None:
             variable.shard = self._balancer.place(variable.num_bytes)
         else:
             variable.shard = shard
             self._balancer.add(shard, variable.num_bytes)
         self.variables.append(variable)
 
+    def _split(self, variable):
+        """The pieces of a parameter, empty if it stays whole."""
+        if self._partitioner is None or not variable.shape.rank:
+            return ()
+        rows = sharding.rows_of_pieces(
+            self._partitioner, variable.name, variable.shape, variable.dtype
+        )
+        if len(rows) < 2:
+            return ()
+        row_bytes = variable.num_bytes // variable.shape[0]
+        pieces, first = [], 0
+        for number, count in enumerate(rows):
+            shard = self._balancer.place(count * row_bytes)
+            pieces.append(Piece(number, shard, first, count))
+            first += count
+        return tuple(pieces)
+
+    def _split_like(self, variable, reference):
+        if variable.shape != reference.shape:
+            raise ValueError(
+                f"{reference.name!r} is split over servers by "
+                f"variable_partitioner, and the optimizer's {variable.name!r} "
+                f"of shape {variable.shape} cannot be split alike. Use an "
+                "optimizer that updates each element for itself, or no "
+                "variable_partitioner."
+            )
+        row_bytes = variable.num_bytes // variable.shape[0]
+        for piece in reference.pieces:
+            self._balancer.add(piece.shard, piece.rows * row_bytes)
+        return reference.pieces
+
     def copies_of(self, variable):
-        """Servers that hold a copy of `variable`.
+        """Where `variable` is held, a list of (server, `Piece` or None).
 
         Step counters are everywhere: each server counts the updates of its
         own slots. Other state is small and initialised everywhere, because
         only the traced optimizer shows which server uses it.
         """
         if variable.role in (Role.ITERATIONS, Role.STATE):
-            return range(self.num_shards)
-        return (variable.shard,)
+            return [(shard, None) for shard in range(self.num_shards)]
+        if variable.pieces:
+            return [(piece.shard, piece) for piece in variable.pieces]
+        return [(variable.shard, None)]
 
     def claim(self, variable, shard):
         """Checks that `variable` may be used on `shard`.
@@ -230,10 +275,13 @@ class ParameterStore:
             ),
         )
 
-    def handle(self, variable, shard):
-        """Handle of the copy of `variable` on server `shard`."""
+    def handle(self, variable, shard, piece=None):
+        """Handle of `variable`, or of a `Piece` of it, on server `shard`."""
         name = f"variable/{variable.ordinal}"
-        return self.resource(shard, name, variable.dtype, variable.shape)
+        if piece is not None:
+            name += f"/{piece.number}"
+        shape = variable.shape_of(piece)
+        return self.resource(shard, name, variable.dtype, shape)
 
     def counter(self, name, shard):
         """The `Counter` called `name` on server `shard`."""

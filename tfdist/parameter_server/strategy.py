@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+import time
 import warnings
 
 from absl import logging
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.cluster import config as cluster_config
 from tfdist.cluster import connection
+from tfdist.cluster import ending
 from tfdist.cluster import life
 from tfdist.cluster import reports
 from tfdist.cluster import server
@@ -38,6 +40,12 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     Args:
       cluster_resolver: A `tf.distribute.cluster_resolver.ClusterResolver`;
         default: read `TF_CONFIG`.
+      variable_partitioner: Splits large parameters over servers along their
+        first axis: a `tf.distribute.experimental.partitioners` object
+        (`MinSizePartitioner`, `MaxSizePartitioner`, `FixedShardsPartitioner`)
+        or any callable of `shape` and `dtype` that returns the number of
+        pieces per axis. For optimizers that update each element for itself.
+        Default: every variable is whole.
       start_timeout: Seconds to wait for servers and for the chief's
         variables.
       seed: Integer for `keras.utils.set_random_seed`, the same on all
@@ -51,11 +59,23 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     """
 
     def __init__(
-        self, cluster_resolver=None, *, start_timeout=300.0, seed=None
+        self,
+        cluster_resolver=None,
+        *,
+        variable_partitioner=None,
+        start_timeout=300.0,
+        seed=None,
     ):
         if not start_timeout > 0:
             raise ValueError(
                 f"start_timeout must be positive, came: {start_timeout!r}."
+            )
+        if variable_partitioner is not None and not callable(
+            variable_partitioner
+        ):
+            raise TypeError(
+                "variable_partitioner must be callable with shape and dtype, "
+                f"came: {variable_partitioner!r}."
             )
         if cluster_resolver is None:
             config = cluster_config.ClusterConfig.from_tf_config()
@@ -68,6 +88,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             sys.exit(server.serve(config, start_timeout=start_timeout))
         worker_device, devices = connection.connect(config, start_timeout)
         self._membership = life.join(config, devices) if config.num_ps else None
+        self._connected_at = time.monotonic()
+        self._start_timeout = start_timeout
         self._reports = (
             reports.Reports(devices[0], config) if config.num_ps else None
         )
@@ -85,6 +107,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             worker_id=config.worker_id if config.is_worker else 0,
             is_chief=config.is_chief,
             timeout=start_timeout,
+            partitioner=variable_partitioner,
         )
         super().__init__(
             extended.ParameterServerExtended(self, self._store, config)
@@ -108,6 +131,32 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def updates_applied(self):
         """Updates that each server has applied so far, a list of ints."""
         return self._store.updates_applied()
+
+    def updates_pulled(self):
+        """Updates that are in this worker's replicas, an int.
+
+        Where several servers have been asked at different moments, the most.
+        """
+        servers = range(self._store.num_shards)
+        return max(int(self._store.pulled_version(k)) for k in servers)
+
+    def training_is_over(self):
+        """Whether all workers have finished.
+
+        Once one has, a worker that has not been seen for a minute is not
+        waited for. In one process without servers nobody else trains: True.
+
+        Raises:
+          TimeoutError: No worker has finished, and none has been seen for
+            `start_timeout` seconds.
+        """
+        if self._membership is None:
+            return True
+        return ending.is_over(
+            self._membership.read(),
+            known_for=time.monotonic() - self._connected_at,
+            patience=self._start_timeout,
+        )
 
     def settle(self):
         """Waits until all workers have come to their own call of this.

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.cluster import waiting
 from tfdist.parameter_server import transfer
+from tfdist.parameter_server.section import read_replica
 from tfdist.parameter_server.variables import Role
 
 # Refreshed only when they are read eagerly, not by every exchange.
@@ -179,14 +180,17 @@ class Synchronizer:
         store = self._store
         done = []
         for shard in range(store.num_shards):
-            here = [v for v in variables if shard in store.copies_of(v)]
+            here = self._copies_on(shard, variables)
             values = self._move_to(shard, here)
             with tf.device(store.devices[shard]):
                 done += [
                     tf.raw_ops.AssignVariableOp(
-                        resource=store.handle(variable, shard), value=value
+                        resource=store.handle(variable, shard, piece),
+                        value=value,
                     )
-                    for variable, value in zip(here, values, strict=True)
+                    for (variable, piece), value in zip(
+                        here, values, strict=True
+                    )
                 ]
                 if variables[0].ordinal == 0:
                     done.append(store.counter("version", shard).set(0))
@@ -201,13 +205,21 @@ class Synchronizer:
             with tf.control_dependencies(done):
                 store.counter("held", 0).set(variables[-1].ordinal + 1)
 
-    def _move_to(self, shard, variables):
+    def _copies_on(self, shard, variables):
+        """Pairs of variable and piece (or None) that a server holds."""
+        return [
+            (variable, piece)
+            for variable in variables
+            for holder, piece in self._store.copies_of(variable)
+            if holder == shard
+        ]
+
+    def _move_to(self, shard, copies):
+        values = [read_replica(variable) for variable, _ in copies]
         return transfer.move(
             [
-                tf.raw_ops.ReadVariableOp(
-                    resource=variable.local_handle, dtype=variable.dtype
-                )
-                for variable in variables
+                value if piece is None else piece.of(value)
+                for (_, piece), value in zip(copies, values, strict=True)
             ],
             source=self._store.worker_device,
             target=self._store.devices[shard],
@@ -246,37 +258,59 @@ class Synchronizer:
 
     def _build_pull(self, variables):
         store = self._store
+        pieces = {}
         for shard in range(store.num_shards):
-            here = [v for v in variables if v.shard == shard]
+            here = [
+                (variable, piece)
+                for variable, piece in self._copies_on(shard, variables)
+                if piece is not None or variable.shard == shard
+            ]
             if not here:
                 continue
-            lock = store.lock(shard)
-            with tf.control_dependencies([lock.op]):
-                with tf.device(store.devices[shard]):
-                    values = [
-                        tf.raw_ops.ReadVariableOp(
-                            resource=store.handle(v, shard), dtype=v.dtype
-                        )
-                        for v in here
-                    ]
-                    values.append(store.counter("version", shard).read())
-            with tf.control_dependencies([v.op for v in values]):
-                store.unlock(shard, lock)
-            for variable, value in zip(here, values, strict=False):
-                value.set_shape(variable.shape)
-            *values, version = transfer.move(
-                values, source=store.devices[shard], target=store.worker_device
-            )
-            for variable, value in zip(here, values, strict=True):
-                if variable.role is Role.ITERATIONS:
-                    # This worker's steps that have not been exchanged yet
-                    # (gradient accumulation) count on top.
-                    ahead = variable.read_value() - variable.pulled.read_value()
-                    variable.pulled.assign_replica(value)
-                    value = value + ahead
-                variable.assign_replica(value)
-            if any(v.role is Role.PARAMETER for v in here):
+            values, version = self._read_under_lock(shard, here)
+            for (variable, piece), value in zip(here, values, strict=True):
+                if piece is None:
+                    self._put(variable, value)
+                else:
+                    known = pieces.setdefault(variable.ordinal, {})
+                    known[piece.number] = value
+            if any(v.role is Role.PARAMETER for v, _ in here):
                 store.set_pulled_version(shard, version)
+        for ordinal, values in pieces.items():
+            variable = store.variables[ordinal]
+            ordered = [values[number] for number in sorted(values)]
+            self._put(variable, tf.concat(ordered, 0))
+
+    def _read_under_lock(self, shard, copies):
+        """Their values, brought here, and the server's version."""
+        store = self._store
+        lock = store.lock(shard)
+        with tf.control_dependencies([lock.op]):
+            with tf.device(store.devices[shard]):
+                values = []
+                for variable, piece in copies:
+                    value = tf.raw_ops.ReadVariableOp(
+                        resource=store.handle(variable, shard, piece),
+                        dtype=variable.dtype,
+                    )
+                    value.set_shape(variable.shape_of(piece))
+                    values.append(value)
+                values.append(store.counter("version", shard).read())
+        with tf.control_dependencies([v.op for v in values]):
+            store.unlock(shard, lock)
+        *values, version = transfer.move(
+            values, source=store.devices[shard], target=store.worker_device
+        )
+        return values, version
+
+    def _put(self, variable, value):
+        if variable.role is Role.ITERATIONS:
+            # This worker's steps that have not been exchanged yet (gradient
+            # accumulation) count on top.
+            ahead = variable.read_value() - variable.pulled.read_value()
+            variable.pulled.assign_replica(value)
+            value = value + ahead
+        variable.assign_replica(value)
 
     def _build_stamp_rows(self, table):
         store = self._store
@@ -307,15 +341,16 @@ class Synchronizer:
 
     def _build_write(self, variable):
         store = self._store
-        for shard in store.copies_of(variable):
-            (value,) = self._move_to(shard, [variable])
+        for shard, piece in store.copies_of(variable):
+            (value,) = self._move_to(shard, [(variable, piece)])
             with tf.control_dependencies([value.op]):
                 lock = store.lock(shard)
             with tf.control_dependencies([lock.op]):
                 with tf.device(store.devices[shard]):
                     done = [
                         tf.raw_ops.AssignVariableOp(
-                            resource=store.handle(variable, shard), value=value
+                            resource=store.handle(variable, shard, piece),
+                            value=value,
                         )
                     ]
                     if variable.rows_pulled is not None:
@@ -327,4 +362,6 @@ class Synchronizer:
 def _signature(variable):
     name = variable.name.split(":")[0].replace(" ", "_")
     shape = variable.shape.as_list()
-    return f"{name} {variable.role.value} {variable.dtype.name} {shape}"
+    pieces = f" in {len(variable.pieces)} pieces" if variable.pieces else ""
+    kind = f"{variable.role.value} {variable.dtype.name}"
+    return f"{name} {kind} {shape}{pieces}"

@@ -7,6 +7,7 @@ handle of the very same object is the primary's, so that an optimizer's own
 update rule acts on the server without knowing it.
 """
 
+import dataclasses
 import enum
 import threading
 
@@ -81,6 +82,27 @@ def role_of(*, name, dtype, trainable, synchronization, aggregation, reference):
     return Role.STATE
 
 
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Rows of a variable that is split along its first axis.
+
+    Attributes:
+      number: Position among the variable's pieces.
+      shard: The server that holds it.
+      first: Its first row.
+      rows: Number of rows.
+    """
+
+    number: int
+    shard: int
+    first: int
+    rows: int
+
+    def of(self, tensor):
+        """The rows of `tensor` that are this piece's."""
+        return tensor[self.first : self.first + self.rows]
+
+
 class _Active(threading.local):
     """What the calling thread is building: a step, a section of it."""
 
@@ -106,6 +128,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         self.ordinal = ordinal
         # STATE only: whether a worker's code assigns it, not only update rules.
         self.assigned_by_workers = False
+        # The pieces of a variable that is split over servers, else empty.
+        self.pieces = ()
         # ITERATIONS only: the value at the last pull.
         self.pulled = None
         # Tables pulled by rows only: the version of the rows here.
@@ -118,6 +142,24 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         if section is None or not self.role.is_on_server:
             return self._handle
         return section.handle(self)
+
+    @property
+    def _shape(self):
+        # Inside an update of one piece the variable is that piece.
+        section = active.section
+        if self.pieces and section is not None:
+            return self.shape_of(section.piece_of(self))
+        return self._full_shape
+
+    @_shape.setter
+    def _shape(self, shape):
+        self._full_shape = shape
+
+    def shape_of(self, piece):
+        """Shape of a `Piece`; of the whole variable for None."""
+        if piece is None:
+            return self._full_shape
+        return tf.TensorShape([piece.rows, *self._full_shape[1:]])
 
     @property
     def local_handle(self):
