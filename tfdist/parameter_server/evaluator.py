@@ -88,7 +88,15 @@ class SidecarEvaluator:
             )
         self._model = model
         self._strategy = strategy
-        self._data = data if isinstance(data, tuple) else (data,)
+        data = data if isinstance(data, tuple) else (data,)
+        names = ("x", "y", "sample_weight")
+        if len(data) > len(names):
+            raise ValueError(
+                "data must be what model.evaluate takes as x, or a tuple (x, "
+                "y) or (x, y, sample_weight), came: a tuple of "
+                f"{len(data)} parts."
+            )
+        self._data = dict(zip(names, data, strict=False))
         self._steps = steps
         self._log_dir = pathlib.Path(log_dir) if log_dir is not None else None
         self._interval = interval_seconds
@@ -149,12 +157,12 @@ class SidecarEvaluator:
     def _build(self):
         # Variables that do not exist yet cannot be refreshed.
         if not self._model.built:
-            self._model.evaluate(*self._data, steps=1, verbose=0)
+            self._model.evaluate(**self._data, steps=1, verbose=0)
 
     def _evaluate(self):
         # Under a strategy of ours, `evaluate` refreshes the replicas itself.
         metrics = self._model.evaluate(
-            *self._data,
+            **self._data,
             steps=self._steps,
             callbacks=self._callbacks,
             verbose=0,

@@ -1,0 +1,97 @@
+"""When training is over, from the table of members."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+import pytest
+
+from tfdist.cluster import ending
+from tfdist.cluster.members import LOST_AFTER_SECONDS
+from tfdist.cluster.members import Member
+from tfdist.cluster.members import State
+
+NEVER = float("inf")
+PATIENCE = 300.0
+
+
+def worker(index, state, silent_for=0.0):
+    return Member(f"/job:worker/task:{index}", state, silent_for, 0)
+
+
+EVALUATOR = Member("/job:evaluator/task:0", State.ALIVE, 0.0, 0)
+
+
+def is_over(*rows, known_for=1000.0):
+    return ending.is_over(
+        [*rows, EVALUATOR], known_for=known_for, patience=PATIENCE
+    )
+
+
+def test_it_is_over_when_all_workers_have_finished():
+    assert is_over(
+        worker(0, State.FINISHED, 900.0), worker(1, State.FINISHED, 0.0)
+    )
+
+
+def test_a_worker_that_is_heard_of_is_waited_for():
+    assert not is_over(
+        worker(0, State.FINISHED, 900.0), worker(1, State.ALIVE, 1.0)
+    )
+    assert not is_over(worker(0, State.ALIVE, 1.0))
+
+
+# A worker that failed may be started again.
+@pytest.mark.parametrize("state", [State.ALIVE, State.FAILED])
+def test_a_silent_worker_is_not_waited_for_once_one_has_finished(state):
+    rows = [worker(0, State.FINISHED)]
+    assert not is_over(*rows, worker(1, state, LOST_AFTER_SECONDS - 1))
+    assert is_over(*rows, worker(1, state, LOST_AFTER_SECONDS + 1))
+
+
+def test_a_worker_never_seen_is_silent_since_the_caller_looks():
+    rows = [worker(0, State.FINISHED), worker(1, State.UNKNOWN, NEVER)]
+    assert not is_over(*rows, known_for=LOST_AFTER_SECONDS - 1)
+    assert is_over(*rows, known_for=LOST_AFTER_SECONDS + 1)
+
+
+def test_one_of_two_unfinished_workers_that_is_heard_of_is_enough():
+    assert not is_over(
+        worker(0, State.FINISHED),
+        worker(1, State.ALIVE, 500.0),
+        worker(2, State.ALIVE, 1.0),
+    )
+
+
+def test_all_vanished_unfinished_is_an_error_that_names_them():
+    rows = [
+        worker(0, State.FAILED, PATIENCE + 1),
+        worker(1, State.UNKNOWN, NEVER),
+    ]
+    assert not is_over(*rows, known_for=PATIENCE - 1)
+    with pytest.raises(TimeoutError, match="task:0, /job:worker/task:1, of"):
+        is_over(*rows)
+
+
+def test_an_evaluator_that_has_finished_does_not_count_as_a_worker():
+    done = Member("/job:evaluator/task:0", State.FINISHED, 0.0, 0)
+    rows = [worker(0, State.ALIVE, LOST_AFTER_SECONDS + 1), done]
+    assert not ending.is_over(rows, known_for=1000.0, patience=PATIENCE)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(State), st.floats(0.0, 1000.0)), min_size=1
+    ),
+    st.floats(0.0, 1000.0),
+)
+def test_it_is_never_over_while_a_worker_is_heard_of(rows, known_for):
+    rows = [worker(k, *row) for k, row in enumerate(rows)]
+    heard_of = any(
+        m.state != State.FINISHED and m.silent_for < LOST_AFTER_SECONDS
+        for m in rows
+    )
+    try:
+        over = ending.is_over(rows, known_for=known_for, patience=PATIENCE)
+    except TimeoutError:
+        over = True
+        assert all(m.state != State.FINISHED for m in rows)
+    assert not (over and heard_of)

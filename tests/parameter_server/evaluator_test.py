@@ -1,0 +1,234 @@
+"""A task that evaluates beside the training sees what the trainers made."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.cli.local_cluster import LocalCluster
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPT = pathlib.Path(__file__).with_name("train_beside_evaluator.py")
+SECONDS = 120.0
+# 256 examples in batches of 16, three epochs, shared out over the workers.
+UPDATES = 3 * 16
+
+
+def environ(**more):
+    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
+
+def launch(mode, directory, num_workers):
+    """Runs the script as a cluster with an evaluator; returns its output."""
+    command = [sys.executable, "-m", "tfdist", "launch", "--evaluator"]
+    command += [f"--num_workers={num_workers}", f"--timeout={SECONDS}"]
+    result = subprocess.run(
+        [*command, str(SCRIPT), "--", mode, str(directory)],
+        env=environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS + 30,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    for task in ("ps 0", "evaluator 0"):
+        assert f"[tfdist] {task} is done" in result.stdout
+    return result.stdout
+
+
+def left_by(directory, name):
+    return json.loads((directory / name).read_text())
+
+
+def rows_of(directory):
+    text = (directory / "log" / "eval.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+# A model that is built only by its first batch has no variables to ask for
+# when the evaluator starts.
+@pytest.mark.parametrize("mode,num_workers", [("built", 1), ("unbuilt", 2)])
+def test_last_evaluation_is_the_chief_s(tmp_path, mode, num_workers):
+    output = launch(mode, tmp_path, num_workers)
+    chief = left_by(tmp_path, "worker-0.json")
+    evaluator = left_by(tmp_path, "evaluator-0.json")
+    assert chief["updates"] == [UPDATES]
+    assert evaluator["metrics"].keys() == {"loss", "accuracy"}
+    for name, value in chief["metrics"].items():
+        assert evaluator["metrics"][name] == pytest.approx(value, abs=1e-6)
+
+    rows = rows_of(tmp_path)
+    steps = [row["step"] for row in rows]
+    assert steps == sorted(steps)
+    assert steps[-1] == UPDATES
+    # The chief went on only when the first epoch had been evaluated.
+    assert any(0 < step < UPDATES for step in steps)
+    times = [row["time"] for row in rows]
+    assert times == sorted(times) and times[0] > 0
+    last = {name: rows[-1][name] for name in ("loss", "accuracy")}
+    assert last == evaluator["metrics"]
+    assert f"Evaluation after {UPDATES} updates: accuracy: " in output
+    if importlib.util.find_spec("tensorboard"):
+        assert scalars(tmp_path / "log" / "evaluator") == {
+            f"evaluation/{name}": [(row["step"], row[name]) for row in rows]
+            for name in ("loss", "accuracy")
+        }
+
+
+def scalars(directory):
+    """All that TensorBoard would show: tag -> list of (step, value)."""
+    found = {}
+    (path,) = directory.iterdir()
+    for event in tf.compat.v1.train.summary_iterator(str(path)):
+        for value in event.summary.value:
+            number = float(tf.make_ndarray(value.tensor))
+            found.setdefault(value.tag, []).append((event.step, number))
+    return found
+
+
+def test_evaluator_that_comes_after_training_evaluates_once(tmp_path):
+    launch("late", tmp_path, 1)
+    chief = left_by(tmp_path, "worker-0.json")
+    evaluator = left_by(tmp_path, "evaluator-0.json")
+    assert evaluator["evaluations"] == 1
+    for name, value in chief["metrics"].items():
+        assert evaluator["metrics"][name] == pytest.approx(value, abs=1e-6)
+    assert [row["step"] for row in rows_of(tmp_path)] == [UPDATES]
+
+
+def test_servers_end_without_an_evaluator_that_never_came(tmp_path):
+    tasks = {}
+    counts = {"ps": 1, "worker": 1, "evaluator": 1}
+    with LocalCluster(counts) as cluster:
+        try:
+            for task in cluster.tasks:
+                if task.job != "evaluator":
+                    tasks[task.job] = subprocess.Popen(
+                        [sys.executable, str(SCRIPT), "absent", str(tmp_path)],
+                        env=environ(TF_CONFIG=task.tf_config),
+                        stderr=subprocess.PIPE,
+                        text=True,
+                    )
+            tasks["worker"].communicate(timeout=SECONDS)
+            assert tasks["worker"].returncode == 0
+            ended = time.monotonic()
+            _, errors = tasks["ps"].communicate(timeout=SECONDS)
+            assert tasks["ps"].returncode == 0, errors
+            # Three seconds of patience in this script, counted from the
+            # start of the server where somebody has never been seen.
+            assert time.monotonic() - ended < 3.0 + 20.0
+            assert "/job:evaluator/task:0 has not been seen" in errors
+        finally:
+            for process in tasks.values():
+                process.kill()
+                process.wait(SECONDS)
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A model in one process, where nobody else trains."""
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input([2]), keras.layers.Dense(1, kernel_initializer="ones")]
+        )
+        model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+
+X, Y = np.array([[1.0, 2.0], [0.0, 1.0]]), np.array([[1.0], [4.0]])
+# Predictions are the sums 3 and 1: errors of 2 and -3.
+EXPECTED = {"loss": 6.5, "mae": 2.5}
+
+
+def test_in_one_process_it_evaluates_once(model, tmp_path, capsys):
+    evaluator = tfdist.SidecarEvaluator(model, (X, Y), log_dir=tmp_path)
+    assert evaluator.start() == pytest.approx(EXPECTED)
+    (line,) = (tmp_path / "eval.jsonl").read_text().splitlines()
+    row = json.loads(line)
+    assert row.pop("step") == 0
+    assert row.pop("time") > 0
+    assert row == pytest.approx(EXPECTED)
+    shown = "Evaluation after 0 updates: loss: 6.5000, mae: 2.5000\n"
+    assert capsys.readouterr().out == shown
+
+
+def test_data_sets_sample_weights_and_steps_reach_evaluate(model, capsys):
+    def run(data, **kwargs):
+        kwargs["verbose"] = 0
+        return tfdist.SidecarEvaluator(model, data, **kwargs).start()
+
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(1)
+    assert run(dataset) == pytest.approx(EXPECTED)
+    # The first example alone.
+    assert run(dataset, steps=1) == pytest.approx({"loss": 4.0, "mae": 2.0})
+    weighted = run((X, Y, np.array([1.0, 0.0])))
+    # Keras divides the weighted sum of losses by the number of examples.
+    assert weighted["loss"] == pytest.approx(2.0)
+    assert capsys.readouterr().out == ""
+
+
+def test_without_log_dir_nothing_is_written(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tfdist.SidecarEvaluator(model, (X, Y), verbose=0).start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_metric_that_is_a_vector_is_written_as_a_list(tmp_path):
+    class PerClass(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="per_class")
+            self.total = self.add_weight(shape=[2], initializer="zeros")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.total.assign_add(keras.ops.ones([2]))
+
+        def result(self):
+            return self.total.value
+
+    with tfdist.AsyncStrategy().scope():
+        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        model.compile(loss="mse", metrics=[PerClass()])
+    evaluator = tfdist.SidecarEvaluator(model, (X, Y), log_dir=tmp_path)
+    assert evaluator.start()["per_class"] == [1.0, 1.0]
+    row = json.loads((tmp_path / "eval.jsonl").read_text())
+    assert row["per_class"] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("interval", [-1.0, float("nan"), float("inf")])
+def test_bad_interval_is_refused(model, interval):
+    with pytest.raises(ValueError, match="interval_seconds must be a finite"):
+        tfdist.SidecarEvaluator(model, (X, Y), interval_seconds=interval)
+
+
+def test_data_of_too_many_parts_is_refused(model):
+    with pytest.raises(ValueError, match="came: a tuple of 4 parts"):
+        tfdist.SidecarEvaluator(model, (X, Y, None, None))
+
+
+def test_model_without_a_strategy_is_refused():
+    plain = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    plain.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="scope of a tfdist strategy"):
+        tfdist.SidecarEvaluator(plain, (X, Y))
+
+
+def test_task_that_trains_is_refused(model, monkeypatch):
+    cluster = tfdist.cluster.ClusterConfig(
+        spec={"worker": ["a:1", "b:1"], "ps": ["c:1"]},
+        task_type="worker",
+        task_index=1,
+    )
+    monkeypatch.setattr(model.distribute_strategy, "_cluster", cluster)
+    with pytest.raises(ValueError, match="/job:worker/task:1"):
+        tfdist.SidecarEvaluator(model, (X, Y))
