@@ -114,6 +114,17 @@ class TaskUnderTest:
         assert path.exists(), f"{self.label} reported nothing:\n{self.output()}"
         return json.loads(path.read_text())
 
+    def wait_for_report(self, timeout=SECONDS):
+        """Waits for its report; returns it."""
+        end = time.monotonic() + timeout
+        path = self._directory / f"{self.label}.json"
+        while self.runs() and not path.exists():
+            assert time.monotonic() < end, (
+                f"{self.label}: no report in {timeout:g} s:\n{self.output()}"
+            )
+            time.sleep(_POLL_SECONDS)
+        return self.report()
+
     def expect(self, pattern, timeout=SECONDS):
         """Waits for output that matches; returns the match.
 
@@ -171,6 +182,7 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
         """
         self._zygote = zygote
         self.directory = directory
+        self.num_workers = num_workers
         self._ports = local_cluster.LocalCluster(
             {"ps": num_ps, "worker": num_workers}
         )

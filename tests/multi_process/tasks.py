@@ -5,14 +5,17 @@ and a learning rate of one the weights are minus the sum of all that was
 pushed, without rounding as long as it fits the 24 bits of a float32.
 """
 
+import os
 import time
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-import tfdist
 from tests.multi_process import handshake
+import tfdist
+from tfdist.cluster import ClusterConfig
+from tfdist.cluster import connection
 from tfdist.cluster import members
 
 SHAPES = ((), (7,), (3, 5), (129, 2))
@@ -143,3 +146,26 @@ def _optimizer(learning_rate):
             *learning_rate
         )
     return keras.optimizers.Adam(learning_rate)
+
+
+def connect_and_finish(delay):
+    """Is a worker that connects, uses each server once, and is done.
+
+    Args:
+        delay: seconds after the test's word at which to connect.
+    """
+    config = ClusterConfig.from_tf_config()
+    handshake.report(ready=True)
+    handshake.wait_for("go")
+    time.sleep(delay)
+    _, devices = connection.connect(config, 60.0)
+    index = config.worker_id
+    for device in devices:
+        table = members.MemberTable(device, members.names_of(config))
+        table.write(index, members.State.FINISHED)
+        assert table.read()[index].state == members.State.FINISHED
+
+
+def label():
+    """The name of this task in its cluster."""
+    return os.environ["TASK_LABEL"]

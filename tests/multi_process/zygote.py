@@ -12,6 +12,7 @@ process dies, and this process when its parent does.
 """
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -120,6 +121,9 @@ def main() -> None:
     os.environ["PYTHONUNBUFFERED"] = "1"
     importlib.import_module("tfdist")
     importlib.import_module("keras")
+    # What is imported is no garbage: collecting it once more at the end of
+    # each task would cost half a second and a copy of all its pages.
+    gc.freeze()
     sys.stdout.reconfigure(line_buffering=True)
     request = serve(requests, answers)
     if request is not None:

@@ -1,0 +1,7 @@
+def pytest_addoption(parser):
+    parser.addoption(
+        "--startup_rounds",
+        type=int,
+        default=30,
+        help="Cluster starts in tests/multi_process/startup_test.py.",
+    )

@@ -1,0 +1,81 @@
+"""An epoch over the cluster sees each example once; workers agree after it."""
+
+import numpy as np
+import pytest
+
+from tests.multi_process import data_tasks
+from tests.multi_process.cluster_under_test import ClusterUnderTest
+
+WORKERS = 3
+
+
+@pytest.fixture(scope="module")
+def reports(zygote, tmp_path_factory):
+    """What three workers saw of each kind of data."""
+    directory = tmp_path_factory.mktemp("data")
+    with ClusterUnderTest(zygote, directory, num_workers=WORKERS) as cluster:
+        cluster.start_servers()
+        workers = cluster.start_workers("data_tasks:train_on_each_kind")
+        cluster.finish()
+        yield [worker.report() for worker in workers]
+
+
+def epochs_of(reports, kind):
+    """Returns, for each epoch, the ids that each worker saw."""
+    seen = [report["seen"][kind] for report in reports]
+    assert [len(epochs) for epochs in seen] == [data_tasks.EPOCHS] * WORKERS
+    return list(zip(*seen, strict=True))
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in data_tasks.KINDS if k not in ("off", "uneven")]
+)
+def test_an_epoch_of_the_cluster_sees_each_example_once(reports, kind):
+    for epoch in epochs_of(reports, kind):
+        ids = sorted(i for worker in epoch for i in worker)
+        assert ids == list(range(data_tasks.EXAMPLES))
+        assert all(epoch), "a worker had nothing to do"
+
+
+def test_files_stay_whole(reports):
+    ends = np.cumsum(data_tasks.FILE_SIZES)
+    for kind in ("file", "automatic file"):
+        for epoch in epochs_of(reports, kind):
+            owners = {}
+            for worker, ids in enumerate(epoch):
+                for file in np.searchsorted(ends, ids, side="right"):
+                    owners.setdefault(int(file), set()).add(worker)
+            assert all(len(workers) == 1 for workers in owners.values())
+
+
+def test_data_that_is_not_shared_out_is_seen_by_every_worker(reports):
+    for epoch in epochs_of(reports, "off"):
+        for ids in epoch:
+            assert sorted(ids) == list(range(data_tasks.EXAMPLES))
+
+
+def test_uneven_shares_hang_nobody(reports):
+    for epoch in epochs_of(reports, "uneven"):
+        batches = [-(-len(ids) // data_tasks.BATCH_SIZE) for ids in epoch]
+        assert batches == list(data_tasks.UNEVEN)
+
+
+def test_every_worker_evaluates_to_the_same_numbers(cluster):
+    made = cluster(num_ps=2, num_workers=3)
+    made.start_servers()
+    steps, constant = 5, 8.0
+    workers = made.start_workers(
+        "data_tasks:train_and_evaluate", steps=steps, constant=constant
+    )
+    made.finish()
+    first, *others = [worker.report() for worker in workers]
+    for other in others:
+        assert other["results"] == first["results"]
+        assert other["predicted"] == first["predicted"]
+        assert other["weights"] == first["weights"]
+    # m <- 0.75 m + 0.25 c for each of the 15 steps, whoever takes it.
+    expected = constant * (1.0 - 0.75 ** (3 * steps))
+    for column in (0, 2, 3):
+        np.testing.assert_allclose(
+            first["moving_mean"][column], expected, rtol=1e-6
+        )
