@@ -13,6 +13,9 @@ _RETRIED = (
     tf.errors.AbortedError,
 )
 
+# Clusters that this process is connected to.
+_connected = set()
+
 
 def connect(config, timeout):
     """Connects this worker to all parameter servers.
@@ -34,6 +37,18 @@ def connect(config, timeout):
     if not config.num_ps:
         device = tf.config.list_logical_devices("CPU")[0].name
         return device, [device]
+    worker = f"/job:{config.task_type}/replica:0/task:{config.task_index}"
+    devices = (
+        f"{worker}/device:CPU:0",
+        [
+            f"/job:ps/replica:0/task:{k}/device:CPU:0"
+            for k in range(config.num_ps)
+        ],
+    )
+    if config in _connected:
+        # Connecting anew would take what this process has on the servers
+        # from under the strategies that it made before.
+        return devices
     _wait_for_listeners(config, timeout)
     spec = tf.train.ClusterSpec(
         {
@@ -60,10 +75,8 @@ def connect(config, timeout):
         what=f"the servers {', '.join(config.ps_addresses)} to accept",
         timeout=timeout,
     )
-    worker = f"/job:{config.task_type}/replica:0/task:{config.task_index}"
-    return f"{worker}/device:CPU:0", [
-        f"/job:ps/replica:0/task:{k}/device:CPU:0" for k in range(config.num_ps)
-    ]
+    _connected.add(config)
+    return devices
 
 
 def _wait_for_listeners(config, timeout):

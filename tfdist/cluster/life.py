@@ -2,16 +2,19 @@
 
 import atexit
 import sys
-import weakref
 
 from tfdist.cluster import members
 
+# One membership per cluster, however many strategies a script makes: the row
+# in the servers' tables is the process's.
+_memberships = {}
+
 
 def join(config, devices):
-    """Enters this worker into the servers' tables until the process ends.
+    """Enters this process into the servers' tables until it ends.
 
     The servers are told how it ended: a script that ran to its end (or left
-    with status 0) has finished, one that raised has failed and may be
+    with `sys.exit`) has finished, one that raised has failed and may be
     started again.
 
     Args:
@@ -19,16 +22,15 @@ def join(config, devices):
       devices: The servers' devices.
 
     Returns:
-      The `Membership`.
+      The `Membership`, the same for each call with the same cluster.
     """
-    membership = members.Membership(config, devices)
-    atexit.register(_leave, weakref.ref(membership))
-    return membership
+    key = (config.task_name, config.ps_addresses)
+    if key not in _memberships:
+        _memberships[key] = members.Membership(config, devices)
+        atexit.register(_leave, _memberships[key])
+    return _memberships[key]
 
 
-def _leave(reference):
-    membership = reference()
-    if membership is None:
-        return
+def _leave(membership):
     raised = getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
     membership.leave(members.State.FAILED if raised else members.State.FINISHED)
