@@ -8,6 +8,8 @@ file to check.
 from tensorflow.python.data.experimental.ops import (
     distribute as _data_distribute,
 )
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops import resource_variable_ops
 
 # A replica variable is a stock resource variable whose handle depends on
@@ -36,3 +38,12 @@ def add_control_inputs(operation, inputs):
     """
     # pylint: disable-next=protected-access
     operation._add_control_inputs(inputs)
+
+
+def is_compiled_by_xla():
+    """Whether what is being traced is part of a `jit_compile=True` function.
+
+    A step that talks to servers has to be refused there, and nothing public
+    tells a step how it will be compiled.
+    """
+    return control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph())

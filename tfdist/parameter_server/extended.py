@@ -1,7 +1,12 @@
 """What `tf.distribute.Strategy` delegates to, for parameter servers."""
 
+import inspect
+import weakref
+
+import keras
 import tensorflow as tf
 
+from tfdist import private_tensorflow
 from tfdist.parameter_server import input as input_lib
 from tfdist.parameter_server import step as step_lib
 from tfdist.parameter_server.variables import ReplicaVariable
@@ -24,7 +29,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         super().__init__(container_strategy)
         self._store = store
         self._config = config
-        self._reference = []
+        self._traced = weakref.WeakKeyDictionary()
 
     # Variables.
 
@@ -45,6 +50,10 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             "shape",
         )
         kwargs = {key: kwargs[key] for key in known if key in kwargs}
+        if _is_made_by_optimizer():
+            # Keras leaves some of an optimizer's state (the product of
+            # Nadam's momenta) marked as a trainable part of the model.
+            kwargs["trainable"] = False
         return self._store.create_variable(
             reference,
             distribute_strategy=self._container_strategy(),
@@ -68,18 +77,50 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     def _call_for_each_replica(self, fn, args, kwargs):
         strategy = self._container_strategy()
+        eagerly = tf.executing_eagerly()
+        if eagerly and isinstance(
+            fn, tf.types.experimental.PolymorphicFunction
+        ):
+            return self._trace(fn)(args, kwargs)
         with tf.distribute.ReplicaContext(strategy, replica_id_in_sync_group=0):
-            if tf.executing_eagerly():
+            if eagerly:
                 return fn(*args, **kwargs)
             if active.step is not None:
                 raise RuntimeError("strategy.run inside strategy.run.")
-            active.step = step_lib.Step(self._store)
-            try:
-                result = fn(*args, **kwargs)
-                active.step.finish()
-            finally:
-                active.step = None
-            return result
+            return self._record(fn, args, kwargs)
+
+    def _record(self, fn, args, kwargs):
+        if private_tensorflow.is_compiled_by_xla():
+            raise ValueError(
+                "A step that is compiled by XLA cannot talk to servers: use "
+                "jit_compile=False in model.compile or tf.function."
+            )
+        active.step = step_lib.Step(self._store)
+        try:
+            result = fn(*args, **kwargs)
+            active.step.finish()
+        except RuntimeError as error:
+            if not _is_about_foreign_strategy(error):
+                raise
+            raise ValueError(
+                "A model or an optimizer was created outside "
+                "strategy.scope(): create both, and compile, inside the "
+                "scope of the one strategy that trains."
+            ) from error
+        finally:
+            active.step = None
+        return result
+
+    def _trace(self, fn):
+        """`strategy.run(fn)` inside a tf.function, for a tf.function."""
+        if fn not in self._traced:
+            run, original = self._container_strategy().run, weakref.ref(fn)
+
+            def step(args, kwargs):
+                return run(original().python_function, args, kwargs)
+
+            self._traced[fn] = tf.function(step)
+        return self._traced[fn]
 
     def _use_merge_call(self):
         return False
@@ -96,8 +137,12 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     def _update(self, var, fn, args, kwargs, group):
         del group
-        on_server = isinstance(var, ReplicaVariable) and var.role.is_on_server
-        if not on_server or active.section is not None:
+        if not isinstance(var, ReplicaVariable):
+            raise ValueError(
+                f"Variable {var.name!r} was created outside "
+                "strategy.scope(): create the model inside."
+            )
+        if not var.role.is_on_server or active.section is not None:
             return fn(var, *args, **kwargs)
         if active.step is None:
             if step_lib.optimizer_of(fn) is None and tf.executing_eagerly():
@@ -194,6 +239,27 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     def _get_replica_id_in_sync_group(self, replica_id):
         return replica_id
+
+
+def _is_made_by_optimizer():
+    """Whether an optimizer's `build` is creating a variable."""
+    frame = inspect.currentframe()
+    try:
+        while frame is not None:
+            if frame.f_code.co_name == "build" and isinstance(
+                frame.f_locals.get("self"), keras.optimizers.Optimizer
+            ):
+                return True
+            frame = frame.f_back
+        return False
+    finally:
+        del frame
+
+
+def _is_about_foreign_strategy(error):
+    """Whether TensorFlow found an object of another strategy."""
+    complaints = ("Mixing different tf.distribute.Strategy", "Must not nest")
+    return any(complaint in str(error) for complaint in complaints)
 
 
 def _identity(value):

@@ -32,7 +32,8 @@ class _Pending:
 def optimizer_of(fn):
     """The Keras optimizer whose update rule `fn` is, or None."""
     try:
-        owner = inspect.getclosurevars(fn).nonlocals.get("self")
+        # Outside of strategy.run TensorFlow hands over a wrapper.
+        owner = inspect.getclosurevars(inspect.unwrap(fn)).nonlocals.get("self")
     except TypeError:
         return None
     iterations = getattr(owner, "iterations", None)
