@@ -1,4 +1,4 @@
-"""Short texts that workers leave for each other on the first server."""
+"""Short reports that tasks leave for each other on the first server."""
 
 import json
 
@@ -7,8 +7,30 @@ import tensorflow as tf
 from tfdist.cluster import members
 
 
+class OwnReports:
+    """Reports in one process without servers.
+
+    Args:
+      config: The `ClusterConfig` of this task.
+    """
+
+    def __init__(self, config):
+        self._name = config.task_name
+        self._contents = {}
+
+    def publish(self, topic, content):
+        """See `Reports.publish`."""
+        self._contents[topic] = content
+
+    def collect(self, topic):
+        """See `Reports.collect`."""
+        if topic not in self._contents:
+            return {}
+        return {self._name: self._contents[topic]}
+
+
 class Reports:
-    """One text per topic and member, the last one written.
+    """One report per topic and member, the last one written.
 
     Args:
       device: Device of the first server.

@@ -7,7 +7,6 @@ import warnings
 
 from absl import logging
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import config as cluster_config
@@ -18,9 +17,11 @@ from tfdist.cluster import reports
 from tfdist.cluster import server
 from tfdist.cluster import waiting
 from tfdist.parameter_server import extended
+from tfdist.parameter_server import metrics
 from tfdist.parameter_server import store as store_lib
 
 _strategies = itertools.count()
+_METRICS = "metrics"
 _STALLED_AFTER_SECONDS = 600.0
 
 
@@ -91,9 +92,10 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         self._connected_at = time.monotonic()
         self._start_timeout = start_timeout
         self._reports = (
-            reports.Reports(devices[0], config) if config.num_ps else None
+            reports.Reports(devices[0], config)
+            if config.num_ps
+            else reports.OwnReports(config)
         )
-        self._own_reports = {}
         self._settled_at = 0
         _set_seed(config, seed)
         if config.num_workers > 1:
@@ -202,10 +204,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
           topic: Short string.
           content: Anything that JSON can hold.
         """
-        if self._reports is None:
-            self._own_reports[topic] = content
-        else:
-            self._reports.publish(topic, content)
+        self._reports.publish(topic, content)
 
     def collect(self, topic):
         """What all tasks have left under `topic`.
@@ -213,16 +212,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         Returns:
           A dict of task name to content.
         """
-        if self._reports is None:
-            name = self._cluster.task_name
-            known = topic in self._own_reports
-            return {name: self._own_reports[topic]} if known else {}
         return self._reports.collect(topic)
 
     def publish_metrics(self, model):
         """Leaves the state of this worker's metrics for `cluster_metrics`."""
-        values = [v.numpy().tolist() for v in model.metrics_variables]
-        self.publish("metrics", values)
+        self.publish(_METRICS, metrics.state(model))
 
     def cluster_metrics(self, model):
         """The metrics over the data of all workers.
@@ -238,24 +232,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         Returns:
           A dict of metric name to value, like Keras's logs.
         """
-        reports = list(self.collect("metrics").values())
-        variables = model.metrics_variables
-        reports = [r for r in reports if len(r) == len(variables)]
-        if not reports:
-            return {}
-        own = [v.numpy() for v in variables]
-        try:
-            for k, variable in enumerate(variables):
-                total = np.sum([np.asarray(r[k]) for r in reports], axis=0)
-                variable.assign(total)
-            results = model.get_metrics_result()
-            return {
-                name: float(np.asarray(value))
-                for name, value in results.items()
-            }
-        finally:
-            for variable, value in zip(variables, own, strict=True):
-                variable.assign(value)
+        return metrics.total(model, self.collect(_METRICS).values())
 
     def refresh(self):
         """Brings the newest values from the servers to this worker."""
