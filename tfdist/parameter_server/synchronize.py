@@ -39,6 +39,7 @@ class Synchronizer:
         self._writes_pass = is_chief
         self._timeout = timeout
         self._committed = 0
+        self._checked = 0
         self._lazy_pulled_at = 0
         self._functions = {}
         self._warned = False
@@ -58,7 +59,7 @@ class Synchronizer:
             held = self._held()
         else:
             held = waiting.wait_until(
-                lambda: self._held_at_least(end),
+                lambda: self._held_and_alike(end),
                 what=lambda: (
                     f"the chief to initialise variable {end - 1} of this "
                     f"model, {variables[end - 1].name!r} (it has initialised "
@@ -70,7 +71,7 @@ class Synchronizer:
         known = variables[first : max(first, min(held, end))]
         new = variables[first + len(known) : end]
         if known:
-            self._check_signatures(known)
+            self._check_up_to(first + len(known))
             self._pull(known)
         if new:
             self._initialize(new)
@@ -142,9 +143,21 @@ class Synchronizer:
             self._functions[key] = function.get_concrete_function()
         return self._functions[key]()
 
-    def _held_at_least(self, number):
+    def _held_and_alike(self, number):
+        """How many variables are held, 0 for less than `number`.
+
+        Compares those that are: who waits for a variable that the chief's
+        model does not have shall hear of the first that differs.
+        """
         held = self._held()
+        self._check_up_to(min(held, number))
         return held if held >= number else 0
+
+    def _check_up_to(self, number):
+        unchecked = self._store.variables[self._checked : number]
+        if unchecked:
+            self._check_signatures(unchecked)
+            self._checked = number
 
     def _held(self):
         return int(self._call("held", self._build_held))
