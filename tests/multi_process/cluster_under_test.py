@@ -98,6 +98,7 @@ class TaskUnderTest:
         self.label = label
         self._directory = directory
         self._output = directory / f"{label}.log"
+        self._output.touch()
         self._read_up_to = 0
         self._key, self.pid = zygote.fork(
             output=str(self._output), directory=str(directory), **request
@@ -140,6 +141,28 @@ class TaskUnderTest:
             assert not over, f"{self.label} ended without {pattern!r}:\n{text}"
             assert time.monotonic() < end, (
                 f"{self.label}: no {pattern!r} in {timeout:g} s:\n{text}"
+            )
+            time.sleep(_POLL_SECONDS)
+
+    def steps(self):
+        """Steps that it has told of so far (`failure_tasks.TellProgress`)."""
+        path = self._directory / f"{self.label}.steps"
+        return path.stat().st_size if path.exists() else 0
+
+    def wait_for_steps(self, number, timeout=SECONDS):
+        """Waits until it has made `number` steps."""
+        self.wait_for_steps_or_end(number, timeout)
+        assert self.steps() >= number, (
+            f"{self.label} has ended:\n{self.output()}"
+        )
+
+    def wait_for_steps_or_end(self, number, timeout=SECONDS):
+        """Waits until it has made `number` steps, or has ended."""
+        end = time.monotonic() + timeout
+        while self.runs() and self.steps() < number:
+            assert time.monotonic() < end, (
+                f"{self.label}: {self.steps()} of {number} steps in "
+                f"{timeout:g} s:\n{self.output()}"
             )
             time.sleep(_POLL_SECONDS)
 
@@ -245,6 +268,10 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
             for job, index in self._configs
             if job == "worker"
         ]
+
+    def servers(self):
+        """The servers that have been started."""
+        return [t for t in self.tasks if t.label.startswith("ps")]
 
     def tell(self, name):
         """Makes the file that tasks wait for with `handshake.wait_for`."""

@@ -30,12 +30,21 @@ def serve(start_timeout=60.0, lost_after=members.LOST_AFTER_SECONDS):
 class SumOfWeights(keras.layers.Layer):
     """The input times the mean of four sums, of weights of four shapes."""
 
+    def __init__(self, shapes=SHAPES):
+        """Makes the layer.
+
+        Args:
+            shapes: of the weights.
+        """
+        super().__init__()
+        self._shapes = tuple(tuple(shape) for shape in shapes)
+
     def build(self, input_shape):
         """Makes the weights, and two counters of calls in training."""
         del input_shape
         self.parts = [
             self.add_weight(shape=shape, initializer="zeros", name=f"part{i}")
-            for i, shape in enumerate(SHAPES)
+            for i, shape in enumerate(self._shapes)
         ]
         self.calls = [
             self.add_weight(
@@ -79,10 +88,12 @@ def first_output(y_true, y_pred):
     return y_pred[:, 0]
 
 
-def build_sum_of_weights(strategy, optimizer=None, **compile_arguments):
+def build_sum_of_weights(
+    strategy, optimizer=None, shapes=SHAPES, **compile_arguments
+):
     """Compiles a `SumOfWeights`, by default with SGD at a rate of one."""
     with strategy.scope():
-        model = keras.Sequential([keras.Input([1]), SumOfWeights()])
+        model = keras.Sequential([keras.Input([1]), SumOfWeights(shapes)])
         model.compile(
             optimizer=optimizer or keras.optimizers.SGD(1.0),
             loss=first_output,

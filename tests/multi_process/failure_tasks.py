@@ -1,0 +1,124 @@
+"""Workers that something happens to while they train."""
+
+import os
+import signal
+import time
+
+import keras
+import tensorflow as tf
+
+from tests.multi_process import handshake
+from tests.multi_process import tasks
+import tfdist
+
+
+class TellProgress(keras.callbacks.Callback):
+    """Counts steps where `kill -9` cannot reach, and stops when told."""
+
+    def __init__(self, until, note=None):
+        """Makes the callback.
+
+        Args:
+            until: stops training when the test tells this; a number of steps
+                stops it by itself.
+            note: function of the batch's logs, called after each.
+        """
+        super().__init__()
+        self._until = until
+        self._note = note
+        self._tally = handshake.Tally(f"{tasks.label()}.steps")
+        self._steps = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Notes a step that is done."""
+        del batch
+        self._tally.add()
+        self._steps += 1
+        if self._note is not None:
+            self._note(logs)
+        if isinstance(self._until, int):
+            self.model.stop_training = self._steps >= self._until
+        else:
+            self.model.stop_training = handshake.told(self._until)
+
+
+def train(value, until, start_timeout=60.0, pace=0.0, shapes=None, hold=0):
+    """Pushes `value` until told to stop; reports what it sees in the end.
+
+    Args:
+        value: the gradient.
+        until: what the test tells, or a number of steps.
+        start_timeout: of the strategy, seconds.
+        pace: seconds to pause after each step.
+        shapes: of the weights; `None` for the usual ones.
+        hold: after this number of steps wait until told to go on.
+    """
+    strategy = tfdist.AsyncStrategy(start_timeout=start_timeout)
+    print("connected", flush=True)
+    model = tasks.build_sum_of_weights(strategy, shapes=shapes or tasks.SHAPES)
+    losses = []
+
+    def after_step(logs):
+        losses.append(logs["loss"])
+        time.sleep(pace)
+        if len(losses) == hold:
+            print("holding", flush=True)
+            handshake.wait_for("go on")
+
+    try:
+        model.fit(
+            tasks.own_data(value),
+            steps_per_epoch=1000000,
+            verbose=0,
+            callbacks=[TellProgress(until, after_step)],
+        )
+        print("trained", flush=True)
+        strategy.settle()
+    except Exception as error:
+        handshake.report(error=type(error).__name__, message=str(error))
+        raise
+    exchanges = strategy.journal.read_new()
+    handshake.report(
+        updates=strategy.updates_applied(),
+        iterations=int(model.optimizer.iterations.numpy()),
+        parts=[p.numpy().ravel().tolist() for p in model.layers[-1].parts],
+        placement=[p.value.shard for p in model.layers[-1].parts],
+        losses=losses,
+        versions=[e.version for e in exchanges],
+        staleness=[e.staleness for e in exchanges],
+        states=states(strategy),
+    )
+
+
+def states(strategy):
+    """Returns what the first server knows of the workers, by name."""
+    return {m.name: m.state.name for m in strategy._membership.read()}
+
+
+def raise_after_a_step():
+    """Trains for one step and has a bug."""
+    strategy = tfdist.AsyncStrategy(start_timeout=60.0)
+    model = tasks.build_sum_of_weights(strategy)
+    model.fit(tasks.own_data(1.0), steps_per_epoch=1, verbose=0)
+    raise ArithmeticError("a bug of the user")
+
+
+def stop_with_the_lock():
+    """Takes the first server's lock and is stopped while it holds it."""
+    strategy = tfdist.AsyncStrategy(start_timeout=60.0)
+    store = strategy._store
+
+    def stop():
+        print("stopped with the lock", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    @tf.function(autograph=False)
+    def hold():
+        lock = store.lock(0)
+        with tf.control_dependencies([lock.op]):
+            with tf.device(store.worker_device):
+                stopped = tf.numpy_function(stop, [], [])
+        with tf.control_dependencies([stopped]):
+            store.unlock(0, lock)
+
+    hold()
