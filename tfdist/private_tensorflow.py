@@ -47,3 +47,17 @@ def is_compiled_by_xla():
     tells a step how it will be compiled.
     """
     return control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph())
+
+
+def run_independently(operation):
+    """Takes `operation` out of the order of the function that is traced.
+
+    A `tf.function` runs all stateful operations without a resource among
+    their inputs one after the other, in the order in which they were built:
+    handles, locks and clocks of one server would wait for those of another,
+    each time across the network. What is taken out still runs, after its
+    inputs and control inputs.
+    """
+    manager = getattr(operation.graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(operation)

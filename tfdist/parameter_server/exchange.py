@@ -74,7 +74,7 @@ class Exchange:
             local = read_replica(self.iterations)
             self._ahead = local - read_replica(self.iterations.pulled)
         # All servers are asked before any answer is waited for.
-        results = [self._build_shard(k, started) for k in sorted(shards)]
+        results = [self._build_shard(k) for k in sorted(shards)]
         done = [op for result in results for op in self._bring_home(result)]
         done += self._join_pieces(results)
         if self.iterations is None:
@@ -122,7 +122,7 @@ class Exchange:
                 }
         return live
 
-    def _build_shard(self, shard, started):
+    def _build_shard(self, shard):
         store = self._store
         records = [r for r in self._records if shard in self._shards_of(r)]
         outbox = section_lib.Outbox()
@@ -143,13 +143,14 @@ class Exchange:
         self._bytes_sent += [transfer.num_bytes(t) for t in outbox.tensors]
         section = section_lib.Section(store, shard, self._graph)
         with tf.device(store.devices[shard]):
-            with tf.control_dependencies([t.op for t in sent] + [started.op]):
-                arrived = tf.timestamp()
+            with tf.control_dependencies([t.op for t in sent]):
+                arrived = _now()
         with tf.control_dependencies([arrived.op]):
             lock = store.lock(shard)
         before = len(self._graph.get_operations())
         with section.entered(), tf.control_dependencies([lock.op]):
-            locked = tf.timestamp()
+            locked = _now()
+            wait = locked - arrived
             version = store.counter("version", shard)
             staleness = version.read() - sent[pulled_version]
             if self.iterations is not None:
@@ -172,7 +173,7 @@ class Exchange:
             before,
             version,
             tables,
-            [staleness, locked - arrived],
+            [staleness, wait],
         )
 
     def _tables(self, records, outbox):
@@ -380,6 +381,12 @@ def _pieces_on(shard, variable):
     if not variable.pieces:
         return [None]
     return [piece for piece in variable.pieces if piece.shard == shard]
+
+
+def _now():
+    time = tf.timestamp()
+    private_tensorflow.run_independently(time.op)
+    return time
 
 
 def _assign(handle, value):

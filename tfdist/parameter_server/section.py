@@ -16,8 +16,9 @@ class Section:
         self._graph = graph
         # Number of the piece that is being updated, where a variable is split.
         self.piece_number = None
-        # Operations on the worker whose results the section needs.
+        # Operations whose results come from the worker and are needed here.
         self.late_inputs = []
+        self._sent = {}
 
     @contextlib.contextmanager
     def entered(self):
@@ -76,12 +77,18 @@ class Section:
         """The value of a worker-local variable, sent before the lock."""
         if tf.compat.v1.get_default_graph() is not self._graph:
             return read_replica(variable)
-        with tf.control_dependencies(None):
-            with tf.device(self._store.worker_device):
-                value = read_replica(variable)
-            value = tf.identity(value)
-        self.late_inputs.append(value.op)
-        return value
+        # Once: an optimizer reads its learning rate for each variable, and
+        # each tensor sent by itself costs as much as some ten operations.
+        if variable.ref() not in self._sent:
+            with tf.control_dependencies(None):
+                with tf.device(self._store.worker_device):
+                    value = read_replica(variable)
+                # TensorFlow reads variables outside of all device scopes.
+                with tf.device(self._store.devices[self.shard]):
+                    value = tf.identity(value)
+            self.late_inputs.append(value.op)
+            self._sent[variable.ref()] = value
+        return self._sent[variable.ref()]
 
 
 class Outbox:

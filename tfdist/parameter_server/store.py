@@ -4,6 +4,7 @@ import weakref
 
 import tensorflow as tf
 
+from tfdist import private_tensorflow
 from tfdist.parameter_server import journal
 from tfdist.parameter_server import sharding
 from tfdist.parameter_server import synchronize
@@ -262,7 +263,9 @@ class ParameterStore:
         if (shard, name) not in handles:
             with tf.control_dependencies(None):
                 with tf.device(self.devices[shard]):
-                    handles[shard, name] = build(f"{self._namespace}/{name}")
+                    handle = build(f"{self._namespace}/{name}")
+            private_tensorflow.run_independently(handle.op)
+            handles[shard, name] = handle
         return handles[shard, name]
 
     def resource(self, shard, name, dtype, shape):
@@ -300,7 +303,9 @@ class ParameterStore:
     def unlock(self, shard, lock):
         """Frees the lock; callers tie it to all that must come before."""
         with tf.device(self.devices[shard]):
-            return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            unlock = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+        private_tensorflow.run_independently(unlock)
+        return unlock
 
     def pulled_version(self, shard):
         """Version of `shard` at this worker's last pull, scalar int64."""

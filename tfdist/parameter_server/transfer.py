@@ -16,15 +16,12 @@ def num_bytes(tensor):
     return tf.size(tensor, out_type=tf.int64) * tensor.dtype.size
 
 
-def _is_packable(tensor):
-    elements = tensor.shape.num_elements()
-    if elements is None or not elements:
-        return False
-    return elements * tensor.dtype.size < PACK_BELOW_BYTES
-
-
 def move(tensors, *, source, target):
     """Builds the ops that bring `tensors` to a device.
+
+    Small tensors of one type make one message. Those of other types travel in
+    it as bits where they fit: a handful of counters would otherwise cost as
+    much as the parameters beside them.
 
     Args:
       tensors: List of dense tensors on `source`.
@@ -42,20 +39,87 @@ def move(tensors, *, source, target):
         else:
             with tf.device(target):
                 moved[position] = tf.identity(tensor)
-    for positions in packs.values():
-        members = [tensors[position] for position in positions]
-        if len(members) == 1:
+    if not packs:
+        return moved
+    sizes = {
+        dtype: sum(num_bytes(tensors[p]) for p in positions)
+        for dtype, positions in packs.items()
+    }
+    carrier = max(sizes, key=sizes.get)
+    members = [tensors[p] for p in packs[carrier]]
+    riders = []
+    with tf.device(source):
+        for dtype, positions in packs.items():
+            if dtype == carrier:
+                continue
+            vector, part = _join([tensors[p] for p in positions])
+            if _can_ride(dtype, sizes[dtype], carrier):
+                riders.append((dtype, positions, part))
+                members.append(_bits(vector, carrier))
+                continue
             with tf.device(target):
-                moved[positions[0]] = tf.identity(members[0])
-            continue
-        with tf.device(source):
-            pack = tf.concat([tf.reshape(m, [-1]) for m in members], 0)
-        with tf.device(target):
-            pack = tf.identity(pack)
-            sizes = [m.shape.num_elements() for m in members]
-            pieces = tf.split(pack, sizes)
-            for position, member, piece in zip(
-                positions, members, pieces, strict=True
+                pieces = part(tf.identity(vector))
+            for position, piece in zip(positions, pieces, strict=True):
+                moved[position] = piece
+        vector, part = _join(members)
+    with tf.device(target):
+        pieces = part(tf.identity(vector))
+        own = packs[carrier]
+        for position, piece in zip(own, pieces, strict=False):
+            moved[position] = piece
+        for (dtype, positions, part_rider), vector in zip(
+            riders, pieces[len(own) :], strict=True
+        ):
+            for position, piece in zip(
+                positions, part_rider(_bits(vector, dtype)), strict=True
             ):
-                moved[position] = tf.reshape(piece, member.shape)
+                moved[position] = piece
     return moved
+
+
+def _is_packable(tensor):
+    elements = tensor.shape.num_elements()
+    if elements is None or not elements:
+        return False
+    return elements * tensor.dtype.size < PACK_BELOW_BYTES
+
+
+def _can_ride(dtype, size, carrier):
+    """Whether `size` bytes of a type are whole elements of another one."""
+    are_numbers = all(
+        d.is_floating or d.is_integer or d.is_complex for d in (dtype, carrier)
+    )
+    return are_numbers and size % carrier.size == 0
+
+
+def _bits(vector, dtype):
+    """The bits of `vector` as a vector of another type; copies nothing."""
+    if vector.dtype.size < dtype.size:
+        vector = tf.reshape(vector, [-1, dtype.size // vector.dtype.size])
+    return tf.reshape(tf.bitcast(vector, dtype), [-1])
+
+
+def _join(tensors):
+    """Joins tensors of one type.
+
+    Args:
+      tensors: List of tensors of fully defined shapes.
+
+    Returns:
+      A tuple: a vector, and the function that takes it, or its copy on
+      another device, apart again.
+    """
+    shapes = [tensor.shape for tensor in tensors]
+    if len(tensors) == 1:
+        vector = tf.reshape(tensors[0], [-1])
+        return vector, lambda copy: [tf.reshape(copy, shapes[0])]
+    vector = tf.concat([tf.reshape(t, [-1]) for t in tensors], 0)
+
+    def part(copy):
+        pieces = tf.split(copy, [shape.num_elements() for shape in shapes])
+        return [
+            tf.reshape(piece, shape)
+            for piece, shape in zip(pieces, shapes, strict=True)
+        ]
+
+    return vector, part
