@@ -6,7 +6,8 @@ Every task of a cluster runs this same script; `TF_CONFIG` says who it is:
     tfdist launch --num_ps=1 --num_workers=2 \
         examples/train_image_classifier.py -- --strategy=async
 
-The chief writes `summary.json` and `training.png` to `--output_dir`.
+The chief writes `summary.json` and `training.png` to `--output_dir`, an
+evaluator (`tfdist launch --evaluator ...`) writes `eval.jsonl`.
 """
 
 import json
@@ -66,6 +67,12 @@ flags.DEFINE_string(
     "Where prepared data lies. Default: TFDS_DATA_DIR, else "
     "~/tensorflow_datasets.",
 )
+flags.DEFINE_float(
+    "evaluation_seconds",
+    10.0,
+    "From one evaluation of an evaluator to the next.",
+    lower_bound=0.0,
+)
 flags.DEFINE_integer("seed", 1, "Of weights, dropout and the order of images.")
 flags.register_validator(
     "learning_rate",
@@ -94,6 +101,14 @@ def main(argv: list[str]) -> None:
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
+    if cluster is not None and cluster.is_evaluator:
+        tfdist.SidecarEvaluator(
+            model,
+            data=test,
+            log_dir=output_dir,
+            interval_seconds=FLAGS.evaluation_seconds,
+        ).start()
+        return
     monitor = None
     if cluster is not None:
         monitor = tfdist.callbacks.ClusterMonitor(log_dir=output_dir)

@@ -1,0 +1,306 @@
+"""What the monitor writes, prints and knows, alone and on a cluster."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.callbacks import train_with_monitor as script
+import tfdist
+from tfdist.callbacks import ClusterMonitor
+from tfdist.parameter_server.journal import Exchange
+
+ROOT = pathlib.Path(__file__).parents[2]
+SECONDS = 120.0
+FIELDS = {field.name for field in dataclasses.fields(Exchange)}
+
+
+def compiled_model():
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+
+def fit(monitor, *, batches, epochs=1, strategy=None, batch_size=2):
+    """Trains in one process; returns Keras's history."""
+    with (strategy or tfdist.AsyncStrategy()).scope():
+        model = compiled_model()
+    x = np.ones([batches * batch_size, 2], np.float32)
+    return model.fit(
+        x,
+        x[:, :1],
+        batch_size=batch_size,
+        epochs=epochs,
+        callbacks=[monitor],
+        verbose=0,
+    ).history
+
+
+def rows_of(path):
+    return [json.loads(line) for line in pathlib.Path(path).open()]
+
+
+def scalars(directory):
+    """All events below `directory`: tag -> list of (step, value)."""
+    found = {}
+    (path,) = directory.iterdir()
+    for event in tf.compat.v1.train.summary_iterator(str(path)):
+        for value in event.summary.value:
+            number = float(tf.make_ndarray(value.tensor))
+            found.setdefault(value.tag, []).append((event.step, number))
+    return found
+
+
+def test_every_step_is_a_line(tmp_path):
+    monitor = ClusterMonitor(tmp_path / "new" / "dir", every_batches=3)
+    fit(monitor, batches=7, epochs=2)
+    assert monitor.jsonl_path.name == "steps-worker-0.jsonl"
+    rows = rows_of(monitor.jsonl_path)
+    assert [row["step"] for row in rows] == list(range(1, 15))
+    assert [row["version"] for row in rows] == list(range(1, 15))
+    for row in rows:
+        assert row.keys() == {"step"} | FIELDS
+        assert row["staleness"] == 0
+        assert row["exchange_seconds"] >= 0
+    times = [row["time"] for row in rows]
+    assert times == sorted(times)
+    # Seconds since training began, not since the epoch.
+    assert 0 < times[0] < times[-1] < SECONDS
+
+
+def test_lines_are_written_while_it_trains(tmp_path):
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(len(rows_of(monitor.jsonl_path)))
+
+    monitor = ClusterMonitor(tmp_path, every_batches=2)
+    with tfdist.AsyncStrategy().scope():
+        model = compiled_model()
+    x = np.ones([5, 2], np.float32)
+    model.fit(x, x[:, :1], batch_size=1, callbacks=[monitor, Look()], verbose=0)
+    assert seen == [0, 2, 2, 4, 4]
+    assert len(rows_of(monitor.jsonl_path)) == 5
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None, reason="no TensorBoard"
+)
+def test_events_are_means_over_every_so_many_batches(tmp_path):
+    monitor = ClusterMonitor(tmp_path, every_batches=2)
+    fit(monitor, batches=5)
+    rows = rows_of(monitor.jsonl_path)
+    events = scalars(tmp_path / "cluster" / "worker-0")
+    assert events.keys() == {
+        f"cluster/{name}" for name in FIELDS - {"time", "version"}
+    }
+    for name in FIELDS - {"time", "version"}:
+        values = [row[name] for row in rows]
+        # Written after the second, the fourth and the last batch.
+        means = [np.mean(v) for v in (values[:2], values[2:4], values[4:])]
+        written = events[f"cluster/{name}"]
+        assert [step for step, _ in written] == [2, 4, 5]
+        np.testing.assert_allclose([v for _, v in written], means, rtol=1e-5)
+
+
+def test_without_tensorboard_the_lines_are_written_all_the_same(
+    tmp_path, monkeypatch
+):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: (
+            None if name == "tensorboard" else find_spec(name, *rest)
+        ),
+    )
+    monitor = ClusterMonitor(tmp_path)
+    fit(monitor, batches=3)
+    assert len(rows_of(monitor.jsonl_path)) == 3
+    assert list(tmp_path.iterdir()) == [monitor.jsonl_path]
+
+
+def test_without_a_directory_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monitor = ClusterMonitor()
+    fit(monitor, batches=3)
+    assert monitor.jsonl_path is None
+    assert monitor.summary["updates_applied"] == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_summary_is_printed_unless_told_not_to(capsys):
+    fit(ClusterMonitor(), batches=3)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Updates applied: 3; gradients pushed: 3, dropped: 0."
+    assert lines[-1].split()[:2] == ["/job:worker/task:0", "3"]
+    fit(ClusterMonitor(verbose=0), batches=3)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_second_fit_counts_its_own_steps(tmp_path):
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        model = compiled_model()
+    x = np.ones([4, 2], np.float32)
+    for fits in (1, 2):
+        monitor = ClusterMonitor(tmp_path, verbose=0)
+        model.fit(x, x[:, :1], batch_size=1, callbacks=[monitor], verbose=0)
+        assert monitor.summary["gradients_pushed"] == 4
+        assert monitor.summary["updates_applied"] == 4 * fits
+        rows = rows_of(monitor.jsonl_path)
+        assert [row["step"] for row in rows] == [1, 2, 3, 4]
+        assert rows[0]["version"] == 4 * (fits - 1) + 1
+
+
+def test_one_worker_s_cluster_metrics_are_its_own():
+    history = fit(ClusterMonitor(verbose=0), batches=3, epochs=2)
+    for name in ("loss", "mae"):
+        assert history[f"cluster_{name}"] == pytest.approx(history[name])
+
+
+@pytest.mark.parametrize("every", [0, -3])
+def test_bad_every_batches_is_refused(every):
+    with pytest.raises(ValueError, match=f"every_batches .*came: {every}"):
+        ClusterMonitor(every_batches=every)
+
+
+@pytest.mark.parametrize(
+    "strategy", [None, tf.distribute.OneDeviceStrategy("CPU:0")]
+)
+def test_model_of_no_strategy_of_ours_is_refused(strategy):
+    strategy = strategy or tf.distribute.get_strategy()
+    with pytest.raises(ValueError, match="the scope of a tfdist strategy"):
+        fit(ClusterMonitor(), batches=1, strategy=strategy)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What two workers have left.
+
+    Attributes:
+        number: of examples.
+        validated: whether there was validation data.
+        output: what the launcher printed.
+        workers: what each worker left.
+        directory: of the monitor.
+    """
+
+    number: int
+    validated: bool
+    output: str
+    workers: list
+    directory: pathlib.Path
+
+    def errors(self, shift=0.0):
+        """Those of the model, which adds up its three inputs."""
+        x, y = script.examples(self.number)
+        return (x + shift).sum(axis=1, keepdims=True) - y
+
+    @property
+    def steps(self):
+        """Those of each worker; the first has the odd batch."""
+        batches = -(-self.number // script.BATCH_SIZE)
+        shares = ((batches + 1) // 2, batches // 2)
+        return [script.EPOCHS * share for share in shares]
+
+
+# The last of 12 batches has two examples. Of 11 full ones one worker gets 6,
+# and Keras asks the other in vain for its sixth.
+@pytest.fixture(
+    scope="module", params=[(46, True), (44, False)], ids=["ragged", "full"]
+)
+def trained(request, tmp_path_factory):
+    number, validated = request.param
+    directory = tmp_path_factory.mktemp("trained")
+    command = [sys.executable, "-m", "tfdist", "launch", "--num_workers=2"]
+    command += [f"--timeout={SECONDS}", script.__file__, "--"]
+    command += [str(directory), str(number), "validate" if validated else "no"]
+    result = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS + 30,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    workers = [
+        json.loads((directory / f"worker-{k}.json").read_text())
+        for k in range(2)
+    ]
+    return Trained(number, validated, result.stdout, workers, directory)
+
+
+def test_cluster_metrics_are_those_over_all_data(trained, request):
+    if trained.number == 44:
+        request.applymarker(
+            pytest.mark.xfail(
+                reason="A step in vain counts a batch whose size is static; "
+                "until strategy.run waits for its arguments."
+            )
+        )
+    errors = trained.errors()
+    expected = {
+        "loss": np.mean(errors**2),
+        "mae": np.mean(np.abs(errors)),
+        "rmse": np.sqrt(np.mean(errors**2)),
+    }
+    chief, _ = trained.workers
+    # After the end: while an epoch lasts, the others may be in another.
+    assert chief["summary"]["metrics"] == pytest.approx(expected, rel=1e-5)
+    assert chief["logs"]["loss"] != pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_logs_of_every_worker_have_the_cluster_s_metrics(trained):
+    for worker in trained.workers:
+        names = {name for name in worker["logs"] if name[:4] != "val_"}
+        own = {"loss", "mae", "rmse"}
+        assert names == own | {f"cluster_{name}" for name in own}
+
+
+def test_validation_is_over_all_its_data_on_every_worker(trained):
+    expected = np.mean(np.abs(trained.errors(shift=1.0)))
+    for worker in trained.workers:
+        if trained.validated:
+            assert worker["logs"]["val_mae"] == pytest.approx(expected)
+        else:
+            assert "val_mae" not in worker["logs"]
+
+
+def test_the_chief_alone_sums_up(trained):
+    chief, other = trained.workers
+    assert other["summary"] is None
+    summary = chief["summary"]
+    assert summary["updates_applied"] == sum(trained.steps)
+    assert summary["gradients_pushed"] == sum(trained.steps)
+    names = [worker["name"] for worker in summary["workers"]]
+    assert names == ["/job:worker/task:0", "/job:worker/task:1"]
+    assert [w["steps"] for w in summary["workers"]] == trained.steps
+    output = trained.output
+    assert f"[worker 0] Updates applied: {sum(trained.steps)};" in output
+    assert "[worker 1] Updates applied" not in output
+    assert "Progress and metrics are those of /job:worker/task:0" in output
+
+
+def test_each_worker_writes_its_own_steps(trained):
+    versions = []
+    for index, steps in enumerate(trained.steps):
+        path = trained.directory / f"steps-worker-{index}.jsonl"
+        assert trained.workers[index]["jsonl_path"] == str(path)
+        rows = rows_of(path)
+        assert [row["step"] for row in rows] == list(range(1, steps + 1))
+        assert all(row["bytes_sent"] > 0 for row in rows)
+        versions += [row["version"] for row in rows]
+    # Each update of the server is one step of one worker.
+    assert sorted(versions) == list(range(1, sum(trained.steps) + 1))

@@ -1,0 +1,179 @@
+"""The figures of a cluster, from hand-made exchanges of its workers."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from tfdist.callbacks import summary as summary_lib
+from tfdist.parameter_server.journal import Exchange
+
+stalenesses = st.lists(st.integers(0, 40), min_size=1, max_size=200)
+
+
+def exchange(staleness=0, **fields):
+    return Exchange(
+        **{
+            "time": 1e9,
+            "version": 1,
+            "staleness": staleness,
+            "compute_seconds": 0.0,
+            "exchange_seconds": 0.0,
+            "wait_seconds": 0.0,
+            "bytes_sent": 0,
+            "bytes_received": 0,
+            **fields,
+        }
+    )
+
+
+def report_of(values, seconds=1.0):
+    """A worker's report as it arrives: through JSON."""
+    figures = summary_lib.WorkerFigures()
+    figures.add([exchange(value) for value in values])
+    return json.loads(json.dumps(figures.report(seconds)))
+
+
+def test_a_worker_adds_up_its_exchanges_over_several_calls():
+    figures = summary_lib.WorkerFigures()
+    parts = {
+        "compute_seconds": 0.5,
+        "exchange_seconds": 0.25,
+        "wait_seconds": 0.125,
+        "bytes_sent": 10,
+        "bytes_received": 20,
+    }
+    figures.add([exchange(2, **parts), exchange(0, **parts)])
+    figures.add([])
+    figures.add([exchange(2, **parts)])
+    assert figures.report(8.0) == {
+        "steps": 3,
+        "seconds": 8.0,
+        "staleness": [(0, 1), (2, 2)],
+        **{name: 3 * value for name, value in parts.items()},
+    }
+
+
+def test_the_cluster_is_the_sum_of_its_workers():
+    figures = summary_lib.WorkerFigures()
+    figures.add(
+        [
+            exchange(
+                staleness,
+                exchange_seconds=0.5,
+                wait_seconds=0.25,
+                bytes_sent=100,
+                bytes_received=200,
+            )
+            for staleness in (0, 0, 1, 3)
+        ]
+    )
+    idle = {"steps": 0, "seconds": 0.0, "staleness": []}
+    summary = summary_lib.summarize(
+        {
+            "/job:worker/task:1": report_of([8], seconds=2.0),
+            "/job:worker/task:0": figures.report(8.0),
+            "/job:worker/task:2": idle,
+        },
+        [7, 6],
+    )
+    workers = summary.pop("workers")
+    assert summary == {
+        "updates_applied": 7,
+        "gradients_pushed": 5,
+        "gradients_dropped": 0,
+        "staleness": {"mean": 12 / 5, "p95": 8, "max": 8},
+        # 4 steps in 8 seconds beside 1 in 2.
+        "steps_per_second": 1.0,
+        "exchange_share": 2.0 / 10,
+        "wait_share": 1.0 / 10,
+        "bytes_sent": 400,
+        "bytes_received": 800,
+    }
+    assert workers == [
+        {
+            "name": "/job:worker/task:0",
+            "steps": 4,
+            "seconds": 8.0,
+            "steps_per_second": 0.5,
+            "staleness_mean": 1.0,
+            "exchange_share": 0.25,
+            "wait_share": 0.125,
+        },
+        {
+            "name": "/job:worker/task:1",
+            "steps": 1,
+            "seconds": 2.0,
+            "steps_per_second": 0.5,
+            "staleness_mean": 8.0,
+            "exchange_share": 0.0,
+            "wait_share": 0.0,
+        },
+        {
+            "name": "/job:worker/task:2",
+            "steps": 0,
+            "seconds": 0.0,
+            "steps_per_second": 0.0,
+            "staleness_mean": 0.0,
+            "exchange_share": 0.0,
+            "wait_share": 0.0,
+        },
+    ]
+
+
+def test_nobody_has_reported():
+    summary = summary_lib.summarize({}, [0])
+    assert summary["staleness"] == {"mean": 0.0, "p95": 0, "max": 0}
+    assert summary["workers"] == []
+    assert summary["steps_per_second"] == 0
+
+
+@given(st.lists(stalenesses, min_size=1, max_size=4))
+def test_staleness_is_that_of_all_steps_of_all_workers(by_worker):
+    reports = {str(k): report_of(v) for k, v in enumerate(by_worker)}
+    staleness = summary_lib.summarize(reports, [0])["staleness"]
+    together = np.concatenate(by_worker)
+    assert staleness["mean"] == pytest.approx(together.mean())
+    assert staleness["max"] == together.max()
+
+
+@given(stalenesses)
+def test_p95_is_the_least_value_that_95_percent_do_not_exceed(values):
+    summary = summary_lib.summarize({"w": report_of(values)}, [0])
+    p95 = summary["staleness"]["p95"]
+
+    def percent_up_to(bound):
+        return 100 * sum(value <= bound for value in values)
+
+    assert p95 in values
+    assert percent_up_to(p95) >= 95 * len(values)
+    assert percent_up_to(p95 - 1) < 95 * len(values)
+
+
+def test_the_table_shows_each_worker_and_the_whole():
+    reports = {
+        "/job:chief/task:0": report_of([0, 1]),
+        "/job:worker/task:0": report_of([3, 3, 3], seconds=2.0),
+    }
+    summary = summary_lib.summarize(reports, [5])
+    lines = summary_lib.table(summary).splitlines()
+    assert lines[0] == ("Updates applied: 5; gradients pushed: 5, dropped: 0.")
+    assert lines[1] == "Staleness: mean 2.00, p95 3, max 3."
+    assert lines[2] == (
+        "Share of the workers' time: exchange 0.0%, waiting 0.0%."
+    )
+    assert lines[3].split() == [
+        "worker",
+        "steps",
+        "steps/s",
+        "staleness",
+        "exchange",
+    ]
+    assert [line.split() for line in lines[4:]] == [
+        ["/job:chief/task:0", "2", "2.0", "0.50", "0.0%"],
+        ["/job:worker/task:0", "3", "1.5", "3.00", "0.0%"],
+    ]
+    # Columns stand below each other.
+    assert len({len(line) for line in lines[3:]}) == 1
