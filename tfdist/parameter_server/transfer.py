@@ -6,6 +6,9 @@ import tensorflow as tf
 # piece of a packed one; above it, the copies of packing cost more (measured
 # with benchmarks/exchange.py).
 PACK_BELOW_BYTES = 64 * 1024
+# TensorFlow splits a vector without copying it if all pieces begin and end at
+# multiples of this (its `EIGEN_MAX_ALIGN_BYTES`, at most).
+ALIGNMENT_BYTES = 64
 
 
 def num_bytes(tensor):
@@ -109,17 +112,37 @@ def _join(tensors):
       A tuple: a vector, and the function that takes it, or its copy on
       another device, apart again.
     """
-    shapes = [tensor.shape for tensor in tensors]
     if len(tensors) == 1:
+        shape = tensors[0].shape
         vector = tf.reshape(tensors[0], [-1])
-        return vector, lambda copy: [tf.reshape(copy, shapes[0])]
-    vector = tf.concat([tf.reshape(t, [-1]) for t in tensors], 0)
+        return vector, lambda copy: [tf.reshape(copy, shape)]
+    order = sorted(
+        range(len(tensors)), key=lambda k: not _is_aligned(tensors[k])
+    )
+    vector = tf.concat([tf.reshape(tensors[k], [-1]) for k in order], 0)
+    sizes = [tensors[k].shape.num_elements() for k in order]
+    aligned = sum(_is_aligned(tensor) for tensor in tensors)
 
     def part(copy):
-        pieces = tf.split(copy, [shape.num_elements() for shape in shapes])
-        return [
-            tf.reshape(piece, shape)
-            for piece, shape in zip(pieces, shapes, strict=True)
-        ]
+        pieces = _split(copy, sizes, aligned)
+        parted = [None] * len(tensors)
+        for k, piece in zip(order, pieces, strict=True):
+            parted[k] = tf.reshape(piece, tensors[k].shape)
+        return parted
 
     return vector, part
+
+
+def _is_aligned(tensor):
+    return num_bytes(tensor) % ALIGNMENT_BYTES == 0
+
+
+def _split(vector, sizes, aligned):
+    """Splits `vector`; the first `aligned` pieces stay where they are."""
+    end = sum(sizes[:aligned])
+    if not 0 < end < sum(sizes):
+        return tf.split(vector, sizes)
+    return [
+        *tf.split(vector[:end], sizes[:aligned]),
+        *tf.split(vector[end:], sizes[aligned:]),
+    ]
