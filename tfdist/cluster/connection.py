@@ -1,8 +1,8 @@
 """A worker's connection to the parameter servers."""
 
+import re
 import socket
 
-from absl import logging
 import tensorflow as tf
 
 from tfdist.cluster import waiting
@@ -25,7 +25,8 @@ def connect(config, timeout):
 
     Args:
       config: The `ClusterConfig` of a worker or an evaluator.
-      timeout: Seconds to wait for servers that are not up yet.
+      timeout: Seconds to wait for servers that are not up yet, and then for
+        them to answer.
 
     Returns:
       A tuple: the name of this process's CPU device, and the list of the
@@ -50,31 +51,7 @@ def connect(config, timeout):
         # from under the strategies that it made before.
         return devices
     _wait_for_listeners(config, timeout)
-    spec = tf.train.ClusterSpec(
-        {
-            "ps": list(config.ps_addresses),
-            config.task_type: {config.task_index: config.address},
-        }
-    )
-
-    def attempt():
-        try:
-            tf.config.experimental_connect_to_cluster(
-                spec,
-                job_name=config.task_type,
-                task_index=config.task_index,
-                protocol=config.rpc_layer,
-            )
-        except _RETRIED as error:
-            logging.info("Connecting again: %s", error)
-            return False
-        return True
-
-    waiting.wait_until(
-        attempt,
-        what=f"the servers {', '.join(config.ps_addresses)} to accept",
-        timeout=timeout,
-    )
+    _wait_for_servers(config, timeout)
     _connected.add(config)
     return devices
 
@@ -107,3 +84,47 @@ def _listens(address):
             return True
     except OSError:
         return False
+
+
+def _wait_for_servers(config, timeout):
+    """Connects to the servers, whose ports are open."""
+    spec = tf.train.ClusterSpec(
+        {
+            "ps": list(config.ps_addresses),
+            config.task_type: {config.task_index: config.address},
+        }
+    )
+    silent = config.ps_names
+    reason = ""
+
+    def attempt():
+        nonlocal silent, reason
+        try:
+            tf.config.experimental_connect_to_cluster(
+                spec,
+                job_name=config.task_type,
+                task_index=config.task_index,
+                protocol=config.rpc_layer,
+            )
+            # Only the first use of the runtime makes the connections.
+            tf.config.list_logical_devices("CPU")
+        except _RETRIED as error:
+            reason = error.message.split("\n", 1)[0]
+            tasks = re.findall(r"/job:ps/replica:0/task:(\d+)", error.message)
+            named = [f"/job:ps/task:{task}" for task in dict.fromkeys(tasks)]
+            silent = named or config.ps_names
+            return False
+        return True
+
+    addresses = dict(zip(config.ps_names, config.ps_addresses, strict=True))
+
+    def described():
+        servers = ", ".join(f"{name} at {addresses[name]}" for name in silent)
+        return f"parameter server {servers} to answer ({reason})"
+
+    waiting.wait_until(
+        attempt,
+        what=described,
+        timeout=timeout,
+        hint="Is that which listens there a parameter server of this cluster?",
+    )
