@@ -6,8 +6,8 @@ import functools
 import numpy as np
 import pytest
 
-from tests.cli.launched import Launched
 from tests.parameter_server import optimizer_cases
+from tests.parameter_server.trained_on_servers import train_on_servers
 import tfdist
 
 CASES = list(optimizer_cases.CASES)
@@ -40,28 +40,17 @@ def test_trains_as_without_a_strategy(name):
 
 
 @pytest.fixture(scope="module")
-def trained_on_servers(tmp_path_factory):
-    """Trains all cases on two servers; returns what `train` gave for each."""
+def trained(tmp_path_factory):
     directory = tmp_path_factory.mktemp("on_servers")
-    script = optimizer_cases.__file__
-    cluster = ["--num_ps=2", "--num_workers=1"]
-    with Launched(*cluster, script, "--", directory) as run:
-        for number, name in enumerate(CASES):
-            run.expect(rf"trained {number} {name}$")
-        run.expect(r"servers 2$")
-        status, text = run.finish()
-    assert status == 0, text
-
-    def load(name):
-        with np.load(directory / f"{CASES.index(name)}.npz") as arrays:
-            return dict(arrays)
-
-    return load
+    train_on_servers(optimizer_cases, directory)
+    return directory
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_trains_on_servers_as_without_a_strategy(name, trained_on_servers):
-    _assert_same(trained_on_servers(name), _plain(name))
+def test_trains_on_servers_as_without_a_strategy(name, trained):
+    with np.load(trained / f"{CASES.index(name)}.npz") as arrays:
+        found = dict(arrays)
+    _assert_same(found, _plain(name))
 
 
 def test_discovery_finds_the_optimizers():
@@ -78,7 +67,7 @@ def test_case_trains(name):
     assert np.all(np.isfinite(plain["loss 0"]))
     weights = [v for key, v in plain.items() if key.startswith("weight")]
     moved = [np.max(np.abs(values[-1] - values[0])) for values in weights]
-    assert len(weights) == 8 and min(moved) > 1e-5
+    assert len(weights) == 8 and min(moved) > 1e-7
 
 
 def test_loss_scale_falls_and_rises():
