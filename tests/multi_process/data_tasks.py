@@ -64,12 +64,12 @@ def _with_policy(dataset, policy):
     return dataset.with_options(options)
 
 
-def _files(policy):
+def _files(policy, sizes=FILE_SIZES):
     """Lines of files that every worker writes alike in a folder of its own."""
     names = []
-    for number, size in enumerate(FILE_SIZES):
-        first = sum(FILE_SIZES[:number])
-        path = pathlib.Path(f"{policy.name}-{number}-{tasks.label()}.txt")
+    for number, size in enumerate(sizes):
+        first = sum(sizes[:number])
+        path = pathlib.Path(f"{sizes}-{number}-{tasks.label()}.txt")
         path.write_text("".join(f"{first + k}\n" for k in range(size)))
         names.append(str(path))
 
@@ -106,6 +106,7 @@ KINDS = {
     ),
     "file": lambda _: _files(_POLICY.FILE),
     "automatic file": lambda _: _files(_POLICY.AUTO),
+    "two files": lambda _: _files(_POLICY.AUTO, (50, 51)),
     "numpy": lambda _: (_ids(), 0.0 * _ids()),
     "py_dataset": lambda _: _Numbers(),
     "from_function": lambda strategy: _from_function(strategy),
@@ -155,8 +156,6 @@ def train_on_one_batch():
     strategy = tfdist.AsyncStrategy(start_timeout=60.0)
     model = tasks.build_sum_of_weights(strategy)
     model.fit(_slices().batch(EXAMPLES), verbose=0)
-    strategy.settle()
-    handshake.report(updates=strategy.updates_applied())
 
 
 def train_and_evaluate(steps, constant):

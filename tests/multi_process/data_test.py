@@ -48,6 +48,13 @@ def test_files_stay_whole(reports):
             assert all(len(workers) == 1 for workers in owners.values())
 
 
+def test_fewer_files_than_workers_are_shared_by_batches(reports):
+    for epoch in epochs_of(reports, "two files"):
+        batches = [-(-len(ids) // data_tasks.BATCH_SIZE) for ids in epoch]
+        # 13 of them.
+        assert sorted(batches) == [4, 4, 5]
+
+
 def test_data_that_is_not_shared_out_is_seen_by_every_worker(reports):
     for epoch in epochs_of(reports, "off"):
         for ids in epoch:
@@ -58,6 +65,18 @@ def test_uneven_shares_hang_nobody(reports):
     for epoch in epochs_of(reports, "uneven"):
         batches = [-(-len(ids) // data_tasks.BATCH_SIZE) for ids in epoch]
         assert batches == list(data_tasks.UNEVEN)
+
+
+def test_less_data_than_workers_is_refused_by_all_of_them(cluster):
+    made = cluster(num_workers=2)
+    made.start_servers()
+    for worker in made.start_workers("data_tasks:train_on_one_batch"):
+        assert worker.wait() == 1
+        message = worker.output().splitlines()[-1]
+        assert message.startswith(
+            "ValueError: The data set must have a batch (an element) for each "
+            "worker of the cluster. Received: 1 for 2 workers."
+        )
 
 
 def test_every_worker_evaluates_to_the_same_numbers(cluster):

@@ -31,6 +31,9 @@ def distribute(dataset, config, store):
 
     Returns:
       A `tf.data.Dataset`.
+
+    Raises:
+      ValueError: The data has fewer elements than the cluster has workers.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
@@ -46,12 +49,19 @@ def distribute(dataset, config, store):
     if policy == _AutoShardPolicy.OFF:
         return dataset
     if policy == _AutoShardPolicy.AUTO:
-        policy = _AutoShardPolicy.FILE
-        if not _can_share(dataset, policy, config):
-            policy = _AutoShardPolicy.DATA
-    shared = _share(dataset, policy, config)
+        policy = _AutoShardPolicy.DATA
+        if _has_enough_files(dataset, config.num_workers):
+            policy = _AutoShardPolicy.FILE
+    shared = _share(dataset, policy, config.num_workers, config.worker_id)
     cardinality = int(dataset.cardinality())
     if policy == _AutoShardPolicy.DATA and cardinality >= 0:
+        if cardinality < config.num_workers:
+            raise ValueError(
+                "The data set must have a batch (an element) for each worker "
+                f"of the cluster. Received: {cardinality} for "
+                f"{config.num_workers} workers. Make the batches smaller, or "
+                "start fewer workers."
+            )
         rest = cardinality % config.num_workers
         mine = cardinality // config.num_workers + (config.worker_id < rest)
         shared = shared.apply(tf.data.experimental.assert_cardinality(mine))
@@ -64,20 +74,22 @@ def _with_policy(dataset, policy):
     return dataset.with_options(options)
 
 
-def _share(dataset, policy, config):
+def _share(dataset, policy, num_workers, index):
     return private_tensorflow.auto_shard_dataset(
-        _with_policy(dataset, policy), config.num_workers, config.worker_id
+        _with_policy(dataset, policy), num_workers, index
     )
 
 
-def _can_share(dataset, policy, config):
-    """Whether TensorFlow can share out `dataset` that way.
+def _has_enough_files(dataset, num_workers):
+    """Whether `dataset` reads files, at least one for each worker.
 
-    It says so only when an iterator is made: there may be no files, or fewer
-    than workers.
+    TensorFlow says so only when the first element is asked for, and only to
+    some workers; so all of them ask for that of the first worker, and come
+    to the same answer.
     """
     try:
-        iter(_share(dataset, policy, config))
+        shared = _share(dataset, _AutoShardPolicy.FILE, num_workers, 0)
+        next(iter(shared), None)
     except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
         return False
     return True
