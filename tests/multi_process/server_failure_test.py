@@ -1,5 +1,6 @@
 """Servers that are late, killed or stopped: bounded waits that name them."""
 
+import contextlib
 import re
 import signal
 import socket
@@ -18,6 +19,17 @@ EXIT_SECONDS = 30.0
 def names(task_index):
     """A pattern that is found in what names a server."""
     return rf"/job:ps/(replica:0/)?task:{task_index}\b"
+
+
+@contextlib.contextmanager
+def held(address):
+    """Listens on an address and never answers."""
+    host, port = address.rsplit(":", 1)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, int(port)))
+        listener.listen()
+        yield
 
 
 def start_training(made, **arguments):
@@ -68,14 +80,32 @@ def test_a_server_that_never_comes_is_named_in_the_error(cluster):
     assert "/job:worker/task:0" in server.output()
 
 
+@pytest.mark.parametrize("job", ["ps", "worker"])
+def test_a_port_in_use_is_named_in_the_error(cluster, job):
+    made = cluster(num_ps=1, num_workers=1)
+    address = made.address(job, 0)
+    made.start_servers(start_timeout=5.0)
+    if job == "worker":
+        # Of another user: what takes the port of a server is one, too.
+        with held(address):
+            task = made.start(
+                "worker", 0, "failure_tasks:train", value=1.0, until=1
+            )
+            assert task.wait() == 1
+    else:
+        made.tasks[0].expect("serves on port")
+        task = made.start("ps", 0, "tasks:serve")
+        assert task.wait() == 1
+    assert task.output().splitlines()[-1] == (
+        f"OSError: /job:{job}/task:0 cannot serve on its address in TF_CONFIG, "
+        f"{address} (Could not start gRPC server). Is the port in use?"
+    )
+
+
 def test_what_listens_and_is_no_server_is_named_in_the_error(cluster):
     made = cluster(num_ps=2, num_workers=1)
     made.start("ps", 0, "tasks:serve", start_timeout=60.0)
-    host, port = made.address("ps", 1).rsplit(":", 1)
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, int(port)))
-        listener.listen()
+    with held(made.address("ps", 1)):
         worker = made.start(
             "worker",
             0,

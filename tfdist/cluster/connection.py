@@ -56,6 +56,28 @@ def connect(config, timeout):
     return devices
 
 
+def start_runtime(config):
+    """Starts this process's server and makes its connections.
+
+    `experimental_connect_to_cluster` only notes what is wanted.
+
+    Args:
+      config: The `ClusterConfig`.
+
+    Raises:
+      OSError: This process's own server does not start.
+    """
+    try:
+        tf.config.list_logical_devices("CPU")
+    except tf.errors.UnknownError as error:
+        if "gRPC server" not in error.message:
+            raise
+        raise OSError(
+            f"{config.task_name} cannot serve on its address in TF_CONFIG, "
+            f"{config.address} ({error.message}). Is the port in use?"
+        ) from error
+
+
 def _wait_for_listeners(config, timeout):
     """Waits until every server's port is open, naming those that are not."""
     missing = dict(zip(config.ps_names, config.ps_addresses, strict=True))
@@ -106,8 +128,7 @@ def _wait_for_servers(config, timeout):
                 task_index=config.task_index,
                 protocol=config.rpc_layer,
             )
-            # Only the first use of the runtime makes the connections.
-            tf.config.list_logical_devices("CPU")
+            start_runtime(config)
         except _RETRIED as error:
             reason = error.message.split("\n", 1)[0]
             tasks = re.findall(r"/job:ps/replica:0/task:(\d+)", error.message)

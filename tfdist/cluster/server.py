@@ -5,6 +5,7 @@ import time
 from absl import logging
 import tensorflow as tf
 
+from tfdist.cluster import connection
 from tfdist.cluster import members
 
 _POLL_SECONDS = 0.25
@@ -31,6 +32,7 @@ def serve(config, *, start_timeout):
         task_index=config.task_index,
         protocol=config.rpc_layer,
     )
+    connection.start_runtime(config)
     device = f"/job:ps/replica:0/task:{config.task_index}/device:CPU:0"
     table = members.MemberTable(device, members.names_of(config))
     table.create()
