@@ -284,6 +284,25 @@ def test_overwrite_with_gradient(steps):
     np.testing.assert_allclose(found[1]["weights"][1], np.max(np.abs(X)))
 
 
+def test_reading_the_count_leaves_accumulating_steps_in_it():
+    """A read refreshes the count; the server knows only of whole updates."""
+
+    def train(scope):
+        with scope():
+            model = compiled(
+                perceptron(),
+                keras.optimizers.SGD(0.1, gradient_accumulation_steps=3),
+            )
+        counts = []
+        for number in range(1, 9):
+            model.train_on_batch(X[:6], Y[:6])
+            if number not in (3, 6):
+                counts.append(model.optimizer.variables[0].numpy())
+        return counts, traces(model)
+
+    assert assert_trains_the_same(train)[0] == [1, 2, 4, 5, 7, 8]
+
+
 def test_model_is_built_by_fit():
     """Layers without an input shape get their variables in the first call."""
     _assert_fits_the_same(

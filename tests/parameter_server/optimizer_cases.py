@@ -145,7 +145,7 @@ DENSE = ("loss scale", "all at once")
 BUILT_AHEAD = ("ScheduleFreeAdamW",)
 
 
-def _model(dense):
+def build_model(dense):
     """Variables of 1, 2 and 4 dimensions, and rows that have no gradient.
 
     Nothing in it has a gradient of zero but for rounding, which optimizers
@@ -168,7 +168,7 @@ def _model(dense):
     return keras.Model([ids, image], outputs)
 
 
-def _data():
+def data():
     random = np.random.default_rng(0)
     examples = BATCH * STEPS_PER_EPOCH
     ids = random.integers(0, 7, (examples, 3)).astype("int32")
@@ -215,7 +215,7 @@ def train(name, scope):
     keras.config.set_dtype_policy(policy)
     try:
         with scope:
-            model = _model(dense=name in DENSE)
+            model = build_model(dense=name in DENSE)
             model.compile(
                 CASES[name](),
                 keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -225,7 +225,7 @@ def train(name, scope):
     finally:
         keras.config.set_dtype_policy("float32")
     recorder = _Recorder()
-    model.fit(_data(), epochs=EPOCHS, verbose=0, callbacks=[recorder])
+    model.fit(data(), epochs=EPOCHS, verbose=0, callbacks=[recorder])
     return {key: np.stack(value) for key, value in recorder.seen.items()}
 
 
