@@ -2,8 +2,8 @@ import contextlib
 
 import pytest
 
-from tests.multi_process.cluster_under_test import ClusterUnderTest
-from tests.multi_process.cluster_under_test import Zygote
+from tests.multi_process.real_cluster import ClusterUnderTest
+from tests.multi_process.real_cluster import Zygote
 
 
 @pytest.fixture(scope="session")

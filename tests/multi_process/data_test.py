@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.multi_process import data_tasks
-from tests.multi_process.cluster_under_test import ClusterUnderTest
+from tests.multi_process.real_cluster import ClusterUnderTest
 
 WORKERS = 3
 

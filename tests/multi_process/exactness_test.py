@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.multi_process.cluster_under_test import ClusterUnderTest
+from tests.multi_process.real_cluster import ClusterUnderTest
 
 STEPS = 200
 WORKERS = 4

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.multi_process.cluster_under_test import ClusterUnderTest
+from tests.multi_process.real_cluster import ClusterUnderTest
 
 SECONDS = 60.0
 
