@@ -10,6 +10,7 @@ import tensorflow as tf
 from tests.multi_process import handshake
 from tests.multi_process import tasks
 import tfdist
+from tfdist.cluster import members
 
 
 class TellProgress(keras.callbacks.Callback):
@@ -42,7 +43,15 @@ class TellProgress(keras.callbacks.Callback):
             self.model.stop_training = handshake.told(self._until)
 
 
-def train(value, until, start_timeout=60.0, pace=0.0, shapes=None, hold=0):
+def train(
+    value,
+    until,
+    start_timeout=60.0,
+    pace=0.0,
+    shapes=None,
+    hold=0,
+    lost_after=members.LOST_AFTER_SECONDS,
+):
     """Pushes `value` until told to stop; reports what it sees in the end.
 
     Args:
@@ -52,7 +61,9 @@ def train(value, until, start_timeout=60.0, pace=0.0, shapes=None, hold=0):
         pace: seconds to pause after each step.
         shapes: of the weights; `None` for the usual ones.
         hold: after this number of steps wait until told to go on.
+        lost_after: seconds after which a silent worker is not waited for.
     """
+    members.LOST_AFTER_SECONDS = lost_after
     strategy = tfdist.AsyncStrategy(start_timeout=start_timeout)
     print("connected", flush=True)
     model = tasks.build_sum_of_weights(strategy, shapes=shapes or tasks.SHAPES)

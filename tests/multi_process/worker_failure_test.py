@@ -73,6 +73,23 @@ def test_kill_9_loses_no_update_of_the_others(cluster, victim, kills):
         assert report["iterations"] == report["updates"][0]
 
 
+def test_a_worker_that_does_not_come_back_is_not_waited_for(cluster):
+    made = cluster(num_workers=2)
+    servers = made.start_servers(lost_after=5.0)
+    going, dead = made.start_workers(
+        "failure_tasks:train", value=1.0, until="stop", lost_after=5.0
+    )
+    for worker in (going, dead):
+        worker.wait_for_steps(5)
+    dead.kill()
+    made.tell("stop")
+    going.expect("trained")
+    assert going.wait(20.0) == 0
+    # Nobody has told that the other is dead, but it is silent.
+    assert going.report()["states"]["/job:worker/task:1"] == "ALIVE"
+    assert [server.wait(20.0) for server in servers] == [0]
+
+
 def test_a_late_worker_begins_with_the_current_parameters(cluster):
     made = cluster(num_workers=2)
     made.start_servers()
