@@ -1,0 +1,76 @@
+"""What the README shows works as shown."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+from absl import flags
+
+from tfdist.cli import launch
+from tfdist.cluster import ClusterConfig
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+SECONDS = 150
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_program_trains_on_a_cluster(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(blocks("python")[0])
+    command = [sys.executable, "-m", "tfdist", "launch", "--num_ps=1"]
+    command += ["--num_workers=2", f"--timeout={SECONDS}", str(script)]
+    result = subprocess.run(
+        command,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TFDS_DATA_DIR": str(tmp_path),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS + 30,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    # 1,437 images in batches of 32 make 45 updates in each of 15 epochs.
+    assert "[worker 0] Updates applied: 675;" in result.stdout
+    evaluated = re.findall(
+        r"\[worker 0\] 12/12 .* accuracy: ([0-9.]+)", result.stdout
+    )
+    assert float(evaluated[-1]) > 0.9
+
+
+def test_cluster_description_is_a_good_one():
+    (text,) = blocks("json")
+    config = ClusterConfig.from_tf_config({"TF_CONFIG": text})
+    assert config.task_name == "/job:worker/task:1"
+    assert (config.num_ps, config.num_workers) == (2, 3)
+
+
+def test_every_flag_of_the_launcher_is_described():
+    known = launch.define_flags()
+    described = set(re.findall(r"^\| `--([a-z_]+)", README, re.MULTILINE))
+    assert described == {
+        name for name in known if len(name) > 1 and name != "help"
+    }
+    # With the value that it has.
+    for name, value in re.findall(r"^\| `--(\w+)=(\w+)`", README, re.M):
+        flag = known[name]
+        if isinstance(flag, flags.Flag) and flag.default not in (None, []):
+            assert str(flag.default).removesuffix(".0") == value
+
+
+def test_lines_of_json_have_the_fields_that_are_described():
+    from tfdist.parameter_server.journal import Exchange
+
+    fields = {"step", *Exchange.__dataclass_fields__}
+    table = README.split("one object per step:")[1].split("\n\n")[1]
+    first_column = [line.split("|")[1] for line in table.splitlines()[2:]]
+    assert set(re.findall(r"`(\w+)`", " ".join(first_column))) == fields
