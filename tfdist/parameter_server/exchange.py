@@ -44,15 +44,19 @@ class Exchange:
       graph: The graph to build in.
       records: List of `Update` and `Mutation`, in the order of the program.
       counter: The step counter of the optimizer whose step this is, or None.
+      settings: Worker-local variables that are sent with the gradients.
       frozen: Ordinals of step counters that are not to be read afresh.
       lifter: The `Lifter` of the graph.
     """
 
-    def __init__(self, store, graph, records, *, counter, frozen, lifter):
+    def __init__(
+        self, store, graph, records, *, counter, settings, frozen, lifter
+    ):
         self._store = store
         self._graph = graph
         self._records = records
         self.iterations = counter
+        self._settings = settings
         self._frozen = frozen
         self._lifter = lifter
         self._ahead = None
@@ -135,6 +139,7 @@ class Exchange:
         tables = self._tables(records, outbox)
         if self.iterations is not None:
             ahead = outbox.add(self._ahead)
+        settings = [outbox.add(read_replica(v)) for v in self._settings]
         sent = transfer.move(
             outbox.tensors,
             source=store.worker_device,
@@ -142,15 +147,15 @@ class Exchange:
         )
         self._bytes_sent += [transfer.num_bytes(t) for t in outbox.tensors]
         section = section_lib.Section(store, shard, self._graph)
-        with tf.device(store.devices[shard]):
-            with tf.control_dependencies([t.op for t in sent]):
-                arrived = _now()
+        for variable, position in zip(self._settings, settings, strict=True):
+            section.local_values[variable.ref()] = sent[position]
+        with tf.control_dependencies([t.op for t in sent]):
+            arrived = section.now()
         with tf.control_dependencies([arrived.op]):
             lock = store.lock(shard)
         before = len(self._graph.get_operations())
         with section.entered(), tf.control_dependencies([lock.op]):
-            locked = _now()
-            wait = locked - arrived
+            wait = section.now() - arrived
             version = store.counter("version", shard)
             staleness = version.read() - sent[pulled_version]
             if self.iterations is not None:
@@ -215,9 +220,9 @@ class Exchange:
             if variable.ordinal not in in_rows
             for piece in _pieces_on(shard, variable)
         ]
-        with section.entered(), tf.control_dependencies(effects):
-            applied = tf.no_op()
-        with section.entered(), tf.control_dependencies([applied]):
+        # Each value is read, and sent, once its own updates are done: ops on
+        # one resource keep the order in which they are built.
+        with section.entered(), tf.control_dependencies([lock.op]):
             values = [
                 tf.raw_ops.ReadVariableOp(
                     resource=store.handle(variable, shard, piece),
@@ -230,8 +235,11 @@ class Exchange:
                     store.row_stamps(table), section.handle(table), table, since
                 )
             values.append(version.read())
-        with tf.control_dependencies([value.op for value in values]):
-            store.unlock(shard, lock)
+        with tf.control_dependencies(effects + [v.op for v in values]):
+            unlock = store.unlock(shard, lock)
+        # So the answer says that the lock is free: one message less.
+        with section.entered(), tf.control_dependencies([unlock]):
+            values[-1] = tf.identity(values[-1])
         home = transfer.move(
             values + figures,
             source=store.devices[shard],
@@ -381,12 +389,6 @@ def _pieces_on(shard, variable):
     if not variable.pieces:
         return [None]
     return [piece for piece in variable.pieces if piece.shard == shard]
-
-
-def _now():
-    time = tf.timestamp()
-    private_tensorflow.run_independently(time.op)
-    return time
 
 
 def _assign(handle, value):

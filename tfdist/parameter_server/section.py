@@ -4,6 +4,7 @@ import contextlib
 
 import tensorflow as tf
 
+from tfdist import private_tensorflow
 from tfdist.parameter_server.variables import active
 
 
@@ -18,7 +19,8 @@ class Section:
         self.piece_number = None
         # Operations whose results come from the worker and are needed here.
         self.late_inputs = []
-        self._sent = {}
+        # What has been sent of worker-local variables, by their `ref()`.
+        self.local_values = {}
 
     @contextlib.contextmanager
     def entered(self):
@@ -79,7 +81,7 @@ class Section:
             return read_replica(variable)
         # Once: an optimizer reads its learning rate for each variable, and
         # each tensor sent by itself costs as much as some ten operations.
-        if variable.ref() not in self._sent:
+        if variable.ref() not in self.local_values:
             with tf.control_dependencies(None):
                 with tf.device(self._store.worker_device):
                     value = read_replica(variable)
@@ -87,8 +89,15 @@ class Section:
                 with tf.device(self._store.devices[self.shard]):
                     value = tf.identity(value)
             self.late_inputs.append(value.op)
-            self._sent[variable.ref()] = value
-        return self._sent[variable.ref()]
+            self.local_values[variable.ref()] = value
+        return self.local_values[variable.ref()]
+
+    def now(self):
+        """The server's clock, seconds since the epoch as scalar float64."""
+        with tf.device(self._store.devices[self.shard]):
+            time = tf.timestamp()
+        private_tensorflow.run_independently(time.op)
+        return time
 
 
 class Outbox:

@@ -73,6 +73,16 @@ def _step_counter(optimizer):
     )
 
 
+def _settings(optimizer):
+    """The worker's own scalars of an optimizer, such as its learning rate."""
+    values = [getattr(v, "value", v) for v in optimizer.variables]
+    return [
+        value
+        for value in values
+        if getattr(value, "role", None) is Role.LOCAL and not value.shape.rank
+    ]
+
+
 class Step:
     """Records one call of `strategy.run` while it is traced.
 
@@ -189,6 +199,7 @@ class Step:
                 graph,
                 records,
                 counter=_step_counter(optimizer) if optimizer else None,
+                settings=_settings(optimizer) if optimizer else [],
                 frozen=self._ticketed,
                 lifter=lifting.Lifter(
                     graph, self._store, pending.barriers, pending.settled
