@@ -82,6 +82,7 @@ class Exchange:
         done = [op for result in results for op in self._bring_home(result)]
         done += self._join_pieces(results)
         if self.iterations is None:
+            store.journal.note_other()
             return
         with tf.control_dependencies(done):
             store.journal.write(

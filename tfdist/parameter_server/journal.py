@@ -60,6 +60,7 @@ class Journal:
             tf.zeros([CAPACITY, len(_COLUMNS)], tf.float64), "journal"
         )
         self._count = store.worker_variable(tf.zeros([], tf.int64), "exchanges")
+        self._others = store.worker_variable(tf.zeros([], tf.int64), "others")
         self._last = store.worker_variable(tf.zeros([], tf.float64), "last")
         self._read = 0
 
@@ -90,10 +91,20 @@ class Journal:
             self._count.assign_add(1, read_value=False)
             self._last.assign(now, read_value=False)
 
+    def note_other(self):
+        """Builds the op that counts an exchange that is no optimizer's."""
+        with tf.device(self._device):
+            self._others.assign_add(1, read_value=False)
+
     @property
     def count(self):
-        """Exchanges that this worker has made, int."""
+        """Optimizer steps that this worker has exchanged, int."""
         return int(self._count.numpy())
+
+    @property
+    def exchanges(self):
+        """All exchanges that this worker has made, int."""
+        return self.count + int(self._others.numpy())
 
     def read_new(self):
         """Exchanges since the last call, a list; the oldest may be lost."""

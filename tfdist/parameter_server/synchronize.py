@@ -40,7 +40,9 @@ class Synchronizer:
         self._timeout = timeout
         self._committed = 0
         self._checked = 0
-        self._lazy_pulled_at = 0
+        # One per commit, mostly one per model: [first, end, exchanges made
+        # when the lazily kept replicas among them were last refreshed].
+        self._batches = []
         self._functions = {}
         self._warned = False
 
@@ -76,13 +78,15 @@ class Synchronizer:
         if new:
             self._initialize(new)
         self._committed = end
+        self._batches.append([first, end, self._store.journal.exchanges])
 
     def pull_all(self):
         """Refreshes every replica of this worker."""
         self.commit()
         if self._committed:
             self._pull(self._store.variables)
-            self._lazy_pulled_at = self._store.journal.count
+            for batch in self._batches:
+                batch[-1] = self._store.journal.exchanges
 
     def versions(self):
         """Updates applied by each server, a list of ints."""
@@ -96,11 +100,13 @@ class Synchronizer:
             return
         if variable.ordinal >= self._committed:
             return
-        count = self._store.journal.count
-        if count != self._lazy_pulled_at:
-            self._lazy_pulled_at = count
-            lazy = self._store.variables[: self._committed]
-            self._pull([v for v in lazy if v.role in _LAZY])
+        exchanges = self._store.journal.exchanges
+        for batch in self._batches:
+            first, end, refreshed_at = batch
+            if first <= variable.ordinal < end and refreshed_at != exchanges:
+                batch[-1] = exchanges
+                together = self._store.variables[first:end]
+                self._pull([v for v in together if v.role in _LAZY])
 
     def after_write(self, variable):
         """Passes an eager assignment on to the servers."""
