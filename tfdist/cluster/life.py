@@ -10,7 +10,7 @@ from tfdist.cluster import members
 _memberships = {}
 
 
-def join(config, devices):
+def join(config, devices, timeout):
     """Enters this process into the servers' tables until it ends.
 
     The servers are told how it ended: a script that ran to its end (or left
@@ -20,6 +20,7 @@ def join(config, devices):
     Args:
       config: The `ClusterConfig` of a worker or an evaluator.
       devices: The servers' devices.
+      timeout: Seconds to wait until all servers are ready.
 
     Returns:
       The `Membership`, the same for each call with the same cluster.
@@ -28,6 +29,7 @@ def join(config, devices):
     if key not in _memberships:
         _memberships[key] = members.Membership(config, devices)
         atexit.register(_leave, _memberships[key])
+        _memberships[key].wait_until_entered(timeout)
     return _memberships[key]
 
 

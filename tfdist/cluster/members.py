@@ -11,9 +11,13 @@ import threading
 
 import tensorflow as tf
 
+from tfdist.cluster import waiting
+
 _NAME = "tfdist/members"
 _COLUMNS = 3
 HEARTBEAT_SECONDS = 1.0
+# Between attempts to enter the table of a server that has none yet.
+_RETRY_SECONDS = 0.1
 # A worker that has not been seen for so long is not waited for. It covers a
 # restart of the worker.
 LOST_AFTER_SECONDS = 60.0
@@ -149,22 +153,51 @@ class Membership:
         self.tables = [MemberTable(device, names) for device in devices]
         self._arrivals = 0
         self._stop = threading.Event()
+        # By server; set once this worker is in its table.
+        self._entered = {name: threading.Event() for name in config.ps_names}
         self._threads = [
-            threading.Thread(target=self._beat, args=(table,), daemon=True)
-            for table in self.tables
+            threading.Thread(target=self._beat, args=arguments, daemon=True)
+            for arguments in zip(
+                self.tables, self._entered.values(), strict=True
+            )
         ]
         for thread in self._threads:
             thread.start()
 
-    def _beat(self, table):
+    def _beat(self, table, entered):
         while not self._stop.is_set():
             try:
                 table.write(self._index, State.ALIVE, self._arrivals)
+                entered.set()
             except tf.errors.OpError:
                 # The server is away; the training step says so if it needs
                 # it. The next beat tries again.
                 pass
-            self._stop.wait(HEARTBEAT_SECONDS)
+            self._stop.wait(
+                HEARTBEAT_SECONDS if entered.is_set() else _RETRY_SECONDS
+            )
+
+    def wait_until_entered(self, timeout):
+        """Waits until this worker is in the tables of all servers.
+
+        A server answers before it has made its table, and would not hear of
+        a worker that had finished by then.
+
+        Args:
+          timeout: Seconds.
+
+        Raises:
+          TimeoutError: A server has no table; the message names it.
+        """
+
+        def absent():
+            return [n for n, e in self._entered.items() if not e.is_set()]
+
+        waiting.wait_until(
+            lambda: not absent(),
+            what=lambda: f"parameter server {', '.join(absent())} to be ready",
+            timeout=timeout,
+        )
 
     def leave(self, state):
         """Stops the heartbeat and leaves `state` as the last word."""

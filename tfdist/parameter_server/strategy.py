@@ -88,7 +88,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if config.is_ps:
             sys.exit(server.serve(config, start_timeout=start_timeout))
         worker_device, devices = connection.connect(config, start_timeout)
-        self._membership = life.join(config, devices) if config.num_ps else None
+        self._membership = (
+            life.join(config, devices, start_timeout) if config.num_ps else None
+        )
         self._connected_at = time.monotonic()
         self._start_timeout = start_timeout
         self._reports = (
