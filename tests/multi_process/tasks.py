@@ -16,6 +16,7 @@ from tests.multi_process import handshake
 import tfdist
 from tfdist.cluster import ClusterConfig
 from tfdist.cluster import connection
+from tfdist.cluster import life
 from tfdist.cluster import members
 
 SHAPES = ((), (7,), (3, 5), (129, 2))
@@ -170,11 +171,8 @@ def connect_and_finish(delay):
     handshake.wait_for("go")
     time.sleep(delay)
     _, devices = connection.connect(config, 60.0)
-    index = config.worker_id
-    for device in devices:
-        table = members.MemberTable(device, members.names_of(config))
-        table.write(index, members.State.FINISHED)
-        assert table.read()[index].state == members.State.FINISHED
+    # One operation on each server; another one when the process ends.
+    life.join(config, devices, 60.0)
 
 
 def label():
