@@ -118,6 +118,7 @@ def main(argv: list[str]) -> None:
         train,
         validation_data=validation,
         epochs=FLAGS.epochs,
+        shuffle=False,  # The pipeline has done so.
         callbacks=[monitor] if monitor else [],
         verbose=2 if is_chief else 0,
     )

@@ -30,6 +30,19 @@ def auto_shard_dataset(dataset, num_workers, index):
     return _data_distribute._AutoShardDataset(dataset, num_workers, index)
 
 
+def is_cached(dataset):
+    """Whether a `tf.data.Dataset` keeps its elements in a cache.
+
+    All iterators of such a data set share its cache, so that looking into it
+    in another way changes what they give. A data set has no public name for
+    what it is made of.
+    """
+    if type(dataset).__name__ == "CacheDataset":
+        return True
+    # pylint: disable-next=protected-access
+    return any(is_cached(part) for part in dataset._inputs())
+
+
 def add_control_inputs(operation, inputs):
     """Makes `operation` run after `inputs`, which were built later.
 

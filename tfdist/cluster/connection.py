@@ -5,6 +5,8 @@ import socket
 
 import tensorflow as tf
 
+from tfdist import quiet
+from tfdist.cluster import tf_config
 from tfdist.cluster import waiting
 
 _RETRIED = (
@@ -33,6 +35,7 @@ def connect(config, timeout):
       servers' devices, in order. Without servers both are this process.
 
     Raises:
+      ClusterConfigError: The cluster gives this task no address.
       TimeoutError: A server could not be reached; the message names it.
     """
     if not config.num_ps:
@@ -46,6 +49,12 @@ def connect(config, timeout):
             for k in range(config.num_ps)
         ],
     )
+    if config.address is None:
+        raise tf_config.ClusterConfigError(
+            f"{config.task_name} needs an address at which the servers reach "
+            'it: TF_CONFIG["cluster"] must list '
+            f"{config.task_type!r}, came: {sorted(config.spec)}."
+        )
     if config in _connected:
         # Connecting anew would take what this process has on the servers
         # from under the strategies that it made before.
@@ -122,12 +131,13 @@ def _wait_for_servers(config, timeout):
     def attempt():
         nonlocal silent, reason
         try:
-            tf.config.experimental_connect_to_cluster(
-                spec,
-                job_name=config.task_type,
-                task_index=config.task_index,
-                protocol=config.rpc_layer,
-            )
+            with quiet.quietly():  # It logs its session configuration.
+                tf.config.experimental_connect_to_cluster(
+                    spec,
+                    job_name=config.task_type,
+                    task_index=config.task_index,
+                    protocol=config.rpc_layer,
+                )
             start_runtime(config)
         except _RETRIED as error:
             reason = error.message.split("\n", 1)[0]

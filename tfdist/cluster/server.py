@@ -5,6 +5,7 @@ import time
 from absl import logging
 import tensorflow as tf
 
+from tfdist import quiet
 from tfdist.cluster import connection
 from tfdist.cluster import members
 
@@ -26,12 +27,13 @@ def serve(config, *, start_timeout):
     Returns:
       The exit status of the process, 0 when training has finished.
     """
-    tf.config.experimental_connect_to_cluster(
-        tf.train.ClusterSpec({"ps": {config.task_index: config.address}}),
-        job_name="ps",
-        task_index=config.task_index,
-        protocol=config.rpc_layer,
-    )
+    with quiet.quietly():  # It logs its session configuration.
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec({"ps": {config.task_index: config.address}}),
+            job_name="ps",
+            task_index=config.task_index,
+            protocol=config.rpc_layer,
+        )
     connection.start_runtime(config)
     device = f"/job:ps/replica:0/task:{config.task_index}/device:CPU:0"
     table = members.MemberTable(device, members.names_of(config))

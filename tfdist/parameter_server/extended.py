@@ -97,8 +97,11 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             )
         active.step = step_lib.Step(self._store)
         try:
-            result = fn(*args, **kwargs)
-            active.step.finish()
+            # At the end of the data nothing must count a batch that is not
+            # there, as an operation would that does not depend on it.
+            with tf.control_dependencies(_tensors_in((args, kwargs))):
+                result = fn(*args, **kwargs)
+                active.step.finish()
         except RuntimeError as error:
             if not _is_about_foreign_strategy(error):
                 raise
@@ -260,6 +263,15 @@ def _is_about_foreign_strategy(error):
     """Whether TensorFlow found an object of another strategy."""
     complaints = ("Mixing different tf.distribute.Strategy", "Must not nest")
     return any(complaint in str(error) for complaint in complaints)
+
+
+def _tensors_in(structure):
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+    if not tensors:
+        return []
+    with tf.control_dependencies(tensors):
+        return [tf.no_op()]
 
 
 def _identity(value):

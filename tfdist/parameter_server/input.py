@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist import quiet
 
 _AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 
@@ -23,8 +24,8 @@ def distribute(dataset, config, store):
     Args:
       dataset: A `tf.data.Dataset`. Its `AutoShardPolicy` says how it is
         shared out: FILE and DATA as TensorFlow defines them, AUTO (default)
-        by file where there are enough files and else by element, OFF not at
-        all.
+        by file where there are enough files and no cache and else by element,
+        OFF not at all.
       config: The `ClusterConfig`.
       store: The `ParameterStore`; its replicas are refreshed before an
         evaluation.
@@ -71,7 +72,9 @@ def distribute(dataset, config, store):
 def _with_policy(dataset, policy):
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policy
-    return dataset.with_options(options)
+    # TensorFlow warns of each change of an option.
+    with quiet.quietly():
+        return dataset.with_options(options)
 
 
 def _share(dataset, policy, num_workers, index):
@@ -81,12 +84,14 @@ def _share(dataset, policy, num_workers, index):
 
 
 def _has_enough_files(dataset, num_workers):
-    """Whether `dataset` reads files, at least one for each worker.
+    """Whether `dataset` can be shared out by files, one or more per worker.
 
     TensorFlow says so only when the first element is asked for, and only to
     some workers; so all of them ask for that of the first worker, and come
     to the same answer.
     """
+    if private_tensorflow.is_cached(dataset):
+        return False
     try:
         shared = _share(dataset, _AutoShardPolicy.FILE, num_workers, 0)
         next(iter(shared), None)
