@@ -25,7 +25,7 @@ from harness import tfdist_cluster
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("quick", False, "Fewer rounds: under a minute in all.")
 flags.DEFINE_integer(
-    "rounds", None, "Rounds. Default: 15, or 5 if --quick.", lower_bound=1
+    "rounds", None, "Rounds. Default: 15, or 3 if --quick.", lower_bound=1
 )
 flags.DEFINE_float(
     "burst_seconds",
@@ -49,7 +49,7 @@ MOST_TIMES_RAW = {"100x10k": 4.0, "100x250k": 1.6, "10x2.5M": 1.6}
 LEAST_TIMES_TENSORFLOW = {"100x10k": 2.0}
 LEARNING_RATE = 0.5
 GRADIENT = 2.0**-10  # Sums of it are exact in float32.
-WARM_UP_STEPS = 8
+WARM_UP_STEPS = 4
 
 
 def main(argv):
@@ -57,7 +57,7 @@ def main(argv):
     if len(argv) > 1:
         raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     models = {name: MODELS[name] for name in FLAGS.model or MODELS}
-    rounds = FLAGS.rounds or (5 if FLAGS.quick else 15)
+    rounds = FLAGS.rounds or (3 if FLAGS.quick else 15)
     burst = FLAGS.burst_seconds or (0.2 if FLAGS.quick else 1.0)
     with contextlib.ExitStack() as stack:
         systems = start(stack, models)
