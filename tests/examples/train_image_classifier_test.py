@@ -102,7 +102,10 @@ import train_image_classifier as script
 
 class Strategy(tf.distribute.OneDeviceStrategy):
     cluster = types.SimpleNamespace(
-        is_chief=sys.argv.pop(2) == "chief", num_workers=2, num_ps=1
+        is_chief=sys.argv.pop(2) == "chief",
+        is_evaluator=False,
+        num_workers=2,
+        num_ps=1,
     )
 
 class Monitor(keras.callbacks.Callback):
