@@ -45,10 +45,8 @@ setuptools.setup(
         "keras>=3.8",
         "numpy",
         "tensorflow-datasets",
-        # tensorflow-datasets 4.9 imports it without requiring it.
-        "importlib_resources",
         "absl-py",
-        # tensorflow-datasets 4.9 imports it and does not declare it.
+        # tensorflow-datasets 4.9 imports it without requiring it.
         "importlib_resources",
     ],
     extras_require={
@@ -59,6 +57,7 @@ setuptools.setup(
             "pytest",
             "pytest-timeout",
             "ruff",
+            "tensorboard",
             *PLOTS,
         ],
     },
