@@ -297,3 +297,27 @@ def test_each_worker_writes_its_own_steps(trained):
         versions += [row["version"] for row in rows]
     # Each update of the server is one step of one worker.
     assert sorted(versions) == list(range(1, sum(trained.steps) + 1))
+
+
+class LateWorker(keras.callbacks.Callback):
+    """Makes the replica what it is where others have gone on meanwhile."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.layers[0].kernel.value.assign_replica(tf.zeros([2, 1]))
+
+    def on_train_batch_begin(self, batch, logs=None):
+        assert np.any(self.model.get_weights()[0])
+
+
+def test_each_epoch_begins_with_the_newest_parameters():
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        model = compiled_model()
+    monitor = ClusterMonitor(verbose=0)
+    model.fit(
+        np.ones([4, 2], np.float32),
+        np.ones([4, 1], np.float32),
+        epochs=3,
+        callbacks=[monitor, LateWorker()],
+        verbose=0,
+    )

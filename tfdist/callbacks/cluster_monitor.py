@@ -24,6 +24,9 @@ class ClusterMonitor(keras.callbacks.Callback):
     whole cluster join the logs as `cluster_<name>`: the others are those of
     the worker whose progress bar it is, on its own share of the data.
 
+    Before each epoch but the first the worker's parameters are refreshed, as
+    others go on while one validates.
+
     When training ends, every worker waits for the others
     (`strategy.settle`), and the chief prints a summary, also found in
     `summary`.
@@ -70,6 +73,7 @@ class ClusterMonitor(keras.callbacks.Callback):
         self._name = f"{cluster.task_type}-{cluster.task_index}"
         strategy.journal.read_new()
         self._began = time.time()
+        self._epochs = 0
         self._figures = summary_lib.WorkerFigures()
         self._file = self._events = None
         if self._log_dir is not None:
@@ -91,6 +95,11 @@ class ClusterMonitor(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         del epoch, logs
+        if self._epochs:
+            # Others went on while this worker validated and saved: its next
+            # gradient would be that much late.
+            self._strategy.refresh()
+        self._epochs += 1
         self._published = False
 
     def on_test_begin(self, logs=None):
