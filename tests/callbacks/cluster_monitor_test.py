@@ -92,9 +92,6 @@ def test_lines_are_written_while_it_trains(tmp_path):
     assert len(rows_of(monitor.jsonl_path)) == 5
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorboard") is None, reason="no TensorBoard"
-)
 def test_events_are_means_over_every_so_many_batches(tmp_path):
     monitor = ClusterMonitor(tmp_path, every_batches=2)
     fit(monitor, batches=5)

@@ -191,7 +191,7 @@ def test_servers_give_up_when_all_workers_have_failed(cluster):
     for worker in workers:
         assert worker.wait() == 1
     assert server.wait(30.0) == 1
-    assert "gave up after 5 s without a sign of" in server.output()
+    assert "Gave up after 5 s without a sign of" in server.output()
 
 
 @pytest.mark.parametrize(

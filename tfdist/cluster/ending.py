@@ -3,20 +3,21 @@
 from tfdist.cluster import members
 
 
-def is_over(rows, *, known_for, patience):
+def is_over(rows, *, known_for, patience, with_evaluators=False):
     """Whether nobody trains any more.
 
     Training is over when every worker has finished. Once one of them has, a
     worker that has not been seen for `members.LOST_AFTER_SECONDS` is not
-    waited for. A server that is waiting for its end goes by the same rule.
+    waited for.
 
     Args:
-      rows: List of `tfdist.cluster.members.Member`; evaluators among them do
-        not count.
+      rows: List of `tfdist.cluster.members.Member`.
       known_for: Seconds for which the caller has been looking. A worker that
         was never seen counts as silent since then.
       patience: Seconds to wait for a sign of any worker while none has
         finished.
+      with_evaluators: Whether evaluators among them count like workers: a
+        server has to outlive them.
 
     Returns:
       A bool.
@@ -25,7 +26,11 @@ def is_over(rows, *, known_for, patience):
       TimeoutError: No worker has finished, and none has been seen for
         `patience` seconds; the message names them.
     """
-    workers = [m for m in rows if not m.name.startswith("/job:evaluator")]
+    workers = [
+        m
+        for m in rows
+        if with_evaluators or not m.name.startswith("/job:evaluator")
+    ]
     unfinished = [m for m in workers if m.state != members.State.FINISHED]
     if not unfinished:
         return True

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist import quiet
 from tfdist.cluster import connection
+from tfdist.cluster import ending
 from tfdist.cluster import members
 
 _POLL_SECONDS = 0.25
@@ -52,29 +53,27 @@ def _wait_for_end(config, table, timeout):
     while True:
         time.sleep(_POLL_SECONDS)
         rows = table.read()
-        unfinished = [m for m in rows if m.state != members.State.FINISHED]
-        if not unfinished:
-            logging.info("%s: training is over.", config.task_name)
-            return 0
-        finished = len(unfinished) < len(rows)
-        patience = members.LOST_AFTER_SECONDS if finished else timeout
-        silent_for = min(m.silent_for for m in unfinished)
-        if min(silent_for, time.monotonic() - started) < patience:
-            continue
-        names = ", ".join(m.name for m in unfinished)
-        if finished:
-            logging.warning(
-                "%s: the others have finished, and %s not been seen for "
-                "%.0f s: training is over.",
-                config.task_name,
-                f"{names} ha{'s' if len(unfinished) == 1 else 've'}",
-                patience,
+        try:
+            over = ending.is_over(
+                rows,
+                known_for=time.monotonic() - started,
+                patience=timeout,
+                with_evaluators=True,
             )
-            return 0
-        logging.error(
-            "%s: gave up after %.0f s without a sign of %s.",
+        except TimeoutError as error:
+            logging.error("%s: %s", config.task_name, error)
+            return 1
+        if over:
+            break
+    lost = [m.name for m in rows if m.state != members.State.FINISHED]
+    if lost:
+        logging.warning(
+            "%s: the others have finished, and %s not been seen for %g s: "
+            "training is over.",
             config.task_name,
-            patience,
-            names,
+            f"{', '.join(lost)} ha{'s' if len(lost) == 1 else 've'}",
+            members.LOST_AFTER_SECONDS,
         )
-        return 1
+    else:
+        logging.info("%s: training is over.", config.task_name)
+    return 0
