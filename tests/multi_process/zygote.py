@@ -12,6 +12,7 @@ process dies, and this process when its parent does.
 """
 
 import ctypes
+import faulthandler
 import gc
 import importlib
 import json
@@ -101,6 +102,7 @@ def become(request: dict) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
+    faulthandler.enable()
     os.environ.update(request["environ"])
     os.chdir(request["directory"])
     module, function = request["target"].split(":")
