@@ -1,0 +1,238 @@
+"""A worker that is slow on purpose."""
+
+from collections.abc import Iterable
+import math
+import numbers
+import time
+
+import keras
+import numpy as np
+
+DISTRIBUTIONS = ("constant", "lognormal", "pareto")
+_DEFAULT_SHAPES = {"lognormal": 1.0, "pareto": 2.5}
+
+
+class Straggler(keras.callbacks.Callback):
+    """Delays training steps, to see what a method does about slow workers.
+
+    Pass it to `fit` on every worker: each finds out by itself whether it is
+    one of `workers`. A delayed step begins that much later, as if the device
+    were busy, without using the processor. With `steps_per_execution` above
+    one Keras calls it once per execution, so the delay is one for all the
+    steps of an execution.
+
+    Which steps are delayed, and by how much, depends on `seed` and on the
+    worker's number alone, and goes on from one `fit` to the next; see
+    `draw_delays`.
+
+    Args:
+      seconds: Mean of the delay of a step that is delayed, at least 0.
+      distribution: Of that delay:
+        `"constant"`: always `seconds`.
+        `"lognormal"`: `seconds * exp(shape * z - shape**2 / 2)` with `z`
+        standard normal; the median is `seconds * exp(-shape**2 / 2)`.
+        `"pareto"`: `minimum * u ** (-1 / shape)` with `u` uniform in (0, 1]
+        and `minimum = seconds * (shape - 1) / shape`, which is the least
+        delay.
+      shape: For `"lognormal"` sigma, the standard deviation of the
+        logarithm, above 0; default 1. For `"pareto"` alpha, the exponent of
+        the tail, above 1 (up to 2 the variance is infinite); default 2.5.
+        None for `"constant"`.
+      probability: That a step is delayed at all, in [0, 1].
+      workers: Numbers of the workers to delay, as in
+        `strategy.cluster.worker_id`; None for all. A model that was built
+        without a strategy of tfdist is that of worker 0.
+      seed: Integer of at least 0.
+
+    Attributes:
+      delays: Steps delayed so far, int.
+      total_seconds: Sum of their delays.
+
+    Raises:
+      ValueError: An argument is not what is said above.
+
+    Example:
+    >>> # Worker 1 takes half a second longer in one step of ten.
+    >>> slow = Straggler(0.5, probability=0.1, workers=[1])
+    >>> model.fit(data, callbacks=[slow])
+    """
+
+    def __init__(
+        self,
+        seconds,
+        *,
+        distribution="constant",
+        shape=None,
+        probability=1.0,
+        workers=None,
+        seed=0,
+    ):
+        super().__init__()
+        _check(
+            _is_real(seconds) and seconds >= 0,
+            "seconds",
+            "a number of at least 0",
+            seconds,
+        )
+        _check(
+            distribution in DISTRIBUTIONS,
+            "distribution",
+            f"one of {', '.join(map(repr, DISTRIBUTIONS))}",
+            distribution,
+        )
+        _check(
+            _is_real(probability) and 0 <= probability <= 1,
+            "probability",
+            "a number from 0 to 1",
+            probability,
+        )
+        _check(_is_count(seed), "seed", "an integer of at least 0", seed)
+        self._seconds = float(seconds)
+        self._distribution = distribution
+        self._shape = _checked_shape(distribution, shape)
+        self._probability = float(probability)
+        self._workers = _checked_workers(workers)
+        self._seed = int(seed)
+        self._streams = None
+        self.delays = 0
+        self.total_seconds = 0.0
+
+    @classmethod
+    def parse(cls, text, **arguments):
+        """Makes one from the text of a flag, as `--straggler=1:0.5`.
+
+        Args:
+          text: `worker:seconds` or `worker:seconds:distribution`.
+          **arguments: Others of the constructor.
+
+        Returns:
+          A `Straggler` for that one worker.
+
+        Raises:
+          ValueError: `text` is not of this form.
+        """
+        worker, colon, rest = str(text).partition(":")
+        seconds, _, distribution = rest.partition(":")
+        if distribution:
+            arguments["distribution"] = distribution
+        try:
+            return cls(float(seconds), workers=[int(worker)], **arguments)
+        except ValueError as error:
+            raise ValueError(
+                "A straggler must be `worker:seconds` or "
+                "`worker:seconds:distribution`, such as `1:0.5` or "
+                f"`1:0.5:lognormal`. Received: {text!r} ({error})"
+            ) from None
+
+    def draw_delays(self, count, worker=0):
+        """The delays of a worker's first steps, without waiting.
+
+        Args:
+          count: Number of steps.
+          worker: Number of the worker, whether in `workers` or not.
+
+        Returns:
+          `(count,) float64`, seconds; 0 where the step is not delayed.
+        """
+        return self._draw(self._new_streams(worker), count)
+
+    def on_train_begin(self, logs=None):
+        del logs
+        if self._streams is None:
+            strategy = self.model.distribute_strategy
+            cluster = getattr(strategy, "cluster", None)
+            worker = 0 if cluster is None else cluster.worker_id
+            if self._workers is None or worker in self._workers:
+                self._streams = self._new_streams(worker)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        del batch, logs
+        if self._streams is None:
+            return
+        (delay,) = self._draw(self._streams, 1)
+        if delay > 0:
+            self.delays += 1
+            self.total_seconds += float(delay)
+            time.sleep(delay)
+
+    def _new_streams(self, worker):
+        # One for whether and one for how long: so drawing one by one gives
+        # the same as drawing all at once.
+        return [
+            np.random.default_rng([self._seed, worker, purpose])
+            for purpose in range(2)
+        ]
+
+    def _draw(self, streams, count):
+        whether, how_long = streams
+        happens = whether.random(count) < self._probability
+        return np.where(happens, self._sizes(how_long, count), 0.0)
+
+    def _sizes(self, stream, count):
+        shape = self._shape
+        if self._distribution == "lognormal":
+            normal = stream.standard_normal(count)
+            return self._seconds * np.exp(shape * normal - shape**2 / 2)
+        if self._distribution == "pareto":
+            minimum = self._seconds * (shape - 1) / shape
+            return minimum * (1.0 - stream.random(count)) ** (-1 / shape)
+        return np.full(count, self._seconds)
+
+
+def _checked_shape(distribution, shape):
+    if distribution == "constant":
+        _check(
+            shape is None, "shape", "None for distribution='constant'", shape
+        )
+        return None
+    if shape is None:
+        return _DEFAULT_SHAPES[distribution]
+    least = 1 if distribution == "pareto" else 0
+    _check(
+        _is_real(shape) and shape > least,
+        "shape",
+        f"a number above {least} for distribution={distribution!r}",
+        shape,
+    )
+    return float(shape)
+
+
+def _checked_workers(workers):
+    if workers is None:
+        return None
+    numbers_ = (
+        list(workers)
+        if isinstance(workers, Iterable) and not isinstance(workers, str)
+        else [None]
+    )
+    _check(
+        all(map(_is_count, numbers_)),
+        "workers",
+        "None or an iterable of integers of at least 0",
+        workers,
+    )
+    return frozenset(map(int, numbers_))
+
+
+def _check(holds, name, allowed, received):
+    if not holds:
+        raise ValueError(
+            f"Argument `{name}` must be {allowed}. "
+            f"Received: {name}={received!r}."
+        )
+
+
+def _is_real(value):
+    return (
+        isinstance(value, numbers.Real)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    )
+
+
+def _is_count(value):
+    return (
+        isinstance(value, numbers.Integral)
+        and not isinstance(value, bool)
+        and value >= 0
+    )
