@@ -7,6 +7,8 @@ import time
 import traceback
 
 _spawn = multiprocessing.get_context("spawn")
+_forkserver = multiprocessing.get_context("forkserver")
+_forkserver.set_forkserver_preload(["tfdist", "keras"])
 _START_SECONDS = 120.0
 
 
@@ -22,7 +24,7 @@ class Child:
     ends.
     """
 
-    def __init__(self, name, build, *args, environ=None):
+    def __init__(self, name, build, *args, environ=None, forked=False):
         """Starts the process.
 
         Args:
@@ -30,14 +32,18 @@ class Child:
             build: a function of a module, called in the new process.
             *args: its arguments.
             environ: variables to set in the new process, a dict.
+            forked: whether to fork it from a process that has imported
+                TensorFlow, which costs each other process seconds. What is
+                read when TensorFlow is imported, or before, has to be the
+                same in the `environ` of all that are forked.
         """
         self.name = name
         self._connection, theirs = _spawn.Pipe()
         # Nothing is ever sent on it: its end is the end of this process.
         self._lifeline, watched = _spawn.Pipe()
-        self._process = _spawn.Process(
+        self._process = (_forkserver if forked else _spawn).Process(
             target=_live,
-            args=(theirs, watched, build, args),
+            args=(theirs, watched, environ or {}, build, args),
             name=name,
             daemon=True,
         )
@@ -108,7 +114,8 @@ class Child:
         self._lifeline.close()
 
 
-def _live(connection, lifeline, build, args):
+def _live(connection, lifeline, environ, build, args):
+    os.environ.update(environ)
     threading.Thread(target=_die_with, args=(lifeline,), daemon=True).start()
     try:
         answer_to = build(*args)
