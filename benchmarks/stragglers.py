@@ -10,6 +10,9 @@ all rounds. Beside them, what would be without any overhead. `mwms` is
 TensorFlow's own `MultiWorkerMirroredStrategy`, with a loop of its own because
 `fit` of Keras 3 does not work under it. In `alone` each worker trains a model
 of its own in plain Keras: what this machine can do at all at the moment.
+
+How often the worker is slow in a short turn is a matter of chance: `--quick`
+shows that all works, and the order of magnitude.
 """
 
 import contextlib

@@ -6,6 +6,7 @@ import types
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tfdist.testing import Straggler
@@ -143,8 +144,6 @@ def test_a_worker_goes_by_its_number_in_the_cluster(slept, number):
 
 
 def test_plain_keras_is_worker_0(slept):
-    import tensorflow as tf
-
     fit(
         Straggler(3.0, workers=[0]),
         steps=3,
