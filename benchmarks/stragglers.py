@@ -63,8 +63,6 @@ flags.register_validator(
 LEAST_BACKUP_OVER_SYNC = 2.0
 LEAST_ASYNC_OVER_IDEAL = 0.95
 WARM_UP_STEPS = 3
-# Methods whose rate of updates is known without any overhead -> backup workers.
-SYNCHRONOUS = {"sync": 0, "backup_workers": 1, "mwms": 0}
 
 
 def main(argv):
@@ -140,22 +138,34 @@ def summarize(method, turns, sleeps):
     if not intervals.size:
         raise RuntimeError(f"{method}: no two updates within one turn.")
     median, late = 1e3 * np.quantile(intervals, [0.5, 0.95])
-    steps = update_rates.ideal_steps_per_second(sleeps, FLAGS.workers)
-    updates = steps if method in ("async", "alone") else None
-    if method in SYNCHRONOUS:
-        steps = None
-        updates = update_rates.ideal_updates_per_second(
-            sleeps, FLAGS.workers, SYNCHRONOUS[method]
-        )
+    updates, steps = ideals(method, sleeps)
     return {
         "updates_per_second": _median(turns, "updates_per_second"),
         "steps_per_second": _median(turns, "steps_per_second"),
         "dropped": _median(turns, "dropped"),
         "ms_between_updates_median": round(float(median), 2),
         "ms_between_updates_p95": round(float(late), 2),
-        "ideal_updates_per_second": updates and round(updates, 2),
+        "ideal_updates_per_second": round(updates, 2),
         "ideal_steps_per_second": steps and round(steps, 2),
     }
+
+
+def ideals(method, sleeps):
+    """Updates and steps per second without overhead; None where unknown."""
+    workers = FLAGS.workers
+    free = update_rates.asynchronous(sleeps, workers)
+    if method == "softsync":
+        return free / gated_worker.GRADIENTS_PER_UPDATE, free
+    if method == "bounded_staleness":
+        held = update_rates.bounded(sleeps, workers, gated_worker.MAX_STALENESS)
+        return held, held
+    if method == "backup_workers":
+        backups = gated_worker.BACKUP_WORKERS
+        return update_rates.synchronous(sleeps, workers, backups), None
+    if method in ("sync", "mwms"):
+        updates = update_rates.synchronous(sleeps, workers, 0)
+        return updates, workers * updates
+    return free, free
 
 
 def _median(turns, figure):
@@ -167,18 +177,12 @@ def compare(turns, figures):
     """The ratios that are aimed at, where their methods were measured."""
     ratios = {}
     if "sync" in turns and "backup_workers" in turns:
-        ideals = [
-            figures[method]["ideal_updates_per_second"]
-            for method in ("backup_workers", "sync")
-        ]
-        ratios["backup_workers_over_sync"] = round(
-            figures["backup_workers"]["updates_per_second"]
-            / figures["sync"]["updates_per_second"],
-            3,
-        )
-        ratios["ideal_backup_workers_over_sync"] = round(
-            ideals[0] / ideals[1], 3
-        )
+        for ideal in ("", "ideal_"):
+            backup, sync = (
+                figures[method][f"{ideal}updates_per_second"]
+                for method in ("backup_workers", "sync")
+            )
+            ratios[f"{ideal}backup_workers_over_sync"] = round(backup / sync, 3)
         ratios["aim_backup_workers_over_sync"] = LEAST_BACKUP_OVER_SYNC
     if "async" in turns:
         ratios["async_over_ideal"] = round(

@@ -17,6 +17,9 @@ FEATURES = 64
 UNITS = 64
 CLASSES = 10
 BATCH_SIZE = 8
+BACKUP_WORKERS = 1
+GRADIENTS_PER_UPDATE = 2  # Of softsync.
+MAX_STALENESS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +79,15 @@ STRATEGIES = {
     "sync": ("synchronization", _sync),
     "backup_workers": (
         "BackupWorkersStrategy",
-        lambda: tfdist.BackupWorkersStrategy(backup_workers=1),
+        lambda: tfdist.BackupWorkersStrategy(backup_workers=BACKUP_WORKERS),
     ),
-    "softsync": ("SoftSyncStrategy", lambda: tfdist.SoftSyncStrategy(s=2)),
+    "softsync": (
+        "SoftSyncStrategy",
+        lambda: tfdist.SoftSyncStrategy(s=GRADIENTS_PER_UPDATE),
+    ),
     "bounded_staleness": (
         "BoundedStalenessStrategy",
-        lambda: tfdist.BoundedStalenessStrategy(max_staleness=3),
+        lambda: tfdist.BoundedStalenessStrategy(max_staleness=MAX_STALENESS),
     ),
     "async": ("AsyncStrategy", lambda: tfdist.AsyncStrategy()),
 }

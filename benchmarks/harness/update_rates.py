@@ -55,13 +55,34 @@ def of_turn(begin, end, records):
     )
 
 
-def ideal_steps_per_second(sleeps, num_workers):
+def asynchronous(sleeps, num_workers):
     """Gradients per second where nobody ever waits."""
     return sum(1.0 / sleeps.mean(worker) for worker in range(num_workers))
 
 
-def ideal_updates_per_second(sleeps, num_workers, backup_workers):
-    """Updates per second of synchronous training that costs nothing.
+def bounded(sleeps, num_workers, max_staleness):
+    """Gradients per second where a worker may be so many steps ahead.
+
+    Ho et al. 2013 (More Effective Distributed ML via a Stale Synchronous
+    Parallel Parameter Server), simulated without any overhead.
+    """
+    steps = _SIMULATED_UPDATES
+    draws = np.stack(
+        [sleeps.draw(worker, steps) for worker in range(num_workers)], axis=1
+    )
+    # When all have finished a step, and when each has finished its last.
+    all_done = np.zeros(steps)
+    done = np.zeros(num_workers)
+    for step in range(steps):
+        if step > max_staleness:
+            done = np.maximum(done, all_done[step - 1 - max_staleness])
+        done = done + draws[step]
+        all_done[step] = done.max()
+    return num_workers * steps / all_done[-1]
+
+
+def synchronous(sleeps, num_workers, backup_workers):
+    """Updates per second of synchronous training, without any overhead.
 
     Chen et al. 2016 (Revisiting Distributed Synchronous SGD), algorithms 3 and
     4: an update takes the first `num_workers - backup_workers` gradients of
@@ -73,29 +94,25 @@ def ideal_updates_per_second(sleeps, num_workers, backup_workers):
         for worker in range(num_workers)
     ]
     made = [0] * num_workers
-    version = taken = 0
-    now = 0.0
     busy = []
+    version = 0
+    now = 0.0
 
     def begin(worker):
         sleep = draws[worker][made[worker] % len(draws[worker])]
         made[worker] += 1
         heapq.heappush(busy, (now + sleep, worker, version))
 
-    for worker in range(num_workers):
-        begin(worker)
-    waiting = []
+    waiting = list(range(num_workers))
     while version < _SIMULATED_UPDATES:
-        now, worker, computed_from = heapq.heappop(busy)
-        if computed_from < version:
+        for worker in waiting:
             begin(worker)
-            continue
-        taken += 1
-        waiting.append(worker)
-        if taken == num_workers - backup_workers:
-            version += 1
-            taken = 0
-            for each in waiting:
-                begin(each)
-            waiting = []
+        waiting = []
+        while len(waiting) < num_workers - backup_workers:
+            now, worker, computed_from = heapq.heappop(busy)
+            if computed_from == version:
+                waiting.append(worker)
+            else:
+                begin(worker)
+        version += 1
     return version / now
