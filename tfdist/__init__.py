@@ -14,11 +14,20 @@ _environment.apply()
 
 # Name -> module that defines it.
 _HOMES = {
-    "AsyncStrategy": "tfdist.parameter_server.strategy",
+    "AsyncStrategy": "tfdist.parameter_server.presets",
+    "BackupWorkersStrategy": "tfdist.parameter_server.presets",
+    "BoundedStalenessStrategy": "tfdist.parameter_server.presets",
     "ParameterServerStrategy": "tfdist.parameter_server.strategy",
     "SidecarEvaluator": "tfdist.parameter_server.evaluator",
+    "SoftSyncStrategy": "tfdist.parameter_server.presets",
 }
-_MODULES = ("callbacks", "datasets")
+_MODULES = (
+    "callbacks",
+    "correction",
+    "datasets",
+    "synchronization",
+    "testing",
+)
 
 __all__ = ["__version__", *_HOMES, *_MODULES]
 

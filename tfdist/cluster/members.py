@@ -5,6 +5,7 @@ heartbeat, the server reads it to know when training is over. The heartbeat
 also keeps the connection in use, so that a stopped peer is noticed.
 """
 
+import contextlib
 import dataclasses
 import enum
 import threading
@@ -18,6 +19,10 @@ _COLUMNS = 3
 HEARTBEAT_SECONDS = 1.0
 # Between attempts to enter the table of a server that has none yet.
 _RETRY_SECONDS = 0.1
+# TensorFlow's runtime crashed in 1 of some 1000 starts where two threads made
+# the first call of a function at the same moment (a corrupt string inside its
+# C++ code): the threads of all memberships enter one after the other.
+_entering = threading.Lock()
 # A worker that has not been seen for so long is not waited for. It covers a
 # restart of the worker.
 LOST_AFTER_SECONDS = 60.0
@@ -100,6 +105,23 @@ class MemberTable:
             tf.constant([float(state), float(arrivals)], tf.float64),
         )
 
+    def build_attendance(self, number):
+        """Builds what is known of the first rows, in the scope's device.
+
+        Args:
+          number: How many rows.
+
+        Returns:
+          A tuple of vectors: when they were last seen, seconds since the
+          epoch as float64 (0 for never), and whether their processes have
+          ended, bool.
+        """
+        rows = tf.raw_ops.ReadVariableOp(
+            resource=self._handle(), dtype=tf.float64
+        )
+        rows = tf.reshape(rows, [len(self._names), _COLUMNS])[:number]
+        return rows[:, 1], rows[:, 0] >= float(State.FINISHED)
+
     def _handle(self):
         return tf.raw_ops.VarHandleOp(
             dtype=tf.float64,
@@ -152,6 +174,8 @@ class Membership:
         self._index = names.index(config.task_name)
         self.tables = [MemberTable(device, names) for device in devices]
         self._arrivals = 0
+        # Called after each beat at the first server, in that thread.
+        self.on_beat = []
         self._stop = threading.Event()
         # By server; set once this worker is in its table.
         self._entered = {name: threading.Event() for name in config.ps_names}
@@ -166,16 +190,30 @@ class Membership:
 
     def _beat(self, table, entered):
         while not self._stop.is_set():
-            try:
-                table.write(self._index, State.ALIVE, self._arrivals)
-                entered.set()
-            except tf.errors.OpError:
-                # The server is away; the training step says so if it needs
-                # it. The next beat tries again.
-                pass
+            with contextlib.nullcontext() if entered.is_set() else _entering:
+                if self._write(table):
+                    entered.set()
+            if table is self.tables[0]:
+                self._call_on_beat()
             self._stop.wait(
                 HEARTBEAT_SECONDS if entered.is_set() else _RETRY_SECONDS
             )
+
+    def _call_on_beat(self):
+        for function in list(self.on_beat):
+            try:
+                function()
+            except tf.errors.OpError:
+                pass  # As in `_write`.
+
+    def _write(self, table):
+        try:
+            table.write(self._index, State.ALIVE, self._arrivals)
+        except tf.errors.OpError:
+            # The server is away; the training step says so if it needs it.
+            # The next beat tries again.
+            return False
+        return True
 
     def wait_until_entered(self, timeout):
         """Waits until this worker is in the tables of all servers.

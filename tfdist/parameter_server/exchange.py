@@ -10,30 +10,41 @@ import dataclasses
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.parameter_server import pull
+from tfdist.parameter_server import records as records_lib
 from tfdist.parameter_server import rows
 from tfdist.parameter_server import section as section_lib
 from tfdist.parameter_server import transfer
 from tfdist.parameter_server.section import read_replica
-from tfdist.parameter_server.variables import Role
 
 
 @dataclasses.dataclass
-class Update:
-    """`strategy.extended.update(variable, fn, args, kwargs)`."""
+class Parcel:
+    """What is sent to one server; tensors are on it.
 
-    variable: object
-    fn: object
-    args: tuple
-    kwargs: dict
+    Attributes:
+      shard: Number of the server.
+      replays: List of `Replay`.
+      sent: List of all tensors sent.
+      pulled: The version of the server at this worker's last pull, scalar.
+      ahead: Steps of this worker before this one that were not exchanged
+        (gradient accumulation), scalar; None without an optimizer.
+      tables: Maps ordinals to tables of which only rows may change, and the
+        version at which they were pulled.
+      extra: What else was asked to be sent, a list.
+      section: The `Section` to be built.
+      arrived: Time at which all was there, seconds, scalar float64.
+    """
 
-
-@dataclasses.dataclass
-class Mutation:
-    """`variable.<kind>(value)` in the user's code."""
-
-    variable: object
-    kind: str
-    value: object
+    shard: int
+    replays: list
+    sent: list
+    pulled: tf.Tensor
+    ahead: tf.Tensor | None
+    tables: dict
+    extra: list
+    section: section_lib.Section
+    arrived: tf.Tensor
 
 
 class Exchange:
@@ -68,55 +79,67 @@ class Exchange:
         store = self._store
         shards = set()
         for record in self._records:
-            shards.update(self._shards_of(record))
+            shards.update(records_lib.shards_of(record, store))
         if self.iterations is not None:
             shards.add(0)
         started = self._started()
         if self.iterations is not None:
-            # Steps that this worker took without an exchange (gradient
-            # accumulation) before the one that ends here.
             local = read_replica(self.iterations)
             self._ahead = local - read_replica(self.iterations.pulled)
         # All servers are asked before any answer is waited for.
-        results = [self._build_shard(k) for k in sorted(shards)]
-        done = [op for result in results for op in self._bring_home(result)]
-        done += self._join_pieces(results)
-        if self.iterations is None:
+        answers, accepted = self._ask(sorted(shards))
+        is_step = self.iterations is not None
+        done = [
+            op
+            for answer in answers
+            for op in pull.bring_home(store, answer, is_step)
+        ]
+        done += pull.join_pieces(store, answers)
+        done += self._note_pulled(answers)
+        if not is_step:
             store.journal.note_other()
             return
         with tf.control_dependencies(done):
             store.journal.write(
                 started=started,
-                staleness=[r.staleness for r in results],
-                wait=[r.wait for r in results],
-                version=results[0].version,
+                staleness=[a.staleness for a in answers],
+                wait=[a.wait for a in answers],
+                version=answers[0].version,
+                accepted=accepted,
                 bytes_sent=self._bytes_sent,
                 bytes_received=self._bytes_received,
             )
-
-    def _shards_of(self, record):
-        variable = record.variable
-        if variable.role is Role.STATE and variable.shape.num_elements() == 1:
-            return range(self._store.num_shards)
-        if variable.pieces:
-            return [piece.shard for piece in variable.pieces]
-        return [variable.shard]
 
     def _started(self):
         """Time at which the gradients are ready to be sent."""
         ready = []
         for record in self._records:
-            if isinstance(record, Update):
+            if isinstance(record, records_lib.Update):
                 leaves = tf.nest.flatten(record.args)
                 ready += [x.op for x in leaves if isinstance(x, tf.Tensor)]
         with tf.device(self._store.worker_device):
             with tf.control_dependencies(ready):
                 return tf.timestamp()
 
+    def _ask(self, shards):
+        """Builds what the servers do.
+
+        Returns:
+          A list of `Answer`, one per server, and whether the gradients were
+          accepted, a scalar bool tensor.
+        """
+        answers = [self._apply(self._send(shard)) for shard in shards]
+        return answers, tf.constant(True)
+
+    def _note_pulled(self, answers):
+        """Builds the notes of what else has been pulled; returns them."""
+        del answers
+        return []
+
     def _live(self, record, shard):
         """Variables that the value of `record` reads afresh on `shard`."""
         live = self._store.live_on(shard) - self._frozen
-        if isinstance(record, Mutation):
+        if isinstance(record, records_lib.Mutation):
             live = live | {record.variable.ordinal}
             if record.variable.pieces:
                 # An average of a split parameter: rows depend on rows alone.
@@ -127,20 +150,35 @@ class Exchange:
                 }
         return live
 
-    def _build_shard(self, shard):
+    def _send(self, shard, extra=()):
+        """Sends to a server what it needs, and `extra` tensors.
+
+        Returns:
+          A `Parcel`.
+        """
         store = self._store
-        records = [r for r in self._records if shard in self._shards_of(r)]
+        records = [
+            r for r in self._records if shard in records_lib.shards_of(r, store)
+        ]
         outbox = section_lib.Outbox()
         replays = [
-            self._prepare(r, shard, piece, outbox)
-            for r in records
-            for piece in _pieces_on(shard, r.variable)
+            records_lib.prepare(
+                record,
+                piece,
+                live=self._live(record, shard),
+                lifter=self._lifter,
+                outbox=outbox,
+            )
+            for record in records
+            for piece in records_lib.pieces_on(shard, record.variable)
         ]
-        pulled_version = outbox.add(store.pulled_version(shard))
+        pulled = outbox.add(store.pulled_version(shard))
         tables = self._tables(records, outbox)
+        ahead = None
         if self.iterations is not None:
             ahead = outbox.add(self._ahead)
         settings = [outbox.add(read_replica(v)) for v in self._settings]
+        extra = [outbox.add(tensor) for tensor in extra]
         sent = transfer.move(
             outbox.tensors,
             source=store.worker_device,
@@ -152,35 +190,50 @@ class Exchange:
             section.local_values[variable.ref()] = sent[position]
         with tf.control_dependencies([t.op for t in sent]):
             arrived = section.now()
-        with tf.control_dependencies([arrived.op]):
-            lock = store.lock(shard)
+        return Parcel(
+            shard=shard,
+            replays=replays,
+            sent=sent,
+            pulled=sent[pulled],
+            ahead=None if ahead is None else sent[ahead],
+            tables={
+                ordinal: (table, sent[position])
+                for ordinal, (table, position) in tables.items()
+            },
+            extra=[sent[position] for position in extra],
+            section=section,
+            arrived=arrived,
+        )
+
+    def _apply(self, parcel):
+        """Does what is to be done on a server; returns its `Answer`."""
+        store, section = self._store, parcel.section
+        with tf.control_dependencies([parcel.arrived.op]):
+            lock = store.lock(parcel.shard)
         before = len(self._graph.get_operations())
         with section.entered(), tf.control_dependencies([lock.op]):
-            wait = section.now() - arrived
-            version = store.counter("version", shard)
-            staleness = version.read() - sent[pulled_version]
-            if self.iterations is not None:
-                _add(section.handle(self.iterations), sent[ahead])
-            for piece, replay in replays:
-                with section.on_piece(piece):
-                    replay(sent, section)
-            if self.iterations is not None:
-                one = tf.ones([], self.iterations.dtype)
-                _add(section.handle(self.iterations), one)
-                version.add(1)
+            wait = section.now() - parcel.arrived
+            version = store.counter("version", parcel.shard)
+            staleness = version.read() - parcel.pulled
+            self._update(parcel, parcel.replays, parcel.sent, version)
         if section.late_inputs:
             private_tensorflow.add_control_inputs(lock.op, section.late_inputs)
         with section.entered(), tf.control_dependencies([lock.op]):
-            tables = self._mark_rows(tables, section, before, version)
-        tables = [(table, sent[position]) for table, position in tables]
-        return self._settle(
-            section,
-            lock,
-            before,
-            version,
-            tables,
-            [staleness, wait],
-        )
+            tables = self._mark_rows(parcel.tables, section, before, version)
+        return self._answer(section, lock, before, tables, [staleness, wait])
+
+    def _update(self, parcel, replays, sent, version):
+        """Builds the replays, and the counting of an optimizer's step."""
+        section = parcel.section
+        if self.iterations is not None:
+            _add(section.handle(self.iterations), parcel.ahead)
+        for replay in replays:
+            with section.on_piece(replay.piece):
+                replay.run(sent, section)
+        if self.iterations is not None:
+            one = tf.ones([], self.iterations.dtype)
+            _add(section.handle(self.iterations), one)
+            version.add(1)
 
     def _tables(self, records, outbox):
         """Tables of which only rows may change; when they were pulled."""
@@ -190,7 +243,7 @@ class Exchange:
                 outbox.add(self._store.rows_pulled(record.variable)),
             )
             for record in records
-            if isinstance(record, Update)
+            if isinstance(record, records_lib.Update)
             and rows.is_candidate(record.variable, record.args)
         }
 
@@ -198,15 +251,15 @@ class Exchange:
         """Of `tables`, keeps those of which only rows do change."""
         operations = self._graph.get_operations()[before:]
         kept = []
-        for table, position in tables.values():
+        for table, since in tables.values():
             changed = rows.changed_by(operations, section.handle(table))
             if changed is not None:
                 stamps = self._store.row_stamps(table)
                 rows.mark(stamps, changed, version.read())
-                kept.append((table, position))
+                kept.append((table, since))
         return kept
 
-    def _settle(self, section, lock, before, version, tables, figures):
+    def _answer(self, section, lock, before, tables, figures):
         """Reads fresh values, frees the lock, sends them home."""
         store, shard = self._store, section.shard
         effects = [
@@ -217,9 +270,11 @@ class Exchange:
         in_rows = {table.ordinal for table, _ in tables}
         fresh = [
             (variable, piece)
-            for variable in self._pulled_from(shard)
+            for variable in pull.pulled_from(
+                store, shard, self._records, self.iterations
+            )
             if variable.ordinal not in in_rows
-            for piece in _pieces_on(shard, variable)
+            for piece in records_lib.pieces_on(shard, variable)
         ]
         # Each value is read, and sent, once its own updates are done: ops on
         # one resource keep the order in which they are built.
@@ -235,8 +290,11 @@ class Exchange:
                 values += rows.changed_since(
                     store.row_stamps(table), section.handle(table), table, since
                 )
-            values.append(version.read())
-        with tf.control_dependencies(effects + [v.op for v in values]):
+            values.append(store.counter("version", shard).read())
+            figures = [*figures, *self._read_more(section)]
+        with tf.control_dependencies(
+            effects + [v.op for v in values + figures]
+        ):
             unlock = store.unlock(shard, lock)
         # So the answer says that the lock is free: one message less.
         with section.entered(), tf.control_dependencies([unlock]):
@@ -247,9 +305,11 @@ class Exchange:
             target=store.worker_device,
         )
         self._bytes_received += [transfer.num_bytes(v) for v in values]
-        *values, version_value, staleness, wait = home
+        home, figures = home[: len(values)], home[len(values) :]
+        *values, version = home
+        staleness, wait, *more = figures
         rest = values[len(fresh) :]
-        return _Result(
+        return pull.Answer(
             shard,
             [
                 (variable, piece, value)
@@ -261,139 +321,14 @@ class Exchange:
             ],
             staleness,
             wait,
-            version_value,
+            version,
+            more,
         )
 
-    def _bring_home(self, result):
-        """Puts the fresh values into the replicas; returns the operations."""
-        done = []
-        with tf.device(self._store.worker_device):
-            for variable, piece, value in result.fresh:
-                if piece is not None:
-                    continue
-                value.set_shape(variable.shape)
-                if variable.role is Role.ITERATIONS:
-                    # Keras adds the one itself when its step ends.
-                    done.append(_assign(variable.pulled.handle, value))
-                    value = value - 1
-                done.append(_assign(variable.local_handle, value))
-            for table, numbers, values in result.rows:
-                done.append(rows.put(table, numbers, values))
-                done.append(self._store.set_rows_pulled(table, result.version))
-            # Without an optimizer's step this worker has not pulled all, but
-            # an exchange in a branch is put after this one by what they both
-            # assign.
-            version = (
-                result.version
-                if self.iterations is not None
-                else self._store.pulled_version(result.shard)
-            )
-            with tf.control_dependencies([result.version.op]):
-                done.append(
-                    self._store.set_pulled_version(result.shard, version)
-                )
-        return done
-
-    def _join_pieces(self, results):
-        """Puts split variables together; returns the operations."""
-        found = {}
-        for result in results:
-            for variable, piece, value in result.fresh:
-                if piece is not None:
-                    pieces = found.setdefault(variable.ordinal, {})
-                    pieces[piece.number] = value
-        done = []
-        with tf.device(self._store.worker_device):
-            for ordinal, pieces in found.items():
-                variable = self._store.variables[ordinal]
-                whole = tf.concat([pieces[k] for k in sorted(pieces)], 0)
-                done.append(_assign(variable.local_handle, whole))
-        return done
-
-    def _pulled_from(self, shard):
-        """Variables whose replicas this exchange refreshes from `shard`."""
-        fresh = {}
-        for record in self._records:
-            variable = record.variable
-            if variable.role not in (Role.PARAMETER, Role.STATE):
-                continue
-            if shard in (
-                variable.shard,
-                *(piece.shard for piece in variable.pieces),
-            ):
-                fresh[variable.ordinal] = variable
-        if self.iterations is not None and shard == 0:
-            fresh[self.iterations.ordinal] = self.iterations
-        return [fresh[ordinal] for ordinal in sorted(fresh)]
-
-    def _prepare(self, record, shard, piece, outbox):
-        """Puts into `outbox` what `record` needs.
-
-        Returns:
-          `piece`, and how to replay the record on it.
-        """
-        live = self._live(record, shard)
-        resolve = section_lib.Resolver(
-            self._lifter, live, outbox, record.variable, piece
-        )
-        if isinstance(record, Mutation):
-            take = resolve(record.value)
-
-            def replay(sent, section):
-                value = take(sent, section)
-                kwargs = {}
-                if not record.kind.startswith("scatter"):
-                    kwargs["read_value"] = False
-                getattr(record.variable, record.kind)(value, **kwargs)
-
-            return piece, replay
-        args = [resolve(a) for a in tf.nest.flatten(record.args)]
-        kwargs = [resolve(a) for a in tf.nest.flatten(record.kwargs)]
-
-        def replay_update(sent, section):
-            record.fn(
-                record.variable,
-                *tf.nest.pack_sequence_as(
-                    record.args, [take(sent, section) for take in args]
-                ),
-                **tf.nest.pack_sequence_as(
-                    record.kwargs, [take(sent, section) for take in kwargs]
-                ),
-            )
-
-        return piece, replay_update
-
-
-@dataclasses.dataclass
-class _Result:
-    """What one server answers.
-
-    Attributes:
-      shard: Number of the server.
-      fresh: List of (variable, `Piece` or None, value).
-      rows: List of (variable, numbers of rows, their values).
-      staleness: Scalar int64 tensor.
-      wait: Seconds between arrival and turn, scalar float64 tensor.
-      version: Updates applied, scalar int64 tensor.
-    """
-
-    shard: int
-    fresh: list
-    rows: list
-    staleness: tf.Tensor
-    wait: tf.Tensor
-    version: tf.Tensor
-
-
-def _pieces_on(shard, variable):
-    """The pieces of `variable` on a server; `[None]` if it is whole."""
-    if not variable.pieces:
-        return [None]
-    return [piece for piece in variable.pieces if piece.shard == shard]
-
-
-def _assign(handle, value):
-    return tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    def _read_more(self, section):
+        """What else is read with the fresh values: a list of tensors."""
+        del section
+        return []
 
 
 def _add(handle, value):

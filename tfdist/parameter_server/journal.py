@@ -7,16 +7,6 @@ import tensorflow as tf
 
 # Rows kept on the worker between two looks at them.
 CAPACITY = 8192
-_COLUMNS = (
-    "time",
-    "version",
-    "staleness",
-    "compute_seconds",
-    "exchange_seconds",
-    "wait_seconds",
-    "bytes_sent",
-    "bytes_received",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +18,13 @@ class Exchange:
       version: Updates that the first server had applied by then.
       staleness: Updates that others had applied between this worker's pull
         and the application of its gradients; the largest over the servers.
+      accepted: Whether the gradients are part of an update; dropped else.
       compute_seconds: From the end of the exchange before to this one's
         beginning: input, forward, backward. Zero for the first.
       exchange_seconds: From gradients ready to fresh parameters here, without
         the wait.
-      wait_seconds: From the gradients' arrival to their turn on the server.
+      wait_seconds: From the gradients' arrival to their turn on the server,
+        with what the method of synchronization makes them wait for.
       bytes_sent: Payload sent to all servers.
       bytes_received: Payload received from all servers.
     """
@@ -40,6 +32,7 @@ class Exchange:
     time: float
     version: int
     staleness: int
+    accepted: bool
     compute_seconds: float
     exchange_seconds: float
     wait_seconds: float
@@ -57,7 +50,8 @@ class Journal:
     def __init__(self, store):
         self._device = store.worker_device
         self._rows = store.worker_variable(
-            tf.zeros([CAPACITY, len(_COLUMNS)], tf.float64), "journal"
+            tf.zeros([CAPACITY, len(dataclasses.fields(Exchange))], tf.float64),
+            "journal",
         )
         self._count = store.worker_variable(tf.zeros([], tf.int64), "exchanges")
         self._others = store.worker_variable(tf.zeros([], tf.int64), "others")
@@ -65,7 +59,15 @@ class Journal:
         self._read = 0
 
     def write(
-        self, *, started, staleness, wait, version, bytes_sent, bytes_received
+        self,
+        *,
+        started,
+        staleness,
+        wait,
+        version,
+        accepted,
+        bytes_sent,
+        bytes_received,
     ):
         """Builds the ops that note one exchange; see `Exchange`."""
         with tf.device(self._device):
@@ -77,6 +79,7 @@ class Journal:
                     now,
                     tf.cast(version, tf.float64),
                     tf.cast(tf.reduce_max(tf.stack(staleness)), tf.float64),
+                    tf.cast(accepted, tf.float64),
                     tf.where(last > 0.0, started - last, 0.0),
                     tf.maximum(now - started - waited, 0.0),
                     waited,
@@ -114,14 +117,9 @@ class Journal:
         if first == count:
             return []
         rows = self._rows.numpy()[np.arange(first, count) % CAPACITY]
-        integers = ("version", "staleness", "bytes_sent", "bytes_received")
+        types = [field.type for field in dataclasses.fields(Exchange)]
         return [
-            Exchange(
-                **{
-                    column: int(value) if column in integers else float(value)
-                    for column, value in zip(_COLUMNS, row, strict=True)
-                }
-            )
+            Exchange(*(kind(v) for kind, v in zip(types, row, strict=True)))
             for row in rows
         ]
 

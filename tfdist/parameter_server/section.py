@@ -77,12 +77,10 @@ class Section:
 
     def read_local(self, variable):
         """The value of a worker-local variable, sent before the lock."""
-        if tf.compat.v1.get_default_graph() is not self._graph:
-            return read_replica(variable)
         # Once: an optimizer reads its learning rate for each variable, and
         # each tensor sent by itself costs as much as some ten operations.
         if variable.ref() not in self.local_values:
-            with tf.control_dependencies(None):
+            with self._graph.as_default(), tf.control_dependencies(None):
                 with tf.device(self._store.worker_device):
                     value = read_replica(variable)
                 # TensorFlow reads variables outside of all device scopes.
@@ -128,6 +126,9 @@ class Resolver:
     """
 
     def __init__(self, lifter, live, outbox, variable, piece):
+        # What is sent as it is: positions in the outbox, pairs of them
+        # (values, indices) for `tf.IndexedSlices`.
+        self.plain = []
         self._shape = variable.shape
         self._piece = piece
         self._lifter = lifter
@@ -139,10 +140,13 @@ class Resolver:
         if isinstance(argument, tf.IndexedSlices):
             if self._piece is not None:
                 argument = _slices_of(argument, self._piece, self._shape)
+            before, self.plain = self.plain, []
             values = self(argument.values)
             indices = self(argument.indices)
+            pair = tuple(self.plain)
             shape = argument.dense_shape
             dense = self(shape) if shape is not None else None
+            self.plain = [*before, pair]
             return lambda sent, section: tf.IndexedSlices(
                 values(sent, section),
                 indices(sent, section),
@@ -154,6 +158,7 @@ class Resolver:
         plan = self._lifter.plan(argument, self._live)
         if plan is None:
             position = self._add(argument)
+            self.plain.append(position)
             return lambda sent, section: sent[position]
         positions = {t.name: self._add(t) for t in plan.inputs}
         return lambda sent, section: self._lifter.build(

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.parameter_server import exchange as exchange_lib
 from tfdist.parameter_server import lifting
+from tfdist.parameter_server import records
 from tfdist.parameter_server.variables import Role
 
 
@@ -92,6 +93,11 @@ class Step:
 
     def __init__(self, store):
         self._store = store
+        self._make_exchange = (
+            store.coordination.exchange
+            if store.coordination is not None
+            else exchange_lib.Exchange
+        )
         self._root = tf.compat.v1.get_default_graph()
         self._pending = {}
         # Ordinals of step counters whose local value is this step's ticket.
@@ -129,7 +135,7 @@ class Step:
         pending = self._here()
         if variable.pieces:
             _check_elementwise(variable, optimizer_of(fn))
-        pending.records.append(exchange_lib.Update(variable, fn, args, kwargs))
+        pending.records.append(records.Update(variable, fn, args, kwargs))
         if pending.expected and args:
             pending.optimizer = pending.optimizer or optimizer_of(fn)
             pending.expected -= 1
@@ -170,7 +176,7 @@ class Step:
             variable.assigned_by_workers = True
         if not isinstance(value, tf.IndexedSlices):
             value = tf.convert_to_tensor(value, dtype=variable.dtype)
-        pending.records.append(exchange_lib.Mutation(variable, kind, value))
+        pending.records.append(records.Mutation(variable, kind, value))
 
     def finish(self):
         """Exchanges what is left when the user's step function has ended."""
@@ -188,16 +194,16 @@ class Step:
 
     def _flush(self, graph):
         pending = self._pending[graph]
-        records, pending.records = pending.records, []
+        recorded, pending.records = pending.records, []
         optimizer, pending.optimizer = pending.optimizer, None
         pending.expected = 0
         with tf.init_scope():
             self._store.commit()
         with graph.as_default(), tf.name_scope("exchange"):
-            exchange = exchange_lib.Exchange(
-                self._store,
-                graph,
-                records,
+            exchange = self._make_exchange(
+                store=self._store,
+                graph=graph,
+                records=recorded,
                 counter=_step_counter(optimizer) if optimizer else None,
                 settings=_settings(optimizer) if optimizer else [],
                 frozen=self._ticketed,

@@ -85,6 +85,8 @@ class ParameterStore:
             self.worker_variable(tf.zeros([], tf.int64), f"pulled_version_{k}")
             for k in range(self.num_shards)
         ]
+        # How decisions are made over gradients; None where none is needed.
+        self.coordination = None
         self.journal = journal.Journal(self)
         self._synchronizer = synchronize.Synchronizer(
             self, is_chief=is_chief, timeout=timeout
@@ -263,10 +265,14 @@ class ParameterStore:
         if (shard, name) not in handles:
             with tf.control_dependencies(None):
                 with tf.device(self.devices[shard]):
-                    handle = build(f"{self._namespace}/{name}")
+                    handle = build(self.name_of(name))
             private_tensorflow.run_independently(handle.op)
             handles[shard, name] = handle
         return handles[shard, name]
+
+    def name_of(self, name):
+        """The name that all workers know a resource by."""
+        return f"{self._namespace}/{name}"
 
     def resource(self, shard, name, dtype, shape):
         """Handle of the resource `name` on server `shard`."""
@@ -290,11 +296,23 @@ class ParameterStore:
         """The `Counter` called `name` on server `shard`."""
         return Counter(self.resource(shard, name, tf.int64, []))
 
-    def lock(self, shard):
-        """Takes the lock of server `shard`; returns what `unlock` needs."""
+    def queue(self, shard, name):
+        """Handle of an unbounded queue of int64 scalars on a server."""
+        return self._resource(
+            shard,
+            name,
+            lambda shared_name: tf.raw_ops.FIFOQueueV2(
+                component_types=[tf.int64],
+                shapes=[[]],
+                shared_name=shared_name,
+            ),
+        )
+
+    def lock(self, shard, name="lock"):
+        """Takes a lock of server `shard`; returns what `unlock` needs."""
         mutex = self._resource(
             shard,
-            "lock",
+            name,
             lambda shared_name: tf.raw_ops.MutexV2(shared_name=shared_name),
         )
         with tf.device(self.devices[shard]):

@@ -13,12 +13,17 @@ from tfdist.cluster import config as cluster_config
 from tfdist.cluster import connection
 from tfdist.cluster import ending
 from tfdist.cluster import life
+from tfdist.cluster import members
 from tfdist.cluster import reports
 from tfdist.cluster import server
 from tfdist.cluster import waiting
+from tfdist.correction import Correction
+from tfdist.parameter_server import coordination
 from tfdist.parameter_server import extended
 from tfdist.parameter_server import metrics
 from tfdist.parameter_server import store as store_lib
+from tfdist.synchronization import Async
+from tfdist.synchronization import Synchronization
 
 _strategies = itertools.count()
 _METRICS = "metrics"
@@ -63,10 +68,20 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         self,
         cluster_resolver=None,
         *,
+        synchronization=None,
+        correction=None,
         variable_partitioner=None,
         start_timeout=300.0,
+        worker_timeout=10.0,
         seed=None,
     ):
+        if not worker_timeout > 2 * members.HEARTBEAT_SECONDS:
+            raise ValueError(
+                "worker_timeout must be more than two heartbeats, "
+                f"{2 * members.HEARTBEAT_SECONDS:g} seconds, came: "
+                f"{worker_timeout!r}."
+            )
+        method = _check_method(synchronization, correction)
         if not start_timeout > 0:
             raise ValueError(
                 f"start_timeout must be positive, came: {start_timeout!r}."
@@ -113,9 +128,27 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             timeout=start_timeout,
             partitioner=variable_partitioner,
         )
+        if not isinstance(method, Async) or correction is not None:
+            self._coordinate(method, correction, worker_timeout)
         super().__init__(
             extended.ParameterServerExtended(self, self._store, config)
         )
+
+    def _coordinate(self, method, correction, worker_timeout):
+        config = self._cluster
+        membership = self._membership
+        self._store.coordination = coordination.Coordination(
+            self._store,
+            method.resolve(config.num_workers),
+            correction,
+            worker_names=config.worker_names,
+            worker_id=config.worker_id if config.is_worker else 0,
+            worker_timeout=worker_timeout,
+            start_timeout=self._start_timeout,
+            members=membership.tables[0] if membership else None,
+        )
+        if membership is not None:
+            membership.on_beat.append(self._store.coordination.tick)
 
     @property
     def cluster(self):
@@ -241,11 +274,21 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         self._store.pull()
 
 
-class AsyncStrategy(ParameterServerStrategy):
-    """Asynchronous SGD: every gradient is applied when it arrives.
-
-    Downpour SGD with fetch and push at every step (Dean et al. 2012).
-    """
+def _check_method(synchronization, correction):
+    if synchronization is None:
+        synchronization = Async()
+    if not isinstance(synchronization, Synchronization):
+        raise TypeError(
+            "synchronization must be one of tfdist.synchronization (Async, "
+            "Sync, SoftSync, BoundedStaleness), came: "
+            f"{synchronization!r}."
+        )
+    if correction is not None and not isinstance(correction, Correction):
+        raise TypeError(
+            "correction must be one of tfdist.correction (InverseStaleness), "
+            f"came: {correction!r}."
+        )
+    return synchronization
 
 
 def _namespace(config):

@@ -272,8 +272,13 @@ class Synchronizer:
                 )
 
     def _pull(self, variables):
-        key = ("pull", tuple(v.ordinal for v in variables))
+        ledgers = len(self._ledgers())
+        key = ("pull", ledgers, tuple(v.ordinal for v in variables))
         self._call(key, lambda: self._build_pull(variables))
+
+    def _ledgers(self):
+        coordination = self._store.coordination
+        return [] if coordination is None else coordination.ledgers
 
     def _build_pull(self, variables):
         store = self._store
@@ -286,7 +291,7 @@ class Synchronizer:
             ]
             if not here:
                 continue
-            values, version = self._read_under_lock(shard, here)
+            values, version, updates = self._read_under_lock(shard, here)
             for (variable, piece), value in zip(here, values, strict=True):
                 if piece is None:
                     self._put(variable, value)
@@ -295,13 +300,17 @@ class Synchronizer:
                     known[piece.number] = value
             if any(v.role is Role.PARAMETER for v, _ in here):
                 store.set_pulled_version(shard, version)
+                for ledger, number in zip(
+                    self._ledgers(), updates, strict=True
+                ):
+                    ledger.set_pulled(shard, number)
         for ordinal, values in pieces.items():
             variable = store.variables[ordinal]
             ordered = [values[number] for number in sorted(values)]
             self._put(variable, tf.concat(ordered, 0))
 
     def _read_under_lock(self, shard, copies):
-        """Their values, brought here, and the server's version."""
+        """Their values, brought here, the server's version, and ledgers'."""
         store = self._store
         lock = store.lock(shard)
         with tf.control_dependencies([lock.op]):
@@ -314,13 +323,18 @@ class Synchronizer:
                     )
                     value.set_shape(variable.shape_of(piece))
                     values.append(value)
-                values.append(store.counter("version", shard).read())
+                counters = [store.counter("version", shard)]
+                counters += [
+                    ledger.updates(shard) for ledger in self._ledgers()
+                ]
+                values += [counter.read() for counter in counters]
         with tf.control_dependencies([v.op for v in values]):
             store.unlock(shard, lock)
-        *values, version = transfer.move(
+        home = transfer.move(
             values, source=store.devices[shard], target=store.worker_device
         )
-        return values, version
+        version, *updates = home[len(copies) :]
+        return home[: len(copies)], version, updates
 
     def _put(self, variable, value):
         if variable.role is Role.ITERATIONS:

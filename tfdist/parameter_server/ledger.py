@@ -1,0 +1,446 @@
+"""Where all decisions of a synchronization are made: one state, one lock.
+
+The state (`tfdist.synchronization.state.State`) lives on the first server as
+one vector, so that it changes in one assignment. Whoever has an event to tell
+takes the lock, reads, decides, assigns, and wakes those who may go on, all on
+that server; a worker that dies in between leaves the state as it was before
+or as it is after.
+
+A worker that has to wait does so in a queue of its own, outside the lock. A
+token in it says "look", not "go": what counts is the state. So a token that
+is lost with a killed worker costs nobody else anything, and a waiting worker
+whose token was lost is given another with its next heartbeat.
+"""
+
+import dataclasses
+import time
+
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+from tfdist.synchronization import events
+from tfdist.synchronization import state as state_lib
+
+_NAME = "ledger"
+_MAX_WORKERS = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What became of a worker's gradient; tensors on the first server.
+
+    Attributes:
+      accepted: Whether it is part of an update, scalar bool.
+      staleness: Updates that it is late by, scalar int64.
+      wait: Seconds from its arrival until the worker might go on, scalar
+        float64.
+      head: Length of the log, scalar int64.
+      log: The log's ring, int64 of shape (4, ring): key, staleness, first,
+        count; see `State`.
+    """
+
+    accepted: tf.Tensor
+    staleness: tf.Tensor
+    wait: tf.Tensor
+    head: tf.Tensor
+    log: tf.Tensor
+
+
+class Ledger:
+    """The decisions over the gradients of all workers for one optimizer.
+
+    Args:
+      store: The `ParameterStore`.
+      name: The same on all workers, and this optimizer's alone.
+      method: The `Synchronization`, resolved.
+      num_workers: Number of workers.
+      worker_id: Number of this one.
+      patience: A `Patience`.
+      attendance: Callable without arguments that builds, on the first server,
+        the reading of an `Attendance`.
+    """
+
+    def __init__(
+        self,
+        store,
+        name,
+        method,
+        *,
+        num_workers,
+        worker_id,
+        patience,
+        attendance,
+    ):
+        self.method = method
+        self._name = name
+        self._store = store
+        self._num_workers = num_workers
+        self._worker = worker_id
+        self._patience = patience
+        self._attendance = attendance
+        self._functions = {}
+        # By server: updates of this optimizer that are in the replicas.
+        self._pulled = [
+            store.worker_variable(tf.zeros([], tf.int64), f"pulled_{k}")
+            for k in range(store.num_shards)
+        ]
+        # No other gradient of any worker ever has the same key: it counts on
+        # from the microseconds at which this process got here.
+        self._key = store.worker_variable(
+            tf.constant(
+                time.time_ns() // 1000 * _MAX_WORKERS + worker_id, tf.int64
+            ),
+            "gradient_key",
+        )
+
+    # Names.
+
+    def resource(self, shard, name, dtype, shape):
+        """Handle of a resource of this optimizer's on a server."""
+        return self._store.resource(
+            shard, f"{_NAME}/{self._name}/{name}", dtype, shape
+        )
+
+    def name_of(self, name):
+        """Shared name of something of this optimizer's on any server."""
+        return self._store.name_of(f"{_NAME}/{self._name}/{name}")
+
+    @property
+    def _lock_name(self):
+        return f"{_NAME}/{self._name}/lock"
+
+    def _counter(self, name, shard):
+        return self._store.counter(f"{_NAME}/{self._name}/{name}", shard)
+
+    def executed(self, shard):
+        """`Counter` of the entries of the log that a server has done."""
+        return self._counter("executed", shard)
+
+    def updates(self, shard):
+        """`Counter` of the updates that a server has done."""
+        return self._counter("updates", shard)
+
+    def pulled(self, shards):
+        """Updates in all the replicas from `shards`, scalar int64 tensor."""
+        values = [self._pulled[shard].read_value() for shard in shards]
+        return tf.reduce_min(tf.stack(values))
+
+    def set_pulled(self, shard, value):
+        """Sets the updates in the replicas; returns the operation."""
+        return tf.raw_ops.AssignVariableOp(
+            resource=self._pulled[shard].local_handle, value=value
+        )
+
+    def next_key(self):
+        """A key that no other gradient has, scalar int64 tensor."""
+        self._key.assign_add(_MAX_WORKERS, read_value=False)
+        return self._key.read_value()
+
+    # In the training step.
+
+    def arrive(self, key, pulled, after):
+        """Builds: tells of a gradient, waits until it is decided over.
+
+        Args:
+          key: Under which the servers keep it, scalar int64 tensor.
+          pulled: Version that it was computed from, scalar int64 tensor.
+          after: Operations that have brought it to the servers.
+
+        Returns:
+          A `Decision`.
+        """
+        mine = self._worker
+        with tf.control_dependencies(after), self._on_server():
+            began = _now()
+            key, pulled = tf.identity(key), tf.identity(pulled)
+
+        def arrived(state, attendance):
+            late = state.version - pulled
+            state = events.arrive(
+                state, mine, key=key, pulled=pulled, now=attendance.now
+            )
+            state = self._decide(state, attendance)
+            if self.method.waits:
+                return state, (late,)
+            state = events.go_on(state, mine, attendance.now)
+            return state, (late, *self._outcome(state))
+
+        results, unlock = self._transact(
+            arrived, after=[began.op, key.op, pulled.op]
+        )
+        if self.method.waits:
+            unlock = self._wait(unlock)
+
+            def collected(state, attendance):
+                self._drain()
+                outcome = self._outcome(state)
+                return events.go_on(state, mine, attendance.now), outcome
+
+            outcome, unlock = self._transact(collected, after=[unlock])
+            results = (*results, *outcome)
+        late, accepted, head, log = results
+        with tf.control_dependencies([unlock]), self._on_server():
+            wait = tf.cast(_now() - began, tf.float64) * 1e-6
+        return Decision(accepted, late, wait, head, log)
+
+    def _outcome(self, state):
+        dropped = tf.equal(
+            state.phase[self._worker],
+            tf.constant(state_lib.Phase.DROPPED, tf.int64),
+        )
+        log = tf.stack(
+            [
+                state.log_key,
+                state.log_staleness,
+                state.log_first,
+                state.log_count,
+            ]
+        )
+        return tf.logical_not(dropped), state.head, log
+
+    def _decide(self, state, attendance):
+        state = events.attend(state, attendance, self._patience)
+        return self.method.decide(state)
+
+    def _wait(self, after):
+        """Sleeps until this worker's gradient is decided over."""
+
+        def is_decided():
+            state = self._read()
+            return events.is_decided(state, self._worker)
+
+        def sleep(go_on):
+            del go_on
+            with self._on_server():
+                token = tf.raw_ops.QueueDequeueV2(
+                    handle=self._mailbox(self._worker),
+                    component_types=[tf.int64],
+                )[0]
+                with tf.control_dependencies([token.op]):
+                    return is_decided()
+
+        with tf.control_dependencies([after]), self._on_server():
+            (decided,) = tf.while_loop(
+                tf.logical_not, sleep, [is_decided()], parallel_iterations=1
+            )
+            return tf.identity(decided).op
+
+    # Out of it.
+
+    def prepare(self):
+        """Makes the ledger on the server if there is none yet.
+
+        Raises:
+          ValueError: Another worker uses another method.
+        """
+        mine = repr(self.method)
+        theirs = self._call("prepare", self._build_prepare).numpy().decode()
+        if mine != theirs:
+            raise ValueError(
+                "All workers must synchronize in the same way. Here "
+                f"synchronization={mine}, on the servers {theirs}."
+            )
+        self.tick()
+
+    def tick(self):
+        """Decides again; called with each heartbeat.
+
+        So that nobody waits for a worker that has died or was stopped.
+
+        Returns:
+          The `State` after it, of NumPy values.
+        """
+        vector = self._call("tick", lambda: self._build_event(_nothing))
+        return self._as_numpy(vector)
+
+    def leave(self):
+        """Tells that this worker sends no more gradients for now."""
+        self._call("leave", lambda: self._build_event(events.leave))
+
+    def read(self):
+        """The `State`, of NumPy values."""
+        return self._as_numpy(self._call("read", self._build_read))
+
+    def _as_numpy(self, vector):
+        state = state_lib.State.unpack(vector, self._num_workers)
+        fields = dataclasses.fields(state)
+        return state_lib.State(
+            **{f.name: getattr(state, f.name).numpy() for f in fields}
+        )
+
+    def _call(self, name, build):
+        if name not in self._functions:
+            with tf.init_scope():
+                function = tf.function(build, autograph=False)
+                self._functions[name] = function.get_concrete_function()
+        with tf.init_scope():
+            return self._functions[name]()
+
+    def _build_prepare(self):
+        size = state_lib.size(self._num_workers)
+        store = self._store
+        lock = store.lock(0, self._lock_name)
+        signature = self.resource(0, "method", tf.string, [])
+        with tf.control_dependencies([lock.op]), self._on_server():
+            known = tf.raw_ops.VarIsInitializedOp(resource=signature)
+
+            def create():
+                tf.raw_ops.AssignVariableOp(
+                    resource=self._handle(), value=tf.zeros([size], tf.int64)
+                )
+                for shard in range(store.num_shards):
+                    with tf.device(store.devices[shard]):
+                        self.executed(shard).set(0)
+                        self.updates(shard).set(0)
+                tf.raw_ops.AssignVariableOp(
+                    resource=signature, value=tf.constant(repr(self.method))
+                )
+                return True
+
+            created = tf.cond(known, lambda: False, create)
+            with tf.control_dependencies([created]):
+                text = tf.raw_ops.ReadVariableOp(
+                    resource=signature, dtype=tf.string
+                )
+        with tf.control_dependencies([text.op]):
+            store.unlock(0, lock)
+        with tf.device(store.worker_device):
+            return tf.identity(text)
+
+    def _build_event(self, event):
+        def happened(state, attendance):
+            state = event(state, self._worker)
+            state = self._decide(state, attendance)
+            self._wake_again(state)
+            return state, (state.pack(),)
+
+        (vector,), _ = self._transact(happened, after=[])
+        with tf.device(self._store.worker_device):
+            return tf.identity(vector)
+
+    def _build_read(self):
+        with self._on_server():
+            vector = self._read().pack()
+        with tf.device(self._store.worker_device):
+            return tf.identity(vector)
+
+    # On the server.
+
+    def _on_server(self):
+        return tf.device(self._store.devices[0])
+
+    def _handle(self):
+        size = state_lib.size(self._num_workers)
+        return self.resource(0, "state", tf.int64, [size])
+
+    def _read(self):
+        vector = tf.raw_ops.ReadVariableOp(
+            resource=self._handle(), dtype=tf.int64
+        )
+        vector = tf.ensure_shape(vector, [state_lib.size(self._num_workers)])
+        return state_lib.State.unpack(vector, self._num_workers)
+
+    def _mailbox(self, worker):
+        return self._store.queue(0, f"{_NAME}/{self._name}/mailbox/{worker}")
+
+    def _transact(self, change, after):
+        """Changes the state under its lock.
+
+        Args:
+          change: Callable of a `State` and an `Attendance` that returns a new
+            `State` and a tuple of tensors.
+          after: Operations to wait for before the lock is taken.
+
+        Returns:
+          The tuple of tensors, and the operation that frees the lock.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        with tf.control_dependencies(after):
+            lock = self._store.lock(0, self._lock_name)
+        before = len(graph.get_operations())
+        with tf.control_dependencies([lock.op]), self._on_server():
+            attendance = self._attendance()
+            old = self._read()
+            new, results = change(old, attendance)
+            results = tuple(tf.identity(result) for result in results)
+            assigned = tf.raw_ops.AssignVariableOp(
+                resource=self._handle(), value=new.pack()
+            )
+            with tf.control_dependencies([assigned]):
+                self._wake(old, new)
+        effects = [
+            op
+            for op in graph.get_operations()[before:]
+            if op.op_def.is_stateful and op.type != "VarHandleOp"
+        ]
+        effects += [result.op for result in results]
+        with tf.control_dependencies(effects):
+            return results, self._store.unlock(0, lock)
+
+    def _wake(self, old, new):
+        """Tells those who wait that they have been decided over."""
+        if not self.method.waits:
+            return
+        woken = tf.logical_and(_is_waiting(old), ~_is_waiting(new))
+
+        def send():
+            for worker in range(self._num_workers):
+                self._send_token(worker, woken[worker])
+            return True
+
+        tf.cond(tf.reduce_any(woken), send, lambda: False)
+
+    def _drain(self):
+        """Throws away tokens that this worker did not need."""
+        mailbox = self._mailbox(self._worker)
+        size = tf.raw_ops.QueueSizeV2(handle=mailbox)
+
+        def take():
+            with self._on_server():
+                tf.raw_ops.QueueDequeueManyV2(
+                    handle=mailbox, n=size, component_types=[tf.int64]
+                )
+            return True
+
+        tf.cond(size > 0, take, lambda: False)
+
+    def _wake_again(self, state):
+        """Replaces a token of this worker's that was lost."""
+        if not self.method.waits:
+            return
+        empty = tf.equal(
+            tf.raw_ops.QueueSizeV2(handle=self._mailbox(self._worker)), 0
+        )
+        decided = events.is_decided(state, self._worker)
+        self._send_token(self._worker, tf.logical_and(decided, empty))
+
+    def _send_token(self, worker, condition):
+        def send():
+            with self._on_server():
+                tf.raw_ops.QueueEnqueueV2(
+                    handle=self._mailbox(worker),
+                    components=[tf.ones([], tf.int64)],
+                )
+            return True
+
+        tf.cond(condition, send, lambda: False)
+
+
+def _nothing(state, worker):
+    del worker
+    return state
+
+
+def _is_waiting(state):
+    """Whose gradient has arrived and is not decided over, a bool vector."""
+    phases = state_lib.Phase
+    arrived = tf.equal(state.phase, tf.constant(phases.ARRIVED, tf.int64))
+    accepted = tf.equal(state.phase, tf.constant(phases.ACCEPTED, tf.int64))
+    return tf.logical_or(arrived, accepted)
+
+
+def _now():
+    """Microseconds since the epoch, by the clock of the device in scope."""
+    time = tf.timestamp()
+    private_tensorflow.run_independently(time.op)
+    return tf.cast(time * 1e6, tf.int64)

@@ -1,0 +1,61 @@
+"""Named points in the space of methods, each after the paper it is from."""
+
+from tfdist.parameter_server.strategy import ParameterServerStrategy
+from tfdist.synchronization import BoundedStaleness
+from tfdist.synchronization import SoftSync
+from tfdist.synchronization import Sync
+
+
+class AsyncStrategy(ParameterServerStrategy):
+    """Asynchronous SGD: every gradient is applied when it arrives.
+
+    Downpour SGD with fetch and push at every step (Dean et al. 2012).
+    """
+
+
+class BackupWorkersStrategy(ParameterServerStrategy):
+    """Synchronous SGD that does not wait for the slowest workers.
+
+    See `tfdist.synchronization.Sync` (Chen et al. 2016).
+
+    Args:
+      backup_workers: Of all workers, how many each update does not wait for;
+        0 waits for all.
+      **kwargs: Those of `ParameterServerStrategy`.
+    """
+
+    def __init__(self, backup_workers=1, **kwargs):
+        super().__init__(synchronization=Sync(backup_workers), **kwargs)
+
+
+class SoftSyncStrategy(ParameterServerStrategy):
+    """Asynchronous SGD whose updates average the next few gradients.
+
+    See `tfdist.synchronization.SoftSync` (Zhang et al. 2016). Their
+    staleness-aware rate is
+    `correction=tfdist.correction.InverseStaleness()`.
+
+    Args:
+      s: Gradients per update.
+      n: Instead of `s`, the paper's splitting parameter.
+      **kwargs: Those of `ParameterServerStrategy`.
+    """
+
+    def __init__(self, s=None, *, n=None, **kwargs):
+        super().__init__(synchronization=SoftSync(s, n=n), **kwargs)
+
+
+class BoundedStalenessStrategy(ParameterServerStrategy):
+    """Asynchronous SGD in which nobody runs far ahead of the slowest.
+
+    See `tfdist.synchronization.BoundedStaleness` (Ho et al. 2013).
+
+    Args:
+      max_staleness: Steps by which a worker may be ahead of the slowest.
+      **kwargs: Those of `ParameterServerStrategy`.
+    """
+
+    def __init__(self, max_staleness, **kwargs):
+        super().__init__(
+            synchronization=BoundedStaleness(max_staleness), **kwargs
+        )

@@ -1,0 +1,70 @@
+"""What every method of synchronization is."""
+
+import abc
+
+
+class Synchronization(abc.ABC):
+    """Decides over gradients that arrive, one cluster at a time.
+
+    A worker's gradient arrives, is decided over at once or later, and the
+    worker waits until it has been told to go on. All decisions are made in
+    one place and in one order, that of the log in `state.State`; every server
+    carries them out in that order.
+
+    Attributes:
+      waits: Whether a worker may have to wait after its gradient arrived.
+      averages: Whether an update may be made of several gradients.
+      drops: Whether a gradient may be dropped.
+    """
+
+    waits = False
+    averages = False
+    drops = False
+
+    def resolve(self, num_workers):
+        """Checks the settings against the size of the cluster.
+
+        Args:
+          num_workers: Number of workers, the chief among them.
+
+        Returns:
+          The method with all settings known, this or another instance.
+
+        Raises:
+          ValueError: They do not fit together.
+        """
+        del num_workers
+        return self
+
+    @abc.abstractmethod
+    def decide(self, state):
+        """Decides all that can be decided.
+
+        Called after each event: a gradient has arrived, a worker has left or
+        is not waited for any more.
+
+        Args:
+          state: A `State`.
+
+        Returns:
+          The new `State`.
+        """
+
+
+def check_count(owner, name, value, least):
+    """Refuses what is not an integer of at least `least`.
+
+    Args:
+      owner: Name of the class.
+      name: Name of the argument.
+      value: What came.
+      least: int.
+
+    Raises:
+      ValueError: It is refused.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(
+            f"{owner}: {name} must be an integer of at least {least}, came: "
+            f"{value!r}."
+        )

@@ -1,0 +1,142 @@
+"""What happens to a cluster, whatever its method of synchronization."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdist.synchronization.state import Phase
+from tfdist.synchronization.state import Status
+
+
+@dataclasses.dataclass(frozen=True)
+class Attendance:
+    """What is known of the workers' processes at one moment.
+
+    Attributes:
+      now: Microseconds since the epoch, scalar int64 tensor.
+      heard: When each worker was last heard of, int64 vector; 0 for never.
+      ended: Whether its process has ended, bool vector.
+    """
+
+    now: tf.Tensor
+    heard: tf.Tensor
+    ended: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """For how long workers are waited for, in microseconds.
+
+    Attributes:
+      silent: For one that took part and is not heard of.
+      missing: For one that has never arrived, from the first arrival on.
+      idle: For one that is heard of and sends no gradient.
+    """
+
+    silent: int
+    missing: int
+    idle: int
+
+    @classmethod
+    def of_seconds(cls, *, silent, missing, idle):
+        """The same from seconds."""
+        return cls(int(silent * 1e6), int(missing * 1e6), int(idle * 1e6))
+
+
+def _is(values, value):
+    return tf.equal(values, tf.cast(value, tf.int64))
+
+
+def _mask(state, worker):
+    return _is(tf.range(state.num_workers, dtype=tf.int64), worker)
+
+
+def arrive(state, worker, *, key, pulled, now):
+    """A gradient of a worker has arrived.
+
+    A worker that was gone takes part again; it enters no further back than
+    the slowest of the others, so that nobody has to wait until it has caught
+    up.
+
+    Args:
+      state: A `State`.
+      worker: Its number, int.
+      key: Under which the servers keep the gradient, scalar int64 tensor.
+      pulled: Version that it was computed from, scalar int64 tensor.
+      now: Microseconds, scalar int64 tensor.
+
+    Returns:
+      The new `State`.
+    """
+    mine = _mask(state, worker)
+    others = tf.logical_and(state.present, tf.logical_not(mine))
+    slowest = tf.reduce_min(tf.where(others, state.clock, tf.int64.max))
+    returns = tf.logical_and(
+        _is(state.status, Status.GONE), tf.reduce_any(others)
+    )
+    clock = state.clock + 1
+    clock = tf.where(returns, tf.maximum(clock, slowest), clock)
+    # A worker that was killed while it waited leaves an undecided gradient.
+    lost = tf.logical_and(mine, state.arrived)
+    first = _is(state.started_at, 0)
+    state = state.set(
+        mine,
+        status=Status.JOINED,
+        phase=Phase.ARRIVED,
+        clock=clock,
+        key=key,
+        pulled=pulled,
+        order=state.arrivals,
+        since=now,
+        pushed=state.pushed + 1,
+        dropped=state.dropped + tf.cast(lost, tf.int64),
+    )
+    return dataclasses.replace(
+        state,
+        arrivals=state.arrivals + 1,
+        started_at=tf.where(first, now, state.started_at),
+    )
+
+
+def leave(state, worker):
+    """A worker will send no more gradients for now."""
+    return state.set(_mask(state, worker), status=Status.GONE)
+
+
+def go_on(state, worker, now):
+    """A worker has been told what became of its gradient."""
+    return state.set(_mask(state, worker), phase=Phase.COMPUTING, since=now)
+
+
+def is_decided(state, worker):
+    """Whether a worker may go on, a scalar bool tensor."""
+    phase = state.phase[worker]
+    return tf.logical_or(_is(phase, Phase.GRANTED), _is(phase, Phase.DROPPED))
+
+
+def attend(state, attendance, patience):
+    """Workers that have ended, or are silent for too long, are gone.
+
+    Args:
+      state: A `State`.
+      attendance: An `Attendance`.
+      patience: A `Patience`.
+
+    Returns:
+      The new `State`.
+    """
+    now = attendance.now
+    known = attendance.heard > 0
+    last = tf.maximum(attendance.heard, state.since)
+    silent = tf.logical_and(known, now - last > patience.silent)
+    idle = tf.logical_and(
+        _is(state.phase, Phase.COMPUTING), now - state.since > patience.idle
+    )
+    late = tf.logical_and(
+        state.started_at > 0, now - state.started_at > patience.missing
+    )
+    gone = tf.logical_or(attendance.ended, silent)
+    gone = tf.logical_or(
+        gone, tf.where(_is(state.status, Status.JOINED), idle, late)
+    )
+    return state.set(gone, status=Status.GONE)

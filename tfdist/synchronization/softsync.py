@@ -1,0 +1,62 @@
+"""An update once any s gradients have arrived."""
+
+import tensorflow as tf
+
+from tfdist.synchronization import base
+
+
+class SoftSync(base.Synchronization):
+    """Softsync: each update averages the next `s` gradients, of any workers.
+
+    Zhang, Gupta, Lian and Liu, "Staleness-aware async-SGD for distributed
+    deep learning", IJCAI 2016, section 3. Nobody waits and nothing is
+    dropped; a fast worker may contribute several gradients to one update.
+    `s=1` is `Async`.
+
+    Args:
+      s: Gradients per update, at least 1.
+      n: Instead of `s`, the paper's splitting parameter: the update is made
+        of `s = floor(workers / n)` gradients, 1 <= n <= workers. `n` near 1
+        is slow and fresh; the staleness of a gradient is about `n`.
+    """
+
+    def __init__(self, s=None, *, n=None):
+        if (s is None) == (n is None):
+            raise ValueError(
+                "SoftSync: give exactly one of s (gradients per update) and n "
+                f"(splitting parameter), came: s={s!r}, n={n!r}."
+            )
+        for name, value in (("s", s), ("n", n)):
+            if value is not None:
+                base.check_count("SoftSync", name, value, 1)
+        self.s = s
+        self.n = n
+
+    def __repr__(self):
+        return f"SoftSync(s={self.s})" if self.s else f"SoftSync(n={self.n})"
+
+    @property
+    def averages(self):
+        """Whether an update may be made of several gradients."""
+        return self.s != 1
+
+    def resolve(self, num_workers):
+        if self.s is not None:
+            return self
+        if self.n > num_workers:
+            raise ValueError(
+                f"SoftSync: n must be at most the number of workers, "
+                f"{num_workers}, came: {self.n}."
+            )
+        return SoftSync(num_workers // self.n)
+
+    def decide(self, state):
+        arrived = state.arrived
+        number = state.in_round + tf.cast(tf.reduce_any(arrived), tf.int64)
+        full = number >= self.s
+        state = state.append(
+            arrived,
+            first=tf.cast(tf.equal(number, 1), tf.int64),
+            count=tf.where(full, number, 0),
+        )
+        return state.grant(arrived)

@@ -1,0 +1,261 @@
+"""What a method of synchronization decides over: the cluster at one moment."""
+
+import dataclasses
+import enum
+
+import tensorflow as tf
+
+
+class Status(enum.IntEnum):
+    """What a worker is to the others.
+
+    EXPECTED: has not arrived yet; the first updates wait for it.
+    JOINED: takes part.
+    GONE: has finished, left, died or been silent for too long; nobody waits
+      for it until it arrives again.
+    """
+
+    EXPECTED = 0
+    JOINED = 1
+    GONE = 2
+
+
+class Phase(enum.IntEnum):
+    """Where the last gradient of a worker is.
+
+    COMPUTING: nowhere, the worker computes one.
+    ARRIVED: with the servers, undecided.
+    ACCEPTED: part of the next update, for which the worker waits.
+    GRANTED: part of an update; the worker may go on.
+    DROPPED: part of no update; the worker may go on.
+    """
+
+    COMPUTING = 0
+    ARRIVED = 1
+    ACCEPTED = 2
+    GRANTED = 3
+    DROPPED = 4
+
+
+_TOTALS = ("version", "head", "in_round", "arrivals", "started_at")
+_WORKERS = (
+    "status",
+    "phase",
+    "clock",
+    "key",
+    "pulled",
+    "contributed",
+    "order",
+    "since",
+    "pushed",
+    "accepted",
+    "dropped",
+)
+_LOG = ("log_key", "log_staleness", "log_first", "log_count")
+NO_GRADIENT = -1
+
+
+def _int64(value):
+    return tf.cast(value, tf.int64)
+
+
+def log_size(num_workers):
+    """Decisions that are kept.
+
+    Each worker carries all decisions out before it makes the next one fall,
+    so no server is ever behind by more than the number of workers, each with
+    a gradient and an update.
+    """
+    return 4 * num_workers + 8
+
+
+def size(num_workers):
+    """Length of a packed `State`, int."""
+    return (
+        len(_TOTALS)
+        + len(_WORKERS) * num_workers
+        + len(_LOG) * log_size(num_workers)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The cluster at one moment; every field an int64 tensor.
+
+    Scalars:
+      version: Updates decided.
+      head: Entries ever written to the log.
+      in_round: Gradients in the log since the last update.
+      arrivals: Gradients ever arrived.
+      started_at: When the first did, microseconds since the epoch; 0 before.
+
+    Vectors with one element per worker:
+      status: A `Status`.
+      phase: A `Phase`.
+      clock: Steps finished, as the others count them.
+      key: Under which the last gradient is kept by the servers.
+      pulled: Version of the parameters that it was computed from.
+      contributed: One more than the version for whose successor a gradient of
+        this worker was last accepted.
+      order: Number of its last arrival among all arrivals.
+      since: When it last arrived or was told to go on, microseconds.
+      pushed, accepted, dropped: Gradients so far.
+
+    Vectors of the log, a ring that entry `k` enters at `k % log_size`:
+      log_key: The gradient to be added, or `NO_GRADIENT`.
+      log_staleness: Updates that it is late by.
+      log_first: 1 if it is the first of its update.
+      log_count: Gradients in the update that follows, 0 if none does.
+    """
+
+    version: tf.Tensor
+    head: tf.Tensor
+    in_round: tf.Tensor
+    arrivals: tf.Tensor
+    started_at: tf.Tensor
+    status: tf.Tensor
+    phase: tf.Tensor
+    clock: tf.Tensor
+    key: tf.Tensor
+    pulled: tf.Tensor
+    contributed: tf.Tensor
+    order: tf.Tensor
+    since: tf.Tensor
+    pushed: tf.Tensor
+    accepted: tf.Tensor
+    dropped: tf.Tensor
+    log_key: tf.Tensor
+    log_staleness: tf.Tensor
+    log_first: tf.Tensor
+    log_count: tf.Tensor
+
+    @classmethod
+    def unpack(cls, vector, num_workers):
+        """The state in a vector made by `pack`, or in one of zeros."""
+        parts = (
+            (_TOTALS, 1),
+            (_WORKERS, num_workers),
+            (_LOG, log_size(num_workers)),
+        )
+        pieces = tf.split(vector, [len(names) * n for names, n in parts])
+        fields = {}
+        for (names, n), piece in zip(parts, pieces, strict=True):
+            shape = [len(names)] if n == 1 and names is _TOTALS else [-1, n]
+            values = tf.unstack(tf.reshape(piece, shape), num=len(names))
+            fields.update(zip(names, values, strict=True))
+        return cls(**fields)
+
+    def pack(self):
+        """The state as one int64 vector of `size(num_workers)` elements."""
+        rows = [getattr(self, name) for name in _WORKERS + _LOG]
+        totals = tf.stack([getattr(self, name) for name in _TOTALS])
+        return tf.concat([totals, *rows], 0)
+
+    @property
+    def num_workers(self):
+        """Workers that the cluster is made of, int."""
+        return self.status.shape[0]
+
+    @property
+    def arrived(self):
+        """Whose gradient is undecided, a bool vector."""
+        return tf.equal(self.phase, _int64(Phase.ARRIVED))
+
+    @property
+    def present(self):
+        """Who is waited for, a bool vector."""
+        return tf.not_equal(self.status, _int64(Status.GONE))
+
+    def slowest_clock(self):
+        """The smallest clock of those who are waited for."""
+        own = tf.where(self.present, self.clock, tf.int64.max)
+        return tf.reduce_min(own)
+
+    def set(self, mask, **values):
+        """Sets fields of the workers in `mask`."""
+        changed = {
+            name: tf.where(mask, _int64(value), getattr(self, name))
+            for name, value in values.items()
+        }
+        return dataclasses.replace(self, **changed)
+
+    # What methods of synchronization do.
+
+    def append(self, mask, *, first, count):
+        """Puts the gradients of workers into the log, as they arrived.
+
+        Args:
+          mask: Bool vector; more than one only where each is an update.
+          first: 1 if the gradient is the first of its update, int or tensor.
+          count: Gradients in the update that follows it; 0 if none does.
+        """
+        mine = _int64(mask)
+        number = tf.reduce_sum(mine)
+        earlier = self.order[None, :] < self.order[:, None]
+        rank = tf.reduce_sum(_int64(earlier) * mine[None, :], 1)
+        first = _int64(first)
+        count = _int64(count)
+        updates = _int64(count > 0)
+        place = tf.math.floormod(self.head + rank, self.log_key.shape[0])
+        slots = tf.range(self.log_key.shape[0], dtype=tf.int64)
+        # (entry of the ring, worker): where each worker's entry goes.
+        puts = tf.logical_and(
+            tf.equal(slots[:, None], place[None, :]), mask[None, :]
+        )
+        taken = tf.reduce_any(puts, 1)
+
+        def put(name, values):
+            new = tf.reduce_sum(tf.where(puts, values, _int64(0)), 1)
+            return tf.where(taken, new, getattr(self, name))
+
+        staleness = self.version + rank * updates - self.pulled
+        return dataclasses.replace(
+            self,
+            log_key=put("log_key", self.key[None, :]),
+            log_staleness=put("log_staleness", staleness[None, :]),
+            log_first=put("log_first", first),
+            log_count=put("log_count", count),
+            head=self.head + number,
+            in_round=tf.where(count > 0, _int64(0), self.in_round + number),
+            version=self.version + number * updates,
+            accepted=self.accepted + mine,
+        )
+
+    def accept(self, mask):
+        """Workers whose gradient is part of the next update wait for it."""
+        return self.set(
+            mask, phase=Phase.ACCEPTED, contributed=self.version + 1
+        )
+
+    def grant(self, mask):
+        """Workers whose gradient is part of an update may go on."""
+        return self.set(mask, phase=Phase.GRANTED)
+
+    def drop(self, mask):
+        """Workers whose gradient comes too late may go on without it."""
+        state = self.set(mask, phase=Phase.DROPPED)
+        dropped = self.dropped + _int64(mask)
+        return dataclasses.replace(state, dropped=dropped)
+
+    def close_round(self, complete):
+        """If `complete`, the accepted gradients make an update."""
+        place = tf.math.floormod(self.head, self.log_key.shape[0])
+        slots = tf.range(self.log_key.shape[0], dtype=tf.int64)
+        taken = tf.logical_and(tf.equal(slots, place), complete)
+        one = _int64(complete)
+        waiting = tf.equal(self.phase, _int64(Phase.ACCEPTED))
+        return dataclasses.replace(
+            self,
+            log_key=tf.where(taken, _int64(NO_GRADIENT), self.log_key),
+            log_staleness=tf.where(taken, _int64(0), self.log_staleness),
+            log_first=tf.where(taken, _int64(0), self.log_first),
+            log_count=tf.where(taken, self.in_round, self.log_count),
+            head=self.head + one,
+            in_round=tf.where(complete, _int64(0), self.in_round),
+            version=self.version + one,
+            phase=tf.where(
+                tf.logical_and(waiting, complete),
+                _int64(Phase.GRANTED),
+                self.phase,
+            ),
+        )

@@ -1,0 +1,68 @@
+"""Synchronous SGD, with backup workers or without."""
+
+import tensorflow as tf
+
+from tfdist.synchronization import base
+
+
+class Sync(base.Synchronization):
+    """Each update averages one gradient each of the first N workers.
+
+    Chen, Pan, Monga, Bengio and Jozefowicz, "Revisiting distributed
+    synchronous SGD", ICLR 2016 workshop, algorithms 3 and 4. Of N + b workers
+    the first N gradients computed from the current parameters make the
+    update; those that come later are dropped, and their workers go on with
+    the new parameters. Without backup workers this is synchronous SGD over
+    all workers.
+
+    Where fewer than N workers are left, the update is made of theirs.
+
+    Args:
+      backup_workers: The paper's b, less than the number of workers.
+    """
+
+    waits = True
+    averages = True
+    drops = True
+
+    def __init__(self, backup_workers=0):
+        base.check_count("Sync", "backup_workers", backup_workers, 0)
+        self.backup_workers = backup_workers
+
+    def __repr__(self):
+        return f"Sync(backup_workers={self.backup_workers})"
+
+    def resolve(self, num_workers):
+        if self.backup_workers >= num_workers:
+            raise ValueError(
+                "Sync: backup_workers must be less than the number of "
+                f"workers, {num_workers}, came: {self.backup_workers}."
+            )
+        return self
+
+    def decide(self, state):
+        contributed = tf.equal(state.contributed, state.version + 1)
+        current = tf.logical_and(
+            tf.equal(state.pulled, state.version),
+            tf.logical_not(contributed),
+        )
+        accepted = tf.logical_and(state.arrived, current)
+        state = state.drop(
+            tf.logical_and(state.arrived, tf.logical_not(current))
+        )
+        state = state.append(
+            accepted,
+            first=tf.cast(tf.equal(state.in_round, 0), tf.int64),
+            count=0,
+        )
+        state = state.accept(accepted)
+        there = tf.logical_or(
+            state.present, tf.equal(state.contributed, state.version + 1)
+        )
+        first = state.num_workers - self.backup_workers
+        wanted = tf.minimum(
+            tf.constant(first, tf.int64),
+            tf.reduce_sum(tf.cast(there, tf.int64)),
+        )
+        complete = tf.logical_and(state.in_round > 0, state.in_round >= wanted)
+        return state.close_round(complete)
