@@ -14,7 +14,7 @@ class Section:
     def __init__(self, store, shard, graph):
         self._store = store
         self.shard = shard
-        self._graph = graph
+        self.graph = graph
         # Number of the piece that is being updated, where a variable is split.
         self.piece_number = None
         # Operations whose results come from the worker and are needed here.
@@ -72,15 +72,14 @@ class Section:
             piece = self.piece_of(variable)
         else:
             self._store.claim(variable, self.shard)
-        with self._graph.as_default():
-            return self._store.handle(variable, self.shard, piece)
+        return self._store.handle(variable, self.shard, piece)
 
     def read_local(self, variable):
         """The value of a worker-local variable, sent before the lock."""
         # Once: an optimizer reads its learning rate for each variable, and
         # each tensor sent by itself costs as much as some ten operations.
         if variable.ref() not in self.local_values:
-            with self._graph.as_default(), tf.control_dependencies(None):
+            with self.graph.as_default(), tf.control_dependencies(None):
                 with tf.device(self._store.worker_device):
                     value = read_replica(variable)
                 # TensorFlow reads variables outside of all device scopes.

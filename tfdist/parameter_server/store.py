@@ -11,6 +11,7 @@ from tfdist.parameter_server import synchronize
 from tfdist.parameter_server.variables import Piece
 from tfdist.parameter_server.variables import ReplicaVariable
 from tfdist.parameter_server.variables import Role
+from tfdist.parameter_server.variables import active
 from tfdist.parameter_server.variables import role_of
 
 _SEED_STRIDE = 1_000_003
@@ -261,9 +262,13 @@ class ParameterStore:
 
     def _resource(self, shard, name, build):
         graph = tf.compat.v1.get_default_graph()
+        if active.section is not None:
+            # One handle for all branches and loops of a section: TensorFlow
+            # keeps in order what has a handle in common.
+            graph = active.section.graph
         handles = self._handles.setdefault(graph, {})
         if (shard, name) not in handles:
-            with tf.control_dependencies(None):
+            with graph.as_default(), tf.control_dependencies(None):
                 with tf.device(self.devices[shard]):
                     handle = build(self.name_of(name))
             private_tensorflow.run_independently(handle.op)

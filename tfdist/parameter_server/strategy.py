@@ -39,21 +39,29 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     the same code runs in one process without servers.
 
     Each worker computes gradients on its own share of the data, sends them to
-    the servers, where the optimizer applies them at once (asynchronously, as
-    in DistBelief's Downpour SGD, Dean et al. 2012, section 4.1), and gets the
-    fresh parameters back.
+    the servers, where the optimizer applies them, and gets the fresh
+    parameters back. By default they are applied at once (asynchronously, as
+    in DistBelief's Downpour SGD, Dean et al. 2012, section 4.1);
+    `synchronization` says otherwise.
 
     Args:
       cluster_resolver: A `tf.distribute.cluster_resolver.ClusterResolver`;
         default: read `TF_CONFIG`.
+      synchronization: When pushed gradients become parameters, and who waits:
+        one of `tfdist.synchronization`; default: `Async()`.
+      correction: What is done about late gradients: one of
+        `tfdist.correction`; default: nothing.
       variable_partitioner: Splits large parameters over servers along their
         first axis: a `tf.distribute.experimental.partitioners` object
         (`MinSizePartitioner`, `MaxSizePartitioner`, `FixedShardsPartitioner`)
         or any callable of `shape` and `dtype` that returns the number of
         pieces per axis. For optimizers that update each element for itself.
         Default: every variable is whole.
-      start_timeout: Seconds to wait for servers and for the chief's
-        variables.
+      start_timeout: Seconds to wait for servers, for the chief's variables,
+        and, where updates take the gradients of several workers, for workers
+        that have not begun to train.
+      worker_timeout: Seconds without a sign of life after which nobody waits
+        for a worker; when it comes back, it takes part again.
       seed: Integer for `keras.utils.set_random_seed`, the same on all
         workers, so that they shuffle and split data alike. Default: in a
         cluster, a number derived from its addresses unless a seed has been
@@ -195,6 +203,28 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             patience=self._start_timeout,
         )
 
+    def gradient_counts(self):
+        """What has become of the gradients of each worker.
+
+        Returns:
+          A dict of worker name (such as `/job:worker/task:0`) to a dict with
+          `pushed`, `accepted` and `dropped`, ints, over all lives of that
+          worker; `pushed` is the sum of the others but for gradients that
+          are undecided at this moment. Empty with `Async`, which drops
+          nothing.
+        """
+        coordination = self._store.coordination
+        return coordination.counts() if coordination is not None else {}
+
+    def leave(self):
+        """Tells the others not to wait for this worker's gradients.
+
+        Happens by itself when `fit` or the process ends. The worker's next
+        gradient takes it in again.
+        """
+        if self._store.coordination is not None:
+            self._store.coordination.leave()
+
     def settle(self):
         """Waits until all workers have come to their own call of this.
 
@@ -208,6 +238,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if count == self._settled_at:
             return
         self._settled_at = count
+        self.leave()
         if self._membership is not None:
             self._meet()
         self.refresh()

@@ -1,0 +1,138 @@
+"""Workers whose gradients are decided over before they count."""
+
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.multi_process import failure_tasks
+from tests.multi_process import handshake
+from tests.multi_process import tasks
+import tfdist
+from tfdist import correction
+from tfdist import synchronization
+
+
+def strategy_of(method, arguments, late=False, **kwargs):
+    """A strategy with the method of that name."""
+    return tfdist.ParameterServerStrategy(
+        synchronization=getattr(synchronization, method)(**arguments),
+        correction=correction.InverseStaleness() if late else None,
+        start_timeout=60.0,
+        **kwargs,
+    )
+
+
+def train(
+    method,
+    arguments,
+    value,
+    until,
+    pace=0.0,
+    worker_timeout=4.0,
+    hold=0,
+):
+    """Pushes `value` until told to stop; reports what it sees in the end.
+
+    Args:
+        method: name of a `Synchronization`.
+        arguments: of it.
+        value: the gradient.
+        until: what the test tells, or a number of steps.
+        pace: seconds to pause after each step.
+        worker_timeout: of the strategy.
+        hold: after this number of steps wait until told to go on.
+    """
+    strategy = strategy_of(method, arguments, worker_timeout=worker_timeout)
+    model = tasks.build_sum_of_weights(strategy)
+    steps = 0
+
+    def after_step(logs):
+        nonlocal steps
+        del logs
+        steps += 1
+        time.sleep(pace)
+        if steps == hold:
+            print("holding", flush=True)
+            handshake.wait_for("go on")
+
+    model.fit(
+        tasks.own_data(value),
+        steps_per_epoch=1000000,
+        verbose=0,
+        callbacks=[failure_tasks.TellProgress(until, after_step)],
+    )
+    print("trained", flush=True)
+    strategy.settle()
+    report(strategy, model)
+
+
+def report(strategy, model, **more):
+    """Reports what a worker sees when it has trained."""
+    exchanges = strategy.journal.read_new()
+    handshake.report(
+        updates=strategy.updates_applied(),
+        iterations=int(model.optimizer.iterations.numpy()),
+        weights=[w.numpy().ravel().tolist() for w in model.trainable_weights],
+        counts=strategy.gradient_counts(),
+        exchanges=[
+            [e.version, e.staleness, bool(e.accepted), e.wait_seconds]
+            for e in exchanges
+        ],
+        **more,
+    )
+
+
+def regression(seed, steps, batch_size, features=3):
+    """Batches of a linear regression: two arrays (steps, batch, ...)."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(steps, batch_size, features)).astype("float32")
+    y = random.normal(size=(steps, batch_size, 1)).astype("float32")
+    return x, y
+
+
+def regress(method, arguments, steps, batch_size, optimizer, rate, late=False):
+    """Fits its own share of a linear regression; reports the weights.
+
+    Args:
+        method: name of a `Synchronization`.
+        arguments: of it.
+        steps: number of batches.
+        batch_size: examples in each.
+        optimizer: name of a Keras optimizer.
+        rate: its learning rate.
+        late: whether to correct late gradients.
+    """
+    strategy = strategy_of(method, arguments, late)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((3,)),
+                keras.layers.Dense(1, kernel_initializer="ones"),
+            ]
+        )
+        model.compile(
+            keras.optimizers.get(
+                {"class_name": optimizer, "config": {"learning_rate": rate}}
+            ),
+            "mse",
+        )
+    x, y = regression(strategy.cluster.worker_id, steps, batch_size)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    data = tf.data.Dataset.from_tensor_slices((x, y)).with_options(options)
+    seen = [_weights(model)]
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append(_weights(model))
+    )
+    model.fit(data, verbose=0, callbacks=[note])
+    strategy.settle()
+    report(strategy, model, seen=seen)
+
+
+def _weights(model):
+    kernel, bias = model.layers[-1].get_weights()
+    return [*kernel[:, 0].tolist(), float(bias[0])]
