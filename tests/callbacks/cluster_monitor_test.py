@@ -144,8 +144,13 @@ def test_summary_is_printed_unless_told_not_to(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_second_fit_counts_its_own_steps(tmp_path):
-    strategy = tfdist.AsyncStrategy()
+@pytest.mark.parametrize(
+    "synchronization",
+    [tfdist.synchronization.Async(), tfdist.synchronization.Sync()],
+    ids=repr,
+)
+def test_a_second_fit_counts_its_own_steps(tmp_path, synchronization):
+    strategy = tfdist.ParameterServerStrategy(synchronization=synchronization)
     with strategy.scope():
         model = compiled_model()
     x = np.ones([4, 2], np.float32)
@@ -153,6 +158,8 @@ def test_a_second_fit_counts_its_own_steps(tmp_path):
         monitor = ClusterMonitor(tmp_path, verbose=0)
         model.fit(x, x[:, :1], batch_size=1, callbacks=[monitor], verbose=0)
         assert monitor.summary["gradients_pushed"] == 4
+        assert monitor.summary["gradients_accepted"] == 4
+        assert monitor.summary["gradients_dropped"] == 0
         assert monitor.summary["updates_applied"] == 4 * fits
         rows = rows_of(monitor.jsonl_path)
         assert [row["step"] for row in rows] == [1, 2, 3, 4]

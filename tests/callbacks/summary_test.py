@@ -19,6 +19,7 @@ def exchange(staleness=0, **fields):
             "time": 1e9,
             "version": 1,
             "staleness": staleness,
+            "accepted": True,
             "compute_seconds": 0.0,
             "exchange_seconds": 0.0,
             "wait_seconds": 0.0,
@@ -36,6 +37,25 @@ def report_of(values, seconds=1.0):
     return json.loads(json.dumps(figures.report(seconds)))
 
 
+def gradients(pushed, accepted, dropped):
+    """The three counts as the summary calls them."""
+    return {
+        "gradients_pushed": pushed,
+        "gradients_accepted": accepted,
+        "gradients_dropped": dropped,
+    }
+
+
+def counts(pushed, accepted, dropped):
+    """One worker's counts, as the strategy calls them."""
+    return {"pushed": pushed, "accepted": accepted, "dropped": dropped}
+
+
+def gradients_of(summary):
+    """The three counts of a summary or of one worker in it."""
+    return {name: summary[name] for name in gradients(0, 0, 0)}
+
+
 def test_a_worker_adds_up_its_exchanges_over_several_calls():
     figures = summary_lib.WorkerFigures()
     parts = {
@@ -47,11 +67,13 @@ def test_a_worker_adds_up_its_exchanges_over_several_calls():
     }
     figures.add([exchange(2, **parts), exchange(0, **parts)])
     figures.add([])
-    figures.add([exchange(2, **parts)])
+    figures.add([exchange(2, accepted=False, **parts)])
     assert figures.report(8.0) == {
         "steps": 3,
         "seconds": 8.0,
         "staleness": [(0, 1), (2, 2)],
+        "counts_before": {"pushed": 0, "accepted": 0, "dropped": 0},
+        "accepted": 2,
         **{name: 3 * value for name, value in parts.items()},
     }
 
@@ -83,12 +105,14 @@ def test_the_cluster_is_the_sum_of_its_workers():
     assert summary == {
         "updates_applied": 7,
         "gradients_pushed": 5,
+        "gradients_accepted": 5,
         "gradients_dropped": 0,
         "staleness": {"mean": 12 / 5, "p95": 8, "max": 8},
         # 4 steps in 8 seconds beside 1 in 2.
         "steps_per_second": 1.0,
         "exchange_share": 2.0 / 10,
         "wait_share": 1.0 / 10,
+        "waited_seconds": 1.0,
         "bytes_sent": 400,
         "bytes_received": 800,
     }
@@ -101,6 +125,8 @@ def test_the_cluster_is_the_sum_of_its_workers():
             "staleness_mean": 1.0,
             "exchange_share": 0.25,
             "wait_share": 0.125,
+            "waited_seconds": 1.0,
+            **gradients(4, 4, 0),
         },
         {
             "name": "/job:worker/task:1",
@@ -110,6 +136,8 @@ def test_the_cluster_is_the_sum_of_its_workers():
             "staleness_mean": 8.0,
             "exchange_share": 0.0,
             "wait_share": 0.0,
+            "waited_seconds": 0.0,
+            **gradients(1, 1, 0),
         },
         {
             "name": "/job:worker/task:2",
@@ -119,6 +147,8 @@ def test_the_cluster_is_the_sum_of_its_workers():
             "staleness_mean": 0.0,
             "exchange_share": 0.0,
             "wait_share": 0.0,
+            "waited_seconds": 0.0,
+            **gradients(0, 0, 0),
         },
     ]
 
@@ -170,10 +200,58 @@ def test_the_table_shows_each_worker_and_the_whole():
         "steps/s",
         "staleness",
         "exchange",
+        "waited",
+        "s",
     ]
     assert [line.split() for line in lines[4:]] == [
-        ["/job:chief/task:0", "2", "2.0", "0.50", "0.0%"],
-        ["/job:worker/task:0", "3", "1.5", "3.00", "0.0%"],
+        ["/job:chief/task:0", "2", "2.0", "0.50", "0.0%", "0.0"],
+        ["/job:worker/task:0", "3", "1.5", "3.00", "0.0%", "0.0"],
     ]
     # Columns stand below each other.
     assert len({len(line) for line in lines[3:]}) == 1
+
+
+def test_the_table_shows_what_was_dropped_within_80_columns():
+    summary = summary_lib.summarize(
+        {"/job:worker/task:12": report_of([0, 1])},
+        [3],
+        {
+            "/job:worker/task:11": counts(123456, 23456, 100000),
+            "/job:worker/task:12": counts(2, 2, 0),
+        },
+    )
+    lines = summary_lib.table(summary).splitlines()
+    assert lines[0].endswith("gradients pushed: 123458, dropped: 100000.")
+    assert lines[3].split()[:4] == ["worker", "steps", "accepted", "dropped"]
+    assert [line.split()[:4] for line in lines[4:]] == [
+        ["/job:worker/task:11", "0", "23456", "100000"],
+        ["/job:worker/task:12", "2", "2", "0"],
+    ]
+    assert {len(line) for line in lines[3:]} == {80}
+
+
+def test_without_counts_of_the_servers_the_workers_own_count():
+    figures = summary_lib.WorkerFigures()
+    figures.add([exchange(), exchange(accepted=False), exchange()])
+    summary = summary_lib.summarize({"a": figures.report(1.0)}, [2], {})
+    assert gradients_of(summary) == gradients(3, 2, 1)
+
+
+def test_gradients_of_a_worker_that_died_before_it_could_report_count():
+    reports = {"a": report_of([0, 0])}
+    summary = summary_lib.summarize(
+        reports, [6], {"a": counts(2, 2, 0), "b": counts(5, 4, 1)}
+    )
+    assert gradients_of(summary) == gradients(7, 6, 1)
+    a, b = summary["workers"]
+    assert gradients_of(a) == gradients(2, 2, 0)
+    assert (b["name"], b["steps"], b["seconds"]) == ("b", 0, 0.0)
+    assert gradients_of(b) == gradients(5, 4, 1)
+
+
+def test_gradients_of_an_earlier_training_do_not_count():
+    figures = summary_lib.WorkerFigures(counts(10, 7, 3))
+    figures.add([exchange(), exchange(accepted=False)])
+    report = json.loads(json.dumps(figures.report(1.0)))
+    summary = summary_lib.summarize({"a": report}, [8], {"a": counts(12, 8, 4)})
+    assert gradients_of(summary) == gradients(2, 1, 1)

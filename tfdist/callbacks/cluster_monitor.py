@@ -74,7 +74,14 @@ class ClusterMonitor(keras.callbacks.Callback):
         strategy.journal.read_new()
         self._began = time.time()
         self._epochs = 0
-        self._figures = summary_lib.WorkerFigures()
+        # Those of an earlier life of this worker belong to this training; of
+        # an earlier `fit` of this life they do not.
+        counted = {}
+        if strategy.journal.count:
+            counted = strategy.gradient_counts()
+        self._figures = summary_lib.WorkerFigures(
+            counted.get(cluster.task_name)
+        )
         self._file = self._events = None
         if self._log_dir is not None:
             self._log_dir.mkdir(parents=True, exist_ok=True)
@@ -135,6 +142,7 @@ class ClusterMonitor(keras.callbacks.Callback):
             self.summary = summary_lib.summarize(
                 self._strategy.collect("figures"),
                 self._strategy.updates_applied(),
+                self._strategy.gradient_counts(),
             )
             self.summary["metrics"] = self._strategy.cluster_metrics(self.model)
             if self._verbose:

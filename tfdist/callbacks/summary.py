@@ -2,26 +2,49 @@
 
 import collections
 
+_SUMS = (
+    "accepted",
+    "compute_seconds",
+    "exchange_seconds",
+    "wait_seconds",
+    "bytes_sent",
+    "bytes_received",
+)
+_NO_COUNTS = {"pushed": 0, "accepted": 0, "dropped": 0}
+_NO_REPORT = {"steps": 0, "seconds": 0.0, "staleness": []}
+# Of the printed table: title, key, width, format; 80 with the worker's name.
+_COLUMNS = (
+    ("steps", "steps", 7, ""),
+    ("accepted", "gradients_accepted", 9, ""),
+    ("dropped", "gradients_dropped", 8, ""),
+    ("steps/s", "steps_per_second", 8, ".1f"),
+    ("staleness", "staleness_mean", 10, ".2f"),
+    ("exchange", "exchange_share", 9, ".1%"),
+    ("waited s", "waited_seconds", 9, ".1f"),
+)
+_OF_DROPPING = ("gradients_accepted", "gradients_dropped")
+
 
 class WorkerFigures:
-    """Adds up one worker's exchanges."""
+    """Adds up one worker's exchanges.
 
-    def __init__(self):
+    Args:
+      counts_before: What the servers had counted of this worker's gradients
+        before, that is in an earlier `fit` of the same process: its part of
+        `strategy.gradient_counts()`; None for nothing.
+    """
+
+    def __init__(self, counts_before=None):
         self.steps = 0
+        self._counts_before = dict(counts_before or _NO_COUNTS)
         self._staleness = collections.Counter()
-        self._sums = collections.Counter()
+        self._sums = dict.fromkeys(_SUMS, 0)
 
     def add(self, exchanges):
         """Takes in a list of `tfdist.parameter_server.journal.Exchange`."""
         self.steps += len(exchanges)
         self._staleness.update(e.staleness for e in exchanges)
-        for name in (
-            "compute_seconds",
-            "exchange_seconds",
-            "wait_seconds",
-            "bytes_sent",
-            "bytes_received",
-        ):
+        for name in _SUMS:
             self._sums[name] += sum(getattr(e, name) for e in exchanges)
 
     def report(self, seconds):
@@ -34,31 +57,40 @@ class WorkerFigures:
             "steps": self.steps,
             "seconds": seconds,
             "staleness": sorted(self._staleness.items()),
+            "counts_before": self._counts_before,
             **self._sums,
         }
 
 
-def summarize(reports, versions):
+def summarize(reports, versions, counts=None):
     """The cluster's figures.
 
     Args:
       reports: Dict of task name to `WorkerFigures.report`.
       versions: Updates applied by each server since training first began.
+      counts: What the servers have counted, `strategy.gradient_counts()`.
+        They know of workers that died before they could report, too. If
+        empty, as where nothing can be dropped, the reports count.
 
     Returns:
-      A dict: `updates_applied`, `gradients_pushed`, `gradients_dropped`
-      (ints), `staleness` (`mean`, `p95`, `max`), `steps_per_second` (sum over
-      workers), `exchange_share` and `wait_share` (of the workers' time, 0 to
-      1), `bytes_sent`, `bytes_received`, and `workers`, a list of dicts with
+      A dict: `updates_applied`, `gradients_pushed`, `gradients_accepted`,
+      `gradients_dropped` (ints), `staleness` (`mean`, `p95`, `max`),
+      `steps_per_second` (sum over workers), `exchange_share` and `wait_share`
+      (of the workers' time, 0 to 1), `waited_seconds` (sum over workers),
+      `bytes_sent`, `bytes_received`, and `workers`, a list of dicts with
       `name`, `steps`, `seconds`, `steps_per_second`, `staleness_mean`,
-      `exchange_share`.
+      `exchange_share`, `wait_share`, `waited_seconds` and the three counts
+      of gradients. A worker that has left no report has those alone.
     """
+    counts = counts or {}
     staleness = collections.Counter()
     workers = []
-    for name, report in sorted(reports.items()):
+    for name in sorted(reports.keys() | counts.keys()):
+        report = reports.get(name, _NO_REPORT)
         own = collections.Counter(dict(report["staleness"]))
         staleness.update(own)
         seconds = report["seconds"]
+        waited = report.get("wait_seconds", 0.0)
         workers.append(
             {
                 "name": name,
@@ -69,15 +101,22 @@ def summarize(reports, versions):
                 "exchange_share": _ratio(
                     report.get("exchange_seconds", 0.0), seconds
                 ),
-                "wait_share": _ratio(report.get("wait_seconds", 0.0), seconds),
+                "wait_share": _ratio(waited, seconds),
+                "waited_seconds": waited,
+                **_gradients(report, counts.get(name)),
             }
         )
     total = sum(w["seconds"] for w in workers)
-    pushed = sum(w["steps"] for w in workers)
     return {
         "updates_applied": versions[0],
-        "gradients_pushed": pushed,
-        "gradients_dropped": 0,
+        **{
+            name: sum(worker[name] for worker in workers)
+            for name in (
+                "gradients_pushed",
+                "gradients_accepted",
+                "gradients_dropped",
+            )
+        },
         "staleness": {
             "mean": _mean(staleness),
             "p95": _quantile(staleness, 0.95),
@@ -86,6 +125,7 @@ def summarize(reports, versions):
         "steps_per_second": sum(w["steps_per_second"] for w in workers),
         "exchange_share": _ratio(_sum(reports, "exchange_seconds"), total),
         "wait_share": _ratio(_sum(reports, "wait_seconds"), total),
+        "waited_seconds": _sum(reports, "wait_seconds"),
         "bytes_sent": _sum(reports, "bytes_sent"),
         "bytes_received": _sum(reports, "bytes_received"),
         "workers": workers,
@@ -104,17 +144,43 @@ def table(summary):
         f"Share of the workers' time: exchange "
         f"{summary['exchange_share']:.1%}, waiting "
         f"{summary['wait_share']:.1%}.",
-        f"{'worker':24}{'steps':>8}{'steps/s':>10}{'staleness':>11}"
-        f"{'exchange':>10}",
     ]
+    columns = [
+        column
+        for column in _COLUMNS
+        if summary["gradients_dropped"] or column[1] not in _OF_DROPPING
+    ]
+    header = "".join(f"{title:>{width}}" for title, _, width, _ in columns)
+    lines.append(f"{'worker':20}{header}")
     for worker in summary["workers"]:
-        lines.append(
-            f"{worker['name']:24}{worker['steps']:>8}"
-            f"{worker['steps_per_second']:>10.1f}"
-            f"{worker['staleness_mean']:>11.2f}"
-            f"{worker['exchange_share']:>10.1%}"
+        cells = "".join(
+            f"{worker[key]:>{width}{form}}" for _, key, width, form in columns
         )
+        lines.append(f"{worker['name']:20}{cells}")
     return "\n".join(lines)
+
+
+def _gradients(report, count):
+    """The three counts of one worker's gradients.
+
+    Args:
+      report: Its `WorkerFigures.report`.
+      count: What the servers have counted, or None.
+    """
+    if count is None:
+        pushed = report["steps"]
+        accepted = report.get("accepted", pushed)
+        count = {
+            "pushed": pushed,
+            "accepted": accepted,
+            "dropped": pushed - accepted,
+        }
+        before = _NO_COUNTS
+    else:
+        before = report.get("counts_before", _NO_COUNTS)
+    return {
+        f"gradients_{name}": count[name] - before[name] for name in _NO_COUNTS
+    }
 
 
 def _ratio(part, whole):

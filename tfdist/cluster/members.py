@@ -19,9 +19,10 @@ _COLUMNS = 3
 HEARTBEAT_SECONDS = 1.0
 # Between attempts to enter the table of a server that has none yet.
 _RETRY_SECONDS = 0.1
-# TensorFlow's runtime crashed in 1 of some 1000 starts where two threads made
-# the first call of a function at the same moment (a corrupt string inside its
-# C++ code): the threads of all memberships enter one after the other.
+# TensorFlow's table of remote functions may move in memory when one is called
+# for the first time, while another thread looks into it: 1 of some 500 starts
+# crashed in `EagerClusterFunctionLibraryRuntime::Run`, each time in threads
+# that entered side by side. So they enter one after the other.
 _entering = threading.Lock()
 # A worker that has not been seen for so long is not waited for. It covers a
 # restart of the worker.
