@@ -6,6 +6,8 @@ Every task of a cluster runs this same script; `TF_CONFIG` says who it is:
     tfdist launch --num_ps=1 --num_workers=2 \
         examples/train_image_classifier.py -- --strategy=async
 
+What `--strategy` can be stands in `strategy_flags.py` beside this file.
+
 The chief writes `summary.json` and `training.png` to `--output_dir`, an
 evaluator (`tfdist launch --evaluator ...`) writes `eval.jsonl`.
 """
@@ -20,17 +22,12 @@ from absl import app
 from absl import flags
 from absl import logging
 import keras
+import strategy_flags
 import tensorflow as tf
 
 import tfdist
 from tfdist import datasets
 
-# Name -> what makes the strategy. Everything else in this file is the same for
-# each of them.
-STRATEGIES = {
-    "none": tf.distribute.get_strategy,
-    "async": lambda: tfdist.AsyncStrategy(),
-}
 OPTIMIZERS = {
     "adam": keras.optimizers.Adam,
     "adamw": keras.optimizers.AdamW,
@@ -48,9 +45,6 @@ flags.DEFINE_string(
     "digits",
     "`digits` (embedded) or any image classification data set of TensorFlow "
     "Datasets, such as mnist or cifar10 (downloaded).",
-)
-flags.DEFINE_enum(
-    "strategy", "async", sorted(STRATEGIES), "How the tasks train together."
 )
 flags.DEFINE_integer("epochs", 15, "Passes over the data.", lower_bound=1)
 flags.DEFINE_integer(
@@ -86,8 +80,9 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     # On a parameter server this line serves until training is over, and exits.
-    strategy = STRATEGIES[FLAGS.strategy]()
+    strategy = strategy_flags.make_strategy()
     cluster = getattr(strategy, "cluster", None)
+    num_workers = cluster.num_workers if cluster else 1
     is_chief = cluster is None or cluster.is_chief
     output_dir = pathlib.Path(FLAGS.output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -109,9 +104,11 @@ def main(argv: list[str]) -> None:
             interval_seconds=FLAGS.evaluation_seconds,
         ).start()
         return
+    callbacks = strategy_flags.stragglers(num_workers)
     monitor = None
     if cluster is not None:
         monitor = tfdist.callbacks.ClusterMonitor(log_dir=output_dir)
+        callbacks.append(monitor)
 
     start = time.monotonic()
     history = model.fit(
@@ -119,7 +116,7 @@ def main(argv: list[str]) -> None:
         validation_data=validation,
         epochs=FLAGS.epochs,
         shuffle=False,  # The pipeline has done so.
-        callbacks=[monitor] if monitor else [],
+        callbacks=callbacks,
         verbose=2 if is_chief else 0,
     )
     wall_seconds = time.monotonic() - start
@@ -130,7 +127,9 @@ def main(argv: list[str]) -> None:
     summary = {
         "dataset": FLAGS.dataset,
         "strategy": FLAGS.strategy,
-        "num_workers": cluster.num_workers if cluster else 1,
+        "strategy_flags": strategy_flags.settings(),
+        "straggler": FLAGS.straggler,
+        "num_workers": num_workers,
         "num_ps": cluster.num_ps if cluster else 0,
         "epochs": FLAGS.epochs,
         "batch_size": FLAGS.batch_size,
@@ -241,7 +240,9 @@ def one_process_summary(model: keras.Model) -> dict[str, Any]:
     return {
         "updates_applied": updates,
         "gradients_pushed": updates,
+        "gradients_accepted": updates,
         "gradients_dropped": 0,
+        "waited_seconds": 0.0,
         "staleness": {"mean": 0.0, "p95": 0.0, "max": 0},
     }
 

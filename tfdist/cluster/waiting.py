@@ -5,7 +5,7 @@ import time
 from absl import logging
 
 _POLL_SECONDS = 0.1
-_REPORT_SECONDS = 5.0
+REPORT_SECONDS = 5.0
 
 
 def wait_until(condition, *, what, timeout, hint=""):
@@ -36,7 +36,7 @@ def wait_until(condition, *, what, timeout, hint=""):
         if now - started > timeout:
             message = f"Gave up after {timeout:g} s waiting for {described}."
             raise TimeoutError(f"{message} {hint}".strip())
-        if now - reported > _REPORT_SECONDS:
+        if now - reported > REPORT_SECONDS:
             reported = now
             logging.warning(
                 "Waiting for %s (%.0f s of at most %g s).",

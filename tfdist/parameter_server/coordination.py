@@ -1,9 +1,14 @@
 """A method of synchronization at work in one strategy."""
 
+import time
+
 from absl import logging
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.cluster import members
+from tfdist.cluster import waiting
+from tfdist.parameter_server import calls
 from tfdist.parameter_server import coordinated
 from tfdist.parameter_server import exchange as exchange_lib
 from tfdist.parameter_server import ledger as ledger_lib
@@ -26,7 +31,7 @@ class Coordination:
       worker_timeout: Seconds without a sign of life after which a worker is
         not waited for.
       start_timeout: Seconds for which workers that have not begun are.
-      members: The first server's `MemberTable`, or None in one process.
+      members_table: The first server's `MemberTable`, or None in one process.
     """
 
     def __init__(
@@ -39,7 +44,7 @@ class Coordination:
         worker_id,
         worker_timeout,
         start_timeout,
-        members,
+        members_table,
     ):
         self._store = store
         self._method = method
@@ -49,9 +54,14 @@ class Coordination:
         self._patience = events.Patience.of_seconds(
             silent=worker_timeout, missing=start_timeout, idle=IDLE_SECONDS
         )
-        self._members = members
+        self._members = members_table
+        self._timeout = worker_timeout
         self._by_counter = {}
+        self._fit = None
+        # By ledger: the last status of all workers, and the number of the
+        # arrival that this one has been waiting with, since when.
         self._status = {}
+        self._waiting = {}
 
     @property
     def ledgers(self):
@@ -100,15 +110,24 @@ class Coordination:
             heard = _microseconds(seen)
         return events.Attendance(_microseconds(time), heard, ended)
 
+    def watch(self, frame):
+        """Takes note of a call of `fit`, at whose end this worker leaves."""
+        self._fit = calls.Call(frame)
+
     def tick(self):
         """Called with each heartbeat of this worker, in its thread."""
+        if self._fit is not None and self._fit.is_over():
+            self._fit = None
+            self.leave()
         for ledger in self.ledgers:
-            self._report(ledger, ledger.tick())
+            state = ledger.tick()
+            self._report_changes(ledger, state)
+            self._report_wait(ledger, state)
 
     def leave(self):
         """Tells the others that this worker trains no more for now."""
         for ledger in self.ledgers:
-            ledger.leave()
+            ledger.tick(leaving=True)
 
     def counts(self):
         """Gradients of each worker, over all optimizers.
@@ -122,32 +141,74 @@ class Coordination:
             for name in self._names
         }
         for ledger in self.ledgers:
-            state = ledger.read()
+            state = ledger.tick()
             for worker, name in enumerate(self._names):
                 for what in counts[name]:
                     counts[name][what] += int(getattr(state, what)[worker])
         return counts
 
-    def _report(self, ledger, state):
+    def _report_changes(self, ledger, state):
         """Logs who has gone and who has come back."""
         status = state.status.tolist()
         before = self._status.get(ledger, status)
         self._status[ledger] = status
-        gone, joined = state_lib.Status.GONE, state_lib.Status.JOINED
-        for name, old, new in zip(self._names, before, status, strict=True):
-            if old == new:
+        if status == before:
+            return
+        gone = state_lib.Status.GONE
+        for worker, name in enumerate(self._names):
+            if before[worker] == status[worker]:
                 continue
-            left = sum(s != gone for s in status)
-            if new == gone:
+            if status[worker] == gone:
                 logging.warning(
-                    "%s is not waited for any more: it has finished, or has "
-                    "not been heard of. Workers left: %d of %d.",
+                    "Nobody waits for %s any more: %s.",
                     name,
-                    left,
-                    len(status),
+                    self._reason(worker),
                 )
-            elif new == joined and old == gone:
+            elif before[worker] == gone:
                 logging.info("%s takes part again.", name)
+        left = sum(s != gone for s in status)
+        if shortage := self._method.shortage(left, len(status)):
+            logging.warning("%s", shortage)
+
+    def _reason(self, worker):
+        """Why nobody waits for a worker."""
+        if self._members is not None:
+            member = self._members.read()[worker]
+            if member.state in (members.State.FINISHED, members.State.FAILED):
+                return f"its process has ended ({member.state.name})"
+            if member.silent_for > self._timeout:
+                return (
+                    "it has not been heard of for more than "
+                    f"worker_timeout={self._timeout:g} s; it may come back"
+                )
+        return "it has ended its training, or has not begun to"
+
+    def _report_wait(self, ledger, state):
+        """Logs for whom this worker has been waiting for long."""
+        phase = state.phase[self._worker]
+        order = state.order[self._worker]
+        now = time.monotonic()
+        began, number, told = self._waiting.get(ledger, (now, None, 0))
+        if number != order or phase not in (
+            state_lib.Phase.ARRIVED,
+            state_lib.Phase.ACCEPTED,
+        ):
+            self._waiting[ledger] = (now, order, 0)
+            return
+        periods = int((now - began) / waiting.REPORT_SECONDS)
+        self._waiting[ledger] = (began, number, periods)
+        if periods > told:
+            slow = [
+                name
+                for worker, name in enumerate(self._names)
+                if state.status[worker] != state_lib.Status.GONE
+                and state.phase[worker] == state_lib.Phase.COMPUTING
+            ]
+            logging.warning(
+                "Waiting for the gradients of %s (%d s so far).",
+                ", ".join(slow),
+                now - began,
+            )
 
 
 def _microseconds(seconds):

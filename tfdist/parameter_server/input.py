@@ -41,9 +41,11 @@ def distribute(dataset, config, store):
             "experimental_distribute_dataset takes a tf.data.Dataset, came: "
             f"{type(dataset).__name__}."
         )
-    purpose = _keras_purpose()
+    purpose, frame = _keras_purpose()
     if purpose == "evaluate":
         store.pull()
+    if purpose == "train" and store.coordination is not None:
+        store.coordination.watch(frame)
     if purpose in ("evaluate", "validate") or config.num_workers == 1:
         return dataset
     policy = dataset.options().experimental_distribute.auto_shard_policy
@@ -128,8 +130,9 @@ def _keras_purpose():
     prediction, and only its callers know which it is.
 
     Returns:
-      "train", "validate" (inside `fit`), "evaluate" (`evaluate` or `predict`)
-      or None when no Keras model is calling.
+      A tuple: "train", "validate" (inside `fit`), "evaluate" (`evaluate` or
+      `predict`) or None when no Keras model is calling; and the frame of that
+      call, or None.
     """
     frame = inspect.currentframe()
     try:
@@ -139,12 +142,12 @@ def _keras_purpose():
                 method = frame.f_code.co_name
                 if method in ("evaluate", "predict"):
                     inside_fit = _is_called_from_fit(frame.f_back, model)
-                    return "validate" if inside_fit else "evaluate"
+                    return "validate" if inside_fit else "evaluate", frame
                 if method == "fit":
                     training = "epoch_iterator" in frame.f_locals
-                    return "validate" if training else "train"
+                    return "validate" if training else "train", frame
             frame = frame.f_back
-        return None
+        return None, None
     finally:
         del frame
 

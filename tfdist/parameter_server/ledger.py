@@ -78,7 +78,10 @@ class Ledger:
         self._worker = worker_id
         self._patience = patience
         self._attendance = attendance
-        self._functions = {}
+        # One function for all that happens out of a step: TensorFlow is not
+        # safe where threads make first calls side by side, and this one is
+        # first called by `prepare`.
+        self._tick = tf.function(self._build_tick, autograph=False)
         # By server: updates of this optimizer that are in the replicas.
         self._pulled = [
             store.worker_variable(tf.zeros([], tf.int64), f"pulled_{k}")
@@ -155,17 +158,16 @@ class Ledger:
             key, pulled = tf.identity(key), tf.identity(pulled)
 
         def arrived(state, attendance):
-            late = state.version - pulled
             state = events.arrive(
                 state, mine, key=key, pulled=pulled, now=attendance.now
             )
             state = self._decide(state, attendance)
-            if self.method.waits:
-                return state, (late,)
-            state = events.go_on(state, mine, attendance.now)
-            return state, (late, *self._outcome(state))
+            outcome = self._outcome(state)
+            if not self.method.waits:
+                state = events.go_on(state, mine, attendance.now)
+            return state, outcome
 
-        results, unlock = self._transact(
+        outcome, unlock = self._transact(
             arrived, after=[began.op, key.op, pulled.op]
         )
         if self.method.waits:
@@ -177,11 +179,10 @@ class Ledger:
                 return events.go_on(state, mine, attendance.now), outcome
 
             outcome, unlock = self._transact(collected, after=[unlock])
-            results = (*results, *outcome)
-        late, accepted, head, log = results
+        accepted, staleness, head, log = outcome
         with tf.control_dependencies([unlock]), self._on_server():
             wait = tf.cast(_now() - began, tf.float64) * 1e-6
-        return Decision(accepted, late, wait, head, log)
+        return Decision(accepted, staleness, wait, head, log)
 
     def _outcome(self, state):
         dropped = tf.equal(
@@ -196,7 +197,8 @@ class Ledger:
                 state.log_count,
             ]
         )
-        return tf.logical_not(dropped), state.head, log
+        staleness = state.staleness[self._worker]
+        return tf.logical_not(dropped), staleness, state.head, log
 
     def _decide(self, state, attendance):
         state = events.attend(state, attendance, self._patience)
@@ -234,7 +236,8 @@ class Ledger:
           ValueError: Another worker uses another method.
         """
         mine = repr(self.method)
-        theirs = self._call("prepare", self._build_prepare).numpy().decode()
+        prepare = tf.function(self._build_prepare, autograph=False)
+        theirs = prepare().numpy().decode()
         if mine != theirs:
             raise ValueError(
                 "All workers must synchronize in the same way. Here "
@@ -242,24 +245,18 @@ class Ledger:
             )
         self.tick()
 
-    def tick(self):
+    def tick(self, leaving=False):
         """Decides again; called with each heartbeat.
 
         So that nobody waits for a worker that has died or was stopped.
 
+        Args:
+          leaving: Whether this worker sends no more gradients for now.
+
         Returns:
           The `State` after it, of NumPy values.
         """
-        vector = self._call("tick", lambda: self._build_event(_nothing))
-        return self._as_numpy(vector)
-
-    def leave(self):
-        """Tells that this worker sends no more gradients for now."""
-        self._call("leave", lambda: self._build_event(events.leave))
-
-    def read(self):
-        """The `State`, of NumPy values."""
-        return self._as_numpy(self._call("read", self._build_read))
+        return self._as_numpy(self._tick(tf.constant(leaving)))
 
     def _as_numpy(self, vector):
         state = state_lib.State.unpack(vector, self._num_workers)
@@ -267,14 +264,6 @@ class Ledger:
         return state_lib.State(
             **{f.name: getattr(state, f.name).numpy() for f in fields}
         )
-
-    def _call(self, name, build):
-        if name not in self._functions:
-            with tf.init_scope():
-                function = tf.function(build, autograph=False)
-                self._functions[name] = function.get_concrete_function()
-        with tf.init_scope():
-            return self._functions[name]()
 
     def _build_prepare(self):
         size = state_lib.size(self._num_workers)
@@ -307,20 +296,19 @@ class Ledger:
         with tf.device(store.worker_device):
             return tf.identity(text)
 
-    def _build_event(self, event):
+    def _build_tick(self, leaving):
+        with self._on_server():
+            leaving = tf.identity(leaving)
+
         def happened(state, attendance):
-            state = event(state, self._worker)
+            left = events.leave(state, self._worker)
+            status = tf.where(leaving, left.status, state.status)
+            state = dataclasses.replace(state, status=status)
             state = self._decide(state, attendance)
             self._wake_again(state)
             return state, (state.pack(),)
 
-        (vector,), _ = self._transact(happened, after=[])
-        with tf.device(self._store.worker_device):
-            return tf.identity(vector)
-
-    def _build_read(self):
-        with self._on_server():
-            vector = self._read().pack()
+        (vector,), _ = self._transact(happened, after=[leaving.op])
         with tf.device(self._store.worker_device):
             return tf.identity(vector)
 
@@ -424,11 +412,6 @@ class Ledger:
             return True
 
         tf.cond(condition, send, lambda: False)
-
-
-def _nothing(state, worker):
-    del worker
-    return state
 
 
 def _is_waiting(state):

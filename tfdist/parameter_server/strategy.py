@@ -153,7 +153,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             worker_id=config.worker_id if config.is_worker else 0,
             worker_timeout=worker_timeout,
             start_timeout=self._start_timeout,
-            members=membership.tables[0] if membership else None,
+            members_table=membership.tables[0] if membership else None,
         )
         if membership is not None:
             membership.on_beat.append(self._store.coordination.tick)

@@ -36,6 +36,11 @@ class Synchronization(abc.ABC):
         del num_workers
         return self
 
+    def shortage(self, present, num_workers):
+        """What to warn of when only `present` workers are left; may be ""."""
+        del present, num_workers
+        return ""
+
     @abc.abstractmethod
     def decide(self, state):
         """Decides all that can be decided.

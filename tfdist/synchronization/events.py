@@ -87,6 +87,7 @@ def arrive(state, worker, *, key, pulled, now):
         key=key,
         pulled=pulled,
         order=state.arrivals,
+        staleness=state.version - pulled,
         since=now,
         pushed=state.pushed + 1,
         dropped=state.dropped + tf.cast(lost, tf.int64),

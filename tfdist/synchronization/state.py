@@ -46,6 +46,7 @@ _WORKERS = (
     "pulled",
     "contributed",
     "order",
+    "staleness",
     "since",
     "pushed",
     "accepted",
@@ -98,6 +99,8 @@ class State:
       contributed: One more than the version for whose successor a gradient of
         this worker was last accepted.
       order: Number of its last arrival among all arrivals.
+      staleness: Updates that its last gradient was late by when it was
+        accepted, or arrived.
       since: When it last arrived or was told to go on, microseconds.
       pushed, accepted, dropped: Gradients so far.
 
@@ -120,6 +123,7 @@ class State:
     pulled: tf.Tensor
     contributed: tf.Tensor
     order: tf.Tensor
+    staleness: tf.Tensor
     since: tf.Tensor
     pushed: tf.Tensor
     accepted: tf.Tensor
@@ -218,6 +222,7 @@ class State:
             head=self.head + number,
             in_round=tf.where(count > 0, _int64(0), self.in_round + number),
             version=self.version + number * updates,
+            staleness=tf.where(mask, staleness, self.staleness),
             accepted=self.accepted + mine,
         )
 

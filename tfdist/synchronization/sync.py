@@ -40,6 +40,15 @@ class Sync(base.Synchronization):
             )
         return self
 
+    def shortage(self, present, num_workers):
+        wanted = num_workers - self.backup_workers
+        if present >= wanted:
+            return ""
+        return (
+            f"{present} workers are left: updates are made of so many "
+            f"gradients, not of {wanted}."
+        )
+
     def decide(self, state):
         contributed = tf.equal(state.contributed, state.version + 1)
         current = tf.logical_and(

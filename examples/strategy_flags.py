@@ -1,0 +1,195 @@
+"""Flags that choose how the workers train together, for any training script.
+
+Import it before `app.run`, then make the strategy where your script begins:
+
+    strategy = strategy_flags.make_strategy()
+
+A flag that says nothing about the chosen strategy is refused.
+"""
+
+import math
+import sys
+from typing import Any
+
+from absl import flags
+import tensorflow as tf
+
+import tfdist
+from tfdist import correction
+from tfdist import synchronization
+from tfdist import testing
+
+FLAGS = flags.FLAGS
+
+
+def _correction() -> correction.Correction | None:
+    if FLAGS.staleness_weighting:
+        return correction.InverseStaleness()
+    return None
+
+
+def _softsync() -> tfdist.SoftSyncStrategy:
+    if FLAGS.softsync_n is None:
+        gradients = {"s": FLAGS.softsync_s}
+    else:
+        gradients = {"n": FLAGS.softsync_n}
+    return tfdist.SoftSyncStrategy(**gradients, correction=_correction())
+
+
+# Name -> what makes the strategy. Everything else in a script is the same for
+# each of them.
+STRATEGIES = {
+    "none": tf.distribute.get_strategy,
+    "async": lambda: tfdist.AsyncStrategy(correction=_correction()),
+    "sync": lambda: tfdist.ParameterServerStrategy(
+        synchronization=synchronization.Sync(),
+        worker_timeout=FLAGS.worker_timeout,
+    ),
+    "backup_workers": lambda: tfdist.BackupWorkersStrategy(
+        backup_workers=FLAGS.backup_workers,
+        worker_timeout=FLAGS.worker_timeout,
+    ),
+    "softsync": _softsync,
+    "bounded_staleness": lambda: tfdist.BoundedStalenessStrategy(
+        max_staleness=FLAGS.max_staleness,
+        worker_timeout=FLAGS.worker_timeout,
+    ),
+}
+# Flag -> the strategies that it says something about.
+FITS = {
+    "backup_workers": ("backup_workers",),
+    "softsync_s": ("softsync",),
+    "softsync_n": ("softsync",),
+    "staleness_weighting": ("async", "softsync"),
+    "max_staleness": ("bounded_staleness",),
+    "worker_timeout": ("sync", "backup_workers", "bounded_staleness"),
+}
+
+flags.DEFINE_enum(
+    "strategy", "async", list(STRATEGIES), "How the tasks train together."
+)
+flags.DEFINE_integer(
+    "backup_workers",
+    1,
+    "Of all workers, how many each update does not wait for.",
+    lower_bound=0,
+)
+flags.DEFINE_integer(
+    "softsync_s", 2, "Gradients that each update averages.", lower_bound=1
+)
+flags.DEFINE_integer(
+    "softsync_n",
+    None,
+    "Instead of --softsync_s, its paper's splitting parameter: each update "
+    "averages floor(workers / n) gradients.",
+    lower_bound=1,
+)
+flags.DEFINE_bool(
+    "staleness_weighting",
+    False,
+    "Whether a gradient that is tau > 1 updates late counts 1 / tau.",
+)
+flags.DEFINE_integer(
+    "max_staleness",
+    3,
+    "Steps by which a worker may be ahead of the slowest.",
+    lower_bound=0,
+)
+flags.DEFINE_float(
+    "worker_timeout",
+    10.0,
+    "Seconds without a sign of life after which nobody waits for a worker.",
+)
+flags.DEFINE_multi_string(
+    "straggler",
+    [],
+    "`worker:seconds`, such as 1:0.5: worker 1 takes half a second longer in "
+    "each step. May be repeated.",
+)
+flags.register_validator(
+    "worker_timeout",
+    lambda value: 0 < value < math.inf,
+    message="must be a positive, finite number.",
+)
+
+
+def make_strategy() -> tf.distribute.Strategy:
+    """Makes the strategy that the flags describe.
+
+    On a parameter server this serves until training is over, and exits.
+
+    Raises:
+        SystemExit: the flags do not fit the cluster, for example more backup
+            workers than workers.
+    """
+    try:
+        return STRATEGIES[FLAGS.strategy]()
+    except ValueError as error:
+        sys.exit(f"--strategy={FLAGS.strategy}: {error}")
+
+
+def stragglers(num_workers: int) -> list[testing.Straggler]:
+    """Callbacks that make workers slow as `--straggler` says.
+
+    Args:
+        num_workers: in the cluster.
+
+    Raises:
+        SystemExit: there is no such worker.
+    """
+    for text in FLAGS.straggler:
+        if int(text.partition(":")[0]) >= num_workers:
+            sys.exit(
+                f"flag --straggler={text}: there are {num_workers} workers, "
+                "numbered from 0."
+            )
+    return [testing.Straggler.parse(text) for text in FLAGS.straggler]
+
+
+def settings() -> dict[str, Any]:
+    """The flags about the chosen strategy: name -> value."""
+    chosen = {
+        name: FLAGS[name].value
+        for name, strategies in FITS.items()
+        if FLAGS.strategy in strategies
+    }
+    if chosen.get("softsync_n") is not None:
+        del chosen["softsync_s"]
+    return chosen
+
+
+def _check_straggler(texts: list[str]) -> bool:
+    for text in texts:
+        try:
+            testing.Straggler.parse(text)
+        except ValueError as error:
+            raise flags.ValidationError(str(error)) from None
+    return True
+
+
+def _check_fit(name: str) -> None:
+    """Has `name` refused with strategies that it says nothing about."""
+
+    def check(values: dict[str, Any]) -> bool:
+        if FLAGS[name].using_default_value or values["strategy"] in FITS[name]:
+            return True
+        allowed = " or ".join(f"--strategy={one}" for one in FITS[name])
+        raise flags.ValidationError(f"--{name} is for {allowed} only.")
+
+    flags.register_multi_flags_validator(["strategy", name], check)
+
+
+def _check_softsync(values: dict[str, Any]) -> bool:
+    return (
+        values["softsync_n"] is None or FLAGS["softsync_s"].using_default_value
+    )
+
+
+flags.register_validator("straggler", _check_straggler)
+for _name in FITS:
+    _check_fit(_name)
+flags.register_multi_flags_validator(
+    ["softsync_s", "softsync_n"],
+    _check_softsync,
+    message="give one of the two: --softsync_s says what --softsync_n does.",
+)
