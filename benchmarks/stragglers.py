@@ -31,14 +31,16 @@ import tfdist
 
 METHODS = (*gated_worker.STRATEGIES, "mwms", "alone")
 FLAGS = flags.FLAGS
-flags.DEFINE_bool("quick", False, "Short turns: under a minute in all.")
+flags.DEFINE_bool(
+    "quick", False, "Short turns: under a minute on an idle machine."
+)
 flags.DEFINE_integer(
     "rounds", None, "Rounds. Default: 6, or 2 if --quick.", lower_bound=1
 )
 flags.DEFINE_float(
     "turn_seconds",
     None,
-    "Time that each method gets per round. Default: 10, or 1.2 if --quick.",
+    "Time that each method gets per round. Default: 10, or 1 if --quick.",
     lower_bound=0.5,
 )
 flags.DEFINE_list("methods", list(METHODS), f"Of {', '.join(METHODS)}.")
@@ -85,7 +87,7 @@ def main(argv):
     turns = measure(
         sleeps,
         FLAGS.rounds or (2 if FLAGS.quick else 6),
-        FLAGS.turn_seconds or (1.2 if FLAGS.quick else 10.0),
+        FLAGS.turn_seconds or (1.0 if FLAGS.quick else 10.0),
     )
     figures = {
         method: summarize(method, turns[method], sleeps) for method in turns
