@@ -148,14 +148,12 @@ def stragglers(num_workers: int) -> list[testing.Straggler]:
 
 def settings() -> dict[str, Any]:
     """The flags about the chosen strategy: name -> value."""
-    chosen = {
+    ignored = {"softsync_s"} if FLAGS.softsync_n else {"softsync_n"}
+    return {
         name: FLAGS[name].value
         for name, strategies in FITS.items()
-        if FLAGS.strategy in strategies
+        if FLAGS.strategy in strategies and name not in ignored
     }
-    if chosen.get("softsync_n") is not None:
-        del chosen["softsync_s"]
-    return chosen
 
 
 def _check_straggler(texts: list[str]) -> bool:

@@ -54,11 +54,14 @@ def test_training_in_one_process_writes_summary_and_picture(data_dir, tmp_path):
     # validation: ceil((1437 - 144) / 32) = 41 steps per epoch.
     assert summary.pop("updates_applied") == 2 * 41
     assert summary.pop("gradients_pushed") == 2 * 41
+    assert summary.pop("gradients_accepted") == 2 * 41
     assert summary.pop("test_accuracy") > 0.9
     assert 0 < summary.pop("wall_seconds") < 200
     assert summary == {
         "dataset": "digits",
         "strategy": "none",
+        "strategy_flags": {},
+        "straggler": [],
         "num_workers": 1,
         "num_ps": 0,
         "epochs": 2,
@@ -67,6 +70,7 @@ def test_training_in_one_process_writes_summary_and_picture(data_dir, tmp_path):
         "learning_rate": 0.001,
         "seed": 1,
         "gradients_dropped": 0,
+        "waited_seconds": 0.0,
         "staleness": {"mean": 0.0, "p95": 0.0, "max": 0},
     }
     picture = (tmp_path / "training.png").read_bytes()
@@ -98,6 +102,7 @@ import json, pathlib, sys, types
 sys.path.insert(0, sys.argv[1])
 from absl import app
 import keras, tensorflow as tf, tfdist
+import strategy_flags
 import train_image_classifier as script
 
 class Strategy(tf.distribute.OneDeviceStrategy):
@@ -122,7 +127,7 @@ class Monitor(keras.callbacks.Callback):
             "staleness": {"mean": 1.5, "p95": 3.0, "max": 3},
         }
 
-script.STRATEGIES["async"] = lambda: Strategy("CPU:0")
+strategy_flags.STRATEGIES["async"] = lambda: Strategy("CPU:0")
 tfdist.callbacks = types.SimpleNamespace(ClusterMonitor=Monitor)
 app.run(script.main, [sys.argv[0], *sys.argv[2:]])
 """
@@ -179,6 +184,36 @@ BAD_FLAGS = {
     "--strategy=asink": "flag --strategy=asink: value should be one of <async",
     "--optimizer=adamm": "flag --optimizer=adamm: value should be one of <ad",
     "--epoch=3": "Unknown command line flag 'epoch'",
+    "--backup_workers=-1": "flag --backup_workers=-1: -1 is not a non-negative",
+    "--softsync_s=0": "flag --softsync_s=0: 0 is not a positive integer",
+    "--softsync_n=0": "flag --softsync_n=0: 0 is not a positive integer",
+    "--max_staleness=-1": "flag --max_staleness=-1: -1 is not a non-negative",
+    "--worker_timeout=0": "flag --worker_timeout=0.0: must be a positive",
+    "--worker_timeout=inf": "flag --worker_timeout=inf: must be a positive",
+    "--worker_timeout=nan": "flag --worker_timeout=nan: must be a positive",
+    "--straggler=1": "must be `worker:seconds` or",
+    "--straggler=1:-2": "`seconds` must be a number of at least 0",
+    "--straggler=-1:2": "`workers` must be",
+    "--straggler=1:0.5": "flag --straggler=1:0.5: there are 1 workers",
+    # Of another strategy than the chosen one.
+    "--backup_workers=2": "--backup_workers is for --strategy=backup_workers "
+    "only.",
+    "--strategy=sync --backup_workers=1": "--backup_workers is for --strategy=",
+    "--strategy=async --softsync_s=2": "--softsync_s is for --strategy=",
+    "--strategy=async --softsync_n=2": "--softsync_n is for --strategy=",
+    "--strategy=softsync --max_staleness=2": "--max_staleness is for --strat",
+    "--strategy=async --worker_timeout=5": "--worker_timeout is for "
+    "--strategy=sync or --strategy=backup_workers or",
+    "--strategy=sync --staleness_weighting": "--staleness_weighting is for "
+    "--strategy=async or --strategy=softsync only.",
+    "--strategy=softsync --softsync_s=2 --softsync_n=1": "give one of the two",
+    # What only the cluster knows: here one worker.
+    "--strategy=backup_workers": "--strategy=backup_workers: Sync: "
+    "backup_workers must be less than the number of workers, 1",
+    "--strategy=softsync --softsync_n=2": "--strategy=softsync: SoftSync: n "
+    "must be at most the number of workers, 1",
+    "--strategy=sync --worker_timeout=1": "--strategy=sync: worker_timeout "
+    "must be more than two heartbeats",
     "digits": "takes flags only, got ['digits']",
 }
 
@@ -191,21 +226,19 @@ messages = {}
 for argument in json.loads(sys.argv[2]):
     script.FLAGS.unparse_flags()
     try:
-        script.main(script.FLAGS(["script", "--strategy=none", argument]))
-    except Exception as error:
+        given = ["--strategy=none", "--output_dir=" + sys.argv[3]]
+        script.main(script.FLAGS(["script", *given, *argument.split()]))
+    except (Exception, SystemExit) as error:
         messages[argument] = str(error)
-    finally:
-        for name in ("epochs", "batch_size", "learning_rate"):
-            flag = script.FLAGS[name]
-            flag.value = flag.default
 print(json.dumps(messages))
 """
 
 
 @pytest.fixture(scope="module")
-def messages():
+def messages(tmp_path_factory):
     table = json.dumps(list(BAD_FLAGS))
-    result = run(["-c", PARSE_EACH, SCRIPT.parent, table])
+    output_dir = tmp_path_factory.mktemp("output")
+    result = run(["-c", PARSE_EACH, SCRIPT.parent, table, output_dir])
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
 

@@ -19,8 +19,7 @@ def strategy_of(method, arguments, late=False, **kwargs):
     return tfdist.ParameterServerStrategy(
         synchronization=getattr(synchronization, method)(**arguments),
         correction=correction.InverseStaleness() if late else None,
-        start_timeout=60.0,
-        **kwargs,
+        **{"start_timeout": 60.0, **kwargs},
     )
 
 
@@ -31,7 +30,8 @@ def train(
     until,
     pace=0.0,
     worker_timeout=4.0,
-    hold=0,
+    missing=60.0,
+    after=None,
 ):
     """Pushes `value` until told to stop; reports what it sees in the end.
 
@@ -42,20 +42,20 @@ def train(
         until: what the test tells, or a number of steps.
         pace: seconds to pause after each step.
         worker_timeout: of the strategy.
-        hold: after this number of steps wait until told to go on.
+        missing: the strategy's start_timeout.
+        after: what to wait for when `fit` has ended.
     """
-    strategy = strategy_of(method, arguments, worker_timeout=worker_timeout)
+    strategy = strategy_of(
+        method,
+        arguments,
+        worker_timeout=worker_timeout,
+        start_timeout=missing,
+    )
     model = tasks.build_sum_of_weights(strategy)
-    steps = 0
 
     def after_step(logs):
-        nonlocal steps
         del logs
-        steps += 1
         time.sleep(pace)
-        if steps == hold:
-            print("holding", flush=True)
-            handshake.wait_for("go on")
 
     model.fit(
         tasks.own_data(value),
@@ -64,6 +64,8 @@ def train(
         callbacks=[failure_tasks.TellProgress(until, after_step)],
     )
     print("trained", flush=True)
+    if after is not None:
+        handshake.wait_for(after)
     strategy.settle()
     report(strategy, model)
 

@@ -165,7 +165,7 @@ class Coordination:
                     self._reason(worker),
                 )
             elif before[worker] == gone:
-                logging.info("%s takes part again.", name)
+                logging.warning("%s takes part again.", name)
         left = sum(s != gone for s in status)
         if shortage := self._method.shortage(left, len(status)):
             logging.warning("%s", shortage)

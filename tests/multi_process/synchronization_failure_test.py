@@ -1,0 +1,156 @@
+"""Workers that die, hang, run out of data or come late, for each method.
+
+Every gradient is one, so every update of an average is one, too, whoever is
+in it: parameters that are not minus the number of updates show a gradient
+that was lost, counted twice, or averaged on one server only.
+"""
+
+import random
+import signal
+import time
+
+import pytest
+
+METHODS = {
+    "sync": ("Sync", {}),
+    "backup": ("Sync", {"backup_workers": 1}),
+    "softsync": ("SoftSync", {"s": 2}),
+    "bounded": ("BoundedStaleness", {"max_staleness": 1}),
+}
+WAITING = {name: METHODS[name] for name in ("sync", "bounded")}
+# Of the workers; the servers know it after at most one heartbeat more.
+TIMEOUT = 4.0
+
+
+def start(made, index, method, **arguments):
+    """Starts a worker that pushes ones."""
+    name, settings = METHODS[method]
+    return made.start(
+        "worker",
+        index,
+        "synchronization_tasks:train",
+        method=name,
+        arguments=settings,
+        value=1.0,
+        worker_timeout=TIMEOUT,
+        **arguments,
+    )
+
+
+def check_exact(reports):
+    """Checks that every update was whole, and that nothing is uncounted."""
+    for report in reports:
+        (updates,) = set(report["updates"])
+        assert report["iterations"] == updates
+        assert {w for part in report["weights"] for w in part} == {-updates}
+        for counts in report["counts"].values():
+            assert counts["pushed"] == counts["accepted"] + counts["dropped"]
+
+
+def parametrize(methods):
+    return pytest.mark.parametrize("method", methods)
+
+
+@parametrize(METHODS)
+def test_kill_9_while_computing_pushing_or_waiting(cluster, method):
+    generator = random.Random(method)
+    made = cluster(num_ps=2, num_workers=3)
+    made.start_servers()
+    others = [start(made, k, method, until="stop", pace=0.02) for k in (0, 1)]
+    lives = [start(made, 2, method, until="stop")]
+    # The others begin when it does: it is expected.
+    for kill in range(4):
+        victim = lives[-1]
+        victim.wait_for_steps(generator.randint(1, 10))
+        # Without a pace of its own it mostly pushes and waits.
+        time.sleep(generator.uniform(0.0, 0.04))
+        victim.kill()
+        before = [other.steps() for other in others]
+        # Within the lease, the others go on without it.
+        for other, steps in zip(others, before, strict=True):
+            other.wait_for_steps(steps + 5, timeout=TIMEOUT + 26.0)
+        pace = 0.5 if kill == 1 else 0.0  # Then it is killed in compute.
+        lives.append(start(made, 2, method, until="stop", pace=pace))
+    lives[-1].wait_for_steps(5)
+    made.tell("stop")
+    made.finish()
+    reports = [task.report() for task in (*others, lives[-1])]
+    check_exact(reports)
+    (pushed,) = {
+        report["counts"]["/job:worker/task:2"]["pushed"] for report in reports
+    }
+    done = sum(life.steps() for life in lives)
+    # Of each life that was killed, one more may have arrived.
+    assert done <= pushed <= done + 4
+
+
+@parametrize(WAITING)
+def test_a_stopped_worker_is_not_waited_for_and_is_taken_back(cluster, method):
+    made = cluster(num_ps=1, num_workers=3)
+    made.start_servers()
+    workers = [
+        start(made, k, method, until="stop", pace=0.01) for k in range(3)
+    ]
+    for worker in workers:
+        worker.wait_for_steps(5)
+    *going, stopped = workers
+    stopped.send(signal.SIGSTOP)
+    for worker in going:
+        worker.expect(
+            "Nobody waits for /job:worker/task:2 any more: it has not been "
+            f"heard of for more than worker_timeout={TIMEOUT:g} s"
+        )
+    for worker in going:
+        worker.wait_for_steps(worker.steps() + 10)
+    at = stopped.steps()
+    stopped.send(signal.SIGCONT)
+    stopped.wait_for_steps_or_end(at + 10)
+    if not stopped.runs():
+        # Its connections were closed in the meantime: it says so and is
+        # started again, as any supervisor would.
+        assert stopped.wait() == 1
+        stopped = start(made, 2, method, until="stop", pace=0.01)
+        stopped.wait_for_steps(10)
+    going[0].expect("/job:worker/task:2 takes part again")
+    made.tell("stop")
+    for worker in (*going, stopped):
+        assert worker.wait() == 0
+    check_exact([worker.report() for worker in going])
+
+
+@parametrize(METHODS)
+def test_a_worker_out_of_data_leaves(cluster, method):
+    made = cluster(num_ps=1, num_workers=3)
+    made.start_servers()
+    # Its process goes on after `fit`, and says nothing to the others.
+    short = start(made, 0, method, until=5, after="go on")
+    others = [start(made, k, method, until=60) for k in (1, 2)]
+    short.expect("trained")
+    for worker in others:
+        worker.wait_for_steps(60, timeout=30.0)
+        worker.expect("trained")
+    made.tell("go on")
+    made.finish()
+    reports = [worker.report() for worker in (short, *others)]
+    check_exact(reports)
+    pushed = [counts["pushed"] for counts in reports[0]["counts"].values()]
+    assert pushed == [5, 60, 60]
+
+
+@parametrize(METHODS)
+def test_workers_that_never_begin_are_waited_for_at_first_only(cluster, method):
+    made = cluster(num_ps=1, num_workers=3)
+    made.start_servers()
+    early = [
+        start(made, k, method, until="stop", pace=0.01, missing=6.0)
+        for k in (0, 1)
+    ]
+    for worker in early:
+        worker.wait_for_steps(10)
+    late = start(made, 2, method, until="stop", pace=0.01, missing=6.0)
+    late.wait_for_steps(10)
+    if method in WAITING:
+        early[0].expect("/job:worker/task:2 takes part again")
+    made.tell("stop")
+    made.finish()
+    check_exact([worker.report() for worker in (*early, late)])
