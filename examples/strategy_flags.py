@@ -140,8 +140,8 @@ def stragglers(num_workers: int) -> list[testing.Straggler]:
     for text in FLAGS.straggler:
         if int(text.partition(":")[0]) >= num_workers:
             sys.exit(
-                f"flag --straggler={text}: there are {num_workers} workers, "
-                "numbered from 0."
+                f"flag --straggler={text}: must name a worker from 0 to "
+                f"{num_workers - 1}."
             )
     return [testing.Straggler.parse(text) for text in FLAGS.straggler]
 

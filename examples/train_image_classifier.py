@@ -83,6 +83,7 @@ def main(argv: list[str]) -> None:
     strategy = strategy_flags.make_strategy()
     cluster = getattr(strategy, "cluster", None)
     num_workers = cluster.num_workers if cluster else 1
+    callbacks = strategy_flags.stragglers(num_workers)
     is_chief = cluster is None or cluster.is_chief
     output_dir = pathlib.Path(FLAGS.output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -104,7 +105,6 @@ def main(argv: list[str]) -> None:
             interval_seconds=FLAGS.evaluation_seconds,
         ).start()
         return
-    callbacks = strategy_flags.stragglers(num_workers)
     monitor = None
     if cluster is not None:
         monitor = tfdist.callbacks.ClusterMonitor(log_dir=output_dir)

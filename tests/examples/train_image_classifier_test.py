@@ -194,7 +194,7 @@ BAD_FLAGS = {
     "--straggler=1": "must be `worker:seconds` or",
     "--straggler=1:-2": "`seconds` must be a number of at least 0",
     "--straggler=-1:2": "`workers` must be",
-    "--straggler=1:0.5": "flag --straggler=1:0.5: there are 1 workers",
+    "--straggler=1:0.5": "flag --straggler=1:0.5: must name a worker",
     # Of another strategy than the chosen one.
     "--backup_workers=2": "--backup_workers is for --strategy=backup_workers "
     "only.",
