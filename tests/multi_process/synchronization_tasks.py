@@ -31,6 +31,7 @@ def train(
     pace=0.0,
     worker_timeout=4.0,
     missing=60.0,
+    before=None,
     after=None,
 ):
     """Pushes `value` until told to stop; reports what it sees in the end.
@@ -43,6 +44,7 @@ def train(
         pace: seconds to pause after each step.
         worker_timeout: of the strategy.
         missing: the strategy's start_timeout.
+        before: what to wait for, connected, before `fit`.
         after: what to wait for when `fit` has ended.
     """
     strategy = strategy_of(
@@ -52,6 +54,9 @@ def train(
         start_timeout=missing,
     )
     model = tasks.build_sum_of_weights(strategy)
+    if before is not None:
+        print("waiting", flush=True)
+        handshake.wait_for(before)
 
     def after_step(logs):
         del logs

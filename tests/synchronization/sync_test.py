@@ -104,7 +104,13 @@ def test_parameters_are_those_of_the_paper(case, script):
 @given(case=st.sampled_from(CASES), script=virtual_cluster.scripts())
 def test_updates_are_of_current_gradients_where_servers_lag(case, script):
     """Two servers that carry out the log at their own times."""
-    run = Run(Sync(case[1]), case[0], num_servers=2, watch=check_updates(*case))
+    run = Run(
+        Sync(case[1]),
+        case[0],
+        num_servers=2,
+        watch=check_updates(*case),
+        allows=virtual_cluster.one_kill_each,
+    )
     run.play(script).drain()
 
 

@@ -630,6 +630,15 @@ class Run:
                 self.advance(worker)
 
 
+def one_kill_each(run, action, worker):
+    """For `allows` of a `Run` with servers that lag.
+
+    The ring of the log is for workers that are behind by one gradient each,
+    and as many again in their second lives.
+    """
+    return action not in ("kill", "end") or run.processes[worker].lives == 1
+
+
 FAILURES = (
     "kill",
     "restart",

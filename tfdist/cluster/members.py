@@ -9,13 +9,14 @@ import contextlib
 import dataclasses
 import enum
 import threading
+import time
 
 import tensorflow as tf
 
 from tfdist.cluster import waiting
 
 _NAME = "tfdist/members"
-_COLUMNS = 3
+_COLUMNS = 4
 HEARTBEAT_SECONDS = 1.0
 # Between attempts to enter the table of a server that has none yet.
 _RETRY_SECONDS = 0.1
@@ -94,16 +95,23 @@ class MemberTable:
                 now - seen if seen else float("inf"),
                 int(arrivals),
             )
-            for name, (state, seen, arrivals) in zip(
+            for name, (state, seen, arrivals, _) in zip(
                 self._names, rows, strict=True
             )
         ]
 
-    def write(self, index, state, arrivals=0):
-        """Sets the row `index`; it has been seen now."""
+    def write(self, index, state, arrivals=0, age=0.0):
+        """Sets the row `index`; it has been seen now.
+
+        Args:
+          index: Number of the row.
+          state: A `State`.
+          arrivals: See `Member`.
+          age: Seconds since its process entered.
+        """
         self._write(
             tf.constant(index),
-            tf.constant([float(state), float(arrivals)], tf.float64),
+            tf.constant([float(state), float(arrivals), age], tf.float64),
         )
 
     def build_attendance(self, number):
@@ -113,15 +121,15 @@ class MemberTable:
           number: How many rows.
 
         Returns:
-          A tuple of vectors: when they were last seen, seconds since the
-          epoch as float64 (0 for never), and whether their processes have
-          ended, bool.
+          A tuple of vectors: when they were last seen and when their
+          processes entered, seconds since the epoch as float64 (0 for never),
+          and whether their processes have ended, bool.
         """
         rows = tf.raw_ops.ReadVariableOp(
             resource=self._handle(), dtype=tf.float64
         )
         rows = tf.reshape(rows, [len(self._names), _COLUMNS])[:number]
-        return rows[:, 1], rows[:, 0] >= float(State.FINISHED)
+        return rows[:, 1], rows[:, 3], rows[:, 0] >= float(State.FINISHED)
 
     def _handle(self):
         return tf.raw_ops.VarHandleOp(
@@ -149,7 +157,8 @@ class MemberTable:
 
     def _build_write(self, index, values):
         with tf.device(self._device):
-            row = tf.stack([values[0], tf.timestamp(), values[1]])
+            now = tf.timestamp()
+            row = tf.stack([values[0], now, values[1], now - values[2]])
             tf.raw_ops.ResourceScatterUpdate(
                 resource=self._handle(), indices=[index], updates=[row]
             )
@@ -175,6 +184,7 @@ class Membership:
         self._index = names.index(config.task_name)
         self.tables = [MemberTable(device, names) for device in devices]
         self._arrivals = 0
+        self._began = time.monotonic()
         # Called after each beat at the first server, in that thread.
         self.on_beat = []
         self._stop = threading.Event()
@@ -200,6 +210,10 @@ class Membership:
                 HEARTBEAT_SECONDS if entered.is_set() else _RETRY_SECONDS
             )
 
+    def _put(self, table, state):
+        age = time.monotonic() - self._began
+        table.write(self._index, state, self._arrivals, age)
+
     def _call_on_beat(self):
         for function in list(self.on_beat):
             try:
@@ -209,7 +223,7 @@ class Membership:
 
     def _write(self, table):
         try:
-            table.write(self._index, State.ALIVE, self._arrivals)
+            self._put(table, State.ALIVE)
         except tf.errors.OpError:
             # The server is away; the training step says so if it needs it.
             # The next beat tries again.
@@ -248,7 +262,7 @@ class Membership:
             if thread.is_alive():
                 continue
             try:
-                table.write(self._index, state, self._arrivals)
+                self._put(table, state)
             except tf.errors.OpError:
                 pass
 
@@ -259,7 +273,7 @@ class Membership:
           How many times it has.
         """
         self._arrivals += 1
-        self.tables[0].write(self._index, State.ALIVE, self._arrivals)
+        self._put(self.tables[0], State.ALIVE)
         return self._arrivals
 
     def missing(self, arrivals):

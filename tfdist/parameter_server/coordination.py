@@ -100,15 +100,20 @@ class Coordination:
 
     def _attendance(self):
         """Builds the reading of an `Attendance`."""
-        time = tf.timestamp()
-        private_tensorflow.run_independently(time.op)
+        now = tf.timestamp()
+        private_tensorflow.run_independently(now.op)
         number = len(self._names)
-        heard = tf.zeros([number], tf.int64)
-        ended = tf.zeros([number], tf.bool)
-        if self._members is not None:
-            seen, ended = self._members.build_attendance(number)
-            heard = _microseconds(seen)
-        return events.Attendance(_microseconds(time), heard, ended)
+        if self._members is None:
+            never = tf.zeros([number], tf.int64)
+            ended = tf.zeros([number], tf.bool)
+            return events.Attendance(_microseconds(now), never, ended)
+        seen, entered, ended = self._members.build_attendance(number)
+        return events.Attendance(
+            _microseconds(now),
+            _microseconds(seen),
+            ended,
+            _microseconds(entered),
+        )
 
     def watch(self, frame):
         """Takes note of a call of `fit`, at whose end this worker leaves."""

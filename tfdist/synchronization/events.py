@@ -16,11 +16,13 @@ class Attendance:
       now: Microseconds since the epoch, scalar int64 tensor.
       heard: When each worker was last heard of, int64 vector; 0 for never.
       ended: Whether its process has ended, bool vector.
+      entered: When its process began, int64 vector; None if that is unknown.
     """
 
     now: tf.Tensor
     heard: tf.Tensor
     ended: tf.Tensor
+    entered: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,4 +142,9 @@ def attend(state, attendance, patience):
     gone = tf.logical_or(
         gone, tf.where(_is(state.status, Status.JOINED), idle, late)
     )
+    if attendance.entered is not None:
+        # Another process has come in its place, and may be long in starting.
+        joined = _is(state.status, Status.JOINED)
+        replaced = tf.logical_and(joined, attendance.entered > state.since)
+        gone = tf.logical_or(gone, replaced)
     return state.set(gone, status=Status.GONE)

@@ -1,0 +1,184 @@
+"""Softsync against the paper's formulas, with and without its correction.
+
+Zhang et al. 2016 (papers.md 3a): with lambda learners and splitting parameter
+n, the server updates once c = floor(lambda / n) gradients of any learners have
+come; the timestamp i counts updates, a gradient of timestamp j has staleness
+tau = i - j:
+
+  theta_{i+1} = theta_i - rate / c * sum of alpha(tau_l) * gradient_l
+  alpha(tau) = alpha0 / tau, and alpha0 for tau = 0
+"""
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.synchronization import virtual_cluster
+from tests.synchronization.virtual_cluster import RATE
+from tests.synchronization.virtual_cluster import SIZE
+from tests.synchronization.virtual_cluster import Run
+from tfdist.correction import InverseStaleness
+from tfdist.synchronization import Async
+from tfdist.synchronization import SoftSync
+
+# Workers and gradients per update.
+CASES = [(1, 1), (1, 3), (2, 2), (3, 1), (4, 3), (5, 5), (6, 4), (6, 9)]
+
+
+class ZhangOracle:
+    """The server of n-softsync."""
+
+    def __init__(self, num_workers, number, alpha=lambda tau: 1.0):
+        self._number = number
+        self._alpha = alpha
+        self._received = []
+        self.parameters = np.zeros(SIZE)
+        self.version = 0
+        self.waiting = set()  # Nobody, ever.
+        self.dropped = [0] * num_workers
+
+    def receive(self, worker, gradient, version):
+        del worker
+        alpha = self._alpha(self.version - version)
+        self._received.append(alpha * gradient)
+        if len(self._received) == self._number:
+            mean = sum(self._received) / self._number
+            self.parameters = self.parameters - RATE * mean
+            self.version += 1
+            self._received = []
+
+    def lose(self, worker):
+        """What has come has come."""
+
+
+def check_updates(number):
+    """What to watch: each update is of `number` gradients, as they came."""
+
+    def check(run):
+        arrived = list(run.gradients.values())
+        updates = run.observer.updates
+        assert len(updates) == len(arrived) // number
+        assert [g for update in updates for g in update.gradients] == (
+            arrived[: len(updates) * number]
+        )
+        for version, update in enumerate(updates):
+            assert update.lateness == [
+                version - gradient.pulled for gradient in update.gradients
+            ]
+
+    return check
+
+
+@settings(max_examples=50, deadline=None)
+@given(case=st.sampled_from(CASES), script=virtual_cluster.scripts())
+def test_parameters_are_those_of_the_paper(case, script):
+    run = Run(
+        SoftSync(case[1]),
+        case[0],
+        oracle=ZhangOracle(*case),
+        watch=check_updates(case[1]),
+    )
+    run.play(script).drain()
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    case=st.sampled_from(CASES),
+    factor=st.sampled_from([1.0, 0.3]),
+    script=virtual_cluster.scripts(max_size=30),
+)
+def test_late_gradients_count_less_if_asked_for(case, factor, script):
+    correction = InverseStaleness(factor)
+    run = Run(
+        SoftSync(case[1]),
+        case[0],
+        oracle=ZhangOracle(
+            *case, alpha=lambda tau: factor / tau if tau > 0 else factor
+        ),
+        scale=lambda tau: correction.scale(tf.constant(tau, tf.int64)).numpy(),
+    )
+    run.play(script).drain()
+
+
+@settings(max_examples=15, deadline=None)
+@given(case=st.sampled_from(CASES), script=virtual_cluster.scripts())
+def test_updates_are_as_they_came_where_servers_lag(case, script):
+    run = Run(
+        SoftSync(case[1]),
+        case[0],
+        num_servers=2,
+        watch=check_updates(case[1]),
+        allows=virtual_cluster.one_kill_each,
+    )
+    run.play(script).drain()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    num_workers=st.sampled_from([1, 3, 4]), script=virtual_cluster.scripts()
+)
+def test_of_one_gradient_is_asynchronous(num_workers, script):
+    states = []
+    for method in (SoftSync(1), Async()):
+        run = Run(
+            method,
+            num_workers,
+            watch=lambda run: states[-1].append(run.cluster.read()),
+        )
+        states.append([])
+        run.play(script)
+    for ours, theirs in zip(*states, strict=True):
+        for name, value in vars(ours).items():
+            np.testing.assert_array_equal(value, getattr(theirs, name), name)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "n", "s"),
+    # By hand: s = floor(num_workers / n).
+    [(1, 1, 1), (4, 1, 4), (5, 2, 2), (6, 4, 1), (7, 2, 3), (30, 15, 2)],
+)
+def test_splitting_parameter_is_the_papers(num_workers, n, s):
+    resolved = SoftSync(n=n).resolve(num_workers)
+    assert repr(resolved) == f"SoftSync(s={s})"
+    assert resolved.averages == (s > 1)
+
+
+def test_s_may_be_more_than_the_workers():
+    assert SoftSync(5).resolve(2).s == 5
+
+
+@pytest.mark.parametrize("arguments", [{}, {"s": 1, "n": 1}])
+def test_exactly_one_of_s_and_n_is_given(arguments):
+    with pytest.raises(ValueError) as error:
+        SoftSync(**arguments)
+    s, n = arguments.get("s"), arguments.get("n")
+    assert str(error.value) == (
+        "SoftSync: give exactly one of s (gradients per update) and n "
+        f"(splitting parameter), came: s={s}, n={n}."
+    )
+
+
+@pytest.mark.parametrize("name", ["s", "n"])
+@pytest.mark.parametrize("value", [0, -2, 1.5, "2", False])
+def test_numbers_must_be_counts(name, value):
+    with pytest.raises(ValueError) as error:
+        SoftSync(**{name: value})
+    assert str(error.value) == (
+        f"SoftSync: {name} must be an integer of at least 1, came: {value!r}."
+    )
+
+
+def test_cluster_cannot_be_split_into_more_than_there_are():
+    with pytest.raises(ValueError) as error:
+        SoftSync(n=4).resolve(3)
+    assert str(error.value) == (
+        "SoftSync: n must be at most the number of workers, 3, came: 4."
+    )
+
+
+def test_repr_tells_methods_apart():
+    assert repr(SoftSync(3)) == "SoftSync(s=3)"
+    assert repr(SoftSync(n=3)) == "SoftSync(n=3)"
