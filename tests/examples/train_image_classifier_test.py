@@ -181,7 +181,7 @@ BAD_FLAGS = {
     "--learning_rate=-1": "flag --learning_rate=-1.0: must be a positive",
     "--learning_rate=inf": "flag --learning_rate=inf: must be a positive",
     "--learning_rate=nan": "flag --learning_rate=nan: must be a positive",
-    "--strategy=asink": "flag --strategy=asink: value should be one of <none|async|",
+    "--strategy=asink": "flag --strategy=asink: value should be one of <none|",
     "--optimizer=adamm": "flag --optimizer=adamm: value should be one of <ad",
     "--epoch=3": "Unknown command line flag 'epoch'",
     "--backup_workers=-1": "flag --backup_workers=-1: -1 is not a non-negative",

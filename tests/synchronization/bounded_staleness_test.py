@@ -47,7 +47,13 @@ class HoOracle:
 
     def receive(self, worker, gradient, version):
         del version
-        self._clocks[worker] += 1
+        if worker in self._blocked:
+            # A new life of one that was killed while it was blocked: the
+            # step is not finished before its gradient is in the table.
+            del self._blocked[worker]
+            self.dropped[worker] += 1
+        else:
+            self._clocks[worker] += 1
         if not self._alive[worker]:
             others = [c for k, c in enumerate(self._clocks) if self._alive[k]]
             if others:  # Nobody has to wait until it has caught up.
@@ -106,7 +112,12 @@ def check_read(bound):
 
 
 def allows(run, action, worker):
-    """The first worker stays, so that the slowest clock never falls."""
+    """The first worker stays, so that the slowest clock never falls.
+
+    No worker restarts whose gradient is undecided.
+    """
+    if action == "restart":
+        return run.undecided(worker) is None
     return worker != 0 or action not in ("kill", "end", "stop", "leave")
 
 

@@ -68,6 +68,11 @@ class Coordination:
         """One `Ledger` per optimizer, in the order of their first steps."""
         return list(self._by_counter.values())
 
+    @property
+    def retries(self):
+        """Whether a batch whose gradient was dropped is computed again."""
+        return self._method.retries
+
     def exchange(self, **kwargs):
         """The exchange of one step, see `Exchange` for what it takes."""
         counter = kwargs["counter"]

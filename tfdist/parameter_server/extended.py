@@ -95,6 +95,34 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
                 "A step that is compiled by XLA cannot talk to servers: use "
                 "jit_compile=False in model.compile or tf.function."
             )
+        coordination = self._store.coordination
+        if coordination is None or not coordination.retries:
+            return self._record_once(fn, args, kwargs)
+        return self._record_until_accepted(fn, args, kwargs)
+
+    def _record_until_accepted(self, fn, args, kwargs):
+        """Traces a step that is taken again while its gradient is dropped."""
+        first = self._record_once(fn, args, kwargs, single=True)
+        flat = tf.nest.flatten(first, expand_composites=True)
+        numbers = [k for k, x in enumerate(flat) if isinstance(x, tf.Tensor)]
+
+        def again(*previous):
+            del previous
+            result = self._record_once(fn, args, kwargs, single=True)
+            leaves = tf.nest.flatten(result, expand_composites=True)
+            return [leaves[k] for k in numbers] or [tf.constant(0)]
+
+        last = tf.while_loop(
+            lambda *previous: self._store.journal.was_dropped(),
+            again,
+            [flat[k] for k in numbers] or [tf.constant(0)],
+            parallel_iterations=1,
+        )
+        for k, value in zip(numbers, last, strict=False):
+            flat[k] = value
+        return tf.nest.pack_sequence_as(first, flat, expand_composites=True)
+
+    def _record_once(self, fn, args, kwargs, single=False):
         active.step = step_lib.Step(self._store)
         try:
             # At the end of the data nothing must count a batch that is not
@@ -102,6 +130,12 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             with tf.control_dependencies(_tensors_in((args, kwargs))):
                 result = fn(*args, **kwargs)
                 active.step.finish()
+            if single and active.step.num_optimizers > 1:
+                raise ValueError(
+                    'on_drop="retry" takes a step again as a whole, and this '
+                    "one has several optimizers, of which only one may have "
+                    'been dropped: use on_drop="next".'
+                )
         except RuntimeError as error:
             if not _is_about_foreign_strategy(error):
                 raise

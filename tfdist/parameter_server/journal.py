@@ -56,6 +56,7 @@ class Journal:
         self._count = store.worker_variable(tf.zeros([], tf.int64), "exchanges")
         self._others = store.worker_variable(tf.zeros([], tf.int64), "others")
         self._last = store.worker_variable(tf.zeros([], tf.float64), "last")
+        self._dropped = store.worker_variable(tf.zeros([], tf.bool), "dropped")
         self._read = 0
 
     def write(
@@ -93,6 +94,11 @@ class Journal:
             )
             self._count.assign_add(1, read_value=False)
             self._last.assign(now, read_value=False)
+            self._dropped.assign(tf.logical_not(accepted), read_value=False)
+
+    def was_dropped(self):
+        """Whether the last gradients were dropped, a scalar bool tensor."""
+        return self._dropped.read_value()
 
     def note_other(self):
         """Builds the op that counts an exchange that is no optimizer's."""

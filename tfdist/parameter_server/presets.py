@@ -21,11 +21,14 @@ class BackupWorkersStrategy(ParameterServerStrategy):
     Args:
       backup_workers: Of all workers, how many each update does not wait for;
         0 waits for all.
+      on_drop: "next" or "retry" a batch whose gradient was dropped.
       **kwargs: Those of `ParameterServerStrategy`.
     """
 
-    def __init__(self, backup_workers=1, **kwargs):
-        super().__init__(synchronization=Sync(backup_workers), **kwargs)
+    def __init__(self, backup_workers=1, *, on_drop="next", **kwargs):
+        super().__init__(
+            synchronization=Sync(backup_workers, on_drop=on_drop), **kwargs
+        )
 
 
 class SoftSyncStrategy(ParameterServerStrategy):

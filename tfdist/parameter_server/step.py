@@ -178,6 +178,11 @@ class Step:
             value = tf.convert_to_tensor(value, dtype=variable.dtype)
         pending.records.append(records.Mutation(variable, kind, value))
 
+    @property
+    def num_optimizers(self):
+        """Of how many optimizers a step has been exchanged."""
+        return len(self._ticketed)
+
     def finish(self):
         """Exchanges what is left when the user's step function has ended."""
         for graph, pending in self._pending.items():

@@ -15,11 +15,13 @@ class Synchronization(abc.ABC):
       waits: Whether a worker may have to wait after its gradient arrived.
       averages: Whether an update may be made of several gradients.
       drops: Whether a gradient may be dropped.
+      retries: Whether a batch is then computed again.
     """
 
     waits = False
     averages = False
     drops = False
+    retries = False
 
     def resolve(self, num_workers):
         """Checks the settings against the size of the cluster.

@@ -19,18 +19,32 @@ class Sync(base.Synchronization):
 
     Args:
       backup_workers: The paper's b, less than the number of workers.
+      on_drop: What a worker does whose gradient was dropped: "next" goes on
+        to the next batch, "retry" computes the same batch once more, with the
+        new parameters, until it is part of an update. Metrics count each
+        attempt.
     """
 
     waits = True
     averages = True
     drops = True
 
-    def __init__(self, backup_workers=0):
+    def __init__(self, backup_workers=0, *, on_drop="next"):
         base.check_count("Sync", "backup_workers", backup_workers, 0)
+        if on_drop not in ("next", "retry"):
+            raise ValueError(
+                f"Sync: on_drop must be 'next' or 'retry', came: {on_drop!r}."
+            )
         self.backup_workers = backup_workers
+        self.on_drop = on_drop
 
     def __repr__(self):
         return f"Sync(backup_workers={self.backup_workers})"
+
+    @property
+    def retries(self):
+        """Whether a batch is computed again whose gradient was dropped."""
+        return self.on_drop == "retry"
 
     def resolve(self, num_workers):
         if self.backup_workers >= num_workers:
