@@ -42,11 +42,12 @@ STRATEGIES = {
     "none": tf.distribute.get_strategy,
     "async": lambda: tfdist.AsyncStrategy(correction=_correction()),
     "sync": lambda: tfdist.ParameterServerStrategy(
-        synchronization=synchronization.Sync(),
+        synchronization=synchronization.Sync(on_drop=FLAGS.on_drop),
         worker_timeout=FLAGS.worker_timeout,
     ),
     "backup_workers": lambda: tfdist.BackupWorkersStrategy(
         backup_workers=FLAGS.backup_workers,
+        on_drop=FLAGS.on_drop,
         worker_timeout=FLAGS.worker_timeout,
     ),
     "softsync": _softsync,
@@ -58,6 +59,7 @@ STRATEGIES = {
 # Flag -> the strategies that it says something about.
 FITS = {
     "backup_workers": ("backup_workers",),
+    "on_drop": ("sync", "backup_workers"),
     "softsync_s": ("softsync",),
     "softsync_n": ("softsync",),
     "staleness_weighting": ("async", "softsync"),
@@ -73,6 +75,13 @@ flags.DEFINE_integer(
     1,
     "Of all workers, how many each update does not wait for.",
     lower_bound=0,
+)
+flags.DEFINE_enum(
+    "on_drop",
+    "next",
+    ["next", "retry"],
+    "What a worker whose gradient was dropped goes on with: its next batch, "
+    "or the same one once more.",
 )
 flags.DEFINE_integer(
     "softsync_s", 2, "Gradients that each update averages.", lower_bound=1

@@ -185,6 +185,7 @@ BAD_FLAGS = {
     "--optimizer=adamm": "flag --optimizer=adamm: value should be one of <ad",
     "--epoch=3": "Unknown command line flag 'epoch'",
     "--backup_workers=-1": "flag --backup_workers=-1: -1 is not a non-negative",
+    "--on_drop=again": "flag --on_drop=again: value should be one of <next|",
     "--softsync_s=0": "flag --softsync_s=0: 0 is not a positive integer",
     "--softsync_n=0": "flag --softsync_n=0: 0 is not a positive integer",
     "--max_staleness=-1": "flag --max_staleness=-1: -1 is not a non-negative",
@@ -199,6 +200,8 @@ BAD_FLAGS = {
     "--backup_workers=2": "--backup_workers is for --strategy=backup_workers "
     "only.",
     "--strategy=sync --backup_workers=1": "--backup_workers is for --strategy=",
+    "--strategy=softsync --on_drop=retry": "--on_drop is for --strategy=sync "
+    "or --strategy=backup_workers only.",
     "--strategy=async --softsync_s=2": "--softsync_s is for --strategy=",
     "--strategy=async --softsync_n=2": "--softsync_n is for --strategy=",
     "--strategy=softsync --max_staleness=2": "--max_staleness is for --strat",

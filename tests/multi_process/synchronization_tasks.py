@@ -99,7 +99,16 @@ def regression(seed, steps, batch_size, features=3):
     return x, y
 
 
-def regress(method, arguments, steps, batch_size, optimizer, rate, late=False):
+def regress(
+    method,
+    arguments,
+    steps,
+    batch_size,
+    optimizer,
+    rate,
+    late=False,
+    paces=(0.0, 0.0, 0.0),
+):
     """Fits its own share of a linear regression; reports the weights.
 
     Args:
@@ -110,6 +119,7 @@ def regress(method, arguments, steps, batch_size, optimizer, rate, late=False):
         optimizer: name of a Keras optimizer.
         rate: its learning rate.
         late: whether to correct late gradients.
+        paces: by worker, seconds to pause after each step.
     """
     strategy = strategy_of(method, arguments, late)
     with strategy.scope():
@@ -132,9 +142,13 @@ def regress(method, arguments, steps, batch_size, optimizer, rate, late=False):
     )
     data = tf.data.Dataset.from_tensor_slices((x, y)).with_options(options)
     seen = [_weights(model)]
-    note = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: seen.append(_weights(model))
-    )
+
+    def after_step(batch, logs):
+        del batch, logs
+        seen.append(_weights(model))
+        time.sleep(paces[strategy.cluster.worker_id])
+
+    note = keras.callbacks.LambdaCallback(on_train_batch_end=after_step)
     model.fit(data, verbose=0, callbacks=[note])
     strategy.settle()
     report(strategy, model, seen=seen)

@@ -35,9 +35,7 @@ class DownpourOracle:
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    num_workers=st.sampled_from([1, 3, 4]), script=virtual_cluster.scripts()
-)
+@given(num_workers=st.sampled_from([1, 3, 4]), script=virtual_cluster.scripts())
 def test_parameters_are_those_of_the_paper(num_workers, script):
     run = Run(Async(), num_workers, oracle=DownpourOracle(num_workers))
     run.play(script).drain()

@@ -117,9 +117,7 @@ def test_updates_are_as_they_came_where_servers_lag(case, script):
 
 
 @settings(max_examples=15, deadline=None)
-@given(
-    num_workers=st.sampled_from([1, 3, 4]), script=virtual_cluster.scripts()
-)
+@given(num_workers=st.sampled_from([1, 3, 4]), script=virtual_cluster.scripts())
 def test_of_one_gradient_is_asynchronous(num_workers, script):
     states = []
     for method in (SoftSync(1), Async()):

@@ -379,9 +379,7 @@ class Run:
         self.gradients = {}
         self.observer = Server(self)
         self.servers = [Server(self) for _ in range(num_servers)]
-        self.processes = [
-            Process(np.zeros(SIZE)) for _ in range(num_workers)
-        ]
+        self.processes = [Process(np.zeros(SIZE)) for _ in range(num_workers)]
         self.present = set(range(num_workers))
         self.clocks = [0] * num_workers
         self._key = 7
