@@ -211,6 +211,7 @@ class Gradient:
       pulled: Version that it was said to be computed from.
       parameters: Those that it was computed from, vector.
       clock: The paper's timestamp of its step: 0 for the first.
+      returned: Whether its worker was not waited for when it came.
     """
 
     worker: int
@@ -218,6 +219,7 @@ class Gradient:
     pulled: int
     parameters: np.ndarray
     clock: int
+    returned: bool
 
 
 @dataclasses.dataclass
@@ -413,7 +415,7 @@ class Run:
             return process.runs
         if action == "resume":
             return process.alive and process.stopped
-        if action in ("kill", "end"):
+        if action in ("kill", "end", "crash"):
             return process.alive
         if action == "restart":
             return not process.alive
@@ -478,6 +480,11 @@ class Run:
         self.cluster.heard[worker] = self.cluster.now
         self._pull(worker)
 
+    def crash(self, worker):
+        """A process dies and starts again before anybody notices."""
+        self.kill(worker)
+        self.restart(worker)
+
     def wait(self, worker=None):
         """Time passes until nobody waits for the silent."""
         del worker
@@ -512,7 +519,8 @@ class Run:
             # Of an earlier life; nobody will ever see it.
             del self.gradients[lost]
         clock = self.clocks[worker] + (not lost)
-        if worker not in self.present and others:
+        returned = worker not in self.present
+        if returned and others:
             # It enters no further back than the slowest.
             clock = max(clock, min(self.clocks[k] for k in others))
         self.clocks[worker] = clock
@@ -520,7 +528,12 @@ class Run:
         self._key += 3
         key = self._key
         self.gradients[key] = Gradient(
-            worker, value, process.pulled, process.parameters, clock - 1
+            worker,
+            value,
+            process.pulled,
+            process.parameters,
+            clock - 1,
+            returned,
         )
         cluster.arrive(worker, key, process.pulled)
         if self.oracle:
@@ -625,6 +638,10 @@ class Run:
         else:
             raise AssertionError(f"starved: {before} of {goals}")
         self._leave_one_alone()
+        for server in self.servers:
+            # Whoever comes next would make it do what is left.
+            server.carry_out(self.cluster.read())
+            np.testing.assert_array_equal(server.history, self.observer.history)
 
     def _leave_one_alone(self):
         there = [k for k, p in enumerate(self.processes) if p.runs]
@@ -647,12 +664,14 @@ def one_kill_each(run, action, worker):
     The ring of the log is for workers that are behind by one gradient each,
     and as many again in their second lives.
     """
-    return action not in ("kill", "end") or run.processes[worker].lives == 1
+    kills = ("kill", "end", "crash")
+    return action not in kills or run.processes[worker].lives == 1
 
 
 FAILURES = (
     "kill",
     "restart",
+    "crash",
     "stop",
     "resume",
     "wait",

@@ -1,0 +1,245 @@
+"""Who is waited for, and for how long, whatever the method."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.synchronization.virtual_cluster import SECOND
+from tests.synchronization.virtual_cluster import START
+from tests.synchronization.virtual_cluster import Cluster
+from tfdist.synchronization import Async
+from tfdist.synchronization import BoundedStaleness
+from tfdist.synchronization import SoftSync
+from tfdist.synchronization import Sync
+from tfdist.synchronization import events
+from tfdist.synchronization import state as state_lib
+from tfdist.synchronization.state import Phase
+from tfdist.synchronization.state import Status
+
+EXPECTED, JOINED, GONE = Status
+SILENT, MISSING, IDLE = 60, 300, 600
+
+
+def make(method, num_workers):
+    return Cluster(
+        method, num_workers, silent=SILENT, missing=MISSING, idle=IDLE
+    )
+
+
+def pass_time(cluster, seconds, heard=()):
+    """Lets time pass; at its end `heard` are heard of."""
+    cluster.now += int(seconds * SECOND)
+    for worker in heard:
+        cluster.heard[worker] = cluster.now
+    cluster.tick()
+
+
+def test_expected_are_waited_for_from_the_first_arrival_on():
+    cluster = make(Sync(), 2)
+    cluster.heard[1] = 0  # Never.
+    pass_time(cluster, 10 * MISSING, heard=[0])
+    assert cluster.statuses() == [EXPECTED, EXPECTED]
+    cluster.step(0)
+    pass_time(cluster, MISSING, heard=[0])
+    assert cluster.statuses() == [JOINED, EXPECTED]
+    assert cluster.waiting() == {0}
+    pass_time(cluster, 1e-6, heard=[0])
+    assert cluster.statuses() == [JOINED, GONE]
+    assert cluster.decided() == {0}
+
+
+def test_expected_that_is_heard_of_and_never_arrives_is_gone_too():
+    cluster = make(Sync(), 2)
+    cluster.step(0)
+    pass_time(cluster, MISSING + 1, heard=[0, 1])
+    assert cluster.statuses() == [JOINED, GONE]
+
+
+def test_never_heard_of_is_not_silent():
+    cluster = make(Sync(), 2)
+    cluster.heard[:] = 0
+    cluster.step(0)
+    pass_time(cluster, SILENT + 1)
+    assert cluster.statuses() == [JOINED, EXPECTED]
+
+
+def test_expected_that_falls_silent_is_gone():
+    cluster = make(Sync(), 2)
+    pass_time(cluster, SILENT, heard=[0])
+    assert cluster.statuses() == [EXPECTED, EXPECTED]
+    pass_time(cluster, 1e-6, heard=[0])
+    assert cluster.statuses() == [EXPECTED, GONE]
+
+
+def test_silent_one_is_gone_until_it_arrives():
+    cluster = make(BoundedStaleness(0), 2)
+    cluster.step(1)
+    cluster.step(0)
+    cluster.proceed(1)
+    pass_time(cluster, SILENT, heard=[0])
+    assert cluster.statuses() == [JOINED, JOINED]
+    pass_time(cluster, 1, heard=[0])
+    assert cluster.statuses() == [JOINED, GONE]
+    pass_time(cluster, 1, heard=[0, 1])
+    assert cluster.statuses() == [JOINED, GONE]
+    cluster.step(1)
+    assert cluster.statuses() == [JOINED, JOINED]
+
+
+def test_a_gradient_is_a_sign_of_life():
+    """Though the heartbeat's thread does not get on."""
+    cluster = make(Async(), 1)
+    pass_time(cluster, SILENT - 1)
+    cluster.step(0)
+    pass_time(cluster, SILENT)
+    assert cluster.statuses() == [JOINED]
+    pass_time(cluster, 1)
+    assert cluster.statuses() == [GONE]
+
+
+def test_idle_one_is_gone():
+    cluster = make(Async(), 2)
+    cluster.step(0)
+    cluster.step(1)
+    pass_time(cluster, IDLE / 2, heard=[0, 1])
+    cluster.step(0)
+    pass_time(cluster, IDLE / 2, heard=[0, 1])
+    assert cluster.statuses() == [JOINED, JOINED]
+    pass_time(cluster, 1, heard=[0, 1])
+    assert cluster.statuses() == [JOINED, GONE]
+
+
+@pytest.mark.parametrize("method", [Sync(), BoundedStaleness(0)])
+def test_one_that_waits_is_not_idle(method):
+    cluster = make(method, 2)
+    cluster.step(1)
+    for _ in range(4):
+        pass_time(cluster, MISSING / 4 - 1, heard=[0, 1])
+    assert cluster.step(0)
+    # It computes from now on; before, it was told to wait.
+    cluster.proceed(1)
+    assert not cluster.step(1)
+    for _ in range(4):
+        pass_time(cluster, IDLE / 4, heard=[0, 1])
+    assert cluster.statuses() == [JOINED, JOINED]
+    pass_time(cluster, 1, heard=[0, 1])
+    assert cluster.statuses() == [GONE, JOINED]
+    assert cluster.decided() == {1}
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_ended_one_is_gone_at_once(arrives):
+    cluster = make(SoftSync(2), 2)
+    if arrives:
+        cluster.step(1)
+    cluster.ended[1] = True
+    cluster.tick()
+    assert cluster.statuses() == [EXPECTED, GONE]
+
+
+def test_returning_worker_enters_with_the_slowest():
+    cluster = make(BoundedStaleness(9), 3)
+    cluster.leave(2)
+    for _ in range(4):
+        cluster.step(0)
+    for _ in range(6):
+        cluster.step(1)
+    assert cluster.step(2)
+    assert cluster.read().clock.tolist() == [4, 6, 4]
+    assert cluster.step(2)
+    assert cluster.read().clock.tolist() == [4, 6, 5]
+
+
+def test_returning_worker_that_was_ahead_stays_so():
+    cluster = make(BoundedStaleness(9), 2)
+    for _ in range(5):
+        cluster.step(0)
+    cluster.step(1)
+    cluster.leave(0)
+    cluster.step(0)
+    assert cluster.read().clock.tolist() == [6, 1]
+
+
+def test_returning_worker_that_is_alone_goes_on_counting():
+    cluster = make(BoundedStaleness(9), 2)
+    cluster.step(0)
+    cluster.leave(0)
+    cluster.leave(1)
+    assert cluster.step(0)
+    assert cluster.read().clock.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("method", "outcome"),
+    # Where it was accepted already, it counts; its successor does not.
+    [
+        (Sync(), {"accepted": 1, "dropped": 1}),
+        (BoundedStaleness(0), {"accepted": 0, "dropped": 1}),
+    ],
+)
+def test_killed_while_it_waits_and_restarted(method, outcome):
+    cluster = make(method, 2)
+    assert not cluster.step(0)
+    cluster.step(0)
+    state = cluster.read()
+    assert state.pushed.tolist() == [2, 0]
+    for name, number in outcome.items():
+        assert getattr(state, name).tolist() == [number, 0]
+
+
+def test_leaving_lets_those_go_on_who_wait():
+    for method in (Sync(), BoundedStaleness(0)):
+        cluster = make(method, 3)
+        assert not cluster.step(0)
+        assert not cluster.step(1)
+        cluster.leave(2)
+        assert cluster.statuses() == [JOINED, JOINED, GONE]
+        assert cluster.decided() == {0, 1}
+
+
+def test_arrival_is_noted():
+    cluster = make(BoundedStaleness(0), 2)
+    cluster.arrive(1, 17, 0)
+    cluster.now += 5
+    cluster.arrive(0, 23, 0)
+    cluster.now += 2
+    cluster.go_on(1)
+    state = cluster.read()
+    assert state.key.tolist() == [23, 17]
+    assert state.order.tolist() == [1, 0]
+    assert state.arrivals == 2
+    assert state.started_at == START
+    assert state.since.tolist() == [START + 5, START + 7]
+    assert cluster.phases() == [Phase.GRANTED, Phase.COMPUTING]
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_decided_are_granted_or_dropped(phase):
+    vector = tf.zeros([state_lib.size(3)], tf.int64)
+    state = state_lib.State.unpack(vector, 3).set(
+        tf.constant([False, True, False]), phase=phase
+    )
+    decided = phase in (Phase.GRANTED, Phase.DROPPED)
+    for worker in (1, tf.constant(1, tf.int64)):
+        assert bool(events.is_decided(state, worker)) == decided
+    assert not events.is_decided(state, 0)
+
+
+def test_patience_is_kept_in_microseconds():
+    patience = events.Patience.of_seconds(silent=1.5, missing=2, idle=1e-6)
+    assert patience == events.Patience(1_500_000, 2_000_000, 1)
+
+
+def test_events_of_one_worker_leave_the_others_alone():
+    cluster = make(Async(), 3)
+    for worker in (0, 1, 2, 1):
+        cluster.step(worker)
+    before = cluster.read()
+    cluster.step(1)
+    cluster.leave(1)
+    after = cluster.read()
+    for name, value in vars(after).items():
+        if value.shape == (3,):
+            np.testing.assert_array_equal(
+                value[[0, 2]], getattr(before, name)[[0, 2]], name
+            )
