@@ -324,14 +324,11 @@ class _Sums:
         averaged = {}
         for gradient in self._gradients:
             if isinstance(gradient, tuple):
-                values, indices = (self._read(p) for p in gradient)
-                # Optimizers want each row once.
-                indices, places = tf.unique(indices)
-                values = tf.math.unsorted_segment_sum(
-                    values, places, tf.size(indices)
-                )
-                averaged[gradient[1]] = indices
-                averaged[gradient[0]] = values / tf.cast(count, values.dtype)
+                # A row may come several times, as it does within a batch.
+                values, indices = gradient
+                averaged[indices] = self._read(indices)
+                total = self._read(values)
+                averaged[values] = total / tf.cast(count, total.dtype)
             else:
                 total = self._read(gradient)
                 averaged[gradient] = total / tf.cast(count, total.dtype)
