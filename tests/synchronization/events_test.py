@@ -243,3 +243,24 @@ def test_events_of_one_worker_leave_the_others_alone():
             np.testing.assert_array_equal(
                 value[[0, 2]], getattr(before, name)[[0, 2]], name
             )
+
+
+@pytest.mark.parametrize(("entered", "status"), [(-1, JOINED), (1, GONE)])
+def test_one_whose_process_is_another_now_is_gone(entered, status):
+    """Until it arrives: the new process may be long in starting."""
+    cluster = make(BoundedStaleness(3), 2)
+    cluster.step(0)
+    state = cluster.read()
+    state = state_lib.State(
+        **{k: tf.constant(v) for k, v in vars(state).items()}
+    )
+    attendance = events.Attendance(
+        tf.constant(cluster.now + 2),
+        tf.constant(cluster.heard),
+        tf.constant(cluster.ended),
+        entered=tf.constant([cluster.now + entered, cluster.now + entered]),
+    )
+    patience = events.Patience.of_seconds(silent=60, missing=300, idle=600)
+    state = events.attend(state, attendance, patience)
+    # Who has never arrived is expected still.
+    assert state.status.numpy().tolist() == [status, EXPECTED]
