@@ -6,7 +6,6 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist import private_tensorflow
-from tfdist.cluster import members
 from tfdist.cluster import waiting
 from tfdist.parameter_server import calls
 from tfdist.parameter_server import coordinated
@@ -17,6 +16,20 @@ from tfdist.synchronization import state as state_lib
 
 # A worker that is there and sends no gradient for so long is not waited for.
 IDLE_SECONDS = 600.0
+_AS_PLANNED = (state_lib.Reason.LEFT,)
+_REASONS = {
+    state_lib.Reason.LEFT: "its training has ended",
+    state_lib.Reason.ENDED: "its process has ended",
+    state_lib.Reason.SILENT: (
+        "it has not been heard of for more than "
+        "worker_timeout={timeout:g} s; it may come back"
+    ),
+    state_lib.Reason.IDLE: (
+        f"it is there, and has sent no gradient for {IDLE_SECONDS:g} s"
+    ),
+    state_lib.Reason.MISSING: "it has not begun within start_timeout",
+    state_lib.Reason.REPLACED: "it has been started again, and trains later",
+}
 
 
 class Coordination:
@@ -162,36 +175,31 @@ class Coordination:
         status = state.status.tolist()
         before = self._status.get(ledger, status)
         self._status[ledger] = status
-        if status == before:
+        if status == before or not self._method.waits:
             return
         gone = state_lib.Status.GONE
         for worker, name in enumerate(self._names):
             if before[worker] == status[worker]:
                 continue
             if status[worker] == gone:
-                logging.warning(
+                reason = state_lib.Reason(int(state.reason[worker]))
+                logging.log(
+                    logging.INFO if reason in _AS_PLANNED else logging.WARNING,
                     "Nobody waits for %s any more: %s.",
                     name,
-                    self._reason(worker),
+                    _REASONS[reason].format(timeout=self._timeout),
                 )
             elif before[worker] == gone:
                 logging.warning("%s takes part again.", name)
         left = sum(s != gone for s in status)
-        if shortage := self._method.shortage(left, len(status)):
-            logging.warning("%s", shortage)
-
-    def _reason(self, worker):
-        """Why nobody waits for a worker."""
-        if self._members is not None:
-            member = self._members.read()[worker]
-            if member.state in (members.State.FINISHED, members.State.FAILED):
-                return f"its process has ended ({member.state.name})"
-            if member.silent_for > self._timeout:
-                return (
-                    "it has not been heard of for more than "
-                    f"worker_timeout={self._timeout:g} s; it may come back"
-                )
-        return "it has ended its training, or has not begun to"
+        wanted = self._method.gradients_per_update(len(status))
+        if 0 < left < wanted:
+            logging.warning(
+                "Updates take the gradients of %d workers, not of %d: so many "
+                "are left.",
+                left,
+                wanted,
+            )
 
     def _report_wait(self, ledger, state):
         """Logs for whom this worker has been waiting for long."""

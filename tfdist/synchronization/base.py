@@ -38,10 +38,14 @@ class Synchronization(abc.ABC):
         del num_workers
         return self
 
-    def shortage(self, present, num_workers):
-        """What to warn of when only `present` workers are left; may be ""."""
-        del present, num_workers
-        return ""
+    def gradients_per_update(self, num_workers):
+        """How many gradients an update takes at most, 0 if it is not fixed.
+
+        Args:
+          num_workers: Workers that take part.
+        """
+        del num_workers
+        return 0
 
     @abc.abstractmethod
     def decide(self, state):

@@ -5,6 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdist.synchronization.state import Phase
+from tfdist.synchronization.state import Reason
 from tfdist.synchronization.state import Status
 
 
@@ -103,7 +104,13 @@ def arrive(state, worker, *, key, pulled, now):
 
 def leave(state, worker):
     """A worker will send no more gradients for now."""
-    return state.set(_mask(state, worker), status=Status.GONE)
+    return _remove(state, _mask(state, worker), Reason.LEFT)
+
+
+def _remove(state, mask, reason):
+    """Workers are gone, for that reason if they were not before."""
+    going = tf.logical_and(mask, state.present)
+    return state.set(going, status=Status.GONE, reason=reason)
 
 
 def go_on(state, worker, now):
@@ -138,13 +145,13 @@ def attend(state, attendance, patience):
     late = tf.logical_and(
         state.started_at > 0, now - state.started_at > patience.missing
     )
-    gone = tf.logical_or(attendance.ended, silent)
-    gone = tf.logical_or(
-        gone, tf.where(_is(state.status, Status.JOINED), idle, late)
-    )
-    if attendance.entered is not None:
-        # Another process has come in its place, and may be long in starting.
-        joined = _is(state.status, Status.JOINED)
-        replaced = tf.logical_and(joined, attendance.entered > state.since)
-        gone = tf.logical_or(gone, replaced)
-    return state.set(gone, status=Status.GONE)
+    joined = _is(state.status, Status.JOINED)
+    state = _remove(state, attendance.ended, Reason.ENDED)
+    state = _remove(state, silent, Reason.SILENT)
+    state = _remove(state, tf.logical_and(joined, idle), Reason.IDLE)
+    state = _remove(state, tf.logical_and(~joined, late), Reason.MISSING)
+    if attendance.entered is None:
+        return state
+    # Another process has come in its place, and may be long in starting.
+    replaced = tf.logical_and(joined, attendance.entered > state.since)
+    return _remove(state, replaced, Reason.REPLACED)

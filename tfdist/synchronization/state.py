@@ -20,6 +20,27 @@ class Status(enum.IntEnum):
     GONE = 2
 
 
+class Reason(enum.IntEnum):
+    """Why a worker is gone.
+
+    NONE: it is not.
+    LEFT: it has said so; its training has ended.
+    ENDED: its process has ended.
+    SILENT: it has not been heard of for too long.
+    IDLE: it is heard of and has sent no gradient for too long.
+    MISSING: it has not begun.
+    REPLACED: another process has come in its place and has not begun.
+    """
+
+    NONE = 0
+    LEFT = 1
+    ENDED = 2
+    SILENT = 3
+    IDLE = 4
+    MISSING = 5
+    REPLACED = 6
+
+
 class Phase(enum.IntEnum):
     """Where the last gradient of a worker is.
 
@@ -40,6 +61,7 @@ class Phase(enum.IntEnum):
 _TOTALS = ("version", "head", "in_round", "arrivals", "started_at")
 _WORKERS = (
     "status",
+    "reason",
     "phase",
     "clock",
     "key",
@@ -92,6 +114,7 @@ class State:
 
     Vectors with one element per worker:
       status: A `Status`.
+      reason: A `Reason`, of the last time that it went.
       phase: A `Phase`.
       clock: Steps finished, as the others count them.
       key: Under which the last gradient is kept by the servers.
@@ -117,6 +140,7 @@ class State:
     arrivals: tf.Tensor
     started_at: tf.Tensor
     status: tf.Tensor
+    reason: tf.Tensor
     phase: tf.Tensor
     clock: tf.Tensor
     key: tf.Tensor

@@ -39,7 +39,10 @@ class Sync(base.Synchronization):
         self.on_drop = on_drop
 
     def __repr__(self):
-        return f"Sync(backup_workers={self.backup_workers})"
+        settings = f"backup_workers={self.backup_workers}"
+        if self.on_drop != "next":
+            settings += f", on_drop={self.on_drop!r}"
+        return f"Sync({settings})"
 
     @property
     def retries(self):
@@ -54,14 +57,8 @@ class Sync(base.Synchronization):
             )
         return self
 
-    def shortage(self, present, num_workers):
-        wanted = num_workers - self.backup_workers
-        if present >= wanted:
-            return ""
-        return (
-            f"{present} workers are left: updates are made of so many "
-            f"gradients, not of {wanted}."
-        )
+    def gradients_per_update(self, num_workers):
+        return num_workers - self.backup_workers
 
     def decide(self, state):
         contributed = tf.equal(state.contributed, state.version + 1)
