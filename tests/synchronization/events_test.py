@@ -160,20 +160,21 @@ def test_returning_worker_that_was_ahead_stays_so():
     assert cluster.read().clock.tolist() == [6, 1]
 
 
-def test_returning_worker_that_is_alone_goes_on_counting():
+def test_returning_worker_that_is_alone_begins_anew():
     cluster = make(BoundedStaleness(9), 2)
     cluster.step(0)
     cluster.leave(0)
     cluster.leave(1)
     assert cluster.step(0)
-    assert cluster.read().clock.tolist() == [2, 0]
+    assert cluster.read().clock.tolist() == [1, 0]
+    assert cluster.statuses() == [JOINED, EXPECTED]
 
 
 @pytest.mark.parametrize(
     ("method", "outcome"),
-    # Where it was accepted already, it counts; its successor does not.
+    # Where it was accepted already, it counts; its successor has to wait.
     [
-        (Sync(), {"accepted": 1, "dropped": 1}),
+        (Sync(), {"accepted": 1, "dropped": 0}),
         (BoundedStaleness(0), {"accepted": 0, "dropped": 1}),
     ],
 )

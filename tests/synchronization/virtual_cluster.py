@@ -383,6 +383,10 @@ class Run:
         self.servers = [Server(self) for _ in range(num_servers)]
         self.processes = [Process(np.zeros(SIZE)) for _ in range(num_workers)]
         self.present = set(range(num_workers))
+        # Keys of gradients from before a time when everybody was gone.
+        self.earlier = set()
+        # Of those who are gone, who has left by itself.
+        self._left = set()
         self.clocks = [0] * num_workers
         self._key = 7
         self._watch = watch
@@ -443,7 +447,7 @@ class Run:
         """A worker is out of data."""
         self.processes[worker].left = True
         self.cluster.leave(worker)
-        self._gone(worker)
+        self._gone(worker, left=True)
 
     def begin(self, worker):
         """A worker that has left has data again."""
@@ -513,6 +517,8 @@ class Run:
         value = batch_gradient(worker, process.steps, process.parameters)
         process.steps += 1
         process.computing = False
+        if not self.present:
+            self._begin_anew()
         others = self.present - {worker}
         lost = self.undecided(worker)
         if lost:
@@ -543,6 +549,19 @@ class Run:
             assert worker in cluster.decided()
             self._go_on(worker)
         self._happened()
+
+    def _begin_anew(self):
+        """Everybody was gone: who had left is expected with the others."""
+        state, cluster = self.cluster.read(), self.cluster
+        last = np.maximum(cluster.heard, state.since)
+        silent = cluster.now - last > SILENT * SECOND
+        self.present = {
+            k for k in self._left if not (cluster.ended[k] or silent[k])
+        }
+        self.clocks = [0] * len(self.clocks)
+        self.earlier.update(self.gradients)
+        if self.oracle:
+            self.oracle.begin_anew(self.present)
 
     def _go_on(self, worker):
         process = self.processes[worker]
@@ -584,9 +603,11 @@ class Run:
         self.processes[worker].computing = True
         self._on_read(self, worker, servers)
 
-    def _gone(self, *workers):
+    def _gone(self, *workers, left=False):
         for worker in workers:
-            self.present.discard(worker)
+            if worker in self.present:
+                self.present.discard(worker)
+                (self._left.add if left else self._left.discard)(worker)
             if self.oracle:
                 self.oracle.lose(worker)
         self._happened()
@@ -623,6 +644,9 @@ class Run:
     def drain(self, steps=3):
         """After all failures everybody who is there gets on."""
         self.play([("resume", 0)] * len(self.processes))
+        for worker, process in enumerate(self.processes):
+            if process.left and process.runs:
+                self.end(worker)  # Or it would be expected in a next `fit`.
         self.wait()
         goals = [
             process.steps + steps if process.runs and not process.left else 0

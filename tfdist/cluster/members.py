@@ -11,6 +11,7 @@ import enum
 import threading
 import time
 
+from absl import logging
 import tensorflow as tf
 
 from tfdist.cluster import waiting
@@ -220,6 +221,9 @@ class Membership:
                 function()
             except tf.errors.OpError:
                 pass  # As in `_write`.
+            except Exception:
+                # The heartbeat goes on, or this worker would look dead.
+                logging.exception("A task of the heartbeat has failed.")
 
     def _write(self, table):
         try:

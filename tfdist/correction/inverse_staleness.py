@@ -1,5 +1,7 @@
 """A learning rate per gradient that falls with its staleness."""
 
+import numbers
+
 import tensorflow as tf
 
 from tfdist.correction import base
@@ -20,7 +22,10 @@ class InverseStaleness(base.Correction):
     """
 
     def __init__(self, factor=1.0):
-        if not 0 < factor < float("inf"):
+        is_number = isinstance(factor, numbers.Real) and not isinstance(
+            factor, bool
+        )
+        if not is_number or not 0 < factor < float("inf"):
             raise ValueError(
                 "InverseStaleness: factor must be a positive, finite number, "
                 f"came: {factor!r}."

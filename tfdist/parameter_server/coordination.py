@@ -105,6 +105,7 @@ class Coordination:
                     self._store,
                     str(counter.ordinal),
                     self._method,
+                    self._correction,
                     num_workers=len(self._names),
                     worker_id=self._worker,
                     patience=self._patience,

@@ -53,6 +53,7 @@ class Ledger:
       store: The `ParameterStore`.
       name: The same on all workers, and this optimizer's alone.
       method: The `Synchronization`, resolved.
+      correction: The `Correction` of late gradients, or None.
       num_workers: Number of workers.
       worker_id: Number of this one.
       patience: A `Patience`.
@@ -65,6 +66,7 @@ class Ledger:
         store,
         name,
         method,
+        correction,
         *,
         num_workers,
         worker_id,
@@ -72,6 +74,8 @@ class Ledger:
         attendance,
     ):
         self.method = method
+        # The same on all workers.
+        self._signature = f"synchronization={method!r}, {correction=!r}"
         self._name = name
         self._store = store
         self._num_workers = num_workers
@@ -235,13 +239,13 @@ class Ledger:
         Raises:
           ValueError: Another worker uses another method.
         """
-        mine = repr(self.method)
+        mine = self._signature
         prepare = tf.function(self._build_prepare, autograph=False)
         theirs = prepare().numpy().decode()
         if mine != theirs:
             raise ValueError(
                 "All workers must synchronize in the same way. Here "
-                f"synchronization={mine}, on the servers {theirs}."
+                f"{mine}, on the servers {theirs}."
             )
         self.tick()
 
@@ -282,7 +286,7 @@ class Ledger:
                         self.executed(shard).set(0)
                         self.updates(shard).set(0)
                 tf.raw_ops.AssignVariableOp(
-                    resource=signature, value=tf.constant(repr(self.method))
+                    resource=signature, value=tf.constant(self._signature)
                 )
                 return True
 

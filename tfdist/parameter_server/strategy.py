@@ -145,9 +145,13 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def _coordinate(self, method, correction, worker_timeout):
         config = self._cluster
         membership = self._membership
+        if config.is_local:
+            method = method.alone()
+        else:
+            method = method.resolve(config.num_workers)
         self._store.coordination = coordination.Coordination(
             self._store,
-            method.resolve(config.num_workers),
+            method,
             correction,
             worker_names=config.worker_names,
             worker_id=config.worker_id if config.is_worker else 0,

@@ -1,6 +1,7 @@
 """What every method of synchronization is."""
 
 import abc
+import numbers
 
 
 class Synchronization(abc.ABC):
@@ -36,6 +37,14 @@ class Synchronization(abc.ABC):
           ValueError: They do not fit together.
         """
         del num_workers
+        return self
+
+    def alone(self):
+        """The method for one process without a cluster, for a notebook.
+
+        Returns:
+          The method, this or another instance.
+        """
         return self
 
     def gradients_per_update(self, num_workers):
@@ -74,7 +83,8 @@ def check_count(owner, name, value, least):
     Raises:
       ValueError: It is refused.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or value < least:
         raise ValueError(
             f"{owner}: {name} must be an integer of at least {least}, came: "
             f"{value!r}."

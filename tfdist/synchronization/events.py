@@ -59,7 +59,8 @@ def arrive(state, worker, *, key, pulled, now):
 
     A worker that was gone takes part again; it enters no further back than
     the slowest of the others, so that nobody has to wait until it has caught
-    up.
+    up. If everybody was gone, training begins anew, and those whose training
+    had ended are expected again.
 
     Args:
       state: A `State`.
@@ -71,16 +72,17 @@ def arrive(state, worker, *, key, pulled, now):
     Returns:
       The new `State`.
     """
+    state = _begin_anew(state)
     mine = _mask(state, worker)
     others = tf.logical_and(state.present, tf.logical_not(mine))
     slowest = tf.reduce_min(tf.where(others, state.clock, tf.int64.max))
     returns = tf.logical_and(
         _is(state.status, Status.GONE), tf.reduce_any(others)
     )
-    clock = state.clock + 1
-    clock = tf.where(returns, tf.maximum(clock, slowest), clock)
     # A worker that was killed while it waited leaves an undecided gradient.
-    lost = tf.logical_and(mine, state.arrived)
+    lost = tf.cast(tf.logical_and(mine, state.arrived), tf.int64)
+    clock = state.clock + 1 - lost
+    clock = tf.where(returns, tf.maximum(clock, slowest), clock)
     first = _is(state.started_at, 0)
     state = state.set(
         mine,
@@ -93,12 +95,25 @@ def arrive(state, worker, *, key, pulled, now):
         staleness=state.version - pulled,
         since=now,
         pushed=state.pushed + 1,
-        dropped=state.dropped + tf.cast(lost, tf.int64),
+        dropped=state.dropped + lost,
     )
     return dataclasses.replace(
         state,
         arrivals=state.arrivals + 1,
         started_at=tf.where(first, now, state.started_at),
+    )
+
+
+def _begin_anew(state):
+    """If everybody is gone, the state of a training that begins."""
+    nobody = tf.logical_not(tf.reduce_any(state.present))
+    left = tf.logical_and(nobody, _is(state.reason, Reason.LEFT))
+    state = state.set(left, status=Status.EXPECTED)
+    zero = tf.constant(0, tf.int64)
+    return dataclasses.replace(
+        state,
+        clock=tf.where(nobody, zero, state.clock),
+        started_at=tf.where(nobody, zero, state.started_at),
     )
 
 
@@ -139,9 +154,10 @@ def attend(state, attendance, patience):
     known = attendance.heard > 0
     last = tf.maximum(attendance.heard, state.since)
     silent = tf.logical_and(known, now - last > patience.silent)
-    idle = tf.logical_and(
-        _is(state.phase, Phase.COMPUTING), now - state.since > patience.idle
+    waiting = tf.logical_or(
+        _is(state.phase, Phase.ARRIVED), _is(state.phase, Phase.ACCEPTED)
     )
+    idle = tf.logical_and(~waiting, now - state.since > patience.idle)
     late = tf.logical_and(
         state.started_at > 0, now - state.started_at > patience.missing
     )

@@ -50,6 +50,9 @@ class SoftSync(base.Synchronization):
             )
         return SoftSync(num_workers // self.n)
 
+    def alone(self):
+        return self if self.s is not None else SoftSync(1)
+
     def decide(self, state):
         arrived = state.arrived
         number = state.in_round + tf.cast(tf.reduce_any(arrived), tf.int64)

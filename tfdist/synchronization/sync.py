@@ -57,19 +57,16 @@ class Sync(base.Synchronization):
             )
         return self
 
+    def alone(self):
+        return Sync(on_drop=self.on_drop)
+
     def gradients_per_update(self, num_workers):
         return num_workers - self.backup_workers
 
     def decide(self, state):
         contributed = tf.equal(state.contributed, state.version + 1)
-        current = tf.logical_and(
-            tf.equal(state.pulled, state.version),
-            tf.logical_not(contributed),
-        )
-        accepted = tf.logical_and(state.arrived, current)
-        state = state.drop(
-            tf.logical_and(state.arrived, tf.logical_not(current))
-        )
+        current = tf.equal(state.pulled, state.version)
+        accepted = state.arrived & current & ~contributed
         state = state.append(
             accepted,
             first=tf.cast(tf.equal(state.in_round, 0), tf.int64),
@@ -85,4 +82,8 @@ class Sync(base.Synchronization):
             tf.reduce_sum(tf.cast(there, tf.int64)),
         )
         complete = tf.logical_and(state.in_round > 0, state.in_round >= wanted)
-        return state.close_round(complete)
+        state = state.close_round(complete)
+        # What is left is late, but for the second gradient of a worker that
+        # was killed and has come back within one update: that is late soon.
+        current = tf.equal(state.pulled, state.version)
+        return state.drop(state.arrived & ~current)
