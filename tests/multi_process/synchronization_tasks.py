@@ -108,6 +108,7 @@ def regress(
     rate,
     late=False,
     paces=(0.0, 0.0, 0.0),
+    fits=1,
 ):
     """Fits its own share of a linear regression; reports the weights.
 
@@ -120,6 +121,7 @@ def regress(
         rate: its learning rate.
         late: whether to correct late gradients.
         paces: by worker, seconds to pause after each step.
+        fits: how often to train on it.
     """
     strategy = strategy_of(method, arguments, late)
     with strategy.scope():
@@ -149,8 +151,9 @@ def regress(
         time.sleep(paces[strategy.cluster.worker_id])
 
     note = keras.callbacks.LambdaCallback(on_train_batch_end=after_step)
-    model.fit(data, verbose=0, callbacks=[note])
-    strategy.settle()
+    for _ in range(fits):
+        model.fit(data, verbose=0, callbacks=[note])
+        strategy.settle()
     report(strategy, model, seen=seen)
 
 

@@ -112,11 +112,21 @@ def check_seen(reports, versions, repeats=False):
         assert report["updates"][0] == len(versions) - 1
 
 
-@pytest.mark.parametrize("num_ps, optimizer", [(1, "sgd"), (2, "adam")])
-def test_sync_is_one_machine_with_the_n_fold_batch(cluster, num_ps, optimizer):
-    steps = 50
+@pytest.mark.parametrize(
+    "num_ps, optimizer, fits", [(1, "sgd", 2), (2, "adam", 1)]
+)
+def test_sync_is_one_machine_with_the_n_fold_batch(
+    cluster, num_ps, optimizer, fits
+):
+    steps = 50 // fits
     reports = train(
-        cluster, "Sync", {}, steps, num_ps=num_ps, optimizer=optimizer
+        cluster,
+        "Sync",
+        {},
+        steps,
+        num_ps=num_ps,
+        optimizer=optimizer,
+        fits=fits,
     )
     shares = [
         synchronization_tasks.regression(worker, steps, BATCH)
@@ -134,8 +144,8 @@ def test_sync_is_one_machine_with_the_n_fold_batch(cluster, num_ps, optimizer):
         ),
         "mse",
     )
-    for step in range(steps):
-        model.train_on_batch(x[step], y[step])
+    for step in range(fits * steps):
+        model.train_on_batch(x[step % steps], y[step % steps])
         kernel, bias = model.get_weights()
         for report in reports:
             np.testing.assert_allclose(
@@ -145,8 +155,8 @@ def test_sync_is_one_machine_with_the_n_fold_batch(cluster, num_ps, optimizer):
                 atol=1e-5,
             )
     for report in reports:
-        assert report["updates"] == [steps] * num_ps
-        assert report["iterations"] == steps
+        assert report["updates"] == [fits * steps] * num_ps
+        assert report["iterations"] == fits * steps
         assert all(accepted for _, _, accepted, _ in report["exchanges"])
 
 

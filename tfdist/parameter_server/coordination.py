@@ -1,5 +1,6 @@
 """A method of synchronization at work in one strategy."""
 
+import threading
 import time
 
 from absl import logging
@@ -70,7 +71,10 @@ class Coordination:
         self._members = members_table
         self._timeout = worker_timeout
         self._by_counter = {}
+        # The call of `fit` that is under way; not to be replaced while the
+        # heartbeat makes this worker leave at the end of the one before.
         self._fit = None
+        self._watching = threading.Lock()
         # By ledger: the last status of all workers, and the number of the
         # arrival that this one has been waiting with, since when.
         self._status = {}
@@ -136,13 +140,15 @@ class Coordination:
 
     def watch(self, frame):
         """Takes note of a call of `fit`, at whose end this worker leaves."""
-        self._fit = calls.Call(frame)
+        with self._watching:
+            self._fit = calls.Call(frame)
 
     def tick(self):
         """Called with each heartbeat of this worker, in its thread."""
-        if self._fit is not None and self._fit.is_over():
-            self._fit = None
-            self.leave()
+        with self._watching:
+            if self._fit is not None and self._fit.is_over():
+                self._fit = None
+                self.leave()
         for ledger in self.ledgers:
             state = ledger.tick()
             self._report_changes(ledger, state)

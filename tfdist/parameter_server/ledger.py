@@ -6,10 +6,9 @@ takes the lock, reads, decides, assigns, and wakes those who may go on, all on
 that server; a worker that dies in between leaves the state as it was before
 or as it is after.
 
-A worker that has to wait does so in a queue of its own, outside the lock. A
-token in it says "look", not "go": what counts is the state. So a token that
-is lost with a killed worker costs nobody else anything, and a waiting worker
-whose token was lost is given another with its next heartbeat.
+A worker that has to wait does so in a mailbox of its own, outside the lock.
+What counts is the state: a waiting worker whose token was lost is given
+another with its next heartbeat.
 """
 
 import dataclasses
@@ -18,6 +17,7 @@ import time
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.parameter_server import mailboxes
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
 
@@ -82,6 +82,9 @@ class Ledger:
         self._worker = worker_id
         self._patience = patience
         self._attendance = attendance
+        self._mailboxes = mailboxes.Mailboxes(
+            store, f"{_NAME}/{name}/mailbox", num_workers
+        )
         # One function for all that happens out of a step: TensorFlow is not
         # safe where threads make first calls side by side, and this one is
         # first called by `prepare`.
@@ -178,7 +181,7 @@ class Ledger:
             unlock = self._wait(unlock)
 
             def collected(state, attendance):
-                self._drain()
+                self._mailboxes.drain(mine)
                 outcome = self._outcome(state)
                 return events.go_on(state, mine, attendance.now), outcome
 
@@ -218,11 +221,8 @@ class Ledger:
         def sleep(go_on):
             del go_on
             with self._on_server():
-                token = tf.raw_ops.QueueDequeueV2(
-                    handle=self._mailbox(self._worker),
-                    component_types=[tf.int64],
-                )[0]
-                with tf.control_dependencies([token.op]):
+                token = self._mailboxes.sleep(self._worker)
+                with tf.control_dependencies([token]):
                     return is_decided()
 
         with tf.control_dependencies([after]), self._on_server():
@@ -306,10 +306,15 @@ class Ledger:
 
         def happened(state, attendance):
             left = events.leave(state, self._worker)
-            status = tf.where(leaving, left.status, state.status)
-            state = dataclasses.replace(state, status=status)
+            state = dataclasses.replace(
+                state,
+                status=tf.where(leaving, left.status, state.status),
+                reason=tf.where(leaving, left.reason, state.reason),
+            )
             state = self._decide(state, attendance)
-            self._wake_again(state)
+            if self.method.waits:
+                decided = events.is_decided(state, self._worker)
+                self._mailboxes.wake_again(self._worker, decided)
             return state, (state.pack(),)
 
         (vector,), _ = self._transact(happened, after=[leaving.op])
@@ -331,9 +336,6 @@ class Ledger:
         )
         vector = tf.ensure_shape(vector, [state_lib.size(self._num_workers)])
         return state_lib.State.unpack(vector, self._num_workers)
-
-    def _mailbox(self, worker):
-        return self._store.queue(0, f"{_NAME}/{self._name}/mailbox/{worker}")
 
     def _transact(self, change, after):
         """Changes the state under its lock.
@@ -359,7 +361,8 @@ class Ledger:
                 resource=self._handle(), value=new.pack()
             )
             with tf.control_dependencies([assigned]):
-                self._wake(old, new)
+                if self.method.waits:
+                    self._mailboxes.wake(old.waiting & ~new.waiting)
         effects = [
             op
             for op in graph.get_operations()[before:]
@@ -368,62 +371,6 @@ class Ledger:
         effects += [result.op for result in results]
         with tf.control_dependencies(effects):
             return results, self._store.unlock(0, lock)
-
-    def _wake(self, old, new):
-        """Tells those who wait that they have been decided over."""
-        if not self.method.waits:
-            return
-        woken = tf.logical_and(_is_waiting(old), ~_is_waiting(new))
-
-        def send():
-            for worker in range(self._num_workers):
-                self._send_token(worker, woken[worker])
-            return True
-
-        tf.cond(tf.reduce_any(woken), send, lambda: False)
-
-    def _drain(self):
-        """Throws away tokens that this worker did not need."""
-        mailbox = self._mailbox(self._worker)
-        size = tf.raw_ops.QueueSizeV2(handle=mailbox)
-
-        def take():
-            with self._on_server():
-                tf.raw_ops.QueueDequeueManyV2(
-                    handle=mailbox, n=size, component_types=[tf.int64]
-                )
-            return True
-
-        tf.cond(size > 0, take, lambda: False)
-
-    def _wake_again(self, state):
-        """Replaces a token of this worker's that was lost."""
-        if not self.method.waits:
-            return
-        empty = tf.equal(
-            tf.raw_ops.QueueSizeV2(handle=self._mailbox(self._worker)), 0
-        )
-        decided = events.is_decided(state, self._worker)
-        self._send_token(self._worker, tf.logical_and(decided, empty))
-
-    def _send_token(self, worker, condition):
-        def send():
-            with self._on_server():
-                tf.raw_ops.QueueEnqueueV2(
-                    handle=self._mailbox(worker),
-                    components=[tf.ones([], tf.int64)],
-                )
-            return True
-
-        tf.cond(condition, send, lambda: False)
-
-
-def _is_waiting(state):
-    """Whose gradient has arrived and is not decided over, a bool vector."""
-    phases = state_lib.Phase
-    arrived = tf.equal(state.phase, tf.constant(phases.ARRIVED, tf.int64))
-    accepted = tf.equal(state.phase, tf.constant(phases.ACCEPTED, tf.int64))
-    return tf.logical_or(arrived, accepted)
 
 
 def _now():

@@ -154,10 +154,7 @@ def attend(state, attendance, patience):
     known = attendance.heard > 0
     last = tf.maximum(attendance.heard, state.since)
     silent = tf.logical_and(known, now - last > patience.silent)
-    waiting = tf.logical_or(
-        _is(state.phase, Phase.ARRIVED), _is(state.phase, Phase.ACCEPTED)
-    )
-    idle = tf.logical_and(~waiting, now - state.since > patience.idle)
+    idle = ~state.waiting & (now - state.since > patience.idle)
     late = tf.logical_and(
         state.started_at > 0, now - state.started_at > patience.missing
     )

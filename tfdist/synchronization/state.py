@@ -190,6 +190,11 @@ class State:
         return tf.equal(self.phase, _int64(Phase.ARRIVED))
 
     @property
+    def waiting(self):
+        """Whose worker has to wait for a decision, a bool vector."""
+        return self.arrived | tf.equal(self.phase, _int64(Phase.ACCEPTED))
+
+    @property
     def present(self):
         """Who is waited for, a bool vector."""
         return tf.not_equal(self.status, _int64(Status.GONE))
