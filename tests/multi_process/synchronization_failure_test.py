@@ -172,3 +172,33 @@ def test_workers_that_never_begin_are_waited_for_at_first_only(cluster, method):
     made.tell("stop")
     made.finish()
     check_exact([worker.report() for worker in (*early, late)])
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_server_that_dies_ends_the_wait_with_its_name(cluster, index):
+    made = cluster(num_ps=2, num_workers=2)
+    made.start_servers()
+    waiting = start(made, 0, "sync", until="stop")
+    slow = start(made, 1, "sync", until="stop", pace=120.0)
+    slow.wait_for_steps(1)
+    # It has got the first update and waits for the next, which is far away.
+    waiting.wait_for_steps(1)
+    waiting.expect("Waiting for the gradients of /job:worker/task:1")
+    made.servers()[index].kill()
+    assert waiting.wait(60.0) == 1
+    assert f"/job:ps/replica:0/task:{index}" in waiting.output()
+
+
+def test_workers_with_different_methods_are_refused(cluster):
+    made = cluster(num_ps=1, num_workers=2)
+    made.start_servers(lost_after=3.0)
+    right = start(made, 0, "bounded", until="stop", missing=6.0)
+    right.wait_for_steps(1)
+    wrong = start(made, 1, "softsync", until="stop")
+    assert wrong.wait(60.0) == 1
+    wrong.expect(
+        r"Here synchronization=SoftSync\(s=2\), correction=None, "
+        r"on the servers synchronization=BoundedStaleness\(max_staleness=1\), correction=None"
+    )
+    made.tell("stop")
+    assert right.wait() == 0

@@ -208,3 +208,30 @@ def test_moving_statistics_of_late_workers_all_count():
         mean = 0.9 * mean + 0.1 * x.mean(axis=0)
         found = workers[k].model.layers[0].moving_mean.numpy()
         np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-6)
+
+
+class Shrinking(keras.optimizers.SGD):
+    """Sets each weight to a function of itself, as Muon's weight decay does."""
+
+    def apply(self, grads, trainable_variables=None):
+        for variable in trainable_variables:
+            variable.assign(variable - 0.25 * variable)
+        super().apply(grads, trainable_variables)
+
+
+def test_weights_set_to_a_function_of_old_ones_keep_what_others_did():
+    run = next(_runs)
+    workers = [
+        VirtualWorker(run, k).build(lambda: Shrinking(RATE)) for k in range(3)
+    ]
+    for worker in workers:
+        worker.store.pull()
+    server = np.array([1.0] * FEATURES + [0.0])
+    copies = [server] * 3
+    for k, (x, y) in zip(LATE, batches(len(LATE), seed=0), strict=True):
+        workers[k].step(x, y)
+        change = 0.25 * copies[k] + RATE * gradient(copies[k], x, y)
+        server = copies[k] = server - change
+        np.testing.assert_allclose(
+            workers[k].weights(), server, rtol=2e-5, atol=2e-6
+        )

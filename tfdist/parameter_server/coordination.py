@@ -96,13 +96,14 @@ class Coordination:
         if counter is None and not self._method.averages:
             return exchange_lib.Exchange(**kwargs)
         return coordinated.CoordinatedExchange(
-            ledger=None if counter is None else self._ledger(counter),
+            ledger=None if counter is None else self.prepare(counter),
             method=self._method,
             correction=self._correction,
             **kwargs,
         )
 
-    def _ledger(self, counter):
+    def prepare(self, counter):
+        """The `Ledger` of the optimizer with that step counter."""
         if counter.ordinal not in self._by_counter:
             with tf.init_scope():
                 ledger = ledger_lib.Ledger(

@@ -158,3 +158,28 @@ class Lifter:
                     new.set_shape(old.shape)
                 copies[old.name] = new
         return copies[plan.output.name]
+
+
+def may_depend_on(value, variable):
+    """Whether `value` is made from what is read of `variable`, as far as seen.
+
+    Args:
+      value: A tensor of the graph that is being built.
+      variable: A `ReplicaVariable`.
+    """
+    handles = {
+        inner.name
+        for outer, inner in value.graph.captures
+        if outer is variable.local_handle
+    }
+    seen, stack = set(), [value.op]
+    while stack:
+        operation = stack.pop()
+        if operation.name in seen:
+            continue
+        seen.add(operation.name)
+        names = {tensor.name for tensor in operation.inputs}
+        if names & handles or len(seen) > MAX_LIFTED_OPS:
+            return True
+        stack += [tensor.op for tensor in operation.inputs]
+    return False

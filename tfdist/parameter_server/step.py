@@ -58,7 +58,7 @@ def _check_elementwise(variable, optimizer):
         )
 
 
-def _step_counter(optimizer):
+def step_counter(optimizer):
     """The variable in which a Keras optimizer counts its steps.
 
     Not `optimizer.iterations`, which is a quotient where gradients are
@@ -82,6 +82,10 @@ def _settings(optimizer):
         for value in values
         if getattr(value, "role", None) is Role.LOCAL and not value.shape.rank
     ]
+
+
+def _add_to(variable, change):
+    variable.assign_add(change, read_value=False)
 
 
 class Step:
@@ -153,8 +157,15 @@ class Step:
         del variable
         self._here()
 
-    def record_mutation(self, variable, kind, value):
-        """Records `variable.<kind>(value)` for the server."""
+    def record_mutation(self, variable, kind, value, before):
+        """Records `variable.<kind>(value)` for the server.
+
+        Args:
+          variable: A `ReplicaVariable`.
+          kind: Name of the method.
+          value: Its argument.
+          before: The value of the replica before.
+        """
         graph = tf.compat.v1.get_default_graph()
         pending = self._here()
         if variable.role is Role.ITERATIONS:
@@ -176,6 +187,17 @@ class Step:
             variable.assigned_by_workers = True
         if not isinstance(value, tf.IndexedSlices):
             value = tf.convert_to_tensor(value, dtype=variable.dtype)
+        if (
+            variable.role is Role.PARAMETER
+            and kind == "assign"
+            and pending.settled is None
+            and lifting.may_depend_on(value, variable)
+        ):
+            # Set to a function of an old value (Muon's weight decay), it
+            # would lose what others have done since: the change is sent.
+            changed = records.Update(variable, _add_to, (value - before,), {})
+            pending.records.append(changed)
+            return
         pending.records.append(records.Mutation(variable, kind, value))
 
     @property
@@ -209,7 +231,7 @@ class Step:
                 store=self._store,
                 graph=graph,
                 records=recorded,
-                counter=_step_counter(optimizer) if optimizer else None,
+                counter=step_counter(optimizer) if optimizer else None,
                 settings=_settings(optimizer) if optimizer else [],
                 frozen=self._ticketed,
                 lifter=lifting.Lifter(

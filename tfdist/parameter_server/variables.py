@@ -197,8 +197,9 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
                 "it. Assign it eagerly, or inside strategy.run."
             )
         active.step.before_mutation(self)
+        before = super()._read_variable_op()
         result = method(value, **kwargs)
-        active.step.record_mutation(self, kind, value)
+        active.step.record_mutation(self, kind, value, before)
         return result
 
     def assign(self, value, use_locking=None, name=None, read_value=True):
