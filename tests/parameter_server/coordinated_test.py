@@ -176,7 +176,7 @@ def test_optimizers(method, name):
         found = optimizer_cases.train(name, strategy.scope())
     except ValueError as error:
         # It keeps an average, or has a constraint.
-        assert "assigned after the optimizer's updates" in str(error)
+        assert "assigned beside the optimizer's updates" in str(error)
         assert method.averages and "all" in name
         return
     optimizers_test._assert_same(found, optimizers_test._plain(name))
@@ -197,7 +197,7 @@ def test_what_each_worker_would_do_to_an_average_is_refused(build):
     with strategy.scope():
         model = build()
     x, y = twins.classification()
-    with pytest.raises(ValueError, match="assigned after the optimizer's upda"):
+    with pytest.raises(ValueError, match="assigned beside the optimizer's upda"):
         model.fit(x, y, verbose=0)
 
 

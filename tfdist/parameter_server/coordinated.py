@@ -38,8 +38,10 @@ class CoordinatedExchange(exchange.Exchange):
 
     def _ask(self, shards):
         if self.iterations is None:
-            self._check_follow_up()
+            self._check_mutations()
             return super()._ask(shards)
+        if self._method.averages:
+            self._check_mutations()
         store = self._store
         ledger = self._ledger
         updated = {
@@ -65,14 +67,16 @@ class CoordinatedExchange(exchange.Exchange):
         with tf.device(store.worker_device):
             return answers, tf.identity(decision.accepted)
 
-    def _check_follow_up(self):
-        """Refuses what would have to be done once per update, not worker."""
+    def _check_mutations(self):
+        """Refuses what every worker would do for one and the same update."""
         for record in self._records:
             variable = record.variable
+            if self.iterations is not None and _is_of_update(record):
+                continue
             if variable.role is Role.STATE:
                 continue
             raise ValueError(
-                f"Variable {variable.name!r} is assigned after the "
+                f"Variable {variable.name!r} is assigned beside the "
                 "optimizer's updates (by a constraint, use_ema=True or code "
                 f"of yours). With synchronization={self._method!r} "
                 "every worker would do so for each update of all of them. "
@@ -121,7 +125,7 @@ class CoordinatedExchange(exchange.Exchange):
         with tf.control_dependencies([parcel.arrived.op, head.op, *_ops(log)]):
             lock = store.lock(shard)
         before = len(self._graph.get_operations())
-        own = [r for r in parcel.replays if not _is_update(r)]
+        own = [r for r in parcel.replays if not _is_of_update(r.record)]
         with section.entered(), tf.control_dependencies([lock.op]):
             done = self._ledger.executed(shard)
 
@@ -189,7 +193,7 @@ class CoordinatedExchange(exchange.Exchange):
         graph = tf.compat.v1.get_default_graph()
         place = tf.math.floormod(number, tf.shape(log[0], tf.int64)[0])
         key, staleness, first, count = (column[place] for column in log)
-        updates = [r for r in parcel.replays if _is_update(r)]
+        updates = [r for r in parcel.replays if _is_of_update(r.record)]
         version = self._store.counter("version", parcel.shard)
 
         def update(averaged):
@@ -335,8 +339,12 @@ class _Sums:
         return averaged
 
 
-def _is_update(replay):
-    return isinstance(replay.record, records_lib.Update)
+def _is_of_update(record):
+    """Whether it is done once per update, not per worker."""
+    return (
+        isinstance(record, records_lib.Update)
+        or record.variable.role is Role.ITERATIONS
+    )
 
 
 def _gradients(parcel):
