@@ -40,7 +40,7 @@ flags.DEFINE_integer(
 flags.DEFINE_float(
     "turn_seconds",
     None,
-    "Time that each method gets per round. Default: 10, or 1 if --quick.",
+    "Time that each method gets per round. Default: 10, or 0.8 if --quick.",
     lower_bound=0.5,
 )
 flags.DEFINE_list("methods", list(METHODS), f"Of {', '.join(METHODS)}.")
@@ -87,7 +87,7 @@ def main(argv):
     turns = measure(
         sleeps,
         FLAGS.rounds or (2 if FLAGS.quick else 6),
-        FLAGS.turn_seconds or (1.0 if FLAGS.quick else 10.0),
+        FLAGS.turn_seconds or (0.8 if FLAGS.quick else 10.0),
     )
     figures = {
         method: summarize(method, turns[method], sleeps) for method in turns

@@ -197,7 +197,9 @@ def test_what_each_worker_would_do_to_an_average_is_refused(build):
     with strategy.scope():
         model = build()
     x, y = twins.classification()
-    with pytest.raises(ValueError, match="assigned beside the optimizer's upda"):
+    with pytest.raises(
+        ValueError, match="assigned beside the optimizer's upda"
+    ):
         model.fit(x, y, verbose=0)
 
 

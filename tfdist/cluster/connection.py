@@ -15,6 +15,8 @@ _RETRIED = (
     tf.errors.AbortedError,
 )
 
+_RESERVED_FUNCTIONS = 33
+
 # Clusters that this process is connected to.
 _connected = set()
 
@@ -60,7 +62,7 @@ def connect(config, timeout):
         # from under the strategies that it made before.
         return devices
     _wait_for_listeners(config, timeout)
-    _wait_for_servers(config, timeout)
+    _wait_for_servers(config, devices, timeout)
     _connected.add(config)
     return devices
 
@@ -85,6 +87,39 @@ def start_runtime(config):
             f"{config.task_name} cannot serve on its address in TF_CONFIG, "
             f"{config.address} ({error.message}). Is the port in use?"
         ) from error
+
+
+def _reserve_functions(devices):
+    """Makes room in TensorFlow's table of functions on servers.
+
+    The table is a vector, which moves in memory when it grows. Growing it
+    while a heartbeat looks into it has crashed workers in
+    `EagerClusterFunctionLibraryRuntime::Run`. A vector doubles its room; so
+    what is entered here, before there are other threads, leaves room for as
+    much again: most of what a worker ever calls.
+
+    Args:
+      devices: As returned by `connect`.
+    """
+    worker, servers = devices
+
+    @tf.function(autograph=False)
+    def touch():
+        with tf.device(servers[0]):
+            time = tf.timestamp()
+        with tf.device(worker):
+            return tf.identity(time)
+
+    function = touch.get_concrete_function()
+    with tf.device(worker):
+        for number in range(_RESERVED_FUNCTIONS):
+            # Another `config` makes it another function.
+            tf.raw_ops.StatefulPartitionedCall(
+                args=[],
+                Tout=[tf.float64],
+                f=function,
+                config=f"reserved {number}",
+            )
 
 
 def _wait_for_listeners(config, timeout):
@@ -117,7 +152,7 @@ def _listens(address):
         return False
 
 
-def _wait_for_servers(config, timeout):
+def _wait_for_servers(config, devices, timeout):
     """Connects to the servers, whose ports are open."""
     spec = tf.train.ClusterSpec(
         {
@@ -139,6 +174,7 @@ def _wait_for_servers(config, timeout):
                     protocol=config.rpc_layer,
                 )
             start_runtime(config)
+            _reserve_functions(devices)
         except _RETRIED as error:
             reason = error.message.split("\n", 1)[0]
             tasks = re.findall(r"/job:ps/replica:0/task:(\d+)", error.message)
