@@ -6,6 +6,7 @@ from tests.synchronization.virtual_cluster import SECOND
 from tests.synchronization.virtual_cluster import Cluster
 from tfdist.synchronization import BoundedStaleness
 from tfdist.synchronization import Sync
+from tfdist.synchronization.state import Status
 
 
 def test_a_gradient_lost_in_a_kill_is_no_finished_step():
@@ -45,6 +46,19 @@ def test_who_failed_is_not_expected_in_a_second_fit():
     cluster.tick()
     cluster.leave(0)
     assert cluster.step(0)
+
+
+def test_who_comes_back_from_a_failure_ends_its_training_alone():
+    cluster = Cluster(Sync(), 2)
+    assert not cluster.step(0)
+    assert cluster.step(1)
+    cluster.proceed(0)
+    cluster.ended[1] = True
+    cluster.tick()
+    cluster.leave(0)
+    cluster.ended[1] = False
+    assert cluster.step(1)
+    assert cluster.statuses()[0] == Status.GONE
 
 
 def test_who_was_told_to_go_on_and_does_not_is_not_waited_for():

@@ -518,7 +518,7 @@ class Run:
         process.steps += 1
         process.computing = False
         if not self.present:
-            self._begin_anew()
+            self._begin_anew(worker)
         others = self.present - {worker}
         lost = self.undecided(worker)
         if lost:
@@ -550,13 +550,15 @@ class Run:
             self._go_on(worker)
         self._happened()
 
-    def _begin_anew(self):
-        """Everybody was gone: who had left is expected with the others."""
+    def _begin_anew(self, worker):
+        """Everybody was gone: who has left expects the others who have."""
         state, cluster = self.cluster.read(), self.cluster
         last = np.maximum(cluster.heard, state.since)
         silent = cluster.now - last > SILENT * SECOND
         self.present = {
-            k for k in self._left if not (cluster.ended[k] or silent[k])
+            k
+            for k in self._left
+            if worker in self._left and not (cluster.ended[k] or silent[k])
         }
         self.clocks = [0] * len(self.clocks)
         self.earlier.update(self.gradients)

@@ -74,7 +74,7 @@ class Coordination:
         # The call of `fit` that is under way; not to be replaced while the
         # heartbeat makes this worker leave at the end of the one before.
         self._fit = None
-        self._watching = threading.Lock()
+        self._watching = threading.RLock()
         # By ledger: the last status of all workers, and the number of the
         # arrival that this one has been waiting with, since when.
         self._status = {}
@@ -148,7 +148,6 @@ class Coordination:
         """Called with each heartbeat of this worker, in its thread."""
         with self._watching:
             if self._fit is not None and self._fit.is_over():
-                self._fit = None
                 self.leave()
         for ledger in self.ledgers:
             state = ledger.tick()
@@ -157,8 +156,11 @@ class Coordination:
 
     def leave(self):
         """Tells the others that this worker trains no more for now."""
-        for ledger in self.ledgers:
-            ledger.tick(leaving=True)
+        with self._watching:
+            # Not once more when `fit` ends: others may have begun the next.
+            self._fit = None
+            for ledger in self.ledgers:
+                ledger.tick(leaving=True)
 
     def counts(self):
         """Gradients of each worker, over all optimizers.

@@ -59,8 +59,8 @@ def arrive(state, worker, *, key, pulled, now):
 
     A worker that was gone takes part again; it enters no further back than
     the slowest of the others, so that nobody has to wait until it has caught
-    up. If everybody was gone, training begins anew, and those whose training
-    had ended are expected again.
+    up. If everybody was gone, training begins anew; if this worker had ended
+    its training, those who had, too, are expected with it.
 
     Args:
       state: A `State`.
@@ -72,8 +72,8 @@ def arrive(state, worker, *, key, pulled, now):
     Returns:
       The new `State`.
     """
-    state = _begin_anew(state)
     mine = _mask(state, worker)
+    state = _begin_anew(state, mine)
     others = tf.logical_and(state.present, tf.logical_not(mine))
     slowest = tf.reduce_min(tf.where(others, state.clock, tf.int64.max))
     returns = tf.logical_and(
@@ -104,11 +104,16 @@ def arrive(state, worker, *, key, pulled, now):
     )
 
 
-def _begin_anew(state):
-    """If everybody is gone, the state of a training that begins."""
+def _begin_anew(state, mine):
+    """If everybody is gone, the state of a training that begins.
+
+    Who comes back from a failure has a training to end that the others have
+    ended: it does not wait for them.
+    """
     nobody = tf.logical_not(tf.reduce_any(state.present))
-    left = tf.logical_and(nobody, _is(state.reason, Reason.LEFT))
-    state = state.set(left, status=Status.EXPECTED)
+    left = _is(state.reason, Reason.LEFT)
+    again = nobody & tf.reduce_any(left & mine)
+    state = state.set(again & left, status=Status.EXPECTED)
     zero = tf.constant(0, tf.int64)
     return dataclasses.replace(
         state,
