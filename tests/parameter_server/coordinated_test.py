@@ -140,9 +140,6 @@ def method(request, monkeypatch):
 
 
 FEATURES = {
-    "steps per execution": lambda: keras_features_test.test_steps_per_execution(
-        3
-    ),
     "batch normalization": (
         keras_features_test.test_batch_normalization_statistics
     ),
@@ -153,7 +150,6 @@ FEATURES = {
         ("sgd", "adam")
     ),
     "custom loop": lambda: train_steps_test.test_custom_loop(False),
-    "several models": keras_features_test.test_several_models_in_one_strategy,
     "pieces": lambda: partitioning_test.test_pieces_train_as_the_whole("adam"),
 }
 

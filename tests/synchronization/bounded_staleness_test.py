@@ -121,7 +121,7 @@ def check_read(bound):
     return check
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(case=st.sampled_from(CASES), script=virtual_cluster.scripts())
 def test_parameters_and_gap_are_those_of_the_paper(case, script):
     run = Run(
@@ -134,7 +134,7 @@ def test_parameters_and_gap_are_those_of_the_paper(case, script):
     run.play(script).drain()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=st.sampled_from(CASES), script=virtual_cluster.scripts())
 def test_reads_are_guaranteed_where_servers_lag(case, script):
     """Two servers that carry out the log at their own times."""

@@ -86,7 +86,7 @@ def test_the_slowest_is_among_those_who_are_waited_for():
     assert state.slowest_clock() == 4
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     order=st.permutations(range(4)),
     chosen=st.sets(st.integers(0, 3)),

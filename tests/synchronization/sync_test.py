@@ -104,7 +104,7 @@ def check_updates(num_workers, backup_workers):
     return check
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(case=st.sampled_from(CASES), script=virtual_cluster.scripts())
 def test_parameters_are_those_of_the_paper(case, script):
     run = Run(
@@ -116,7 +116,7 @@ def test_parameters_are_those_of_the_paper(case, script):
     run.play(script).drain()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=st.sampled_from(CASES), script=virtual_cluster.scripts())
 def test_updates_are_of_current_gradients_where_servers_lag(case, script):
     """Two servers that carry out the log at their own times."""
