@@ -69,7 +69,7 @@ def test_kill_9_while_computing_pushing_or_waiting(cluster, method):
         # Within the lease, the others go on without it.
         for other, steps in zip(others, before, strict=True):
             other.wait_for_steps(steps + 5, timeout=TIMEOUT + 26.0)
-        pace = 0.5 if kill == 1 else 0.0  # Then it is killed in compute.
+        pace = 0.5 if kill == 0 else 0.0  # Then it is killed in compute.
         lives.append(start(made, 2, method, until="stop", pace=pace))
     lives[-1].wait_for_steps(5)
     made.tell("stop")
