@@ -210,11 +210,7 @@ BAD_FLAGS = {
     "--strategy=sync --staleness_weighting": "--staleness_weighting is for "
     "--strategy=async or --strategy=softsync only.",
     "--strategy=softsync --softsync_s=2 --softsync_n=1": "give one of the two",
-    # What only the cluster knows: here one worker.
-    "--strategy=backup_workers": "--strategy=backup_workers: Sync: "
-    "backup_workers must be less than the number of workers, 1",
-    "--strategy=softsync --softsync_n=2": "--strategy=softsync: SoftSync: n "
-    "must be at most the number of workers, 1",
+    # What the strategy refuses.
     "--strategy=sync --worker_timeout=1": "--strategy=sync: worker_timeout "
     "must be more than two heartbeats",
     "digits": "takes flags only, got ['digits']",

@@ -37,6 +37,7 @@ def write(journal):
             staleness=[number, number + 2, number + 1],
             wait=[seconds, 0.5 * seconds],
             version=3 * number,
+            accepted=tf.equal(number, 4),
             bytes_sent=[100, number],
             bytes_received=[7],
         )
@@ -86,6 +87,7 @@ def test_an_exchange_says_what_was_written(journal, write):
     # The largest over the servers.
     assert (first.staleness, second.staleness) == (6, 7)
     assert (first.wait_seconds, second.wait_seconds) == (4.0, 5.0)
+    assert (first.accepted, second.accepted) == (True, False)
     # The sum over the servers, of which one is known only in the graph.
     assert (first.bytes_sent, second.bytes_sent) == (104, 105)
     assert first.bytes_received == 7
