@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from tests.synchronization import virtual_cluster
-from tests.synchronization.virtual_cluster import RATE
-from tests.synchronization.virtual_cluster import SIZE
+from tests.synchronization import virtual_run
 from tests.synchronization.virtual_cluster import Cluster
-from tests.synchronization.virtual_cluster import Run
+from tests.synchronization.virtual_run import RATE
+from tests.synchronization.virtual_run import SIZE
+from tests.synchronization.virtual_run import Run
 from tfdist.synchronization import BoundedStaleness
 
 # Workers and bound.
@@ -122,7 +122,7 @@ def check_read(bound):
 
 
 @settings(max_examples=40, deadline=None)
-@given(case=st.sampled_from(CASES), script=virtual_cluster.scripts())
+@given(case=st.sampled_from(CASES), script=virtual_run.scripts())
 def test_parameters_and_gap_are_those_of_the_paper(case, script):
     run = Run(
         BoundedStaleness(case[1]),
@@ -135,7 +135,7 @@ def test_parameters_and_gap_are_those_of_the_paper(case, script):
 
 
 @settings(max_examples=20, deadline=None)
-@given(case=st.sampled_from(CASES), script=virtual_cluster.scripts())
+@given(case=st.sampled_from(CASES), script=virtual_run.scripts())
 def test_reads_are_guaranteed_where_servers_lag(case, script):
     """Two servers that carry out the log at their own times."""
     run = Run(
@@ -144,7 +144,7 @@ def test_reads_are_guaranteed_where_servers_lag(case, script):
         num_servers=2,
         watch=check_gap(case[1]),
         on_read=check_read(case[1]),
-        allows=virtual_cluster.one_kill_each,
+        allows=virtual_run.one_kill_each,
     )
     run.play(script).drain()
 
@@ -152,14 +152,14 @@ def test_reads_are_guaranteed_where_servers_lag(case, script):
 @settings(max_examples=15, deadline=None)
 @given(
     num_workers=st.sampled_from([1, 2, 4]),
-    script=virtual_cluster.scripts(failures=(), max_size=40),
+    script=virtual_run.scripts(failures=(), max_size=40),
 )
 def test_without_staleness_it_is_bulk_synchronous(num_workers, script):
     run = Run(BoundedStaleness(0), num_workers).play(script)
     rounds = [np.zeros(SIZE)]
     for step in range(len(run.observer.updates) // num_workers + 1):
         gradients = [
-            virtual_cluster.batch_gradient(k, step, rounds[-1])
+            virtual_run.batch_gradient(k, step, rounds[-1])
             for k in range(num_workers)
         ]
         rounds.append(rounds[-1] - RATE * sum(gradients))
