@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import numpy as np
 
 from tests.synchronization import virtual_run
-from tests.synchronization.virtual_run import RATE
-from tests.synchronization.virtual_run import SIZE
 from tests.synchronization.virtual_run import Run
+from tests.synchronization.virtual_server import RATE
+from tests.synchronization.virtual_server import SIZE
 from tfdist.synchronization import Async
 
 

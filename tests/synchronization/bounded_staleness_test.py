@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 
 from tests.synchronization import virtual_run
+from tests.synchronization import virtual_server
 from tests.synchronization.virtual_cluster import Cluster
-from tests.synchronization.virtual_run import RATE
-from tests.synchronization.virtual_run import SIZE
 from tests.synchronization.virtual_run import Run
+from tests.synchronization.virtual_server import RATE
+from tests.synchronization.virtual_server import SIZE
 from tfdist.synchronization import BoundedStaleness
 
 # Workers and bound.
@@ -159,7 +160,7 @@ def test_without_staleness_it_is_bulk_synchronous(num_workers, script):
     rounds = [np.zeros(SIZE)]
     for step in range(len(run.observer.updates) // num_workers + 1):
         gradients = [
-            virtual_run.batch_gradient(k, step, rounds[-1])
+            virtual_server.batch_gradient(k, step, rounds[-1])
             for k in range(num_workers)
         ]
         rounds.append(rounds[-1] - RATE * sum(gradients))

@@ -17,9 +17,9 @@ import pytest
 import tensorflow as tf
 
 from tests.synchronization import virtual_run
-from tests.synchronization.virtual_run import RATE
-from tests.synchronization.virtual_run import SIZE
 from tests.synchronization.virtual_run import Run
+from tests.synchronization.virtual_server import RATE
+from tests.synchronization.virtual_server import SIZE
 from tfdist.correction import InverseStaleness
 from tfdist.synchronization import Async
 from tfdist.synchronization import SoftSync

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from tests.synchronization import virtual_run
+from tests.synchronization import virtual_server
 from tests.synchronization.virtual_cluster import Cluster
-from tests.synchronization.virtual_run import RATE
-from tests.synchronization.virtual_run import SIZE
 from tests.synchronization.virtual_run import Run
+from tests.synchronization.virtual_server import RATE
+from tests.synchronization.virtual_server import SIZE
 from tfdist.synchronization import Sync
 
 # Workers and backup workers.
@@ -142,7 +143,7 @@ def test_without_backup_workers_it_is_one_large_batch(num_workers, script):
         np.testing.assert_allclose(found, parameters, rtol=1e-9)
         parameters = parameters - RATE * np.mean(
             [
-                virtual_run.batch_gradient(k, step, parameters)
+                virtual_server.batch_gradient(k, step, parameters)
                 for k in range(num_workers)
             ],
             axis=0,

@@ -93,8 +93,8 @@ def _reserve_functions(devices):
     """Makes room in TensorFlow's table of functions on servers.
 
     The table is a vector, which moves in memory when it grows. Growing it
-    while a heartbeat looks into it has crashed workers in
-    `EagerClusterFunctionLibraryRuntime::Run`. A vector doubles its room; so
+    while a heartbeat looks into it is, by the stack, what has crashed workers
+    in `EagerClusterFunctionLibraryRuntime::Run`. A vector doubles its room; so
     what is entered here, before there are other threads, leaves room for as
     much again: most of what a worker ever calls.
 

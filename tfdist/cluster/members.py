@@ -22,9 +22,9 @@ HEARTBEAT_SECONDS = 1.0
 # Between attempts to enter the table of a server that has none yet.
 _RETRY_SECONDS = 0.1
 # TensorFlow's table of remote functions may move in memory when one is called
-# for the first time, while another thread looks into it: 1 of some 500 starts
-# crashed in `EagerClusterFunctionLibraryRuntime::Run`, each time in threads
-# that entered side by side. So they enter one after the other.
+# for the first time, while another thread looks into it: 1 of some 800 starts
+# crashed in `EagerClusterFunctionLibraryRuntime::Run`, in a thread that
+# entered beside others. So they enter one after the other.
 _entering = threading.Lock()
 # A worker that has not been seen for so long is not waited for. It covers a
 # restart of the worker.
