@@ -17,6 +17,8 @@ _HOMES = {
     "AsyncStrategy": "tfdist.parameter_server.presets",
     "BackupWorkersStrategy": "tfdist.parameter_server.presets",
     "BoundedStalenessStrategy": "tfdist.parameter_server.presets",
+    "DANAStrategy": "tfdist.parameter_server.presets",
+    "DCASGDStrategy": "tfdist.parameter_server.presets",
     "ParameterServerStrategy": "tfdist.parameter_server.strategy",
     "SidecarEvaluator": "tfdist.parameter_server.evaluator",
     "SoftSyncStrategy": "tfdist.parameter_server.presets",

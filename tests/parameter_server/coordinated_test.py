@@ -22,6 +22,7 @@ from tests.parameter_server.delay_test import VirtualWorker
 import tfdist
 from tfdist.correction import InverseStaleness
 from tfdist.parameter_server import coordination
+from tfdist.parameter_server import corrector
 from tfdist.parameter_server import presets
 from tfdist.parameter_server import step as step_lib
 from tfdist.parameter_server import strategy as strategy_lib
@@ -36,6 +37,13 @@ def make_workers(run, number, method, correction=None, rule="sgd", layers=()):
     workers = []
     for k in range(number):
         worker = VirtualWorker(run, k)
+        if correction is not None:
+            worker.store.corrector = corrector.Corrector(
+                worker.store,
+                correction.resolve(method or Async(), number),
+                num_workers=number,
+                worker_id=k,
+            )
         if method is not None:
             worker.store.coordination = coordination.Coordination(
                 worker.store,
@@ -47,7 +55,8 @@ def make_workers(run, number, method, correction=None, rule="sgd", layers=()):
                 start_timeout=10.0,
                 members_table=None,
             )
-        workers.append(worker.build(RULES[rule][0], layers))
+        make = RULES[rule][0] if isinstance(rule, str) else rule
+        workers.append(worker.build(make, layers))
     for worker in workers:
         worker.store.pull()
         if method is not None:

@@ -1,22 +1,225 @@
 """What every correction is."""
 
 import abc
+import dataclasses
+import enum
+import math
+import numbers
+
+import tensorflow as tf
+
+
+class Copies(enum.Enum):
+    """Where the parameters that a gradient was computed from are kept.
+
+    SERVER: each server keeps what it last gave to each worker.
+    WORKER: the worker has them, and sends them with its gradient.
+    """
+
+    SERVER = "server"
+    WORKER = "worker"
+
+
+@dataclasses.dataclass(frozen=True)
+class LateGradient:
+    """A gradient of one parameter, at the moment at which it is applied.
+
+    Attributes:
+      values: The gradient. Of a sparse one the rows, `(n, ...)`.
+      indices: Of a sparse one the numbers of the rows, `(n,)` integers, some
+        perhaps several times (the gradient is their sum); else None.
+      staleness: Updates between the parameters that it was computed from and
+        those that it is applied to, scalar int64, 0 or more.
+      worker: Number of the worker that computed it, scalar int64.
+      parameter: The parameter as it is now, in the shape of `values`: of a
+        sparse gradient the rows `indices`. None unless the correction says
+        that it needs `copies`.
+      pulled: The same of the parameter that it was computed from.
+    """
+
+    values: tf.Tensor
+    indices: tf.Tensor | None
+    staleness: tf.Tensor
+    worker: tf.Tensor
+    parameter: tf.Tensor | None = None
+    pulled: tf.Tensor | None = None
+
+    @property
+    def delay(self):
+        """How far the parameter has moved since, `parameter - pulled`."""
+        return self.parameter - self.pulled
+
+
+class Slots(abc.ABC):
+    """What a correction keeps for one parameter, tensors by name."""
+
+    @abc.abstractmethod
+    def read(self, name, rows=None):
+        """The value of a slot.
+
+        Args:
+          name: One of the names that `Correction.slots` gives.
+          rows: An integer scalar or vector: that row, or those rows, alone.
+        """
+
+    @abc.abstractmethod
+    def assign(self, name, value, rows=None):
+        """Sets a slot, or the given rows of it."""
 
 
 class Correction(abc.ABC):
-    """Changes a late gradient before it is added to an update.
+    """Changes a late gradient before the optimizer sees it.
 
-    Pure TensorFlow over tensors of one server; knows nothing of processes.
+    Pure TensorFlow over the tensors of one parameter (or of the piece of it
+    that a server holds); knows nothing of processes, devices or Keras's
+    training loop. Half-precision parameters and their gradients are handed in
+    as float32.
+
+    Attributes:
+      copies: A `Copies` if it needs the parameters that a gradient was
+        computed from, else None.
+      remembers_workers: Whether its slots hold something of each worker,
+        which `forget` removes when that one is gone.
+      looks_ahead: Whether workers get what `look_ahead` makes of a parameter.
+      observes: Whether it wants to see what each update did, in `observe`.
+      densifies: Whether a corrected sparse gradient is dense.
+      on_worker: Whether the workers apply it before they push. Its slots are
+        then each worker's own, and of all methods only `slots`, `correct` and
+        `check_optimizer` are used; `staleness` is 0 and `worker` is 0.
     """
 
-    @abc.abstractmethod
-    def scale(self, staleness):
-        """The factor of a gradient.
+    copies = None
+    remembers_workers = False
+    looks_ahead = False
+    observes = False
+    densifies = False
+    on_worker = False
+
+    def resolve(self, synchronization, num_workers):
+        """Checks the settings against the rest of the strategy.
 
         Args:
-          staleness: Updates between the parameters that it was computed from
-            and those that it is applied to, scalar int64 tensor, 0 or more.
+          synchronization: The `Synchronization`, resolved.
+          num_workers: Number of workers.
 
         Returns:
-          A scalar float64 tensor.
+          The correction with all settings known, this or another instance.
+
+        Raises:
+          ValueError: They do not fit together.
         """
+        del synchronization, num_workers
+        return self
+
+    def check_optimizer(self, optimizer):
+        """Refuses optimizers that it does not fit.
+
+        Args:
+          optimizer: The Keras optimizer whose update rule gets the corrected
+            gradients.
+
+        Raises:
+          ValueError: With the reason.
+        """
+        del optimizer
+
+    def slots(self, shape, num_workers):
+        """What is kept for one parameter; all slots begin with zeros.
+
+        Args:
+          shape: Shape of the parameter, a list of ints.
+          num_workers: Number of workers.
+
+        Returns:
+          A dict of slot name to shape, a list of ints.
+        """
+        del shape, num_workers
+        return {}
+
+    @abc.abstractmethod
+    def correct(self, late, slots):
+        """Corrects a gradient.
+
+        Args:
+          late: A `LateGradient`.
+          slots: The `Slots` of the parameter.
+
+        Returns:
+          What the optimizer gets instead of `late.values`, in the same shape;
+          with `densifies` in the shape of the parameter.
+        """
+
+    def observe(self, before, after, rate, slots):
+        """Called after each update of the parameter.
+
+        Args:
+          before: The parameter before the optimizer's rule, a tensor.
+          after: The same after it.
+          rate: The learning rate of the rule, scalar tensor.
+          slots: The `Slots` of the parameter.
+        """
+        del before, after, rate, slots
+
+    def look_ahead(self, parameter, slots):
+        """What a worker gets as the parameter.
+
+        Args:
+          parameter: Its value, a tensor.
+          slots: Its `Slots`.
+        """
+        del slots
+        return parameter
+
+    def forget(self, worker, slots):
+        """Removes what is kept of a worker that is gone.
+
+        Args:
+          worker: Its number, scalar int64 tensor.
+          slots: The `Slots` of one parameter.
+        """
+        del worker, slots
+
+
+def check_number(owner, name, value, *, below=math.inf, positive=False):
+    """Refuses what is not a number of `[0, below)`.
+
+    Args:
+      owner: Name of the class.
+      name: Name of the argument.
+      value: What came.
+      below: Numbers have to be smaller.
+      positive: Whether 0 is refused.
+
+    Returns:
+      `value` as a float.
+
+    Raises:
+      ValueError: It is refused.
+    """
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < below or (positive and not value):
+        least = "greater than 0" if positive else "of at least 0"
+        bound = "finite" if below == math.inf else f"less than {below:g}"
+        raise ValueError(
+            f"{owner}: {name} must be a number {least} and {bound}, came: "
+            f"{value!r}."
+        )
+    return float(value)
+
+
+def check_copies(owner, backups):
+    """The `Copies` that the argument `backups` names.
+
+    Args:
+      owner: Name of the class.
+      backups: What came.
+
+    Raises:
+      ValueError: There is no such place.
+    """
+    allowed = [place.value for place in Copies]
+    if backups not in allowed:
+        raise ValueError(
+            f"{owner}: backups must be one of {allowed}, came: {backups!r}."
+        )
+    return Copies(backups)

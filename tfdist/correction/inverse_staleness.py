@@ -1,7 +1,5 @@
 """A learning rate per gradient that falls with its staleness."""
 
-import numbers
-
 import tensorflow as tf
 
 from tfdist.correction import base
@@ -10,31 +8,44 @@ from tfdist.correction import base
 class InverseStaleness(base.Correction):
     """Scales a gradient by `factor / max(1, staleness)`.
 
-    Zhang, Gupta, Lian and Liu, "Staleness-aware async-SGD for distributed
-    deep learning", IJCAI 2016, equation 3: a gradient of staleness 0 or 1
-    counts fully. (Some public codes divide by `staleness + 1`, which halves
-    the step at staleness 1.) The gradient is scaled before the optimizer sees
-    it, so it enters a momentum buffer scaled.
+    A gradient of staleness 0 or 1 counts fully. (Some public codes divide by
+    `staleness + 1`, which halves the step at staleness 1.) The gradient is
+    scaled before the optimizer sees it, so it enters a momentum buffer
+    scaled. For any optimizer and synchronization; keeps nothing, sends
+    nothing more. Optimizers that divide by the size of the gradients, as Adam
+    does, take some of it back.
 
     Args:
       factor: The paper's alpha_0 relative to the optimizer's learning rate,
         a positive, finite number.
+
+    References:
+      Zhang, Gupta, Lian and Liu, "Staleness-aware async-SGD for distributed
+      deep learning", IJCAI 2016, equation 3.
     """
 
     def __init__(self, factor=1.0):
-        is_number = isinstance(factor, numbers.Real) and not isinstance(
-            factor, bool
+        self.factor = base.check_number(
+            "InverseStaleness", "factor", factor, positive=True
         )
-        if not is_number or not 0 < factor < float("inf"):
-            raise ValueError(
-                "InverseStaleness: factor must be a positive, finite number, "
-                f"came: {factor!r}."
-            )
-        self.factor = float(factor)
 
     def __repr__(self):
         return f"InverseStaleness(factor={self.factor:g})"
 
     def scale(self, staleness):
+        """The factor of a gradient.
+
+        Args:
+          staleness: Scalar int64 tensor, 0 or more.
+
+        Returns:
+          A scalar float64 tensor.
+        """
         late = tf.cast(tf.maximum(staleness, 1), tf.float64)
         return tf.constant(self.factor, tf.float64) / late
+
+    def correct(self, late, slots):
+        del slots
+        return late.values * tf.cast(
+            self.scale(late.staleness), late.values.dtype
+        )

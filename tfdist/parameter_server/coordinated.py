@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdist import private_tensorflow
 from tfdist.parameter_server import exchange
 from tfdist.parameter_server import records as records_lib
+from tfdist.parameter_server import staging
 from tfdist.parameter_server.variables import Role
 from tfdist.synchronization import state as state_lib
 
@@ -26,22 +27,24 @@ class CoordinatedExchange(exchange.Exchange):
     Args:
       ledger: The optimizer's `Ledger`, or None without an optimizer.
       method: The `Synchronization`.
-      correction: The `Correction` of late gradients, or None.
       **kwargs: Those of `Exchange`.
     """
 
-    def __init__(self, *, ledger, method, correction, **kwargs):
+    def __init__(self, *, ledger, method, **kwargs):
         super().__init__(**kwargs)
         self._ledger = ledger
         self._method = method
-        self._correction = correction
+        corrector = self._store.corrector
+        if corrector is not None and corrector.correction.on_worker:
+            corrector = None
+        # Of gradients on servers, or None.
+        self._corrector = corrector
 
     def _ask(self, shards):
-        if self.iterations is None:
-            self._check_mutations()
-            return super()._ask(shards)
         if self._method.averages:
             self._check_mutations()
+        if self.iterations is None:
+            return super()._ask(shards)
         store = self._store
         ledger = self._ledger
         updated = {
@@ -53,19 +56,31 @@ class CoordinatedExchange(exchange.Exchange):
         pulled = ledger.pulled(sorted(updated))
         extra = [ledger.next_key(), pulled]
         parcels = [self._send(shard, extra) for shard in shards]
-        gradients = [_gradients(parcel) for parcel in parcels]
+        staged = [self._stage(parcel) for parcel in parcels]
         kept = []
-        for parcel, mine in zip(parcels, gradients, strict=True):
+        for parcel, mine in zip(parcels, staged, strict=True):
             with tf.control_dependencies([parcel.arrived.op]):
-                kept.append(self._keep(parcel, mine))
+                kept.append(mine.keep())
         # The first server is always among them, and the first.
         decision = ledger.arrive(*parcels[0].extra, kept)
         answers = [
             self._carry_out(parcel, mine, decision)
-            for parcel, mine in zip(parcels, gradients, strict=True)
+            for parcel, mine in zip(parcels, staged, strict=True)
         ]
         with tf.device(store.worker_device):
             return answers, tf.identity(decision.accepted)
+
+    def _stage(self, parcel):
+        with tf.control_dependencies([parcel.arrived.op]):
+            if self._corrector is not None:
+                self._corrector.add_kept(parcel)
+        device = self._store.devices[parcel.shard]
+        return staging.Staged(self._ledger, device, parcel)
+
+    def _enclosed(self, replays, outbox):
+        if self._corrector is None:
+            return {}
+        return self._corrector.enclosed(replays, outbox)
 
     def _check_mutations(self):
         """Refuses what every worker would do for one and the same update."""
@@ -84,43 +99,12 @@ class CoordinatedExchange(exchange.Exchange):
                 "out."
             )
 
-    def _keep(self, parcel, gradients):
-        """Keeps gradients on a server; returns the operation."""
-        positions = _positions(gradients)
-        with tf.device(self._store.devices[parcel.shard]):
-            if not positions:
-                return tf.no_op()
-            kept = tf.raw_ops.MapStage(
-                key=parcel.extra[0],
-                indices=tf.range(len(positions)),
-                values=[parcel.sent[p] for p in positions],
-                dtypes=[parcel.sent[p].dtype for p in positions],
-                shared_name=self._ledger.name_of("gradients"),
-            )
-        private_tensorflow.run_independently(kept)
-        return kept
-
-    def _take(self, parcel, gradients, key):
-        """The gradients kept under `key`: a dict of position to tensor."""
-        positions = _positions(gradients)
-        if not positions:
-            return {}
-        values = tf.raw_ops.MapUnstage(
-            key=key,
-            indices=tf.range(len(positions)),
-            dtypes=[parcel.sent[p].dtype for p in positions],
-            shared_name=self._ledger.name_of("gradients"),
-        )
-        for value, position in zip(values, positions, strict=True):
-            value.set_shape(parcel.sent[position].shape)
-        return dict(zip(positions, values, strict=True))
-
-    def _carry_out(self, parcel, gradients, decision):
+    def _carry_out(self, parcel, staged, decision):
         """Makes a server carry out the log; returns its `Answer`."""
         store, section, shard = self._store, parcel.section, parcel.shard
         with tf.device(store.devices[shard]):
             head = tf.identity(decision.head)
-            log = tf.unstack(tf.identity(decision.log), num=4)
+            log = tf.unstack(tf.identity(decision.log), num=5)
             accepted = tf.identity(decision.accepted)
         with tf.control_dependencies([parcel.arrived.op, head.op, *_ops(log)]):
             lock = store.lock(shard)
@@ -131,7 +115,7 @@ class CoordinatedExchange(exchange.Exchange):
 
             def body(number):
                 with section.entered():
-                    return self._entry(parcel, gradients, log, number, done)
+                    return self._entry(parcel, staged, log, number, done)
 
             reached = tf.while_loop(
                 lambda number: number < head,
@@ -140,7 +124,7 @@ class CoordinatedExchange(exchange.Exchange):
                 parallel_iterations=1,
             )
             with tf.control_dependencies(reached):
-                self._own_part(parcel, gradients, own, accepted)
+                self._own_part(parcel, staged, own, accepted)
         late = section.late_inputs
         if late:
             private_tensorflow.add_control_inputs(lock.op, late)
@@ -149,7 +133,12 @@ class CoordinatedExchange(exchange.Exchange):
         else:
             with section.entered():
                 figures = [tf.zeros([], tf.int64), tf.zeros([], tf.float64)]
-        return self._answer(section, lock, before, [], figures)
+        return self._answer(parcel, lock, before, [], figures)
+
+    def _given(self, parcel, copies, values):
+        if self._corrector is None:
+            return values
+        return self._corrector.give(self._ledger, parcel, copies, values)
 
     def _read_more(self, section):
         if self.iterations is None:
@@ -164,7 +153,7 @@ class CoordinatedExchange(exchange.Exchange):
             for answer in answers
         ]
 
-    def _own_part(self, parcel, gradients, replays, accepted):
+    def _own_part(self, parcel, staged, replays, accepted):
         """What only this worker's own gradient brings with it.
 
         The statistics of its batch count if its gradient does.
@@ -180,7 +169,7 @@ class CoordinatedExchange(exchange.Exchange):
 
         def discard():
             with section.entered():
-                self._take(parcel, gradients, parcel.extra[0])
+                staged.take(parcel.extra[0])
             return True
 
         if self._method.drops:
@@ -188,43 +177,57 @@ class CoordinatedExchange(exchange.Exchange):
         else:
             replay()
 
-    def _entry(self, parcel, gradients, log, number, done):
+    def _entry(self, parcel, staged, log, number, done):
         """Carries out one entry of the log; returns the next one's number."""
         graph = tf.compat.v1.get_default_graph()
         place = tf.math.floormod(number, tf.shape(log[0], tf.int64)[0])
-        key, staleness, first, count = (column[place] for column in log)
+        key, staleness, first, count, worker = (c[place] for c in log)
         updates = [r for r in parcel.replays if _is_of_update(r.record)]
         version = self._store.counter("version", parcel.shard)
 
-        def update(averaged):
+        def take():
+            taken = staged.take(key)
+            if self._corrector is None:
+                return taken
+            return self._corrector.correct(
+                self._ledger, parcel, taken, staleness=staleness, worker=worker
+            )
+
+        def update(gradients):
             sent = list(parcel.sent)
-            for position, value in averaged.items():
+            for position, value in gradients.items():
                 sent[position] = value
             self._update(parcel, updates, sent, version)
             self._ledger.updates(parcel.shard).add(1)
 
-        if not self._method.averages:
-            taken = self._take(parcel, gradients, key)
-            update(self._scaled(taken, gradients, staleness))
-        else:
-            sums = _Sums(self._ledger, parcel, gradients)
-            section = parcel.section
+        def forget():
+            self._corrector.forget(self._ledger, parcel, worker)
 
-            def add():
-                with section.entered():
-                    taken = self._take(parcel, gradients, key)
-                    sums.add(self._scaled(taken, gradients, staleness), first)
+        def on_server(build):
+            def built():
+                with parcel.section.entered():
+                    build()
                 return True
 
-            def average():
-                with section.entered():
-                    update(sums.average(count))
-                return True
+            return built
 
-            tf.cond(
-                tf.not_equal(key, state_lib.NO_GRADIENT), add, lambda: False
+        def if_(condition, then, otherwise=lambda: None):
+            tf.cond(condition, on_server(then), on_server(otherwise))
+
+        def gradient():
+            if not self._method.averages:
+                update(take())
+                return
+            if_(
+                tf.not_equal(key, state_lib.NO_GRADIENT),
+                lambda: staged.sums.add(take(), first),
             )
-            tf.cond(count > 0, average, lambda: False)
+            if_(count > 0, lambda: update(staged.sums.average(count)))
+
+        if self._ledger.forgets:
+            if_(tf.equal(key, state_lib.FORGET), forget, gradient)
+        else:
+            gradient()
         effects = [
             op
             for op in graph.get_operations()
@@ -236,107 +239,16 @@ class CoordinatedExchange(exchange.Exchange):
             with tf.control_dependencies([done.add(1)]):
                 return number + 1
 
-    def _scaled(self, taken, gradients, staleness):
-        if self._correction is None:
-            return taken
-        scale = self._correction.scale(staleness)
-        values = {g[0] if isinstance(g, tuple) else g for g in gradients}
-        return {
-            position: tensor * tf.cast(scale, tensor.dtype)
-            if position in values
-            else tensor
-            for position, tensor in taken.items()
-        }
+    def _run(self, replay, sent, section):
+        def run():
+            replay.run(sent, section)
 
-
-class _Sums:
-    """Sums of the gradients of one update, on one server.
-
-    Args:
-      ledger: The `Ledger`.
-      parcel: The `Parcel`.
-      gradients: List of positions, or pairs of positions.
-    """
-
-    def __init__(self, ledger, parcel, gradients):
-        self._ledger = ledger
-        self._parcel = parcel
-        self._gradients = gradients
-
-    def _handle(self, position, shape):
-        return self._ledger.resource(
-            self._parcel.shard,
-            f"sum/{position}",
-            self._parcel.sent[position].dtype,
-            shape,
-        )
-
-    def add(self, taken, first):
-        """Adds gradients; with `first` they replace what was there."""
-        dense = [g for g in self._gradients if not isinstance(g, tuple)]
-        sparse = [g for g in self._gradients if isinstance(g, tuple)]
-
-        def begin():
-            for position in (*dense, *(p for pair in sparse for p in pair)):
-                self._assign(position, taken[position])
-            return True
-
-        def go_on():
-            for position in dense:
-                tf.raw_ops.AssignAddVariableOp(
-                    resource=self._handle(position, taken[position].shape),
-                    value=taken[position],
-                )
-            for position in (p for pair in sparse for p in pair):
-                known = self._read(position)
-                rows = tf.concat([known, taken[position]], 0)
-                self._assign(position, rows)
-            return True
-
-        def on_server(build):
-            def built():
-                with self._parcel.section.entered():
-                    return build()
-
-            return built
-
-        tf.cond(first > 0, on_server(begin), on_server(go_on))
-
-    def _shape(self, position):
-        shape = self._parcel.sent[position].shape
-        is_sparse = any(
-            isinstance(g, tuple) and position in g for g in self._gradients
-        )
-        return [None, *shape[1:]] if is_sparse else shape
-
-    def _assign(self, position, value):
-        tf.raw_ops.AssignVariableOp(
-            resource=self._handle(position, self._shape(position)), value=value
-        )
-
-    def _read(self, position):
-        shape = self._shape(position)
-        value = tf.raw_ops.ReadVariableOp(
-            resource=self._handle(position, shape),
-            dtype=self._parcel.sent[position].dtype,
-        )
-        value.set_shape(shape)
-        return value
-
-    def average(self, count):
-        """The sums divided by `count`: a dict of position to tensor."""
-        averaged = {}
-        for gradient in self._gradients:
-            if isinstance(gradient, tuple):
-                # A row may come several times, as it does within a batch.
-                values, indices = gradient
-                averaged[indices] = self._read(indices)
-                total = self._read(values)
-                averaged[values] = total / tf.cast(count, total.dtype)
-            else:
-                total = self._read(gradient)
-                averaged[gradient] = total / tf.cast(count, total.dtype)
-        return averaged
+        if self._corrector is None:
+            run()
+        else:
+            self._corrector.observe(
+                run, self._ledger, replay, section, self._rate
+            )
 
 
 def _is_of_update(record):
@@ -345,25 +257,6 @@ def _is_of_update(record):
         isinstance(record, records_lib.Update)
         or record.variable.role is Role.ITERATIONS
     )
-
-
-def _gradients(parcel):
-    """Positions, among what is sent, of what is averaged: no duplicates."""
-    found = {}
-    for replay in parcel.replays:
-        for gradient in replay.arguments:
-            found[gradient] = None
-    return list(found)
-
-
-def _positions(gradients):
-    return [
-        position
-        for gradient in gradients
-        for position in (
-            gradient if isinstance(gradient, tuple) else (gradient,)
-        )
-    ]
 
 
 def _ops(tensors):

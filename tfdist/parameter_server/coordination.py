@@ -10,7 +10,6 @@ from tfdist import private_tensorflow
 from tfdist.cluster import waiting
 from tfdist.parameter_server import calls
 from tfdist.parameter_server import coordinated
-from tfdist.parameter_server import exchange as exchange_lib
 from tfdist.parameter_server import ledger as ledger_lib
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
@@ -93,13 +92,13 @@ class Coordination:
     def exchange(self, **kwargs):
         """The exchange of one step, see `Exchange` for what it takes."""
         counter = kwargs["counter"]
-        if counter is None and not self._method.averages:
-            return exchange_lib.Exchange(**kwargs)
+        ledger = None
+        if counter is not None:
+            ledger = self.prepare(counter)
+            if self._store.corrector is not None:
+                self._store.corrector.prepare(ledger, kwargs["records"])
         return coordinated.CoordinatedExchange(
-            ledger=None if counter is None else self.prepare(counter),
-            method=self._method,
-            correction=self._correction,
-            **kwargs,
+            ledger=ledger, method=self._method, **kwargs
         )
 
     def prepare(self, counter):

@@ -32,6 +32,8 @@ class Parcel:
       tables: Maps ordinals to tables of which only rows may change, and the
         version at which they were pulled.
       extra: What else was asked to be sent, a list.
+      copies: What gradients were computed from, where that is needed: a dict
+        of gradient (position, or pair of positions) to position.
       section: The `Section` to be built.
       arrived: Time at which all was there, seconds, scalar float64.
     """
@@ -43,6 +45,7 @@ class Parcel:
     ahead: tf.Tensor | None
     tables: dict
     extra: list
+    copies: dict
     section: section_lib.Section
     arrived: tf.Tensor
 
@@ -55,18 +58,29 @@ class Exchange:
       graph: The graph to build in.
       records: List of `Update` and `Mutation`, in the order of the program.
       counter: The step counter of the optimizer whose step this is, or None.
+      rate: Callable that gives the optimizer's learning rate, a tensor.
       settings: Worker-local variables that are sent with the gradients.
       frozen: Ordinals of step counters that are not to be read afresh.
       lifter: The `Lifter` of the graph.
     """
 
     def __init__(
-        self, store, graph, records, *, counter, settings, frozen, lifter
+        self,
+        store,
+        graph,
+        records,
+        *,
+        counter,
+        rate,
+        settings,
+        frozen,
+        lifter,
     ):
         self._store = store
         self._graph = graph
         self._records = records
         self.iterations = counter
+        self._rate = rate
         self._settings = settings
         self._frozen = frozen
         self._lifter = lifter
@@ -179,6 +193,7 @@ class Exchange:
             ahead = outbox.add(self._ahead)
         settings = [outbox.add(read_replica(v)) for v in self._settings]
         extra = [outbox.add(tensor) for tensor in extra]
+        copies = self._enclosed(replays, outbox)
         sent = transfer.move(
             outbox.tensors,
             source=store.worker_device,
@@ -201,9 +216,15 @@ class Exchange:
                 for ordinal, (table, position) in tables.items()
             },
             extra=[sent[position] for position in extra],
+            copies=copies,
             section=section,
             arrived=arrived,
         )
+
+    def _enclosed(self, replays, outbox):
+        """What is sent beside gradients: a dict of gradient to position."""
+        del replays, outbox
+        return {}
 
     def _apply(self, parcel):
         """Does what is to be done on a server; returns its `Answer`."""
@@ -220,7 +241,7 @@ class Exchange:
             private_tensorflow.add_control_inputs(lock.op, section.late_inputs)
         with section.entered(), tf.control_dependencies([lock.op]):
             tables = self._mark_rows(parcel.tables, section, before, version)
-        return self._answer(section, lock, before, tables, [staleness, wait])
+        return self._answer(parcel, lock, before, tables, [staleness, wait])
 
     def _update(self, parcel, replays, sent, version):
         """Builds the replays, and the counting of an optimizer's step."""
@@ -229,11 +250,14 @@ class Exchange:
             _add(section.handle(self.iterations), parcel.ahead)
         for replay in replays:
             with section.on_piece(replay.piece):
-                replay.run(sent, section)
+                self._run(replay, sent, section)
         if self.iterations is not None:
             one = tf.ones([], self.iterations.dtype)
             _add(section.handle(self.iterations), one)
             version.add(1)
+
+    def _run(self, replay, sent, section):
+        replay.run(sent, section)
 
     def _tables(self, records, outbox):
         """Tables of which only rows may change; when they were pulled."""
@@ -259,14 +283,9 @@ class Exchange:
                 kept.append((table, since))
         return kept
 
-    def _answer(self, section, lock, before, tables, figures):
+    def _answer(self, parcel, lock, before, tables, figures):
         """Reads fresh values, frees the lock, sends them home."""
-        store, shard = self._store, section.shard
-        effects = [
-            op
-            for op in self._graph.get_operations()[before:]
-            if op.op_def.is_stateful and op.type != "VarHandleOp"
-        ]
+        store, section, shard = self._store, parcel.section, parcel.shard
         in_rows = {table.ordinal for table, _ in tables}
         fresh = [
             (variable, piece)
@@ -286,12 +305,18 @@ class Exchange:
                 )
                 for variable, piece in fresh
             ]
+            values = self._given(parcel, fresh, values)
             for table, since in tables:
                 values += rows.changed_since(
                     store.row_stamps(table), section.handle(table), table, since
                 )
             values.append(store.counter("version", shard).read())
             figures = [*figures, *self._read_more(section)]
+        effects = [
+            op
+            for op in self._graph.get_operations()[before:]
+            if op.op_def.is_stateful and op.type != "VarHandleOp"
+        ]
         with tf.control_dependencies(
             effects + [v.op for v in values + figures]
         ):
@@ -324,6 +349,17 @@ class Exchange:
             version,
             more,
         )
+
+    def _given(self, parcel, copies, values):
+        """What the worker gets as fresh values, a list of tensors.
+
+        Args:
+          parcel: The `Parcel`.
+          copies: List of (variable, `Piece` or None).
+          values: List of what the server holds.
+        """
+        del parcel, copies
+        return values
 
     def _read_more(self, section):
         """What else is read with the fresh values: a list of tensors."""

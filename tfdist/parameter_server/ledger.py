@@ -35,8 +35,8 @@ class Decision:
       wait: Seconds from its arrival until the worker might go on, scalar
         float64.
       head: Length of the log, scalar int64.
-      log: The log's ring, int64 of shape (4, ring): key, staleness, first,
-        count; see `State`.
+      log: The log's ring, int64 of shape (5, ring): key, staleness, first,
+        count, worker; see `State`.
     """
 
     accepted: tf.Tensor
@@ -76,6 +76,8 @@ class Ledger:
         self.method = method
         # The same on all workers.
         self._signature = f"synchronization={method!r}, {correction=!r}"
+        # Whether workers that are gone are forgotten by the servers.
+        self.forgets = correction is not None and correction.remembers_workers
         self._name = name
         self._store = store
         self._num_workers = num_workers
@@ -202,6 +204,7 @@ class Ledger:
                 state.log_staleness,
                 state.log_first,
                 state.log_count,
+                state.log_worker,
             ]
         )
         staleness = state.staleness[self._worker]
@@ -209,7 +212,8 @@ class Ledger:
 
     def _decide(self, state, attendance):
         state = events.attend(state, attendance, self._patience)
-        return self.method.decide(state)
+        state = self.method.decide(state)
+        return events.forget(state) if self.forgets else state
 
     def _wait(self, after):
         """Sleeps until this worker's gradient is decided over."""

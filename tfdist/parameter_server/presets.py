@@ -1,5 +1,7 @@
 """Named points in the space of methods, each after the paper it is from."""
 
+from tfdist.correction import DANA
+from tfdist.correction import DelayCompensation
 from tfdist.parameter_server.strategy import ParameterServerStrategy
 from tfdist.synchronization import BoundedStaleness
 from tfdist.synchronization import SoftSync
@@ -61,4 +63,65 @@ class BoundedStalenessStrategy(ParameterServerStrategy):
     def __init__(self, max_staleness, **kwargs):
         super().__init__(
             synchronization=BoundedStaleness(max_staleness), **kwargs
+        )
+
+
+class DCASGDStrategy(ParameterServerStrategy):
+    """Asynchronous SGD with delay compensation (Zheng et al. 2017).
+
+    See `tfdist.correction.DelayCompensation`.
+
+    Args:
+      lambda_0: Its strength; default: 0.04, with `variance_decay` 2.0.
+      variance_decay: None for the constant variant (DC-ASGD-c), or the m of
+        the adaptive one (DC-ASGD-a), such as 0.95.
+      backups: Where the parameters are kept that gradients were computed
+        from: "server" (memory for a model per worker) or "worker" (twice the
+        traffic of a push).
+      **kwargs: Those of `ParameterServerStrategy`.
+    """
+
+    def __init__(
+        self,
+        lambda_0=None,
+        variance_decay=None,
+        *,
+        backups="server",
+        **kwargs,
+    ):
+        super().__init__(
+            correction=DelayCompensation(
+                lambda_0, variance_decay, backups=backups
+            ),
+            **kwargs,
+        )
+
+
+class DANAStrategy(ParameterServerStrategy):
+    """Asynchronous SGD with Nesterov's momentum (Hakimi et al. 2019).
+
+    See `tfdist.correction.DANA`. The optimizer is SGD without momentum.
+
+    Args:
+      variant: "slim", "zero" or "dc".
+      momentum: gamma, 0 or more and less than 1.
+      lambda_0: Of the variant "dc"; default: 2.0.
+      backups: Of the variant "dc", "server" (the default) or "worker".
+      **kwargs: Those of `ParameterServerStrategy`.
+    """
+
+    def __init__(
+        self,
+        variant="slim",
+        momentum=0.9,
+        *,
+        lambda_0=None,
+        backups=None,
+        **kwargs,
+    ):
+        super().__init__(
+            correction=DANA(
+                variant, momentum, lambda_0=lambda_0, backups=backups
+            ),
+            **kwargs,
         )

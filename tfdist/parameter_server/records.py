@@ -16,6 +16,10 @@ class Update:
     fn: object
     args: tuple
     kwargs: dict
+    # Whether `args` are gradients that an optimizer applies.
+    is_gradient: bool = False
+    # The replica before the user's code changed it, or None.
+    before: object = None
 
 
 @dataclasses.dataclass
@@ -25,6 +29,8 @@ class Mutation:
     variable: object
     kind: str
     value: object
+    before: object = None
+    is_gradient = False
 
 
 @dataclasses.dataclass
@@ -38,12 +44,14 @@ class Replay:
       arguments: What is sent of the arguments of an `Update` as it is: a list
         of positions in the outbox, or pairs of positions (values, indices)
         for `tf.IndexedSlices`.
+      gradient: The one of them that is a gradient, or None.
     """
 
     record: object
     piece: object
     run: object
     arguments: list
+    gradient: object = None
 
 
 def pieces_on(shard, variable):
@@ -88,7 +96,13 @@ def prepare(record, piece, *, live, lifter, outbox):
             getattr(record.variable, record.kind)(value, **kwargs)
 
         return Replay(record, piece, mutate, [])
-    args = [resolve(a) for a in tf.nest.flatten(record.args)]
+    gradient = None
+    args = []
+    for argument in tf.nest.flatten(record.args):
+        args.append(resolve(argument))
+        if record.is_gradient and gradient is None:
+            # An optimizer may hand over more, such as its learning rate.
+            (gradient,) = resolve.plain
     kwargs = [resolve(a) for a in tf.nest.flatten(record.kwargs)]
 
     def update(sent, section):
@@ -102,4 +116,4 @@ def prepare(record, piece, *, live, lifter, outbox):
             ),
         )
 
-    return Replay(record, piece, update, resolve.plain)
+    return Replay(record, piece, update, resolve.plain, gradient)

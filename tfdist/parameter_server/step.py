@@ -139,8 +139,11 @@ class Step:
         pending = self._here()
         if variable.pieces:
             _check_elementwise(variable, optimizer_of(fn))
-        pending.records.append(records.Update(variable, fn, args, kwargs))
-        if pending.expected and args:
+        is_gradient = bool(pending.expected and args)
+        pending.records.append(
+            records.Update(variable, fn, args, kwargs, is_gradient)
+        )
+        if is_gradient:
             pending.optimizer = pending.optimizer or optimizer_of(fn)
             pending.expected -= 1
             if not pending.expected:
@@ -195,10 +198,12 @@ class Step:
         ):
             # Set to a function of an old value (Muon's weight decay), it
             # would lose what others have done since: the change is sent.
-            changed = records.Update(variable, _add_to, (value - before,), {})
-            pending.records.append(changed)
+            changed = (value - before,)
+            pending.records.append(
+                records.Update(variable, _add_to, changed, {}, before=before)
+            )
             return
-        pending.records.append(records.Mutation(variable, kind, value))
+        pending.records.append(records.Mutation(variable, kind, value, before))
 
     @property
     def num_optimizers(self):
@@ -226,12 +231,18 @@ class Step:
         pending.expected = 0
         with tf.init_scope():
             self._store.commit()
+        counter = step_counter(optimizer) if optimizer else None
         with graph.as_default(), tf.name_scope("exchange"):
+            if optimizer and self._store.corrector is not None:
+                self._store.corrector.before_push(recorded, optimizer, counter)
             exchange = self._make_exchange(
                 store=self._store,
                 graph=graph,
                 records=recorded,
-                counter=step_counter(optimizer) if optimizer else None,
+                counter=counter,
+                rate=lambda: keras.ops.convert_to_tensor(
+                    optimizer.learning_rate
+                ),
                 settings=_settings(optimizer) if optimizer else [],
                 frozen=self._ticketed,
                 lifter=lifting.Lifter(

@@ -74,7 +74,7 @@ class ParameterStore:
         partitioner=None,
     ):
         self._partitioner = partitioner
-        self._worker_id = worker_id
+        self.worker_id = worker_id
         self._namespace = namespace
         self.devices = tuple(devices)
         self.worker_device = worker_device
@@ -88,6 +88,8 @@ class ParameterStore:
         ]
         # How decisions are made over gradients; None where none is needed.
         self.coordination = None
+        # What is done about late gradients; None where nothing is.
+        self.corrector = None
         self.journal = journal.Journal(self)
         self._synchronizer = synchronize.Synchronizer(
             self, is_chief=is_chief, timeout=timeout
@@ -152,7 +154,7 @@ class ParameterStore:
         step would waste what several workers are for.
         """
         seed, *rest = variable.numpy()
-        seed = (int(seed) + self._worker_id * _SEED_STRIDE) % _MAX_SEED
+        seed = (int(seed) + self.worker_id * _SEED_STRIDE) % _MAX_SEED
         variable.assign_replica(tf.constant([seed, *rest], variable.dtype))
 
     def _place(self, variable, reference):

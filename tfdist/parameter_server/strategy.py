@@ -19,6 +19,7 @@ from tfdist.cluster import server
 from tfdist.cluster import waiting
 from tfdist.correction import Correction
 from tfdist.parameter_server import coordination
+from tfdist.parameter_server import corrector
 from tfdist.parameter_server import extended
 from tfdist.parameter_server import metrics
 from tfdist.parameter_server import store as store_lib
@@ -136,7 +137,22 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             timeout=start_timeout,
             partitioner=variable_partitioner,
         )
-        if not isinstance(method, Async) or correction is not None:
+        if config.is_local:
+            method = method.alone()
+        else:
+            method = method.resolve(config.num_workers)
+        if correction is not None:
+            correction = correction.resolve(method, config.num_workers)
+            # Who does not train has no gradients that are late.
+            if config.is_worker or config.is_local:
+                self._store.corrector = corrector.Corrector(
+                    self._store,
+                    correction,
+                    num_workers=config.num_workers,
+                    worker_id=self._store.worker_id,
+                )
+        by_worker = correction is None or correction.on_worker
+        if not (isinstance(method, Async) and by_worker):
             self._coordinate(method, correction, worker_timeout)
         super().__init__(
             extended.ParameterServerExtended(self, self._store, config)
@@ -145,16 +161,12 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def _coordinate(self, method, correction, worker_timeout):
         config = self._cluster
         membership = self._membership
-        if config.is_local:
-            method = method.alone()
-        else:
-            method = method.resolve(config.num_workers)
         self._store.coordination = coordination.Coordination(
             self._store,
             method,
             correction,
             worker_names=config.worker_names,
-            worker_id=config.worker_id if config.is_worker else 0,
+            worker_id=self._store.worker_id,
             worker_timeout=worker_timeout,
             start_timeout=self._start_timeout,
             members_table=membership.tables[0] if membership else None,
@@ -320,8 +332,9 @@ def _check_method(synchronization, correction):
         )
     if correction is not None and not isinstance(correction, Correction):
         raise TypeError(
-            "correction must be one of tfdist.correction (InverseStaleness), "
-            f"came: {correction!r}."
+            "correction must be one of tfdist.correction (DANA, "
+            "DelayCompensation, FASGD, GapAware, InverseStaleness), came: "
+            f"{correction!r}."
         )
     return synchronization
 

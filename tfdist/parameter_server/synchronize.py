@@ -328,13 +328,21 @@ class Synchronizer:
                     ledger.updates(shard) for ledger in self._ledgers()
                 ]
                 values += [counter.read() for counter in counters]
-        with tf.control_dependencies([v.op for v in values]):
+                noted = self._note_given(shard, copies, values)
+        with tf.control_dependencies([*(v.op for v in values), *noted]):
             store.unlock(shard, lock)
         home = transfer.move(
             values, source=store.devices[shard], target=store.worker_device
         )
         version, *updates = home[len(copies) :]
         return home[: len(copies)], version, updates
+
+    def _note_given(self, shard, copies, values):
+        """What this worker now has, for the correction of its gradients."""
+        corrector = self._store.corrector
+        if corrector is None:
+            return []
+        return corrector.note_given(shard, copies, values[: len(copies)])
 
     def _put(self, variable, value):
         if variable.role is Role.ITERATIONS:
@@ -386,6 +394,9 @@ class Synchronizer:
                             value=value,
                         )
                     ]
+                    done += self._note_given(
+                        shard, [(variable, piece)], [value]
+                    )
                     if variable.rows_pulled is not None:
                         done.append(self._stamp_all_rows(variable))
             with tf.control_dependencies(done):

@@ -133,6 +133,12 @@ def _remove(state, mask, reason):
     return state.set(going, status=Status.GONE, reason=reason)
 
 
+def forget(state):
+    """Who is gone, and has nothing undecided, is forgotten by the servers."""
+    gone = _is(state.status, Status.GONE) & _is(state.remembered, 1)
+    return state.forget(gone & ~state.waiting)
+
+
 def go_on(state, worker, now):
     """A worker has been told what became of its gradient."""
     return state.set(_mask(state, worker), phase=Phase.COMPUTING, since=now)

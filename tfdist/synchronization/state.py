@@ -73,9 +73,13 @@ _WORKERS = (
     "pushed",
     "accepted",
     "dropped",
+    "remembered",
 )
-_LOG = ("log_key", "log_staleness", "log_first", "log_count")
+_LOG = ("log_key", "log_staleness", "log_first", "log_count", "log_worker")
+# In the place of a key: an update of the gradients before, and nothing more.
 NO_GRADIENT = -1
+# What is kept of a worker is to be forgotten.
+FORGET = -2
 
 
 def _int64(value):
@@ -87,7 +91,7 @@ def log_size(num_workers):
 
     Each worker carries all decisions out before it makes the next one fall,
     so no server is ever behind by more than the number of workers, each with
-    a gradient and an update.
+    a gradient, an update, and once being forgotten.
     """
     return 4 * num_workers + 8
 
@@ -126,12 +130,14 @@ class State:
         accepted, or arrived.
       since: When it last arrived or was told to go on, microseconds.
       pushed, accepted, dropped: Gradients so far.
+      remembered: 1 if there are entries of it since it was last forgotten.
 
     Vectors of the log, a ring that entry `k` enters at `k % log_size`:
-      log_key: The gradient to be added, or `NO_GRADIENT`.
+      log_key: The gradient to be added, `NO_GRADIENT` or `FORGET`.
       log_staleness: Updates that it is late by.
       log_first: 1 if it is the first of its update.
       log_count: Gradients in the update that follows, 0 if none does.
+      log_worker: Whose gradient it is, or who is forgotten.
     """
 
     version: tf.Tensor
@@ -152,10 +158,12 @@ class State:
     pushed: tf.Tensor
     accepted: tf.Tensor
     dropped: tf.Tensor
+    remembered: tf.Tensor
     log_key: tf.Tensor
     log_staleness: tf.Tensor
     log_first: tf.Tensor
     log_count: tf.Tensor
+    log_worker: tf.Tensor
 
     @classmethod
     def unpack(cls, vector, num_workers):
@@ -226,9 +234,48 @@ class State:
         number = tf.reduce_sum(mine)
         earlier = self.order[None, :] < self.order[:, None]
         rank = tf.reduce_sum(_int64(earlier) * mine[None, :], 1)
-        first = _int64(first)
         count = _int64(count)
         updates = _int64(count > 0)
+        staleness = self.version + rank * updates - self.pulled
+        state = self._write(
+            mask,
+            rank,
+            key=self.key,
+            staleness=staleness,
+            first=_int64(first),
+            count=count,
+        )
+        return dataclasses.replace(
+            state,
+            in_round=tf.where(count > 0, _int64(0), self.in_round + number),
+            version=self.version + number * updates,
+            staleness=tf.where(mask, staleness, self.staleness),
+            accepted=self.accepted + mine,
+            remembered=tf.maximum(self.remembered, mine),
+        )
+
+    def forget(self, mask):
+        """Has what is kept of workers forgotten after all entries so far."""
+        rank = tf.cumsum(_int64(mask), exclusive=True)
+        nothing = _int64(0)
+        state = self._write(
+            mask,
+            rank,
+            key=_int64(FORGET),
+            staleness=nothing,
+            first=nothing,
+            count=nothing,
+        )
+        return state.set(mask, remembered=0)
+
+    def _write(self, mask, rank, **values):
+        """Writes an entry for each worker in `mask`.
+
+        Args:
+          mask: Bool vector.
+          rank: The order of the entries, int64 vector.
+          **values: Of the columns, int64 scalars, or vectors by worker.
+        """
         place = tf.math.floormod(self.head + rank, self.log_key.shape[0])
         slots = tf.range(self.log_key.shape[0], dtype=tf.int64)
         # (entry of the ring, worker): where each worker's entry goes.
@@ -236,24 +283,16 @@ class State:
             tf.equal(slots[:, None], place[None, :]), mask[None, :]
         )
         taken = tf.reduce_any(puts, 1)
+        values["worker"] = tf.range(self.num_workers, dtype=tf.int64)
 
-        def put(name, values):
-            new = tf.reduce_sum(tf.where(puts, values, _int64(0)), 1)
-            return tf.where(taken, new, getattr(self, name))
+        def put(name, value):
+            new = tf.where(puts, value[None, ...], _int64(0))
+            old = getattr(self, f"log_{name}")
+            return f"log_{name}", tf.where(taken, tf.reduce_sum(new, 1), old)
 
-        staleness = self.version + rank * updates - self.pulled
-        return dataclasses.replace(
-            self,
-            log_key=put("log_key", self.key[None, :]),
-            log_staleness=put("log_staleness", staleness[None, :]),
-            log_first=put("log_first", first),
-            log_count=put("log_count", count),
-            head=self.head + number,
-            in_round=tf.where(count > 0, _int64(0), self.in_round + number),
-            version=self.version + number * updates,
-            staleness=tf.where(mask, staleness, self.staleness),
-            accepted=self.accepted + mine,
-        )
+        columns = dict(put(name, value) for name, value in values.items())
+        number = tf.reduce_sum(_int64(mask))
+        return dataclasses.replace(self, head=self.head + number, **columns)
 
     def accept(self, mask):
         """Workers whose gradient is part of the next update wait for it."""
@@ -284,6 +323,7 @@ class State:
             log_staleness=tf.where(taken, _int64(0), self.log_staleness),
             log_first=tf.where(taken, _int64(0), self.log_first),
             log_count=tf.where(taken, self.in_round, self.log_count),
+            log_worker=tf.where(taken, _int64(0), self.log_worker),
             head=self.head + one,
             in_round=tf.where(complete, _int64(0), self.in_round),
             version=self.version + one,

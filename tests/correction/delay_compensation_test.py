@@ -1,0 +1,134 @@
+"""Delay compensation: golden values, limits, rows, refusals.
+
+Zheng et al. 2017 (papers.md 6).
+"""
+
+import numpy as np
+import pytest
+
+from tests.correction.eager_server import late
+from tests.correction.eager_server import make_slots
+from tfdist.correction import DelayCompensation
+
+
+def correct(correction, slots, *args, **kwargs):
+    return correction.correct(late(*args, **kwargs), slots).numpy()
+
+
+def test_first_updates_of_the_constant_variant():
+    """G + 0.04 g^2 d, by hand: g = 5, d = 2 -> 5 + 0.04 * 25 * 2 = 7."""
+    correction = DelayCompensation()
+    slots = make_slots(correction, [2])
+    found = correct(correction, slots, [5.0, -5.0], now=[3.0, 3.0], then=[1, 1])
+    np.testing.assert_allclose(found, [7.0, -3.0], rtol=1e-6)
+    # Backwards, too: -0.04 * 25 * 2.
+    found = correct(correction, slots, [5.0, -5.0], now=[1.0, 1.0], then=[3, 3])
+    np.testing.assert_allclose(found, [3.0, -7.0], rtol=1e-6)
+
+
+def test_first_updates_of_the_adaptive_variant():
+    """Mean squares 0.05 g^2 and 0.95 of that + 0.05 g^2; lambda_0 = 2.
+
+    g = 2: 0.2 and 0.39; lambda = 2 / sqrt(.), so with d = 0.5 the gradient
+    grows by lambda * 4 * 0.5.
+    """
+    correction = DelayCompensation(variance_decay=0.95)
+    slots = make_slots(correction, [1])
+    for mean_square in (0.2, 0.39):
+        found = correct(correction, slots, [2.0], now=[1.5], then=[1.0])
+        grown = 2 / np.sqrt(mean_square + 1e-7) * 4 * 0.5
+        np.testing.assert_allclose(found, [2 + grown], rtol=1e-5)
+
+
+def test_hessian_of_a_quadratic_gives_the_gradient_of_now():
+    """gradient(w) = h w + b; lambda g^2 = h leaves nothing of the delay."""
+    hessian, b = 1.5, -0.25
+    then, now = 2.0, -1.0
+    g = hessian * then + b
+    correction = DelayCompensation(hessian / g**2)
+    found = correct(
+        correction, make_slots(correction, [1]), [g], now=[now], then=[then]
+    )
+    np.testing.assert_allclose(found, [hessian * now + b], rtol=1e-6)
+
+
+@pytest.mark.parametrize("decay", [None, 0.0, 0.95])
+@pytest.mark.parametrize("lambda_0", [0.0, 0.3])
+def test_rows_are_compensated_as_the_whole(decay, lambda_0):
+    """A row that comes twice is the sum of the two, as in a batch."""
+    correction = DelayCompensation(lambda_0, decay)
+    random = np.random.default_rng(0)
+    dense_slots = make_slots(correction, [5, 2])
+    slots = make_slots(correction, [5, 2])
+    for _ in range(3):
+        rows = [3, 0, 3, 3]
+        values = random.normal(size=(4, 2)).astype("float32")
+        now, then = random.normal(size=(2, 5, 2)).astype("float32")
+        gradient = np.zeros((5, 2), "float32")
+        np.add.at(gradient, rows, values)
+        dense = correct(correction, dense_slots, gradient, now=now, then=then)
+        sparse = correct(
+            correction, slots, values, now=now[rows], then=then[rows], rows=rows
+        )
+        found = np.zeros((5, 2), "float32")
+        np.add.at(found, rows, sparse)
+        np.testing.assert_allclose(found, dense, rtol=1e-5, atol=1e-6)
+        if not lambda_0:
+            np.testing.assert_array_equal(sparse, values)
+
+
+def test_large_gradients_do_not_overflow():
+    """1e25 squared is more than float32 holds."""
+    for decay in (None, 0.0):
+        correction = DelayCompensation(1e-28, decay)
+        slots = make_slots(correction, [1])
+        found = correct(correction, slots, [1e25], now=[1.0], then=[0.9])
+        assert np.isfinite(found).all()
+
+
+def test_defaults_are_those_of_the_paper():
+    assert repr(DelayCompensation()) == (
+        "DelayCompensation(lambda_0=0.04, variance_decay=None, epsilon=1e-07, "
+        "backups='server')"
+    )
+    adaptive = DelayCompensation(variance_decay=0.95, backups="worker")
+    assert repr(adaptive) == (
+        "DelayCompensation(lambda_0=2, variance_decay=0.95, epsilon=1e-07, "
+        "backups='worker')"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        (
+            {"lambda_0": -1},
+            "DelayCompensation: lambda_0 must be a number of at least 0 and "
+            "finite, came: -1.",
+        ),
+        (
+            {"lambda_0": True},
+            "DelayCompensation: lambda_0 must be a number of at least 0 and "
+            "finite, came: True.",
+        ),
+        (
+            {"variance_decay": 1},
+            "DelayCompensation: variance_decay must be a number of at least 0 "
+            "and less than 1, came: 1.",
+        ),
+        (
+            {"epsilon": 0},
+            "DelayCompensation: epsilon must be a number greater than 0 and "
+            "finite, came: 0.",
+        ),
+        (
+            {"backups": "nowhere"},
+            "DelayCompensation: backups must be one of ['server', 'worker'], "
+            "came: 'nowhere'.",
+        ),
+    ],
+)
+def test_bad_arguments(kwargs, message):
+    with pytest.raises(ValueError) as error:
+        DelayCompensation(**kwargs)
+    assert str(error.value) == message

@@ -1,0 +1,358 @@
+"""A correction of late gradients at work in one strategy."""
+
+import tensorflow as tf
+
+from tfdist.correction import Copies
+from tfdist.correction import LateGradient
+from tfdist.parameter_server import section as section_lib
+from tfdist.parameter_server.slots import ServerSlots
+from tfdist.parameter_server.slots import WorkerSlots
+from tfdist.parameter_server.slots import dtype_of
+from tfdist.parameter_server.slots import read
+from tfdist.parameter_server.slots import widened
+from tfdist.parameter_server.variables import Role
+
+
+class Corrector:
+    """Gives a `Correction` what it works on, on servers or on this worker.
+
+    Args:
+      store: The `ParameterStore`.
+      correction: The `Correction`, resolved.
+      num_workers: Number of workers.
+      worker_id: Number of this one.
+    """
+
+    def __init__(self, store, correction, *, num_workers, worker_id):
+        self._store = store
+        self._correction = correction
+        self._num_workers = num_workers
+        self._worker = worker_id
+        # What this worker keeps, by step counter and variable.
+        self._own = {}
+        self._prepared = set()
+
+    @property
+    def correction(self):
+        """The `Correction`."""
+        return self._correction
+
+    # On the worker.
+
+    def before_push(self, records, optimizer, counter):
+        """Checks gradients, and corrects them if that is done by workers.
+
+        Args:
+          records: List of `Update` and `Mutation`; the gradients in it are
+            replaced.
+          optimizer: The Keras optimizer whose step it is.
+          counter: Its step counter.
+
+        Raises:
+          ValueError: The optimizer or a parameter does not fit.
+        """
+        self._correction.check_optimizer(optimizer)
+        for record in records:
+            if not record.is_gradient:
+                continue
+            variable = record.variable
+            if not variable.dtype.is_floating:
+                raise ValueError(
+                    f"{self._correction!r} is for real parameters, and "
+                    f"{variable.name!r} is {variable.dtype.name}."
+                )
+            if self._correction.on_worker:
+                slots = self._own_slots(counter, variable)
+                gradient, *rest = record.args
+                corrected = self._correct_here(gradient, variable, slots)
+                record.args = (corrected, *rest)
+
+    def _correct_here(self, gradient, variable, slots):
+        zero = tf.zeros([], tf.int64)
+        if not isinstance(gradient, tf.IndexedSlices):
+            late = LateGradient(widened(gradient), None, zero, zero)
+            corrected = self._correction.correct(late, slots)
+            return tf.cast(corrected, gradient.dtype)
+        values, indices = gradient.values, gradient.indices
+        late = LateGradient(widened(values), indices, zero, zero)
+        corrected = self._correction.correct(late, slots)
+        return tf.IndexedSlices(
+            tf.cast(corrected, values.dtype),
+            self._indices_of(late, variable.shape),
+            gradient.dense_shape,
+        )
+
+    def _indices_of(self, late, shape):
+        """The rows of a sparse gradient after its correction."""
+        if self._correction.densifies:
+            return tf.range(shape[0], dtype=late.indices.dtype)
+        return late.indices
+
+    def _own_slots(self, counter, variable):
+        key = (counter.ordinal, variable.ordinal)
+        if key not in self._own:
+            shapes = self._correction.slots(
+                variable.shape.as_list(), self._num_workers
+            )
+            dtype = dtype_of(variable)
+            self._own[key] = WorkerSlots(
+                {
+                    name: self._store.worker_variable(
+                        lambda shape=shape: tf.zeros(shape, dtype),
+                        f"correction_{name}",
+                    )
+                    for name, shape in shapes.items()
+                }
+            )
+        return self._own[key]
+
+    # What gradients were computed from.
+
+    def enclosed(self, replays, outbox):
+        """What is sent of the replicas that gradients were computed from.
+
+        Args:
+          replays: List of `Replay`.
+          outbox: The `Outbox` to the server.
+
+        Returns:
+          A dict of gradient (position, or pair of positions) to position.
+        """
+        if self._correction.copies is not Copies.WORKER:
+            return {}
+        copies = {}
+        # Code before the optimizer may have changed the replica.
+        before = {}
+        for replay in replays:
+            record = replay.record
+            if record.before is not None:
+                before.setdefault(record.variable.ordinal, record.before)
+        for replay, gradient in late_gradients(replays):
+            variable = replay.record.variable
+            value = before.get(variable.ordinal)
+            if value is None:
+                value = section_lib.read_replica(variable)
+            if replay.piece is not None:
+                value = replay.piece.of(value)
+            if isinstance(gradient, tuple):
+                indices = outbox.tensors[gradient[1]]
+                value = tf.gather(value, indices)
+            copies[gradient] = outbox.add(value)
+        return copies
+
+    def add_kept(self, parcel):
+        """Adds to a parcel what the server keeps of this worker's last pull.
+
+        Args:
+          parcel: A `Parcel`, on its server.
+        """
+        if self._correction.copies is not Copies.SERVER:
+            return
+        section = parcel.section
+        with section.entered():
+            for replay, gradient in late_gradients(parcel.replays):
+                variable = replay.record.variable
+                handle = self._backup(variable, replay.piece, section.shard)
+                rows = None
+                if isinstance(gradient, tuple):
+                    rows = parcel.sent[gradient[1]]
+                value = read(handle, variable.dtype, rows)
+                if rows is None:
+                    value.set_shape(variable.shape_of(replay.piece))
+                parcel.copies[gradient] = len(parcel.sent)
+                parcel.sent.append(value)
+
+    def note_given(self, shard, copies, values):
+        """Keeps what this worker is given, on the server; in its scope.
+
+        Args:
+          shard: Number of the server.
+          copies: List of (variable, `Piece` or None).
+          values: List of their values, tensors on the server.
+        """
+        if self._correction.copies is not Copies.SERVER:
+            return []
+        return [
+            tf.raw_ops.AssignVariableOp(
+                resource=self._backup(variable, piece, shard), value=value
+            )
+            for (variable, piece), value in zip(copies, values, strict=True)
+            if variable.role is Role.PARAMETER
+        ]
+
+    def _backup(self, variable, piece, shard):
+        return self._store.resource(
+            shard,
+            f"given/{self._worker}/{_name(variable, piece)}",
+            variable.dtype,
+            variable.shape_of(piece),
+        )
+
+    # On a server.
+
+    def prepare(self, ledger, records):
+        """Makes the slots on the servers, where there are none yet.
+
+        Args:
+          ledger: The `Ledger`.
+          records: List of `Update` and `Mutation`.
+        """
+        new = [
+            record.variable
+            for record in records
+            if record.is_gradient
+            and (ledger, record.variable.ordinal) not in self._prepared
+        ]
+        self._prepared.update((ledger, v.ordinal) for v in new)
+        if not new or self._correction.on_worker:
+            return
+        make = tf.function(self._build_slots, autograph=False)
+        with tf.init_scope():
+            make(ledger, new)
+
+    def _build_slots(self, ledger, variables):
+        store = self._store
+        for shard in range(store.num_shards):
+            slots = [
+                self.slots(ledger, shard, variable, piece)
+                for variable in variables
+                for holder, piece in store.copies_of(variable)
+                if holder == shard
+            ]
+            if not any(one.names for one in slots):
+                continue
+            lock = store.lock(shard)
+            device = store.devices[shard]
+            with tf.control_dependencies([lock.op]), tf.device(device):
+                made = [op for one in slots for op in one.make(device)]
+            with tf.control_dependencies(made):
+                store.unlock(shard, lock)
+
+    def slots(self, ledger, shard, variable, piece):
+        """The `Slots` of a variable or piece of it on a server."""
+        shapes = self._correction.slots(
+            variable.shape_of(piece).as_list(), self._num_workers
+        )
+        return ServerSlots(
+            ledger,
+            shard,
+            f"correction/{_name(variable, piece)}",
+            shapes,
+            dtype_of(variable),
+        )
+
+    def correct(self, ledger, parcel, taken, *, staleness, worker):
+        """Corrects what was kept of one exchange, on its server.
+
+        Args:
+          ledger: The `Ledger`.
+          parcel: The `Parcel`.
+          taken: What was kept, a dict of position to tensor.
+          staleness: Scalar int64 tensor.
+          worker: Whose it is, scalar int64 tensor.
+
+        Returns:
+          A dict of position to tensor.
+        """
+        corrected = dict(taken)
+        section = parcel.section
+        for replay, gradient in late_gradients(parcel.replays):
+            variable, piece = replay.record.variable, replay.piece
+            sparse = isinstance(gradient, tuple)
+            position = gradient[0] if sparse else gradient
+            indices = taken[gradient[1]] if sparse else None
+            parameter = pulled = None
+            if self._correction.copies is not None:
+                with section.on_piece(piece):
+                    handle = section.handle(variable)
+                parameter = widened(read(handle, variable.dtype, indices))
+                pulled = widened(taken[parcel.copies[gradient]])
+            values = taken[position]
+            late = LateGradient(
+                widened(values),
+                indices,
+                staleness,
+                worker,
+                parameter,
+                pulled,
+            )
+            slots = self.slots(ledger, section.shard, variable, piece)
+            result = self._correction.correct(late, slots)
+            corrected[position] = tf.cast(result, values.dtype)
+            if sparse:
+                corrected[gradient[1]] = self._indices_of(
+                    late, variable.shape_of(piece)
+                )
+        return corrected
+
+    def observe(self, run, ledger, replay, section, rate):
+        """Runs an optimizer's rule on a server; the correction looks on.
+
+        Args:
+          run: Callable without arguments that builds the rule.
+          ledger: The `Ledger`, None without an optimizer.
+          replay: The `Replay`.
+          section: The `Section`.
+          rate: Callable that gives the learning rate, a tensor.
+        """
+        if not (self._correction.observes and replay.record.is_gradient):
+            run()
+            return
+        variable = replay.record.variable
+        handle = section.handle(variable)
+        before = widened(read(handle, variable.dtype))
+        run()
+        after = widened(read(handle, variable.dtype))
+        slots = self.slots(ledger, section.shard, variable, replay.piece)
+        rate = tf.cast(rate(), before.dtype)
+        self._correction.observe(before, after, rate, slots)
+
+    def give(self, ledger, parcel, copies, values):
+        """What this worker gets as fresh values; kept where that is needed.
+
+        Args:
+          ledger: The `Ledger`, None without an optimizer.
+          parcel: The `Parcel`.
+          copies: List of (variable, `Piece` or None).
+          values: List of what the server holds.
+
+        Returns:
+          A list of tensors.
+        """
+        ahead = {}
+        if ledger is not None and self._correction.looks_ahead:
+            for replay, _ in late_gradients(parcel.replays):
+                variable, piece = replay.record.variable, replay.piece
+                slots = self.slots(ledger, parcel.shard, variable, piece)
+                ahead[_name(variable, piece)] = slots
+        given = []
+        for (variable, piece), value in zip(copies, values, strict=True):
+            slots = ahead.get(_name(variable, piece))
+            if slots is not None:
+                there = self._correction.look_ahead(widened(value), slots)
+                value = tf.cast(there, value.dtype)
+            given.append(value)
+        self.note_given(parcel.shard, copies, given)
+        return given
+
+    def forget(self, ledger, parcel, worker):
+        """Removes from a server what is kept of a worker."""
+        for replay, _ in late_gradients(parcel.replays):
+            slots = self.slots(
+                ledger, parcel.shard, replay.record.variable, replay.piece
+            )
+            self._correction.forget(worker, slots)
+
+
+def late_gradients(replays):
+    """Pairs of a `Replay` and the gradient that is corrected, a list."""
+    return [
+        (replay, replay.gradient)
+        for replay in replays
+        if replay.gradient is not None
+    ]
+
+
+def _name(variable, piece):
+    number = "" if piece is None else f"/{piece.number}"
+    return f"{variable.ordinal}{number}"

@@ -1,0 +1,104 @@
+"""Where corrections keep what they keep: on servers, or on a worker."""
+
+import tensorflow as tf
+
+from tfdist.correction import Slots
+
+
+class WorkerSlots(Slots):
+    """Slots in variables of this worker."""
+
+    def __init__(self, variables):
+        self._variables = variables
+
+    def read(self, name, rows=None):
+        value = self._variables[name].read_value()
+        return value if rows is None else tf.gather(value, rows)
+
+    def assign(self, name, value, rows=None):
+        variable = self._variables[name]
+        if rows is None:
+            variable.assign(value, read_value=False)
+        else:
+            variable.scatter_update(tf.IndexedSlices(value, rows))
+
+
+class ServerSlots(Slots):
+    """Slots on a server; all is built in its scope."""
+
+    def __init__(self, ledger, shard, name, shapes, dtype):
+        self._ledger = ledger
+        self._shard = shard
+        self._name = name
+        self._shapes = shapes
+        self._dtype = dtype
+
+    @property
+    def names(self):
+        """The names of the slots, a list."""
+        return list(self._shapes)
+
+    def _handle(self, name):
+        return self._ledger.resource(
+            self._shard, f"{self._name}/{name}", self._dtype, self._shapes[name]
+        )
+
+    def make(self, device):
+        """Makes them if they are not there; returns the operations.
+
+        Args:
+          device: The server's.
+        """
+
+        def zeros(name):
+            with tf.device(device):
+                tf.raw_ops.AssignVariableOp(
+                    resource=self._handle(name),
+                    value=tf.zeros(self._shapes[name], self._dtype),
+                )
+                return True
+
+        return [
+            tf.cond(
+                tf.raw_ops.VarIsInitializedOp(resource=self._handle(name)),
+                lambda: False,
+                lambda name=name: zeros(name),
+            ).op
+            for name in self._shapes
+        ]
+
+    def read(self, name, rows=None):
+        value = read(self._handle(name), self._dtype, rows)
+        if rows is None:
+            value.set_shape(self._shapes[name])
+        return value
+
+    def assign(self, name, value, rows=None):
+        value = tf.convert_to_tensor(value, self._dtype)
+        if rows is None:
+            tf.raw_ops.AssignVariableOp(
+                resource=self._handle(name), value=value
+            )
+        else:
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=self._handle(name), indices=rows, updates=value
+            )
+
+
+def dtype_of(variable):
+    """In which a correction computes for `variable`."""
+    return tf.float32 if variable.dtype.size < 4 else variable.dtype
+
+
+def widened(tensor):
+    """Half precision as float32: squares of gradients would underflow."""
+    if tensor.dtype.is_floating and tensor.dtype.size < 4:
+        return tf.cast(tensor, tf.float32)
+    return tensor
+
+
+def read(handle, dtype, rows=None):
+    """The value of a resource, or rows of it."""
+    if rows is None:
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+    return tf.raw_ops.ResourceGather(resource=handle, indices=rows, dtype=dtype)

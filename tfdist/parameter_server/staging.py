@@ -1,0 +1,166 @@
+"""Gradients that lie on a server until they are decided over."""
+
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+
+
+class Staged:
+    """What the exchanges of one optimizer keep on one server.
+
+    Args:
+      ledger: The `Ledger`.
+      device: The server's.
+      parcel: The `Parcel` of this worker; what others keep is of its kind.
+    """
+
+    def __init__(self, ledger, device, parcel):
+        self._ledger = ledger
+        self._device = device
+        self._parcel = parcel
+        found = {}
+        for replay in parcel.replays:
+            found.update(dict.fromkeys(replay.arguments))
+        # Positions, or pairs of them, of what is averaged: no duplicates.
+        self.gradients = list(found)
+        positions = [p for one in self.gradients for p in positions_of(one)]
+        self._positions = [*positions, *parcel.copies.values()]
+        # Others' gradients may be of other numbers of rows.
+        self._in_rows = {
+            position
+            for one in self.gradients
+            if isinstance(one, tuple)
+            for position in (*one, parcel.copies.get(one))
+        }
+        self.sums = Sums(ledger, parcel, self.gradients)
+
+    def keep(self):
+        """Keeps this worker's gradients; returns the operation."""
+        with tf.device(self._device):
+            if not self._positions:
+                return tf.no_op()
+            kept = tf.raw_ops.MapStage(
+                key=self._parcel.extra[0],
+                indices=tf.range(len(self._positions)),
+                values=[self._parcel.sent[p] for p in self._positions],
+                dtypes=[self._parcel.sent[p].dtype for p in self._positions],
+                shared_name=self._ledger.name_of("gradients"),
+            )
+        private_tensorflow.run_independently(kept)
+        return kept
+
+    def take(self, key):
+        """Takes away what is kept under `key`.
+
+        Returns:
+          A dict of position to tensor.
+        """
+        if not self._positions:
+            return {}
+        values = tf.raw_ops.MapUnstage(
+            key=key,
+            indices=tf.range(len(self._positions)),
+            dtypes=[self._parcel.sent[p].dtype for p in self._positions],
+            shared_name=self._ledger.name_of("gradients"),
+        )
+        for value, position in zip(values, self._positions, strict=True):
+            shape = self._parcel.sent[position].shape
+            if position in self._in_rows:
+                shape = [None, *shape[1:]]
+            value.set_shape(shape)
+        return dict(zip(self._positions, values, strict=True))
+
+
+class Sums:
+    """Sums of the gradients of one update, on one server.
+
+    Args:
+      ledger: The `Ledger`.
+      parcel: The `Parcel`.
+      gradients: List of positions, or pairs of positions.
+    """
+
+    def __init__(self, ledger, parcel, gradients):
+        self._ledger = ledger
+        self._parcel = parcel
+        self._gradients = gradients
+
+    def _handle(self, position, shape):
+        return self._ledger.resource(
+            self._parcel.shard,
+            f"sum/{position}",
+            self._parcel.sent[position].dtype,
+            shape,
+        )
+
+    def add(self, taken, first):
+        """Adds gradients; with `first` they replace what was there."""
+        dense = [g for g in self._gradients if not isinstance(g, tuple)]
+        sparse = [g for g in self._gradients if isinstance(g, tuple)]
+
+        def begin():
+            for position in (*dense, *(p for pair in sparse for p in pair)):
+                self._assign(position, taken[position])
+            return True
+
+        def go_on():
+            for position in dense:
+                tf.raw_ops.AssignAddVariableOp(
+                    resource=self._handle(position, taken[position].shape),
+                    value=taken[position],
+                )
+            for position in (p for pair in sparse for p in pair):
+                known = self._read(position)
+                rows = tf.concat([known, taken[position]], 0)
+                self._assign(position, rows)
+            return True
+
+        def on_server(build):
+            def built():
+                with self._parcel.section.entered():
+                    return build()
+
+            return built
+
+        tf.cond(first > 0, on_server(begin), on_server(go_on))
+
+    def _shape(self, position):
+        shape = self._parcel.sent[position].shape
+        is_sparse = any(
+            isinstance(g, tuple) and position in g for g in self._gradients
+        )
+        return [None, *shape[1:]] if is_sparse else shape
+
+    def _assign(self, position, value):
+        tf.raw_ops.AssignVariableOp(
+            resource=self._handle(position, self._shape(position)), value=value
+        )
+
+    def _read(self, position):
+        shape = self._shape(position)
+        value = tf.raw_ops.ReadVariableOp(
+            resource=self._handle(position, shape),
+            dtype=self._parcel.sent[position].dtype,
+        )
+        value.set_shape(shape)
+        return value
+
+    def average(self, count):
+        """The sums divided by `count`: a dict of position to tensor."""
+        averaged = {}
+        for gradient in self._gradients:
+            if isinstance(gradient, tuple):
+                # A row may come several times, as it does within a batch.
+                values, indices = gradient
+                averaged[indices] = self._read(indices)
+                total = self._read(values)
+                averaged[values] = total / tf.cast(count, total.dtype)
+            else:
+                total = self._read(gradient)
+                averaged[gradient] = total / tf.cast(count, total.dtype)
+        return averaged
+
+
+def positions_of(gradient):
+    """The positions of a gradient: of its values, and of its indices."""
+    return gradient if isinstance(gradient, tuple) else (gradient,)
