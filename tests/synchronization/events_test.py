@@ -265,3 +265,37 @@ def test_one_whose_process_is_another_now_is_gone(entered, status):
     state = events.attend(state, attendance, patience)
     # Who has never arrived is expected still.
     assert state.status.numpy().tolist() == [status, EXPECTED]
+
+
+def test_who_is_gone_is_forgotten_once_its_last_gradient_is_decided():
+    cluster = Cluster(BoundedStaleness(0), 2)
+
+    def forgotten():
+        """Who is, and the cluster's state after it."""
+        before = state_lib.State.unpack(cluster._vector, 2)
+        after = events.forget(before)
+        log = after.log_worker[int(before.head) : int(after.head)]
+        keys = after.log_key[int(before.head) : int(after.head)]
+        assert set(keys.numpy()) <= {state_lib.FORGET}
+        cluster._vector = after.pack()
+        return log.numpy().tolist()
+
+    cluster.leave(1)
+    assert forgotten() == []  # There is nothing of it.
+    cluster.step(1)
+    assert forgotten() == []  # It waits for the other.
+    cluster.ended[1] = True
+    cluster.tick()
+    assert cluster.phases()[1] is Phase.ARRIVED
+    assert forgotten() == []
+    cluster.step(0)
+    assert cluster.phases()[1] is Phase.GRANTED
+    assert forgotten() == [1]
+    assert forgotten() == []
+    # It comes back, and goes again.
+    cluster.ended[1] = False
+    cluster.step(1)
+    cluster.step(0)
+    cluster.leave(1)
+    cluster.tick()
+    assert forgotten() == [1]

@@ -107,19 +107,52 @@ def test_gradients_enter_the_log_in_the_order_of_arrival(order, chosen, head):
     )
     after = state.append(mask(4, *chosen), first=1, count=1)
     workers = sorted(chosen, key=lambda worker: order[worker])
-    log = np.full([4, ring], 0)
+    log = np.full([5, ring], 0)
     log[0] = 7
     for rank, worker in enumerate(workers):
         staleness = 20 + rank - (10 + worker)
-        log[:, (head + rank) % ring] = [70 + worker, staleness, 1, 1]
+        log[:, (head + rank) % ring] = [
+            70 + worker,
+            staleness,
+            1,
+            1,
+            worker,
+        ]
     np.testing.assert_array_equal(
-        [after.log_key, after.log_staleness, after.log_first, after.log_count],
+        [
+            after.log_key,
+            after.log_staleness,
+            after.log_first,
+            after.log_count,
+            after.log_worker,
+        ],
         log,
     )
+    remembered = after.remembered.numpy().tolist()
+    assert remembered == [k in chosen for k in range(4)]
     assert after.head == head + len(chosen)
     assert after.version == 20 + len(chosen)
     assert after.in_round == 0
     assert after.accepted.numpy().tolist() == [k in chosen for k in range(4)]
+
+
+def test_workers_are_forgotten_after_what_is_in_the_log():
+    """Nothing else changes: neither the update under way, nor the counts."""
+    state = fresh(3).set(mask(3, 0, 1, 2), key=[7, 8, 9], pulled=0)
+    state = state.append(mask(3, 2), first=1, count=0)
+    before = state.append(mask(3, 1), first=0, count=0)
+    state = before.forget(mask(3, 1, 2))
+    forget = state_lib.FORGET
+    assert state.log_key[:4].numpy().tolist() == [9, 8, forget, forget]
+    assert state.log_worker[:4].numpy().tolist() == [2, 1, 1, 2]
+    assert state.log_first[:4].numpy().tolist() == [1, 0, 0, 0]
+    assert state.log_count[:4].numpy().tolist() == [0, 0, 0, 0]
+    assert state.remembered.numpy().tolist() == [0, 0, 0]
+    assert state.head == 4
+    for name in ("version", "in_round", "accepted", "staleness", "phase"):
+        np.testing.assert_array_equal(
+            getattr(state, name), getattr(before, name)
+        )
 
 
 def test_gradients_that_wait_for_an_update_are_in_its_round():

@@ -11,6 +11,7 @@ from tfdist.cluster import ending
 from tfdist.cluster import members
 
 _POLL_SECONDS = 0.25
+_FAREWELL_SECONDS = 1.2
 
 
 def serve(config, *, start_timeout):
@@ -76,4 +77,7 @@ def _wait_for_end(config, table, timeout):
         )
     else:
         logging.info("%s: training is over.", config.task_name)
+    # A worker that takes leave of its runtime would wait some seconds for a
+    # server that has gone before it.
+    time.sleep(_FAREWELL_SECONDS)
     return 0

@@ -1,0 +1,108 @@
+"""Workers whose late gradients are corrected, and that may be killed."""
+
+import json
+import os
+import time
+
+import keras
+import numpy as np
+
+from tests.multi_process import failure_tasks
+from tests.multi_process import handshake
+from tests.multi_process import tasks
+import tfdist
+from tfdist import correction
+from tfdist.parameter_server import step as step_lib
+
+RATE = 0.01
+SHAPES = ((7,), (3, 5))  # One on each server.
+
+
+class Record:
+    """What happened at each step, in a file that survives `kill -9`.
+
+    A line is [update that the gradient was, versions pulled after it from
+    each server, weights of those servers after it].
+    """
+
+    def __init__(self, strategy, model):
+        self._strategy, self._model = strategy, model
+        self._file = os.open(
+            f"{tasks.label()}.record", os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        )
+        self._pulled = None
+        self.note()
+
+    def note(self, logs=None):
+        """Notes a step that is done."""
+        del logs
+        store = self._strategy._store
+        update = None
+        for exchange in self._strategy.journal.read_new():
+            update = min(self._pulled) + exchange.staleness
+        self._pulled = [int(p.numpy()) for p in self._versions(store)]
+        line = json.dumps([update, self._pulled, self._weights(store)])
+        os.write(self._file, f"{line}\n".encode())
+
+    def _versions(self, store):
+        if store.coordination is None:
+            return [store.pulled_version(k) for k in range(store.num_shards)]
+        (ledger,) = store.coordination.ledgers
+        return ledger._pulled
+
+    def _weights(self, store):
+        """One number per server: all elements there are alike."""
+        weights = [None] * store.num_shards
+        for weight in self._model.trainable_weights:
+            (value,) = set(weight.numpy().ravel().tolist())
+            shard = weight.value.shard
+            assert weights[shard] in (None, value)
+            weights[shard] = value
+        return weights
+
+
+def train(name, arguments, value, until, pace=0.0):
+    """Pushes `value`; records each step, and reports the end.
+
+    Args:
+        name: of a `Correction`.
+        arguments: of it.
+        value: the gradient.
+        until: what the test tells, or a number of steps.
+        pace: seconds to pause after each step.
+    """
+    strategy = tfdist.ParameterServerStrategy(
+        correction=getattr(correction, name)(**arguments),
+        start_timeout=60.0,
+        worker_timeout=3.0,
+    )
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(RATE)
+    model = tasks.build_sum_of_weights(strategy, optimizer, SHAPES)
+    with strategy.scope():
+        optimizer.build(model.trainable_variables)
+    strategy.refresh()
+    coordination = strategy._store.coordination
+    if coordination is not None:
+        # So that it is known what the first gradient is computed from.
+        coordination.prepare(step_lib.step_counter(optimizer))
+    record = Record(strategy, model)
+
+    def after_step(logs):
+        record.note(logs)
+        time.sleep(pace)
+
+    model.fit(
+        tasks.own_data(value),
+        steps_per_epoch=1000000,
+        verbose=0,
+        callbacks=[failure_tasks.TellProgress(until, after_step)],
+    )
+    strategy.settle()
+    handshake.report(
+        updates=strategy.updates_applied(),
+        iterations=int(optimizer.iterations.numpy()),
+        weights=[np.ravel(w).tolist() for w in model.get_weights()],
+        final=record._weights(strategy._store),
+        counts=strategy.gradient_counts(),
+    )

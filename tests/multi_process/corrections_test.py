@@ -1,0 +1,256 @@
+"""Corrections on real clusters, where a worker is killed and comes back.
+
+Each worker pushes a constant, so all elements that a server holds are alike,
+and records what each of its gradients was computed from and which update it
+became. From these records an oracle written from the papers' formulas
+(`tests.correction.oracles`) says what each server must hold after each update;
+a backup of the wrong worker, or of its former life, would be another number.
+"""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from tests.correction import oracles
+from tests.multi_process.correction_tasks import RATE
+
+WORKERS, SERVERS = 3, 2
+VALUES = (1.0, 0.5, 2.0)
+CASES = {
+    "inverse staleness": (
+        ("InverseStaleness", {}),
+        lambda: oracles.InverseStaleness(),
+    ),
+    "gap aware": (("GapAware", {}), lambda: oracles.GapAware(RATE)),
+    "FASGD": (("FASGD", {}), oracles.FASGD),
+    "delay compensation": (
+        ("DelayCompensation", {"lambda_0": 4.0}),
+        lambda: oracles.DelayCompensation(4.0),
+    ),
+    "adaptive delay compensation by workers": (
+        ("DelayCompensation", {"variance_decay": 0.9, "backups": "worker"}),
+        lambda: oracles.DelayCompensation(2.0, 0.9),
+    ),
+    "DANA-DC": (
+        ("DANA", {"variant": "dc", "momentum": 0.5}),
+        lambda: oracles.DanaZero(WORKERS, RATE, 0.5, 2.0),
+    ),
+}
+# What is kept of a worker, on servers; the others run without a death.
+KILLED = ("delay compensation", "DANA-DC", "DANA-Slim")
+
+
+@dataclasses.dataclass
+class Gradient:
+    """One gradient that became an update.
+
+    Attributes:
+        worker: whose it is.
+        pulled: versions that it was computed from, by server.
+    """
+
+    worker: int
+    pulled: list
+
+
+def run(cluster, name, correction):
+    """Trains; if the name is among `KILLED`, a worker dies and comes back.
+
+    Returns:
+        The tasks' reports, and by worker the records of its lives.
+    """
+    kind, arguments = correction
+    made = cluster(num_ps=SERVERS, num_workers=WORKERS)
+    made.start_servers()
+
+    def start(worker, pace):
+        return made.start(
+            "worker",
+            worker,
+            "correction_tasks:train",
+            name=kind,
+            arguments=arguments,
+            value=VALUES[worker],
+            until="stop",
+            pace=pace,
+        )
+
+    others = [start(0, 0.02), start(1, 0.05)]
+    victim = start(2, 0.0)
+    for task in (*others, victim):
+        task.wait_for_steps(8)
+    lives = [victim]
+    if name in KILLED:
+        victim.kill()  # In whatever it is doing: it does not pause.
+        others[0].wait_for_steps(others[0].steps() + 5)
+        lives.append(start(2, 0.01))
+        lives[-1].wait_for_steps(10)
+    made.tell("stop")
+    made.finish()
+    records = [
+        [
+            [
+                json.loads(line)
+                for line in (made.directory / f"{task.label}.record")
+                .read_text()
+                .splitlines()
+            ]
+            for task in tasks
+        ]
+        for tasks in ([others[0]], [others[1]], lives)
+    ]
+    reports = [task.report() for task in (*others, lives[-1])]
+    return reports, records
+
+
+def gradients_of(records, total):
+    """All gradients in the order of their updates.
+
+    Of a worker that was killed one may be in no record: its last.
+    """
+    found = {}
+    for worker, lives in enumerate(records):
+        for lines in lives:
+            for (_, pulled, _), (update, _, _) in zip(
+                lines, lines[1:], strict=False
+            ):
+                assert update not in found
+                found[update] = Gradient(worker, pulled)
+    missing = sorted(set(range(total)) - set(found))
+    assert len(missing) <= len(records[2]) - 1
+    for update in missing:
+        _, pulled, _ = records[2][0][-1]
+        found[update] = Gradient(2, pulled)
+    return [found[update] for update in range(total)]
+
+
+class Replay:
+    """What one server holds after each update.
+
+    Args:
+        shard: its number.
+        oracle: of the correction.
+        gradients: list of `Gradient`.
+        forget: after how many updates worker 2 is forgotten, or None.
+    """
+
+    def __init__(self, shard, oracle, gradients, forget=None):
+        self.theta = [0.0]
+        self.given = [0.0]
+        for update, gradient in enumerate(gradients):
+            if update == forget:
+                oracle.gone(2)
+            now = np.float64(self.theta[-1])
+            then = self.given[gradient.pulled[shard]]
+            corrected = oracle.correct(
+                np.float64(VALUES[gradient.worker]),
+                worker=gradient.worker,
+                staleness=update - min(gradient.pulled),
+                now=now,
+                then=then,
+            )
+            self.theta.append(now - RATE * corrected)
+            oracle.observe(now, self.theta[-1])
+            self.given.append(oracle.given(self.theta[-1]))
+
+    def fits(self, shard, records, reports):
+        """Whether it is what the workers saw, and what came out."""
+        seen = [
+            (weights[shard], self.given[pulled[shard]])
+            for lives in records
+            for lines in lives
+            for _, pulled, weights in lines[1:]
+        ]
+        seen += [(report["final"][shard], self.theta[-1]) for report in reports]
+        return all(np.isclose(a, b, rtol=1e-3, atol=1e-5) for a, b in seen)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_corrected_by_what_they_were_computed_from(cluster, name):
+    correction, oracle = CASES[name]
+    reports, records = run(cluster, name, correction)
+    total = check_counts(reports)
+    gradients = gradients_of(records, total)
+    assert max(k - min(g.pulled) for k, g in enumerate(gradients)) > 1
+    forget = [None]
+    if "DANA" in name:
+        # After the last update of its first life, before that of its second.
+        mine = [k for k, g in enumerate(gradients) if g.worker == 2]
+        first = records[2][1][1][0]
+        last = max(k for k in mine if k < first)
+        forget = range(last + 1, first + 1)
+    for shard in range(SERVERS):
+        replays = [Replay(shard, oracle(), gradients, at) for at in forget]
+        assert any(r.fits(shard, records, reports) for r in replays)
+        # And what would come out without it is something else.
+        for other in (oracles.Nothing(), _Forgetful(oracle())):
+            wrong = Replay(shard, other, gradients)
+            assert not wrong.fits(shard, records, reports)
+
+
+class _Forgetful(oracles.Nothing):
+    """A correction that never forgets, or that keeps one backup for all."""
+
+    def __init__(self, oracle):
+        self._oracle = oracle
+        self._last = 0.0
+
+    def correct(self, g, *, now, then, **kwargs):
+        # MXNet's: the parameters before the last update.
+        last, self._last = self._last, now
+        kwargs["staleness"] = 1
+        return self._oracle.correct(g, now=now, then=last, **kwargs)
+
+    def observe(self, before, after):
+        self._oracle.observe(before, after)
+
+    def given(self, theta):
+        return self._oracle.given(theta)
+
+
+def check_counts(reports):
+    """Checks that all count alike; returns the number of updates."""
+    (total,) = {count for report in reports for count in report["updates"]}
+    for report in reports:
+        assert report["iterations"] == total
+        counts = report["counts"].values()
+        assert sum(c["pushed"] for c in counts) == total
+        assert sum(c["accepted"] for c in counts) == total
+    return total
+
+
+def test_what_slim_workers_push_adds_up(cluster):
+    """Each life of a worker has a momentum of its own, and one push is u."""
+    reports, records = run(cluster, "DANA-Slim", ("DANA", {"momentum": 0.5}))
+    lives = [
+        (VALUES[worker], len(lines) - 1, life == 0 and worker == 2)
+        for worker, of_worker in enumerate(records)
+        for life, lines in enumerate(of_worker)
+    ]
+    (final,) = {tuple(report["final"]) for report in reports}
+    for shard in range(SERVERS):
+        # The killed worker may have pushed once more to this server.
+        allowed = [
+            -RATE
+            * sum(
+                _pushed(value, steps + more * was_killed)
+                for value, steps, was_killed in lives
+            )
+            for more in (0, 1)
+        ]
+        counted = [
+            sum(steps for _, steps, _ in lives) + more for more in (0, 1)
+        ]
+        at = counted.index(reports[0]["updates"][shard])
+        np.testing.assert_allclose(final[shard], allowed[at], rtol=1e-4)
+
+
+def _pushed(value, steps):
+    """The sum of gamma v + g with v <- gamma v + g, gamma = 1/2."""
+    momentum = total = 0.0
+    for _ in range(steps):
+        momentum = 0.5 * momentum + value
+        total += 0.5 * momentum + value
+    return total
