@@ -22,10 +22,16 @@ from tfdist import testing
 FLAGS = flags.FLAGS
 
 
+CORRECTIONS = {
+    "none": lambda: None,
+    "inverse_staleness": correction.InverseStaleness,
+    "gap_aware": lambda: correction.GapAware(backups=FLAGS.backups),
+    "fasgd": correction.FASGD,
+}
+
+
 def _correction() -> correction.Correction | None:
-    if FLAGS.staleness_weighting:
-        return correction.InverseStaleness()
-    return None
+    return CORRECTIONS[FLAGS.correction]()
 
 
 def _softsync() -> tfdist.SoftSyncStrategy:
@@ -53,7 +59,19 @@ STRATEGIES = {
     "softsync": _softsync,
     "bounded_staleness": lambda: tfdist.BoundedStalenessStrategy(
         max_staleness=FLAGS.max_staleness,
+        correction=_correction(),
         worker_timeout=FLAGS.worker_timeout,
+    ),
+    "dcasgd": lambda: tfdist.DCASGDStrategy(
+        lambda_0=FLAGS.lambda_0,
+        variance_decay=FLAGS.variance_decay,
+        backups=FLAGS.backups,
+    ),
+    "dana": lambda: tfdist.DANAStrategy(
+        variant=FLAGS.dana_variant,
+        momentum=FLAGS.dana_momentum,
+        lambda_0=FLAGS.lambda_0,
+        backups=FLAGS.backups if FLAGS.dana_variant == "dc" else None,
     ),
 }
 # Flag -> the strategies that it says something about.
@@ -62,7 +80,12 @@ FITS = {
     "on_drop": ("sync", "backup_workers"),
     "softsync_s": ("softsync",),
     "softsync_n": ("softsync",),
-    "staleness_weighting": ("async", "softsync"),
+    "correction": ("async", "softsync", "bounded_staleness"),
+    "lambda_0": ("dcasgd", "dana"),
+    "variance_decay": ("dcasgd",),
+    "dana_variant": ("dana",),
+    "dana_momentum": ("dana",),
+    "backups": ("async", "softsync", "bounded_staleness", "dcasgd", "dana"),
     "max_staleness": ("bounded_staleness",),
     "worker_timeout": ("sync", "backup_workers", "bounded_staleness"),
 }
@@ -93,10 +116,44 @@ flags.DEFINE_integer(
     "averages floor(workers / n) gradients.",
     lower_bound=1,
 )
-flags.DEFINE_bool(
-    "staleness_weighting",
-    False,
-    "Whether a gradient that is tau > 1 updates late counts 1 / tau.",
+flags.DEFINE_enum(
+    "correction",
+    "none",
+    list(CORRECTIONS),
+    "What is done about a late gradient: it counts less with its staleness, "
+    "or with how far its parameters have moved; or each element has a rate of "
+    "its own (--optimizer=sgd).",
+)
+flags.DEFINE_float(
+    "lambda_0",
+    None,
+    "How much delays are compensated for. Default: 0.04; 2 with "
+    "--variance_decay, and with --dana_variant=dc.",
+    lower_bound=0.0,
+)
+flags.DEFINE_float(
+    "variance_decay",
+    None,
+    "Makes the compensation adaptive: the decay of the mean of squared "
+    "gradients that it is divided by the root of, such as 0.95.",
+    lower_bound=0.0,
+)
+flags.DEFINE_enum(
+    "dana_variant",
+    "slim",
+    ["slim", "zero", "dc"],
+    "Who keeps the workers' momenta: they or the servers, which may also "
+    "compensate for delays. All take --optimizer=sgd.",
+)
+flags.DEFINE_float(
+    "dana_momentum", 0.9, "Momentum of each worker.", lower_bound=0.0
+)
+flags.DEFINE_enum(
+    "backups",
+    "server",
+    ["server", "worker"],
+    "Who keeps the parameters that a gradient was computed from, where that "
+    "is needed.",
 )
 flags.DEFINE_integer(
     "max_staleness",
@@ -158,11 +215,19 @@ def stragglers(num_workers: int) -> list[testing.Straggler]:
 def settings() -> dict[str, Any]:
     """The flags about the chosen strategy: name -> value."""
     ignored = {"softsync_s"} if FLAGS.softsync_n else {"softsync_n"}
+    if not _has_backups():
+        ignored.add("backups")
     return {
         name: FLAGS[name].value
         for name, strategies in FITS.items()
         if FLAGS.strategy in strategies and name not in ignored
     }
+
+
+def _has_backups() -> bool:
+    if FLAGS.strategy == "dana":
+        return FLAGS.dana_variant == "dc"
+    return FLAGS.strategy == "dcasgd" or FLAGS.correction == "gap_aware"
 
 
 def _check_straggler(texts: list[str]) -> bool:
@@ -199,4 +264,10 @@ flags.register_multi_flags_validator(
     ["softsync_s", "softsync_n"],
     _check_softsync,
     message="give one of the two: --softsync_s says what --softsync_n does.",
+)
+flags.register_multi_flags_validator(
+    ["backups", "strategy", "dana_variant", "correction"],
+    lambda values: FLAGS["backups"].using_default_value or _has_backups(),
+    message="--backups is for --strategy=dcasgd, --dana_variant=dc and "
+    "--correction=gap_aware only.",
 )

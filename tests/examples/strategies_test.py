@@ -19,7 +19,7 @@ NUM_WORKERS = 3
 # ceil((1437 - 144) / 64) batches, see train_image_classifier_test.py.
 BATCH_SIZE, BATCHES = 64, 21
 FLAGS = {
-    "async": ["--staleness_weighting"],
+    "async": ["--correction=gap_aware", "--backups=worker"],
     "sync": [],
     "backup_workers": [
         "--backup_workers=1",
@@ -28,17 +28,28 @@ FLAGS = {
     ],
     "softsync": ["--softsync_s=3"],
     "bounded_staleness": ["--max_staleness=1", "--worker_timeout=20"],
+    "dana": ["--dana_variant=dc", "--optimizer=sgd"],
 }
 SETTINGS = {
-    "async": {"staleness_weighting": True},
+    "async": {"correction": "gap_aware", "backups": "worker"},
     "sync": {"on_drop": "next", "worker_timeout": 10.0},
     "backup_workers": {
         "backup_workers": 1,
         "on_drop": "retry",
         "worker_timeout": 10.0,
     },
-    "softsync": {"softsync_s": 3, "staleness_weighting": False},
-    "bounded_staleness": {"max_staleness": 1, "worker_timeout": 20.0},
+    "softsync": {"softsync_s": 3, "correction": "none"},
+    "bounded_staleness": {
+        "max_staleness": 1,
+        "correction": "none",
+        "worker_timeout": 20.0,
+    },
+    "dana": {
+        "dana_variant": "dc",
+        "dana_momentum": 0.9,
+        "lambda_0": None,
+        "backups": "server",
+    },
 }
 
 
@@ -135,7 +146,7 @@ def test_updates_are_made_of_as_many_gradients_as_the_method_says(trained):
     updates = summary["updates_applied"]
     if strategy != "backup_workers":
         assert summary["gradients_dropped"] == 0
-    if strategy in ("async", "bounded_staleness"):
+    if strategy in ("async", "bounded_staleness", "dana"):
         assert updates == accepted
     elif strategy == "softsync":
         # 21 gradients by 3.

@@ -207,8 +207,14 @@ BAD_FLAGS = {
     "--strategy=softsync --max_staleness=2": "--max_staleness is for --strat",
     "--strategy=async --worker_timeout=5": "--worker_timeout is for "
     "--strategy=sync or --strategy=backup_workers or",
-    "--strategy=sync --staleness_weighting": "--staleness_weighting is for "
-    "--strategy=async or --strategy=softsync only.",
+    "--strategy=sync --correction=fasgd": "--correction is for "
+    "--strategy=async or --strategy=softsync or --strategy=bounded_staleness",
+    "--strategy=async --lambda_0=1": "--lambda_0 is for --strategy=dcasgd or",
+    "--strategy=dana --variance_decay=0.9": "--variance_decay is for ",
+    "--strategy=dcasgd --dana_variant=dc": "--dana_variant is for ",
+    "--strategy=async --backups=worker": "--backups is for --strategy=dcasgd, ",
+    "--strategy=dana --lambda_0=1": "--strategy=dana: DANA: lambda_0 is for "
+    "variant='dc' only",
     "--strategy=softsync --softsync_s=2 --softsync_n=1": "give one of the two",
     # What the strategy refuses.
     "--strategy=sync --worker_timeout=1": "--strategy=sync: worker_timeout "

@@ -32,11 +32,19 @@ from tfdist.synchronization import SoftSync
 from tfdist.synchronization import Sync
 
 
-def make_workers(run, number, method, correction=None, rule="sgd", layers=()):
+def make_workers(
+    run,
+    number,
+    method,
+    correction=None,
+    rule="sgd",
+    layers=(),
+    partitioner=None,
+):
     """Virtual workers, all with the same initial parameters."""
     workers = []
     for k in range(number):
-        worker = VirtualWorker(run, k)
+        worker = VirtualWorker(run, k, partitioner)
         if correction is not None:
             worker.store.corrector = corrector.Corrector(
                 worker.store,

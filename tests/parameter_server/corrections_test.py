@@ -13,18 +13,27 @@ from hypothesis import strategies as st
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.correction import oracles
 from tests.parameter_server import delay_test
+from tests.parameter_server import optimizer_cases
+from tests.parameter_server import optimizers_test
+from tests.parameter_server import twins
+from tests.parameter_server.coordinated_test import FEATURES as KERAS_FEATURES
 from tests.parameter_server.coordinated_test import make_workers
 from tests.parameter_server.delay_test import FEATURES
 from tests.parameter_server.delay_test import LATE
 from tests.parameter_server.delay_test import RATE
 from tests.parameter_server.delay_test import RULES
+import tfdist
 from tfdist import correction
+from tfdist.parameter_server import presets
+from tfdist.parameter_server import strategy as strategy_lib
 from tfdist.synchronization import Async
 from tfdist.synchronization import BoundedStaleness
 from tfdist.synchronization import SoftSync
+from tfdist.synchronization import Sync
 
 WORKERS = 3
 _runs = iter(range(10**6))
@@ -97,21 +106,27 @@ METHODS = {
 }
 
 
-def check(name, rule, method, order, seed=0):
+def check(name, rule, method, order, seed=0, partitioner=None):
     """Takes steps in `order` and compares each with the oracle."""
     case = CASES[name]
+    make_optimizer, make_rule = RULES[rule] if rule in RULES else rule
     method, share = METHODS[method]
     made = case.make()
     if made.on_worker and share == 1:
         method = None  # As the strategy does.
     workers = make_workers(
-        f"corrections {next(_runs)}", WORKERS, method, made, rule
+        f"corrections {next(_runs)}",
+        WORKERS,
+        method,
+        made,
+        make_optimizer,
+        partitioner=partitioner,
     )
     server = oracles.Server(
         [1.0] * FEATURES + [0.0],
         WORKERS,
         case.oracle(share),
-        RULES[rule][1]().apply,
+        make_rule().apply,
         share,
     )
     data = delay_test.batches(len(order), seed)
@@ -148,6 +163,28 @@ def test_late_gradients_are_corrected(name, method):
     )
 
 
+class DecayedSgd:
+    """w <- (1 - rate * decay) * w - rate * g: the decay is of the newest w."""
+
+    def apply(self, weights, gradient):
+        return weights - RATE * 0.5 * weights - RATE * gradient
+
+
+@pytest.mark.parametrize("name", ["delay compensation by workers", "DANA-Zero"])
+def test_weight_decay_is_not_corrected(name):
+    rule = (lambda: keras.optimizers.SGD(RATE, weight_decay=0.5), DecayedSgd)
+    check(name, rule, "async", LATE)
+
+
+def test_pieces_are_corrected_as_the_whole():
+    partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner
+    workers, _ = check(
+        "DANA-DC", "sgd", "async", LATE, partitioner=partitioner(2)
+    )
+    kernel = workers[0].model.layers[-1].kernel.value
+    assert len(kernel.pieces) == 2
+
+
 @settings(max_examples=4, deadline=None, phases=[Phase.generate])
 @given(
     order=st.lists(st.integers(0, WORKERS - 1), min_size=9, max_size=18),
@@ -160,8 +197,9 @@ def test_any_order_of_workers(order, name_and_rule, method):
     check(*name_and_rule, method, order)
 
 
-@pytest.mark.parametrize("backups", ["server", "worker"])
-@pytest.mark.parametrize("rule", ["momentum", "adam_decay"])
+@pytest.mark.parametrize(
+    ("rule", "backups"), [("momentum", "server"), ("adam_decay", "worker")]
+)
 def test_no_compensation_is_asynchronous_sgd_to_the_bit(rule, backups):
     def trajectory(made, method):
         run = f"corrections {next(_runs)}"
@@ -338,3 +376,72 @@ def test_half_precision_does_not_lose_the_compensation():
     found = step(late, 1e-3)
     wanted = 2.0 - (1e-3 + 4e4 * 1e-6 * 2)
     np.testing.assert_allclose(found, wanted, atol=2e-3)
+
+
+@pytest.fixture
+def corrected(request, monkeypatch):
+    """Makes `tfdist.AsyncStrategy` one that corrects."""
+
+    class Corrected(strategy_lib.ParameterServerStrategy):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, correction=request.param, **kwargs)
+
+    monkeypatch.setattr(presets, "AsyncStrategy", Corrected)
+    assert tfdist.AsyncStrategy is Corrected
+
+
+@pytest.mark.parametrize(
+    ("corrected", "name"),
+    [
+        (correction.GapAware(), "Muon"),
+        (correction.GapAware(), "LossScaleOptimizer"),
+        (correction.GapAware(), "accumulation and all"),
+        (
+            correction.DelayCompensation(9.0, backups="worker"),
+            "MultiOptimizer",
+        ),
+    ],
+    indirect=["corrected"],
+)
+def test_one_worker_trains_as_without_a_strategy(corrected, name):
+    """Whatever the optimizer: none of its gradients is late."""
+    found = optimizer_cases.train(name, tfdist.AsyncStrategy().scope())
+    optimizers_test._assert_same(found, optimizers_test._plain(name))
+
+
+@pytest.mark.parametrize(
+    "corrected", [correction.DelayCompensation(9.0)], indirect=True
+)
+@pytest.mark.parametrize("feature", KERAS_FEATURES)
+def test_keras_features(corrected, feature):
+    KERAS_FEATURES[feature]()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "made", "message"),
+    [
+        ("adam", correction.DANA(), "DANA takes .* without momentum.* Adam"),
+        ("adam", correction.FASGD(), "FASGD takes .*SGD, .*came: Adam"),
+    ],
+)
+def test_optimizers_that_do_not_fit_are_refused(optimizer, made, message):
+    strategy = tfdist.ParameterServerStrategy(correction=made)
+    with strategy.scope():
+        model = twins.compiled(twins.perceptron(), optimizer)
+    x, y = twins.classification()
+    with pytest.raises(ValueError, match=message):
+        model.fit(x, y, verbose=0)
+    assert strategy.updates_applied() in ([], [0])
+
+
+def test_presets():
+    made = tfdist.DCASGDStrategy(0.1, 0.9, backups="worker")
+    wanted = correction.DelayCompensation(0.1, 0.9, backups="worker")
+    assert repr(made._store.corrector.correction) == repr(wanted)
+    made = tfdist.DANAStrategy("dc", 0.8, lambda_0=1.0, backups="worker")
+    wanted = correction.DANA("dc", 0.8, lambda_0=1.0, backups="worker")
+    assert repr(made._store.corrector.correction) == repr(wanted)
+    # Workers do it alone.
+    assert tfdist.DANAStrategy()._store.coordination is None
+    with pytest.raises(ValueError, match="DANA is for gradients that are late"):
+        tfdist.DANAStrategy(synchronization=Sync())

@@ -33,7 +33,7 @@ _runs = itertools.count()
 class VirtualWorker(tf.distribute.Strategy):
     """A worker that shares the server of those with the same `run`."""
 
-    def __init__(self, run, number):
+    def __init__(self, run, number, partitioner=None):
         device = tf.config.list_logical_devices("CPU")[0].name
         self.store = store_lib.ParameterStore(
             namespace=f"delay_test/{run}",
@@ -42,6 +42,7 @@ class VirtualWorker(tf.distribute.Strategy):
             worker_id=number,
             is_chief=number == 0,
             timeout=10.0,
+            partitioner=partitioner,
         )
         config = cluster_config.ClusterConfig.local()
         super().__init__(

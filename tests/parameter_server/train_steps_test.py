@@ -11,6 +11,7 @@ from tests.parameter_server.twins import compiled
 from tests.parameter_server.twins import perceptron
 from tests.parameter_server.twins import traces
 import tfdist
+from tfdist.parameter_server import lifting
 
 X, Y = classification()
 _loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -138,6 +139,28 @@ def test_two_optimizers_in_one_step(optimizers):
         return history, counts, state, model.get_weights()
 
     assert assert_trains_the_same(train)[1] == [8, 8]
+
+
+def test_gradients_are_not_computed_again_on_servers(monkeypatch):
+    """The second optimizer's depend on what the first one's server has."""
+    built_there = []
+    plan = lifting.Lifter.plan
+
+    def spy(self, value, live):
+        planned = plan(self, value, live)
+        if planned is not None:
+            built_there.append(value.shape.as_list())
+        return planned
+
+    monkeypatch.setattr(lifting.Lifter, "plan", spy)
+    with tfdist.AsyncStrategy().scope():
+        model = Adversarial()
+        rate = keras.optimizers.schedules.InverseTimeDecay(0.1, 1, 1.0)
+        model.compile(keras.optimizers.SGD(rate), keras.optimizers.SGD(rate))
+    model.fit(tf.data.Dataset.from_tensor_slices(X).batch(6), verbose=0)
+    # The rates of the servers' step number, no more.
+    assert built_there
+    assert all(shape == [] for shape in built_there)
 
 
 def _loop(scope, run, distribute, function_inside):

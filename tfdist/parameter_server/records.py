@@ -99,9 +99,10 @@ def prepare(record, piece, *, live, lifter, outbox):
     gradient = None
     args = []
     for argument in tf.nest.flatten(record.args):
-        args.append(resolve(argument))
-        if record.is_gradient and gradient is None:
-            # An optimizer may hand over more, such as its learning rate.
+        # An optimizer may hand over more, such as its learning rate.
+        is_gradient = record.is_gradient and gradient is None
+        args.append(resolve(argument, lift=not is_gradient))
+        if is_gradient:
             (gradient,) = resolve.plain
     kwargs = [resolve(a) for a in tf.nest.flatten(record.kwargs)]
 

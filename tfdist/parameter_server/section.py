@@ -134,17 +134,23 @@ class Resolver:
         self._live = live
         self._outbox = outbox
 
-    def __call__(self, argument):
-        """Returns a function of (sent tensors, section) -> counterpart."""
+    def __call__(self, argument, lift=True):
+        """Returns a function of (sent tensors, section) -> counterpart.
+
+        Args:
+          argument: Of an update or assignment, anything.
+          lift: Whether to compute it on the server where it depends on state
+            there; a gradient is the one of what the worker has pulled.
+        """
         if isinstance(argument, tf.IndexedSlices):
             if self._piece is not None:
                 argument = _slices_of(argument, self._piece, self._shape)
             before, self.plain = self.plain, []
-            values = self(argument.values)
-            indices = self(argument.indices)
+            values = self(argument.values, lift)
+            indices = self(argument.indices, lift)
             pair = tuple(self.plain)
             shape = argument.dense_shape
-            dense = self(shape) if shape is not None else None
+            dense = self(shape, lift) if shape is not None else None
             self.plain = [*before, pair]
             return lambda sent, section: tf.IndexedSlices(
                 values(sent, section),
@@ -154,7 +160,7 @@ class Resolver:
         if not isinstance(argument, tf.Tensor):
             # A variable means its primary there; a Python value is itself.
             return lambda sent, section: argument
-        plan = self._lifter.plan(argument, self._live)
+        plan = self._lifter.plan(argument, self._live) if lift else None
         if plan is None:
             position = self._add(argument)
             self.plain.append(position)
