@@ -2,6 +2,6 @@ def pytest_addoption(parser):
     parser.addoption(
         "--startup_rounds",
         type=int,
-        default=30,
+        default=16,
         help="Cluster starts in tests/multi_process/startup_test.py.",
     )

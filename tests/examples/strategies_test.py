@@ -20,7 +20,6 @@ NUM_WORKERS = 3
 BATCH_SIZE, BATCHES = 64, 21
 FLAGS = {
     "async": ["--correction=gap_aware", "--backups=worker"],
-    "sync": [],
     "backup_workers": [
         "--backup_workers=1",
         "--on_drop=retry",
@@ -32,7 +31,6 @@ FLAGS = {
 }
 SETTINGS = {
     "async": {"correction": "gap_aware", "backups": "worker"},
-    "sync": {"on_drop": "next", "worker_timeout": 10.0},
     "backup_workers": {
         "backup_workers": 1,
         "on_drop": "retry",
@@ -151,18 +149,13 @@ def test_updates_are_made_of_as_many_gradients_as_the_method_says(trained):
     elif strategy == "softsync":
         # 21 gradients by 3.
         assert updates == 7
-    elif strategy == "sync":
-        # 21 batches over three workers: 7 steps of all.
-        assert updates == 7
     else:
         # Two gradients each, one where no more than one worker is left.
         assert accepted / 2 <= updates <= accepted
 
 
-def test_bounded_and_synchronous_training_is_as_stale_as_allowed(trained):
+def test_bounded_training_is_as_stale_as_allowed(trained):
     strategy, summary, _ = trained
-    if strategy == "sync":
-        assert summary["staleness"]["max"] == 0
     if strategy == "bounded_staleness":
         # While a worker makes its step, each of the two others can come from
         # one step behind it to one ahead of what it has then finished.

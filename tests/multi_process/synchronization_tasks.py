@@ -13,6 +13,8 @@ import tfdist
 from tfdist import correction
 from tfdist import synchronization
 
+SHAPES = ((7,), (3, 5))  # One on each of two servers.
+
 
 def strategy_of(method, arguments, late=False, **kwargs):
     """A strategy with the method of that name."""
@@ -53,7 +55,7 @@ def train(
         worker_timeout=worker_timeout,
         start_timeout=missing,
     )
-    model = tasks.build_sum_of_weights(strategy)
+    model = tasks.build_sum_of_weights(strategy, shapes=SHAPES)
     if before is not None:
         print("waiting", flush=True)
         handshake.wait_for(before)

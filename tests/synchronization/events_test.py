@@ -283,6 +283,9 @@ def test_who_is_gone_is_forgotten_once_its_last_gradient_is_decided():
     cluster.leave(1)
     assert forgotten() == []  # There is nothing of it.
     cluster.step(1)
+    cluster.step(0)
+    cluster.proceed(1)
+    cluster.step(1)
     assert forgotten() == []  # It waits for the other.
     cluster.ended[1] = True
     cluster.tick()
