@@ -166,12 +166,12 @@ def test_workers_that_never_begin_are_waited_for_at_first_only(cluster, method):
     made = cluster(num_ps=1, num_workers=3)
     made.start_servers()
     early = [
-        start(made, k, method, until="stop", pace=0.01, missing=4.0)
+        start(made, k, method, until="stop", pace=0.01, missing=6.0)
         for k in (0, 1)
     ]
     for worker in early:
         worker.wait_for_steps(10)
-    late = start(made, 2, method, until="stop", pace=0.01, missing=4.0)
+    late = start(made, 2, method, until="stop", pace=0.01, missing=6.0)
     late.wait_for_steps(10)
     early[0].expect("/job:worker/task:2 takes part again")
     made.tell("stop")
@@ -197,7 +197,7 @@ def test_a_server_that_dies_ends_the_wait_with_its_name(cluster, index):
 def test_workers_with_different_methods_are_refused(cluster):
     made = cluster(num_ps=1, num_workers=2)
     made.start_servers(lost_after=3.0)
-    right = start(made, 0, "bounded", until="stop", missing=4.0)
+    right = start(made, 0, "bounded", until="stop", missing=6.0)
     right.wait_for_steps(1)
     wrong = start(made, 1, "softsync", until="stop")
     assert wrong.wait(60.0) == 1
