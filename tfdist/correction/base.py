@@ -95,6 +95,11 @@ class Correction(abc.ABC):
     densifies = False
     on_worker = False
 
+    def __repr__(self):
+        # Workers compare them: all settings, and nothing of this process.
+        settings = ", ".join(f"{k}={v!r}" for k, v in vars(self).items())
+        return f"{type(self).__name__}({settings})"
+
     def resolve(self, synchronization, num_workers):
         """Checks the settings against the rest of the strategy.
 
@@ -178,6 +183,24 @@ class Correction(abc.ABC):
           slots: The `Slots` of one parameter.
         """
         del worker, slots
+
+
+def check_has_late_gradients(owner, synchronization, instead=""):
+    """Refuses methods with which no gradient is ever late.
+
+    Args:
+      owner: Name of the class.
+      synchronization: The `Synchronization`.
+      instead: What to do instead, for the message.
+
+    Raises:
+      ValueError: It is refused.
+    """
+    if synchronization.waits and synchronization.averages:
+        raise ValueError(
+            f"{owner} is for gradients that are late, and with "
+            f"{synchronization!r} none is: leave the correction out{instead}."
+        )
 
 
 def check_number(owner, name, value, *, below=math.inf, positive=False):

@@ -32,8 +32,9 @@ class DANA(base.Correction):
 
     `variant="slim"`: the worker keeps v_i and pushes `gamma * v_i + g`; the
     server does plain SGD on `Theta = theta - eta * gamma * sum_j v_j`. The
-    same iterates as "zero", for a constant rate; where the rate changes,
-    theta moves once by the change of `eta * gamma * sum_j v_j`.
+    same iterates as "zero", for a constant rate and without weight decay or
+    constraints, which act on Theta; where the rate changes, theta moves once
+    by the change of `eta * gamma * sum_j v_j`.
 
     With one worker "zero" and "slim" are SGD with Nesterov's momentum; "dc"
     also compensates for the distance of its look-ahead. Where an update
@@ -41,15 +42,20 @@ class DANA(base.Correction):
     `eta` of the look-ahead is that of the last update.
 
     The optimizer has to be SGD without momentum: that is here. Rows of sparse
-    gradients become dense, as momentum moves all of them. What is evaluated
-    and saved is theta with "zero" and "dc" (workers fetch it for that, and
-    compute the next gradient there), and Theta with "slim".
+    gradients become dense, as momentum moves all of them ("slim" pushes all).
+
+    With "zero" and "dc" a worker's replicas are the look-ahead. `evaluate`,
+    `predict`, `strategy.refresh()` and `settle()` fetch theta, the
+    `ClusterMonitor` does so before validation and each epoch, and the next
+    gradient is that of theta; what is saved by other means is the look-ahead.
+    With "slim" all see Theta.
 
     Costs, for M bytes of parameters and N workers: "zero" (N + 1) * M bytes
     on the servers, "dc" what `backups` of `DelayCompensation` cost on top,
     "slim" M bytes on each worker; no traffic but that of "dc" with
-    `backups="worker"`. The momentum of a worker that is gone leaves the sum;
-    with "slim" it is lost with the worker.
+    `backups="worker"`. The momentum of a worker that is gone, or whose `fit`
+    has ended, leaves the sum; with "slim" it stays with the worker. None of it
+    is part of checkpoints.
 
     Args:
       variant: "zero", "slim" or "dc".
@@ -106,12 +112,11 @@ class DANA(base.Correction):
         return f"DANA({self.variant!r}, momentum={self.momentum:g}{dc})"
 
     def resolve(self, synchronization, num_workers):
-        if synchronization.waits and synchronization.averages:
-            raise ValueError(
-                "DANA is for gradients that are late, and with "
-                f"{synchronization!r} none is: use SGD(momentum="
-                f"{self.momentum:g}, nesterov=True) and no correction."
-            )
+        base.check_has_late_gradients(
+            "DANA",
+            synchronization,
+            f", and use SGD(momentum={self.momentum:g}, nesterov=True)",
+        )
         resolved = copy.copy(self)
         if isinstance(synchronization, SoftSync):
             resolved._gradients = synchronization.s

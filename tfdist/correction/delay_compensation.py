@@ -21,8 +21,8 @@ class DelayCompensation(base.Correction):
         lambda = lambda_0 / sqrt(mean_square + epsilon)
 
     else `lambda = lambda_0` (DC-ASGD-c). A gradient that is not late is
-    passed on as it is; `lambda_0=0` is asynchronous SGD. Too large a lambda
-    adds noise and may diverge.
+    passed on as it is; `lambda_0=0` is asynchronous SGD (for finite
+    gradients). Too large a lambda adds noise and may diverge.
 
     For any optimizer (the paper's is SGD without momentum). Weight decay of
     the optimizer is not part of `g`; a regularizer of the loss is. Rows of
@@ -33,9 +33,13 @@ class DelayCompensation(base.Correction):
 
     - `backups="server"`: up to N * M bytes on the servers, which keep what
       they last gave to each worker (workers that pulled the same version
-      share it); no traffic.
+      share it); no traffic. A table of which a few rows change is copied
+      whole at each update.
     - `backups="worker"`: nothing is kept; each push is twice as large (of
       tables only the rows that have gradients).
+
+    As with every correction that is made on servers, large tables are pulled
+    whole, and what is kept is not part of checkpoints.
 
     Args:
       lambda_0: At least 0; default: 0.04, with `variance_decay` 2.0, which
@@ -79,6 +83,11 @@ class DelayCompensation(base.Correction):
             f"variance_decay={self.variance_decay}, "
             f"epsilon={self.epsilon:g}, backups={self.copies.value!r})"
         )
+
+    def resolve(self, synchronization, num_workers):
+        del num_workers
+        base.check_has_late_gradients("DelayCompensation", synchronization)
+        return self
 
     def slots(self, shape, num_workers):
         del num_workers

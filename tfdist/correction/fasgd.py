@@ -29,8 +29,9 @@ class FASGD(base.Correction):
 
     All averages begin with 0, so the first values of sigma are too small, and
     the first steps some thirty times too large. With `bias_correction` sigma
-    is divided by the sum of the weights of its average, `1 - beta^t`; without
-    it the rule is the paper's.
+    is divided by the sum of the weights of its average, `1 - beta^t`, and the
+    first steps are three times too large (n and b are as in the paper);
+    without it the rule is the paper's.
 
     For SGD, with or without momentum; the best learning rate is not that of
     SGD (the paper found 0.005, with 0.04 for SGD). Rows of sparse gradients:
@@ -43,7 +44,8 @@ class FASGD(base.Correction):
       gamma: Of the averages of g and g^2, 0 or more and less than 1. The paper
         gives no numbers; 0.9 is that of its program.
       beta: Of sigma, alike.
-      epsilon: Positive; default: such that sigma is at least 0.001.
+      epsilon: Positive; default: such that sigma, bias corrected, is at least
+        0.001: 1e-6, with "absmean" 1e-3.
       estimator: "std" or "absmean".
       bias_correction: bool.
 

@@ -1,5 +1,7 @@
 """A gradient counts less the further its parameter has moved since."""
 
+import math
+
 import tensorflow as tf
 
 from tfdist.correction import base
@@ -24,12 +26,18 @@ class GapAware(base.Correction):
     the first of all, are passed on as they are.
 
     For any optimizer: `step` is measured. With SGD at a constant rate it is
-    the momentum buffer, or the gradient, as in the paper. Regularizers of the
-    loss are part of `g`; the optimizer's weight decay is computed from the
-    newest parameters, is not late, and is left alone.
+    the momentum buffer, or the gradient, as in the paper (not with
+    `nesterov=True`). Regularizers of the loss are part of `g`. The optimizer's
+    weight decay is computed from the newest parameters, is not late, and is
+    left alone; the authors' code divides it, too, which has it in `g`.
+
+    Of sparse gradients the rows are divided; the typical step is that of the
+    whole table over all updates, so a row that is rarely hit has a small one,
+    and late gradients count little there.
 
     Costs, for M bytes of parameters and N workers: M bytes on the servers,
-    and for `w_pulled` what `DelayCompensation` says of `backups`.
+    and for `w_pulled` what `DelayCompensation` says of `backups`; time for
+    all rows of a table at each update.
 
     Args:
       backups: "server" or "worker".
@@ -48,6 +56,11 @@ class GapAware(base.Correction):
     def __repr__(self):
         return f"GapAware(backups={self.copies.value!r})"
 
+    def resolve(self, synchronization, num_workers):
+        del num_workers
+        base.check_has_late_gradients("GapAware", synchronization)
+        return self
+
     def slots(self, shape, num_workers):
         del num_workers
         return {"mean_square": shape, "updates": [], "largest_rate": []}
@@ -61,7 +74,7 @@ class GapAware(base.Correction):
         """How far an update moves the parameter; 0 before the first."""
         updates = slots.read("updates")
         # 1 - 0.999^k, without the loss of digits.
-        weight = -tf.math.expm1(updates * tf.math.log(_DECAY))
+        weight = -tf.math.expm1(updates * math.log(_DECAY))
         mean = tf.math.divide_no_nan(slots.read("mean_square", rows), weight)
         return slots.read("largest_rate") * (tf.sqrt(mean) + _EPSILON)
 

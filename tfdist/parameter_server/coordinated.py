@@ -138,7 +138,7 @@ class CoordinatedExchange(exchange.Exchange):
     def _given(self, parcel, copies, values):
         if self._corrector is None:
             return values
-        return self._corrector.give(self._ledger, parcel, copies, values)
+        return self._corrector.give(parcel.shard, copies, values)
 
     def _read_more(self, section):
         if self.iterations is None:

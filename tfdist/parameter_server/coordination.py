@@ -95,6 +95,7 @@ class Coordination:
         ledger = None
         if counter is not None:
             ledger = self.prepare(counter)
+            ledger.check_layout(kwargs["records"])
             if self._store.corrector is not None:
                 self._store.corrector.prepare(ledger, kwargs["records"])
         return coordinated.CoordinatedExchange(

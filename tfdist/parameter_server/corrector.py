@@ -30,7 +30,8 @@ class Corrector:
         self._worker = worker_id
         # What this worker keeps, by step counter and variable.
         self._own = {}
-        self._prepared = set()
+        # The ledger of the optimizer that trains a variable, by its ordinal.
+        self._ledgers = {}
 
     @property
     def correction(self):
@@ -56,10 +57,13 @@ class Corrector:
             if not record.is_gradient:
                 continue
             variable = record.variable
-            if not variable.dtype.is_floating:
+            if variable.role is not Role.PARAMETER or (
+                not variable.dtype.is_floating
+            ):
                 raise ValueError(
-                    f"{self._correction!r} is for real parameters, and "
-                    f"{variable.name!r} is {variable.dtype.name}."
+                    f"{self._correction!r} is for trainable variables of real "
+                    f"numbers, and {variable.name!r} is a "
+                    f"{variable.role.value} of {variable.dtype.name}."
                 )
             if self._correction.on_worker:
                 slots = self._own_slots(counter, variable)
@@ -201,14 +205,14 @@ class Corrector:
             record.variable
             for record in records
             if record.is_gradient
-            and (ledger, record.variable.ordinal) not in self._prepared
+            and self._ledgers.get(record.variable.ordinal) is not ledger
         ]
-        self._prepared.update((ledger, v.ordinal) for v in new)
         if not new or self._correction.on_worker:
             return
         make = tf.function(self._build_slots, autograph=False)
         with tf.init_scope():
             make(ledger, new)
+        self._ledgers.update((v.ordinal, ledger) for v in new)
 
     def _build_slots(self, ledger, variables):
         store = self._store
@@ -307,32 +311,26 @@ class Corrector:
         rate = tf.cast(rate(), before.dtype)
         self._correction.observe(before, after, rate, slots)
 
-    def give(self, ledger, parcel, copies, values):
+    def give(self, shard, copies, values):
         """What this worker gets as fresh values; kept where that is needed.
 
         Args:
-          ledger: The `Ledger`, None without an optimizer.
-          parcel: The `Parcel`.
+          shard: Number of the server.
           copies: List of (variable, `Piece` or None).
           values: List of what the server holds.
 
         Returns:
           A list of tensors.
         """
-        ahead = {}
-        if ledger is not None and self._correction.looks_ahead:
-            for replay, _ in late_gradients(parcel.replays):
-                variable, piece = replay.record.variable, replay.piece
-                slots = self.slots(ledger, parcel.shard, variable, piece)
-                ahead[_name(variable, piece)] = slots
         given = []
         for (variable, piece), value in zip(copies, values, strict=True):
-            slots = ahead.get(_name(variable, piece))
-            if slots is not None:
-                there = self._correction.look_ahead(widened(value), slots)
-                value = tf.cast(there, value.dtype)
+            ledger = self._ledgers.get(variable.ordinal)
+            if ledger is not None and self._correction.looks_ahead:
+                slots = self.slots(ledger, shard, variable, piece)
+                ahead = self._correction.look_ahead(widened(value), slots)
+                value = tf.cast(ahead, value.dtype)
             given.append(value)
-        self.note_given(parcel.shard, copies, given)
+        self.note_given(shard, copies, given)
         return given
 
     def forget(self, ledger, parcel, worker):

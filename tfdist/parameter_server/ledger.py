@@ -17,7 +17,9 @@ import time
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.parameter_server import agreement
 from tfdist.parameter_server import mailboxes
+from tfdist.parameter_server import records as records_lib
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
 
@@ -78,6 +80,7 @@ class Ledger:
         self._signature = f"synchronization={method!r}, {correction=!r}"
         # Whether workers that are gone are forgotten by the servers.
         self.forgets = correction is not None and correction.remembers_workers
+        self._layouts = set()
         self._name = name
         self._store = store
         self._num_workers = num_workers
@@ -167,6 +170,8 @@ class Ledger:
             key, pulled = tf.identity(key), tf.identity(pulled)
 
         def arrived(state, attendance):
+            if self.forgets:
+                state = events.forget(state, returning=mine)
             state = events.arrive(
                 state, mine, key=key, pulled=pulled, now=attendance.now
             )
@@ -244,14 +249,45 @@ class Ledger:
           ValueError: Another worker uses another method.
         """
         mine = self._signature
-        prepare = tf.function(self._build_prepare, autograph=False)
-        theirs = prepare().numpy().decode()
+        theirs = self._agree("method", mine, self._create)
         if mine != theirs:
             raise ValueError(
                 "All workers must synchronize in the same way. Here "
                 f"{mine}, on the servers {theirs}."
             )
         self.tick()
+
+    def check_layout(self, records):
+        """Refuses steps that have gradients of other variables than before.
+
+        Each worker carries out what any has pushed, as its own.
+
+        Args:
+          records: List of `Update` and `Mutation` of the step.
+
+        Raises:
+          ValueError: Another step, here or on another worker, has others.
+        """
+        names = [
+            f"{record.variable.ordinal} {record.variable.name}"
+            for record in records
+            if isinstance(record, records_lib.Update) and record.args
+        ]
+        mine = ", ".join(names)
+        if mine in self._layouts:
+            return
+        with tf.init_scope():
+            known = self._agree("layout", mine)
+        numbers = [text.split(" ")[0] for text in known.split(", ")]
+        if numbers != [name.split(" ")[0] for name in names]:
+            raise ValueError(
+                f"With {self._signature} all steps of an optimizer need "
+                "gradients of the same variables, in the same order. These "
+                f"have those of {mine}; others those of {known}. Use an "
+                "optimizer for each set of variables, or AsyncStrategy "
+                "without a correction."
+            )
+        self._layouts.add(mine)
 
     def tick(self, leaving=False):
         """Decides again; called with each heartbeat.
@@ -273,36 +309,33 @@ class Ledger:
             **{f.name: getattr(state, f.name).numpy() for f in fields}
         )
 
-    def _build_prepare(self):
+    def _agree(self, name, mine, create=None):
+        """The text that the first worker has left under `name`, a str."""
+        build = tf.function(
+            lambda mine: agreement.build(
+                self._store,
+                self._lock_name,
+                f"{_NAME}/{self._name}/{name}",
+                mine,
+                create,
+            ),
+            autograph=False,
+        )
+        return build(tf.constant(mine)).numpy().decode()
+
+    def _create(self):
+        """Builds the first state, on the first server."""
         size = state_lib.size(self._num_workers)
-        store = self._store
-        lock = store.lock(0, self._lock_name)
-        signature = self.resource(0, "method", tf.string, [])
-        with tf.control_dependencies([lock.op]), self._on_server():
-            known = tf.raw_ops.VarIsInitializedOp(resource=signature)
-
-            def create():
-                tf.raw_ops.AssignVariableOp(
-                    resource=self._handle(), value=tf.zeros([size], tf.int64)
-                )
-                for shard in range(store.num_shards):
-                    with tf.device(store.devices[shard]):
-                        self.executed(shard).set(0)
-                        self.updates(shard).set(0)
-                tf.raw_ops.AssignVariableOp(
-                    resource=signature, value=tf.constant(self._signature)
-                )
-                return True
-
-            created = tf.cond(known, lambda: False, create)
-            with tf.control_dependencies([created]):
-                text = tf.raw_ops.ReadVariableOp(
-                    resource=signature, dtype=tf.string
-                )
-        with tf.control_dependencies([text.op]):
-            store.unlock(0, lock)
-        with tf.device(store.worker_device):
-            return tf.identity(text)
+        done = [
+            tf.raw_ops.AssignVariableOp(
+                resource=self._handle(), value=tf.zeros([size], tf.int64)
+            )
+        ]
+        for shard in range(self._store.num_shards):
+            with tf.device(self._store.devices[shard]):
+                done.append(self.executed(shard).set(0))
+                done.append(self.updates(shard).set(0))
+        return done
 
     def _build_tick(self, leaving):
         with self._on_server():

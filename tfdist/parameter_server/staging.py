@@ -84,11 +84,14 @@ class Sums:
         self._ledger = ledger
         self._parcel = parcel
         self._gradients = gradients
+        # The same in all traces of all workers, as positions need not be.
+        positions = [p for one in gradients for p in positions_of(one)]
+        self._numbers = {p: number for number, p in enumerate(positions)}
 
     def _handle(self, position, shape):
         return self._ledger.resource(
             self._parcel.shard,
-            f"sum/{position}",
+            f"sum/{self._numbers[position]}",
             self._parcel.sent[position].dtype,
             shape,
         )

@@ -185,6 +185,16 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         return self._store.journal
 
     @property
+    def looks_ahead(self):
+        """Whether workers compute with other values than the parameters.
+
+        Then `refresh` before you evaluate or save by other means than
+        `evaluate`, `predict` and the `ClusterMonitor`.
+        """
+        corrector = self._store.corrector
+        return corrector is not None and corrector.correction.looks_ahead
+
+    @property
     def bytes_per_server(self):
         """Bytes of variables placed on each server, a tuple of ints."""
         return self._store.bytes_per_shard
@@ -226,8 +236,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
           A dict of worker name (such as `/job:worker/task:0`) to a dict with
           `pushed`, `accepted` and `dropped`, ints, over all lives of that
           worker; `pushed` is the sum of the others but for gradients that
-          are undecided at this moment. Empty with `Async`, which drops
-          nothing.
+          are undecided at this moment. Empty with `Async` where no
+          correction is made on the servers: nothing is dropped then.
         """
         coordination = self._store.coordination
         return coordination.counts() if coordination is not None else {}

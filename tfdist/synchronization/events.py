@@ -133,10 +133,19 @@ def _remove(state, mask, reason):
     return state.set(going, status=Status.GONE, reason=reason)
 
 
-def forget(state):
-    """Who is gone, and has nothing undecided, is forgotten by the servers."""
+def forget(state, returning=None):
+    """Who is gone, and has nothing undecided, is forgotten by the servers.
+
+    Args:
+      state: A `State`.
+      returning: Number of a worker that is about to arrive: what it has left
+        undecided will be dropped.
+    """
     gone = _is(state.status, Status.GONE) & _is(state.remembered, 1)
-    return state.forget(gone & ~state.waiting)
+    settled = ~state.waiting
+    if returning is not None:
+        settled |= _mask(state, returning)
+    return state.forget(gone & settled)
 
 
 def go_on(state, worker, now):
