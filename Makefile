@@ -8,12 +8,15 @@
 #   make clean    remove what was built
 #
 # PYTHON is the interpreter for the virtual environment (3.10 to 3.13),
-# TESTS what `make test` runs, TEST_SECONDS the bound of one test.
+# TESTS what `make test` runs, TEST_SECONDS the bound of one test,
+# TEST_PROCESSES how many files of tests run side by side (0: one, in the
+# same process).
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 TESTS ?= tests
 TEST_SECONDS ?= 300
+TEST_PROCESSES ?= 2
 TRAIN_FLAGS ?= --output_dir=build/train
 
 BIN := $(VENV)/bin
@@ -27,7 +30,8 @@ train: $(STAMP)
 		examples/train_image_classifier.py -- $(TRAIN_FLAGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --timeout=$(TEST_SECONDS) $(TESTS)
+	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) \
+		--dist=loadfile --timeout=$(TEST_SECONDS) $(TESTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -56,6 +56,7 @@ setuptools.setup(
             "psutil",
             "pytest",
             "pytest-timeout",
+            "pytest-xdist",
             "ruff",
             "tensorboard",
             *PLOTS,
