@@ -162,3 +162,19 @@ def test_variables_that_are_not_trainable_are_refused():
         ValueError, match="for trainable variables .*statistic.* is a state"
     ):
         step()
+
+
+def test_validation_is_of_the_parameters_not_of_a_look_ahead():
+    strategy = tfdist.DANAStrategy("zero")
+    with strategy.scope():
+        model = twins.compiled(twins.perceptron(), keras.optimizers.SGD(0.1))
+    x, y = twins.classification()
+    history = model.fit(
+        x,
+        y,
+        validation_data=(x, y),
+        callbacks=[tfdist.callbacks.ClusterMonitor()],
+        verbose=0,
+    ).history
+    expected = model.evaluate(x, y, verbose=0, return_dict=True)
+    assert history["val_loss"] == pytest.approx([expected["loss"]], rel=1e-5)

@@ -302,3 +302,25 @@ def test_who_is_gone_is_forgotten_once_its_last_gradient_is_decided():
     cluster.leave(1)
     cluster.tick()
     assert forgotten() == [1]
+
+
+def test_who_comes_back_is_forgotten_before_its_next_gradient():
+    """What it had left undecided is dropped, so nothing of it will follow."""
+    cluster = Cluster(BoundedStaleness(0), 2)
+    for _ in range(2):
+        cluster.step(0)
+        cluster.step(1)
+        cluster.proceed(0)
+    cluster.step(1)
+    cluster.ended[1] = True
+    cluster.tick()
+    assert cluster.phases()[1] is Phase.ARRIVED
+    state = state_lib.State.unpack(cluster._vector, 2)
+    head = int(state.head)
+    assert events.forget(state).head == head
+    after = events.forget(state, returning=1)
+    assert after.head == head + 1
+    place = head % after.log_key.shape[0]
+    assert after.log_key[place] == state_lib.FORGET
+    assert after.log_worker[place] == 1
+    assert events.forget(state, returning=0).head == head
