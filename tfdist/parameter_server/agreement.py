@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from tfdist.parameter_server import records as records_lib
+
 
 def build(store, lock_name, name, mine, create=None):
     """Builds: leaves a text on the first server, unless there is one.
@@ -42,3 +44,41 @@ def build(store, lock_name, name, mine, create=None):
         store.unlock(0, lock)
     with tf.device(store.worker_device):
         return tf.identity(text)
+
+
+def layout_of(records):
+    """Of which variables a step has gradients, in their order, a str.
+
+    Args:
+      records: List of `Update` and `Mutation`.
+    """
+    return ", ".join(
+        f"{record.variable.ordinal} {record.variable.name}"
+        for record in records
+        if isinstance(record, records_lib.Update) and record.args
+    )
+
+
+def check_layout(mine, theirs, method):
+    """Refuses steps that have gradients of other variables than others'.
+
+    Args:
+      mine: From `layout_of`.
+      theirs: That of another step, here or on another worker.
+      method: What the strategy does, for the message.
+
+    Raises:
+      ValueError: They differ. Names alone may: Keras numbers layers by what a
+        process has made before.
+    """
+
+    def numbers(layout):
+        return [text.split(" ")[0] for text in layout.split(", ")]
+
+    if numbers(mine) != numbers(theirs):
+        raise ValueError(
+            f"With {method} all steps of an optimizer need gradients of the "
+            f"same variables, in the same order. These have those of {mine}; "
+            f"others those of {theirs}. Use an optimizer for each set of "
+            "variables, or AsyncStrategy without a correction."
+        )

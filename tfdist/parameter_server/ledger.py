@@ -19,7 +19,6 @@ import tensorflow as tf
 from tfdist import private_tensorflow
 from tfdist.parameter_server import agreement
 from tfdist.parameter_server import mailboxes
-from tfdist.parameter_server import records as records_lib
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
 
@@ -171,6 +170,8 @@ class Ledger:
 
         def arrived(state, attendance):
             if self.forgets:
+                # In time: until somebody's gradient arrives, nobody is given
+                # what is made of what is to be forgotten.
                 state = events.forget(state, returning=mine)
             state = events.arrive(
                 state, mine, key=key, pulled=pulled, now=attendance.now
@@ -217,8 +218,7 @@ class Ledger:
 
     def _decide(self, state, attendance):
         state = events.attend(state, attendance, self._patience)
-        state = self.method.decide(state)
-        return events.forget(state) if self.forgets else state
+        return self.method.decide(state)
 
     def _wait(self, after):
         """Sleeps until this worker's gradient is decided over."""
@@ -268,25 +268,12 @@ class Ledger:
         Raises:
           ValueError: Another step, here or on another worker, has others.
         """
-        names = [
-            f"{record.variable.ordinal} {record.variable.name}"
-            for record in records
-            if isinstance(record, records_lib.Update) and record.args
-        ]
-        mine = ", ".join(names)
+        mine = agreement.layout_of(records)
         if mine in self._layouts:
             return
         with tf.init_scope():
-            known = self._agree("layout", mine)
-        numbers = [text.split(" ")[0] for text in known.split(", ")]
-        if numbers != [name.split(" ")[0] for name in names]:
-            raise ValueError(
-                f"With {self._signature} all steps of an optimizer need "
-                "gradients of the same variables, in the same order. These "
-                f"have those of {mine}; others those of {known}. Use an "
-                "optimizer for each set of variables, or AsyncStrategy "
-                "without a correction."
-            )
+            theirs = self._agree("layout", mine)
+        agreement.check_layout(mine, theirs, self._signature)
         self._layouts.add(mine)
 
     def tick(self, leaving=False):
