@@ -46,6 +46,7 @@ setuptools.setup(
         "numpy",
         "tensorflow-datasets",
         "absl-py",
+        "tqdm",
         # tensorflow-datasets 4.9 imports it without requiring it.
         "importlib_resources",
     ],

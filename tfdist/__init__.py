@@ -27,6 +27,7 @@ _MODULES = (
     "callbacks",
     "correction",
     "datasets",
+    "simulation",
     "synchronization",
     "testing",
 )

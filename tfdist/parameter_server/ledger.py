@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist import private_tensorflow
 from tfdist.parameter_server import agreement
 from tfdist.parameter_server import mailboxes
+from tfdist.synchronization import decisions
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
 
@@ -79,12 +80,12 @@ class Ledger:
         self._signature = f"synchronization={method!r}, {correction=!r}"
         # Whether workers that are gone are forgotten by the servers.
         self.forgets = correction is not None and correction.remembers_workers
+        self._decisions = decisions.Decisions(method, patience, self.forgets)
         self._layouts = set()
         self._name = name
         self._store = store
         self._num_workers = num_workers
         self._worker = worker_id
-        self._patience = patience
         self._attendance = attendance
         self._mailboxes = mailboxes.Mailboxes(
             store, f"{_NAME}/{name}/mailbox", num_workers
@@ -169,14 +170,9 @@ class Ledger:
             key, pulled = tf.identity(key), tf.identity(pulled)
 
         def arrived(state, attendance):
-            if self.forgets:
-                # In time: until somebody's gradient arrives, nobody is given
-                # what is made of what is to be forgotten.
-                state = events.forget(state, returning=mine)
-            state = events.arrive(
-                state, mine, key=key, pulled=pulled, now=attendance.now
+            state = self._decisions.arrive(
+                state, mine, key=key, pulled=pulled, attendance=attendance
             )
-            state = self._decide(state, attendance)
             outcome = self._outcome(state)
             if not self.method.waits:
                 state = events.go_on(state, mine, attendance.now)
@@ -215,10 +211,6 @@ class Ledger:
         )
         staleness = state.staleness[self._worker]
         return tf.logical_not(dropped), staleness, state.head, log
-
-    def _decide(self, state, attendance):
-        state = events.attend(state, attendance, self._patience)
-        return self.method.decide(state)
 
     def _wait(self, after):
         """Sleeps until this worker's gradient is decided over."""
@@ -335,7 +327,7 @@ class Ledger:
                 status=tf.where(leaving, left.status, state.status),
                 reason=tf.where(leaving, left.reason, state.reason),
             )
-            state = self._decide(state, attendance)
+            state = self._decisions.decide(state, attendance)
             if self.method.waits:
                 decided = events.is_decided(state, self._worker)
                 self._mailboxes.wake_again(self._worker, decided)

@@ -137,6 +137,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             timeout=start_timeout,
             partitioner=variable_partitioner,
         )
+        # As they were given: what another cluster would make of them.
+        self._synchronization, self._correction = method, correction
         if config.is_local:
             method = method.alone()
         else:
@@ -178,6 +180,16 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def cluster(self):
         """The `ClusterConfig`: who this task is, who the others are."""
         return self._cluster
+
+    @property
+    def synchronization(self):
+        """The `Synchronization`, as it was given."""
+        return self._synchronization
+
+    @property
+    def correction(self):
+        """The `Correction`, as it was given, or None."""
+        return self._correction
 
     @property
     def journal(self):

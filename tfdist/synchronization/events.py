@@ -150,7 +150,12 @@ def forget(state, returning=None):
 
 def go_on(state, worker, now):
     """A worker has been told what became of its gradient."""
-    return state.set(_mask(state, worker), phase=Phase.COMPUTING, since=now)
+    return all_go_on(state, _mask(state, worker), now)
+
+
+def all_go_on(state, mask, now):
+    """Several workers have, those in the bool vector `mask`."""
+    return state.set(mask, phase=Phase.COMPUTING, since=now)
 
 
 def is_decided(state, worker):

@@ -1,0 +1,154 @@
+"""The examples of a simulated training, in memory."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+class Data:
+    """Examples in memory, and the order in which they are taken.
+
+    Args:
+      dataset: A pair of arrays `(x, y)` or a triple `(x, y, sample_weight)`
+        with as many rows each, or a finite `tf.data.Dataset` of such examples
+        (not of batches).
+      batch_size: Examples per gradient; an epoch's last batch may be smaller.
+      shuffle: Whether each epoch has an order of its own.
+      seed: Of that.
+
+    Raises:
+      ValueError: There is nothing in it, or it has no such form.
+    """
+
+    def __init__(self, dataset, batch_size, *, shuffle=True, seed=0):
+        if isinstance(dataset, tf.data.Dataset):
+            dataset = _in_memory(dataset)
+        if not isinstance(dataset, (tuple, list)) or len(dataset) not in (2, 3):
+            raise ValueError(
+                "dataset must be (x, y), (x, y, sample_weight) or a "
+                "tf.data.Dataset of such examples. Received: "
+                f"{type(dataset).__name__}."
+            )
+        arrays = [np.asarray(array) for array in dataset]
+        sizes = [array.shape[0] if array.ndim else 0 for array in arrays]
+        if not sizes[0] or len(set(sizes)) > 1:
+            raise ValueError(
+                "dataset must have as many labels (and weights) as examples, "
+                f"one at least. Received: {sizes}."
+            )
+        if isinstance(batch_size, bool) or not (
+            isinstance(batch_size, int) and 1 <= batch_size <= sizes[0]
+        ):
+            raise ValueError(
+                "batch_size must be an integer from 1 to the number of "
+                f"examples, {sizes[0]}. Received: {batch_size!r}."
+            )
+        self._tensors = [tf.constant(array) for array in arrays]
+        self._shuffle = shuffle
+        self._seed = seed
+        self._orders = {}
+        self.batch_size = batch_size
+        self.num_examples = sizes[0]
+        self.num_batches = -(-sizes[0] // batch_size)
+
+    def rows(self, batch):
+        """Which examples a batch has.
+
+        Args:
+          batch: Its number, counted over all epochs.
+
+        Returns:
+          Int64 vector of row numbers.
+        """
+        epoch, number = divmod(batch, self.num_batches)
+        if epoch not in self._orders:
+            order = np.arange(self.num_examples)
+            if self._shuffle:
+                np.random.default_rng([self._seed, epoch]).shuffle(order)
+            self._orders[epoch] = order
+            # Workers may be some epochs apart, where shares are static.
+        begin = number * self.batch_size
+        return self._orders[epoch][begin : begin + self.batch_size]
+
+    def take(self, rows):
+        """The examples `rows`: x, y and weights (or None), as tensors."""
+        taken = [tf.gather(tensor, rows) for tensor in self._tensors]
+        return (*taken, None)[:3]
+
+    @property
+    def arrays(self):
+        """All of it, a tuple of NumPy arrays."""
+        return tuple(tensor.numpy() for tensor in self._tensors)
+
+
+def _in_memory(dataset):
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            "dataset must be finite: the simulator counts epochs. Received a "
+            "tf.data.Dataset without end; leave out its repeat()."
+        )
+    examples = list(dataset.as_numpy_iterator())
+    if not examples or not isinstance(examples[0], tuple):
+        raise ValueError(
+            "dataset must have examples (x, y). Received a tf.data.Dataset "
+            f"with elements {dataset.element_spec}."
+        )
+    return tuple(np.stack(column) for column in zip(*examples, strict=True))
+
+
+def evaluate(model, validation):
+    """The model's loss and metrics, a dict.
+
+    Args:
+      model: A compiled `keras.Model`.
+      validation: A `Data`.
+    """
+    x, y, *weights = validation.arrays
+    return model.evaluate(
+        x,
+        y,
+        batch_size=validation.batch_size,
+        sample_weight=weights[0] if weights else None,
+        verbose=0,
+        return_dict=True,
+    )
+
+
+def check_model(model):
+    """Refuses what the simulator cannot train.
+
+    Args:
+      model: What `model_fn` returned.
+
+    Raises:
+      TypeError: It is no Keras model.
+      ValueError: With the reason.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"model_fn must return a compiled keras.Model. Received: {model!r}."
+        )
+    optimizer = getattr(model, "optimizer", None)
+    if not getattr(model, "compiled", False) or optimizer is None:
+        raise ValueError(
+            "model_fn must return a compiled model: call model.compile with "
+            "an optimizer and a loss."
+        )
+    if not model.built or not model.trainable_variables:
+        raise ValueError(
+            "model_fn must return a model with weights: begin it with "
+            "keras.Input, or call build."
+        )
+    if type(model).train_step is not keras.Model.train_step:
+        raise ValueError(
+            f"{type(model).__name__} has a train_step of its own, which the "
+            "simulator cannot split into gradients and updates: override "
+            "compute_loss instead."
+        )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError("Loss scaling is not simulated: use float32.")
+    if optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            "gradient_accumulation_steps is not simulated: use a larger "
+            "batch_size."
+        )

@@ -1,0 +1,200 @@
+"""What has been seen of a simulated training."""
+
+import csv
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+
+_JOB_TYPE = np.dtype(
+    [
+        ("worker", "i4"),
+        ("step", "i8"),
+        ("batch", "i8"),
+        ("pulled", "i8"),
+        ("staleness", "i8"),
+        ("accepted", "?"),
+        ("pulling", "f8"),
+        ("began", "f8"),
+        ("computed", "f8"),
+        ("arrived", "f8"),
+        ("decided", "f8"),
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """One simulated training. All times are virtual.
+
+    Attributes:
+      method: Name of the method.
+      num_workers: Number of workers.
+      num_servers: Number of servers.
+      seed: Seed.
+      batch_size: Examples per gradient.
+      seconds: When the last thing happened.
+      updates: Updates of the parameters.
+      evaluations: List of dicts: `seconds`, `epoch` (gradients that were
+        decided over, in passes over the data), `updates`, `train_loss` (mean
+        since the evaluation before), and the model's loss and metrics on the
+        validation data.
+      jobs: Every gradient, a structured array with the fields of
+        `schedule.Job`; NaN for times that never came.
+      update_seconds: When each update was made, float vector.
+      push_bytes: Bytes of one push to all servers.
+      pull_bytes: Bytes of one pull from all servers.
+      diverged: Whether the loss became infinite or NaN; then the training
+        was ended.
+      model: The trained `keras.Model`, None if time alone was simulated.
+    """
+
+    method: str
+    num_workers: int
+    num_servers: int
+    seed: int
+    batch_size: int
+    seconds: float
+    updates: int
+    evaluations: list
+    jobs: np.ndarray
+    update_seconds: np.ndarray
+    push_bytes: int
+    pull_bytes: int
+    diverged: bool = False
+    model: object = None
+
+    @property
+    def staleness(self):
+        """Staleness of the gradients that count, an int vector."""
+        return self.jobs["staleness"][self.jobs["accepted"]]
+
+    @property
+    def utilization(self):
+        """Share of the workers' time in which they computed, 0 to 1.
+
+        Counted for each worker until its last gradient was decided over.
+        """
+        computing, present = 0.0, 0.0
+        for worker in range(self.num_workers):
+            jobs = self.jobs[self.jobs["worker"] == worker]
+            ended = jobs[~np.isnan(jobs["decided"])]
+            if len(ended):
+                computing += np.sum(ended["computed"] - ended["began"])
+                present += ended["decided"].max()
+        return float(computing / present) if present else 0.0
+
+    @property
+    def waited(self):
+        """Seconds from each gradient's arrival to the decision, a vector."""
+        waited = self.jobs["decided"] - self.jobs["arrived"]
+        return waited[~np.isnan(waited)]
+
+    @property
+    def total_bytes(self):
+        """Bytes that went over the network, pushes and pulls."""
+        pushed = np.count_nonzero(~np.isnan(self.jobs["arrived"]))
+        return int(pushed * self.push_bytes + len(self.jobs) * self.pull_bytes)
+
+    @property
+    def examples_per_second(self):
+        """Examples whose gradients count, per virtual second."""
+        counted = np.count_nonzero(self.jobs["accepted"])
+        return counted * self.batch_size / self.seconds if self.seconds else 0.0
+
+    def final(self, metric):
+        """The last value of a metric, NaN if there is none."""
+        if not self.evaluations:
+            return float("nan")
+        return self.evaluations[-1].get(metric, float("nan"))
+
+    def seconds_to(self, metric, value):
+        """When a metric first reached a value; None if it did not.
+
+        Args:
+          metric: Name in `evaluations`.
+          value: At least this; of a loss (`loss`, `*_loss`) at most this.
+        """
+        sign = -1 if metric.endswith("loss") else 1
+        for row in self.evaluations:
+            if sign * row.get(metric, float("nan")) >= sign * value:
+                return row["seconds"]
+        return None
+
+    def summary(self):
+        """Its figures, a dict that JSON can hold."""
+        staleness = self.staleness
+        some = len(staleness) > 0
+        last = self.evaluations[-1] if self.evaluations else {}
+        known = ("seconds", "epoch", "updates", "train_loss")
+        return {
+            "method": self.method,
+            "num_workers": self.num_workers,
+            "num_servers": self.num_servers,
+            "seed": self.seed,
+            "seconds": self.seconds,
+            "updates": self.updates,
+            "gradients": len(self.jobs),
+            "dropped": int(np.count_nonzero(~self.jobs["accepted"])),
+            "examples_per_second": self.examples_per_second,
+            "staleness_mean": float(staleness.mean()) if some else 0.0,
+            "staleness_p95": float(np.percentile(staleness, 95)) if some else 0,
+            "staleness_max": int(staleness.max()) if some else 0,
+            "utilization": self.utilization,
+            "waited_mean": float(self.waited.mean()) if some else 0.0,
+            "gigabytes": self.total_bytes / 1e9,
+            "diverged": self.diverged,
+            **{f"final_{k}": v for k, v in last.items() if k not in known},
+        }
+
+    def as_dict(self):
+        """All of it but the model, as JSON can hold it."""
+        return {
+            **self.summary(),
+            "batch_size": self.batch_size,
+            "evaluations": self.evaluations,
+            "update_seconds": self.update_seconds.tolist(),
+            "jobs": {
+                name: [
+                    None if value != value else value
+                    for value in self.jobs[name].tolist()
+                ]
+                for name in self.jobs.dtype.names
+            },
+        }
+
+    def write_json(self, path):
+        """Writes `as_dict` to a file."""
+        text = json.dumps(self.as_dict(), default=float)
+        pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
+
+    def write_csv(self, path):
+        """Writes `evaluations` to a file, one line each."""
+        names = list(dict.fromkeys(k for row in self.evaluations for k in row))
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, ["method", "num_workers", *names])
+            writer.writeheader()
+            for row in self.evaluations:
+                writer.writerow(
+                    {
+                        "method": self.method,
+                        "num_workers": self.num_workers,
+                        **row,
+                    }
+                )
+
+
+def jobs_array(jobs):
+    """The `Job`s as a structured array."""
+
+    def value(job, name):
+        found = getattr(job, name)
+        if found is not None:
+            return found
+        return {"accepted": False, "staleness": 0}.get(name, np.nan)
+
+    return np.array(
+        [tuple(value(job, n) for n in _JOB_TYPE.names) for job in jobs],
+        dtype=_JOB_TYPE,
+    )

@@ -1,0 +1,116 @@
+"""How long gradients and parameters travel."""
+
+import dataclasses
+import math
+import numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """Links of workers and servers; each carries both directions at once.
+
+    A message leaves its sender when the messages before it have left, takes
+    `latency_seconds`, and has arrived when the receiver has taken in those
+    that came before. So N workers that push to one server at once wait for
+    each other there: the server's link is the bottleneck.
+
+    Attributes:
+      latency_seconds: Of each message, one way.
+      bandwidth_gbps: Of each worker's link, gigabits per second.
+      server_bandwidth_gbps: Of each server's link; None: as the workers'.
+      server_seconds: That a server takes for each gradient, one after the
+        other, to apply it and to read the parameters.
+
+    Raises:
+      ValueError: A number is negative, or a bandwidth is 0.
+    """
+
+    latency_seconds: float = 0.0
+    bandwidth_gbps: float = math.inf
+    server_bandwidth_gbps: float | None = None
+    server_seconds: float = 0.0
+
+    def __post_init__(self):
+        for name in ("latency_seconds", "server_seconds"):
+            self._check(name, lambda value: 0 <= value < math.inf, "at least 0")
+        self._check("bandwidth_gbps", lambda value: value > 0, "positive")
+        if self.server_bandwidth_gbps is not None:
+            self._check(
+                "server_bandwidth_gbps", lambda value: value > 0, "positive"
+            )
+
+    def _check(self, name, is_good, allowed):
+        value = getattr(self, name)
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not number or not is_good(value):
+            raise ValueError(
+                f"Network: {name} must be a number, {allowed}. "
+                f"Received: {value!r}."
+            )
+
+
+class Links:
+    """The links of one cluster, and until when each is taken.
+
+    Call `push` and `pull` in the order of time.
+
+    Args:
+      network: A `Network`.
+      num_workers: Number of workers.
+      push_bytes: What a push brings to each server, a list of ints.
+      pull_bytes: What a pull brings from each server, a list of ints.
+    """
+
+    def __init__(self, network, num_workers, push_bytes, pull_bytes):
+        self._network = network
+        worker = network.bandwidth_gbps * 1e9 / 8
+        server = worker
+        if network.server_bandwidth_gbps is not None:
+            server = network.server_bandwidth_gbps * 1e9 / 8
+        self._push = [(b / worker, b / server) for b in push_bytes]
+        self._pull = [(b / worker, b / server) for b in pull_bytes]
+        servers = len(push_bytes)
+        # Each link has two directions, and each server computes.
+        self._up, self._down = ([0.0] * num_workers for _ in range(2))
+        self._in, self._out, self._busy = ([0.0] * servers for _ in range(3))
+
+    def push(self, worker, now):
+        """A worker sends its gradient to all servers; when all have it."""
+        return max(
+            self._send((self._up, worker, slow), (self._in, server, fast), now)
+            for server, (slow, fast) in enumerate(self._push)
+        )
+
+    def pull(self, worker, now):
+        """All servers send fresh parameters; when the worker has them."""
+        arrivals = []
+        for server, (slow, fast) in enumerate(self._pull):
+            ready = max(now, self._busy[server]) + self._network.server_seconds
+            self._busy[server] = ready
+            arrivals.append(
+                self._send(
+                    (self._out, server, fast), (self._down, worker, slow), ready
+                )
+            )
+        return max(arrivals)
+
+    def _send(self, sender, receiver, now):
+        """When a message has arrived.
+
+        Args:
+          sender: Pair of a list of when links are free, whose link it is, and
+            the seconds that the message takes it.
+          receiver: The same.
+          now: Seconds.
+        """
+        links, number, seconds = sender
+        begins = max(now, links[number])
+        links[number] = begins + seconds
+        links, number, taking = receiver
+        # The first bit arrives after the latency, the last one not before it
+        # has been sent.
+        first = begins + self._network.latency_seconds
+        last = first + seconds
+        arrived = max(max(first, links[number]) + taking, last)
+        links[number] = arrived
+        return arrived

@@ -1,0 +1,446 @@
+"""What happens when: a virtual cluster in virtual time.
+
+When gradients are ready, arrive and are decided over depends on no gradient.
+So the whole course of a training is known without computing one: `Schedule`
+plays it, and gives a list of what servers and workers do, in order, for
+`training.Training` to compute, or for nobody where time alone is asked for.
+"""
+
+import dataclasses
+import heapq
+import itertools
+
+import numpy as np
+
+from tfdist.simulation.ledger import VirtualLedger
+from tfdist.simulation.network import Links
+from tfdist.synchronization import state as state_lib
+from tfdist.synchronization.events import Patience
+from tfdist.synchronization.state import Phase
+
+_HEARTBEAT_SECONDS = 1.0
+_IDLE_SECONDS = 600.0
+_MOST_BEATS = 10_000
+_DECIDED = (Phase.GRANTED, Phase.DROPPED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A worker dies, and may come back.
+
+    Attributes:
+      worker: Its number.
+      at: Seconds; at 0 it joins late.
+      until: Seconds at which another process takes its place, with what is
+        left of its share of the data; None: never.
+    """
+
+    worker: int
+    at: float
+    until: float | None = None
+
+    def __post_init__(self):
+        if self.until is not None and not self.until > self.at:
+            raise ValueError(
+                f"Failure: until must be later than at={self.at}. "
+                f"Received: {self.until!r}."
+            )
+        if not self.at >= 0:
+            raise ValueError(
+                f"Failure: at must be at least 0. Received: {self.at!r}."
+            )
+
+
+@dataclasses.dataclass
+class Job:
+    """One gradient. Times are in virtual seconds, None while unknown.
+
+    Attributes:
+      number: Of all gradients, in the order in which they were begun.
+      worker: Whose it is.
+      step: Which of its worker's, from 0.
+      batch: The batch, counted over all epochs.
+      pulled: Version of the parameters that it is computed from.
+      pulling: When its worker was given these.
+      began: When they had arrived, and computing began.
+      computed: When the gradient was ready.
+      arrived: When all servers had it.
+      decided: When the worker might go on.
+      accepted: Whether it became part of an update.
+      staleness: Updates that it was late by.
+    """
+
+    number: int
+    worker: int
+    step: int
+    batch: int
+    pulled: int
+    pulling: float
+    began: float | None = None
+    computed: float | None = None
+    arrived: float | None = None
+    decided: float | None = None
+    accepted: bool | None = None
+    staleness: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Begin:
+    """A worker is given the parameters as they are, for a gradient.
+
+    Attributes:
+      anew: Whether it is another process than that of its last gradient.
+    """
+
+    time: float
+    job: Job
+    anew: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Servers carry out an entry of the log; see `State`.
+
+    Attributes:
+      job: The gradient; None for none.
+    """
+
+    time: float
+    job: Job | None
+    worker: int
+    staleness: int
+    first: bool
+    count: int
+    forget: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Drop:
+    """A gradient is not used."""
+
+    time: float
+    job: Job
+
+
+class Shares:
+    """Which batches each worker computes.
+
+    Args:
+      num_batches: Of one epoch.
+      epochs: Number of epochs.
+      num_workers: Number of workers.
+      dynamic: False: a worker has every `num_workers`-th batch of an epoch,
+        as `fit` on a cluster has it, and stops when these are done. True:
+        each takes the next one that nobody has taken.
+    """
+
+    def __init__(self, num_batches, epochs, num_workers, dynamic=False):
+        self.total = num_batches * epochs
+        if dynamic:
+            one = iter(range(self.total))
+            self._own = [one] * num_workers
+        else:
+            self._own = [
+                itertools.chain.from_iterable(
+                    range(epoch * num_batches + w, (epoch + 1) * num_batches, n)
+                    for epoch in range(epochs)
+                )
+                for w in range(num_workers)
+                for n in [num_workers]
+            ]
+
+    def next(self, worker):
+        """The next batch of a worker, None if there is none."""
+        return next(self._own[worker], None)
+
+
+class Schedule:
+    """A virtual cluster.
+
+    Args:
+      method: A `Method`, resolved.
+      num_workers: Number of workers.
+      shares: A `Shares`.
+      compute: A `ComputeTime`.
+      network: A `Network`.
+      push_bytes: What a push brings to each server, a list of ints.
+      pull_bytes: What a pull brings from each server, a list of ints.
+      failures: `Failure`s.
+      seed: Of compute times.
+      worker_timeout: Seconds after which nobody waits for a silent worker.
+      start_timeout: The same for one that has never arrived.
+      max_seconds: Virtual time after which no gradient is begun, or None.
+
+    Attributes:
+      jobs: All `Job`s so far, a list.
+      now: Seconds.
+    """
+
+    def __init__(
+        self,
+        method,
+        num_workers,
+        shares,
+        *,
+        compute,
+        network,
+        push_bytes,
+        pull_bytes,
+        failures=(),
+        seed=0,
+        worker_timeout=10.0,
+        start_timeout=300.0,
+        max_seconds=None,
+    ):
+        self._method = method
+        self._num_workers = num_workers
+        self._shares = shares
+        self._compute = compute
+        self._links = Links(network, num_workers, push_bytes, pull_bytes)
+        self._ledger = VirtualLedger(
+            method.synchronization,
+            num_workers,
+            patience=Patience.of_seconds(
+                silent=worker_timeout,
+                missing=start_timeout,
+                idle=_IDLE_SECONDS,
+            ),
+            forgets=method.remembers_workers,
+        )
+        self._streams = [
+            np.random.default_rng([seed, worker])
+            for worker in range(num_workers)
+        ]
+        self._max_seconds = max_seconds
+        self.jobs = []
+        self.now = 0.0
+        # Each worker: the job that it is at, the life that it is in.
+        self._current = [None] * num_workers
+        self._lives = [0] * num_workers
+        self._alive = [True] * num_workers
+        self._steps = [0] * num_workers
+        self._finished = [False] * num_workers
+        # A batch to be computed again, or left by a process that was killed.
+        self._again = [None] * num_workers
+        # The gradient that such a process was waiting for a decision over.
+        self._left = [None] * num_workers
+        self._last_heard = [0.0] * num_workers
+        self._entered = [0.0] * num_workers
+        self._executed = 0
+        self._beating = False
+        # Heartbeats since something was decided.
+        self._beats = 0
+        self._queue = []
+        self._number = itertools.count()
+        self._out = []
+        for failure in failures:
+            self._fail(failure)
+
+    def _fail(self, failure):
+        if not 0 <= failure.worker < self._num_workers:
+            raise ValueError(
+                f"Failure: worker must be from 0 to {self._num_workers - 1}. "
+                f"Received: {failure.worker!r}."
+            )
+        self._at(failure.at, self._die, failure.worker)
+        if failure.until is not None:
+            self._at(failure.until, self._return, failure.worker)
+
+    def run(self):
+        """Plays the whole training.
+
+        Yields:
+          `Begin`, `Entry` and `Drop`, in the order in which they happen.
+
+        Raises:
+          RuntimeError: The method lets workers wait for ever.
+        """
+        for worker in range(self._num_workers):
+            self._at(0.0, self._begin, worker, 0)
+        while self._queue:
+            self.now, _, event, arguments = heapq.heappop(self._queue)
+            event(*arguments)
+            yield from self._out
+            self._out.clear()
+        stuck = [w for w in range(self._num_workers) if self._is_waiting(w)]
+        if stuck:
+            raise RuntimeError(
+                f"{self._method.synchronization!r} lets workers {stuck} wait "
+                f"at {self.now:g} s, and nobody is left whose gradient could "
+                "arrive."
+            )
+
+    def _at(self, time, event, *arguments):
+        heapq.heappush(
+            self._queue, (time, next(self._number), event, arguments)
+        )
+
+    # What happens to a worker.
+
+    def _begin(self, worker, life, anew=False):
+        """It is given parameters for its next batch, if there is one."""
+        if life != self._lives[worker] or not self._alive[worker]:
+            return
+        over = self._max_seconds is not None and self.now >= self._max_seconds
+        batch = None if over else self._next_batch(worker)
+        if batch is None:
+            self._current[worker] = None
+            self._finished[worker] = True
+            self._ledger.leave(worker, **self._there())
+            self._happened()
+            return
+        job = Job(
+            number=len(self.jobs),
+            worker=worker,
+            step=self._steps[worker],
+            batch=batch,
+            pulled=int(self._ledger.state.version),
+            pulling=self.now,
+        )
+        self._steps[worker] += 1
+        self._current[worker] = job
+        self.jobs.append(job)
+        self._out.append(Begin(self.now, job, anew))
+        self._at(self._links.pull(worker, self.now), self._compute_, job, life)
+
+    def _next_batch(self, worker):
+        batch, self._again[worker] = self._again[worker], None
+        return self._shares.next(worker) if batch is None else batch
+
+    def _compute_(self, job, life):
+        if life != self._lives[job.worker]:
+            return
+        job.began = self.now
+        seconds = self._compute.draw(
+            job.worker, job.step, self._streams[job.worker]
+        )
+        self._at(self.now + seconds, self._push, job, life)
+
+    def _push(self, job, life):
+        if life != self._lives[job.worker]:
+            return
+        job.computed = self.now
+        arrival = self._links.push(job.worker, self.now)
+        self._at(arrival, self._arrive, job, life)
+
+    def _arrive(self, job, life):
+        if life != self._lives[job.worker]:
+            return
+        job.arrived = self.now
+        self._ledger.arrive(
+            job.worker, key=job.number, pulled=job.pulled, **self._there()
+        )
+        left, self._left[job.worker] = self._left[job.worker], None
+        if left is not None and left.accepted is None:
+            self._drop(left)  # This one takes its place.
+        self._happened()
+        if self._is_waiting(job.worker):
+            self._beat_if_needed()
+
+    def _die(self, worker):
+        if not self._alive[worker] or self._finished[worker]:
+            return
+        self._alive[worker] = False
+        self._lives[worker] += 1
+        self._last_heard[worker] = self.now
+        job = self._current[worker]
+        if job is not None and job.arrived is None:
+            # Nobody has its gradient: who comes back computes it again.
+            self._again[worker] = job.batch
+            self._current[worker] = None
+            self._drop(job)
+        self._beat_if_needed()
+
+    def _drop(self, job):
+        job.accepted = False
+        self._out.append(Drop(self.now, job))
+
+    def _return(self, worker):
+        if self._alive[worker] or self._finished[worker]:
+            return
+        self._alive[worker] = True
+        self._entered[worker] = self.now
+        self._left[worker] = self._current[worker]
+        self._begin(worker, self._lives[worker], anew=True)
+
+    # Those who wait, and are woken.
+
+    def _is_waiting(self, worker):
+        job = self._current[worker]
+        return (
+            self._alive[worker]
+            and job is not None
+            and job.arrived is not None
+            and job.decided is None
+        )
+
+    def _beat_if_needed(self):
+        """Heartbeats decide again, while somebody waits for the dead."""
+        if self._beating or all(self._alive):
+            return
+        if any(map(self._is_waiting, range(self._num_workers))):
+            self._beating = True
+            self._at(self.now + _HEARTBEAT_SECONDS, self._beat)
+
+    def _beat(self):
+        self._beating = False
+        executed = self._executed
+        self._ledger.tick(**self._there())
+        self._happened()
+        self._beats = self._beats + 1 if executed == self._executed else 0
+        if self._beats < _MOST_BEATS:
+            self._beat_if_needed()
+
+    def _there(self):
+        heard = [
+            self.now if alive else last
+            for alive, last in zip(self._alive, self._last_heard, strict=True)
+        ]
+        return {"now": self.now, "heard": heard, "entered": self._entered}
+
+    # What has been decided.
+
+    def _happened(self):
+        state, phases = self._ledger.state, self._ledger.phases
+        self._carry_out(state)
+        decided = []
+        for worker in np.flatnonzero(np.isin(phases, _DECIDED)):
+            job = self._current[worker]
+            if job is None or job.arrived is None or job.decided is not None:
+                continue
+            job.decided = self.now
+            if phases[worker] == Phase.DROPPED:
+                job.staleness = int(state.staleness[worker])
+                self._drop(job)
+            if self._alive[worker]:
+                decided.append(int(worker))
+        if not decided:
+            return
+        self._ledger.go_on(decided, self.now)
+        # In the order in which they came, their replies leave.
+        for worker in sorted(decided, key=lambda w: state.order[w]):
+            job = self._current[worker]
+            if not job.accepted and self._method.synchronization.retries:
+                self._again[worker] = job.batch
+            self._begin(worker, self._lives[worker])
+
+    def _carry_out(self, state):
+        ring = len(state.log_key)
+        for number in range(self._executed, int(state.head)):
+            place = number % ring
+            key = int(state.log_key[place])
+            job = self.jobs[key] if key >= 0 else None
+            entry = Entry(
+                time=self.now,
+                job=job,
+                worker=int(state.log_worker[place]),
+                staleness=int(state.log_staleness[place]),
+                first=bool(state.log_first[place]),
+                count=int(state.log_count[place]),
+                forget=key == state_lib.FORGET,
+            )
+            if job is not None:
+                job.staleness = entry.staleness
+                job.accepted = True
+            self._out.append(entry)
+        self._executed = int(state.head)

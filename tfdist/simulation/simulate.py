@@ -1,0 +1,364 @@
+"""`simulate`: a training on a cluster that is not there."""
+
+import math
+import numbers
+
+import keras
+import numpy as np
+import tqdm
+
+from tfdist.parameter_server.sharding import ByteBalancer
+from tfdist.simulation import data as data_lib
+from tfdist.simulation import history as history_lib
+from tfdist.simulation import schedule as schedule_lib
+from tfdist.simulation.compute import ComputeTime
+from tfdist.simulation.compute import Gamma
+from tfdist.simulation.gradients import num_bytes
+from tfdist.simulation.methods import as_method
+from tfdist.simulation.network import Network
+from tfdist.simulation.training import Training
+
+_BATCH_OF_VALIDATION = 1024
+
+
+def simulate(
+    model_fn,
+    dataset,
+    strategy="async",
+    *,
+    num_workers,
+    num_servers=1,
+    batch_size=32,
+    epochs=1,
+    compute=None,
+    network=None,
+    failures=(),
+    validation_data=None,
+    evaluate_every=1.0,
+    shuffle=True,
+    dynamic_shares=False,
+    seed=0,
+    worker_timeout=10.0,
+    start_timeout=300.0,
+    max_seconds=None,
+    chunk=8,
+    progress=False,
+):
+    """Trains a model on a virtual cluster, in virtual time.
+
+    The methods are those that real servers run: the same classes decide over
+    the same `State` and correct the same gradients. These are real, of the
+    real model; only time is drawn from models. Two calls with the same seed
+    give the same history, on the same machine to the bit.
+
+    It stands for a cluster whose workers push after every step. What real
+    servers do beside each other happens at one moment here, when a gradient
+    is decided over: who is waiting is given the parameters of that moment,
+    and these travel.
+
+    Memory: beside one model and what the method keeps on real servers and
+    workers, one copy of the parameters for each version that a worker
+    computes from, so for N workers at most N, and up to `chunk` gradients.
+
+    Args:
+      model_fn: Callable without arguments that returns a compiled
+        `keras.Model` with a standard `train_step`.
+      dataset: Training examples in memory, `(x, y)` or `(x, y,
+        sample_weight)`, or a finite `tf.data.Dataset` of examples.
+      strategy: A `Method`, the text of one (`"softsync:n=1"`), an own
+        `Synchronization` or `Correction`, or a strategy of tfdist.
+      num_workers: Virtual workers.
+      num_servers: Virtual servers; they share the bytes.
+      batch_size: Examples of one gradient.
+      epochs: Passes over the data, of all workers together.
+      compute: A `ComputeTime`; default: `Gamma(0.1)`.
+      network: A `Network`; default: one that takes no time.
+      failures: `Failure`s.
+      validation_data: As `dataset`; None evaluates nothing.
+      evaluate_every: Epochs between two evaluations; the first is of the
+        initial model.
+      shuffle: Whether each epoch has an order of its own.
+      dynamic_shares: Whether workers take the next batch that nobody has
+        taken. By default each has its own share, as with `fit` on a cluster,
+        and stops when that is done.
+      seed: Of initial weights, the order of examples, and compute times.
+      worker_timeout: Seconds after which nobody waits for a silent worker.
+      start_timeout: The same for one that has never begun.
+      max_seconds: Virtual seconds after which no gradient is begun.
+      chunk: Gradients computed in one call, at most 8.
+      progress: Whether to show a bar.
+
+    Returns:
+      A `History`.
+
+    Raises:
+      ValueError: An argument does not fit; the message says which.
+    """
+    _check_count("num_workers", num_workers)
+    _check_count("num_servers", num_servers)
+    _check_count("epochs", epochs)
+    if not evaluate_every > 0:
+        raise ValueError(
+            f"evaluate_every must be positive. Received: {evaluate_every!r}."
+        )
+    method = as_method(strategy).resolve(num_workers)
+    data = data_lib.Data(dataset, batch_size, shuffle=shuffle, seed=seed)
+    if data.num_batches < num_workers:
+        raise ValueError(
+            "dataset must have a batch for each worker. Received: "
+            f"{data.num_batches} batches of {batch_size} for "
+            f"num_workers={num_workers}."
+        )
+    keras.utils.set_random_seed(seed)
+    model = model_fn()
+    data_lib.check_model(model)
+    validation = None
+    if validation_data is not None:
+        validation = data_lib.Data(validation_data, 1, shuffle=False)
+        validation.batch_size = min(
+            _BATCH_OF_VALIDATION, validation.num_examples
+        )
+    push, pull = traffic(model, method, num_servers)
+    schedule = schedule_lib.Schedule(
+        method,
+        num_workers,
+        schedule_lib.Shares(
+            data.num_batches, epochs, num_workers, dynamic_shares
+        ),
+        compute=_checked(compute, ComputeTime, Gamma(0.1), "compute"),
+        network=_checked(network, Network, Network(), "network"),
+        push_bytes=push,
+        pull_bytes=pull,
+        failures=failures,
+        seed=seed,
+        worker_timeout=worker_timeout,
+        start_timeout=start_timeout,
+        max_seconds=max_seconds,
+    )
+    training = Training(model, data, method, num_workers, chunk)
+    watch = _Watch(
+        model, training, data.num_batches, validation, evaluate_every
+    )
+    bar = tqdm.tqdm(
+        total=data.num_batches * epochs,
+        desc=f"{method.name}, {num_workers} workers",
+        unit="step",
+        disable=not progress,
+    )
+    with bar:
+        for action in training.run(schedule.run()):
+            bar.update(watch.note(action))
+            if watch.diverged:
+                break
+        watch.end(schedule.now)
+    return history_lib.History(
+        method=method.name,
+        num_workers=num_workers,
+        num_servers=num_servers,
+        seed=seed,
+        batch_size=batch_size,
+        seconds=watch.seconds,
+        updates=len(watch.updates),
+        evaluations=watch.evaluations,
+        jobs=history_lib.jobs_array(schedule.jobs),
+        update_seconds=np.array(watch.updates),
+        push_bytes=sum(push),
+        pull_bytes=sum(pull),
+        diverged=watch.diverged,
+        model=model,
+    )
+
+
+def timing(
+    strategy,
+    *,
+    num_workers,
+    steps,
+    push_bytes=0,
+    pull_bytes=None,
+    num_servers=1,
+    batch_size=32,
+    compute=None,
+    network=None,
+    failures=(),
+    dynamic_shares=False,
+    seed=0,
+    worker_timeout=10.0,
+    start_timeout=300.0,
+):
+    """The course of a training without computing any gradient.
+
+    Args:
+      strategy: As for `simulate`.
+      num_workers: Virtual workers.
+      steps: Gradients of all workers together.
+      push_bytes: Of one gradient.
+      pull_bytes: Of all that a worker gets; default: the same.
+      num_servers: Virtual servers; they share the bytes evenly.
+      batch_size: Examples of one gradient, for `examples_per_second`.
+      compute: A `ComputeTime`; default: `Gamma(0.1)`.
+      network: A `Network`; default: one that takes no time.
+      failures: `Failure`s.
+      dynamic_shares: As for `simulate`.
+      seed: Of compute times.
+      worker_timeout: As for `simulate`.
+      start_timeout: As for `simulate`.
+
+    Returns:
+      A `History` without evaluations.
+    """
+    _check_count("num_workers", num_workers)
+    _check_count("num_servers", num_servers)
+    _check_count("steps", steps, least=num_workers)
+    method = as_method(strategy).resolve(num_workers)
+    pull_bytes = push_bytes if pull_bytes is None else pull_bytes
+    push = [push_bytes * method.copies_per_push / num_servers] * num_servers
+    pull = [pull_bytes / num_servers] * num_servers
+    schedule = schedule_lib.Schedule(
+        method,
+        num_workers,
+        schedule_lib.Shares(steps, 1, num_workers, dynamic_shares),
+        compute=_checked(compute, ComputeTime, Gamma(0.1), "compute"),
+        network=_checked(network, Network, Network(), "network"),
+        push_bytes=push,
+        pull_bytes=pull,
+        failures=failures,
+        seed=seed,
+        worker_timeout=worker_timeout,
+        start_timeout=start_timeout,
+    )
+    updates = [
+        action.time
+        for action in schedule.run()
+        if isinstance(action, schedule_lib.Entry) and action.count
+    ]
+    return history_lib.History(
+        method=method.name,
+        num_workers=num_workers,
+        num_servers=num_servers,
+        seed=seed,
+        batch_size=batch_size,
+        seconds=schedule.now,
+        updates=len(updates),
+        evaluations=[],
+        jobs=history_lib.jobs_array(schedule.jobs),
+        update_seconds=np.array(updates),
+        push_bytes=int(sum(push)),
+        pull_bytes=int(sum(pull)),
+    )
+
+
+def traffic(model, method, num_servers):
+    """Bytes of a push and of a pull, by server.
+
+    Args:
+      model: A compiled `keras.Model`.
+      method: A `Method`, resolved.
+      num_servers: Servers, over which variables are spread as
+        `ParameterServerStrategy` spreads them.
+
+    Returns:
+      Two lists of ints.
+    """
+    balancer = ByteBalancer(num_servers)
+    push, pull = [0] * num_servers, [0] * num_servers
+    for variable in model.variables:
+        shared = variable.trainable or variable.dtype.startswith("float")
+        if not shared:
+            continue
+        size = num_bytes([variable])
+        server = balancer.place(size)
+        pull[server] += size
+        push[server] += size * (
+            method.copies_per_push if variable.trainable else 1
+        )
+    return push, pull
+
+
+class _Watch:
+    """Counts what happens, and evaluates."""
+
+    def __init__(self, model, training, num_batches, validation, every):
+        self._model = model
+        self._training = training
+        self._num_batches = num_batches
+        self._validation = validation
+        self._every = every
+        self._decided = 0
+        self._next = every
+        self.seconds = 0.0
+        self.updates = []
+        self.evaluations = []
+        self.diverged = False
+        self._evaluate(0.0)
+
+    def note(self, action):
+        """Notes an action that is done; returns the gradients decided."""
+        self.seconds = action.time
+        is_entry = isinstance(action, schedule_lib.Entry)
+        if is_entry and action.count:
+            self.updates.append(action.time)
+        gradient = isinstance(action, schedule_lib.Drop) or (
+            is_entry and action.job is not None
+        )
+        self._decided += gradient
+        if gradient and self._epoch >= self._next:
+            # Of several marks that were passed at once, one.
+            self._next += self._every * max(
+                1, math.floor((self._epoch - self._next) / self._every)
+            )
+            self._evaluate(action.time)
+        return int(gradient)
+
+    @property
+    def _epoch(self):
+        return self._decided / self._num_batches
+
+    def end(self, seconds):
+        """Evaluates once more, unless that has just been done."""
+        if not self.diverged:
+            self.seconds = max(self.seconds, seconds)
+            if self.evaluations and (
+                self.evaluations[-1]["updates"] != len(self.updates)
+            ):
+                self._evaluate(self.seconds)
+        self._training.settle()
+
+    def _evaluate(self, seconds):
+        loss = self._training.settle()
+        figures = {}
+        if self._validation is not None:
+            figures = data_lib.evaluate(self._model, self._validation)
+        self.evaluations.append(
+            {
+                "seconds": seconds,
+                "epoch": self._epoch,
+                "updates": len(self.updates),
+                "train_loss": loss,
+                **figures,
+            }
+        )
+        seen = [loss, figures.get("loss")]
+        self.diverged = any(
+            x is not None and not math.isfinite(x) for x in seen
+        )
+
+
+def _checked(value, kind, default, name):
+    if value is None:
+        return default
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"{name} must be a tfdist.simulation.{kind.__name__}. "
+            f"Received: {value!r}."
+        )
+    return value
+
+
+def _check_count(name, value, least=1):
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or value < least:
+        raise ValueError(
+            f"{name} must be an integer of at least {least}. "
+            f"Received: {value!r}."
+        )
