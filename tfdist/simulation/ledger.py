@@ -53,18 +53,18 @@ class VirtualLedger:
         self._decisions = Decisions(method, patience, forgets)
         self._waits = method.waits
         vector = tf.TensorSpec([state_lib.size(num_workers)], tf.int64)
-        workers = tf.TensorSpec([num_workers], tf.int64)
-        event = tf.TensorSpec([4], tf.int64)
+        # What happens to whom and when, and two times of each worker: in one
+        # vector, as each argument of a call takes its time.
+        event = tf.TensorSpec([4 + 2 * num_workers], tf.int64)
 
-        def compiled(body, *signature):
-            return tf.function(
-                body, input_signature=[vector, *signature], autograph=False
-            )
+        def compiled(body):
+            function = tf.function(body, autograph=False)
+            return function.get_concrete_function(vector, event)
 
-        self._arrive = compiled(self._build_arrive, event, workers, workers)
-        self._tick = compiled(self._build_tick, event, workers, workers)
-        self._leave = compiled(self._build_leave, event, workers, workers)
-        self._go_on = compiled(self._build_go_on, workers, event)
+        self._arrive = compiled(self._build_arrive)
+        self._tick = compiled(self._build_tick)
+        self._leave = compiled(self._build_leave)
+        self._go_on = compiled(self._build_go_on)
         size = state_lib.size(num_workers) + num_workers
         self._set(np.zeros(size, np.int64))
 
@@ -97,14 +97,18 @@ class VirtualLedger:
             return  # They have gone on as they arrived.
         mask = np.zeros(self._num_workers, np.int64)
         mask[list(workers)] = 1
-        event = np.array([0, 0, 0, _microseconds(now)])
-        self._set(self._go_on(self._vector, mask, event).numpy())
+        nothing = np.zeros(self._num_workers, np.int64)
+        self._run(self._go_on, (0, 0, 0, _microseconds(now)), mask, nothing)
 
     def _call(self, function, event, now, heard, entered):
-        event = np.array([*event, _microseconds(now)], np.int64)
-        heard = np.array([_microseconds(time) for time in heard], np.int64)
-        entered = np.array([_microseconds(time) for time in entered], np.int64)
-        self._set(function(self._vector, event, heard, entered).numpy())
+        event = (*event, _microseconds(now))
+        heard = [_microseconds(time) for time in heard]
+        entered = [_microseconds(time) for time in entered]
+        self._run(function, event, heard, entered)
+
+    def _run(self, function, *parts):
+        event = tf.constant(np.concatenate(parts), tf.int64)
+        self._set(function(tf.constant(self._vector), event).numpy())
 
     def _set(self, values):
         vector, self.phases = np.split(values, [-self._num_workers])
@@ -119,13 +123,16 @@ class VirtualLedger:
     def _unpack(self, vector):
         return state_lib.State.unpack(vector, self._num_workers)
 
-    def _attendance(self, event, heard, entered):
+    def _attendance(self, event):
+        _, heard, entered = tf.split(
+            event, [4, self._num_workers, self._num_workers]
+        )
         # Who is killed does not say so: it is silent.
         ended = tf.zeros([self._num_workers], tf.bool)
         return events.Attendance(event[3], heard, ended, entered)
 
-    def _build_arrive(self, vector, event, heard, entered):
-        attendance = self._attendance(event, heard, entered)
+    def _build_arrive(self, vector, event):
+        attendance = self._attendance(event)
         state = self._decisions.arrive(
             self._unpack(vector),
             event[0],
@@ -138,19 +145,20 @@ class VirtualLedger:
             return tf.concat([going.pack(), state.phase], 0)
         return _with_phases(state)
 
-    def _build_tick(self, vector, event, heard, entered):
-        attendance = self._attendance(event, heard, entered)
+    def _build_tick(self, vector, event):
         state = self._unpack(vector)
+        attendance = self._attendance(event)
         return _with_phases(self._decisions.decide(state, attendance))
 
-    def _build_leave(self, vector, event, heard, entered):
-        attendance = self._attendance(event, heard, entered)
+    def _build_leave(self, vector, event):
+        attendance = self._attendance(event)
         state = events.leave(self._unpack(vector), event[0])
         return _with_phases(self._decisions.decide(state, attendance))
 
-    def _build_go_on(self, vector, workers, event):
+    def _build_go_on(self, vector, event):
+        going = event[4 : 4 + self._num_workers] > 0
         return _with_phases(
-            events.all_go_on(self._unpack(vector), workers > 0, event[3])
+            events.all_go_on(self._unpack(vector), going, event[3])
         )
 
 
