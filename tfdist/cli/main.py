@@ -4,12 +4,18 @@ from collections.abc import Callable
 from collections.abc import Sequence
 import sys
 
+from tfdist.cli import advise
+from tfdist.cli import compare
 from tfdist.cli import launch
+from tfdist.cli import simulate
 from tfdist.cli.usage import UsageError
 from tfdist.version import __version__
 
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "advise": (advise.main, "predict what each method would give a cluster"),
     "launch": (launch.main, "run a cluster of processes on this machine"),
+    "simulate": (simulate.main, "train on a virtual cluster, in virtual time"),
+    "compare": (compare.main, "simulate several methods, and judge them"),
 }
 """Name -> (function of the arguments after the name, one-line summary)."""
 

@@ -2,10 +2,14 @@
 
 `simulate` trains a real model on real data with any method of tfdist, on a
 cluster that exists only as models of compute time, network and failures;
-`timing` plays the cluster alone. The methods are the very classes that run on
-real servers.
+`timing` plays the cluster alone. `replay` trains the model as a real cluster
+did. `measure` and `advise` say what each method would give on a cluster. The
+methods are the very classes that run on real servers.
 """
 
+from tfdist.simulation.advise import Advice
+from tfdist.simulation.advise import advise
+from tfdist.simulation.comparison import compare
 from tfdist.simulation.compute import ComputeTime
 from tfdist.simulation.compute import Constant
 from tfdist.simulation.compute import Gamma
@@ -15,27 +19,42 @@ from tfdist.simulation.compute import Recorded
 from tfdist.simulation.compute import SlowWorkers
 from tfdist.simulation.compute import Sometimes
 from tfdist.simulation.history import History
+from tfdist.simulation.measurement import Measurement
+from tfdist.simulation.measurement import measure
 from tfdist.simulation.methods import METHODS
 from tfdist.simulation.methods import Method
 from tfdist.simulation.network import Network
+from tfdist.simulation.replay import replay
+from tfdist.simulation.results import Comparison
 from tfdist.simulation.schedule import Failure
 from tfdist.simulation.simulate import simulate
 from tfdist.simulation.simulate import timing
+from tfdist.simulation.trace import Trace
+from tfdist.simulation.trace import read_trace
 
 __all__ = [
     "METHODS",
+    "Advice",
+    "Comparison",
     "ComputeTime",
     "Constant",
     "Failure",
     "Gamma",
     "History",
     "LogNormal",
+    "Measurement",
     "Method",
     "Network",
     "Pareto",
     "Recorded",
     "SlowWorkers",
     "Sometimes",
+    "Trace",
+    "advise",
+    "compare",
+    "measure",
+    "read_trace",
+    "replay",
     "simulate",
     "timing",
 ]

@@ -6,6 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.simulation.compiled import Compiled
+
 
 class Gradients:
     """Computes gradients of a model, several in one call.
@@ -26,7 +28,7 @@ class Gradients:
         call = inspect.signature(model.call).parameters
         self._arguments = {"training": True} if "training" in call else {}
         self._clip = _take_clipping(model.optimizer)
-        self._compiled = {}
+        self._several = Compiled(self._build)
 
     @property
     def state_variables(self):
@@ -47,12 +49,8 @@ class Gradients:
           `tf.IndexedSlices` or None; state is what the others are after it.
         """
         rows = [self._data.rows(batch) for batch in batches]
-        # One trace for each number of gradients and each size of batches.
-        key = tuple(len(one) for one in rows)
-        if key not in self._compiled:
-            self._compiled[key] = tf.function(self._build, autograph=False)
         rows = [tf.constant(one, tf.int64) for one in rows]
-        return self._compiled[key](parameters, state, rows)
+        return self._several(parameters, state, rows)
 
     def _build(self, parameters, state, rows):
         results = []

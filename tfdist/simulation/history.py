@@ -7,6 +7,8 @@ import pathlib
 
 import numpy as np
 
+from tfdist.simulation import curves
+
 _JOB_TYPE = np.dtype(
     [
         ("worker", "i4"),
@@ -41,7 +43,7 @@ class History:
         since the evaluation before), and the model's loss and metrics on the
         validation data.
       jobs: Every gradient, a structured array with the fields of
-        `schedule.Job`; NaN for times that never came.
+        `actions.Job`; NaN for times that never came.
       update_seconds: When each update was made, float vector.
       push_bytes: Bytes of one push to all servers.
       pull_bytes: Bytes of one pull from all servers.
@@ -114,13 +116,9 @@ class History:
 
         Args:
           metric: Name in `evaluations`.
-          value: At least this; of a loss (`loss`, `*_loss`) at most this.
+          value: At least this; of a loss or an error at most this.
         """
-        sign = -1 if metric.endswith("loss") else 1
-        for row in self.evaluations:
-            if sign * row.get(metric, float("nan")) >= sign * value:
-                return row["seconds"]
-        return None
+        return curves.seconds_to(self, metric, value)
 
     def summary(self):
         """Its figures, a dict that JSON can hold."""
@@ -149,24 +147,21 @@ class History:
         }
 
     def as_dict(self):
-        """All of it but the model, as JSON can hold it."""
+        """All of it but the model, in numbers, lists and dicts."""
         return {
             **self.summary(),
             "batch_size": self.batch_size,
             "evaluations": self.evaluations,
             "update_seconds": self.update_seconds.tolist(),
             "jobs": {
-                name: [
-                    None if value != value else value
-                    for value in self.jobs[name].tolist()
-                ]
+                name: self.jobs[name].tolist()
                 for name in self.jobs.dtype.names
             },
         }
 
     def write_json(self, path):
-        """Writes `as_dict` to a file."""
-        text = json.dumps(self.as_dict(), default=float)
+        """Writes `as_dict` to a file, null for NaN and infinity."""
+        text = json.dumps(_without_nan(self.as_dict()), default=float)
         pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
 
     def write_csv(self, path):
@@ -183,6 +178,17 @@ class History:
                         **row,
                     }
                 )
+
+
+def _without_nan(value):
+    """The same with None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _without_nan(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(one) for one in value]
+    if isinstance(value, (float, np.floating)) and not np.isfinite(value):
+        return None
+    return value
 
 
 def jobs_array(jobs):

@@ -50,21 +50,8 @@ class VirtualLedger:
 
     def __init__(self, method, num_workers, *, patience, forgets):
         self._num_workers = num_workers
-        self._decisions = Decisions(method, patience, forgets)
         self._waits = method.waits
-        vector = tf.TensorSpec([state_lib.size(num_workers)], tf.int64)
-        # What happens to whom and when, and two times of each worker: in one
-        # vector, as each argument of a call takes its time.
-        event = tf.TensorSpec([4 + 2 * num_workers], tf.int64)
-
-        def compiled(body):
-            function = tf.function(body, autograph=False)
-            return function.get_concrete_function(vector, event)
-
-        self._arrive = compiled(self._build_arrive)
-        self._tick = compiled(self._build_tick)
-        self._leave = compiled(self._build_leave)
-        self._go_on = compiled(self._build_go_on)
+        self._events = _events(method, num_workers, patience, forgets)
         size = state_lib.size(num_workers) + num_workers
         self._set(np.zeros(size, np.int64))
 
@@ -81,15 +68,15 @@ class VirtualLedger:
           heard: When each worker was last heard of, a list of seconds.
           entered: When its process began, a list of seconds.
         """
-        self._call(self._arrive, (worker, key, pulled), now, heard, entered)
+        self._call("arrive", (worker, key, pulled), now, heard, entered)
 
     def tick(self, *, now, heard, entered):
         """A heartbeat of somebody."""
-        self._call(self._tick, (0, 0, 0), now, heard, entered)
+        self._call("tick", (0, 0, 0), now, heard, entered)
 
     def leave(self, worker, *, now, heard, entered):
         """A worker sends no more gradients."""
-        self._call(self._leave, (worker, 0, 0), now, heard, entered)
+        self._call("leave", (worker, 0, 0), now, heard, entered)
 
     def go_on(self, workers, now):
         """Workers have been told what became of their gradients."""
@@ -98,16 +85,25 @@ class VirtualLedger:
         mask = np.zeros(self._num_workers, np.int64)
         mask[list(workers)] = 1
         nothing = np.zeros(self._num_workers, np.int64)
-        self._run(self._go_on, (0, 0, 0, _microseconds(now)), mask, nothing)
+        self._run("go_on", (0, 0, 0, _microseconds(now)), mask, nothing)
 
-    def _call(self, function, event, now, heard, entered):
+    def save(self):
+        """All there is, for `restore`."""
+        return np.concatenate([self._vector, self.phases])
+
+    def restore(self, saved):
+        """Makes it what it was at a call of `save`."""
+        self._set(saved)
+
+    def _call(self, name, event, now, heard, entered):
         event = (*event, _microseconds(now))
         heard = [_microseconds(time) for time in heard]
         entered = [_microseconds(time) for time in entered]
-        self._run(function, event, heard, entered)
+        self._run(name, event, heard, entered)
 
-    def _run(self, function, *parts):
+    def _run(self, name, *parts):
         event = tf.constant(np.concatenate(parts), tf.int64)
+        function = self._events.compiled(name)
         self._set(function(tf.constant(self._vector), event).numpy())
 
     def _set(self, values):
@@ -118,7 +114,30 @@ class VirtualLedger:
             **{name: vector[place] for name, place in layout.items()}
         )
 
-    # Compiled.
+
+class _Events:
+    """What the events do, compiled when each first happens."""
+
+    def __init__(self, decisions, num_workers):
+        self._decisions = decisions
+        self._num_workers = num_workers
+        self._compiled = {}
+
+    def compiled(self, name):
+        """A function of the packed `State` and the vector of an event.
+
+        It returns the new `State`, packed, and the phases before anybody went
+        on, in one vector.
+        """
+        if name not in self._compiled:
+            function = tf.function(getattr(self, name), autograph=False)
+            # What happens to whom and when, and two times of each worker: in
+            # one vector, as each argument of a call takes its time.
+            self._compiled[name] = function.get_concrete_function(
+                tf.TensorSpec([state_lib.size(self._num_workers)], tf.int64),
+                tf.TensorSpec([4 + 2 * self._num_workers], tf.int64),
+            )
+        return self._compiled[name]
 
     def _unpack(self, vector):
         return state_lib.State.unpack(vector, self._num_workers)
@@ -131,7 +150,7 @@ class VirtualLedger:
         ended = tf.zeros([self._num_workers], tf.bool)
         return events.Attendance(event[3], heard, ended, entered)
 
-    def _build_arrive(self, vector, event):
+    def arrive(self, vector, event):
         attendance = self._attendance(event)
         state = self._decisions.arrive(
             self._unpack(vector),
@@ -140,22 +159,22 @@ class VirtualLedger:
             pulled=event[2],
             attendance=attendance,
         )
-        if not self._waits:
+        if not self._decisions.method.waits:
             going = events.go_on(state, event[0], attendance.now)
             return tf.concat([going.pack(), state.phase], 0)
         return _with_phases(state)
 
-    def _build_tick(self, vector, event):
+    def tick(self, vector, event):
         state = self._unpack(vector)
         attendance = self._attendance(event)
         return _with_phases(self._decisions.decide(state, attendance))
 
-    def _build_leave(self, vector, event):
+    def leave(self, vector, event):
         attendance = self._attendance(event)
         state = events.leave(self._unpack(vector), event[0])
         return _with_phases(self._decisions.decide(state, attendance))
 
-    def _build_go_on(self, vector, event):
+    def go_on(self, vector, event):
         going = event[4 : 4 + self._num_workers] > 0
         return _with_phases(
             events.all_go_on(self._unpack(vector), going, event[3])
@@ -164,3 +183,22 @@ class VirtualLedger:
 
 def _with_phases(state):
     return tf.concat([state.pack(), state.phase], 0)
+
+
+def _events(method, num_workers, patience, forgets):
+    """The `_Events` of a method; those of tfdist's own are kept."""
+    decisions = Decisions(method, patience, forgets)
+    if not type(method).__module__.startswith("tfdist."):
+        return _Events(decisions, num_workers)
+    # What they are is all in their text.
+    key = (repr(method), num_workers, patience, forgets)
+    if key not in _kept:
+        if len(_kept) >= _MOST_KEPT:
+            _kept.pop(next(iter(_kept)))
+        _kept[key] = _Events(decisions, num_workers)
+    return _kept[key]
+
+
+_kept = {}
+# As many as are compared at a time.
+_MOST_KEPT = 64

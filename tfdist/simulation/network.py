@@ -18,8 +18,8 @@ class Network:
       latency_seconds: Of each message, one way.
       bandwidth_gbps: Of each worker's link, gigabits per second.
       server_bandwidth_gbps: Of each server's link; None: as the workers'.
-      server_seconds: That a server takes for each gradient, one after the
-        other, to apply it and to read the parameters.
+      server_seconds: That a server takes for each update, one after the
+        other, before it gives anybody the new parameters.
 
     Raises:
       ValueError: A number is negative, or a bandwidth is 0.
@@ -72,7 +72,9 @@ class Links:
         servers = len(push_bytes)
         # Each link has two directions, and each server computes.
         self._up, self._down = ([0.0] * num_workers for _ in range(2))
-        self._in, self._out, self._busy = ([0.0] * servers for _ in range(3))
+        self._in, self._out = ([0.0] * servers for _ in range(2))
+        # All servers make the same updates.
+        self._free = 0.0
 
     def push(self, worker, now):
         """A worker sends its gradient to all servers; when all have it."""
@@ -81,15 +83,20 @@ class Links:
             for server, (slow, fast) in enumerate(self._push)
         )
 
+    def update(self, now):
+        """Servers make an update; who pulls now waits until it is made."""
+        begins = max(now, self._free)
+        self._free = begins + self._network.server_seconds
+
     def pull(self, worker, now):
         """All servers send fresh parameters; when the worker has them."""
         arrivals = []
         for server, (slow, fast) in enumerate(self._pull):
-            ready = max(now, self._busy[server]) + self._network.server_seconds
-            self._busy[server] = ready
             arrivals.append(
                 self._send(
-                    (self._out, server, fast), (self._down, worker, slow), ready
+                    (self._out, server, fast),
+                    (self._down, worker, slow),
+                    max(now, self._free),
                 )
             )
         return max(arrivals)
@@ -111,6 +118,5 @@ class Links:
         # has been sent.
         first = begins + self._network.latency_seconds
         last = first + seconds
-        arrived = max(max(first, links[number]) + taking, last)
-        links[number] = arrived
-        return arrived
+        links[number] = max(first, links[number]) + taking
+        return max(links[number], last)

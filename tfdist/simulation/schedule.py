@@ -12,9 +12,12 @@ import itertools
 
 import numpy as np
 
+from tfdist.simulation.actions import Begin
+from tfdist.simulation.actions import Drop
+from tfdist.simulation.actions import Job
+from tfdist.simulation.actions import read_log
 from tfdist.simulation.ledger import VirtualLedger
 from tfdist.simulation.network import Links
-from tfdist.synchronization import state as state_lib
 from tfdist.synchronization.events import Patience
 from tfdist.synchronization.state import Phase
 
@@ -51,77 +54,6 @@ class Failure:
             )
 
 
-@dataclasses.dataclass
-class Job:
-    """One gradient. Times are in virtual seconds, None while unknown.
-
-    Attributes:
-      number: Of all gradients, in the order in which they were begun.
-      worker: Whose it is.
-      step: Which of its worker's, from 0.
-      batch: The batch, counted over all epochs.
-      pulled: Version of the parameters that it is computed from.
-      pulling: When its worker was given these.
-      began: When they had arrived, and computing began.
-      computed: When the gradient was ready.
-      arrived: When all servers had it.
-      decided: When the worker might go on.
-      accepted: Whether it became part of an update.
-      staleness: Updates that it was late by.
-    """
-
-    number: int
-    worker: int
-    step: int
-    batch: int
-    pulled: int
-    pulling: float
-    began: float | None = None
-    computed: float | None = None
-    arrived: float | None = None
-    decided: float | None = None
-    accepted: bool | None = None
-    staleness: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Begin:
-    """A worker is given the parameters as they are, for a gradient.
-
-    Attributes:
-      anew: Whether it is another process than that of its last gradient.
-    """
-
-    time: float
-    job: Job
-    anew: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """Servers carry out an entry of the log; see `State`.
-
-    Attributes:
-      job: The gradient; None for none.
-    """
-
-    time: float
-    job: Job | None
-    worker: int
-    staleness: int
-    first: bool
-    count: int
-    forget: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Drop:
-    """A gradient is not used."""
-
-    time: float
-    job: Job
-
-
 class Shares:
     """Which batches each worker computes.
 
@@ -135,19 +67,15 @@ class Shares:
     """
 
     def __init__(self, num_batches, epochs, num_workers, dynamic=False):
-        self.total = num_batches * epochs
+        def share(worker):
+            for epoch in range(epochs):
+                first, end = epoch * num_batches, (epoch + 1) * num_batches
+                yield from range(first + worker, end, num_workers)
+
         if dynamic:
-            one = iter(range(self.total))
-            self._own = [one] * num_workers
+            self._own = [iter(range(num_batches * epochs))] * num_workers
         else:
-            self._own = [
-                itertools.chain.from_iterable(
-                    range(epoch * num_batches + w, (epoch + 1) * num_batches, n)
-                    for epoch in range(epochs)
-                )
-                for w in range(num_workers)
-                for n in [num_workers]
-            ]
+            self._own = [share(worker) for worker in range(num_workers)]
 
     def next(self, worker):
         """The next batch of a worker, None if there is none."""
@@ -425,22 +353,11 @@ class Schedule:
             self._begin(worker, self._lives[worker])
 
     def _carry_out(self, state):
-        ring = len(state.log_key)
-        for number in range(self._executed, int(state.head)):
-            place = number % ring
-            key = int(state.log_key[place])
-            job = self.jobs[key] if key >= 0 else None
-            entry = Entry(
-                time=self.now,
-                job=job,
-                worker=int(state.log_worker[place]),
-                staleness=int(state.log_staleness[place]),
-                first=bool(state.log_first[place]),
-                count=int(state.log_count[place]),
-                forget=key == state_lib.FORGET,
-            )
-            if job is not None:
-                job.staleness = entry.staleness
-                job.accepted = True
+        for entry in read_log(state, self._executed, self.jobs, self.now):
+            if entry.job is not None:
+                entry.job.staleness = entry.staleness
+                entry.job.accepted = True
+            if entry.count:
+                self._links.update(self.now)
             self._out.append(entry)
         self._executed = int(state.head)

@@ -8,6 +8,7 @@ from tfdist.correction import Slots
 from tfdist.parameter_server.slots import WorkerSlots
 from tfdist.parameter_server.slots import dtype_of
 from tfdist.parameter_server.slots import widened
+from tfdist.simulation.compiled import Compiled
 
 
 class VirtualServer:
@@ -42,12 +43,12 @@ class VirtualServer:
             self._make_slots(num_workers)
         # The gradients of the update that is being collected.
         self._round = []
-        self._correct = tf.function(self._build_correct, autograph=False)
-        self._update = tf.function(self._build_update, autograph=False)
-        self._both = tf.function(self._build_both, autograph=False)
-        self._push = tf.function(self._build_push, autograph=False)
-        self._give = tf.function(self._build_give, autograph=False)
-        self._forget = tf.function(self._build_forget, autograph=False)
+        self._correct = Compiled(self._build_correct)
+        self._update = Compiled(self._build_update)
+        self._both = Compiled(self._build_both)
+        self._push = Compiled(self._build_push)
+        self._give = Compiled(self._build_give)
+        self._forget = Compiled(self._build_forget)
         self.given = self._give()
 
     def _make_slots(self, num_workers):
@@ -121,6 +122,8 @@ class VirtualServer:
             if entry.first:
                 self._round = []
             self._round.append(self._correct(*late))
+            if self._slots is not None and self._correction.looks_ahead:
+                self.given = self._give()
         if entry.count:
             self.given = self._update(_mean(self._round, entry.count))
             self._round = []

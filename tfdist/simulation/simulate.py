@@ -1,24 +1,20 @@
 """`simulate`: a training on a cluster that is not there."""
 
-import math
 import numbers
 
-import keras
 import numpy as np
-import tqdm
 
 from tfdist.parameter_server.sharding import ByteBalancer
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import history as history_lib
+from tfdist.simulation import play as play_lib
 from tfdist.simulation import schedule as schedule_lib
+from tfdist.simulation.actions import Entry
 from tfdist.simulation.compute import ComputeTime
 from tfdist.simulation.compute import Gamma
 from tfdist.simulation.gradients import num_bytes
 from tfdist.simulation.methods import as_method
 from tfdist.simulation.network import Network
-from tfdist.simulation.training import Training
-
-_BATCH_OF_VALIDATION = 1024
 
 
 def simulate(
@@ -97,10 +93,6 @@ def simulate(
     _check_count("num_workers", num_workers)
     _check_count("num_servers", num_servers)
     _check_count("epochs", epochs)
-    if not evaluate_every > 0:
-        raise ValueError(
-            f"evaluate_every must be positive. Received: {evaluate_every!r}."
-        )
     method = as_method(strategy).resolve(num_workers)
     data = data_lib.Data(dataset, batch_size, shuffle=shuffle, seed=seed)
     if data.num_batches < num_workers:
@@ -109,15 +101,7 @@ def simulate(
             f"{data.num_batches} batches of {batch_size} for "
             f"num_workers={num_workers}."
         )
-    keras.utils.set_random_seed(seed)
-    model = model_fn()
-    data_lib.check_model(model)
-    validation = None
-    if validation_data is not None:
-        validation = data_lib.Data(validation_data, 1, shuffle=False)
-        validation.batch_size = min(
-            _BATCH_OF_VALIDATION, validation.num_examples
-        )
+    model = play_lib.make_model(model_fn, seed)
     push, pull = traffic(model, method, num_servers)
     schedule = schedule_lib.Schedule(
         method,
@@ -135,37 +119,20 @@ def simulate(
         start_timeout=start_timeout,
         max_seconds=max_seconds,
     )
-    training = Training(model, data, method, num_workers, chunk)
-    watch = _Watch(
-        model, training, data.num_batches, validation, evaluate_every
-    )
-    bar = tqdm.tqdm(
-        total=data.num_batches * epochs,
-        desc=f"{method.name}, {num_workers} workers",
-        unit="step",
-        disable=not progress,
-    )
-    with bar:
-        for action in training.run(schedule.run()):
-            bar.update(watch.note(action))
-            if watch.diverged:
-                break
-        watch.end(schedule.now)
-    return history_lib.History(
-        method=method.name,
+    return play_lib.play(
+        schedule,
+        model,
+        data,
+        method,
         num_workers=num_workers,
-        num_servers=num_servers,
         seed=seed,
-        batch_size=batch_size,
-        seconds=watch.seconds,
-        updates=len(watch.updates),
-        evaluations=watch.evaluations,
-        jobs=history_lib.jobs_array(schedule.jobs),
-        update_seconds=np.array(watch.updates),
-        push_bytes=sum(push),
-        pull_bytes=sum(pull),
-        diverged=watch.diverged,
-        model=model,
+        push_bytes=push,
+        pull_bytes=pull,
+        num_batches=data.num_batches * epochs,
+        validation_data=validation_data,
+        evaluate_every=evaluate_every,
+        chunk=chunk,
+        progress=progress,
     )
 
 
@@ -192,9 +159,10 @@ def timing(
       strategy: As for `simulate`.
       num_workers: Virtual workers.
       steps: Gradients of all workers together.
-      push_bytes: Of one gradient.
+      push_bytes: Of one gradient. A number, which servers share evenly, or a
+        list of what each server gets.
       pull_bytes: Of all that a worker gets; default: the same.
-      num_servers: Virtual servers; they share the bytes evenly.
+      num_servers: Virtual servers.
       batch_size: Examples of one gradient, for `examples_per_second`.
       compute: A `ComputeTime`; default: `Gamma(0.1)`.
       network: A `Network`; default: one that takes no time.
@@ -212,8 +180,11 @@ def timing(
     _check_count("steps", steps, least=num_workers)
     method = as_method(strategy).resolve(num_workers)
     pull_bytes = push_bytes if pull_bytes is None else pull_bytes
-    push = [push_bytes * method.copies_per_push / num_servers] * num_servers
-    pull = [pull_bytes / num_servers] * num_servers
+    push = [
+        size * method.copies_per_push
+        for size in _by_server("push_bytes", push_bytes, num_servers)
+    ]
+    pull = _by_server("pull_bytes", pull_bytes, num_servers)
     schedule = schedule_lib.Schedule(
         method,
         num_workers,
@@ -230,7 +201,7 @@ def timing(
     updates = [
         action.time
         for action in schedule.run()
-        if isinstance(action, schedule_lib.Entry) and action.count
+        if isinstance(action, Entry) and action.count
     ]
     return history_lib.History(
         method=method.name,
@@ -246,6 +217,18 @@ def timing(
         push_bytes=int(sum(push)),
         pull_bytes=int(sum(pull)),
     )
+
+
+def _by_server(name, sizes, num_servers):
+    """Bytes of each server, a list."""
+    if isinstance(sizes, numbers.Real):
+        return [sizes / num_servers] * num_servers
+    if len(sizes) != num_servers:
+        raise ValueError(
+            f"{name} must be a number or a list of {num_servers}, the number "
+            f"of servers. Received: {sizes!r}."
+        )
+    return list(sizes)
 
 
 def traffic(model, method, num_servers):
@@ -273,75 +256,6 @@ def traffic(model, method, num_servers):
             method.copies_per_push if variable.trainable else 1
         )
     return push, pull
-
-
-class _Watch:
-    """Counts what happens, and evaluates."""
-
-    def __init__(self, model, training, num_batches, validation, every):
-        self._model = model
-        self._training = training
-        self._num_batches = num_batches
-        self._validation = validation
-        self._every = every
-        self._decided = 0
-        self._next = every
-        self.seconds = 0.0
-        self.updates = []
-        self.evaluations = []
-        self.diverged = False
-        self._evaluate(0.0)
-
-    def note(self, action):
-        """Notes an action that is done; returns the gradients decided."""
-        self.seconds = action.time
-        is_entry = isinstance(action, schedule_lib.Entry)
-        if is_entry and action.count:
-            self.updates.append(action.time)
-        gradient = isinstance(action, schedule_lib.Drop) or (
-            is_entry and action.job is not None
-        )
-        self._decided += gradient
-        if gradient and self._epoch >= self._next:
-            # Of several marks that were passed at once, one.
-            self._next += self._every * max(
-                1, math.floor((self._epoch - self._next) / self._every)
-            )
-            self._evaluate(action.time)
-        return int(gradient)
-
-    @property
-    def _epoch(self):
-        return self._decided / self._num_batches
-
-    def end(self, seconds):
-        """Evaluates once more, unless that has just been done."""
-        if not self.diverged:
-            self.seconds = max(self.seconds, seconds)
-            if self.evaluations and (
-                self.evaluations[-1]["updates"] != len(self.updates)
-            ):
-                self._evaluate(self.seconds)
-        self._training.settle()
-
-    def _evaluate(self, seconds):
-        loss = self._training.settle()
-        figures = {}
-        if self._validation is not None:
-            figures = data_lib.evaluate(self._model, self._validation)
-        self.evaluations.append(
-            {
-                "seconds": seconds,
-                "epoch": self._epoch,
-                "updates": len(self.updates),
-                "train_loss": loss,
-                **figures,
-            }
-        )
-        seen = [loss, figures.get("loss")]
-        self.diverged = any(
-            x is not None and not math.isfinite(x) for x in seen
-        )
 
 
 def _checked(value, kind, default, name):

@@ -5,7 +5,9 @@ import collections
 import numpy as np
 import tensorflow as tf
 
-from tfdist.simulation import schedule as schedule_lib
+from tfdist.simulation.actions import Begin
+from tfdist.simulation.actions import Drop
+from tfdist.simulation.actions import Entry
 from tfdist.simulation.gradients import Gradients
 from tfdist.simulation.server import VirtualServer
 
@@ -25,15 +27,22 @@ class Training:
       method: A `Method`, resolved.
       num_workers: Number of workers.
       chunk: Gradients computed in one call at most.
+      placement: Number of the server of each trainable variable, a list; for
+        actions in which servers give parameters at different moments.
     """
 
-    def __init__(self, model, data, method, num_workers, chunk=8):
+    def __init__(
+        self, model, data, method, num_workers, chunk=8, placement=None
+    ):
         self._gradients = Gradients(model, data)
         self._server = VirtualServer(model, method, num_workers)
         self._sizes = [size for size in _CHUNKS if size <= max(1, chunk)]
         self._ahead = 2 * self._sizes[0] + 2 * num_workers
+        self._placement = placement
         # Of each job that has begun: its parameters, by number.
         self._begun = {}
+        # The same of those that have not been given all yet.
+        self._beginning = {}
         # (gradients, state, loss) of those that have been computed.
         self._computed = {}
         self._state = [
@@ -47,7 +56,7 @@ class Training:
         """Does what the schedule says.
 
         Args:
-          actions: Iterator of `Begin`, `Entry` and `Drop`.
+          actions: Iterable of `Begin`, `Entry` and `Drop`.
 
         Yields:
           Each of them when it is done.
@@ -63,17 +72,29 @@ class Training:
             if not ahead:
                 return
             action = ahead[0]
-            if isinstance(action, schedule_lib.Begin):
-                if action.anew:
-                    self._server.restart(action.job.worker)
-                self._begun[action.job.number] = self._server.given
-            elif isinstance(action, schedule_lib.Drop):
+            if isinstance(action, Begin):
+                self._begin(action)
+            elif isinstance(action, Drop):
                 self._begun.pop(action.job.number, None)
                 self._computed.pop(action.job.number, None)
             else:
                 self._enter(action, ahead)
             ahead.popleft()
             yield action
+
+    def _begin(self, action):
+        number, given = action.job.number, self._server.given
+        if action.anew:
+            self._server.restart(action.job.worker)
+        if action.servers is None:
+            self._begun[number] = given
+            return
+        mine = self._beginning.setdefault(number, [None] * len(given))
+        for place, server in enumerate(self._placement):
+            if server in action.servers:
+                mine[place] = given[place]
+        if all(value is not None for value in mine):
+            self._begun[number] = self._beginning.pop(number)
 
     def _enter(self, entry, ahead):
         gradients = pulled = None
@@ -92,7 +113,7 @@ class Training:
         """Computes gradients of the first entries ahead that have begun."""
         jobs = []
         for action in ahead:
-            if not isinstance(action, schedule_lib.Entry):
+            if not isinstance(action, Entry):
                 continue
             job = action.job
             if job is None or job.number in self._computed:

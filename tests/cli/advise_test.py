@@ -1,0 +1,158 @@
+"""`tfdist advise`, in this process, with steps that are given by flags."""
+
+import json
+
+import pytest
+
+from tfdist.cli import advise
+from tfdist.cli.main import main
+from tfdist.simulation.advise import STRATEGIES
+from tfdist.simulation.verdict import MIN_SPEED_UP
+from tfdist.simulation.verdict import OVERHEAD_SECONDS
+
+# The task's gradient has 39720 bytes.
+_TASK = ["--task=digits", "--strategies=sync,async"]
+
+
+def _figures(tmp_path, *arguments):
+    path = tmp_path / "advice.json"
+    assert main(["advise", *arguments, f"--json={path}"]) == 0
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_it_measures_and_says_what_to_do(tmp_path, capsys):
+    figures = _figures(
+        tmp_path,
+        *_TASK,
+        "--num_workers=2",
+        "--steps_measured=3",
+        "--bandwidth_gbps=0.001",
+    )
+    measured = figures["measurement"]
+    assert measured["batch_size"] == 16
+    assert len(measured["compute_seconds"]) == 3
+    assert min(measured["compute_seconds"]) > 0
+    assert measured["push_bytes"] == measured["pull_bytes"] == 39720
+    # A megabit per second takes a third of a second for it.
+    assert figures["recommended"] is None
+    text = capsys.readouterr().out
+    assert "Stay on one machine" in text
+    assert "sends 39.7 kB" in text
+
+
+def test_a_step_of_another_machine_and_stragglers(tmp_path, capsys):
+    figures = _figures(
+        tmp_path,
+        *_TASK,
+        "--num_workers=4,2",
+        "--step_seconds=1",
+        "--slow=0:3",
+        "--overhead_ms=0",
+        "--server_ms=0.001",
+    )
+    rates = {
+        (p["method"], p["num_workers"]): p["speed_up"]
+        for p in figures["predictions"]
+    }
+    # All wait for the one that takes three seconds, or nobody does.
+    assert rates["sync", 2] == pytest.approx(2 / 3, rel=1e-3)
+    assert rates["sync", 4] == pytest.approx(4 / 3, rel=1e-3)
+    assert rates["async", 2] == pytest.approx(1 + 1 / 3, rel=0.05)
+    assert rates["async", 4] == pytest.approx(3 + 1 / 3, rel=0.05)
+    assert figures["recommended"]["method"] == "async"
+    assert "Use async with 4 workers" in capsys.readouterr().out
+
+
+def test_a_distribution_can_stand_for_what_is_measured(tmp_path):
+    figures = _figures(
+        tmp_path,
+        "--task=digits",
+        "--strategies=sync",
+        "--num_workers=2",
+        "--step_seconds=1",
+        "--compute=constant:0.5",
+        "--straggler=1:0.5",
+        "--overhead_ms=0",
+        "--server_ms=0.001",
+    )
+    (prediction,) = figures["predictions"]
+    # One waits half a second for the other; one machine takes a second.
+    assert prediction["speed_up"] == pytest.approx(2, rel=1e-3)
+    assert prediction["waiting"] == pytest.approx(0.25, rel=1e-2)
+
+
+def test_an_own_model_is_measured(tmp_path, capsys):
+    (tmp_path / "own.py").write_text(
+        "import keras, numpy\n"
+        "def build():\n"
+        "    model = keras.Sequential(\n"
+        "        [keras.Input((4,)), keras.layers.Dense(2)]\n"
+        "    )\n"
+        "    model.compile('adam', 'mse')\n"
+        "    return model\n"
+        "def data():\n"
+        "    return numpy.ones((80, 4), 'f4'), numpy.ones((80, 2), 'f4')\n"
+    )
+    figures = _figures(
+        tmp_path,
+        f"--model={tmp_path}/own.py:build",
+        f"--data={tmp_path}/own.py:data",
+        "--batch_size=8",
+        "--num_workers=2",
+        "--strategies=async",
+        "--step_seconds=1",
+    )
+    assert figures["measurement"]["batch_size"] == 8
+    assert figures["measurement"]["push_bytes"] == 40
+    assert figures["recommended"]["method"] == "async"
+
+
+WRONG = {
+    "workers": (["--num_workers=2,two"], ["--num_workers", "2,two"]),
+    "no_workers": (["--num_workers=0"], ["--num_workers", "at least 1"]),
+    "strategy": (["--strategies=sink"], ["--strategies", "sync", "'sink'"]),
+    "no_strategy": (["--strategies="], ["--strategies", "name a method"]),
+    "setting": (
+        ["--strategies=backup_workers:backup_workers=2", "--num_workers=2"],
+        ["--strategies", "backup_workers", "2"],
+    ),
+    "few_for_backups": (
+        ["--strategies=backup_workers", "--num_workers=3"],
+        ["--strategies", "less than 4 workers"],
+    ),
+    "steps": (["--steps_measured=0"], ["--steps_measured", "at least 1"]),
+    "step_seconds": (["--step_seconds=0"], ["--step_seconds", "above 0"]),
+    "overhead": (["--overhead_ms=-1"], ["--overhead_ms", "at least 0"]),
+    "speed_up": (["--min_speed_up=nan"], ["--min_speed_up", "above 0"]),
+    "json": (["--json=no/such/file"], ["--json", "directory that exists"]),
+    "failure": (["--failure=0:1"], ["--failure", "nobody dies"]),
+    "servers": (["--num_servers=0"], ["--num_servers", "at least 1"]),
+    "slow": (["--slow=2:3", "--num_workers=2,4"], ["--slow", "from 0 to 1"]),
+    "rest": (["digits"], ["digits", "beside flags"]),
+    "unknown": (["--num_worker=2"], ["num_worker"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_refused(name, capsys):
+    arguments, parts = WRONG[name]
+    assert main(["advise", *arguments]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("tfdist advise: error: ")
+    for part in parts:
+        assert part in message
+
+
+def test_help_names_every_flag(capsys):
+    assert main(["advise", "--help"]) == 0
+    text = capsys.readouterr().out
+    for name in advise.define_flags():
+        if name != "h":
+            assert f"--{name}" in text or f"--[no]{name}" in text
+
+
+def test_defaults_are_those_of_the_library():
+    flags = advise.define_flags()
+    assert tuple(flags["strategies"].default) == STRATEGIES
+    assert flags["min_speed_up"].default == MIN_SPEED_UP
+    assert flags["overhead_ms"].default == 1e3 * OVERHEAD_SECONDS

@@ -1,0 +1,191 @@
+"""`tfdist compare` prints, writes and draws what `compare` returns."""
+
+import contextlib
+import csv
+import io
+import json
+
+import pytest
+
+from tests.cli import own_problem
+from tfdist import simulation
+from tfdist.cli import compare
+from tfdist.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Its standard output and its directory, of one run."""
+    directory = tmp_path_factory.mktemp("compare")
+    own = own_problem.write(directory)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        status = main(
+            [
+                "compare",
+                f"--model={own}:model",
+                f"--data={own}:pair",
+                "--strategies=sync,dana:variant=zero",
+                "--num_workers=2,4",
+                "--batch_size=8",
+                "--learning_rates=0.1",
+                "--epochs=1",
+                "--target=0.5",
+                "--slow=0:2",
+                f"--output_dir={directory}/out",
+            ]
+        )
+    assert status == 0
+    return out.getvalue(), directory / "out"
+
+
+def test_the_files_hold_every_method_and_size(ran):
+    _, directory = ran
+    with open(directory / "comparison.csv", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["method"], line["num_workers"]) for line in lines] == [
+        ("one machine", "1"),
+        ("sync", "2"),
+        ("sync", "4"),
+        ("dana:variant=zero", "2"),
+        ("dana:variant=zero", "4"),
+    ]
+    found = json.loads((directory / "comparison.json").read_text())
+    assert found["target"] == 0.5
+    assert len(found["runs"]) == 5
+    assert {run["learning_rate"] for run in found["runs"]} == {0.1}
+    for line, row in zip(lines, found["rows"], strict=True):
+        assert float(line["final_mean"]) == row["final_mean"]
+        finals = [
+            run["final_accuracy"]
+            for run in found["runs"]
+            if run["picked"]
+            and (run["method"], run["num_workers"])
+            == (row["method"], row["num_workers"])
+        ]
+        assert finals == [row["final_mean"]]
+
+
+def test_the_slow_worker_is_not_the_one_machine(ran):
+    _, directory = ran
+    alone, sync, *_ = json.loads((directory / "comparison.json").read_text())[
+        "rows"
+    ]
+    # Eight steps of a tenth of a second each.
+    assert alone["seconds"] == pytest.approx(0.8, rel=0.1)
+    # The slow worker has four of twice that.
+    assert sync["seconds"] == pytest.approx(0.8, rel=0.1)
+    assert sync["speed_up"] == pytest.approx(1.0, rel=0.1)
+
+
+def test_it_prints_the_rows(ran):
+    text, directory = ran
+    rows = json.loads((directory / "comparison.json").read_text())["rows"]
+    learned, taken = text.split("What it takes")
+    for row in rows:
+        start = f"{row['method']} "
+        (line,) = (
+            line
+            for line in learned.splitlines()
+            if line.startswith(start)
+            and line[len(start) :].split()[0] == str(row["num_workers"])
+        )
+        assert f"{row['final_mean']:.3f}" in line
+        assert f"{row['learning_rate']:g}" in line
+    assert f"{rows[1]['utilization'] * 100:.1f} %" in taken
+    assert "target 0.500" in learned
+    assert f"Results: {directory}" in taken
+
+
+def test_it_draws_what_a_person_wants_to_see(ran):
+    _, directory = ran
+    names = {path.name for path in directory.glob("*.png")}
+    assert names == {
+        "accuracy_over_epochs.png",
+        "accuracy_over_time.png",
+        "gantt_dana_variant=zero.png",
+        "gantt_sync.png",
+        "speed_up.png",
+        "staleness.png",
+    }
+    for name in names:
+        assert (directory / name).stat().st_size > 5000
+
+
+WRONG = {
+    "argument": (["train.py"], ["flags alone", "train.py"]),
+    "strategy": (["--strategies=sync,sink"], ["--strategies", "'sink'"]),
+    "strategies_twice": (
+        ["--strategies=sync,sync"],
+        ["--strategies=sync,sync", "each once"],
+    ),
+    "no_strategies": (["--strategies="], ["--strategies", "at least one"]),
+    "backup": (
+        ["--strategies=async,backup_workers:backup_workers=4"],
+        ["--strategies", "--num_workers", "num_workers=4"],
+    ),
+    "workers_word": (
+        ["--num_workers=4,x"],
+        ["--num_workers=4,x", "separated by commas"],
+    ),
+    "workers_zero": (["--num_workers=0"], ["--num_workers=0", "at least 1"]),
+    "workers_many": (["--num_workers=99"], ["--num_workers=99", "at most 90"]),
+    "rates": (["--learning_rates=0.1,0"], ["=0.1,0", "numbers above 0"]),
+    "rates_inf": (["--learning_rates=inf"], ["=inf", "numbers above 0"]),
+    "seeds": (["--seeds=1,-1"], ["--seeds=1,-1", "at least 0"]),
+    "seeds_twice": (["--seeds=1,1"], ["--seeds=1,1", "each once"]),
+    "target": (["--target=nan"], ["--target=nan", "finite"]),
+    "metric": (["--metric=f1"], ["--metric=f1", "accuracy"]),
+    "slow": (["--slow=4:2"], ["--slow=4:2", "from 0 to 3"]),
+    "schedule": (
+        ["--model=OWN:scheduled", "--data=OWN:pair", "--learning_rates=1"],
+        ["--learning_rates=1", "schedule"],
+    ),
+    "one_rate": (["--learning_rate=0.1"], ["learning_rate"]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_refused(name, tmp_path, capsys):
+    arguments, parts = WRONG[name]
+    own = str(own_problem.write(tmp_path))
+    arguments = [argument.replace("OWN", own) for argument in arguments]
+    arguments = [f"--output_dir={tmp_path}", *arguments]
+    assert main(["compare", *arguments]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("tfdist compare: error: ")
+    for part in parts:
+        assert part in message
+
+
+def test_by_default_there_are_rates_to_choose_from(tmp_path, monkeypatch):
+    own = own_problem.write(tmp_path)
+    given = []
+
+    def compare_nothing(*arguments, learning_rates, **others):
+        given.append(learning_rates)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulation, "compare", compare_nothing)
+    for model in ("model", "scheduled"):
+        with pytest.raises(KeyboardInterrupt):
+            main(
+                [
+                    "compare",
+                    f"--model={own}:{model}",
+                    f"--data={own}:pair",
+                    "--batch_size=4",
+                    "--strategies=async",
+                    f"--output_dir={tmp_path}",
+                ]
+            )
+    assert given == [[0.025, 0.25 / 3, 0.25], [None]]
+
+
+def test_help_names_every_flag(capsys):
+    assert main(["compare", "--help"]) == 0
+    text = capsys.readouterr().out
+    flags = compare.define_flags()
+    assert len(list(flags)) > 20
+    for name in flags:
+        assert name in text

@@ -1,0 +1,153 @@
+"""`tfdist simulate` prints and writes what `simulate` returns."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli import own_problem
+from tfdist import simulation
+from tfdist.cli import simulate
+from tfdist.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Its standard output and its directory, of one run."""
+    directory = tmp_path_factory.mktemp("simulate")
+    own = own_problem.write(directory)
+    arguments = [
+        f"--model={own}:model",
+        f"--data={own}:pair",
+        "--strategy=dc_asgd",
+        "--num_workers=2",
+        "--batch_size=8",
+        "--epochs=2",
+        "--slow=0:2",
+        "--latency_ms=5",
+        "--seed=3",
+        f"--output_dir={directory}/out",
+    ]
+    program = "from tfdist.cli.main import main; raise SystemExit(main())"
+    result = subprocess.run(
+        [sys.executable, "-c", program, "simulate", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    return result, directory
+
+
+def test_the_files_hold_the_training(ran):
+    _, directory = ran
+    history = json.loads((directory / "out" / "history.json").read_text())
+    assert history["method"] == "dc_asgd"
+    assert (history["num_workers"], history["seed"]) == (2, 3)
+    assert history["gradients"] == len(history["jobs"]["worker"]) == 16
+    with open(directory / "out" / "evaluations.csv", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == len(history["evaluations"]) >= 5
+    assert float(lines[-1]["accuracy"]) == history["final_accuracy"]
+    names = {path.name for path in (directory / "out").glob("*.png")}
+    assert names == {
+        "accuracy_over_epochs.png",
+        "accuracy_over_time.png",
+        "gantt.png",
+        "staleness.png",
+    }
+    for name in names:
+        assert (directory / "out" / name).stat().st_size > 5000
+
+
+def test_it_prints_the_figures_and_the_evaluations(ran):
+    result, directory = ran
+    history = json.loads((directory / "out" / "history.json").read_text())
+    figures = dict(
+        line.rsplit("  ", 1) for line in result.stdout.splitlines()[2:14]
+    )
+    figures = {k.strip(): v.strip() for k, v in figures.items()}
+    assert figures["gradients"] == "16"
+    assert figures["updates"] == str(history["updates"])
+    assert figures["staleness, mean"] == f"{history['staleness_mean']:.2f}"
+    assert figures["utilization"] == f"{100 * history['utilization']:.1f} %"
+    last = result.stdout.strip().splitlines()[-3].split()
+    assert last[0] == f"{history['evaluations'][-1]['epoch']:.2f}"
+    assert f"{history['final_accuracy']:.4f}" in last
+    assert f"Results: {directory}/out" in result.stdout
+
+
+def test_nothing_else_is_written(ran):
+    result, _ = ran
+    assert result.stderr == ""
+
+
+def test_it_is_what_simulate_does(ran):
+    _, directory = ran
+    written = json.loads((directory / "out" / "history.json").read_text())
+    names = {}
+    exec((directory / "own.py").read_text(), names)
+    train, validation = names["pair"]()
+    history = simulation.simulate(
+        names["model"],
+        train,
+        "dc_asgd",
+        num_workers=2,
+        batch_size=8,
+        epochs=2,
+        evaluate_every=0.5,
+        validation_data=validation,
+        compute=simulation.SlowWorkers(simulation.Gamma(0.1), {0: 2.0}),
+        network=simulation.Network(latency_seconds=0.005),
+        seed=3,
+    )
+    assert written["evaluations"] == history.evaluations
+
+
+def test_progress_is_shown_if_asked_for(tmp_path, capsys):
+    own = own_problem.write(tmp_path)
+    arguments = [f"--model={own}:model", f"--data={own}:pair", "--progress"]
+    arguments += ["--num_workers=2", "--epochs=1", f"--output_dir={tmp_path}"]
+    assert main(["simulate", *arguments]) == 0
+    assert "async, 2 workers: 100%" in capsys.readouterr().err
+
+
+WRONG = {
+    "argument": (["train.py"], ["flags alone", "train.py"]),
+    "num_workers": (["--num_workers=0"], ["--num_workers=0", "at least 1"]),
+    "steps": (["--gantt_steps=0"], ["--gantt_steps=0", "at least 1"]),
+    "unknown": (["--num_worker=2"], ["'num_worker'"]),
+    "output_dir": (["--output_dir=FILE/a"], ["--output_dir", "directory"]),
+    "slow": (["--slow=4:2"], ["--slow=4:2", "from 0 to 3"]),
+    "strategy": (["--strategy=sink"], ["--strategy", "'sink'"]),
+    "backup": (
+        ["--strategy=backup_workers", "--num_workers=1"],
+        ["--strategy", "--num_workers"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_refused(name, tmp_path, capsys):
+    arguments, parts = WRONG[name]
+    file = tmp_path / "file"
+    file.write_text("")
+    arguments = [a.replace("FILE", str(file)) for a in arguments]
+    if name != "output_dir":
+        arguments.append(f"--output_dir={tmp_path}")
+    assert main(["simulate", *arguments[::-1]]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("tfdist simulate: error: ")
+    for part in parts:
+        assert part in message
+
+
+def test_help_names_every_flag(capsys):
+    assert main(["simulate", "--help"]) == 0
+    text = capsys.readouterr().out
+    flags = simulate.define_flags()
+    assert len(list(flags)) > 20
+    for name in flags:
+        assert f"{name}" in text

@@ -1,0 +1,63 @@
+"""What the documents show works as shown."""
+
+import inspect
+import pathlib
+import re
+
+import pytest
+
+from tfdist.cli import advise
+from tfdist.cli import compare
+from tfdist.cli import simulate
+from tfdist.simulation import methods
+
+DOCS = pathlib.Path(__file__).parents[1] / "docs"
+SIMULATOR = (DOCS / "simulator.md").read_text("utf-8")
+README = (DOCS.parent / "README.md").read_text("utf-8")
+COMMANDS = {"advise": advise, "compare": compare, "simulate": simulate}
+
+
+def test_program_of_the_simulator_runs():
+    (program,) = re.findall(r"```python\n(.*?)```", SIMULATOR, re.DOTALL)
+    names = {}
+    exec(compile(program, "docs/simulator.md", "exec"), names)
+    history = names["history"]
+    assert history.num_workers == 16
+    # The worker that died lost one gradient and came back.
+    assert history.summary()["dropped"] == 1
+    assert history.final("accuracy") > history.evaluations[0]["accuracy"]
+
+
+def test_table_of_strategies_is_what_can_be_parsed():
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", SIMULATOR, re.MULTILINE)
+    assert {name for name, _ in rows} == set(methods.METHODS)
+    for name, settings in rows:
+        make = methods.METHODS[name]
+        known = inspect.signature(make).parameters
+        if make is methods.Method:
+            known = {}
+        shown = dict(re.findall(r"`(\w+)=([^`]*)`", settings))
+        assert set(shown) == set(known)
+        for key, value in shown.items():
+            if value:
+                methods.parse(f"{name}:{key}={value}")
+
+
+@pytest.mark.parametrize("text", [README, SIMULATOR], ids=["README", "docs"])
+def test_commands_of_the_simulator_have_the_flags_that_are_shown(text):
+    lines = re.sub(r"\\\n\s+", "", text)
+    shown = re.findall(
+        rf"^    tfdist ({'|'.join(COMMANDS)}) (.*)$", lines, re.MULTILINE
+    )
+    assert len(shown) >= 3
+    for command, arguments in shown:
+        known = COMMANDS[command].define_flags()
+        for name in re.findall(r"--(\w+)", arguments):
+            assert name in known, f"tfdist {command} --{name}"
+
+
+def test_pictures_that_are_shown_are_there():
+    for document in [*DOCS.glob("*.md"), DOCS.parent / "README.md"]:
+        text = document.read_text("utf-8")
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (document.parent / target).exists(), (document, target)

@@ -1,0 +1,148 @@
+"""Measuring says what a step takes, and leaves the model as it was."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist.simulation import Measurement
+from tfdist.simulation import Method
+from tfdist.simulation import measure
+from tfdist.simulation.measurement import Variable
+from tfdist.simulation.simulate import traffic
+
+_STREAM = np.random.default_rng(0)
+_X = _STREAM.standard_normal((50, 4)).astype("float32")
+_Y = _STREAM.integers(0, 3, 50)
+
+
+def build(optimizer="adam"):
+    """Has all that a step changes: weights, slots, statistics and seeds."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(8),
+            layers.BatchNormalization(),
+            layers.Dropout(0.5),
+            layers.Dense(3),
+        ]
+    )
+    model.compile(
+        optimizer,
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def _values(model):
+    variables = [*model.variables, *model.optimizer.variables]
+    return [variable.numpy() for variable in variables]
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_measuring_leaves_the_model_as_it_was(trained):
+    model = build()
+    if trained:
+        model.fit(_X, _Y, batch_size=16, verbose=0)
+    model.optimizer.build(model.trainable_variables)
+    before = _values(model)
+    metrics = [v.numpy() for v in model.metrics_variables]
+    result = measure(model, _X, _Y, batch_size=16, steps=4)
+    for old, new in zip(before, _values(model), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert int(model.optimizer.iterations) == (4 if trained else 0)
+    # Those that only the first step makes come last, and begin from nothing.
+    there = model.metrics_variables
+    metrics += [0.0] * (len(there) - len(metrics))
+    for old, new in zip(metrics, there, strict=True):
+        np.testing.assert_array_equal(old, new.numpy())
+
+    assert len(result.compute_seconds) == 4
+    assert min(result.compute_seconds) > 0
+    assert result.compute == np.median(result.compute_seconds)
+    assert result.update_seconds > 0 and result.step_seconds > 0
+    assert result.examples_per_second == 16 / result.step_seconds
+    model.fit(_X, _Y, verbose=0)  # It can still be trained.
+
+
+def test_bytes_are_those_of_the_simulator():
+    model = build()
+    result = measure(model, _X, _Y, batch_size=16, steps=1)
+    # Two layers and the scale and offset are pushed and pulled, and the two
+    # statistics; the seed of the dropout is the worker's own.
+    trainable = 4 * 8 + 8 + 8 + 8 + 8 * 3 + 3
+    assert result.pull_bytes == result.push_bytes == 4 * (trainable + 16)
+    for servers in (1, 3):
+        assert result.traffic(Method(), servers) == traffic(
+            model, Method(), servers
+        )
+
+
+def test_another_machines_step_is_not_measured_here():
+    result = measure(build(), _X, _Y, batch_size=16, steps=2, step_seconds=5.0)
+    assert result.compute_seconds == (5.0,)
+    assert result.step_seconds == 5.0
+    assert 0 < result.update_seconds < 5
+
+
+def test_a_larger_batch_computes_for_longer_and_sends_as_much():
+    one = Measurement(8, (1.0, 3.0), 0.5, 2.25, [Variable((5,))])
+    four = one.scaled(4)
+    assert four.batch_size == 32
+    assert four.compute_seconds == (4.0, 12.0)
+    # The gradient's 2 s become 8 s; the rest is what it was.
+    assert four.step_seconds == 8.25
+    assert four.update_seconds == one.update_seconds
+    assert four.push_bytes == one.push_bytes == 20
+
+
+@pytest.mark.parametrize(
+    "settings, parts",
+    [
+        ({"batch_size": 51}, ["batch_size", "50", "51"]),
+        ({"steps": 0}, ["steps", "at least 1", "0"]),
+        ({"step_seconds": 0.0}, ["step_seconds", "above 0"]),
+        ({"y": _Y[:3]}, ["labels", "[50, 3]"]),
+    ],
+)
+def test_wrong_arguments_are_refused(settings, parts):
+    arguments = {"y": _Y, "batch_size": 16, **settings}
+    with pytest.raises(ValueError) as error:
+        measure(build("sgd"), _X, **arguments)
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_what_cannot_be_split_is_refused():
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            raise NotImplementedError
+
+    model = Own([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="train_step of its own"):
+        measure(model, _X, _Y, batch_size=16)
+    with pytest.raises(TypeError, match="keras.Model"):
+        measure(3, _X, _Y, batch_size=16)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("compute_seconds", ()),
+        ("compute_seconds", (0.0,)),
+        ("update_seconds", -1.0),
+        ("step_seconds", float("nan")),
+    ],
+)
+def test_wrong_figures_are_refused(name, value):
+    good = {
+        "batch_size": 1,
+        "compute_seconds": (1.0,),
+        "update_seconds": 0.0,
+        "step_seconds": 1.0,
+        "variables": (),
+    }
+    with pytest.raises(ValueError, match=name):
+        Measurement(**{**good, name: value})

@@ -1,0 +1,465 @@
+"""Models, data and figures of simulated trainings."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.simulation import quadratic
+from tfdist import simulation
+from tfdist.simulation import Failure
+from tfdist.simulation import tasks
+
+_stream = np.random.default_rng(3)
+IMAGES = _stream.standard_normal((64, 6, 6, 1)).astype("float32")
+LABELS = _stream.integers(0, 4, 64)
+WORDS = _stream.integers(0, 12, (64, 5))
+SHORT = {"epochs": 2, "batch_size": 8, "shuffle": False}
+
+
+def network(optimizer=None, *, dropout=0.0, regularizer=None):
+    """A convolutional network with BatchNormalization."""
+    layers = keras.layers
+
+    def build():
+        model = keras.Sequential(
+            [
+                keras.Input((6, 6, 1)),
+                layers.Conv2D(3, 3, kernel_regularizer=regularizer),
+                layers.BatchNormalization(momentum=0.8),
+                layers.ReLU(),
+                layers.Flatten(),
+                layers.Dropout(dropout),
+                layers.Dense(4),
+            ]
+        )
+        made = keras.optimizers.SGD(0.1) if optimizer is None else optimizer()
+        model.compile(
+            made,
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+        return model
+
+    return build
+
+
+OPTIMIZERS = {
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "Adam with a schedule": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.ExponentialDecay(0.01, 2, 0.8)
+    ),
+    "weight decay": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "clipped by norm": lambda: keras.optimizers.SGD(0.5, clipnorm=0.05),
+    "clipped by all": lambda: keras.optimizers.SGD(0.5, global_clipnorm=0.05),
+    "clipped by value": lambda: keras.optimizers.SGD(0.5, clipvalue=0.01),
+    "EMA": lambda: keras.optimizers.SGD(
+        0.1, use_ema=True, ema_overwrite_frequency=3
+    ),
+}
+
+
+def fitted(build, data, **settings):
+    keras.utils.set_random_seed(0)
+    model = build()
+    model.fit(
+        *data, batch_size=8, epochs=2, shuffle=False, verbose=0, **settings
+    )
+    return model
+
+
+def same(history, model):
+    for one, other in zip(history.model.weights, model.weights, strict=True):
+        np.testing.assert_allclose(
+            one.numpy(), other.numpy(), rtol=1e-4, atol=1e-5, err_msg=one.path
+        )
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_one_worker_is_keras_fit_with_each_feature_of_optimizers(name):
+    build = network(OPTIMIZERS[name])
+    history = simulation.simulate(
+        build, (IMAGES, LABELS), num_workers=1, **SHORT
+    )
+    # All weights: BatchNormalization's statistics are among them.
+    same(history, fitted(build, (IMAGES, LABELS)))
+
+
+def test_one_worker_is_keras_fit_with_regularizers_dropout_and_weights():
+    build = network(dropout=0.5, regularizer=keras.regularizers.L2(0.1))
+    weights = np.linspace(0, 2, 64).astype("float32")
+    history = simulation.simulate(
+        build, (IMAGES, LABELS, weights), num_workers=1, **SHORT
+    )
+    keras.utils.set_random_seed(0)
+    model = build()
+    model.fit(
+        IMAGES,
+        LABELS,
+        sample_weight=weights,
+        batch_size=8,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+    )
+    same(history, model)
+
+
+@pytest.mark.parametrize("strategy", ["async", "softsync:s=2", "sync"])
+def test_embeddings_have_sparse_gradients_that_change_nothing(strategy):
+    """As many batches of rows as of one-hot vectors, which are dense."""
+    table = _stream.standard_normal((12, 3)).astype("float32")
+
+    def build(sparse):
+        def make():
+            layers = keras.layers
+            stack = (
+                [keras.Input((5,), dtype="int32"), layers.Embedding(12, 3)]
+                if sparse
+                else [keras.Input((5, 12)), layers.Dense(3, use_bias=False)]
+            )
+            model = keras.Sequential([*stack, layers.Flatten()])
+            model.add(layers.Dense(4, kernel_initializer="ones"))
+            model.layers[0].set_weights([table])
+            model.compile(
+                keras.optimizers.SGD(0.3),
+                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            )
+            return model
+
+        return make
+
+    rows, dense = (
+        simulation.simulate(
+            build(sparse),
+            (x, LABELS),
+            strategy,
+            num_workers=2,
+            compute=simulation.SlowWorkers(simulation.Constant(1), {1: 1.7}),
+            **SHORT,
+        )
+        for sparse, x in ((True, WORDS), (False, np.eye(12)[WORDS]))
+    )
+    same(rows, dense.model)
+    assert np.any(rows.model.get_weights()[0] != table)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["async", "sync", "dana:variant=zero", "softsync:s=3"]
+)
+def test_how_many_gradients_a_call_computes_does_not_matter(strategy):
+    one, many = (
+        simulation.simulate(
+            network(dropout=0.3),
+            (IMAGES, LABELS),
+            strategy,
+            num_workers=4,
+            chunk=chunk,
+            validation_data=(IMAGES, LABELS),
+            **SHORT,
+        )
+        for chunk in (1, 8)
+    )
+    same(one, many.model)
+    np.testing.assert_array_equal(one.jobs, many.jobs)
+    assert [row["epoch"] for row in one.evaluations] == [
+        row["epoch"] for row in many.evaluations
+    ]
+
+
+_PROGRAM = """
+import hashlib, json, sys
+import numpy as np
+from tfdist import simulation
+from tfdist.simulation import tasks
+task = tasks.teacher(640, 64)
+history = simulation.simulate(
+    task.model_fn(), task.train, "dana:variant=dc", num_workers=5,
+    validation_data=task.validation, seed=4,
+    compute=simulation.LogNormal(1.0), failures=[
+        simulation.Failure(1, 2.2, 3.3)])
+weights = b"".join(w.tobytes() for w in history.model.get_weights())
+jobs = json.dumps(history.as_dict())
+print(hashlib.sha256(weights + jobs.encode()).hexdigest())
+"""
+
+
+def test_two_processes_come_to_the_same_history_to_the_bit():
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", _PROGRAM],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(digests) == 1
+    assert len(digests.pop().strip()) == 64
+
+
+def run(strategy="async", **settings):
+    return simulation.simulate(
+        quadratic.model_fn(),
+        (quadratic.X, quadratic.Y),
+        strategy,
+        **{
+            "num_workers": 3,
+            "epochs": 3,
+            "batch_size": quadratic.BATCH,
+            **settings,
+        },
+    )
+
+
+def test_another_seed_is_another_order_and_course():
+    one, other = run(seed=1), run(seed=2)
+    assert np.any(one.jobs["arrived"] != other.jobs["arrived"])
+    assert np.any(one.model.get_weights()[0] != other.model.get_weights()[0])
+
+
+def test_each_example_is_used_once_in_an_epoch():
+    history = run(epochs=2)
+    assert sorted(history.jobs["batch"]) == list(range(24))
+    data = simulation.data.Data((quadratic.X, quadratic.Y), 4, seed=0)
+    for epoch in (0, 1):
+        rows = [data.rows(12 * epoch + k) for k in range(12)]
+        assert sorted(np.concatenate(rows)) == list(range(48))
+    assert np.any(data.rows(0) != data.rows(12))
+
+
+def test_a_dataset_of_examples_is_the_same_as_arrays():
+    dataset = tf.data.Dataset.from_tensor_slices((quadratic.X, quadratic.Y))
+    history = simulation.simulate(
+        quadratic.model_fn(), dataset, num_workers=3, epochs=3, batch_size=4
+    )
+    np.testing.assert_array_equal(
+        history.model.get_weights()[0], run().model.get_weights()[0]
+    )
+
+
+def test_evaluations_come_every_so_many_epochs_and_at_the_end():
+    history = run(
+        epochs=3,
+        evaluate_every=0.5,
+        validation_data=(quadratic.X, quadratic.Y),
+    )
+    epochs = [row["epoch"] for row in history.evaluations]
+    assert epochs == pytest.approx([0, 0.5, 1, 1.5, 2, 2.5, 3])
+    for row, before in zip(
+        history.evaluations[1:], history.evaluations, strict=False
+    ):
+        assert row["seconds"] > before["seconds"]
+        assert row["updates"] == round(12 * row["epoch"])
+    wanted = history.model.evaluate(quadratic.X, quadratic.Y, verbose=0)
+    assert history.final("loss") == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["sync", "softsync:s=2"])
+def test_evaluations_of_methods_that_average_come_after_the_update(strategy):
+    history = run(
+        strategy, epochs=3, validation_data=(quadratic.X, quadratic.Y)
+    )
+    found = [(row["epoch"], row["updates"]) for row in history.evaluations]
+    per_epoch = {"sync": 4, "softsync:s=2": 6}[strategy]
+    assert found == [(k, k * per_epoch) for k in range(4)]
+
+
+def test_training_ends_when_it_has_diverged():
+    def build():
+        return keras.optimizers.SGD(1e9)
+
+    history = simulation.simulate(
+        quadratic.model_fn(build),
+        (quadratic.X, quadratic.Y),
+        num_workers=3,
+        epochs=50,
+        batch_size=4,
+    )
+    assert history.diverged
+    assert history.updates < 600
+
+
+def test_no_gradient_is_begun_after_the_time_is_over():
+    history = run(epochs=50, max_seconds=2.0)
+    assert history.jobs["pulling"].max() < 2.0
+    assert 1.9 < history.seconds < 2.5
+
+
+def test_a_killed_workers_momentum_is_its_own_and_lost():
+    """DANA-Slim's momentum dies with the process that has it."""
+    compute = simulation.Constant(1.0)
+    settings = {"num_workers": 1, "epochs": 1, "compute": compute}
+    settings["shuffle"] = False
+    history = run(
+        "dana:variant=slim", failures=[Failure(0, 2.5, 4.0)], **settings
+    )
+    weights, v = np.asarray(quadratic.START, "float64"), 0.0
+    for batch in range(12):
+        if batch == 2:
+            v = 0.0
+        g = quadratic.gradient(weights, quadratic.rows_of(batch))
+        v = 0.9 * v + g
+        weights = weights - quadratic.RATE * (0.9 * v + g)
+    np.testing.assert_allclose(
+        quadratic.weights_of(history), weights, rtol=1e-4
+    )
+
+
+def test_the_figures_can_be_written_and_read(tmp_path):
+    history = run(
+        "backup_workers:backup_workers=1",
+        validation_data=(quadratic.X, quadratic.Y),
+    )
+    history.write_json(tmp_path / "history.json")
+    read = json.loads((tmp_path / "history.json").read_text())
+    assert read["updates"] == history.updates
+    assert read["dropped"] == int((~history.jobs["accepted"]).sum()) > 0
+    assert len(read["jobs"]["worker"]) == len(history.jobs)
+    assert read["final_loss"] == history.final("loss")
+    history.write_csv(tmp_path / "history.csv")
+    lines = (tmp_path / "history.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(history.evaluations)
+    assert lines[0].startswith("method,num_workers,seconds,epoch,updates")
+    first = history.evaluations[0]["loss"]
+    assert history.seconds_to("loss", first) == 0.0
+    assert history.seconds_to("loss", -1.0) is None
+
+
+def test_a_strategy_stands_for_its_two_arguments():
+    import tfdist
+
+    strategy = tfdist.SoftSyncStrategy(
+        n=3, correction=tfdist.correction.InverseStaleness()
+    )
+    one = run(strategy)
+    other = run("softsync:n=3:correction=inverse_staleness")
+    np.testing.assert_array_equal(
+        one.model.get_weights()[0], other.model.get_weights()[0]
+    )
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def _own_step():
+    inputs = keras.Input((quadratic.SIZE,))
+    model = OwnStep(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    return model
+
+
+def _uncompiled():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+
+def _unbuilt():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def _accumulating():
+    return keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model_fn": _own_step}, "train_step"),
+        ({"model_fn": _uncompiled}, "compile"),
+        ({"model_fn": _unbuilt}, "keras.Input"),
+        (
+            {"model_fn": quadratic.model_fn(_accumulating)},
+            "gradient_accumulation_steps",
+        ),
+        ({"dataset": (quadratic.X, quadratic.Y[:-1])}, "dataset"),
+        ({"dataset": quadratic.X}, "dataset"),
+        (
+            {"dataset": tf.data.Dataset.range(9).repeat()},
+            "dataset must be finite",
+        ),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 16, "num_workers": 4}, "a batch for each worker"),
+        ({"epochs": 0}, "epochs"),
+        ({"evaluate_every": 0}, "evaluate_every"),
+        ({"strategy": "dana:variant=fast"}, "variant"),
+        ({"strategy": "softsync:n=9"}, "number of workers"),
+        (
+            {
+                "strategy": "dana",
+                "model_fn": quadratic.model_fn(
+                    lambda: keras.optimizers.SGD(0.1, momentum=0.9)
+                ),
+            },
+            "momentum",
+        ),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_by_name(arguments, message):
+    arguments = {
+        "model_fn": quadratic.model_fn(),
+        "dataset": (quadratic.X, quadratic.Y),
+        "num_workers": 3,
+        "batch_size": 4,
+        **arguments,
+    }
+    with pytest.raises(ValueError, match=message):
+        simulation.simulate(
+            arguments.pop("model_fn"), arguments.pop("dataset"), **arguments
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("strategy", 3), ("compute", 0.1), ("network", 10), ("model_fn", int)],
+)
+def test_other_types_are_refused_by_name(name, value):
+    arguments = {"model_fn": quadratic.model_fn(), name: value}
+    with pytest.raises(TypeError, match=name):
+        simulation.simulate(
+            arguments.pop("model_fn"),
+            (quadratic.X, quadratic.Y),
+            num_workers=2,
+            batch_size=4,
+            **arguments,
+        )
+
+
+@pytest.mark.parametrize("name", tasks.TASKS)
+def test_embedded_tasks_can_be_learned(name):
+    task = tasks.load(name)
+    assert len(task.train[0]) == len(task.train[1])
+    history = simulation.simulate(
+        task.model_fn(),
+        tuple(array[:1400] for array in task.train),
+        num_workers=1,
+        epochs=2,
+        batch_size=task.batch_size,
+        validation_data=task.validation,
+    )
+    before, *_, after = (row["accuracy"] for row in history.evaluations)
+    assert after > before + 0.1
+
+
+def test_the_teacher_is_as_hard_as_it_is_told():
+    def chance(sharpness):
+        x, y = tasks.teacher(4000, 10, sharpness=sharpness).train
+        again, z = tasks.teacher(4000, 10, sharpness=1e3).train
+        np.testing.assert_array_equal(x, again)
+        return np.mean(y == z)
+
+    # Of labels that are drawn, as many are the most probable one.
+    assert chance(0.0) < 0.2 < chance(6.0) < chance(100.0)
+
+
+def test_unknown_tasks_are_refused():
+    with pytest.raises(ValueError, match="digits, text, teacher"):
+        tasks.load("imagenet")

@@ -1,0 +1,243 @@
+"""`tfdist advise`: what each method would give on a cluster."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import json
+import math
+import pathlib
+from typing import Any
+
+from absl import flags
+
+from tfdist.cli import own_code
+from tfdist.cli import simulation_flags
+from tfdist.cli import usage
+from tfdist.cli import virtual_cluster
+
+USAGE = """\
+Measures a training step of a model on this machine, plays each method on a
+cluster that exists only as flags, and says which to take, or to stay on one
+machine.
+
+Usage: tfdist advise [FLAGS...]
+
+Examples: tfdist advise --task=digits --bandwidth_gbps=1
+          tfdist advise --model=m.py:build --data=m.py:data \\
+              --num_workers=4,8 --bandwidth_gbps=10 --tail=0.05:1
+
+Rates are predicted from the model's computing time, its bytes, and the
+cluster. Accuracy is not: `tfdist simulate` and `tfdist compare` train.
+"""
+
+_UNUSED = ("failure", "worker_timeout")
+"""Flags of virtual clusters that a steady state knows nothing of."""
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns the flags of the sub-command, not parsed yet."""
+    values = flags.FlagValues()
+    simulation_flags.define_problem(values)
+    simulation_flags.define_cluster(values)
+    simulation_flags.define_seed(values)
+    define = {"flag_values": values, "module_name": __name__}
+    flags.DEFINE_list(
+        "num_workers",
+        ["2", "4", "8", "16"],
+        "Numbers of workers, separated by commas.",
+        **define,
+    )
+    flags.DEFINE_list(
+        "strategies",
+        ["sync", "backup_workers", "softsync", "bounded_staleness", "async"],
+        "Methods, separated by commas, with settings as in softsync:n=2. "
+        "backup_workers alone tries up to a quarter of the workers; dc_asgd "
+        "and dana are taken to last as long as async.",
+        **define,
+    )
+    flags.DEFINE_integer(
+        "steps_measured", 20, "How often a step is measured.", **define
+    )
+    flags.DEFINE_float(
+        "step_seconds",
+        None,
+        "Seconds of a training step on one machine, instead of measuring it: "
+        "for a machine that is not this one.",
+        **define,
+    )
+    flags.DEFINE_float(
+        "overhead_ms",
+        2.0,
+        "Milliseconds that an exchange takes a worker beside the network and "
+        "the update; benchmarks/step_overhead.py measures it.",
+        **define,
+    )
+    flags.DEFINE_float(
+        "min_speed_up",
+        1.5,
+        "Times the examples per second of one machine that a cluster has to "
+        "give to be recommended.",
+        **define,
+    )
+    flags.DEFINE_string(
+        "json", None, "A file for all figures, as JSON.", **define
+    )
+    flags.DEFINE_bool("help", False, "Show this.", short_name="h", **define)
+    return values
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the sub-command.
+
+    Args:
+        argv: the arguments after `advise`.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UsageError: if the arguments are wrong.
+    """
+    values = define_flags()
+    rest = usage.parse(values, argv)
+    if values.help:
+        print(f"{USAGE}\n{simulation_flags.listing(values, __name__)}")
+        return 0
+    if rest:
+        raise usage.UsageError(
+            f"There are no arguments beside flags. Received: {' '.join(rest)}."
+        )
+    counts = _check_flags(values)
+    problem = simulation_flags.make_problem(values)
+    simulation = own_code.import_quietly("tfdist.simulation")
+    arguments = _cluster_arguments(values, counts, simulation)
+    _check_strategies(values, counts, simulation)
+    model = problem.model_fn_of(problem.learning_rate, problem.momentum or 0.0)
+    measurement = simulation.measure(
+        model(),
+        *problem.train[:2],
+        batch_size=problem.batch_size,
+        steps=values.steps_measured,
+        step_seconds=values.step_seconds,
+    )
+    advice = simulation.advise(
+        measurement,
+        num_workers=counts,
+        strategies=values.strategies,
+        overhead_seconds=values.overhead_ms / 1e3,
+        min_speed_up=values.min_speed_up,
+        seed=values.seed,
+        **arguments,
+    )
+    print(advice.table())
+    if values.json is not None:
+        _write(values.json, advice.as_dict())
+    return 0
+
+
+def _check_flags(values: flags.FlagValues) -> list[int]:
+    """Refuses what can be seen to be wrong without TensorFlow.
+
+    Returns:
+        The numbers of workers.
+    """
+    simulation_flags.check(values)
+    for name, is_good, allowed in (
+        ("steps_measured", lambda value: value >= 1, "at least 1"),
+        ("step_seconds", lambda value: value > 0, "above 0"),
+        ("overhead_ms", lambda value: value >= 0, "at least 0"),
+        ("min_speed_up", lambda value: value > 0, "above 0"),
+    ):
+        value = values[name].value
+        good = value is None or (math.isfinite(value) and is_good(value))
+        usage.check(good, name, f"be {allowed}", value)
+    for name in _UNUSED:
+        usage.check(
+            not values[name].present,
+            name,
+            "not be given here, where nobody dies: use `tfdist simulate`",
+            values[name].value,
+        )
+    given = ",".join(values.num_workers)
+    good = all(text.isdecimal() and int(text) >= 1 for text in given.split(","))
+    usage.check(
+        good, "num_workers", "be numbers of at least 1, such as 2,4,8", given
+    )
+    usage.check(
+        any(values.strategies), "strategies", "name a method", values.strategies
+    )
+    if values.json is not None:
+        parent = pathlib.Path(values.json).absolute().parent
+        usage.check(
+            parent.is_dir(),
+            "json",
+            "be a file in a directory that exists",
+            values.json,
+        )
+    return sorted(map(int, set(values.num_workers)))
+
+
+def _cluster_arguments(
+    values: flags.FlagValues, counts: Sequence[int], simulation: Any
+) -> dict[str, Any]:
+    """Returns the cluster, as arguments of `advise`."""
+    is_given = values["compute"].present or values.trace is not None
+    if not is_given:
+        # The distribution that the flags then mean is what they add to that
+        # which is measured.
+        values.compute = "constant:0"
+    cluster = simulation_flags.make_cluster(values, counts)
+    compute = cluster.compute
+    if not is_given:
+        compute = _added(values, cluster.compute, simulation)
+    return {
+        "num_servers": cluster.num_servers,
+        "network": cluster.network,
+        "compute": compute,
+    }
+
+
+def _added(
+    values: flags.FlagValues, extra: Any, simulation: Any
+) -> Callable[[Any], Any]:
+    """Returns what makes of measured times those with stragglers."""
+    slow = dict(virtual_cluster.check(values)["slow"])
+
+    def compute(measured: Any) -> Any:
+        return simulation.SlowWorkers(measured, slow) + extra
+
+    return compute
+
+
+def _check_strategies(
+    values: flags.FlagValues, counts: Sequence[int], simulation: Any
+) -> None:
+    """Refuses, before anything is measured, what would fail after it."""
+    for text in values.strategies:
+        if text == "backup_workers":
+            usage.check(
+                len(values.strategies) > 1 or max(counts) >= 4,
+                "strategies",
+                "have a method beside backup_workers for less than 4 workers",
+                text,
+            )
+            continue  # How many there are is still to be found.
+        try:
+            method = simulation.methods.parse(text)
+            for count in counts:
+                method.resolve(count)
+        except ValueError as error:
+            raise usage.UsageError(
+                "Flag --strategies must be methods that fit --num_workers. "
+                f"Received: {text}: {error}"
+            ) from error
+
+
+def _write(path: str, figures: dict[str, Any]) -> None:
+    text = json.dumps(figures, indent=2, default=float)
+    try:
+        pathlib.Path(path).write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise usage.UsageError(
+            f"Flag --json must be a file that can be written. Received: "
+            f"--json={path}: {error.strerror}."
+        ) from error

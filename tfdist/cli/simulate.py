@@ -1,0 +1,116 @@
+"""`tfdist simulate`: one training on a virtual cluster."""
+
+from collections.abc import Sequence
+
+from absl import flags
+
+from tfdist.cli import own_code
+from tfdist.cli import simulation_flags
+from tfdist.cli import usage
+
+USAGE = """\
+Trains a model on a virtual cluster, in virtual time, and shows what happened.
+
+Usage: tfdist simulate [FLAGS...]
+
+Example: tfdist simulate --strategy=dc_asgd --num_workers=16 --slow=0:3
+
+The gradients are real, and so are the methods, those of real servers; only
+time is drawn from the models that the flags of the cluster describe.
+"""
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns the flags of the sub-command, not parsed yet."""
+    values = flags.FlagValues()
+    define = {"flag_values": values, "module_name": __name__}
+    flags.DEFINE_string(
+        "strategy",
+        "async",
+        "The method, with settings after colons: sync, backup_workers:"
+        "backup_workers=2, async, softsync:n=1, bounded_staleness:"
+        "max_staleness=3, dc_asgd:lambda_0=0.04, dana:variant=zero. Those "
+        "without a correction take correction=inverse_staleness, gap_aware "
+        "or fasgd.",
+        **define,
+    )
+    flags.DEFINE_integer("num_workers", 4, "Virtual workers.", **define)
+    flags.DEFINE_integer(
+        "gantt_steps",
+        6,
+        "Steps of the fastest worker in the Gantt chart.",
+        **define,
+    )
+    flags.DEFINE_bool("help", False, "Show this.", short_name="h", **define)
+    simulation_flags.define_problem(values)
+    simulation_flags.define_learning_rate(values)
+    simulation_flags.define_training(values)
+    simulation_flags.define_seed(values)
+    simulation_flags.define_cluster(values)
+    simulation_flags.define_output(
+        values, "runs/simulate", "history.json, evaluations.csv and pictures"
+    )
+    return values
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the sub-command.
+
+    Args:
+        argv: the arguments after `simulate`.
+
+    Returns:
+        The exit status: 0, or 1 if the training diverged.
+
+    Raises:
+        UsageError: if the arguments are wrong.
+    """
+    values = define_flags()
+    rest = usage.parse(values, argv)
+    if values.help:
+        print(f"{USAGE}\n{simulation_flags.listing(values, __name__)}")
+        return 0
+    simulation_flags.refuse_arguments(rest)
+    for name in ("num_workers", "gantt_steps"):
+        value = values[name].value
+        usage.check(value >= 1, name, "be at least 1", value)
+    simulation_flags.check(values)
+    output_dir = simulation_flags.make_output_dir(values)
+    cluster = simulation_flags.make_cluster(values, values.num_workers)
+    trained = simulation_flags.make_problem(values)
+    simulation_flags.check_methods(
+        "strategy", [values.strategy], [values.num_workers], trained
+    )
+
+    simulation = own_code.import_quietly("tfdist.simulation")
+    from tfdist.simulation import comparison
+    from tfdist.simulation import gantt
+    from tfdist.simulation import plots
+    from tfdist.simulation import tables
+
+    method, momentum = comparison.with_momentum(
+        values.strategy, trained.momentum
+    )
+    history = simulation.simulate(
+        trained.model_fn_of(trained.learning_rate, momentum),
+        trained.train,
+        method,
+        num_workers=values.num_workers,
+        batch_size=trained.batch_size,
+        epochs=values.epochs,
+        validation_data=trained.validation,
+        evaluate_every=values.evaluate_every,
+        dynamic_shares=values.dynamic_shares,
+        seed=values.seed,
+        progress=simulation_flags.show_progress(values),
+        **cluster.arguments,
+    )
+    print(tables.of_history(history))
+    history.write_json(output_dir / "history.json")
+    history.write_csv(output_dir / "evaluations.csv")
+    plots.accuracy_over_epochs(history, output_dir / "accuracy_over_epochs.png")
+    plots.accuracy_over_time(history, output_dir / "accuracy_over_time.png")
+    plots.staleness_histogram(history, output_dir / "staleness.png")
+    gantt.gantt(history, output_dir / "gantt.png", values.gantt_steps)
+    print(f"\nResults: {output_dir}")
+    return int(history.diverged)

@@ -1,0 +1,351 @@
+"""Flags of the sub-commands that simulate, and the objects that they mean.
+
+The `define_*` functions add flags to those of a sub-command, `check` refuses
+what is wrong by its form, and the `make_*` functions import TensorFlow and
+make the objects.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import math
+import pathlib
+import sys
+
+from absl import flags
+
+from tfdist.cli import own_code
+from tfdist.cli import problem
+from tfdist.cli import usage
+from tfdist.cli import virtual_cluster
+
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    **{
+        name: (lambda value: value >= 1, "at least 1")
+        for name in ("batch_size", "epochs", "num_servers")
+    },
+    **{
+        name: (lambda value: value >= 0, "at least 0")
+        for name in ("seed", "latency_ms", "server_ms", "worker_timeout")
+    },
+    **{
+        name: (lambda value: value > 0, "above 0")
+        for name in (
+            "learning_rate",
+            "evaluate_every",
+            "bandwidth_gbps",
+            "server_bandwidth_gbps",
+        )
+    },
+    "momentum": (lambda value: 0 <= value < 1, "at least 0 and below 1"),
+}
+"""Name of a flag -> (whether a value is allowed, what is allowed)."""
+
+
+def define_problem(values: flags.FlagValues) -> None:
+    """Defines what is trained: `make_problem` makes it."""
+    define = {"flag_values": values, "module_name": __name__}
+    flags.DEFINE_enum(
+        "task",
+        "digits",
+        problem.TASKS,
+        "A model and its data that come with tfdist: digits (a convolutional "
+        "network, 8 x 8 pixels), text (the next character), or teacher (what "
+        "a random network says).",
+        **define,
+    )
+    flags.DEFINE_string(
+        "model",
+        None,
+        "Your own model instead of a task: FILE.py:FUNCTION or "
+        "package.module:FUNCTION, a function without arguments that returns a "
+        "compiled keras.Model, a new one at each call.",
+        **define,
+    )
+    flags.DEFINE_string(
+        "data",
+        None,
+        "Its data: FILE.py:FUNCTION or package.module:FUNCTION, a function "
+        "without arguments that returns ((x, y), (x_validation, "
+        "y_validation)), or (x, y), of which every tenth example is then held "
+        "out for validation. A tf.data.Dataset of examples can be in place "
+        "of each (x, y).",
+        **define,
+    )
+    flags.DEFINE_integer(
+        "batch_size",
+        None,
+        "Examples of one gradient. Default: what suits the task; 32 for your "
+        "own model.",
+        **define,
+    )
+    flags.DEFINE_float(
+        "momentum",
+        None,
+        "Of SGD; of DANA where that is the method (there the default is "
+        "DANA's 0.9). Default: 0; that of your own model.",
+        **define,
+    )
+
+
+def define_learning_rate(values: flags.FlagValues) -> None:
+    """Defines the learning rate of sub-commands that train with one."""
+    flags.DEFINE_float(
+        "learning_rate",
+        None,
+        "Of the optimizer. Default: what suits one worker of the task; that "
+        "of your own model.",
+        flag_values=values,
+        module_name=__name__,
+    )
+
+
+def define_seed(values: flags.FlagValues) -> None:
+    """Defines the seed of sub-commands that have one."""
+    flags.DEFINE_integer(
+        "seed",
+        0,
+        "Of the weights, the order of the examples and the compute times.",
+        flag_values=values,
+        module_name=__name__,
+    )
+
+
+def define_training(values: flags.FlagValues) -> None:
+    """Defines how long is trained, and what is seen of it."""
+    define = {"flag_values": values, "module_name": __name__}
+    flags.DEFINE_integer(
+        "epochs",
+        5,
+        "Passes over the data, of all workers together.",
+        **define,
+    )
+    flags.DEFINE_float(
+        "evaluate_every", 0.5, "Epochs between two evaluations.", **define
+    )
+    flags.DEFINE_bool(
+        "dynamic_shares",
+        False,
+        "Each worker takes the next batch that nobody has taken, instead of "
+        "having a share of its own, as with `fit` on a cluster.",
+        **define,
+    )
+    flags.DEFINE_bool(
+        "progress",
+        None,
+        "Show a progress bar. Default: where standard error is a terminal.",
+        **define,
+    )
+
+
+def define_cluster(values: flags.FlagValues) -> None:
+    """Defines the virtual cluster: `make_cluster` makes it."""
+    define = {"flag_values": values, "module_name": __name__}
+    flags.DEFINE_integer("num_servers", 1, "Parameter servers.", **define)
+    flags.DEFINE_string(
+        "compute",
+        "gamma:0.1:100",
+        "How long a gradient takes: DISTRIBUTION:SECONDS[:SHAPE] with "
+        "constant, gamma, lognormal or pareto, and the mean in seconds.",
+        **define,
+    )
+    flags.DEFINE_string(
+        "trace",
+        None,
+        "Instead of --compute: a directory with the records of a "
+        "ClusterMonitor, whose compute times are played again.",
+        **define,
+    )
+    flags.DEFINE_multi_string(
+        "straggler",
+        [],
+        "WORKER:SECONDS[:DISTRIBUTION]: each step of this worker takes so "
+        "much longer on average; constant (the default), lognormal, pareto "
+        "or gamma. May be repeated.",
+        **define,
+    )
+    flags.DEFINE_multi_string(
+        "slow",
+        [],
+        "WORKER:FACTOR: this worker takes so many times as long. May be "
+        "repeated.",
+        **define,
+    )
+    flags.DEFINE_string(
+        "tail",
+        None,
+        "PROBABILITY:SECONDS: with this probability a step, of any worker, "
+        "takes so much longer.",
+        **define,
+    )
+    flags.DEFINE_multi_string(
+        "failure",
+        [],
+        "WORKER:AT[:UNTIL]: this worker dies at so many seconds, and comes "
+        "back; without UNTIL it does not. May be repeated.",
+        **define,
+    )
+    flags.DEFINE_float(
+        "worker_timeout",
+        10.0,
+        "Seconds after which nobody waits for a silent worker.",
+        **define,
+    )
+    flags.DEFINE_float(
+        "latency_ms", 0.0, "Milliseconds that a message travels.", **define
+    )
+    flags.DEFINE_float(
+        "bandwidth_gbps",
+        None,
+        "Gigabits per second of each worker's link. Default: no limit.",
+        **define,
+    )
+    flags.DEFINE_float(
+        "server_bandwidth_gbps",
+        None,
+        "The same of each server's link. Default: as the workers'.",
+        **define,
+    )
+    flags.DEFINE_float(
+        "server_ms",
+        0.0,
+        "Milliseconds that a server is busy with each gradient.",
+        **define,
+    )
+
+
+def listing(values: flags.FlagValues, module_name: str) -> str:
+    """Returns the help of a sub-command's own flags, then of those here."""
+    own, shared = (
+        values.module_help(name).partition(":")[2]
+        for name in (module_name, __name__)
+    )
+    return (
+        f"Flags:{own}\n\nFlags of the model, the data and the cluster:{shared}"
+    )
+
+
+def refuse_arguments(rest: Sequence[str]) -> None:
+    """Refuses what stands beside the flags."""
+    if rest:
+        raise usage.UsageError(
+            f"There must be flags alone. Received: {' '.join(rest)}."
+        )
+
+
+def check(values: flags.FlagValues) -> None:
+    """Refuses what can be seen to be wrong without TensorFlow.
+
+    Args:
+        values: parsed flags; of the groups above those that are defined.
+
+    Raises:
+        UsageError: with the flag, what came and what is allowed.
+    """
+    for name, (is_good, allowed) in _RANGES.items():
+        value = values[name].value if name in values else None
+        if value is not None:
+            good = math.isfinite(value) and is_good(value)
+            usage.check(good, name, f"be {allowed}", value)
+    if "model" in values:
+        problem.check(values)
+    if "compute" in values:
+        virtual_cluster.check(values)
+
+
+def make_problem(values: flags.FlagValues) -> problem.Problem:
+    """Returns what is trained.
+
+    Args:
+        values: flags that `check` accepts.
+
+    Raises:
+        UsageError: if a flag does not fit.
+    """
+    return problem.make(values)
+
+
+def make_cluster(
+    values: flags.FlagValues, num_workers: int | Sequence[int]
+) -> virtual_cluster.Cluster:
+    """Returns the cluster.
+
+    Args:
+        values: flags that `check` accepts.
+        num_workers: the number of workers, or all that are simulated.
+
+    Raises:
+        UsageError: if a flag does not fit, or names a worker that is not
+            there.
+    """
+    return virtual_cluster.make(values, num_workers)
+
+
+def check_methods(
+    flag: str,
+    texts: Sequence[str],
+    num_workers: Sequence[int],
+    trained: problem.Problem,
+) -> None:
+    """Refuses methods that do not exist or do not fit, before any training.
+
+    Args:
+        flag: name of the flag that they come from.
+        texts: the methods.
+        num_workers: every number of workers.
+        trained: what they are to train.
+
+    Raises:
+        UsageError: with the method, and the reason.
+    """
+    own_code.import_quietly("tfdist.simulation")
+    from tfdist.simulation import comparison
+
+    trained.check_workers(max(num_workers))
+    for text in texts:
+        try:
+            method, rest = comparison.with_momentum(text, trained.momentum)
+        except (TypeError, ValueError) as error:
+            raise usage.UsageError(f"Flag --{flag}: {error}") from error
+        try:
+            for number in num_workers:
+                comparison.check_fits(method, number)
+        except ValueError as error:
+            raise usage.UsageError(
+                f"Flag --{flag} must fit --num_workers: {error}"
+            ) from error
+        if method.correction is None:
+            continue
+        model = trained.model_fn_of(trained.learning_rate, rest)()
+        try:
+            comparison.check_fits(method, max(num_workers), model)
+        except ValueError as error:
+            raise usage.UsageError(f"Flag --{flag}: {error}") from error
+
+
+def define_output(values: flags.FlagValues, default: str, what: str) -> None:
+    """Defines where the results go."""
+    flags.DEFINE_string(
+        "output_dir",
+        default,
+        f"A directory for the results: {what}.",
+        flag_values=values,
+        module_name=__name__,
+    )
+
+
+def make_output_dir(values: flags.FlagValues) -> pathlib.Path:
+    """Returns the directory for the results, which then exists."""
+    path = pathlib.Path(values.output_dir)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise usage.UsageError(
+            "Flag --output_dir must be a directory that exists or can be "
+            f"made. Received: --output_dir={path}: {error.strerror}."
+        ) from error
+    return path
+
+
+def show_progress(values: flags.FlagValues) -> bool:
+    """Whether to show a progress bar."""
+    return sys.stderr.isatty() if values.progress is None else values.progress

@@ -1,0 +1,109 @@
+"""What servers and workers do, in order, for `training.Training` to compute."""
+
+import dataclasses
+
+from tfdist.synchronization import state as state_lib
+
+
+@dataclasses.dataclass
+class Job:
+    """One gradient. Times are in virtual seconds, None while unknown.
+
+    Attributes:
+      number: Of all gradients, in the order in which they were begun.
+      worker: Whose it is.
+      step: Which of its worker's, from 0.
+      batch: The batch, counted over all epochs.
+      pulled: Version of the parameters that it is computed from.
+      pulling: When its worker was given these.
+      began: When they had arrived, and computing began.
+      computed: When the gradient was ready.
+      arrived: When all servers had it.
+      decided: When the worker might go on.
+      accepted: Whether it became part of an update.
+      staleness: Updates that it was late by.
+    """
+
+    number: int
+    worker: int
+    step: int
+    batch: int
+    pulled: int
+    pulling: float
+    began: float | None = None
+    computed: float | None = None
+    arrived: float | None = None
+    decided: float | None = None
+    accepted: bool | None = None
+    staleness: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Begin:
+    """A worker is given the parameters as they are, for a gradient.
+
+    Attributes:
+      anew: Whether it is another process than that of its last gradient.
+      servers: Numbers of the servers whose parameters it is given now, a
+        set; others give it theirs at another moment. None for all.
+    """
+
+    time: float
+    job: Job
+    anew: bool = False
+    servers: frozenset | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Servers carry out an entry of the log; see `State`.
+
+    Attributes:
+      job: The gradient; None for none.
+    """
+
+    time: float
+    job: Job | None
+    worker: int
+    staleness: int
+    first: bool
+    count: int
+    forget: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Drop:
+    """A gradient is not used."""
+
+    time: float
+    job: Job
+
+
+def read_log(state, first, jobs, time):
+    """What a ledger has decided: entries of its log.
+
+    Args:
+      state: A `State` of NumPy values.
+      first: Number of the first entry that is wanted.
+      jobs: `Job`s by the keys of their gradients, a list.
+      time: When servers carry them out.
+
+    Returns:
+      A list of `Entry`.
+    """
+    entries = []
+    for number in range(first, int(state.head)):
+        place = number % len(state.log_key)
+        key = int(state.log_key[place])
+        entries.append(
+            Entry(
+                time=time,
+                job=jobs[key] if key >= 0 else None,
+                worker=int(state.log_worker[place]),
+                staleness=int(state.log_staleness[place]),
+                first=bool(state.log_first[place]),
+                count=int(state.log_count[place]),
+                forget=key == state_lib.FORGET,
+            )
+        )
+    return entries

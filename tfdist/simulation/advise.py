@@ -1,0 +1,251 @@
+"""`advise`: what each method would give on a cluster, and which to take."""
+
+import dataclasses
+import math
+import numbers
+import textwrap
+
+from tfdist.simulation import tables
+from tfdist.simulation import verdict as verdict_lib
+from tfdist.simulation.compute import ComputeTime
+from tfdist.simulation.measurement import Measurement
+from tfdist.simulation.methods import as_method
+from tfdist.simulation.network import Network
+from tfdist.simulation.prediction import Cluster
+from tfdist.simulation.prediction import predict
+
+STRATEGIES = (
+    "sync",
+    "backup_workers",
+    "softsync",
+    "bounded_staleness",
+    "async",
+)
+"""What is compared by default. `dc_asgd` and `dana` take as long as `async`."""
+
+# Fewer leave too little after the beginning, which is not counted.
+_LEAST_STEPS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """What methods would give, and what follows.
+
+    Attributes:
+      measurement: The `Measurement` that it is made of.
+      predictions: List of `Prediction`.
+      recommended: One of them; None to stay on one machine.
+      remedies: List of `Remedy`: what would make a cluster worth it, or the
+        recommended one faster.
+      verdict: List of texts.
+    """
+
+    measurement: Measurement
+    predictions: list
+    recommended: object
+    remedies: list
+    verdict: list
+
+    def table(self):
+        """Predictions and verdict for a person, a text of several lines."""
+        rows = [
+            [
+                *(show(prediction) for show in _COLUMNS.values()),
+                "recommended" if prediction is self.recommended else "",
+            ]
+            for prediction in self.predictions
+        ]
+        texts = [self._measured(), *self.verdict]
+        measured, *verdict = [textwrap.fill(text, 79) for text in texts]
+        return "\n\n".join(
+            [measured, tables.aligned([*_COLUMNS, ""], rows), *verdict]
+        )
+
+    def _measured(self):
+        measured = self.measurement
+        return (
+            f"One machine, batch of {measured.batch_size}: a gradient "
+            f"{1e3 * measured.compute:.3g} ms, an update "
+            f"{1e3 * measured.update_seconds:.3g} ms, a step of plain Keras "
+            f"{1e3 * measured.step_seconds:.3g} ms, so "
+            f"{measured.examples_per_second:,.0f} examples/s."
+        )
+
+    def as_dict(self):
+        """All of it, as JSON can hold it."""
+        return {
+            "measurement": self.measurement.as_dict(),
+            "predictions": [p.as_dict() for p in self.predictions],
+            "recommended": self.recommended and self.recommended.as_dict(),
+            "remedies": [dataclasses.asdict(r) for r in self.remedies],
+            "verdict": list(self.verdict),
+        }
+
+
+def advise(
+    measurement,
+    *,
+    num_workers=(2, 4, 8, 16),
+    num_servers=1,
+    network=None,
+    compute=None,
+    strategies=STRATEGIES,
+    overhead_seconds=verdict_lib.OVERHEAD_SECONDS,
+    steps=60,
+    min_speed_up=verdict_lib.MIN_SPEED_UP,
+    seed=0,
+):
+    """Plays methods on clusters, and recommends one or none.
+
+    Rates are those while all workers train. One machine is the measured step
+    of plain Keras: no network, no server, and nobody is slow. The rules of the
+    recommendation are those of `tfdist.simulation.verdict`.
+
+    As the simulator has it, each server works on each gradient for
+    `network.server_seconds`, and whole parameters are pulled; a real server
+    averages the gradients of an update first, which is less work, and
+    `AsyncStrategy` pulls only what changed of large embeddings.
+
+    Args:
+      measurement: A `Measurement`, of `measure`.
+      num_workers: Virtual workers, an int or several.
+      num_servers: Virtual servers; variables are spread over them as over
+        real ones.
+      network: A `Network`; default: one that takes no time. Where its
+        `server_seconds` is 0, the measured update stands for it, shared out
+        over the servers.
+      compute: A `ComputeTime`; default: a `Recorded` of what was measured. Or
+        a callable that is given that and returns a `ComputeTime`, with which
+        what is measured and what is assumed go together: `lambda measured:
+        measured + Sometimes(Constant(1.0), 0.05)`.
+      strategies: What `simulate` takes, several. "backup_workers" without
+        settings tries 1 to a quarter of the workers, and keeps the number
+        that gives the most examples per second; less than four workers have
+        none.
+      overhead_seconds: That a real exchange takes a worker beside the network
+        and the update.
+      steps: Gradients of each worker that are played.
+      min_speed_up: Times the rate of one machine that a cluster has to give.
+      seed: Of compute times.
+
+    Returns:
+      An `Advice`.
+
+    Raises:
+      TypeError: An argument is of another kind.
+      ValueError: An argument does not fit; the message says which.
+    """
+    if not isinstance(measurement, Measurement):
+        raise TypeError(
+            "measurement must be a tfdist.simulation.Measurement. Received: "
+            f"{measurement!r}."
+        )
+    several = num_workers
+    if isinstance(num_workers, numbers.Number):
+        several = [num_workers]
+    several = sorted({_count("num_workers", n) for n in several})
+    _count("num_servers", num_servers)
+    _count("steps", steps, least=_LEAST_STEPS)
+    strategies = list(strategies)
+    for name, values in (("num_workers", several), ("strategies", strategies)):
+        if not values:
+            raise ValueError(f"{name} must not be empty. Received: {values!r}.")
+    _check_number("min_speed_up", min_speed_up, lambda v: v > 0, "above 0")
+    _check_number(
+        "overhead_seconds", overhead_seconds, lambda v: v >= 0, "of at least 0"
+    )
+    if network is not None and not isinstance(network, Network):
+        raise TypeError(
+            "network must be a tfdist.simulation.Network. Received: "
+            f"{network!r}."
+        )
+    if not (
+        compute is None or isinstance(compute, ComputeTime) or callable(compute)
+    ):
+        raise TypeError(
+            "compute must be a tfdist.simulation.ComputeTime or a callable "
+            f"that returns one. Received: {compute!r}."
+        )
+    cluster = Cluster(
+        num_servers,
+        network or Network(),
+        compute,
+        overhead_seconds,
+        steps,
+        seed,
+    )
+    predictions, methods = [], {}
+    for number in several:
+        for strategy in strategies:
+            options = [as_method(o) for o in _options(strategy, number)]
+            played = [predict(measurement, o, number, cluster) for o in options]
+            methods.update({option.name: option for option in options})
+            if played:
+                predictions.append(max(played, key=lambda p: p.speed_up))
+    if not predictions:
+        raise ValueError(
+            f"strategies must have one that num_workers={several} can train "
+            f"with. Received: {strategies}."
+        )
+    case = verdict_lib.decided(
+        verdict_lib.Case(
+            measurement, cluster, predictions, methods, min_speed_up
+        )
+    )
+    return Advice(
+        measurement=measurement,
+        predictions=predictions,
+        recommended=case.chosen,
+        remedies=case.remedies,
+        verdict=verdict_lib.sentences(case),
+    )
+
+
+def _options(strategy, num_workers):
+    """The methods of which the fastest is meant."""
+    if strategy != "backup_workers":
+        return [strategy]
+    return [
+        f"backup_workers:backup_workers={number}"
+        for number in range(1, num_workers // 4 + 1)
+    ]
+
+
+_COLUMNS = {
+    "method": lambda p: p.method,
+    "workers": lambda p: str(p.num_workers),
+    "examples/s": lambda p: tables.amount(p.examples_per_second),
+    "speed-up": lambda p: tables.number(p.speed_up, 2),
+    "updates/s": lambda p: tables.amount(p.updates_per_second),
+    "staleness": lambda p: tables.number(p.staleness_mean, 2),
+    "its 95 %": lambda p: tables.number(p.staleness_p95, 1),
+    "compute": lambda p: _percent(p.computing),
+    "wait": lambda p: _percent(p.waiting),
+    "talk": lambda p: _percent(p.talking),
+    "dropped": lambda p: _percent(p.dropped),
+    "Gbit/s": lambda p: tables.amount(p.server_gbps),
+    "bound by": lambda p: p.bound,
+}
+"""Heading -> what stands below; `Gbit/s` is at the busiest server."""
+
+
+def _percent(share):
+    return f"{100 * share:.0f} %"
+
+
+def _count(name, value, least=1):
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or value < least:
+        raise ValueError(
+            f"{name} must be an integer of at least {least}. Received: "
+            f"{value!r}."
+        )
+    return int(value)
+
+
+def _check_number(name, value, is_good, allowed):
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not is_good(value):
+        raise ValueError(
+            f"{name} must be a finite number {allowed}. Received: {value!r}."
+        )

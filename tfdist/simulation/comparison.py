@@ -1,0 +1,290 @@
+"""`compare`: several methods, several numbers of workers, one judgement."""
+
+import contextlib
+import dataclasses
+import gc
+import numbers
+
+import tensorflow as tf
+import tqdm
+
+from tfdist.correction import DANA
+from tfdist.simulation import data as data_lib
+from tfdist.simulation.compute import ComputeTime
+from tfdist.simulation.compute import Gamma
+from tfdist.simulation.methods import as_method
+from tfdist.simulation.methods import parse
+from tfdist.simulation.results import ONE_MACHINE
+from tfdist.simulation.results import Comparison
+from tfdist.simulation.simulate import simulate
+
+
+def compare(
+    model_fn_of,
+    dataset,
+    strategies,
+    num_workers,
+    *,
+    learning_rates=(None,),
+    momentum=None,
+    seeds=(0,),
+    single=True,
+    single_compute=None,
+    metric=None,
+    target=None,
+    at_seconds=None,
+    batch_size=32,
+    epochs=1,
+    compute=None,
+    network=None,
+    failures=(),
+    progress=False,
+    **arguments,
+):
+    """Trains with every method on every number of virtual workers.
+
+    And with every learning rate and seed. Each method, on each number of
+    workers, is judged by the learning rate that suits it best.
+
+    Args:
+      model_fn_of: Callable of a learning rate and a momentum that returns the
+        `model_fn` of `simulate`, as `tasks.Task.model_fn`. It is given None
+        for a rate if `learning_rates` has it.
+      dataset: As for `simulate`.
+      strategies: List of what `simulate` takes, of different names.
+      num_workers: List of numbers of workers.
+      learning_rates: List of numbers.
+      momentum: Of the optimizer; of DANA where that corrects, the optimizer
+        then has none. None: 0, and DANA's own. A text that says
+        `dana:momentum=0.5` has the last word.
+      seeds: List of ints.
+      single: Whether to train with one worker alone, too, undisturbed by
+        network and failures: speed-ups are over that.
+      single_compute: Its `ComputeTime`; default: `compute`.
+      metric: What is judged by; default: `accuracy` if the model has it, else
+        its first metric, else its loss. Of losses and errors less is better.
+      target: Value of the metric whose time is taken; default: 95 % of the
+        best final one of those on clusters.
+      at_seconds: Virtual time at which the metric is compared; default: the
+        end of the fastest training.
+      batch_size: As for `simulate`.
+      epochs: As for `simulate`.
+      compute: As for `simulate`.
+      network: As for `simulate`.
+      failures: As for `simulate`.
+      progress: Whether to show a bar.
+      **arguments: Others of `simulate`.
+
+    Returns:
+      A `Comparison`.
+
+    Raises:
+      ValueError: An argument does not fit; the message says which. Nothing
+        was trained then.
+    """
+    for name, values in (
+        ("num_workers", num_workers),
+        ("learning_rates", learning_rates),
+        ("seeds", seeds),
+    ):
+        _check_different(name, list(values))
+    for name in ("seed", "strategy"):
+        if name in arguments:
+            raise ValueError(f"compare takes {name} as a list, not {name}.")
+    data = data_lib.Data(dataset, batch_size)
+    settings = _settings(
+        strategies,
+        num_workers,
+        momentum,
+        {"compute": compute, "network": network, "failures": failures},
+    )
+    _check_settings(settings, data, model_fn_of, learning_rates[0])
+    if single:
+        alone = _Setting(
+            dataclasses.replace(as_method("async"), name=ONE_MACHINE),
+            1,
+            momentum or 0.0,
+            {"compute": compute if single_compute is None else single_compute},
+        )
+        settings.insert(0, alone)
+    runs = {setting.key: {} for setting in settings}
+    plan = [
+        (setting, rate, seed)
+        for setting in settings
+        for rate in learning_rates
+        for seed in seeds
+    ]
+    steps = data.num_batches * epochs
+    bar = tqdm.tqdm(total=len(plan) * steps, unit="step", disable=not progress)
+    with bar, _without_warnings():
+        for number, (setting, rate, seed) in enumerate(plan):
+            bar.set_description(_description(setting, rate, seed))
+            history = simulate(
+                model_fn_of(rate, setting.momentum),
+                data.arrays,
+                setting.method,
+                num_workers=setting.num_workers,
+                batch_size=batch_size,
+                epochs=epochs,
+                seed=seed,
+                **{
+                    **arguments,
+                    **setting.cluster,
+                    "compute": _Counted(setting.cluster["compute"], bar),
+                },
+            )
+            history = dataclasses.replace(history, model=None)
+            runs[setting.key].setdefault(rate, []).append(history)
+            # A training may compute more gradients than there are batches
+            # (retries), or fewer (it diverged).
+            bar.update((number + 1) * steps - bar.n)
+            # Models and their functions refer to each other in circles.
+            gc.collect()
+    return Comparison(runs, metric=metric, target=target, at_seconds=at_seconds)
+
+
+def with_momentum(strategy, momentum):
+    """A method that has the momentum, and what is left for the optimizer.
+
+    Args:
+      strategy: What `simulate` takes.
+      momentum: A number, None for what the method says.
+
+    Returns:
+      A `Method`, not resolved, and a float. DANA takes all of it; unless it
+      came as a text without `momentum=`, it has its own.
+    """
+    method = as_method(strategy)
+    if not isinstance(method.correction, DANA):
+        return method, momentum or 0.0
+    if isinstance(strategy, str) and momentum is not None:
+        settings = strategy.split(":")[1:]
+        if not any(text.startswith("momentum=") for text in settings):
+            given = parse(f"{strategy}:momentum={float(momentum)!r}")
+            method = dataclasses.replace(given, name=method.name)
+    return method, 0.0
+
+
+def check_fits(method, num_workers, model=None):
+    """Refuses a method that does not fit.
+
+    Args:
+      method: A `Method`.
+      num_workers: Number of workers.
+      model: The compiled `keras.Model` that it would train, or None.
+
+    Raises:
+      ValueError: With the method's name and the reason.
+    """
+    try:
+        method.resolve(num_workers)
+        if model is not None and method.correction is not None:
+            method.correction.check_optimizer(model.optimizer)
+    except ValueError as error:
+        raise ValueError(
+            f"{method.name!r} does not fit num_workers={num_workers}: {error}"
+            if model is None
+            else f"{method.name!r} does not fit the model: {error}"
+        ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Setting:
+    """A method on so many workers.
+
+    Attributes:
+      method: A `Method`.
+      num_workers: Number of workers.
+      momentum: Of the optimizer.
+      cluster: Arguments of `simulate` that describe it.
+    """
+
+    method: object
+    num_workers: int
+    momentum: float
+    cluster: dict
+
+    @property
+    def key(self):
+        return self.method.name, self.num_workers
+
+
+def _settings(strategies, num_workers, momentum, cluster):
+    methods = [with_momentum(strategy, momentum) for strategy in strategies]
+    _check_different("strategies", [method.name for method, _ in methods])
+    return [
+        _Setting(method, count, rest, cluster)
+        for method, rest in methods
+        for count in num_workers
+    ]
+
+
+def _check_settings(settings, data, model_fn_of, learning_rate):
+    most = max(setting.num_workers for setting in settings)
+    if data.num_batches < most:
+        raise ValueError(
+            "dataset must have a batch for each worker. Received: "
+            f"{data.num_batches} batches of {data.batch_size} for "
+            f"num_workers={most}."
+        )
+    for setting in settings:
+        count = setting.num_workers
+        whole = isinstance(count, numbers.Integral)
+        if not whole or isinstance(count, bool) or count < 1:
+            raise ValueError(
+                "num_workers must be integers of at least 1. "
+                f"Received: {count!r}."
+            )
+        check_fits(setting.method, count)
+    # Once for each method: what it says does not depend on the number.
+    for setting in {s.method.name: s for s in settings}.values():
+        if setting.method.correction is not None:
+            model = model_fn_of(learning_rate, setting.momentum)()
+            data_lib.check_model(model)
+            check_fits(setting.method, setting.num_workers, model)
+
+
+def _check_different(name, values):
+    if not values or len(set(values)) < len(values):
+        raise ValueError(
+            f"{name} must have at least one value, and each once. "
+            f"Received: {values!r}."
+        )
+
+
+def _description(setting, rate, seed):
+    text = f"{setting.method.name}, {setting.num_workers} workers, seed {seed}"
+    return text if rate is None else f"{text}, rate {rate:g}"
+
+
+class _Counted(ComputeTime):
+    """Moves a bar with every step that is drawn."""
+
+    def __init__(self, compute, bar):
+        self._compute = Gamma(0.1) if compute is None else compute
+        self._bar = bar
+
+    def __repr__(self):
+        return repr(self._compute)
+
+    def draw(self, worker, step, stream):
+        self._bar.update()
+        return self._compute.draw(worker, step, stream)
+
+    def mean(self, worker):
+        return self._compute.mean(worker)
+
+
+@contextlib.contextmanager
+def _without_warnings():
+    """Scope without TensorFlow's advice to define functions but once.
+
+    Every training has a model of its own, so functions of its own.
+    """
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel("ERROR")
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

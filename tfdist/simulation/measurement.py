@@ -1,0 +1,248 @@
+"""What a training step of a model takes on this machine, without a cluster."""
+
+import contextlib
+import dataclasses
+import math
+import numbers
+import time
+import types
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.simulation import data as data_lib
+from tfdist.simulation.methods import Method
+from tfdist.simulation.simulate import traffic
+
+# Calls that trace, allocate and fill caches.
+_WARM_UP = 3
+
+
+class Variable(NamedTuple):
+    """What of a variable decides over its bytes on the network.
+
+    Attributes:
+      shape: Tuple of ints.
+      dtype: Name, such as "float32".
+      trainable: Whether gradients of it are pushed.
+    """
+
+    shape: tuple
+    dtype: str = "float32"
+    trainable: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """One machine's step of a model, and what a cluster's would send.
+
+    Attributes:
+      batch_size: Examples of one gradient.
+      compute_seconds: Of each measured computation of a gradient, forward and
+        backward, a tuple.
+      update_seconds: Of an update of all parameters by the optimizer.
+      step_seconds: Of a whole training step of plain Keras.
+      variables: Tuple of `Variable`, all of the model's.
+
+    Raises:
+      ValueError: A number is not allowed.
+    """
+
+    batch_size: int
+    compute_seconds: tuple
+    update_seconds: float
+    step_seconds: float
+    variables: tuple
+
+    def __post_init__(self):
+        seconds = tuple(map(float, self.compute_seconds))
+        object.__setattr__(self, "compute_seconds", seconds)
+        object.__setattr__(self, "variables", tuple(self.variables))
+        if not seconds:
+            raise ValueError(
+                "Measurement: compute_seconds must have one step at least. "
+                "Received none."
+            )
+        for value in seconds:
+            _check_seconds("compute_seconds", value)
+        _check_seconds("update_seconds", self.update_seconds, zero=True)
+        _check_seconds("step_seconds", self.step_seconds)
+
+    @property
+    def compute(self):
+        """The median of `compute_seconds`."""
+        return float(np.median(self.compute_seconds))
+
+    @property
+    def examples_per_second(self):
+        """Of one machine that trains without a cluster."""
+        return self.batch_size / self.step_seconds
+
+    @property
+    def push_bytes(self):
+        """Of one push to all servers, without what a correction adds."""
+        return sum(self.traffic(Method(), 1)[0])
+
+    @property
+    def pull_bytes(self):
+        """Of one pull from all servers."""
+        return sum(self.traffic(Method(), 1)[1])
+
+    def traffic(self, method, num_servers):
+        """Bytes of a push and of a pull by server; see `simulate.traffic`."""
+        model = types.SimpleNamespace(variables=self.variables)
+        return traffic(model, method, num_servers)
+
+    def scaled(self, factor):
+        """An estimate for a batch `factor` times as large.
+
+        Computing a gradient is taken to last `factor` times as long; an
+        update lasts as long, and as many bytes are sent.
+        """
+        return dataclasses.replace(
+            self,
+            batch_size=int(round(self.batch_size * factor)),
+            compute_seconds=[factor * s for s in self.compute_seconds],
+            step_seconds=self.step_seconds + (factor - 1) * self.compute,
+        )
+
+    def as_dict(self):
+        """Its figures, as JSON can hold them."""
+        return {
+            "batch_size": self.batch_size,
+            "compute_seconds": list(self.compute_seconds),
+            "compute_seconds_median": self.compute,
+            "update_seconds": self.update_seconds,
+            "step_seconds": self.step_seconds,
+            "examples_per_second": self.examples_per_second,
+            "push_bytes": self.push_bytes,
+            "pull_bytes": self.pull_bytes,
+        }
+
+
+def measure(model, x, y, *, batch_size, steps=20, step_seconds=None):
+    """Measures a model's training step on this machine.
+
+    Gradients are computed without XLA, as on a cluster; the step of plain
+    Keras is compiled as the model is. The input pipeline is in neither. The
+    three that are measured take turns, so that what else the machine does
+    meets them alike.
+
+    The model is as it was afterwards: weights, optimizer and metrics.
+
+    Args:
+      model: A compiled and built `keras.Model`.
+      x: Examples, an array.
+      y: Labels, an array.
+      batch_size: Examples of one gradient.
+      steps: How often each is measured.
+      step_seconds: Seconds of a training step on the machine that is meant,
+        where this is another: taken for the whole step and for a gradient,
+        and only the update is measured.
+
+    Returns:
+      A `Measurement`.
+
+    Raises:
+      TypeError: `model` is no Keras model.
+      ValueError: An argument does not fit; the message says which.
+    """
+    whole = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
+    if not whole or steps < 1:
+        raise ValueError(
+            f"steps must be an integer of at least 1. Received: {steps!r}."
+        )
+    if step_seconds is not None:
+        _check_seconds("step_seconds", step_seconds)
+    data_lib.check_model(model)
+    data = data_lib.Data((x, y), batch_size, shuffle=False)
+    full = data.num_examples // batch_size
+    batches = [data.take(data.rows(k))[:2] for k in range(min(full, steps))]
+    with _as_it_was(model):
+        compute, update, whole = _times(
+            model, batches, steps, step_seconds is None
+        )
+    if step_seconds is not None:
+        compute, whole = [step_seconds], [step_seconds]
+    return Measurement(
+        batch_size=batch_size,
+        compute_seconds=compute,
+        update_seconds=float(np.median(update)),
+        step_seconds=float(np.median(whole)),
+        variables=[
+            Variable(tuple(v.shape), str(v.dtype), bool(v.trainable))
+            for v in model.variables
+        ],
+    )
+
+
+def _times(model, batches, steps, all_three):
+    """Seconds of gradients, updates and whole steps, three lists."""
+    parameters = model.trainable_variables
+
+    def gradients(x, y):
+        with tf.GradientTape() as tape:
+            outputs = model(x, training=True)
+            loss = model.compute_loss(x=x, y=y, y_pred=outputs, training=True)
+        return tape.gradient(loss, parameters)
+
+    def update(gradients):
+        model.optimizer.apply(gradients, parameters)
+
+    gradients = tf.function(gradients, autograph=False)
+    update = tf.function(update, autograph=False)
+    step = tf.function(model.train_step, jit_compile=model.jit_compile or None)
+    seconds = [], [], []
+    # Where the gradient's own time is not wanted, one will do.
+    found = gradients(*batches[0])
+    for number in range(_WARM_UP + steps):
+        x, y = batches[number % len(batches)]
+        taken = [0.0, 0.0, 0.0]
+        if all_three:
+            taken[0], found = _timed(gradients, x, y)
+            taken[2], _ = _timed(step, (x, y))
+        taken[1], _ = _timed(update, found)
+        if number >= _WARM_UP:
+            for one, value in zip(seconds, taken, strict=True):
+                one.append(value)
+    return seconds
+
+
+def _timed(function, *arguments):
+    begin = time.perf_counter()
+    result = function(*arguments)
+    # An accelerator computes after the call has returned.
+    tf.test.experimental.sync_devices()
+    return time.perf_counter() - begin, result
+
+
+@contextlib.contextmanager
+def _as_it_was(model):
+    """Gives a model back its weights, its optimizer's and its metrics'."""
+    model.optimizer.build(model.trainable_variables)
+    kept = [
+        *model.variables,
+        *model.optimizer.variables,
+        *model.metrics_variables,
+    ]
+    values = [variable.numpy() for variable in kept]
+    try:
+        yield
+    finally:
+        # Metrics that are only made by the first step begin from nothing.
+        model.reset_metrics()
+        for variable, value in zip(kept, values, strict=True):
+            variable.assign(value)
+
+
+def _check_seconds(name, value, zero=False):
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (
+        number and math.isfinite(value) and (value >= 0 if zero else value > 0)
+    ):
+        allowed = "of at least 0" if zero else "above 0"
+        raise ValueError(
+            f"{name} must be a finite number of seconds {allowed}. "
+            f"Received: {value!r}."
+        )

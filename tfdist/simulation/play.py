@@ -1,0 +1,197 @@
+"""Trains a model as a source of actions says, and watches."""
+
+import math
+
+import keras
+import numpy as np
+import tqdm
+
+from tfdist.simulation import data as data_lib
+from tfdist.simulation import history as history_lib
+from tfdist.simulation.actions import Drop
+from tfdist.simulation.actions import Entry
+from tfdist.simulation.training import Training
+
+_BATCH_OF_VALIDATION = 1024
+
+
+def make_model(model_fn, seed):
+    """The model to be trained.
+
+    Args:
+      model_fn: Callable without arguments that returns a compiled
+        `keras.Model`.
+      seed: Of its initial weights.
+
+    Raises:
+      TypeError: It returns no Keras model.
+      ValueError: The model cannot be trained here; the message says why.
+    """
+    keras.utils.set_random_seed(seed)
+    model = model_fn()
+    data_lib.check_model(model)
+    return model
+
+
+def play(
+    source,
+    model,
+    data,
+    method,
+    *,
+    num_workers,
+    seed,
+    push_bytes,
+    pull_bytes,
+    num_batches,
+    validation_data=None,
+    evaluate_every=1.0,
+    chunk=8,
+    progress=False,
+    placement=None,
+):
+    """Trains a model as a source of actions says.
+
+    Args:
+      source: Whose `run()` yields `Begin`, `Entry` and `Drop` in the order in
+        which they happen, with `jobs`, all `Job`s so far, and `now`, seconds:
+        a `Schedule`, or another.
+      model: The compiled `keras.Model`.
+      data: A `Data`.
+      method: A `Method`, resolved.
+      num_workers: Number of workers.
+      seed: For the `History`.
+      push_bytes: Bytes of a push to each server, a list of ints.
+      pull_bytes: Bytes of a pull from each server, a list of ints.
+      num_batches: Batches of all epochs together, for the bar.
+      validation_data: As `simulate` takes it.
+      evaluate_every: Epochs between two evaluations.
+      chunk: Gradients computed in one call at most.
+      progress: Whether to show a bar.
+      placement: As `Training` takes it.
+
+    Returns:
+      A `History`.
+
+    Raises:
+      ValueError: `evaluate_every` is not positive, or `validation_data` is no
+        data.
+    """
+    if not evaluate_every > 0:
+        raise ValueError(
+            f"evaluate_every must be positive. Received: {evaluate_every!r}."
+        )
+    validation = None
+    if validation_data is not None:
+        validation = data_lib.Data(validation_data, 1, shuffle=False)
+        validation.batch_size = min(
+            _BATCH_OF_VALIDATION, validation.num_examples
+        )
+    training = Training(model, data, method, num_workers, chunk, placement)
+    watch = _Watch(
+        model, training, data.num_batches, validation, evaluate_every
+    )
+    bar = tqdm.tqdm(
+        total=num_batches,
+        desc=f"{method.name}, {num_workers} workers",
+        unit="step",
+        disable=not progress,
+    )
+    with bar:
+        for action in training.run(source.run()):
+            bar.update(watch.note(action))
+            if watch.diverged:
+                break
+        watch.end(source.now)
+    return history_lib.History(
+        method=method.name,
+        num_workers=num_workers,
+        num_servers=len(push_bytes),
+        seed=seed,
+        batch_size=data.batch_size,
+        seconds=watch.seconds,
+        updates=len(watch.updates),
+        evaluations=watch.evaluations,
+        jobs=history_lib.jobs_array(source.jobs),
+        update_seconds=np.array(watch.updates),
+        push_bytes=sum(push_bytes),
+        pull_bytes=sum(pull_bytes),
+        diverged=watch.diverged,
+        model=model,
+    )
+
+
+class _Watch:
+    """Counts what happens, and evaluates."""
+
+    def __init__(self, model, training, num_batches, validation, every):
+        self._model = model
+        self._training = training
+        self._num_batches = num_batches
+        self._validation = validation
+        self._every = every
+        self._decided = 0
+        self._is_due = False
+        self._next = every
+        self.seconds = 0.0
+        self.updates = []
+        self.evaluations = []
+        self.diverged = False
+        self._evaluate(0.0)
+
+    def note(self, action):
+        """Notes an action that is done; returns the gradients decided."""
+        self.seconds = action.time
+        is_entry = isinstance(action, Entry)
+        if is_entry and action.count:
+            self.updates.append(action.time)
+        gradient = isinstance(action, Drop) or (
+            is_entry and action.job is not None
+        )
+        self._decided += gradient
+        if self._epoch >= self._next:
+            # Of several marks that were passed at once, one.
+            self._next += self._every * max(
+                1, math.floor((self._epoch - self._next) / self._every)
+            )
+            self._is_due = True
+        # An update that is being made is seen when it is made.
+        if self._is_due and not (is_entry and not action.count):
+            self._evaluate(action.time)
+        return int(gradient)
+
+    @property
+    def _epoch(self):
+        return self._decided / self._num_batches
+
+    def end(self, seconds):
+        """Evaluates once more, unless that has just been done."""
+        if not self.diverged:
+            self.seconds = max(self.seconds, seconds)
+            if self.evaluations[-1]["epoch"] != self._epoch:
+                self._evaluate(self.seconds)
+        self._training.settle()
+        # As `fit` does: averaged weights, where the optimizer has them.
+        self._model.optimizer.finalize_variable_values(
+            self._model.trainable_variables
+        )
+
+    def _evaluate(self, seconds):
+        self._is_due = False
+        loss = self._training.settle()
+        figures = {}
+        if self._validation is not None:
+            figures = data_lib.evaluate(self._model, self._validation)
+        self.evaluations.append(
+            {
+                "seconds": seconds,
+                "epoch": self._epoch,
+                "updates": len(self.updates),
+                "train_loss": loss,
+                **figures,
+            }
+        )
+        seen = [loss, figures.get("loss")]
+        self.diverged = any(
+            x is not None and not math.isfinite(x) for x in seen
+        )

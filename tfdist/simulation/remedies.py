@@ -1,0 +1,99 @@
+"""What would make a cluster faster: one change by itself, tried out."""
+
+import dataclasses
+import math
+
+from tfdist.simulation.prediction import Prediction
+from tfdist.simulation.prediction import predict
+
+CHANGES = ("batch_size", "bandwidth_gbps", "num_servers", "num_workers")
+
+_MOST_DOUBLINGS = 10
+_MOST_SERVERS = 64
+_MOST_WORKERS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Remedy:
+    """A change that would help, and what it would give.
+
+    Attributes:
+      change: What is changed, one of `CHANGES`.
+      value: The smallest value found that is enough.
+      prediction: A `Prediction`.
+    """
+
+    change: str
+    value: float
+    prediction: Prediction
+
+
+def find(change, measurement, method, num_workers, cluster, target):
+    """The smallest change, by a power of two, that is enough.
+
+    Args:
+      change: One of `CHANGES`. "batch_size" is that of a worker, and computing
+        is taken to grow with it; "bandwidth_gbps" that of all links.
+      measurement: A `Measurement`.
+      method: A `Method`.
+      num_workers: Number of workers.
+      cluster: A `Cluster`.
+      target: Times the rate of one machine that are wanted.
+
+    Returns:
+      A `Remedy`, None if none was found.
+    """
+    network = cluster.network
+    most = {
+        "num_servers": _doublings(cluster.num_servers, _MOST_SERVERS),
+        "num_workers": _doublings(num_workers, _MOST_WORKERS),
+    }.get(change, _MOST_DOUBLINGS)
+    if change == "bandwidth_gbps" and math.isinf(network.bandwidth_gbps):
+        return None
+
+    def changed(power):
+        factor = 2**power
+        measured, changing, workers = measurement, cluster, num_workers
+        if change == "batch_size":
+            measured = measurement.scaled(factor)
+            value = measured.batch_size
+        elif change == "bandwidth_gbps":
+            value = factor * network.bandwidth_gbps
+            of_servers = network.server_bandwidth_gbps
+            faster = dataclasses.replace(
+                network,
+                bandwidth_gbps=value,
+                server_bandwidth_gbps=of_servers and factor * of_servers,
+            )
+            changing = dataclasses.replace(cluster, network=faster)
+        elif change == "num_servers":
+            value = factor * cluster.num_servers
+            changing = dataclasses.replace(cluster, num_servers=value)
+        else:
+            value = workers = factor * num_workers
+        played = predict(measured, method, workers, changing)
+        return Remedy(change, value, played)
+
+    def enough(remedy):
+        return remedy.prediction.speed_up >= target
+
+    if change == "num_workers":
+        # Too many may be slower than some: from few to more.
+        return next(filter(enough, map(changed, range(1, most + 1))), None)
+    best = changed(most) if most > 0 else None
+    if best is None or not enough(best):
+        return None
+    low, high = 0, most  # Too little, and enough.
+    while high - low > 1:
+        middle = (low + high) // 2
+        remedy = changed(middle)
+        if enough(remedy):
+            best, high = remedy, middle
+        else:
+            low = middle
+    return best
+
+
+def _doublings(number, most):
+    """How often a number can be doubled until it is more than `most`."""
+    return max(0, (most // number).bit_length() - 1)

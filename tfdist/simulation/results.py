@@ -1,0 +1,260 @@
+"""What a comparison of methods has found."""
+
+import csv
+import json
+import math
+import pathlib
+
+import numpy as np
+
+from tfdist.simulation import curves
+from tfdist.simulation import tables
+
+ONE_MACHINE = "one machine"
+"""Name of the training that speed-ups are over."""
+
+_TARGET_SHARE = 0.95
+
+
+class Comparison:
+    """Trainings by method, number of workers, learning rate and seed.
+
+    Args:
+      runs: Dict of (name of the method, number of workers) to a dict of
+        learning rate to a list of `History`, one for each seed.
+      metric: What is judged by; default: see `curves.default_metric`.
+      target: Value of the metric whose time is taken; default: 95 % of the
+        best final one (of a loss, the best divided by 0.95), that of the
+        one machine aside.
+      at_seconds: Virtual time at which the metric is compared; default: the
+        end of the fastest training that did not diverge.
+
+    Attributes:
+      metric: Its name.
+      smaller_is_better: Whether it is a loss or an error.
+      target: Float, None if nothing was evaluated to a number.
+      at_seconds: Float.
+      keys: List of (method, number of workers).
+      picked: Dict of these to the learning rate with the best mean final
+        metric, over those where fewer trainings diverged.
+    """
+
+    def __init__(self, runs, *, metric=None, target=None, at_seconds=None):
+        self._runs = runs
+        everything = [h for rates in runs.values() for h in _flat(rates)]
+        self.keys = list(runs)
+        names = {name for h in everything for name in h.evaluations[-1]}
+        if metric is not None and metric not in names:
+            raise ValueError(
+                f"metric must be one of {', '.join(sorted(names))}. "
+                f"Received: {metric!r}."
+            )
+        self.metric = metric or curves.default_metric(everything)
+        self.smaller_is_better = curves.smaller_is_better(self.metric)
+        self._epochs = max(h.evaluations[-1]["epoch"] for h in everything)
+        self.picked = {
+            key: max(rates, key=lambda rate, r=rates: self._score(r[rate]))
+            for key, rates in runs.items()
+        }
+        self.target = self._default_target() if target is None else target
+        self.at_seconds = at_seconds
+        if at_seconds is None:
+            self.at_seconds = self._default_at_seconds()
+
+    def _score(self, histories):
+        """What is greater for the better learning rate."""
+        diverged = sum(history.diverged for history in histories)
+        finals = [
+            curves.last(history, self.metric)
+            for history in histories
+            if not history.diverged
+        ]
+        final = float(np.mean(finals)) if finals else math.nan
+        if not math.isfinite(final):
+            return -diverged, -math.inf
+        return -diverged, -final if self.smaller_is_better else final
+
+    def _default_target(self):
+        finals = [
+            _mean(curves.last(h, self.metric) for h in self.histories(*key))
+            for key in self._compared
+        ]
+        finals = [final for final in finals if math.isfinite(final)]
+        if not finals:
+            return None
+        if self.smaller_is_better:
+            return min(finals) / _TARGET_SHARE
+        return max(finals) * _TARGET_SHARE
+
+    def _default_at_seconds(self):
+        picked = [self.histories(*key) for key in self._compared]
+        well = [hs for hs in picked if not any(h.diverged for h in hs)]
+        return min(_mean(h.seconds for h in hs) for hs in well or picked)
+
+    @property
+    def _compared(self):
+        return [k for k in self.keys if k[0] != ONE_MACHINE] or self.keys
+
+    @property
+    def methods(self):
+        """The methods' names in their order, without the one machine."""
+        names = dict.fromkeys(method for method, _ in self.keys)
+        return [name for name in names if name != ONE_MACHINE]
+
+    @property
+    def num_workers(self):
+        """The numbers of workers, rising, without the one machine."""
+        return sorted({n for method, n in self.keys if method != ONE_MACHINE})
+
+    def histories(self, method, num_workers):
+        """The `History` of each seed, with the picked learning rate."""
+        key = (method, num_workers)
+        return self._runs[key][self.picked[key]]
+
+    def rows(self):
+        """Its figures: one dict for each method and number of workers.
+
+        Of the picked learning rate, and over all seeds:
+
+        `method`, `num_workers`, `learning_rate` (None: the model's own),
+        `metric` (its name), `diverged` and `seeds` (how many trainings);
+        of the metric `final_mean` and `final_std` (of the sample),
+        `best_mean`, `mean_over_epochs` (the area under its curve, divided by
+        the epochs), `at_seconds` (that time) and `mean_at_seconds`;
+        `target`, `seconds_to_target` (the mean; None unless every seed
+        reached it), `seconds`, `examples_per_second`, and over one machine
+        `speed_up` (of examples per second) and `speed_up_to_target`;
+        `staleness_mean` and `staleness_p95` of the gradients that count,
+        `dropped` (share of the gradients), `gigabytes`, `utilization`.
+        Means are NaN where a training diverged to NaN.
+        """
+        rows = [self._row(*key) for key in self.keys]
+        alone = {row["method"]: row for row in rows}.get(ONE_MACHINE)
+        for row in rows:
+            row["speed_up"] = row["speed_up_to_target"] = None
+            if alone is None:
+                continue
+            row["speed_up"] = _ratio(
+                row["examples_per_second"], alone["examples_per_second"]
+            )
+            row["speed_up_to_target"] = _ratio(
+                alone["seconds_to_target"], row["seconds_to_target"]
+            )
+        return rows
+
+    def _row(self, method, num_workers):
+        histories = self.histories(method, num_workers)
+        metric = self.metric
+        finals = [curves.last(history, metric) for history in histories]
+        reached = [
+            None
+            if self.target is None
+            else curves.seconds_to(history, metric, self.target)
+            for history in histories
+        ]
+        staleness = np.concatenate([h.staleness for h in histories])
+        accepted = np.concatenate([h.jobs["accepted"] for h in histories])
+        alone = method == ONE_MACHINE
+        return {
+            "method": method,
+            "num_workers": num_workers,
+            "learning_rate": self.picked[method, num_workers],
+            "metric": metric,
+            "seeds": len(histories),
+            "diverged": sum(bool(h.diverged) for h in histories),
+            "final_mean": _mean(finals),
+            "final_std": float(curves.spread(finals)),
+            "best_mean": _mean(curves.best(h, metric) for h in histories),
+            "mean_over_epochs": _mean(
+                curves.mean_over_epochs(h, metric, self._epochs)
+                for h in histories
+            ),
+            "at_seconds": self.at_seconds,
+            "mean_at_seconds": _mean(
+                curves.value_at(h, metric, self.at_seconds, "seconds")
+                for h in histories
+            ),
+            "target": self.target,
+            "seconds_to_target": None if None in reached else _mean(reached),
+            "seconds": _mean(h.seconds for h in histories),
+            "examples_per_second": _mean(
+                h.examples_per_second for h in histories
+            ),
+            "staleness_mean": _mean(staleness) if len(staleness) else 0.0,
+            "staleness_p95": float(np.percentile(staleness, 95))
+            if len(staleness)
+            else 0.0,
+            "dropped": 1.0 - _mean(accepted),
+            # One machine alone sends nothing.
+            "gigabytes": 0.0
+            if alone
+            else _mean(h.total_bytes / 1e9 for h in histories),
+            "utilization": _mean(h.utilization for h in histories),
+        }
+
+    def table(self):
+        """Two tables for a person: what is learned, and what it takes."""
+        return tables.of_comparison(self)
+
+    def write_csv(self, path):
+        """Writes `rows` to a file, one line each."""
+        rows = self.rows()
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def as_dict(self):
+        """All of it but single gradients, as JSON can hold it.
+
+        Numbers that are not finite are None.
+        """
+        return _finite(
+            {
+                "metric": self.metric,
+                "target": self.target,
+                "at_seconds": self.at_seconds,
+                "rows": self.rows(),
+                "runs": [
+                    {
+                        **history.summary(),
+                        "learning_rate": rate,
+                        "picked": rate == self.picked[key],
+                        "evaluations": history.evaluations,
+                    }
+                    for key, rates in self._runs.items()
+                    for rate, histories in rates.items()
+                    for history in histories
+                ],
+            }
+        )
+
+    def write_json(self, path):
+        """Writes `as_dict` to a file."""
+        text = json.dumps(self.as_dict(), indent=1, allow_nan=False)
+        pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def _flat(rates):
+    return [history for histories in rates.values() for history in histories]
+
+
+def _mean(values):
+    return float(np.mean(list(values)))
+
+
+def _ratio(number, other):
+    return number / other if number is not None and other else None
+
+
+def _finite(value):
+    """`value` with Python's numbers, and None for NaN and infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

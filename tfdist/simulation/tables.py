@@ -1,0 +1,164 @@
+"""Figures of simulated trainings as text for a person."""
+
+import math
+
+_NONE = "-"
+
+
+def number(value, digits=3):
+    """A number as text, `-` for None and NaN."""
+    if value is None or not math.isfinite(value):
+        return _NONE
+    return f"{value:.{digits}f}"
+
+
+def amount(value):
+    """A number of any size as text with three digits, `-` for None and NaN."""
+    if value is None or not math.isfinite(value):
+        return _NONE
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{min(digits, 6)}f}"
+
+
+def aligned(titles, rows):
+    """A table as text.
+
+    Args:
+      titles: List of the columns' titles; the first column is flush left.
+      rows: List of lists of texts.
+    """
+    lines = [titles, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(
+                zip(line, widths, strict=True)
+            )
+        ).rstrip()
+        for line in lines
+    )
+
+
+def of_comparison(comparison):
+    """The two tables of a `Comparison`."""
+    rows = comparison.rows()
+    metric = comparison.metric
+    better = "less" if comparison.smaller_is_better else "more"
+    learned = aligned(
+        [
+            "method",
+            "workers",
+            "rate",
+            f"final {metric}",
+            "best",
+            "mean over epochs",
+            f"at {amount(comparison.at_seconds)} s",
+            "s to target",
+            "speed-up to it",
+            "diverged",
+        ],
+        [
+            [
+                row["method"],
+                str(row["num_workers"]),
+                _rate(row["learning_rate"]),
+                _with_spread(row),
+                number(row["best_mean"]),
+                number(row["mean_over_epochs"]),
+                number(row["mean_at_seconds"]),
+                amount(row["seconds_to_target"]),
+                number(row["speed_up_to_target"], 2),
+                f"{row['diverged']} of {row['seeds']}",
+            ]
+            for row in rows
+        ],
+    )
+    taken = aligned(
+        [
+            "method",
+            "workers",
+            "seconds",
+            "examples/s",
+            "speed-up",
+            "staleness",
+            "its 95 %",
+            "dropped",
+            "GB",
+            "utilization",
+        ],
+        [
+            [
+                row["method"],
+                str(row["num_workers"]),
+                amount(row["seconds"]),
+                amount(row["examples_per_second"]),
+                number(row["speed_up"], 2),
+                number(row["staleness_mean"], 2),
+                number(row["staleness_p95"], 1),
+                f"{100 * row['dropped']:.1f} %",
+                amount(row["gigabytes"]),
+                f"{100 * row['utilization']:.1f} %",
+            ]
+            for row in rows
+        ],
+    )
+    return (
+        f"What is learned: {metric} on the validation data, {better} is "
+        f"better, target {number(comparison.target)}\n"
+        f"(all seconds are virtual; rate: the best of those tried)\n\n"
+        f"{learned}\n\nWhat it takes\n\n{taken}"
+    ).replace("train_loss on the validation data", "train_loss")
+
+
+def of_history(history):
+    """The figures of a `History`, and its evaluations."""
+    some = history.summary()
+    figures = aligned(
+        [f"{history.method}, {history.num_workers} workers", ""],
+        [
+            ["virtual seconds", amount(some["seconds"])],
+            ["updates", str(some["updates"])],
+            ["gradients", str(some["gradients"])],
+            ["  of these dropped", str(some["dropped"])],
+            ["examples per second", amount(some["examples_per_second"])],
+            ["staleness, mean", number(some["staleness_mean"], 2)],
+            ["  of 95 % at most", number(some["staleness_p95"], 1)],
+            ["  at most", str(some["staleness_max"])],
+            ["utilization", f"{100 * some['utilization']:.1f} %"],
+            ["wait for a decision, s", amount(some["waited_mean"])],
+            ["gigabytes", amount(some["gigabytes"])],
+            ["diverged", "yes" if some["diverged"] else "no"],
+        ],
+    )
+    names = list(dict.fromkeys(k for row in history.evaluations for k in row))
+    metrics = [
+        name for name in names if name not in ("seconds", "epoch", "updates")
+    ]
+    evaluations = aligned(
+        ["epoch", "seconds", "updates", *metrics],
+        [
+            [
+                number(row["epoch"], 2),
+                amount(row["seconds"]),
+                str(row["updates"]),
+                *(number(row.get(metric), 4) for metric in metrics),
+            ]
+            for row in history.evaluations
+        ],
+    )
+    return f"{figures}\n\n{evaluations}"
+
+
+def _with_spread(row):
+    text = number(row["final_mean"])
+    if row["seeds"] > 1 and text != _NONE:
+        text += f" +- {number(row['final_std'])}"
+    return text
+
+
+def _rate(rate):
+    return "own" if rate is None else f"{rate:g}"
