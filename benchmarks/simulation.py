@@ -6,8 +6,8 @@ A small convolutional network on handwritten digits (`tasks.digits`): examples
 per second of `simulate` with 1 to 128 virtual workers, as a share of those of
 `model.fit` with the same batches. They take turns; what is shown is the median
 over the rounds of the ratio to `fit` of the same round. The simulator's time is
-that of the whole call, with all that TensorFlow traces; of `fit` the first epoch
-is left out.
+that of the whole call, with all that TensorFlow traces; of `fit` the first
+epoch is left out.
 
 Then what a virtual worker costs in memory: how much more the process had at
 most with 64 workers than with one, of a model of a million parameters.

@@ -2,6 +2,7 @@
 
 from concurrent import futures
 import dataclasses
+import gc
 import multiprocessing
 import os
 
@@ -120,4 +121,8 @@ def _play(run):
         evaluate_every=run.epochs,
         seed=run.seed,
     )
-    return history.summary()
+    summary = history.summary()
+    # Models and their functions refer to each other in circles.
+    del history
+    gc.collect()
+    return summary

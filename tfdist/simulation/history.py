@@ -154,8 +154,7 @@ class History:
             "evaluations": self.evaluations,
             "update_seconds": self.update_seconds.tolist(),
             "jobs": {
-                name: self.jobs[name].tolist()
-                for name in self.jobs.dtype.names
+                name: self.jobs[name].tolist() for name in self.jobs.dtype.names
             },
         }
 

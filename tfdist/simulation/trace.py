@@ -89,8 +89,10 @@ class Trace:
                     f"Received: {len(steps)} step."
                 )
         return Recorded(
-            [step.compute_seconds for step in steps[1:]]
-            for steps in self.workers
+            [
+                [step.compute_seconds for step in steps[1:]]
+                for steps in self.workers
+            ]
         )
 
     def order(self):
