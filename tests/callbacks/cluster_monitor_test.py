@@ -21,6 +21,8 @@ from tfdist.parameter_server.journal import Exchange
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = 120.0
 FIELDS = {field.name for field in dataclasses.fields(Exchange)}
+# Those whose means say something.
+FIGURES = FIELDS - {"time", "version", "pulled", "arrival", "pulled_by_server"}
 
 
 def compiled_model():
@@ -69,6 +71,9 @@ def test_every_step_is_a_line(tmp_path):
     for row in rows:
         assert row.keys() == {"step"} | FIELDS
         assert row["staleness"] == 0
+        assert row["pulled"] == row["version"] - 1
+        assert row["pulled_by_server"] == [row["pulled"]]
+        assert row["arrival"] == -1
         assert row["exchange_seconds"] >= 0
     times = [row["time"] for row in rows]
     assert times == sorted(times)
@@ -97,10 +102,8 @@ def test_events_are_means_over_every_so_many_batches(tmp_path):
     fit(monitor, batches=5)
     rows = rows_of(monitor.jsonl_path)
     events = scalars(tmp_path / "cluster" / "worker-0")
-    assert events.keys() == {
-        f"cluster/{name}" for name in FIELDS - {"time", "version"}
-    }
-    for name in FIELDS - {"time", "version"}:
+    assert events.keys() == {f"cluster/{name}" for name in FIGURES}
+    for name in FIGURES:
         values = [row[name] for row in rows]
         # Written after the second, the fourth and the last batch.
         means = [np.mean(v) for v in (values[:2], values[2:4], values[4:])]

@@ -18,6 +18,8 @@ def exchange(staleness=0, **fields):
         **{
             "time": 1e9,
             "version": 1,
+            "pulled": 0,
+            "arrival": -1,
             "staleness": staleness,
             "accepted": True,
             "compute_seconds": 0.0,
@@ -25,6 +27,7 @@ def exchange(staleness=0, **fields):
             "wait_seconds": 0.0,
             "bytes_sent": 0,
             "bytes_received": 0,
+            "pulled_by_server": (0,),
             **fields,
         }
     )

@@ -11,6 +11,8 @@ from tfdist.parameter_server import journal as journal_lib
 class Store:
     """What a journal needs of a `ParameterStore`."""
 
+    num_shards = 3
+
     def __init__(self):
         self.worker_device = tf.config.list_logical_devices("CPU")[0].name
 
@@ -34,6 +36,9 @@ def write(journal):
         seconds = tf.cast(number, tf.float64)
         journal.write(
             started=tf.timestamp(),
+            pulled=2 * number,
+            pulled_by_server=[2 * number, 2 * number + 2, 2 * number + 1],
+            arrival=number - 5,
             staleness=[number, number + 2, number + 1],
             wait=[seconds, 0.5 * seconds],
             version=3 * number,
@@ -84,6 +89,11 @@ def test_an_exchange_says_what_was_written(journal, write):
     before = time.time()
     write(4, 5)
     first, second = journal.read_new()
+    assert (first.pulled, second.pulled) == (8, 10)
+    assert (first.arrival, second.arrival) == (-1, 0)
+    assert first.pulled_by_server == (8, 10, 9)
+    assert second.pulled_by_server == (10, 12, 11)
+    assert all(isinstance(p, int) for p in first.pulled_by_server)
     # The largest over the servers.
     assert (first.staleness, second.staleness) == (6, 7)
     assert (first.wait_seconds, second.wait_seconds) == (4.0, 5.0)

@@ -12,6 +12,9 @@ import tensorflow as tf
 
 from tfdist.callbacks import summary as summary_lib
 
+# Fields that say which step it was: their means mean nothing.
+_NO_FIGURES = ("time", "version", "pulled", "arrival", "pulled_by_server")
+
 
 class ClusterMonitor(keras.callbacks.Callback):
     """Shows staleness, time and traffic while a model trains on a cluster.
@@ -167,7 +170,7 @@ class ClusterMonitor(keras.callbacks.Callback):
             return
         with self._events.as_default(step=exchanges[-1].version):
             for field in dataclasses.fields(exchanges[0]):
-                if field.name not in ("time", "version"):
+                if field.name not in _NO_FIGURES:
                     values = [getattr(e, field.name) for e in exchanges]
                     tf.summary.scalar(
                         f"cluster/{field.name}", sum(values) / len(values)

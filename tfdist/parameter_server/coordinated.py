@@ -39,6 +39,7 @@ class CoordinatedExchange(exchange.Exchange):
             corrector = None
         # Of gradients on servers, or None.
         self._corrector = corrector
+        self._decision = None
 
     def _ask(self, shards):
         if self._method.averages:
@@ -47,14 +48,7 @@ class CoordinatedExchange(exchange.Exchange):
             return super()._ask(shards)
         store = self._store
         ledger = self._ledger
-        updated = {
-            shard
-            for record in self._records
-            if isinstance(record, records_lib.Update)
-            for shard in records_lib.shards_of(record, store)
-        }
-        pulled = ledger.pulled(sorted(updated))
-        extra = [ledger.next_key(), pulled]
+        extra = [ledger.next_key(), self._pulled]
         parcels = [self._send(shard, extra) for shard in shards]
         staged = [self._stage(parcel) for parcel in parcels]
         kept = []
@@ -62,13 +56,28 @@ class CoordinatedExchange(exchange.Exchange):
             with tf.control_dependencies([parcel.arrived.op]):
                 kept.append(mine.keep())
         # The first server is always among them, and the first.
-        decision = ledger.arrive(*parcels[0].extra, kept)
+        decision = self._decision = ledger.arrive(*parcels[0].extra, kept)
         answers = [
             self._carry_out(parcel, mine, decision)
             for parcel, mine in zip(parcels, staged, strict=True)
         ]
         with tf.device(store.worker_device):
             return answers, tf.identity(decision.accepted)
+
+    def _pulled_by_server(self):
+        return self._ledger.pulled_by_server()
+
+    def _pulled_from(self, by_server):
+        updated = {
+            shard
+            for record in self._records
+            if isinstance(record, records_lib.Update)
+            for shard in records_lib.shards_of(record, self._store)
+        }
+        return tf.reduce_min(tf.stack([by_server[k] for k in sorted(updated)]))
+
+    def _arrival(self, answers):
+        return answers[0].more[1]
 
     def _stage(self, parcel):
         with tf.control_dependencies([parcel.arrived.op]):
@@ -143,7 +152,10 @@ class CoordinatedExchange(exchange.Exchange):
     def _read_more(self, section):
         if self.iterations is None:
             return []
-        return [self._ledger.updates(section.shard).read()]
+        more = [self._ledger.updates(section.shard).read()]
+        if section.shard == 0:
+            more.append(self._decision.arrival)
+        return more
 
     def _note_pulled(self, answers):
         if self.iterations is None:

@@ -85,6 +85,7 @@ class Exchange:
         self._frozen = frozen
         self._lifter = lifter
         self._ahead = None
+        self._pulled = None
         self._bytes_sent = []
         self._bytes_received = []
 
@@ -100,9 +101,13 @@ class Exchange:
         if self.iterations is not None:
             local = read_replica(self.iterations)
             self._ahead = local - read_replica(self.iterations.pulled)
+        is_step = self.iterations is not None
+        if is_step:
+            # Read before anything fresh comes.
+            by_server = self._pulled_by_server()
+            self._pulled = self._pulled_from(by_server)
         # All servers are asked before any answer is waited for.
         answers, accepted = self._ask(sorted(shards))
-        is_step = self.iterations is not None
         done = [
             op
             for answer in answers
@@ -116,6 +121,9 @@ class Exchange:
         with tf.control_dependencies(done):
             store.journal.write(
                 started=started,
+                pulled=self._pulled,
+                pulled_by_server=by_server,
+                arrival=self._arrival(answers),
                 staleness=[a.staleness for a in answers],
                 wait=[a.wait for a in answers],
                 version=answers[0].version,
@@ -123,6 +131,20 @@ class Exchange:
                 bytes_sent=self._bytes_sent,
                 bytes_received=self._bytes_received,
             )
+
+    def _pulled_by_server(self):
+        """Updates in the replicas of each server, a list of scalars."""
+        store = self._store
+        return [store.pulled_version(k) for k in range(store.num_shards)]
+
+    def _pulled_from(self, by_server):
+        """Updates that gradients count as computed from, a scalar."""
+        return by_server[0]
+
+    def _arrival(self, answers):
+        """Number of the gradients among those of all, a scalar."""
+        del answers
+        return tf.constant(-1, tf.int64)
 
     def _started(self):
         """Time at which the gradients are ready to be sent."""

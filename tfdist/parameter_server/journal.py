@@ -16,6 +16,11 @@ class Exchange:
     Attributes:
       time: Seconds since the epoch, when the fresh parameters had arrived.
       version: Updates that the first server had applied by then.
+      pulled: Updates that were in this worker's replicas when its gradients
+        were computed: of the first server. Where a ledger decides over
+        gradients, of this optimizer, and the fewest over the servers.
+      arrival: Number of this gradient among all that have arrived at the
+        ledger, from 0; -1 where there is none (plain `Async`).
       staleness: Updates that others had applied between this worker's pull
         and the application of its gradients; the largest over the servers.
       accepted: Whether the gradients are part of an update; dropped else.
@@ -27,10 +32,14 @@ class Exchange:
         with what the method of synchronization makes them wait for.
       bytes_sent: Payload sent to all servers.
       bytes_received: Payload received from all servers.
+      pulled_by_server: As `pulled`, of each server: all are asked at once,
+        and one may have been asked an update later than another.
     """
 
     time: float
     version: int
+    pulled: int
+    arrival: int
     staleness: int
     accepted: bool
     compute_seconds: float
@@ -38,6 +47,11 @@ class Exchange:
     wait_seconds: float
     bytes_sent: int
     bytes_received: int
+    pulled_by_server: tuple
+
+
+# In a row, what is of each server comes after all that is one number.
+_NUMBERS = dataclasses.fields(Exchange)[:-1]
 
 
 class Journal:
@@ -50,7 +64,7 @@ class Journal:
     def __init__(self, store):
         self._device = store.worker_device
         self._rows = store.worker_variable(
-            tf.zeros([CAPACITY, len(dataclasses.fields(Exchange))], tf.float64),
+            tf.zeros([CAPACITY, len(_NUMBERS) + store.num_shards], tf.float64),
             "journal",
         )
         self._count = store.worker_variable(tf.zeros([], tf.int64), "exchanges")
@@ -63,6 +77,9 @@ class Journal:
         self,
         *,
         started,
+        pulled,
+        pulled_by_server,
+        arrival,
         staleness,
         wait,
         version,
@@ -79,6 +96,8 @@ class Journal:
                 [
                     now,
                     tf.cast(version, tf.float64),
+                    tf.cast(pulled, tf.float64),
+                    tf.cast(arrival, tf.float64),
                     tf.cast(tf.reduce_max(tf.stack(staleness)), tf.float64),
                     tf.cast(accepted, tf.float64),
                     tf.where(last > 0.0, started - last, 0.0),
@@ -86,6 +105,7 @@ class Journal:
                     waited,
                     _total(bytes_sent),
                     _total(bytes_received),
+                    *(tf.cast(p, tf.float64) for p in pulled_by_server),
                 ]
             )
             count = self._count.read_value()
@@ -123,11 +143,16 @@ class Journal:
         if first == count:
             return []
         rows = self._rows.numpy()[np.arange(first, count) % CAPACITY]
-        types = [field.type for field in dataclasses.fields(Exchange)]
-        return [
-            Exchange(*(kind(v) for kind, v in zip(types, row, strict=True)))
-            for row in rows
-        ]
+        return [_exchange(row) for row in rows]
+
+
+def _exchange(row):
+    numbers = {
+        field.name: field.type(value)
+        for field, value in zip(_NUMBERS, row, strict=False)
+    }
+    pulled = tuple(map(int, row[len(_NUMBERS) :]))
+    return Exchange(**numbers, pulled_by_server=pulled)
 
 
 def _total(sizes):

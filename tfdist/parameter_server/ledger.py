@@ -34,6 +34,7 @@ class Decision:
     Attributes:
       accepted: Whether it is part of an update, scalar bool.
       staleness: Updates that it is late by, scalar int64.
+      arrival: Number of its arrival among all arrivals, scalar int64.
       wait: Seconds from its arrival until the worker might go on, scalar
         float64.
       head: Length of the log, scalar int64.
@@ -43,6 +44,7 @@ class Decision:
 
     accepted: tf.Tensor
     staleness: tf.Tensor
+    arrival: tf.Tensor
     wait: tf.Tensor
     head: tf.Tensor
     log: tf.Tensor
@@ -135,10 +137,9 @@ class Ledger:
         """`Counter` of the updates that a server has done."""
         return self._counter("updates", shard)
 
-    def pulled(self, shards):
-        """Updates in all the replicas from `shards`, scalar int64 tensor."""
-        values = [self._pulled[shard].read_value() for shard in shards]
-        return tf.reduce_min(tf.stack(values))
+    def pulled_by_server(self):
+        """Updates in the replicas of each server, scalar int64 tensors."""
+        return [pulled.read_value() for pulled in self._pulled]
 
     def set_pulled(self, shard, value):
         """Sets the updates in the replicas; returns the operation."""
@@ -190,10 +191,10 @@ class Ledger:
                 return events.go_on(state, mine, attendance.now), outcome
 
             outcome, unlock = self._transact(collected, after=[unlock])
-        accepted, staleness, head, log = outcome
+        accepted, staleness, arrival, head, log = outcome
         with tf.control_dependencies([unlock]), self._on_server():
             wait = tf.cast(_now() - began, tf.float64) * 1e-6
-        return Decision(accepted, staleness, wait, head, log)
+        return Decision(accepted, staleness, arrival, wait, head, log)
 
     def _outcome(self, state):
         dropped = tf.equal(
@@ -210,7 +211,8 @@ class Ledger:
             ]
         )
         staleness = state.staleness[self._worker]
-        return tf.logical_not(dropped), staleness, state.head, log
+        arrival = state.order[self._worker]
+        return tf.logical_not(dropped), staleness, arrival, state.head, log
 
     def _wait(self, after):
         """Sleeps until this worker's gradient is decided over."""
