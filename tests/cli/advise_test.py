@@ -128,7 +128,7 @@ WRONG = {
     "failure": (["--failure=0:1"], ["--failure", "nobody dies"]),
     "servers": (["--num_servers=0"], ["--num_servers", "at least 1"]),
     "slow": (["--slow=2:3", "--num_workers=2,4"], ["--slow", "from 0 to 1"]),
-    "rest": (["digits"], ["digits", "beside flags"]),
+    "rest": (["digits"], ["digits", "flags alone"]),
     "unknown": (["--num_worker=2"], ["num_worker"]),
 }
 
@@ -156,3 +156,23 @@ def test_defaults_are_those_of_the_library():
     assert tuple(flags["strategies"].default) == STRATEGIES
     assert flags["min_speed_up"].default == MIN_SPEED_UP
     assert flags["overhead_ms"].default == 1e3 * OVERHEAD_SECONDS
+
+
+def test_the_tail_of_any_worker_is_the_one_machines_too(tmp_path):
+    figures = _figures(
+        tmp_path,
+        "--task=digits",
+        "--strategies=async",
+        "--num_workers=4",
+        "--compute=constant:0.1",
+        "--tail=0.05:1",
+        "--overhead_ms=0",
+        "--server_ms=0.001",
+    )
+    update = figures["measurement"]["update_seconds"]
+    (prediction,) = figures["predictions"]
+    assert figures["measurement"]["step_seconds"] == pytest.approx(
+        0.15 + update
+    )
+    # But for chance: 5 % of some 240 steps are slow.
+    assert prediction["speed_up"] == pytest.approx(4, rel=0.25)

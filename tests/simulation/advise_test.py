@@ -239,6 +239,51 @@ def test_a_slower_worker_is_named():
     assert any("Worker 1 takes 3.0 times" in text for text in advice.verdict)
 
 
+def test_one_machine_is_as_fast_as_the_workers_that_are_given():
+    """Not as this one, on which something else was measured."""
+    compute = SlowWorkers(Constant(1.0), {1: 2.0})
+    advice = advise(
+        measured(compute=0.004),
+        num_workers=4,
+        compute=compute,
+        strategies=["async"],
+        overhead_seconds=0.0,
+    )
+    (found,) = advice.predictions
+    # Three workers a step per second, one half a step.
+    assert found.speed_up == pytest.approx(3.5, rel=0.03)
+    assert advice.measurement.step_seconds == 1.0
+    told = advise(
+        measured(compute=0.004),
+        num_workers=4,
+        compute=compute,
+        strategies=["async"],
+        overhead_seconds=0.0,
+        one_machine_seconds=2.0,
+    )
+    assert told.predictions[0].speed_up == pytest.approx(7.0, rel=0.03)
+
+
+def test_a_larger_batch_takes_given_workers_longer_too():
+    # 0.1 s of computing; the server's link takes 0.4 s for each gradient.
+    network = Network(bandwidth_gbps=100.0, server_bandwidth_gbps=1.0)
+    arguments = {
+        "num_workers": 4,
+        "network": network,
+        "strategies": ["async"],
+        "overhead_seconds": 0.0,
+    }
+    measurement = measured(floats=12_500_000)
+    given = advise(measurement, compute=Constant(0.1), **arguments)
+    taken = advise(measurement, **arguments)
+    remedies = [
+        {r.change: r.value for r in advice.remedies}
+        for advice in (given, taken)
+    ]
+    assert given.recommended is None
+    assert remedies[0]["batch_size"] == remedies[1]["batch_size"]
+
+
 def test_one_large_variable_is_not_shared_out_over_servers():
     uneven = Measurement(
         batch_size=_BATCH,

@@ -286,3 +286,39 @@ def test_what_does_not_fit_is_refused_before_any_training(name, monkeypatch):
 def test_an_unknown_metric_is_refused():
     with pytest.raises(ValueError, match="metric must be one of accuracy"):
         comparison_of({("a", 2): {0.1: [made()]}}, metric="f1")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("metric", "nope", ValueError),
+        ("network", 3.0, TypeError),
+        ("compute", 0.1, TypeError),
+        ("failures", [simulation.Failure(7, 1.0)], ValueError),
+        ("failures", [(1, 1.0)], TypeError),
+    ],
+)
+def test_nothing_is_trained_if_an_argument_does_not_fit(name, value, error):
+    built = []
+
+    def model_fn_of(*settings):
+        build = small_model(*settings)
+
+        def model_fn():
+            model = build()
+            built.append(model)
+            return model
+
+        return model_fn
+
+    with pytest.raises(error, match=name):
+        simulation.compare(
+            model_fn_of,
+            small_data(64),
+            ["async"],
+            [2],
+            batch_size=8,
+            validation_data=small_data(40),
+            **{name: value},
+        )
+    assert all(int(model.optimizer.iterations) == 0 for model in built)

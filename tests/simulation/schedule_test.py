@@ -237,6 +237,60 @@ def test_a_failure_that_kills_the_waiting_is_survived():
     assert history.updates >= 10
 
 
+def test_who_has_not_come_yet_is_waited_for_longer():
+    settings = {
+        "num_workers": 2,
+        "steps": 20,
+        "compute": Constant(1.0),
+        "failures": [Failure(1, at=0, until=60.0)],
+    }
+    assert timing("sync", **settings).update_seconds[0] == 61
+    patient = timing("sync", start_timeout=30.0, **settings)
+    # From the first gradient on, at 1 s.
+    assert patient.update_seconds[0] == pytest.approx(31, abs=0.01)
+
+
+def test_nobody_waits_for_ever_for_one_that_is_only_slow():
+    compute = SlowWorkers(Constant(1.0), {1: 1000})
+    history = timing("sync", num_workers=2, steps=4, compute=compute)
+    # It has never arrived (300 s); in later steps it is idle (600 s).
+    np.testing.assert_allclose(history.update_seconds[0], 301, atol=0.01)
+
+
+def test_waiting_for_the_slow_while_another_is_dead_is_no_deadlock():
+    compute = SlowWorkers(Constant(1.0), {0: 200})
+    history = timing(
+        "sync",
+        num_workers=4,
+        steps=4 * 71,
+        compute=compute,
+        failures=[Failure(3, 10.0), Failure(0, 14100.0)],
+    )
+    # 70 updates with the slow one, and one that waited for it in vain.
+    assert history.updates == 71
+    assert history.update_seconds[-1] < 14112
+
+
+@pytest.mark.parametrize("failure", [Failure(1, 1000, 2000), Failure(1, 500)])
+def test_what_happens_after_the_end_takes_no_time(failure):
+    settings = {"num_workers": 2, "steps": 20, "compute": Constant(0.1)}
+    with_failure = timing("async", failures=[failure], **settings)
+    assert with_failure.seconds == timing("async", **settings).seconds
+    assert with_failure.seconds == pytest.approx(1.0)
+
+
+def test_a_killed_workers_long_step_is_not_waited_for():
+    compute = SlowWorkers(Constant(0.1), {1: 10_000})
+    history = timing(
+        "async",
+        num_workers=2,
+        steps=20,
+        compute=compute,
+        failures=[Failure(1, 0.5)],
+    )
+    assert history.seconds == pytest.approx(1.0)
+
+
 class Hoarding(synchronization.Synchronization):
     """Lets everybody wait for ever."""
 
@@ -272,6 +326,22 @@ def test_the_same_seed_is_the_same_course_and_another_is_not():
     assert np.any(course(3)["arrived"] != course(4)["arrived"])
 
 
+class Backwards(simulation.ComputeTime):
+    """Draws what cannot be."""
+
+    def draw(self, worker, step, stream):
+        return -1.0
+
+    def mean(self, worker):
+        return -1.0
+
+
+@pytest.mark.parametrize("failures", [Failure(1, 1.0), [(1, 2.0)], 3])
+def test_other_failures_are_refused(failures):
+    with pytest.raises(TypeError, match="failures"):
+        timing("async", num_workers=2, steps=4, failures=failures)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -283,6 +353,19 @@ def test_the_same_seed_is_the_same_course_and_another_is_not():
         ({"strategy": "sync:n=2"}, "n=2"),
         ({"strategy": "async:correction=magic"}, "magic"),
         ({"failures": [Failure(2, 1.0)]}, "worker must be from 0 to 1"),
+        (
+            {"failures": [Failure(1, 1.0, 5.0), Failure(1, 2.0, 2.5)]},
+            "back before it dies again",
+        ),
+        ({"failures": [Failure(1, 1.0), Failure(1, 2.0)]}, "back before"),
+        ({"seed": -1}, "seed"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"push_bytes": -5}, "push_bytes"),
+        ({"push_bytes": [1, 2]}, "push_bytes must be a number or a list of 1"),
+        ({"worker_timeout": 2.0}, "worker_timeout"),
+        ({"worker_timeout": float("inf")}, "worker_timeout"),
+        ({"start_timeout": None}, "start_timeout"),
+        ({"compute": Backwards()}, "compute must draw"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments, message):

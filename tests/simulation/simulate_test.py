@@ -283,6 +283,66 @@ def test_training_ends_when_it_has_diverged():
     )
     assert history.diverged
     assert history.updates < 600
+    # What was played ahead of the computing is not part of it.
+    assert history.updates == np.count_nonzero(history.jobs["accepted"])
+    times = [history.jobs[k] for k in ("pulling", "arrived", "decided")]
+    assert max(map(np.nanmax, times)) <= history.seconds
+
+
+def test_marks_that_are_passed_at_once_make_one_evaluation():
+    history = run(
+        epochs=2,
+        evaluate_every=0.05,
+        validation_data=(quadratic.X, quadratic.Y),
+    )
+    # 12 batches make an epoch: after each gradient one.
+    found = [row["epoch"] for row in history.evaluations]
+    assert found == pytest.approx(np.arange(25) / 12)
+
+
+def test_a_gradient_that_dies_counts_once():
+    history = run(
+        epochs=2,
+        compute=simulation.Constant(1.0),
+        failures=[Failure(0, 2.5, 4.0)],
+        validation_data=(quadratic.X, quadratic.Y),
+    )
+    assert len(history.jobs) == 25
+    assert history.evaluations[-1]["epoch"] == 2.0
+
+
+@pytest.mark.parametrize("strategy", ["sync", "softsync:n=1"])
+def test_what_servers_refuse_is_refused_here(strategy):
+    def averaged():
+        return keras.optimizers.SGD(0.1, use_ema=True)
+
+    with pytest.raises(ValueError, match="use_ema"):
+        simulation.simulate(
+            quadratic.model_fn(averaged),
+            (quadratic.X, quadratic.Y),
+            strategy,
+            num_workers=2,
+            batch_size=4,
+        )
+
+    def constrained():
+        model = keras.Sequential(
+            [
+                keras.Input((quadratic.SIZE,)),
+                keras.layers.Dense(1, kernel_constraint="non_neg"),
+            ]
+        )
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(ValueError, match="constraints of .*kernel"):
+        simulation.simulate(
+            constrained,
+            (quadratic.X, quadratic.Y),
+            strategy,
+            num_workers=2,
+            batch_size=4,
+        )
 
 
 def test_no_gradient_is_begun_after_the_time_is_over():
@@ -389,6 +449,11 @@ def _accumulating():
         ({"batch_size": 0}, "batch_size"),
         ({"batch_size": 16, "num_workers": 4}, "a batch for each worker"),
         ({"epochs": 0}, "epochs"),
+        ({"chunk": 9}, "chunk"),
+        ({"max_seconds": -1}, "max_seconds"),
+        ({"max_seconds": "1"}, "max_seconds"),
+        ({"evaluate_every": "a"}, "evaluate_every"),
+        ({"validation_data": [1]}, "validation_data"),
         ({"evaluate_every": 0}, "evaluate_every"),
         ({"strategy": "dana:variant=fast"}, "variant"),
         ({"strategy": "softsync:n=9"}, "number of workers"),

@@ -90,6 +90,22 @@ def test_no_more_workers_are_chosen_than_are_nearly_as_fast():
     assert verdict.choose([fresh, row("async", 1.6)], 1.5) is not fresh
 
 
+def test_of_as_many_workers_the_freshest_that_is_nearly_as_fast_is_chosen():
+    # Nearly as fast as the fastest of its size, not as that of all sizes.
+    fresh, stale = row("sync", 7.0), row("async", 8.0)
+    many = row("async", 10.0, num_workers=16)
+    assert verdict.choose([fresh, stale, many], 1.5) is fresh
+
+
+def test_the_slower_of_two_workers_is_named():
+    compute = SlowWorkers(Constant(1.0), {1: 3.0})
+    cluster = Cluster(compute=compute)
+    named = verdict.slow_workers(
+        case(row("async", 1.6, num_workers=2), cluster=cluster)
+    )
+    assert named.startswith("Worker 1 takes 3.0 times as long")
+
+
 def test_the_recommendation_says_what_it_gives_up():
     text = verdict.recommendation(case(row("sync", 4.0)))
     assert text.startswith("Use sync with 8 workers: 400 examples/s, 4.0 times")

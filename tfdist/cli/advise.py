@@ -102,14 +102,11 @@ def main(argv: Sequence[str]) -> int:
     if values.help:
         print(f"{USAGE}\n{simulation_flags.listing(values, __name__)}")
         return 0
-    if rest:
-        raise usage.UsageError(
-            f"There are no arguments beside flags. Received: {' '.join(rest)}."
-        )
+    simulation_flags.refuse_arguments(rest)
     counts = _check_flags(values)
     problem = simulation_flags.make_problem(values)
     simulation = own_code.import_quietly("tfdist.simulation")
-    arguments = _cluster_arguments(values, counts, simulation)
+    arguments, undisturbed = _cluster_arguments(values, counts, simulation)
     _check_strategies(values, counts, simulation)
     model = problem.model_fn_of(problem.learning_rate, problem.momentum or 0.0)
     measurement = simulation.measure(
@@ -119,6 +116,13 @@ def main(argv: Sequence[str]) -> int:
         steps=values.steps_measured,
         step_seconds=values.step_seconds,
     )
+    one_machine = values.step_seconds
+    if one_machine is None:
+        # Of a machine that no flag makes slow.
+        is_given = isinstance(arguments["compute"], simulation.ComputeTime)
+        one_machine = undisturbed.mean(0) + (
+            measurement.update_seconds if is_given else measurement.step_seconds
+        )
     advice = simulation.advise(
         measurement,
         num_workers=counts,
@@ -126,6 +130,7 @@ def main(argv: Sequence[str]) -> int:
         overhead_seconds=values.overhead_ms / 1e3,
         min_speed_up=values.min_speed_up,
         seed=values.seed,
+        one_machine_seconds=one_machine,
         **arguments,
     )
     print(advice.table())
@@ -178,8 +183,12 @@ def _check_flags(values: flags.FlagValues) -> list[int]:
 
 def _cluster_arguments(
     values: flags.FlagValues, counts: Sequence[int], simulation: Any
-) -> dict[str, Any]:
-    """Returns the cluster, as arguments of `advise`."""
+) -> tuple[dict[str, Any], Any]:
+    """Returns the cluster, as arguments of `advise`, and a usual worker.
+
+    That is the `ComputeTime` of one that no flag names, beside what is
+    measured where that is what a step takes.
+    """
     is_given = values["compute"].present or values.trace is not None
     if not is_given:
         # The distribution that the flags then mean is what they add to that
@@ -193,7 +202,7 @@ def _cluster_arguments(
         "num_servers": cluster.num_servers,
         "network": cluster.network,
         "compute": compute,
-    }
+    }, cluster.undisturbed
 
 
 def _added(

@@ -196,15 +196,13 @@ def _draw(comparison: Any, output_dir: Any) -> None:
 
 def _check_metric(metric: str, trained: Any) -> None:
     """Refuses a metric that the model does not have, before any training."""
-    from tfdist.simulation import data
+    from tfdist.simulation import comparison
 
     model = trained.model_fn_of(trained.learning_rate, 0.0)()
-    validation = data.Data(trained.validation, 1, shuffle=False)
-    validation.batch_size = min(1024, validation.num_examples)
-    names = ["train_loss", *data.evaluate(model, validation)]
-    usage.check(
-        metric in names, "metric", f"be one of {', '.join(names)}", metric
-    )
+    try:
+        comparison.check_metric(metric, model, trained.validation)
+    except ValueError as error:
+        raise usage.UsageError(f"Flag --metric={metric}: {error}") from error
 
 
 def _numbers(

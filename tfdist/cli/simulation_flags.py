@@ -208,7 +208,7 @@ def define_cluster(values: flags.FlagValues) -> None:
     flags.DEFINE_float(
         "server_ms",
         0.0,
-        "Milliseconds that a server is busy with each gradient.",
+        "Milliseconds that a server is busy with each update.",
         **define,
     )
 

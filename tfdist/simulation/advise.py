@@ -1,10 +1,10 @@
 """`advise`: what each method would give on a cluster, and which to take."""
 
 import dataclasses
-import math
 import numbers
 import textwrap
 
+from tfdist.simulation import checks
 from tfdist.simulation import tables
 from tfdist.simulation import verdict as verdict_lib
 from tfdist.simulation.compute import ComputeTime
@@ -94,17 +94,18 @@ def advise(
     steps=60,
     min_speed_up=verdict_lib.MIN_SPEED_UP,
     seed=0,
+    one_machine_seconds=None,
 ):
     """Plays methods on clusters, and recommends one or none.
 
-    Rates are those while all workers train. One machine is the measured step
-    of plain Keras: no network, no server, and nobody is slow. The rules of the
-    recommendation are those of `tfdist.simulation.verdict`.
+    Rates are those while all workers train. One machine has no network and no
+    server, and nobody is slow. The rules of the recommendation are those of
+    `tfdist.simulation.verdict`.
 
-    As the simulator has it, each server works on each gradient for
-    `network.server_seconds`, and whole parameters are pulled; a real server
-    averages the gradients of an update first, which is less work, and
-    `AsyncStrategy` pulls only what changed of large embeddings.
+    As the simulator has it, each server works on each update for
+    `network.server_seconds`; that it adds the gradients of an update up before
+    is not counted. And whole parameters are pulled: a real `AsyncStrategy`
+    pulls only what changed of large embeddings.
 
     Args:
       measurement: A `Measurement`, of `measure`.
@@ -127,6 +128,9 @@ def advise(
       steps: Gradients of each worker that are played.
       min_speed_up: Times the rate of one machine that a cluster has to give.
       seed: Of compute times.
+      one_machine_seconds: A training step of one machine. Default: what was
+        measured; where `compute` is a `ComputeTime`, so that workers are other
+        machines, the least of the workers' means and the measured update.
 
     Returns:
       An `Advice`.
@@ -143,22 +147,18 @@ def advise(
     several = num_workers
     if isinstance(num_workers, numbers.Number):
         several = [num_workers]
-    several = sorted({_count("num_workers", n) for n in several})
-    _count("num_servers", num_servers)
-    _count("steps", steps, least=_LEAST_STEPS)
+    several = sorted({checks.count("num_workers", n) for n in several})
+    checks.count("num_servers", num_servers)
+    checks.count("steps", steps, least=_LEAST_STEPS)
     strategies = list(strategies)
     for name, values in (("num_workers", several), ("strategies", strategies)):
         if not values:
             raise ValueError(f"{name} must not be empty. Received: {values!r}.")
-    _check_number("min_speed_up", min_speed_up, lambda v: v > 0, "above 0")
-    _check_number(
+    checks.number("min_speed_up", min_speed_up, lambda v: v > 0, "above 0")
+    checks.number(
         "overhead_seconds", overhead_seconds, lambda v: v >= 0, "of at least 0"
     )
-    if network is not None and not isinstance(network, Network):
-        raise TypeError(
-            "network must be a tfdist.simulation.Network. Received: "
-            f"{network!r}."
-        )
+    network = checks.kind("network", network, Network, Network())
     if not (
         compute is None or isinstance(compute, ComputeTime) or callable(compute)
     ):
@@ -166,9 +166,26 @@ def advise(
             "compute must be a tfdist.simulation.ComputeTime or a callable "
             f"that returns one. Received: {compute!r}."
         )
+    if isinstance(compute, ComputeTime):
+        mean = min(map(compute.mean, range(max(several))))
+        measurement = dataclasses.replace(
+            measurement,
+            compute_seconds=(mean,),
+            step_seconds=mean + measurement.update_seconds,
+        )
+    if one_machine_seconds is not None:
+        checks.number(
+            "one_machine_seconds",
+            one_machine_seconds,
+            lambda v: v > 0,
+            "above 0",
+        )
+        measurement = dataclasses.replace(
+            measurement, step_seconds=one_machine_seconds
+        )
     cluster = Cluster(
         num_servers,
-        network or Network(),
+        network,
         compute,
         overhead_seconds,
         steps,
@@ -231,21 +248,3 @@ _COLUMNS = {
 
 def _percent(share):
     return f"{100 * share:.0f} %"
-
-
-def _count(name, value, least=1):
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or value < least:
-        raise ValueError(
-            f"{name} must be an integer of at least {least}. Received: "
-            f"{value!r}."
-        )
-    return int(value)
-
-
-def _check_number(name, value, is_good, allowed):
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not is_good(value):
-        raise ValueError(
-            f"{name} must be a finite number {allowed}. Received: {value!r}."
-        )

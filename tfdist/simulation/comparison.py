@@ -9,13 +9,16 @@ import tensorflow as tf
 import tqdm
 
 from tfdist.correction import DANA
+from tfdist.simulation import checks
 from tfdist.simulation import data as data_lib
 from tfdist.simulation.compute import ComputeTime
 from tfdist.simulation.compute import Gamma
 from tfdist.simulation.methods import as_method
 from tfdist.simulation.methods import parse
+from tfdist.simulation.network import Network
 from tfdist.simulation.results import ONE_MACHINE
 from tfdist.simulation.results import Comparison
+from tfdist.simulation.schedule import Failure
 from tfdist.simulation.simulate import simulate
 
 
@@ -91,6 +94,15 @@ def compare(
     for name in ("seed", "strategy"):
         if name in arguments:
             raise ValueError(f"compare takes {name} as a list, not {name}.")
+    checks.kind("compute", compute, ComputeTime)
+    checks.kind("network", network, Network)
+    failures = checks.several("failures", failures, Failure)
+    for failure in failures:
+        if not 0 <= failure.worker < min(num_workers):
+            raise ValueError(
+                "failures must name workers of the smallest cluster, from 0 "
+                f"to {min(num_workers) - 1}. Received: {failure}."
+            )
     data = data_lib.Data(dataset, batch_size)
     settings = _settings(
         strategies,
@@ -99,6 +111,12 @@ def compare(
         {"compute": compute, "network": network, "failures": failures},
     )
     _check_settings(settings, data, model_fn_of, learning_rates[0])
+    if metric is not None:
+        check_metric(
+            metric,
+            model_fn_of(learning_rates[0], 0.0)(),
+            arguments.get("validation_data"),
+        )
     if single:
         alone = _Setting(
             dataclasses.replace(as_method("async"), name=ONE_MACHINE),
@@ -242,6 +260,27 @@ def _check_settings(settings, data, model_fn_of, learning_rate):
             model = model_fn_of(learning_rate, setting.momentum)()
             data_lib.check_model(model)
             check_fits(setting.method, setting.num_workers, model)
+
+
+def check_metric(metric, model, validation_data):
+    """Refuses a metric that evaluations will not have.
+
+    Args:
+      metric: Its name.
+      model: A compiled `keras.Model`.
+      validation_data: As for `simulate`.
+
+    Raises:
+      ValueError: With those that they will have.
+    """
+    names = ["train_loss"]
+    if validation_data is not None:
+        data = data_lib.of_validation(validation_data)
+        names += data_lib.evaluate(model, data)
+    if metric not in names:
+        raise ValueError(
+            f"metric must be one of {', '.join(names)}. Received: {metric!r}."
+        )
 
 
 def _check_different(name, values):

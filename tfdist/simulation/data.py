@@ -1,8 +1,13 @@
 """The examples of a simulated training, in memory."""
 
+import numbers
+
 import keras
 import numpy as np
 import tensorflow as tf
+
+_BATCH_OF_VALIDATION = 1024
+_MOST_ORDERS = 8
 
 
 class Data:
@@ -15,17 +20,20 @@ class Data:
       batch_size: Examples per gradient; an epoch's last batch may be smaller.
       shuffle: Whether each epoch has an order of its own.
       seed: Of that.
+      name: Of the argument, for messages.
 
     Raises:
       ValueError: There is nothing in it, or it has no such form.
     """
 
-    def __init__(self, dataset, batch_size, *, shuffle=True, seed=0):
+    def __init__(
+        self, dataset, batch_size, *, shuffle=True, seed=0, name="dataset"
+    ):
         if isinstance(dataset, tf.data.Dataset):
             dataset = _in_memory(dataset)
         if not isinstance(dataset, (tuple, list)) or len(dataset) not in (2, 3):
             raise ValueError(
-                "dataset must be (x, y), (x, y, sample_weight) or a "
+                f"{name} must be (x, y), (x, y, sample_weight) or a "
                 "tf.data.Dataset of such examples. Received: "
                 f"{type(dataset).__name__}."
             )
@@ -33,11 +41,13 @@ class Data:
         sizes = [array.shape[0] if array.ndim else 0 for array in arrays]
         if not sizes[0] or len(set(sizes)) > 1:
             raise ValueError(
-                "dataset must have as many labels (and weights) as examples, "
-                f"one at least. Received: {sizes}."
+                f"{name} must have as many labels (and weights) as examples, "
+                "one at least, each in one array. Received arrays of "
+                f"{sizes} rows."
             )
         if isinstance(batch_size, bool) or not (
-            isinstance(batch_size, int) and 1 <= batch_size <= sizes[0]
+            isinstance(batch_size, numbers.Integral)
+            and 1 <= batch_size <= sizes[0]
         ):
             raise ValueError(
                 "batch_size must be an integer from 1 to the number of "
@@ -47,7 +57,7 @@ class Data:
         self._shuffle = shuffle
         self._seed = seed
         self._orders = {}
-        self.batch_size = batch_size
+        self.batch_size = int(batch_size)
         self.num_examples = sizes[0]
         self.num_batches = -(-sizes[0] // batch_size)
 
@@ -65,10 +75,18 @@ class Data:
             order = np.arange(self.num_examples)
             if self._shuffle:
                 np.random.default_rng([self._seed, epoch]).shuffle(order)
+            # Workers may be some epochs apart; an order that is wanted again
+            # is made again.
+            if len(self._orders) >= _MOST_ORDERS:
+                del self._orders[min(self._orders)]
             self._orders[epoch] = order
-            # Workers may be some epochs apart, where shares are static.
         begin = number * self.batch_size
         return self._orders[epoch][begin : begin + self.batch_size]
+
+    def is_full(self, batch):
+        """Whether a batch is not the short one at the end of an epoch."""
+        last = (batch + 1) % self.num_batches == 0
+        return not last or self.num_examples % self.batch_size == 0
 
     def take(self, rows):
         """The examples `rows`: x, y and weights (or None), as tensors."""
@@ -96,6 +114,13 @@ def _in_memory(dataset):
     return tuple(np.stack(column) for column in zip(*examples, strict=True))
 
 
+def of_validation(dataset):
+    """`Data` to be evaluated on."""
+    data = Data(dataset, 1, shuffle=False, name="validation_data")
+    data.batch_size = min(_BATCH_OF_VALIDATION, data.num_examples)
+    return data
+
+
 def evaluate(model, validation):
     """The model's loss and metrics, a dict.
 
@@ -114,11 +139,12 @@ def evaluate(model, validation):
     )
 
 
-def check_model(model):
-    """Refuses what the simulator cannot train.
+def check_model(model, averages=False):
+    """Refuses what the simulator cannot train, or servers would not.
 
     Args:
       model: What `model_fn` returned.
+      averages: Whether updates are made of several gradients.
 
     Raises:
       TypeError: It is no Keras model.
@@ -151,4 +177,14 @@ def check_model(model):
         raise ValueError(
             "gradient_accumulation_steps is not simulated: use a larger "
             "batch_size."
+        )
+    constrained = [
+        v.path for v in model.trainable_variables if v.constraint is not None
+    ]
+    if averages and (optimizer.use_ema or constrained):
+        what = f"constraints of {constrained}" if constrained else "use_ema"
+        raise ValueError(
+            f"Methods whose updates are means of gradients refuse {what}: "
+            "every worker would change the variables for each update of all "
+            "of them. Use async or bounded_staleness, or leave it out."
         )

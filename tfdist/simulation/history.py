@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import math
 import pathlib
 
 import numpy as np
@@ -101,7 +102,10 @@ class History:
 
     @property
     def examples_per_second(self):
-        """Examples whose gradients count, per virtual second."""
+        """Examples whose gradients count, per virtual second.
+
+        The shorter batch at the end of an epoch is counted as a full one.
+        """
         counted = np.count_nonzero(self.jobs["accepted"])
         return counted * self.batch_size / self.seconds if self.seconds else 0.0
 
@@ -160,7 +164,7 @@ class History:
 
     def write_json(self, path):
         """Writes `as_dict` to a file, null for NaN and infinity."""
-        text = json.dumps(_without_nan(self.as_dict()), default=float)
+        text = json.dumps(without_nan(self.as_dict()), allow_nan=False)
         pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
 
     def write_csv(self, path):
@@ -179,13 +183,18 @@ class History:
                 )
 
 
-def _without_nan(value):
-    """The same with None for NaN and infinity, which JSON does not have."""
+def without_nan(value):
+    """`value` with Python's numbers, and None for NaN and infinity.
+
+    JSON has neither.
+    """
     if isinstance(value, dict):
-        return {key: _without_nan(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(one) for one in value]
-    if isinstance(value, (float, np.floating)) and not np.isfinite(value):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
 

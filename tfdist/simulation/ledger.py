@@ -9,13 +9,22 @@ import tensorflow as tf
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
 from tfdist.synchronization.decisions import Decisions
+from tfdist.synchronization.state import Phase
+from tfdist.synchronization.state import Status
 
+_HELD_UP = (Phase.ARRIVED, Phase.ACCEPTED)
 # Zero stands for "never" in a `State`: virtual time begins later.
 _START_MICROSECONDS = 1_000_000
 
 
 def _microseconds(seconds):
+    if seconds is None:
+        return 0
     return _START_MICROSECONDS + int(round(seconds * 1e6))
+
+
+def _seconds(microseconds):
+    return (microseconds - _START_MICROSECONDS) * 1e-6
 
 
 @functools.cache
@@ -51,6 +60,7 @@ class VirtualLedger:
     def __init__(self, method, num_workers, *, patience, forgets):
         self._num_workers = num_workers
         self._waits = method.waits
+        self._patience = patience
         self._events = _events(method, num_workers, patience, forgets)
         size = state_lib.size(num_workers) + num_workers
         self._set(np.zeros(size, np.int64))
@@ -65,7 +75,8 @@ class VirtualLedger:
           key: Number that no other gradient has.
           pulled: Version that it was computed from.
           now: Seconds.
-          heard: When each worker was last heard of, a list of seconds.
+          heard: When each worker was last heard of, a list of seconds; None
+            for never.
           entered: When its process began, a list of seconds.
         """
         self._call("arrive", (worker, key, pulled), now, heard, entered)
@@ -86,6 +97,36 @@ class VirtualLedger:
         mask[list(workers)] = 1
         nothing = np.zeros(self._num_workers, np.int64)
         self._run("go_on", (0, 0, 0, _microseconds(now)), mask, nothing)
+
+    def next_deadline(self, *, now, heard, alive):
+        """When somebody will have been waited for long enough.
+
+        Args:
+          now: Seconds.
+          heard: As for `arrive`.
+          alive: Who will go on to be heard of, a list of bools.
+
+        Returns:
+          Seconds, later than `now`; None if nobody is waited for in vain.
+        """
+        state, patience = self.state, self._patience
+        present = _microseconds(now)
+        found = []
+        for worker in range(self._num_workers):
+            if state.status[worker] == Status.GONE:
+                continue
+            last = _microseconds(heard[worker])
+            since = state.since[worker]
+            if last and not alive[worker]:
+                found.append(max(last, since) + patience.silent)
+            if state.status[worker] == Status.EXPECTED:
+                if state.started_at:
+                    found.append(state.started_at + patience.missing)
+            elif state.phase[worker] not in _HELD_UP:
+                found.append(since + patience.idle)
+        # It takes more than that long.
+        later = [int(time) + 1 for time in found if time + 1 > present]
+        return _seconds(min(later)) if later else None
 
     def save(self):
         """All there is, for `restore`."""

@@ -1,5 +1,6 @@
 """Trains a model as a source of actions says, and watches."""
 
+import dataclasses
 import math
 
 import keras
@@ -12,16 +13,15 @@ from tfdist.simulation.actions import Drop
 from tfdist.simulation.actions import Entry
 from tfdist.simulation.training import Training
 
-_BATCH_OF_VALIDATION = 1024
 
-
-def make_model(model_fn, seed):
+def make_model(model_fn, seed, method):
     """The model to be trained.
 
     Args:
       model_fn: Callable without arguments that returns a compiled
         `keras.Model`.
       seed: Of its initial weights.
+      method: The `Method` that it is trained with, resolved.
 
     Raises:
       TypeError: It returns no Keras model.
@@ -29,7 +29,7 @@ def make_model(model_fn, seed):
     """
     keras.utils.set_random_seed(seed)
     model = model_fn()
-    data_lib.check_model(model)
+    data_lib.check_model(model, method.synchronization.averages)
     return model
 
 
@@ -74,19 +74,11 @@ def play(
       A `History`.
 
     Raises:
-      ValueError: `evaluate_every` is not positive, or `validation_data` is no
-        data.
+      ValueError: `validation_data` is no data.
     """
-    if not evaluate_every > 0:
-        raise ValueError(
-            f"evaluate_every must be positive. Received: {evaluate_every!r}."
-        )
     validation = None
     if validation_data is not None:
-        validation = data_lib.Data(validation_data, 1, shuffle=False)
-        validation.batch_size = min(
-            _BATCH_OF_VALIDATION, validation.num_examples
-        )
+        validation = data_lib.of_validation(validation_data)
     training = Training(model, data, method, num_workers, chunk, placement)
     watch = _Watch(
         model, training, data.num_batches, validation, evaluate_every
@@ -112,13 +104,31 @@ def play(
         seconds=watch.seconds,
         updates=len(watch.updates),
         evaluations=watch.evaluations,
-        jobs=history_lib.jobs_array(source.jobs),
+        jobs=history_lib.jobs_array(_until(source.jobs, watch.seconds)),
         update_seconds=np.array(watch.updates),
         push_bytes=sum(push_bytes),
         pull_bytes=sum(pull_bytes),
         diverged=watch.diverged,
         model=model,
     )
+
+
+def _until(jobs, seconds):
+    """The jobs as they are at a moment: what comes later has been played."""
+    for job in jobs:
+        if job.pulling > seconds:
+            continue
+        names = ("began", "computed", "arrived", "decided")
+        later = {
+            name: None
+            for name in names
+            if getattr(job, name) is not None and getattr(job, name) > seconds
+        }
+        if later:
+            job = dataclasses.replace(job, **later)
+            if job.decided is None:
+                job = dataclasses.replace(job, accepted=None)
+        yield job
 
 
 class _Watch:
@@ -130,9 +140,10 @@ class _Watch:
         self._num_batches = num_batches
         self._validation = validation
         self._every = every
+        # How many marks, `every` epochs apart, have been passed.
+        self._passed = 0
         self._decided = 0
         self._is_due = False
-        self._next = every
         self.seconds = 0.0
         self.updates = []
         self.evaluations = []
@@ -145,15 +156,14 @@ class _Watch:
         is_entry = isinstance(action, Entry)
         if is_entry and action.count:
             self.updates.append(action.time)
-        gradient = isinstance(action, Drop) or (
-            is_entry and action.job is not None
+        # One that has died with its worker will be computed again.
+        gradient = (is_entry and action.job is not None) or (
+            isinstance(action, Drop) and action.job.arrived is not None
         )
         self._decided += gradient
-        if self._epoch >= self._next:
-            # Of several marks that were passed at once, one.
-            self._next += self._every * max(
-                1, math.floor((self._epoch - self._next) / self._every)
-            )
+        passed = math.floor(self._epoch / self._every + 1e-9)
+        if passed > self._passed:
+            self._passed = passed
             self._is_due = True
         # An update that is being made is seen when it is made.
         if self._is_due and not (is_entry and not action.count):

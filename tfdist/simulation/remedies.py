@@ -3,6 +3,8 @@
 import dataclasses
 import math
 
+from tfdist.simulation.compute import ComputeTime
+from tfdist.simulation.compute import SlowWorkers
 from tfdist.simulation.prediction import Prediction
 from tfdist.simulation.prediction import predict
 
@@ -57,6 +59,11 @@ def find(change, measurement, method, num_workers, cluster, target):
         if change == "batch_size":
             measured = measurement.scaled(factor)
             value = measured.batch_size
+            if isinstance(cluster.compute, ComputeTime):
+                longer = dict.fromkeys(range(num_workers), factor)
+                changing = dataclasses.replace(
+                    cluster, compute=SlowWorkers(cluster.compute, longer)
+                )
         elif change == "bandwidth_gbps":
             value = factor * network.bandwidth_gbps
             of_servers = network.server_bandwidth_gbps

@@ -1,5 +1,6 @@
 """`replay`: the training of a real cluster once more, without it."""
 
+from tfdist.simulation import checks
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import play as play_lib
 from tfdist.simulation.methods import as_method
@@ -74,6 +75,7 @@ def replay(
             "trace must be what tfdist.simulation.read_trace returns. "
             f"Received: {trace!r}."
         )
+    checks.number("evaluate_every", evaluate_every, lambda v: v > 0, "above 0")
     method = as_method(strategy).resolve(trace.num_workers)
     # First of all: what is missing explains what else does not fit.
     trace.order()
@@ -82,7 +84,7 @@ def replay(
     shares = _shares(method, trace, data)
     placement = Placement(trace.num_servers)
     with placement.watching():
-        model = play_lib.make_model(model_fn, seed)
+        model = play_lib.make_model(model_fn, seed, method)
     servers, by_variable = {0}, None
     if _asks_servers_apart(trace):
         by_variable = placement.of(model)

@@ -9,6 +9,7 @@ import numpy as np
 
 from tfdist.simulation import curves
 from tfdist.simulation import tables
+from tfdist.simulation.history import without_nan
 
 ONE_MACHINE = "one machine"
 """Name of the training that speed-ups are over."""
@@ -209,7 +210,7 @@ class Comparison:
 
         Numbers that are not finite are None.
         """
-        return _finite(
+        return without_nan(
             {
                 "metric": self.metric,
                 "target": self.target,
@@ -245,16 +246,3 @@ def _mean(values):
 
 def _ratio(number, other):
     return number / other if number is not None and other else None
-
-
-def _finite(value):
-    """`value` with Python's numbers, and None for NaN and infinity."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -12,6 +12,7 @@ import itertools
 
 import numpy as np
 
+from tfdist.parameter_server.coordination import IDLE_SECONDS
 from tfdist.simulation.actions import Begin
 from tfdist.simulation.actions import Drop
 from tfdist.simulation.actions import Job
@@ -21,9 +22,6 @@ from tfdist.simulation.network import Links
 from tfdist.synchronization.events import Patience
 from tfdist.synchronization.state import Phase
 
-_HEARTBEAT_SECONDS = 1.0
-_IDLE_SECONDS = 600.0
-_MOST_BEATS = 10_000
 _DECIDED = (Phase.GRANTED, Phase.DROPPED)
 
 
@@ -51,6 +49,17 @@ class Failure:
         if not self.at >= 0:
             raise ValueError(
                 f"Failure: at must be at least 0. Received: {self.at!r}."
+            )
+
+
+def _check_apart(failures):
+    """Refuses failures of a worker that is dead."""
+    ordered = sorted(failures, key=lambda f: (f.worker, f.at))
+    for one, other in itertools.pairwise(ordered):
+        if one.worker == other.worker and not (one.until or np.inf) < other.at:
+            raise ValueError(
+                "failures: a worker must be back before it dies again. "
+                f"Received: {one} and {other}."
             )
 
 
@@ -101,7 +110,7 @@ class Schedule:
 
     Attributes:
       jobs: All `Job`s so far, a list.
-      now: Seconds.
+      now: Seconds, when a gradient was last begun or decided over.
     """
 
     def __init__(
@@ -131,7 +140,7 @@ class Schedule:
             patience=Patience.of_seconds(
                 silent=worker_timeout,
                 missing=start_timeout,
-                idle=_IDLE_SECONDS,
+                idle=IDLE_SECONDS,
             ),
             forgets=method.remembers_workers,
         )
@@ -141,7 +150,8 @@ class Schedule:
         ]
         self._max_seconds = max_seconds
         self.jobs = []
-        self.now = 0.0
+        # The clock; `now` is when something last came of it.
+        self.now = self._now = 0.0
         # Each worker: the job that it is at, the life that it is in.
         self._current = [None] * num_workers
         self._lives = [0] * num_workers
@@ -152,17 +162,18 @@ class Schedule:
         self._again = [None] * num_workers
         # The gradient that such a process was waiting for a decision over.
         self._left = [None] * num_workers
-        self._last_heard = [0.0] * num_workers
+        # None: never.
+        self._last_heard = [None] * num_workers
         self._entered = [0.0] * num_workers
         self._executed = 0
-        self._beating = False
-        # Heartbeats since something was decided.
-        self._beats = 0
+        # When heartbeats will next decide again, None if nobody waits.
+        self._beat_at = None
         self._queue = []
         self._number = itertools.count()
         self._out = []
         for failure in failures:
             self._fail(failure)
+        _check_apart(failures)
 
     def _fail(self, failure):
         if not 0 <= failure.worker < self._num_workers:
@@ -186,15 +197,17 @@ class Schedule:
         for worker in range(self._num_workers):
             self._at(0.0, self._begin, worker, 0)
         while self._queue:
-            self.now, _, event, arguments = heapq.heappop(self._queue)
+            self._now, _, event, arguments = heapq.heappop(self._queue)
             event(*arguments)
+            if self._out:
+                self.now = self._now
             yield from self._out
             self._out.clear()
         stuck = [w for w in range(self._num_workers) if self._is_waiting(w)]
         if stuck:
             raise RuntimeError(
                 f"{self._method.synchronization!r} lets workers {stuck} wait "
-                f"at {self.now:g} s, and nobody is left whose gradient could "
+                f"at {self._now:g} s, and nobody is left whose gradient could "
                 "arrive."
             )
 
@@ -209,7 +222,7 @@ class Schedule:
         """It is given parameters for its next batch, if there is one."""
         if life != self._lives[worker] or not self._alive[worker]:
             return
-        over = self._max_seconds is not None and self.now >= self._max_seconds
+        over = self._max_seconds is not None and self._now >= self._max_seconds
         batch = None if over else self._next_batch(worker)
         if batch is None:
             self._current[worker] = None
@@ -223,13 +236,13 @@ class Schedule:
             step=self._steps[worker],
             batch=batch,
             pulled=int(self._ledger.state.version),
-            pulling=self.now,
+            pulling=self._now,
         )
         self._steps[worker] += 1
         self._current[worker] = job
         self.jobs.append(job)
-        self._out.append(Begin(self.now, job, anew))
-        self._at(self._links.pull(worker, self.now), self._compute_, job, life)
+        self._out.append(Begin(self._now, job, anew))
+        self._at(self._links.pull(worker, self._now), self._compute_, job, life)
 
     def _next_batch(self, worker):
         batch, self._again[worker] = self._again[worker], None
@@ -238,23 +251,28 @@ class Schedule:
     def _compute_(self, job, life):
         if life != self._lives[job.worker]:
             return
-        job.began = self.now
+        job.began = self._now
         seconds = self._compute.draw(
             job.worker, job.step, self._streams[job.worker]
         )
-        self._at(self.now + seconds, self._push, job, life)
+        if not 0 <= seconds < np.inf:
+            raise ValueError(
+                f"compute must draw finite seconds of at least 0. Received: "
+                f"{seconds!r} from {self._compute!r}."
+            )
+        self._at(self._now + seconds, self._push, job, life)
 
     def _push(self, job, life):
         if life != self._lives[job.worker]:
             return
-        job.computed = self.now
-        arrival = self._links.push(job.worker, self.now)
+        job.computed = self._now
+        arrival = self._links.push(job.worker, self._now)
         self._at(arrival, self._arrive, job, life)
 
     def _arrive(self, job, life):
         if life != self._lives[job.worker]:
             return
-        job.arrived = self.now
+        job.arrived = self._now
         self._ledger.arrive(
             job.worker, key=job.number, pulled=job.pulled, **self._there()
         )
@@ -270,8 +288,9 @@ class Schedule:
             return
         self._alive[worker] = False
         self._lives[worker] += 1
-        self._last_heard[worker] = self.now
         job = self._current[worker]
+        if job is not None:
+            self._last_heard[worker] = self._now
         if job is not None and job.arrived is None:
             # Nobody has its gradient: who comes back computes it again.
             self._again[worker] = job.batch
@@ -281,14 +300,15 @@ class Schedule:
 
     def _drop(self, job):
         job.accepted = False
-        self._out.append(Drop(self.now, job))
+        self._out.append(Drop(self._now, job))
 
     def _return(self, worker):
         if self._alive[worker] or self._finished[worker]:
             return
         self._alive[worker] = True
-        self._entered[worker] = self.now
-        self._left[worker] = self._current[worker]
+        self._entered[worker] = self._now
+        if self._current[worker] is not None:
+            self._left[worker] = self._current[worker]
         self._begin(worker, self._lives[worker], anew=True)
 
     # Those who wait, and are woken.
@@ -303,28 +323,38 @@ class Schedule:
         )
 
     def _beat_if_needed(self):
-        """Heartbeats decide again, while somebody waits for the dead."""
-        if self._beating or all(self._alive):
-            return
-        if any(map(self._is_waiting, range(self._num_workers))):
-            self._beating = True
-            self._at(self.now + _HEARTBEAT_SECONDS, self._beat)
+        """While somebody waits, heartbeats decide again.
 
-    def _beat(self):
-        self._beating = False
-        executed = self._executed
+        They come once a second on real servers; here, when a worker has been
+        waited for long enough: before that they change nothing.
+        """
+        if not any(map(self._is_waiting, range(self._num_workers))):
+            return
+        there = self._there()
+        deadline = self._ledger.next_deadline(
+            now=self._now, heard=there["heard"], alive=self._alive
+        )
+        if deadline is None:
+            return
+        # One that comes earlier sees to it that there is another.
+        if self._beat_at is None or deadline < self._beat_at:
+            self._beat_at = deadline
+            self._at(deadline, self._beat, deadline)
+
+    def _beat(self, deadline):
+        if deadline != self._beat_at:
+            return  # Another comes in its place.
+        self._beat_at = None
         self._ledger.tick(**self._there())
         self._happened()
-        self._beats = self._beats + 1 if executed == self._executed else 0
-        if self._beats < _MOST_BEATS:
-            self._beat_if_needed()
+        self._beat_if_needed()
 
     def _there(self):
         heard = [
-            self.now if alive else last
+            self._now if alive else last
             for alive, last in zip(self._alive, self._last_heard, strict=True)
         ]
-        return {"now": self.now, "heard": heard, "entered": self._entered}
+        return {"now": self._now, "heard": heard, "entered": self._entered}
 
     # What has been decided.
 
@@ -336,7 +366,7 @@ class Schedule:
             job = self._current[worker]
             if job is None or job.arrived is None or job.decided is not None:
                 continue
-            job.decided = self.now
+            job.decided = self._now
             if phases[worker] == Phase.DROPPED:
                 job.staleness = int(state.staleness[worker])
                 self._drop(job)
@@ -344,7 +374,7 @@ class Schedule:
                 decided.append(int(worker))
         if not decided:
             return
-        self._ledger.go_on(decided, self.now)
+        self._ledger.go_on(decided, self._now)
         # In the order in which they came, their replies leave.
         for worker in sorted(decided, key=lambda w: state.order[w]):
             job = self._current[worker]
@@ -353,11 +383,11 @@ class Schedule:
             self._begin(worker, self._lives[worker])
 
     def _carry_out(self, state):
-        for entry in read_log(state, self._executed, self.jobs, self.now):
+        for entry in read_log(state, self._executed, self.jobs, self._now):
             if entry.job is not None:
                 entry.job.staleness = entry.staleness
                 entry.job.accepted = True
             if entry.count:
-                self._links.update(self.now)
+                self._links.update(self._now)
             self._out.append(entry)
         self._executed = int(state.head)

@@ -41,9 +41,10 @@ class VirtualServer:
                 and not self._correction.on_worker
             )
             self._make_slots(num_workers)
-        # The gradients of the update that is being collected.
-        self._round = []
+        # Of the gradients of the update that is being collected.
+        self._sum = None
         self._correct = Compiled(self._build_correct)
+        self._add = Compiled(_sum_of)
         self._update = Compiled(self._build_update)
         self._both = Compiled(self._build_both)
         self._push = Compiled(self._build_push)
@@ -119,14 +120,15 @@ class VirtualServer:
             if not self._averages:
                 self.given = self._both(*late)
                 return
-            if entry.first:
-                self._round = []
-            self._round.append(self._correct(*late))
+            corrected = self._correct(*late)
+            self._sum = (
+                corrected if entry.first else self._add(self._sum, corrected)
+            )
             if self._slots is not None and self._correction.looks_ahead:
                 self.given = self._give()
         if entry.count:
-            self.given = self._update(_mean(self._round, entry.count))
-            self._round = []
+            self.given = self._update(_divided(self._sum, entry.count))
+            self._sum = None
 
     # Compiled.
 
@@ -217,24 +219,37 @@ class VirtualServer:
         return self._build_give()
 
 
-def _mean(gradients, count):
-    """The mean of lists of gradients, as servers form it."""
-    means = []
-    for column in zip(*gradients, strict=True):
-        if column[0] is None:
-            means.append(None)
-        elif isinstance(column[0], tf.IndexedSlices):
-            # A row may come several times, as it does within a batch.
-            means.append(
-                tf.IndexedSlices(
-                    tf.concat([g.values for g in column], 0) / count,
-                    tf.concat([g.indices for g in column], 0),
-                    column[0].dense_shape,
-                )
+def _sum_of(one, other):
+    """The sum of two lists of gradients."""
+    return [
+        None if a is None else _added(a, b)
+        for a, b in zip(one, other, strict=True)
+    ]
+
+
+def _added(one, other):
+    if not isinstance(one, tf.IndexedSlices):
+        return one + other
+    # A row may come several times, as it does within a batch.
+    return tf.IndexedSlices(
+        tf.concat([one.values, other.values], 0),
+        tf.concat([one.indices, other.indices], 0),
+        one.dense_shape,
+    )
+
+
+def _divided(gradients, count):
+    """A list of gradients divided by a number, as servers do it."""
+    divided = []
+    for gradient in gradients:
+        if isinstance(gradient, tf.IndexedSlices):
+            gradient = tf.IndexedSlices(
+                gradient.values / count, gradient.indices, gradient.dense_shape
             )
-        else:
-            means.append(tf.add_n(column) / count)
-    return means
+        elif gradient is not None:
+            gradient = gradient / count
+        divided.append(gradient)
+    return divided
 
 
 class _Typed:

@@ -3,8 +3,11 @@
 import numbers
 
 import numpy as np
+import tensorflow as tf
 
+from tfdist.cluster import members
 from tfdist.parameter_server.sharding import ByteBalancer
+from tfdist.simulation import checks
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import history as history_lib
 from tfdist.simulation import play as play_lib
@@ -90,9 +93,17 @@ def simulate(
     Raises:
       ValueError: An argument does not fit; the message says which.
     """
-    _check_count("num_workers", num_workers)
-    _check_count("num_servers", num_servers)
-    _check_count("epochs", epochs)
+    checks.count("num_workers", num_workers)
+    checks.count("num_servers", num_servers)
+    checks.count("epochs", epochs)
+    checks.number("evaluate_every", evaluate_every, lambda v: v > 0, "above 0")
+    if checks.count("chunk", chunk) > 8:
+        raise ValueError(f"chunk must be from 1 to 8. Received: {chunk!r}.")
+    if max_seconds is not None:
+        checks.number("max_seconds", max_seconds, lambda v: v > 0, "above 0")
+    cluster = _cluster(
+        compute, network, failures, seed, worker_timeout, start_timeout
+    )
     method = as_method(strategy).resolve(num_workers)
     data = data_lib.Data(dataset, batch_size, shuffle=shuffle, seed=seed)
     if data.num_batches < num_workers:
@@ -101,7 +112,7 @@ def simulate(
             f"{data.num_batches} batches of {batch_size} for "
             f"num_workers={num_workers}."
         )
-    model = play_lib.make_model(model_fn, seed)
+    model = play_lib.make_model(model_fn, seed, method)
     push, pull = traffic(model, method, num_servers)
     schedule = schedule_lib.Schedule(
         method,
@@ -109,14 +120,9 @@ def simulate(
         schedule_lib.Shares(
             data.num_batches, epochs, num_workers, dynamic_shares
         ),
-        compute=_checked(compute, ComputeTime, Gamma(0.1), "compute"),
-        network=_checked(network, Network, Network(), "network"),
         push_bytes=push,
         pull_bytes=pull,
-        failures=failures,
-        seed=seed,
-        worker_timeout=worker_timeout,
-        start_timeout=start_timeout,
+        **cluster,
         max_seconds=max_seconds,
     )
     return play_lib.play(
@@ -175,9 +181,13 @@ def timing(
     Returns:
       A `History` without evaluations.
     """
-    _check_count("num_workers", num_workers)
-    _check_count("num_servers", num_servers)
-    _check_count("steps", steps, least=num_workers)
+    checks.count("num_workers", num_workers)
+    checks.count("num_servers", num_servers)
+    checks.count("batch_size", batch_size)
+    checks.count("steps", steps, least=num_workers)
+    cluster = _cluster(
+        compute, network, failures, seed, worker_timeout, start_timeout
+    )
     method = as_method(strategy).resolve(num_workers)
     pull_bytes = push_bytes if pull_bytes is None else pull_bytes
     push = [
@@ -189,14 +199,9 @@ def timing(
         method,
         num_workers,
         schedule_lib.Shares(steps, 1, num_workers, dynamic_shares),
-        compute=_checked(compute, ComputeTime, Gamma(0.1), "compute"),
-        network=_checked(network, Network, Network(), "network"),
         push_bytes=push,
         pull_bytes=pull,
-        failures=failures,
-        seed=seed,
-        worker_timeout=worker_timeout,
-        start_timeout=start_timeout,
+        **cluster,
     )
     updates = [
         action.time
@@ -219,15 +224,38 @@ def timing(
     )
 
 
+def _cluster(compute, network, failures, seed, worker_timeout, start_timeout):
+    """The arguments of a `Schedule` that describe the cluster, checked."""
+    checks.count("seed", seed, least=0)
+    least = 2 * members.HEARTBEAT_SECONDS
+    checks.number(
+        "worker_timeout",
+        worker_timeout,
+        lambda value: value > least,
+        f"above {least:g}, two heartbeats",
+    )
+    checks.number("start_timeout", start_timeout, lambda v: v > 0, "above 0")
+    return {
+        "compute": checks.kind("compute", compute, ComputeTime, Gamma(0.1)),
+        "network": checks.kind("network", network, Network, Network()),
+        "failures": checks.several("failures", failures, schedule_lib.Failure),
+        "seed": seed,
+        "worker_timeout": worker_timeout,
+        "start_timeout": start_timeout,
+    }
+
+
 def _by_server(name, sizes, num_servers):
     """Bytes of each server, a list."""
     if isinstance(sizes, numbers.Real):
-        return [sizes / num_servers] * num_servers
+        sizes = [sizes / num_servers] * num_servers
     if len(sizes) != num_servers:
         raise ValueError(
             f"{name} must be a number or a list of {num_servers}, the number "
             f"of servers. Received: {sizes!r}."
         )
+    for size in sizes:
+        checks.number(name, size, lambda value: value >= 0, "of at least 0")
     return list(sizes)
 
 
@@ -246,8 +274,7 @@ def traffic(model, method, num_servers):
     balancer = ByteBalancer(num_servers)
     push, pull = [0] * num_servers, [0] * num_servers
     for variable in model.variables:
-        shared = variable.trainable or variable.dtype.startswith("float")
-        if not shared:
+        if not variable.trainable and not _is_real(variable.dtype):
             continue
         size = num_bytes([variable])
         server = balancer.place(size)
@@ -258,21 +285,5 @@ def traffic(model, method, num_servers):
     return push, pull
 
 
-def _checked(value, kind, default, name):
-    if value is None:
-        return default
-    if not isinstance(value, kind):
-        raise TypeError(
-            f"{name} must be a tfdist.simulation.{kind.__name__}. "
-            f"Received: {value!r}."
-        )
-    return value
-
-
-def _check_count(name, value, least=1):
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or value < least:
-        raise ValueError(
-            f"{name} must be an integer of at least {least}. "
-            f"Received: {value!r}."
-        )
+def _is_real(dtype):
+    return tf.as_dtype(dtype).is_floating

@@ -35,6 +35,7 @@ class Training:
         self, model, data, method, num_workers, chunk=8, placement=None
     ):
         self._gradients = Gradients(model, data)
+        self._is_full = data.is_full
         self._server = VirtualServer(model, method, num_workers)
         self._sizes = [size for size in _CHUNKS if size <= max(1, chunk)]
         self._ahead = 2 * self._sizes[0] + 2 * num_workers
@@ -119,6 +120,10 @@ class Training:
             if job is None or job.number in self._computed:
                 continue
             if job.number not in self._begun or len(jobs) == self._sizes[0]:
+                break
+            if not self._is_full(job.batch):
+                # By itself: each form of a call is traced.
+                jobs = jobs or [job]
                 break
             jobs.append(job)
         size = next(size for size in self._sizes if size <= len(jobs))

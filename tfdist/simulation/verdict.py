@@ -107,15 +107,20 @@ def choose(predictions, min_speed_up):
       predictions: List of `Prediction`.
       min_speed_up: Number.
     """
-    enough = [p for p in predictions if p.speed_up >= min_speed_up]
-    for part in (lambda p: 0, lambda p: p.num_workers):
-        if not enough:
-            return None
-        least = min(map(part, enough))
-        enough = [p for p in enough if part(p) == least]
-        fastest = max(p.speed_up for p in enough)
-        enough = [p for p in enough if p.speed_up >= NEAR * fastest]
-    return min(enough, key=lambda p: (p.staleness_mean, p.dropped, -p.speed_up))
+    worth = [p for p in predictions if p.speed_up >= min_speed_up]
+    if not worth:
+        return None
+    size = min(p.num_workers for p in _near_the_fastest(worth))
+    of_size = [p for p in worth if p.num_workers == size]
+    return min(
+        _near_the_fastest(of_size),
+        key=lambda p: (p.staleness_mean, p.dropped, -p.speed_up),
+    )
+
+
+def _near_the_fastest(predictions):
+    fastest = max(p.speed_up for p in predictions)
+    return [p for p in predictions if p.speed_up >= NEAR * fastest]
 
 
 def _remedies(case):
@@ -316,7 +321,7 @@ def slow_workers(case):
     row = case.chosen or case.fastest
     compute = case.cluster.compute_time(case.measurement)
     means = [compute.mean(worker) for worker in range(row.num_workers)]
-    typical = sorted(means)[len(means) // 2]
+    typical = sorted(means)[(len(means) - 1) // 2]
     slowest = max(range(len(means)), key=means.__getitem__)
     if row.is_synchronous or means[slowest] < 1.1 * typical:
         return None
@@ -368,6 +373,7 @@ RULES_OF_ONE_MACHINE = (
     changes,
     backups,
     uneven_servers,
+    slow_workers,
     overhead,
 )
 

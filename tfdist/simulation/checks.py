@@ -1,0 +1,91 @@
+"""Refuses arguments by name, with what came and what is allowed."""
+
+import math
+import numbers
+
+
+def count(name, value, least=1):
+    """Refuses what is not an integer of at least `least`; returns an int.
+
+    Args:
+      name: Name of the argument.
+      value: What came.
+      least: int.
+
+    Raises:
+      ValueError: It is refused.
+    """
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or value < least:
+        raise ValueError(
+            f"{name} must be an integer of at least {least}. "
+            f"Received: {value!r}."
+        )
+    return int(value)
+
+
+def number(name, value, is_good, allowed):
+    """Refuses what is not a finite number for which `is_good` holds.
+
+    Args:
+      name: Name of the argument.
+      value: What came.
+      is_good: Callable of a float.
+      allowed: What that says in words, such as "above 0".
+
+    Raises:
+      ValueError: It is refused.
+    """
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real or not math.isfinite(value) or not is_good(value):
+        raise ValueError(
+            f"{name} must be a finite number {allowed}. Received: {value!r}."
+        )
+
+
+def kind(name, value, of, default=None):
+    """Refuses what is not of a class of `tfdist.simulation`.
+
+    Args:
+      name: Name of the argument.
+      value: What came; None for the default.
+      of: The class.
+      default: What None means.
+
+    Returns:
+      `value`, or the default.
+
+    Raises:
+      TypeError: It is refused.
+    """
+    if value is None:
+        return default
+    if not isinstance(value, of):
+        raise TypeError(
+            f"{name} must be a tfdist.simulation.{of.__name__}. "
+            f"Received: {value!r}."
+        )
+    return value
+
+
+def several(name, values, of):
+    """Refuses what is not several of a class; returns a list.
+
+    Args:
+      name: Name of the argument.
+      values: What came.
+      of: The class.
+
+    Raises:
+      TypeError: It is refused.
+    """
+    try:
+        found = list(values)
+    except TypeError:
+        found = [None]
+    if not all(isinstance(value, of) for value in found):
+        raise TypeError(
+            f"{name} must be several tfdist.simulation.{of.__name__}. "
+            f"Received: {values!r}."
+        )
+    return found
