@@ -4,7 +4,7 @@
 
 The task of tables a, b and c is the next character of Python's own
 documentation (`tfdist.simulation.tasks.text`): 12,000 examples, a network of
-12,000 parameters, SGD whose rate falls to a tenth after half of the training
+14,000 parameters, SGD whose rate falls to a tenth after half of the training
 and again after three quarters. Accuracies are of the end of the training, in
 percent, mean and standard deviation over the seeds. Table d is of time alone.
 Under each table stands what it shows of the claim.
