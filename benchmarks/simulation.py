@@ -3,7 +3,7 @@
     python benchmarks/simulation.py [--quick]
 
 A small convolutional network on handwritten digits (`tasks.digits`): examples
-per second of `simulate` with 1 to 128 virtual workers, as a share of those of
+per second of `simulate` with 1 to 64 virtual workers, as a share of those of
 `model.fit` with the same batches. They take turns; what is shown is the median
 over the rounds of the ratio to `fit` of the same round. The simulator's time is
 that of the whole call, with all that TensorFlow traces; of `fit` the first
@@ -27,8 +27,8 @@ flags.DEFINE_integer(
     "rounds", None, "Rounds. Default: 5, or 1 if --quick.", lower_bound=1
 )
 
-WORKERS, QUICK_WORKERS = (1, 16, 64, 128), (16, 64)
-METHODS = ("async", "sync", "softsync:n=4", "dc_asgd", "dana:variant=zero")
+WORKERS, QUICK_WORKERS = (1, 16, 64), (16, 64)
+METHODS = ("async", "sync", "softsync:s=4", "dc_asgd", "dana:variant=zero")
 QUICK_METHODS = ("async", "sync")
 BATCH = 8
 EPOCHS, QUICK_EPOCHS = 10, 2
@@ -85,7 +85,7 @@ def measure(rounds, methods, workers):
     from tfdist.simulation import tasks
 
     task = tasks.digits()
-    # As many batches for each of 128 workers.
+    # Two batches for each of 64 workers.
     x, y = (array[: BATCH * 128] for array in task.train)
 
     epochs = QUICK_EPOCHS if FLAGS.quick else EPOCHS
