@@ -12,7 +12,6 @@ import tensorflow as tf
 from tests.simulation import quadratic
 from tfdist import simulation
 from tfdist.simulation import Failure
-from tfdist.simulation import tasks
 
 _stream = np.random.default_rng(3)
 IMAGES = _stream.standard_normal((64, 6, 6, 1)).astype("float32")
@@ -311,40 +310,6 @@ def test_a_gradient_that_dies_counts_once():
     assert history.evaluations[-1]["epoch"] == 2.0
 
 
-@pytest.mark.parametrize("strategy", ["sync", "softsync:n=1"])
-def test_what_servers_refuse_is_refused_here(strategy):
-    def averaged():
-        return keras.optimizers.SGD(0.1, use_ema=True)
-
-    with pytest.raises(ValueError, match="use_ema"):
-        simulation.simulate(
-            quadratic.model_fn(averaged),
-            (quadratic.X, quadratic.Y),
-            strategy,
-            num_workers=2,
-            batch_size=4,
-        )
-
-    def constrained():
-        model = keras.Sequential(
-            [
-                keras.Input((quadratic.SIZE,)),
-                keras.layers.Dense(1, kernel_constraint="non_neg"),
-            ]
-        )
-        model.compile("sgd", "mse")
-        return model
-
-    with pytest.raises(ValueError, match="constraints of .*kernel"):
-        simulation.simulate(
-            constrained,
-            (quadratic.X, quadratic.Y),
-            strategy,
-            num_workers=2,
-            batch_size=4,
-        )
-
-
 def test_no_gradient_is_begun_after_the_time_is_over():
     history = run(epochs=50, max_seconds=2.0)
     assert history.jobs["pulling"].max() < 2.0
@@ -402,129 +367,3 @@ def test_a_strategy_stands_for_its_two_arguments():
     np.testing.assert_array_equal(
         one.model.get_weights()[0], other.model.get_weights()[0]
     )
-
-
-class OwnStep(keras.Model):
-    def train_step(self, data):
-        return super().train_step(data)
-
-
-def _own_step():
-    inputs = keras.Input((quadratic.SIZE,))
-    model = OwnStep(inputs, keras.layers.Dense(1)(inputs))
-    model.compile("sgd", "mse")
-    return model
-
-
-def _uncompiled():
-    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-
-
-def _unbuilt():
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    return model
-
-
-def _accumulating():
-    return keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"model_fn": _own_step}, "train_step"),
-        ({"model_fn": _uncompiled}, "compile"),
-        ({"model_fn": _unbuilt}, "keras.Input"),
-        (
-            {"model_fn": quadratic.model_fn(_accumulating)},
-            "gradient_accumulation_steps",
-        ),
-        ({"dataset": (quadratic.X, quadratic.Y[:-1])}, "dataset"),
-        ({"dataset": quadratic.X}, "dataset"),
-        (
-            {"dataset": tf.data.Dataset.range(9).repeat()},
-            "dataset must be finite",
-        ),
-        ({"batch_size": 0}, "batch_size"),
-        ({"batch_size": 16, "num_workers": 4}, "a batch for each worker"),
-        ({"epochs": 0}, "epochs"),
-        ({"chunk": 9}, "chunk"),
-        ({"max_seconds": -1}, "max_seconds"),
-        ({"max_seconds": "1"}, "max_seconds"),
-        ({"evaluate_every": "a"}, "evaluate_every"),
-        ({"validation_data": [1]}, "validation_data"),
-        ({"evaluate_every": 0}, "evaluate_every"),
-        ({"strategy": "dana:variant=fast"}, "variant"),
-        ({"strategy": "softsync:n=9"}, "number of workers"),
-        (
-            {
-                "strategy": "dana",
-                "model_fn": quadratic.model_fn(
-                    lambda: keras.optimizers.SGD(0.1, momentum=0.9)
-                ),
-            },
-            "momentum",
-        ),
-    ],
-)
-def test_what_cannot_be_simulated_is_refused_by_name(arguments, message):
-    arguments = {
-        "model_fn": quadratic.model_fn(),
-        "dataset": (quadratic.X, quadratic.Y),
-        "num_workers": 3,
-        "batch_size": 4,
-        **arguments,
-    }
-    with pytest.raises(ValueError, match=message):
-        simulation.simulate(
-            arguments.pop("model_fn"), arguments.pop("dataset"), **arguments
-        )
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("strategy", 3), ("compute", 0.1), ("network", 10), ("model_fn", int)],
-)
-def test_other_types_are_refused_by_name(name, value):
-    arguments = {"model_fn": quadratic.model_fn(), name: value}
-    with pytest.raises(TypeError, match=name):
-        simulation.simulate(
-            arguments.pop("model_fn"),
-            (quadratic.X, quadratic.Y),
-            num_workers=2,
-            batch_size=4,
-            **arguments,
-        )
-
-
-@pytest.mark.parametrize("name", tasks.TASKS)
-def test_embedded_tasks_can_be_learned(name):
-    task = tasks.load(name)
-    assert len(task.train[0]) == len(task.train[1])
-    history = simulation.simulate(
-        task.model_fn(),
-        tuple(array[:1400] for array in task.train),
-        num_workers=1,
-        epochs=2,
-        batch_size=task.batch_size,
-        validation_data=task.validation,
-    )
-    before, *_, after = (row["accuracy"] for row in history.evaluations)
-    assert after > before + 0.1
-
-
-def test_the_teacher_is_as_hard_as_it_is_told():
-    def chance(sharpness):
-        x, y = tasks.teacher(4000, 10, sharpness=sharpness).train
-        again, z = tasks.teacher(4000, 10, sharpness=1e3).train
-        np.testing.assert_array_equal(x, again)
-        return np.mean(y == z)
-
-    # Of labels that are drawn, as many are the most probable one.
-    assert chance(0.0) < 0.2 < chance(6.0) < chance(100.0)
-
-
-def test_unknown_tasks_are_refused():
-    with pytest.raises(ValueError, match="digits, text, teacher"):
-        tasks.load("imagenet")

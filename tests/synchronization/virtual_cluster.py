@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
+from tfdist.synchronization.decisions import Decisions
 from tfdist.synchronization.state import Phase
 from tfdist.synchronization.state import Status
 
@@ -64,25 +65,28 @@ class _Transactions:
     def _unpack(self, vector):
         return state_lib.State.unpack(vector, self._num_workers)
 
-    def _decide(self, state, now, heard, ended, patience):
-        state = events.attend(
-            state,
-            events.Attendance(now, heard, ended),
-            events.Patience(*tf.unstack(patience)),
-        )
-        return self._method.decide(state).pack()
+    def _decisions(self, patience):
+        return Decisions(self._method, events.Patience(*tf.unstack(patience)))
 
-    def _tick(self, vector, *there):
-        return self._decide(self._unpack(vector), *there)
-
-    def _leave(self, vector, worker, *there):
-        state = events.leave(self._unpack(vector), worker)
-        return self._decide(state, *there)
-
-    def _arrive(self, vector, worker, key, pulled, now, *there):
+    def _tick(self, vector, now, heard, ended, patience):
+        attendance = events.Attendance(now, heard, ended)
         state = self._unpack(vector)
-        state = events.arrive(state, worker, key=key, pulled=pulled, now=now)
-        return self._decide(state, now, *there)
+        return self._decisions(patience).decide(state, attendance).pack()
+
+    def _leave(self, vector, worker, now, heard, ended, patience):
+        attendance = events.Attendance(now, heard, ended)
+        state = events.leave(self._unpack(vector), worker)
+        return self._decisions(patience).decide(state, attendance).pack()
+
+    def _arrive(self, vector, worker, key, pulled, now, heard, ended, patience):
+        state = self._decisions(patience).arrive(
+            self._unpack(vector),
+            worker,
+            key=key,
+            pulled=pulled,
+            attendance=events.Attendance(now, heard, ended),
+        )
+        return state.pack()
 
     def _go_on(self, vector, worker, now):
         return events.go_on(self._unpack(vector), worker, now).pack()

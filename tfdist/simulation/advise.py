@@ -5,6 +5,7 @@ import numbers
 import textwrap
 
 from tfdist.simulation import checks
+from tfdist.simulation import rules
 from tfdist.simulation import tables
 from tfdist.simulation import verdict as verdict_lib
 from tfdist.simulation.compute import ComputeTime
@@ -13,6 +14,10 @@ from tfdist.simulation.methods import as_method
 from tfdist.simulation.network import Network
 from tfdist.simulation.prediction import Cluster
 from tfdist.simulation.prediction import predict
+
+OVERHEAD_SECONDS = 0.002
+"""Seconds that a real exchange takes a worker beside the network and the
+update, in TensorFlow: what `benchmarks/step_overhead.py` measured."""
 
 STRATEGIES = (
     "sync",
@@ -90,7 +95,7 @@ def advise(
     network=None,
     compute=None,
     strategies=STRATEGIES,
-    overhead_seconds=verdict_lib.OVERHEAD_SECONDS,
+    overhead_seconds=OVERHEAD_SECONDS,
     steps=60,
     min_speed_up=verdict_lib.MIN_SPEED_UP,
     seed=0,
@@ -214,7 +219,7 @@ def advise(
         predictions=predictions,
         recommended=case.chosen,
         remedies=case.remedies,
-        verdict=verdict_lib.sentences(case),
+        verdict=rules.sentences(case),
     )
 
 

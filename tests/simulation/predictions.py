@@ -1,0 +1,53 @@
+"""Predictions and cases made by hand."""
+
+from tfdist.simulation import Measurement
+from tfdist.simulation import verdict
+from tfdist.simulation.measurement import Variable
+from tfdist.simulation.methods import parse
+from tfdist.simulation.prediction import BOUNDS
+from tfdist.simulation.prediction import Cluster
+from tfdist.simulation.prediction import Prediction
+
+BACKUP = "backup_workers:backup_workers=2"
+
+
+def row(method, speed_up, **changes):
+    """A prediction for 8 workers, of those figures that rules look at."""
+    synchronous = method in ("sync", BACKUP)
+    figures = {
+        "num_workers": 8,
+        "staleness_mean": 0.0 if synchronous else 7.0,
+        "staleness_p95": 9.0,
+        "dropped": 0.25 if method == BACKUP else 0.0,
+        "waiting": 0.6,
+        "bound": "compute",
+        "gradients_per_update": {"sync": 8, BACKUP: 6}.get(method, 1),
+        **changes,
+    }
+    return Prediction(
+        method=method,
+        examples_per_second=100.0 * speed_up,
+        speed_up=speed_up,
+        updates_per_second=1.0,
+        computing=0.4,
+        talking=0.0,
+        server_gbps=0.0,
+        parts={**dict.fromkeys(BOUNDS, 0.0), figures["bound"]: 0.01},
+        is_synchronous=synchronous,
+        **figures,
+    )
+
+
+def case(*rows, chosen=0, cluster=None, step_seconds=1.0, **settings):
+    """A case in which one of the rows is recommended, or None."""
+    measurement = Measurement(
+        100, [step_seconds], 0.0, step_seconds, [Variable((250_000,))]
+    )
+    return verdict.Case(
+        measurement=measurement,
+        cluster=cluster or Cluster(),
+        predictions=list(rows),
+        methods={r.method: parse(r.method) for r in rows},
+        chosen=None if chosen is None else rows[chosen],
+        **settings,
+    )

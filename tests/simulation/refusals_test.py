@@ -1,0 +1,136 @@
+"""What cannot be simulated is refused, with the argument's name."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tests.simulation import quadratic
+from tfdist import simulation
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def _own_step():
+    inputs = keras.Input((quadratic.SIZE,))
+    model = OwnStep(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    return model
+
+
+def _uncompiled():
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+
+def _unbuilt():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def _accumulating():
+    return keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model_fn": _own_step}, "train_step"),
+        ({"model_fn": _uncompiled}, "compile"),
+        ({"model_fn": _unbuilt}, "keras.Input"),
+        (
+            {"model_fn": quadratic.model_fn(_accumulating)},
+            "gradient_accumulation_steps",
+        ),
+        ({"dataset": (quadratic.X, quadratic.Y[:-1])}, "dataset"),
+        ({"dataset": quadratic.X}, "dataset"),
+        (
+            {"dataset": tf.data.Dataset.range(9).repeat()},
+            "dataset must be finite",
+        ),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 16, "num_workers": 4}, "a batch for each worker"),
+        ({"epochs": 0}, "epochs"),
+        ({"chunk": 9}, "chunk"),
+        ({"max_seconds": -1}, "max_seconds"),
+        ({"max_seconds": "1"}, "max_seconds"),
+        ({"evaluate_every": "a"}, "evaluate_every"),
+        ({"validation_data": [1]}, "validation_data"),
+        ({"evaluate_every": 0}, "evaluate_every"),
+        ({"strategy": "dana:variant=fast"}, "variant"),
+        ({"strategy": "softsync:n=9"}, "number of workers"),
+        (
+            {
+                "strategy": "dana",
+                "model_fn": quadratic.model_fn(
+                    lambda: keras.optimizers.SGD(0.1, momentum=0.9)
+                ),
+            },
+            "momentum",
+        ),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_by_name(arguments, message):
+    arguments = {
+        "model_fn": quadratic.model_fn(),
+        "dataset": (quadratic.X, quadratic.Y),
+        "num_workers": 3,
+        "batch_size": 4,
+        **arguments,
+    }
+    with pytest.raises(ValueError, match=message):
+        simulation.simulate(
+            arguments.pop("model_fn"), arguments.pop("dataset"), **arguments
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("strategy", 3), ("compute", 0.1), ("network", 10), ("model_fn", int)],
+)
+def test_other_types_are_refused_by_name(name, value):
+    arguments = {"model_fn": quadratic.model_fn(), name: value}
+    with pytest.raises(TypeError, match=name):
+        simulation.simulate(
+            arguments.pop("model_fn"),
+            (quadratic.X, quadratic.Y),
+            num_workers=2,
+            batch_size=4,
+            **arguments,
+        )
+
+
+@pytest.mark.parametrize("strategy", ["sync", "softsync:n=1"])
+def test_what_servers_refuse_is_refused_here(strategy):
+    def averaged():
+        return keras.optimizers.SGD(0.1, use_ema=True)
+
+    with pytest.raises(ValueError, match="use_ema"):
+        simulation.simulate(
+            quadratic.model_fn(averaged),
+            (quadratic.X, quadratic.Y),
+            strategy,
+            num_workers=2,
+            batch_size=4,
+        )
+
+    def constrained():
+        model = keras.Sequential(
+            [
+                keras.Input((quadratic.SIZE,)),
+                keras.layers.Dense(1, kernel_constraint="non_neg"),
+            ]
+        )
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(ValueError, match="constraints of .*kernel"):
+        simulation.simulate(
+            constrained,
+            (quadratic.X, quadratic.Y),
+            strategy,
+            num_workers=2,
+            batch_size=4,
+        )
