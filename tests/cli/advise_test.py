@@ -6,9 +6,9 @@ import pytest
 
 from tfdist.cli import advise
 from tfdist.cli.main import main
+from tfdist.simulation.advise import OVERHEAD_SECONDS
 from tfdist.simulation.advise import STRATEGIES
 from tfdist.simulation.verdict import MIN_SPEED_UP
-from tfdist.simulation.verdict import OVERHEAD_SECONDS
 
 # The task's gradient has 39720 bytes.
 _TASK = ["--task=digits", "--strategies=sync,async"]
