@@ -15,15 +15,22 @@ _environment.apply()
 # Name -> module that defines it.
 _HOMES = {
     "AsyncStrategy": "tfdist.parameter_server.presets",
+    "AsyncLocalSGDStrategy": "tfdist.averaging.presets",
+    "BMUFStrategy": "tfdist.averaging.presets",
     "BackupWorkersStrategy": "tfdist.parameter_server.presets",
     "BoundedStalenessStrategy": "tfdist.parameter_server.presets",
     "DANAStrategy": "tfdist.parameter_server.presets",
     "DCASGDStrategy": "tfdist.parameter_server.presets",
+    "DiLoCoStrategy": "tfdist.averaging.presets",
+    "DownpourStrategy": "tfdist.averaging.presets",
+    "ElasticAveragingStrategy": "tfdist.averaging.presets",
+    "ParameterAveragingStrategy": "tfdist.averaging.presets",
     "ParameterServerStrategy": "tfdist.parameter_server.strategy",
     "SidecarEvaluator": "tfdist.parameter_server.evaluator",
     "SoftSyncStrategy": "tfdist.parameter_server.presets",
 }
 _MODULES = (
+    "averaging",
     "callbacks",
     "correction",
     "datasets",

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist.cluster import waiting
-from tfdist.parameter_server import calls
 from tfdist.parameter_server import coordinated
 from tfdist.parameter_server import ledger as ledger_lib
 from tfdist.synchronization import events
@@ -139,10 +138,10 @@ class Coordination:
             _microseconds(entered),
         )
 
-    def watch(self, frame):
-        """Takes note of a call of `fit`, at whose end this worker leaves."""
+    def watch(self, call):
+        """Takes note of a `Call` of `fit`, at whose end this worker leaves."""
         with self._watching:
-            self._fit = calls.Call(frame)
+            self._fit = call
 
     def tick(self):
         """Called with each heartbeat of this worker, in its thread."""

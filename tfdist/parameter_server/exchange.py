@@ -34,6 +34,8 @@ class Parcel:
       extra: What else was asked to be sent, a list.
       copies: What gradients were computed from, where that is needed: a dict
         of gradient (position, or pair of positions) to position.
+      weight: Position of how much the gradients count among those of an
+        update, a scalar; None if all count the same.
       section: The `Section` to be built.
       arrived: Time at which all was there, seconds, scalar float64.
     """
@@ -46,6 +48,7 @@ class Parcel:
     tables: dict
     extra: list
     copies: dict
+    weight: int | None
     section: section_lib.Section
     arrived: tf.Tensor
 
@@ -62,6 +65,10 @@ class Exchange:
       settings: Worker-local variables that are sent with the gradients.
       frozen: Ordinals of step counters that are not to be read afresh.
       lifter: The `Lifter` of the graph.
+      weight: How much these gradients count among those of an update, a
+        scalar tensor; None if all count the same.
+      local_steps: Steps that they stand for, a scalar int64 tensor; None for
+        one.
     """
 
     def __init__(
@@ -75,6 +82,8 @@ class Exchange:
         settings,
         frozen,
         lifter,
+        weight=None,
+        local_steps=None,
     ):
         self._store = store
         self._graph = graph
@@ -84,6 +93,8 @@ class Exchange:
         self._settings = settings
         self._frozen = frozen
         self._lifter = lifter
+        self._weight = weight
+        self._local_steps = local_steps
         self._ahead = None
         self._pulled = None
         self._bytes_sent = []
@@ -130,6 +141,7 @@ class Exchange:
                 accepted=accepted,
                 bytes_sent=self._bytes_sent,
                 bytes_received=self._bytes_received,
+                local_steps=self._local_steps,
             )
 
     def _pulled_by_server(self):
@@ -216,6 +228,7 @@ class Exchange:
         settings = [outbox.add(read_replica(v)) for v in self._settings]
         extra = [outbox.add(tensor) for tensor in extra]
         copies = self._enclosed(replays, outbox)
+        weight = None if self._weight is None else outbox.add(self._weight)
         sent = transfer.move(
             outbox.tensors,
             source=store.worker_device,
@@ -239,6 +252,7 @@ class Exchange:
             },
             extra=[sent[position] for position in extra],
             copies=copies,
+            weight=weight,
             section=section,
             arrived=arrived,
         )

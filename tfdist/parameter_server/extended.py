@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist.parameter_server import input as input_lib
+from tfdist.parameter_server import local_step
 from tfdist.parameter_server import step as step_lib
 from tfdist.parameter_server.variables import ReplicaVariable
 from tfdist.parameter_server.variables import active
@@ -30,6 +31,7 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         self._store = store
         self._config = config
         self._traced = weakref.WeakKeyDictionary()
+        store.creator = self._create_variable
 
     # Variables.
 
@@ -50,12 +52,14 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             "shape",
         )
         kwargs = {key: kwargs[key] for key in known if key in kwargs}
-        if _is_made_by_optimizer():
+        made_by_optimizer = _is_made_by_optimizer()
+        if made_by_optimizer:
             # Keras leaves some of an optimizer's state (the product of
             # Nadam's momenta) marked as a trainable part of the model.
             kwargs["trainable"] = False
         return self._store.create_variable(
             reference,
+            made_by_optimizer=made_by_optimizer,
             distribute_strategy=self._container_strategy(),
             **kwargs,
         )
@@ -123,7 +127,10 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         return tf.nest.pack_sequence_as(first, flat, expand_composites=True)
 
     def _record_once(self, fn, args, kwargs, single=False):
-        active.step = step_lib.Step(self._store)
+        if self._store.local is None:
+            active.step = step_lib.Step(self._store)
+        else:
+            active.step = local_step.LocalStep(self._store, (args, kwargs))
         try:
             # At the end of the data nothing must count a batch that is not
             # there, as an operation would that does not depend on it.

@@ -44,8 +44,8 @@ def distribute(dataset, config, store):
     purpose, frame = _keras_purpose()
     if purpose == "evaluate":
         store.pull()
-    if purpose == "train" and store.coordination is not None:
-        store.coordination.watch(frame)
+    if purpose == "train":
+        store.watch(frame)
     if purpose in ("evaluate", "validate") or config.num_workers == 1:
         return dataset
     policy = dataset.options().experimental_distribute.auto_shard_policy

@@ -32,6 +32,8 @@ class Exchange:
         with what the method of synchronization makes them wait for.
       bytes_sent: Payload sent to all servers.
       bytes_received: Payload received from all servers.
+      local_steps: Optimizer steps of this worker since the exchange before, 1
+        where each step is exchanged.
       pulled_by_server: As `pulled`, of each server: all are asked at once,
         and one may have been asked an update later than another.
     """
@@ -47,6 +49,7 @@ class Exchange:
     wait_seconds: float
     bytes_sent: int
     bytes_received: int
+    local_steps: int
     pulled_by_server: tuple
 
 
@@ -86,6 +89,7 @@ class Journal:
         accepted,
         bytes_sent,
         bytes_received,
+        local_steps=None,
     ):
         """Builds the ops that note one exchange; see `Exchange`."""
         with tf.device(self._device):
@@ -105,6 +109,9 @@ class Journal:
                     waited,
                     _total(bytes_sent),
                     _total(bytes_received),
+                    tf.constant(1.0, tf.float64)
+                    if local_steps is None
+                    else tf.cast(local_steps, tf.float64),
                     *(tf.cast(p, tf.float64) for p in pulled_by_server),
                 ]
             )

@@ -7,6 +7,8 @@ import tensorflow as tf
 from tfdist.parameter_server import rows
 from tfdist.parameter_server.variables import Role
 
+_PULLED = (Role.PARAMETER, Role.STATE, Role.CLOCK, Role.AVERAGED)
+
 
 @dataclasses.dataclass
 class Answer:
@@ -46,7 +48,7 @@ def pulled_from(store, shard, records, iterations):
     fresh = {}
     for record in records:
         variable = record.variable
-        if variable.role not in (Role.PARAMETER, Role.STATE):
+        if variable.role not in _PULLED:
             continue
         holders = (variable.shard, *(p.shard for p in variable.pieces))
         if shard in holders:

@@ -22,6 +22,8 @@ class Staged:
         for replay in parcel.replays:
             found.update(dict.fromkeys(replay.arguments))
         # Positions, or pairs of them, of what is averaged: no duplicates.
+        if parcel.weight is not None:
+            found[parcel.weight] = None
         self.gradients = list(found)
         positions = [p for one in self.gradients for p in positions_of(one)]
         self._positions = [*positions, *parcel.copies.values()]
@@ -97,7 +99,11 @@ class Sums:
         )
 
     def add(self, taken, first):
-        """Adds gradients; with `first` they replace what was there."""
+        """Adds gradients; with `first` they replace what was there.
+
+        Where gradients have weights, they are multiplied by them.
+        """
+        taken = self._weighed(taken)
         dense = [g for g in self._gradients if not isinstance(g, tuple)]
         sparse = [g for g in self._gradients if isinstance(g, tuple)]
 
@@ -127,6 +133,17 @@ class Sums:
 
         tf.cond(first > 0, on_server(begin), on_server(go_on))
 
+    def _weighed(self, taken):
+        weight = self._parcel.weight
+        if weight is None:
+            return taken
+        return {
+            position: value
+            if position == weight
+            else value * tf.cast(taken[weight], value.dtype)
+            for position, value in taken.items()
+        }
+
     def _shape(self, position):
         shape = self._parcel.sent[position].shape
         is_sparse = any(
@@ -149,8 +166,10 @@ class Sums:
         return value
 
     def average(self, count):
-        """The sums divided by `count`: a dict of position to tensor."""
+        """The means of `count` gradients: a dict of position to tensor."""
         averaged = {}
+        if self._parcel.weight is not None:
+            count = self._read(self._parcel.weight)
         for gradient in self._gradients:
             if isinstance(gradient, tuple):
                 # A row may come several times, as it does within a batch.

@@ -74,7 +74,14 @@ def step_counter(optimizer):
     )
 
 
-def _settings(optimizer):
+def exchange_maker(store):
+    """What makes the exchanges of `store`, see `Exchange`."""
+    if store.coordination is not None:
+        return store.coordination.exchange
+    return exchange_lib.Exchange
+
+
+def settings_of(optimizer):
     """The worker's own scalars of an optimizer, such as its learning rate."""
     values = [getattr(v, "value", v) for v in optimizer.variables]
     return [
@@ -93,15 +100,16 @@ class Step:
 
     Args:
       store: The `ParameterStore`.
+
+    Attributes:
+      is_local: Whether optimizers act on the replicas, as in a `LocalStep`.
     """
+
+    is_local = False
 
     def __init__(self, store):
         self._store = store
-        self._make_exchange = (
-            store.coordination.exchange
-            if store.coordination is not None
-            else exchange_lib.Exchange
-        )
+        self._make_exchange = exchange_maker(store)
         self._root = tf.compat.v1.get_default_graph()
         self._pending = {}
         # Ordinals of step counters whose local value is this step's ticket.
@@ -243,7 +251,7 @@ class Step:
                 rate=lambda: keras.ops.convert_to_tensor(
                     optimizer.learning_rate
                 ),
-                settings=_settings(optimizer) if optimizer else [],
+                settings=settings_of(optimizer) if optimizer else [],
                 frozen=self._ticketed,
                 lifter=lifting.Lifter(
                     graph, self._store, pending.barriers, pending.settled

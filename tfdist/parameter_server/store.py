@@ -5,6 +5,7 @@ import weakref
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.parameter_server import calls
 from tfdist.parameter_server import journal
 from tfdist.parameter_server import sharding
 from tfdist.parameter_server import synchronize
@@ -90,6 +91,10 @@ class ParameterStore:
         self.coordination = None
         # What is done about late gradients; None where nothing is.
         self.corrector = None
+        # Steps between exchanges; None where each step is exchanged.
+        self.local = None
+        # The strategy's creator of variables, for `variable_scope`.
+        self.creator = None
         self.journal = journal.Journal(self)
         self._synchronizer = synchronize.Synchronizer(
             self, is_chief=is_chief, timeout=timeout
@@ -118,11 +123,16 @@ class ParameterStore:
                 trainable=False,
             )
 
-    def create_variable(self, reference, **kwargs):
+    def variable_scope(self):
+        """Scope like the strategy's, which none may enter within a step."""
+        return tf.variable_creator_scope(self.creator)
+
+    def create_variable(self, reference, *, made_by_optimizer=False, **kwargs):
         """Creates a variable for the user's model.
 
         Args:
           reference: Variable that it is to be beside, or None.
+          made_by_optimizer: Whether it is state of an optimizer.
           **kwargs: What `tf.Variable` takes.
 
         Returns:
@@ -138,7 +148,11 @@ class ParameterStore:
                 aggregation=probe.aggregation,
                 reference=reference,
             )
+            if self.local is not None:
+                role = self.local.role_of(role, made_by_optimizer)
             probe.role = role
+            if made_by_optimizer:
+                probe.note_first_value()
             if kwargs.get("name") == "seed_generator_state":
                 self._spread_seed(probe)
             if role is Role.METRIC:
@@ -372,8 +386,19 @@ class ParameterStore:
         self._synchronizer.commit()
 
     def pull(self):
-        """Refreshes all local replicas from the servers."""
-        self._synchronizer.pull_all()
+        """Refreshes all local replicas from the servers.
+
+        In the midst of local steps they show what came last instead.
+        """
+        if self.local is None:
+            self._synchronizer.pull_all()
+        elif self.local.before_pull():
+            self._synchronizer.pull_all()
+            self.local.after_pull()
+
+    def build_pull(self, variables):
+        """Builds, in a traced function, the refreshing of `variables`."""
+        self._synchronizer.build_pull(variables)
 
     def updates_applied(self):
         """Number of updates that each server has applied, a list of ints."""
@@ -386,10 +411,24 @@ class ParameterStore:
         """
         return self._synchronizer.collective_writes()
 
+    def watch(self, frame):
+        """Takes note of a call of `fit`, by its frame."""
+        for part in (self.coordination, self.local):
+            if part is not None:
+                part.watch(calls.Call(frame))
+
     def before_eager_read(self, variable):
         """Called before a replica is read eagerly."""
         self._synchronizer.before_read(variable)
+        self.before_eager_write(variable)
+
+    def before_eager_write(self, variable):
+        """Called before a replica is assigned eagerly."""
+        if self.local is not None:
+            self.local.before_read(variable)
 
     def after_eager_write(self, variable):
         """Called after a replica was assigned eagerly."""
         self._synchronizer.after_write(variable)
+        if self.local is not None:
+            self.local.after_write(variable)

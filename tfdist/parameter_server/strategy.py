@@ -1,14 +1,18 @@
 """The strategies that users construct."""
 
+import atexit
 import itertools
 import sys
 import time
 import warnings
+import weakref
 
 from absl import logging
 import keras
 import tensorflow as tf
 
+from tfdist.averaging import LocalSteps
+from tfdist.averaging import ParameterAveraging
 from tfdist.cluster import config as cluster_config
 from tfdist.cluster import connection
 from tfdist.cluster import ending
@@ -21,6 +25,7 @@ from tfdist.correction import Correction
 from tfdist.parameter_server import coordination
 from tfdist.parameter_server import corrector
 from tfdist.parameter_server import extended
+from tfdist.parameter_server import local
 from tfdist.parameter_server import metrics
 from tfdist.parameter_server import store as store_lib
 from tfdist.synchronization import Async
@@ -52,6 +57,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         one of `tfdist.synchronization`; default: `Async()`.
       correction: What is done about late gradients: one of
         `tfdist.correction`; default: nothing.
+      local_steps: What a worker does between two exchanges: one of
+        `tfdist.averaging`, or for `ParameterAveraging` their number; default:
+        every step is exchanged.
       variable_partitioner: Splits large parameters over servers along their
         first axis: a `tf.distribute.experimental.partitioners` object
         (`MinSizePartitioner`, `MaxSizePartitioner`, `FixedShardsPartitioner`)
@@ -79,6 +87,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         *,
         synchronization=None,
         correction=None,
+        local_steps=None,
         variable_partitioner=None,
         start_timeout=300.0,
         worker_timeout=10.0,
@@ -91,6 +100,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 f"{worker_timeout!r}."
             )
         method = _check_method(synchronization, correction)
+        local_steps = _check_local_steps(local_steps)
         if not start_timeout > 0:
             raise ValueError(
                 f"start_timeout must be positive, came: {start_timeout!r}."
@@ -153,6 +163,16 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                     num_workers=config.num_workers,
                     worker_id=self._store.worker_id,
                 )
+        self._local_steps = local_steps
+        if local_steps is not None:
+            self._store.local = local.Local(
+                self._store,
+                local_steps.resolve(method, correction, config.num_workers),
+                method,
+                num_workers=config.num_workers,
+                worker_id=self._store.worker_id,
+            )
+            atexit.register(_flush, weakref.ref(self))
         by_worker = correction is None or correction.on_worker
         if not (isinstance(method, Async) and by_worker):
             self._coordinate(method, correction, worker_timeout)
@@ -190,6 +210,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def correction(self):
         """The `Correction`, as it was given, or None."""
         return self._correction
+
+    @property
+    def local_steps(self):
+        """The `LocalSteps`, as it was given, or None."""
+        return self._local_steps
 
     @property
     def journal(self):
@@ -263,6 +288,15 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if self._store.coordination is not None:
             self._store.coordination.leave()
 
+    def flush(self):
+        """Exchanges the local steps that no exchange was due for.
+
+        Happens by itself when training ends: in `settle`, in an evaluation
+        after `fit`, at the latest when the process ends.
+        """
+        if self._store.local is not None:
+            self._store.local.flush()
+
     def settle(self):
         """Waits until all workers have come to their own call of this.
 
@@ -272,6 +306,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         longer than ten minutes without progress of the training. Does
         nothing if this worker has not trained since its last call.
         """
+        self.flush()
         count = self._store.journal.count
         if count == self._settled_at:
             return
@@ -359,6 +394,26 @@ def _check_method(synchronization, correction):
             f"{correction!r}."
         )
     return synchronization
+
+
+def _check_local_steps(local_steps):
+    if local_steps is None or isinstance(local_steps, LocalSteps):
+        return local_steps
+    if isinstance(local_steps, int):
+        return ParameterAveraging(local_steps)
+    raise TypeError(
+        "local_steps must be a number of steps or one of tfdist.averaging "
+        "(AccruedGradients, ElasticAveraging, ParameterAveraging), came: "
+        f"{local_steps!r}."
+    )
+
+
+def _flush(reference):
+    """At the end of the process: no step of this worker is lost."""
+    strategy = reference()
+    raised = getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
+    if strategy is not None and not raised:
+        strategy.flush()
 
 
 def _namespace(config):

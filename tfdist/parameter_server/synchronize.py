@@ -274,13 +274,14 @@ class Synchronizer:
     def _pull(self, variables):
         ledgers = len(self._ledgers())
         key = ("pull", ledgers, tuple(v.ordinal for v in variables))
-        self._call(key, lambda: self._build_pull(variables))
+        self._call(key, lambda: self.build_pull(variables))
 
     def _ledgers(self):
         coordination = self._store.coordination
         return [] if coordination is None else coordination.ledgers
 
-    def _build_pull(self, variables):
+    def build_pull(self, variables):
+        """Builds the refreshing of the replicas of `variables`."""
         store = self._store
         pieces = {}
         for shard in range(store.num_shards):

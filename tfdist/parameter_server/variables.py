@@ -30,6 +30,10 @@ class Role(enum.Enum):
     LOCAL: belongs to the worker (learning rate, seeds, loss scale, gradient
       accumulators, integers): never leaves it.
     METRIC: belongs to the worker; summed over the cluster on demand.
+    CLOCK: with local steps, the step counter of the optimizer that takes
+      them; each worker counts its own, the first server has the most.
+    AVERAGED: with local steps, optimizer state that is averaged along with
+      its parameter; beside its primary.
     """
 
     PARAMETER = "parameter"
@@ -38,6 +42,8 @@ class Role(enum.Enum):
     ITERATIONS = "iterations"
     LOCAL = "local"
     METRIC = "metric"
+    CLOCK = "clock"
+    AVERAGED = "averaged"
 
     @property
     def is_on_server(self):
@@ -134,6 +140,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         self.pulled = None
         # Tables pulled by rows only: the version of the rows here.
         self.rows_pulled = None
+        # Of optimizers' state that begins with one number: that number.
+        self.first_value = None
         super().__init__(**kwargs)
 
     @property
@@ -171,6 +179,12 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         """Size in bytes, int."""
         return self.shape.num_elements() * self.dtype.size
 
+    def note_first_value(self):
+        """Keeps the number that all elements have now, in `first_value`."""
+        value = tf.reshape(self.value(), [-1])
+        if self.dtype.is_floating and bool(tf.reduce_all(value == value[:1])):
+            self.first_value = value[0].numpy()
+
     def assign_replica(self, value):
         """Sets the local replica alone; returns nothing."""
         super().assign(value, read_value=False)
@@ -187,6 +201,7 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         if active.section is not None or not self.role.is_on_server:
             return method(value, **kwargs)
         if tf.executing_eagerly():
+            self._store.before_eager_write(self)
             result = method(value, **kwargs)
             self._store.after_eager_write(self)
             return result
@@ -196,6 +211,10 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
                 "strategy.run: its primary on the server would not hear of "
                 "it. Assign it eagerly, or inside strategy.run."
             )
+        if active.step.is_local:
+            result = method(value, **kwargs)
+            active.step.assigned(self)
+            return result
         active.step.before_mutation(self)
         before = super()._read_variable_op()
         result = method(value, **kwargs)

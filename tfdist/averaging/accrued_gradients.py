@@ -1,0 +1,66 @@
+"""Downpour: gradients are accrued, pushed and fetched at their own rates."""
+
+import keras
+
+from tfdist.averaging import base
+from tfdist.synchronization.base import check_count
+
+
+class AccruedGradients(base.LocalSteps):
+    """Downpour SGD with fewer exchanges than steps.
+
+    Dean et al., "Large scale distributed deep networks", NIPS 2012, section
+    4.1. A worker takes local steps with the optimizer that the model was
+    compiled with (the paper's is plain SGD), pushes the sum of its gradients
+    after every `n_push` steps and fetches the parameters after every
+    `n_fetch`. The servers' optimizer makes an update of each sum.
+
+    With `n_fetch=1` every local step is undone by a fetch: the servers'
+    optimizer alone counts. With both 1 this is asynchronous SGD.
+
+    Args:
+      n_fetch: Local steps between two fetches.
+      n_push: Local steps between two pushes.
+      server_optimizer: Keras optimizer, or its name or config; default: the
+        paper's Adagrad, with a rate of 0.01 and sums that begin at 0.
+    """
+
+    pushed = base.Pushed.GRADIENTS
+    weighted = False
+
+    def __init__(self, n_fetch=1, n_push=1, server_optimizer=None):
+        owner = type(self).__name__
+        check_count(owner, "n_fetch", n_fetch, 1)
+        check_count(owner, "n_push", n_push, 1)
+        self.n_fetch = n_fetch
+        self.n_push = n_push
+        self._outer = base.optimizer_config(
+            owner,
+            "server_optimizer",
+            keras.optimizers.Adagrad(
+                0.01, initial_accumulator_value=0.0, epsilon=1e-10
+            )
+            if server_optimizer is None
+            else server_optimizer,
+        )
+
+    def resolve(self, synchronization, correction, num_workers):
+        super().resolve(synchronization, correction, num_workers)
+        if self.n_fetch != self.n_push and synchronization.waits:
+            raise ValueError(
+                f"{type(self).__name__}: n_fetch={self.n_fetch} other than "
+                f"n_push={self.n_push} is for Async and SoftSync; with "
+                f"{synchronization!r} each push is answered."
+            )
+        return self
+
+    def steps(self, step):
+        return base.period_steps(self.n_push, 0, step)
+
+    def fetch_steps(self, step):
+        if self.n_fetch == self.n_push:
+            return None
+        return base.period_steps(self.n_fetch, 0, step)
+
+    def outer_optimizer(self):
+        return keras.optimizers.deserialize(dict(self._outer))

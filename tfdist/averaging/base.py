@@ -1,0 +1,279 @@
+"""What every method with K local steps between exchanges is."""
+
+import abc
+import enum
+import numbers
+
+import keras
+import tensorflow as tf
+
+from tfdist.synchronization import base as synchronization_base
+
+
+class Pushed(enum.Enum):
+    """What a worker sends to the servers.
+
+    CHANGE: what its steps have made of the parameters that it began from,
+      `anchor - own`, a descent direction (a 'pseudo-gradient').
+    WEIGHTS: its own weights.
+    GRADIENTS: the sum of the gradients of its steps.
+    """
+
+    CHANGE = "change"
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"
+
+
+class LocalSteps(abc.ABC):
+    """Says how a worker trains between exchanges, and what an exchange does.
+
+    Between two exchanges a worker trains its *own* weights with the optimizer
+    that the model was compiled with, the *inner* one. The *anchor* is what the
+    servers gave it last. Pure TensorFlow over the tensors of one parameter;
+    knows nothing of processes, devices or Keras's training loop.
+
+    Attributes:
+      pushed: A `Pushed`.
+      keeps_own: Whether a worker goes on from its own weights after an
+        exchange; else it goes on from what the servers give.
+      weighted: Whether an update of several workers' pushes weighs them by
+        the examples that they have seen; else all count the same.
+      dynamic: Whether slower workers take fewer steps.
+      average_optimizer_state: Whether the inner optimizer's slots are averaged
+        along with the parameters.
+      reset_optimizer_state: Whether they begin anew after each exchange.
+    """
+
+    pushed = Pushed.CHANGE
+    keeps_own = False
+    weighted = True
+    dynamic = False
+    average_optimizer_state = False
+    reset_optimizer_state = False
+
+    def __repr__(self):
+        # Workers compare them: all settings, and nothing of this process.
+        settings = ", ".join(
+            f"{name.lstrip('_')}={_shown(value)}"
+            for name, value in vars(self).items()
+        )
+        return f"{type(self).__name__}({settings})"
+
+    def resolve(self, synchronization, correction, num_workers):
+        """Checks the settings against the rest of the strategy.
+
+        Args:
+          synchronization: The `Synchronization`, resolved.
+          correction: The `Correction`, or None.
+          num_workers: Number of workers.
+
+        Returns:
+          The method with all settings known, this or another instance.
+
+        Raises:
+          ValueError: They do not fit together.
+        """
+        del correction, num_workers
+        if synchronization.retries:
+            raise ValueError(
+                f"{type(self).__name__}: on_drop='retry' computes one batch "
+                "again, and an exchange stands for several: use "
+                "on_drop='next'."
+            )
+        return self
+
+    @abc.abstractmethod
+    def steps(self, step):
+        """Local steps between two pushes, when local step `step` is done.
+
+        Args:
+          step: Steps that the inner optimizer has counted, scalar int64
+            tensor, 1 after the first.
+
+        Returns:
+          A scalar int64 tensor.
+        """
+
+    def fetch_steps(self, step):
+        """The same between two fetches; None if a push brings a fetch."""
+        del step
+
+    @abc.abstractmethod
+    def outer_optimizer(self):
+        """Makes the optimizer that turns what is pushed into parameters.
+
+        Called in the strategy's scope.
+
+        Returns:
+          A `keras.optimizers.Optimizer`.
+        """
+
+    def push(self, own, anchor):
+        """What is sent of a parameter.
+
+        Args:
+          own: The worker's weights, a tensor.
+          anchor: What the servers last gave it, a tensor.
+        """
+        return anchor - own if self.pushed is Pushed.CHANGE else own
+
+    def apply(self, parameter, pushed):
+        """Makes a parameter of what was pushed, on its server.
+
+        Args:
+          parameter: The parameter, a tensor.
+          pushed: What was pushed, a tensor; of several workers the mean.
+
+        Returns:
+          The new parameter; None if the outer optimizer does it.
+        """
+        del parameter, pushed
+
+    def adopt(self, own, point, anchor, fresh):
+        """What a worker goes on from after an exchange.
+
+        Args:
+          own: The worker's weights after its last step, a tensor.
+          point: The same before that step, where its gradient was computed.
+          anchor: What the servers gave it the last time.
+          fresh: What they have given it now.
+        """
+        del own, point, anchor
+        return fresh
+
+
+def period_steps(period, warmup_steps, step):
+    """Local steps between two exchanges.
+
+    Args:
+      period: int, or callable of `step` that returns one or a scalar tensor.
+      warmup_steps: Local steps during which it is 1.
+      step: Scalar int64 tensor.
+
+    Returns:
+      A scalar int64 tensor, at least 1.
+    """
+    steps = period(step) if callable(period) else period
+    steps = tf.maximum(tf.cast(steps, tf.int64), 1)
+    if warmup_steps:
+        steps = tf.where(step <= warmup_steps, tf.ones([], tf.int64), steps)
+    return steps
+
+
+def check_period(owner, name, period):
+    """Refuses what is neither a number of steps nor a function.
+
+    Args:
+      owner: Name of the class.
+      name: Name of the argument.
+      period: What came.
+
+    Raises:
+      ValueError: It is refused.
+    """
+    if callable(period):
+        return
+    try:
+        synchronization_base.check_count(owner, name, period, 1)
+    except ValueError as error:
+        raise ValueError(
+            f"{owner}: {name} must be an integer of at least 1 or a function "
+            f"of the local step, came: {period!r}."
+        ) from error
+
+
+def check_rate(owner, name, value, *, low=0.0, high=None):
+    """Refuses what is not a number of `(low, high)`.
+
+    Args:
+      owner: Name of the class.
+      name: Name of the argument.
+      value: What came.
+      low: Numbers have to be greater.
+      high: Numbers have to be smaller; None for any.
+
+    Returns:
+      `value` as a float.
+
+    Raises:
+      ValueError: It is refused.
+    """
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    high = float("inf") if high is None else high
+    if not is_number or not low < value < high:
+        raise ValueError(
+            f"{owner}: {name} must be a number greater than {low:g} and less "
+            f"than {high:g}, came: {value!r}."
+        )
+    return float(value)
+
+
+_NOT_OUTER = (
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "gradient_accumulation_steps",
+    "loss_scale_factor",
+    "use_ema",
+    "weight_decay",
+)
+
+
+def is_factory(optimizer):
+    """Whether it is a function that makes an optimizer, or its class."""
+    return callable(optimizer) and not isinstance(
+        optimizer, keras.optimizers.Optimizer
+    )
+
+
+def optimizer_config(owner, name, optimizer):
+    """What an outer optimizer is made of, once per inner one.
+
+    Args:
+      owner: Name of the class.
+      name: Name of the argument.
+      optimizer: What `keras.optimizers.get` takes.
+
+    Returns:
+      A dict for `keras.optimizers.deserialize`.
+
+    Raises:
+      ValueError: It is none, or has a setting that acts on whole steps.
+    """
+    try:
+        optimizer = keras.optimizers.get(optimizer)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{owner}: {name} must be a Keras optimizer, its name or its "
+            f"config, came: {optimizer!r}."
+        ) from error
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            f"{owner}: {name} gets changes of weights, which need no scaling "
+            "of losses; compile the model with LossScaleOptimizer instead."
+        )
+    for setting in _NOT_OUTER:
+        value = getattr(optimizer, setting, None)
+        if value:
+            raise ValueError(
+                f"{owner}: {name} with {setting}={value!r} is not supported: "
+                "give that setting to the optimizer that the model is "
+                "compiled with."
+            )
+    config = keras.optimizers.serialize(optimizer)
+    # Keras numbers names by what the process has made before.
+    del config["config"]["name"]
+    return config
+
+
+def _shown(value):
+    """A setting as text, the same in every process."""
+    if callable(value):
+        return "a function"
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, dict):
+        given = value["config"].items()
+        settings = ", ".join(f"{k}={v!r}" for k, v in given if v is not None)
+        return f"{value['class_name']}({settings})"
+    return repr(value)
