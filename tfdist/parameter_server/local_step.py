@@ -56,7 +56,7 @@ class LocalStep:
                 self._note_point(variable)
         if self._expected and args:
             self._expected -= 1
-            if variable.role is Role.PARAMETER:
+            if self._local.needs_gradients:
                 self._gradients[variable.ordinal] = args[0]
         fn(variable, *args, **kwargs)
 

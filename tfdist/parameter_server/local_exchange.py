@@ -1,0 +1,292 @@
+"""The exchange of what an optimizer has done in some local steps."""
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from tfdist.averaging import base as averaging
+from tfdist.parameter_server import lifting
+from tfdist.parameter_server import records as records_lib
+from tfdist.parameter_server import step as step_lib
+from tfdist.parameter_server.pull import assign
+from tfdist.parameter_server.section import read_replica
+from tfdist.parameter_server.variables import Role
+
+
+@dataclasses.dataclass
+class Inner:
+    """What is known of one inner optimizer.
+
+    Attributes:
+      clock: Its step counter.
+      optimizer: The Keras optimizer.
+      outer: The outer one.
+      parameters: List of the parameters that it trains.
+      states: List of other state that its steps assign.
+      since_push: Steps since its last push, a worker's int64.
+      since_fetch: The same since its last fetch.
+      examples: Examples in the steps since its last push, the same.
+      accrued: By ordinal, sums of gradients, where these are pushed.
+    """
+
+    clock: object
+    optimizer: object
+    outer: object
+    parameters: list
+    states: list
+    since_push: object
+    since_fetch: object
+    examples: object
+    accrued: dict
+
+    def count(self, examples, gradients):
+        """Builds: a step has been taken.
+
+        Args:
+          examples: Number of its examples, scalar int64 tensor.
+          gradients: Its gradients, by ordinal.
+        """
+        self.since_push.assign_add(1, read_value=False)
+        self.since_fetch.assign_add(1, read_value=False)
+        self.examples.assign_add(examples, read_value=False)
+        for ordinal, total in self.accrued.items():
+            gradient = gradients[ordinal]
+            if isinstance(gradient, tf.IndexedSlices):
+                total.scatter_add(gradient)
+            else:
+                total.assign_add(gradient, read_value=False)
+
+    def pushed(self):
+        """Builds: what it has done has been pushed."""
+        self.since_push.assign(0, read_value=False)
+        self.examples.assign(0, read_value=False)
+        for total in self.accrued.values():
+            total.assign(tf.zeros_like(total), read_value=False)
+
+    def state(self, role):
+        """Its state of a role, a list of `ReplicaVariable`."""
+        values = [getattr(v, "value", v) for v in self.optimizer.variables]
+        return [value for value in values if value.role is role]
+
+
+def new_inner(store, method, clock, optimizer, outer, parameters, states):
+    """An `Inner` that has done nothing yet.
+
+    Args:
+      store: The `ParameterStore`.
+      method: The `LocalSteps`.
+      clock: See `Inner`, as the others.
+      optimizer: The Keras optimizer.
+      outer: The outer one.
+      parameters: List of the parameters that it trains.
+      states: List of other state that its steps assign.
+    """
+
+    def zero(name):
+        return store.worker_variable(tf.zeros([], tf.int64), name)
+
+    def zeros_like(parameter):
+        return store.worker_variable(
+            lambda: tf.zeros(parameter.shape, parameter.dtype), "accrued"
+        )
+
+    accrues = method.pushed is averaging.Pushed.GRADIENTS
+    return Inner(
+        clock,
+        optimizer,
+        outer,
+        parameters,
+        states,
+        zero("since_push"),
+        zero("since_fetch"),
+        zero("examples"),
+        {p.ordinal: zeros_like(p) for p in parameters if accrues},
+    )
+
+
+class LocalExchange:
+    """Builds exchanges of local steps.
+
+    Args:
+      store: The `ParameterStore`.
+      method: The `LocalSteps`.
+      averages: Whether updates are means over workers.
+      num_workers: Number of workers.
+      shadow: Callable of a parameter that gives its shadow, where the anchor
+        is while a step runs.
+    """
+
+    def __init__(self, store, method, *, averages, num_workers, shadow):
+        self._store = store
+        self._method = method
+        self._averages = averages
+        self._num_workers = num_workers
+        self._shadow = shadow
+        # Where the number of steps follows the worker's speed.
+        self.speeds = None
+
+    def build(self, inner, points, adopt=True):
+        """Builds the exchange of what has been done since the last one.
+
+        Args:
+          inner: The `Inner`.
+          points: By ordinal, parameters before the last step; or empty.
+          adopt: Whether the worker goes on from what comes back.
+        """
+        own = {v.ordinal: read_replica(v) for v in inner.parameters}
+        anchors = {
+            v.ordinal: read_replica(self._shadow(v)) for v in inner.parameters
+        }
+        points = {**own, **points}
+        records, sent = self._records(inner, anchors, points)
+        before = None if adopt else self._versions()
+        self._exchange(inner, records, sent)
+        inner.pushed()
+        if adopt:
+            self._adopt(inner, own, points, anchors)
+            return
+        for variable in inner.parameters:
+            assign(variable.local_handle, own[variable.ordinal])
+        self._set_versions(before)
+
+    def _exchange(self, inner, records, sent):
+        store, outer = self._store, inner.outer
+        counter = step_lib.step_counter(outer)
+        if store.corrector is not None:
+            store.corrector.before_push(records, outer, counter)
+        graph = tf.compat.v1.get_default_graph()
+        weight = None
+        if self._averages and self._method.weighted:
+            weight = tf.cast(inner.examples.read_value(), tf.float64)
+        step_lib.exchange_maker(store)(
+            store=store,
+            graph=graph,
+            records=records,
+            counter=counter,
+            rate=lambda: keras.ops.convert_to_tensor(outer.learning_rate),
+            settings=step_lib.settings_of(outer),
+            frozen=set(),
+            lifter=lifting.Lifter(graph, store, {t.op for t in sent}, None),
+            weight=weight,
+            local_steps=inner.since_push.read_value(),
+        ).build()
+        # The outer optimizer's step ends here.
+        tf.raw_ops.AssignAddVariableOp(
+            resource=counter.local_handle, value=tf.ones([], counter.dtype)
+        )
+
+    def _adopt(self, inner, own, points, anchors):
+        """Builds what the worker goes on from."""
+        inner.since_fetch.assign(0, read_value=False)
+        for variable in inner.parameters:
+            ordinal = variable.ordinal
+            fresh = read_replica(variable)
+            assign(self._shadow(variable).local_handle, fresh)
+            if self._method.keeps_own:
+                value = self._method.adopt(
+                    own[ordinal], points[ordinal], anchors[ordinal], fresh
+                )
+                assign(variable.local_handle, value)
+        if self._method.reset_optimizer_state:
+            _reset(inner)
+        if self.speeds is not None:
+            self.speeds.begin()
+
+    def _records(self, inner, anchors, points):
+        """What is done on servers, and the tensors that are sent for it."""
+        method = self._method
+        records, sent = [], []
+
+        def add(variable, fn, value, **kwargs):
+            value = tf.identity(value)
+            sent.append(value)
+            records.append(
+                records_lib.Update(variable, fn, (value,), {}, **kwargs)
+            )
+
+        rule = self._outer_rule(inner.outer)
+        for variable in inner.parameters:
+            ordinal = variable.ordinal
+            anchor = anchors[ordinal]
+            if inner.accrued:
+                value = inner.accrued[ordinal].read_value()
+            else:
+                value = method.push(points[ordinal], anchor)
+            add(variable, rule, value, is_gradient=True, before=anchor)
+        for variable in inner.states:
+            add(variable, self._state_rule, read_replica(variable))
+        for variable in inner.state(Role.AVERAGED):
+            add(variable, _replace, read_replica(variable))
+        steps = tf.cast(read_replica(inner.clock), tf.float64)
+        add(inner.clock, _advance, steps)
+        if self.speeds is not None:
+            records.append(self.speeds.record(inner.since_push.read_value()))
+        return records, sent
+
+    # What is done on servers.
+
+    def _outer_rule(self, outer):
+        def rule(variable, pushed):
+            applied = self._method.apply(variable, pushed)
+            if applied is not None:
+                variable.assign(applied, read_value=False)
+                return
+            rate = keras.ops.convert_to_tensor(outer.learning_rate)
+            outer.update_step(pushed, variable, tf.cast(rate, variable.dtype))
+
+        return rule
+
+    def _state_rule(self, variable, value):
+        """Statistics: their mean, or of one worker alone its share in it."""
+        if self._averages:
+            _replace(variable, value)
+        else:
+            share = tf.cast(1.0 / self._num_workers, variable.dtype)
+            variable.assign_add(share * (value - variable), read_value=False)
+
+    # A push or a fetch alone.
+
+    def _versions(self):
+        """What this worker has pulled, of each server; and of each ledger."""
+        store = self._store
+        versions = [store.pulled_version(k) for k in range(store.num_shards)]
+        return [versions, *(one.pulled_by_server() for one in self._ledgers())]
+
+    def _set_versions(self, versions):
+        of_servers, *of_ledgers = versions
+        for shard, version in enumerate(of_servers):
+            self._store.set_pulled_version(shard, version)
+        for ledger, numbers in zip(self._ledgers(), of_ledgers, strict=False):
+            for shard, number in enumerate(numbers):
+                ledger.set_pulled(shard, number)
+
+    def _ledgers(self):
+        coordination = self._store.coordination
+        return [] if coordination is None else coordination.ledgers
+
+    def fetch(self, inner):
+        """Builds a fetch without a push."""
+        self._store.build_pull(inner.parameters)
+        for variable in inner.parameters:
+            assign(self._shadow(variable).local_handle, read_replica(variable))
+        inner.since_fetch.assign(0, read_value=False)
+
+
+def _replace(variable, value):
+    variable.assign(tf.cast(value, variable.dtype), read_value=False)
+
+
+def _advance(clock, steps):
+    """A step counter on its server: the most steps that anybody has made."""
+    steps = tf.cast(tf.round(steps), clock.dtype)
+    clock.assign(tf.maximum(clock.read_value(), steps), read_value=False)
+
+
+def _reset(inner):
+    """Builds: an inner optimizer's state is as at the beginning."""
+    for variable in inner.state(Role.LOCAL):
+        if variable.first_value is not None:
+            value = tf.fill(variable.shape, variable.first_value)
+            value = tf.cast(value, variable.dtype)
+            variable.assign(value, read_value=False)

@@ -1,0 +1,66 @@
+"""How fast each worker is, for those that take fewer steps if they are slow."""
+
+import tensorflow as tf
+
+from tfdist.parameter_server import records
+from tfdist.parameter_server.section import read_replica
+
+
+class Speeds:
+    """Local steps per second of all workers, kept on a server.
+
+    Each worker measures its own from the end of one exchange to the beginning
+    of the next, leaves it there, and gets those of the others.
+
+    Args:
+      store: The `ParameterStore`.
+      num_workers: Number of workers.
+      worker_id: Number of this one.
+    """
+
+    def __init__(self, store, num_workers, worker_id):
+        self._worker = worker_id
+        self._began = store.worker_variable(
+            tf.zeros([], tf.float64), "period_began"
+        )
+        with store.variable_scope():
+            self._speeds = tf.Variable(
+                tf.zeros([num_workers], tf.float64),
+                trainable=False,
+                name="local_steps_per_second",
+            )
+        self._speeds.assigned_by_workers = True
+
+    def share_of(self, steps):
+        """What a worker of this one's speed takes of `steps`.
+
+        Args:
+          steps: Scalar int64 tensor.
+
+        Returns:
+          `floor(v / v_max * steps)`, at least 1, a scalar int64 tensor; all of
+          them as long as this worker's speed is not known.
+        """
+        speeds = read_replica(self._speeds)
+        mine, most = speeds[self._worker], tf.reduce_max(speeds)
+        share = tf.where(mine > 0, mine / tf.maximum(most, 1e-30), 1.0)
+        # The quotient of equal speeds times steps is not to fall below it.
+        steps = tf.floor(share * tf.cast(steps, tf.float64) + 1e-9)
+        return tf.maximum(tf.cast(steps, tf.int64), 1)
+
+    def record(self, steps):
+        """What an exchange leaves on the server, a `Mutation`.
+
+        Args:
+          steps: Steps since the exchange before, a scalar int64 tensor.
+        """
+        began = self._began.read_value()
+        seconds = tf.maximum(tf.timestamp() - began, 1e-9)
+        speed = tf.cast(steps, tf.float64) / seconds
+        speed = tf.where(began > 0, speed, 0.0)
+        mine = tf.IndexedSlices(speed[None], tf.constant([self._worker]))
+        return records.Mutation(self._speeds, "scatter_update", mine)
+
+    def begin(self):
+        """Builds: an exchange has ended."""
+        self._began.assign(tf.timestamp(), read_value=False)
