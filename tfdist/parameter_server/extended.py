@@ -226,7 +226,12 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
 
     def _experimental_distribute_dataset(self, dataset, options):
         del options
-        return input_lib.distribute(dataset, self._config, self._store)
+        return input_lib.distribute(
+            dataset,
+            self._config,
+            self._store,
+            before_training=self._container_strategy().wait_for_warm_start,
+        )
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
         del options

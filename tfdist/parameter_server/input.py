@@ -15,7 +15,7 @@ from tfdist import quiet
 _AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 
 
-def distribute(dataset, config, store):
+def distribute(dataset, config, store, before_training=None):
     """The dataset that this worker iterates over.
 
     Called by `strategy.experimental_distribute_dataset`, and by Keras for
@@ -29,6 +29,7 @@ def distribute(dataset, config, store):
       config: The `ClusterConfig`.
       store: The `ParameterStore`; its replicas are refreshed before an
         evaluation.
+      before_training: Called, if given, before this worker begins to train.
 
     Returns:
       A `tf.data.Dataset`.
@@ -45,6 +46,8 @@ def distribute(dataset, config, store):
     if purpose == "evaluate":
         store.pull()
     if purpose == "train":
+        if before_training is not None:
+            before_training()
         store.watch(frame)
     if purpose in ("evaluate", "validate") or config.num_workers == 1:
         return dataset

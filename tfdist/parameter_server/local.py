@@ -265,6 +265,14 @@ class Local:
             int(inner.since_push.numpy()) for inner in self._inners.values()
         )
 
+    def steps_made(self):
+        """The most local steps that a worker has told the servers of."""
+        clocks = [v for v in self._store.variables if v.role is Role.CLOCK]
+        if not clocks:
+            return 0
+        self._call(("clocks", len(clocks)), self._store.build_pull, clocks)
+        return max(int(clock.numpy()) for clock in clocks)
+
     def show_anchor(self):
         """Makes the replicas hold what the servers gave last."""
         if bool(self._shows_own.numpy()):

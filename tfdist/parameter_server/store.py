@@ -404,6 +404,15 @@ class ParameterStore:
         """Number of updates that each server has applied, a list of ints."""
         return self._synchronizer.versions()
 
+    def steps_made(self):
+        """Optimizer steps that have been made, an int.
+
+        With local steps, the most that one worker has told the servers of.
+        """
+        if self.local is not None:
+            return self.local.steps_made()
+        return max(self.updates_applied())
+
     def collective_writes(self):
         """Scope in which every worker's eager assignments reach the servers.
 

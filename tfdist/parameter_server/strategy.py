@@ -28,6 +28,7 @@ from tfdist.parameter_server import extended
 from tfdist.parameter_server import local
 from tfdist.parameter_server import metrics
 from tfdist.parameter_server import store as store_lib
+from tfdist.parameter_server import warm_start
 from tfdist.synchronization import Async
 from tfdist.synchronization import Synchronization
 
@@ -66,6 +67,12 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         or any callable of `shape` and `dtype` that returns the number of
         pieces per axis. For optimizers that update each element for itself.
         Default: every variable is whole.
+      warmup_worker_steps: Steps that the first worker trains alone before the
+        others begin (Dean et al. 2012); 0 for none. For synchronizations
+        without waiting. `fit` waits by itself, a loop of one's own calls
+        `wait_for_warm_start`.
+      joining: How the others begin: "at once", or "one by one", each
+        `warmup_worker_steps` after the one before.
       start_timeout: Seconds to wait for servers, for the chief's variables,
         and, where updates take the gradients of several workers, for workers
         that have not begun to train.
@@ -89,6 +96,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         correction=None,
         local_steps=None,
         variable_partitioner=None,
+        warmup_worker_steps=0,
+        joining="at once",
         start_timeout=300.0,
         worker_timeout=10.0,
         seed=None,
@@ -101,6 +110,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             )
         method = _check_method(synchronization, correction)
         local_steps = _check_local_steps(local_steps)
+        self._warm_start = warm_start.WarmStart(
+            warmup_worker_steps, joining, method, _STALLED_AFTER_SECONDS
+        )
         if not start_timeout > 0:
             raise ValueError(
                 f"start_timeout must be positive, came: {start_timeout!r}."
@@ -287,6 +299,24 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """
         if self._store.coordination is not None:
             self._store.coordination.leave()
+
+    def wait_for_warm_start(self):
+        """Waits until it is this worker's turn to begin to train.
+
+        See `warmup_worker_steps`. Does nothing later on.
+        """
+        if self._membership is None or not self._cluster.is_worker:
+            return
+        worker = self._cluster.worker_id
+        if not self._warm_start.steps_before(worker):
+            return
+        self._store.commit()
+        if self._warm_start.wait(
+            worker,
+            self._store.steps_made,
+            lambda: self._membership.read()[0],
+        ):
+            self.refresh()
 
     def flush(self):
         """Exchanges the local steps that no exchange was due for.

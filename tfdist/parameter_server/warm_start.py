@@ -1,0 +1,112 @@
+"""One worker trains alone before the others begin."""
+
+import enum
+
+from absl import logging
+
+from tfdist.cluster import members
+from tfdist.cluster import waiting
+from tfdist.synchronization.base import check_count
+
+
+class Joining(enum.Enum):
+    """How the others begin: all together, or each some steps later."""
+
+    AT_ONCE = "at once"
+    ONE_BY_ONE = "one by one"
+
+
+class WarmStart:
+    """Makes workers wait until those before them have trained for a while.
+
+    Dean et al., "Large scale distributed deep networks", NIPS 2012, section
+    5: asynchronous training is begun by a single worker, as gradients of the
+    first steps are large and late ones then do harm.
+
+    Args:
+      steps: Steps that the first worker trains alone, 0 for none.
+      joining: A `Joining`, or its value. One by one: worker i begins after i
+        times `steps`.
+      synchronization: The `Synchronization`.
+      stalled_after: Seconds without a step after which nobody waits any more.
+
+    Raises:
+      ValueError: An argument is malformed, or they do not fit together.
+    """
+
+    def __init__(self, steps, joining, synchronization, stalled_after):
+        check_count("ParameterServerStrategy", "warmup_worker_steps", steps, 0)
+        allowed = [one.value for one in Joining]
+        if joining not in (*Joining, *allowed):
+            raise ValueError(
+                f"joining must be one of {allowed}, came: {joining!r}."
+            )
+        if steps and synchronization.waits:
+            raise ValueError(
+                "warmup_worker_steps is for workers that do not wait for each "
+                f"other, and with {synchronization!r} they do; came: {steps}. "
+                "Use Async or SoftSync."
+            )
+        self._steps = steps
+        self._stalled_after = stalled_after
+        self._joining = Joining(joining)
+
+    def steps_before(self, worker_id):
+        """After how many steps of the others a worker begins, an int."""
+        if self._joining is Joining.AT_ONCE:
+            return self._steps * min(worker_id, 1)
+        return self._steps * worker_id
+
+    def wait(self, worker_id, steps_made, first_worker):
+        """Waits for this worker's turn.
+
+        It begins all the same once the first worker has ended its training,
+        or when no step has been made for a long time.
+
+        Args:
+          worker_id: Its number.
+          steps_made: Callable that gives the steps that have been made.
+          first_worker: Callable that gives the first worker's `Member`.
+
+        Returns:
+          Whether it has had to wait.
+        """
+        wanted = self.steps_before(worker_id)
+        made = steps_made()
+        if made >= wanted:
+            return False
+        arrivals = first_worker().arrivals
+        logging.info("Beginning after %d steps of others.", wanted)
+
+        def has_ended():
+            member = first_worker()
+            return (
+                member.state is members.State.FINISHED
+                or member.arrivals > arrivals
+            )
+
+        while made < wanted and not has_ended():
+            try:
+                self._wait_for_step(made, wanted, steps_made, has_ended)
+            except TimeoutError as error:
+                logging.warning("%s Beginning now.", error)
+                return True
+            made = steps_made()
+        if made < wanted:
+            logging.warning(
+                "The first worker has ended its training after %d steps, "
+                "before the %d of warmup_worker_steps. Beginning now.",
+                made,
+                wanted,
+            )
+        return True
+
+    def _wait_for_step(self, made, wanted, steps_made, has_ended):
+        waiting.wait_until(
+            lambda: steps_made() > made or has_ended(),
+            what=(
+                f"the first workers to train for {wanted} steps "
+                f"(warmup_worker_steps; {made} so far)"
+            ),
+            timeout=self._stalled_after,
+        )
