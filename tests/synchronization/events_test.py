@@ -109,6 +109,39 @@ def test_idle_one_is_gone():
     assert cluster.statuses() == [JOINED, GONE]
 
 
+@pytest.mark.parametrize("has_arrived", [True, False])
+def test_one_that_makes_local_steps_is_neither_idle_nor_missing(has_arrived):
+    """It has many to make between two exchanges."""
+    cluster = make(Sync(), 2)
+    if has_arrived:
+        cluster.step(0)
+        cluster.step(1)
+        cluster.proceed(0)
+    cluster.step(0)
+    for _ in range(12):
+        pass_time(cluster, IDLE / 4, heard=[0, 1])
+        cluster.work_on(1)
+        assert cluster.statuses() == [JOINED, JOINED]
+        assert not cluster.proceed(0)
+    pass_time(cluster, IDLE, heard=[0, 1])
+    assert not cluster.proceed(0)
+    pass_time(cluster, 1, heard=[0, 1])
+    assert cluster.statuses() == [JOINED, GONE]
+    assert cluster.proceed(0)
+
+
+def test_work_of_one_that_is_gone_or_has_arrived_changes_nothing():
+    cluster = make(Sync(), 3)
+    cluster.step(0)
+    cluster.leave(1)
+    since = cluster.read().since.tolist()
+    cluster.now += SECOND
+    for worker in (0, 1):
+        cluster.work_on(worker)
+    assert cluster.read().since.tolist() == since
+    assert cluster.statuses() == [JOINED, GONE, EXPECTED]
+
+
 @pytest.mark.parametrize("method", [Sync(), BoundedStaleness(0)])
 def test_one_that_waits_is_not_idle(method):
     cluster = make(method, 2)

@@ -58,6 +58,7 @@ class _Transactions:
             self._arrive, [vector, number, number, number, *there]
         )
         self.go_on = self._function(self._go_on, [vector, number, number])
+        self.work_on = self._function(self._work_on, [vector, number, *there])
 
     def _function(self, body, signature):
         return tf.function(body, input_signature=signature, autograph=False)
@@ -87,6 +88,11 @@ class _Transactions:
             attendance=events.Attendance(now, heard, ended),
         )
         return state.pack()
+
+    def _work_on(self, vector, worker, now, heard, ended, patience):
+        attendance = events.Attendance(now, heard, ended)
+        state = events.work_on(self._unpack(vector), worker, now)
+        return self._decisions(patience).decide(state, attendance).pack()
 
     def _go_on(self, vector, worker, now):
         return events.go_on(self._unpack(vector), worker, now).pack()
@@ -132,6 +138,12 @@ class Cluster:
 
     def _there(self):
         return self.now, self.heard, self.ended, self._patience
+
+    def work_on(self, worker):
+        """A worker tells that it has made a step."""
+        self._vector = self._transactions.work_on(
+            self._vector, worker, *self._there()
+        )
 
     def arrive(self, worker, key, pulled):
         """A gradient arrives and is decided over, perhaps."""

@@ -148,8 +148,10 @@ class Coordination:
         with self._watching:
             if self._fit is not None and self._fit.is_over():
                 self.leave()
+        local = self._store.local
+        working = local is not None and local.has_progressed()
         for ledger in self.ledgers:
-            state = ledger.tick()
+            state = ledger.tick(working=working)
             self._report_changes(ledger, state)
             self._report_wait(ledger, state)
 

@@ -142,6 +142,11 @@ class Journal:
         """All exchanges that this worker has made, int."""
         return self.count + int(self._others.numpy())
 
+    def longest_compute_seconds(self):
+        """The longest time between two exchanges that is still known."""
+        column = [f.name for f in _NUMBERS].index("compute_seconds")
+        return float(self._rows.numpy()[:, column].max())
+
     def read_new(self):
         """Exchanges since the last call, a list; the oldest may be lost."""
         count = self.count

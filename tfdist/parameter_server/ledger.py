@@ -270,18 +270,21 @@ class Ledger:
         agreement.check_layout(mine, theirs, self._signature)
         self._layouts.add(mine)
 
-    def tick(self, leaving=False):
+    def tick(self, leaving=False, working=False):
         """Decides again; called with each heartbeat.
 
         So that nobody waits for a worker that has died or was stopped.
 
         Args:
           leaving: Whether this worker sends no more gradients for now.
+          working: Whether it has made a step that it has not told of.
 
         Returns:
           The `State` after it, of NumPy values.
         """
-        return self._as_numpy(self._tick(tf.constant(leaving)))
+        return self._as_numpy(
+            self._tick(tf.constant(leaving), tf.constant(working))
+        )
 
     def _as_numpy(self, vector):
         state = state_lib.State.unpack(vector, self._num_workers)
@@ -318,16 +321,15 @@ class Ledger:
                 done.append(self.updates(shard).set(0))
         return done
 
-    def _build_tick(self, leaving):
+    def _build_tick(self, leaving, working):
         with self._on_server():
-            leaving = tf.identity(leaving)
+            leaving, working = tf.identity(leaving), tf.identity(working)
 
         def happened(state, attendance):
-            left = events.leave(state, self._worker)
-            state = dataclasses.replace(
-                state,
-                status=tf.where(leaving, left.status, state.status),
-                reason=tf.where(leaving, left.reason, state.reason),
+            works = events.work_on(state, self._worker, attendance.now)
+            state = state_lib.where(working, works, state)
+            state = state_lib.where(
+                leaving, events.leave(state, self._worker), state
             )
             state = self._decisions.decide(state, attendance)
             if self.method.waits:
@@ -335,7 +337,8 @@ class Ledger:
                 self._mailboxes.wake_again(self._worker, decided)
             return state, (state.pack(),)
 
-        (vector,), _ = self._transact(happened, after=[leaving.op])
+        after = [leaving.op, working.op]
+        (vector,), _ = self._transact(happened, after=after)
         with tf.device(self._store.worker_device):
             return tf.identity(vector)
 

@@ -1,10 +1,11 @@
 """K local steps between exchanges, on one worker.
 
-The replicas of parameters hold one of two things: this worker's own weights
-while a training step runs, and at all other times (when the model is
-evaluated, saved, looked at) what the servers gave it last, the *anchor*. The
-other one is in the parameter's *shadow*. So an evaluation in the middle of a
-period shows the parameters of the cluster, and no step of the worker is lost.
+The replicas of a model's variables (its parameters and other state, such as
+moving statistics) hold one of two things: this worker's *own* values while a
+training step runs, and at all other times (when the model is evaluated, saved,
+looked at) what the servers gave it last, the *anchor*. The other one is in the
+variable's *shadow*. So an evaluation in the middle of a period shows the
+parameters of the cluster, and no step of the worker is lost.
 """
 
 import tensorflow as tf
@@ -52,6 +53,8 @@ class Local:
         self._functions = {}
         # The call of `fit` that is under way.
         self.fit = None
+        # Steps counted at the last heartbeat.
+        self._progress = []
 
     # Variables.
 
@@ -82,16 +85,23 @@ class Local:
             return Role.AVERAGED if role is Role.SLOT else role
         return Role.LOCAL
 
-    def _shadow(self, parameter):
-        """Where the other one of own weights and anchor is."""
-        if parameter.ordinal not in self._shadows:
-            self._shadows[parameter.ordinal] = self._store.worker_variable(
-                lambda: read_replica(parameter), "shadow"
+    def _shadow(self, variable):
+        """Where the other one of own value and anchor is."""
+        if variable.ordinal not in self._shadows:
+            self._shadows[variable.ordinal] = self._store.worker_variable(
+                lambda: read_replica(variable), "shadow"
             )
-        return self._shadows[parameter.ordinal]
+        return self._shadows[variable.ordinal]
 
-    def _parameters(self):
-        return [v for v in self._store.variables if v.role is Role.PARAMETER]
+    def _is_of_model(self, variable):
+        speeds = self._exchange.speeds
+        if speeds is not None and variable is speeds.variable:
+            return False
+        return variable.role in (Role.PARAMETER, Role.STATE)
+
+    def _of_model(self):
+        """The variables that have a shadow."""
+        return [v for v in self._store.variables if self._is_of_model(v)]
 
     # While a step is traced.
 
@@ -106,7 +116,7 @@ class Local:
           own: Whether it needs this worker's own weights.
         """
         steps = graph.get_operations()[first:]
-        handles = {id(v.local_handle) for v in self._parameters()}
+        handles = {id(v.local_handle) for v in self._of_model()}
         handles |= {id(s.local_handle) for s in self._shadows.values()}
         before = len(graph.get_operations())
         with graph.as_default(), tf.control_dependencies(None):
@@ -122,7 +132,7 @@ class Local:
                 private_tensorflow.add_control_inputs(operation, swap)
 
     def _build_show(self, own):
-        pairs = [(v, self._shadow(v)) for v in self._parameters()]
+        pairs = [(v, self._shadow(v)) for v in self._of_model()]
 
         def swap():
             for variable, shadow in pairs:
@@ -265,6 +275,18 @@ class Local:
             int(inner.since_push.numpy()) for inner in self._inners.values()
         )
 
+    def has_progressed(self):
+        """Whether steps have been made since the last call.
+
+        Called in the thread of the heartbeat.
+        """
+        before = self._progress
+        self._progress = [
+            (int(inner.clock.numpy()), int(inner.since_push.numpy()))
+            for inner in list(self._inners.values())
+        ]
+        return self._progress != before
+
     def steps_made(self):
         """The most local steps that a worker has told the servers of."""
         clocks = [v for v in self._store.variables if v.role is Role.CLOCK]
@@ -298,10 +320,8 @@ class Local:
             self._call(("adopt", number), self._build_adopt)
 
     def _build_adopt(self):
-        for parameter in self._parameters():
-            assign(
-                self._shadow(parameter).local_handle, read_replica(parameter)
-            )
+        for variable in self._of_model():
+            assign(self._shadow(variable).local_handle, read_replica(variable))
 
     def flush(self):
         """Exchanges the steps that are left when training ends."""
@@ -320,7 +340,7 @@ class Local:
 
     def before_read(self, variable):
         """Called before a variable is read eagerly."""
-        if variable.role is Role.PARAMETER:
+        if self._is_of_model(variable):
             self.show_anchor()
 
     def after_write(self, variable):

@@ -113,8 +113,8 @@ class LocalExchange:
       method: The `LocalSteps`.
       averages: Whether updates are means over workers.
       num_workers: Number of workers.
-      shadow: Callable of a parameter that gives its shadow, where the anchor
-        is while a step runs.
+      shadow: Callable of a variable that gives its shadow, where the anchor is
+        while a step runs.
     """
 
     def __init__(self, store, method, *, averages, num_workers, shadow):
@@ -142,6 +142,8 @@ class LocalExchange:
         records, sent = self._records(inner, anchors, points)
         before = None if adopt else self._versions()
         self._exchange(inner, records, sent)
+        for state in inner.states:
+            assign(self._shadow(state).local_handle, read_replica(state))
         inner.pushed()
         if adopt:
             self._adopt(inner, own, points, anchors)

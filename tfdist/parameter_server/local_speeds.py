@@ -16,6 +16,9 @@ class Speeds:
       store: The `ParameterStore`.
       num_workers: Number of workers.
       worker_id: Number of this one.
+
+    Attributes:
+      variable: The variable with the speeds, float64 `(num_workers,)`.
     """
 
     def __init__(self, store, num_workers, worker_id):
@@ -24,12 +27,12 @@ class Speeds:
             tf.zeros([], tf.float64), "period_began"
         )
         with store.variable_scope():
-            self._speeds = tf.Variable(
+            self.variable = tf.Variable(
                 tf.zeros([num_workers], tf.float64),
                 trainable=False,
                 name="local_steps_per_second",
             )
-        self._speeds.assigned_by_workers = True
+        self.variable.assigned_by_workers = True
 
     def share_of(self, steps):
         """What a worker of this one's speed takes of `steps`.
@@ -41,7 +44,7 @@ class Speeds:
           `floor(v / v_max * steps)`, at least 1, a scalar int64 tensor; all of
           them as long as this worker's speed is not known.
         """
-        speeds = read_replica(self._speeds)
+        speeds = read_replica(self.variable)
         mine, most = speeds[self._worker], tf.reduce_max(speeds)
         share = tf.where(mine > 0, mine / tf.maximum(most, 1e-30), 1.0)
         # The quotient of equal speeds times steps is not to fall below it.
@@ -59,7 +62,7 @@ class Speeds:
         speed = tf.cast(steps, tf.float64) / seconds
         speed = tf.where(began > 0, speed, 0.0)
         mine = tf.IndexedSlices(speed[None], tf.constant([self._worker]))
-        return records.Mutation(self._speeds, "scatter_update", mine)
+        return records.Mutation(self.variable, "scatter_update", mine)
 
     def begin(self):
         """Builds: an exchange has ended."""

@@ -428,8 +428,8 @@ class ParameterStore:
 
     def before_eager_read(self, variable):
         """Called before a replica is read eagerly."""
-        self._synchronizer.before_read(variable)
         self.before_eager_write(variable)
+        self._synchronizer.before_read(variable)
 
     def before_eager_write(self, variable):
         """Called before a replica is assigned eagerly."""

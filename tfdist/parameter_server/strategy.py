@@ -357,7 +357,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                         f"{', '.join(self._membership.missing(arrivals))} to "
                         "finish training"
                     ),
-                    timeout=_STALLED_AFTER_SECONDS,
+                    timeout=self._stalled_after(),
                 )
                 return
             except TimeoutError as error:
@@ -365,6 +365,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 if versions == before:
                     logging.warning("%s Going on without.", error)
                     return
+
+    def _stalled_after(self):
+        """Seconds without an update after which training has stalled."""
+        if self._store.local is None:
+            return _STALLED_AFTER_SECONDS
+        # Local steps may take long, here and elsewhere.
+        longest = 3 * self._store.journal.longest_compute_seconds()
+        return max(_STALLED_AFTER_SECONDS, longest)
 
     def publish(self, topic, content):
         """Leaves `content` for the other tasks under `topic`.

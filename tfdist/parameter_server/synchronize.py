@@ -111,7 +111,8 @@ class Synchronizer:
     def after_write(self, variable):
         """Passes an eager assignment on to the servers."""
         if variable.role is Role.ITERATIONS and variable.pulled is not None:
-            variable.pulled.assign_replica(variable.numpy())
+            # As it is here: to read it eagerly would refresh it first.
+            variable.pulled.assign_replica(read_replica(variable))
         if variable.ordinal is None or variable.ordinal >= self._committed:
             return
         if self._writes_pass:

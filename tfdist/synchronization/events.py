@@ -148,6 +148,25 @@ def forget(state, returning=None):
     return state.forget(gone & settled)
 
 
+def work_on(state, worker, now):
+    """A worker computes, and will send a gradient later.
+
+    It has steps to make between two exchanges, and is not idle.
+
+    Args:
+      state: A `State`.
+      worker: Its number.
+      now: Microseconds, scalar int64 tensor.
+
+    Returns:
+      The new `State`.
+    """
+    works = _mask(state, worker) & _is(state.phase, Phase.COMPUTING)
+    state = state.set(works & state.present, since=now)
+    expected = works & _is(state.status, Status.EXPECTED)
+    return state.set(expected, status=Status.JOINED)
+
+
 def go_on(state, worker, now):
     """A worker has been told what became of its gradient."""
     return all_go_on(state, _mask(state, worker), now)

@@ -333,3 +333,23 @@ class State:
                 self.phase,
             ),
         )
+
+
+def where(condition, then, otherwise):
+    """One of two states.
+
+    Args:
+      condition: Scalar bool tensor.
+      then: A `State`.
+      otherwise: A `State`.
+    """
+    return State(
+        **{
+            field.name: tf.where(
+                condition,
+                getattr(then, field.name),
+                getattr(otherwise, field.name),
+            )
+            for field in dataclasses.fields(State)
+        }
+    )
