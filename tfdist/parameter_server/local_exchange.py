@@ -201,7 +201,7 @@ class LocalExchange:
         records, sent = [], []
 
         def add(variable, fn, value, **kwargs):
-            value = tf.identity(value)
+            value = self._summable(value)
             sent.append(value)
             records.append(
                 records_lib.Update(variable, fn, (value,), {}, **kwargs)
@@ -225,6 +225,12 @@ class LocalExchange:
         if self.speeds is not None:
             records.append(self.speeds.record(inner.since_push.read_value()))
         return records, sent
+
+    def _summable(self, value):
+        """`value`, so that sums of it times examples do not overflow."""
+        if self._averages and value.dtype.is_floating and value.dtype.size < 4:
+            return tf.cast(value, tf.float32)
+        return tf.identity(value)
 
     # What is done on servers.
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfdist.parameter_server import rows
 from tfdist.parameter_server.variables import Role
 
-_PULLED = (Role.PARAMETER, Role.STATE, Role.CLOCK, Role.AVERAGED)
+_PULLED = (Role.PARAMETER, Role.STATE, Role.AVERAGED)
 
 
 @dataclasses.dataclass

@@ -84,7 +84,10 @@ class Synchronizer:
         """Refreshes every replica of this worker."""
         self.commit()
         if self._committed:
-            self._pull(self._store.variables)
+            # With local steps each worker goes on counting its own.
+            self._pull(
+                [v for v in self._store.variables if v.role is not Role.CLOCK]
+            )
             for batch in self._batches:
                 batch[-1] = self._store.journal.exchanges
 

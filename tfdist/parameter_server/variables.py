@@ -31,7 +31,8 @@ class Role(enum.Enum):
       accumulators, integers): never leaves it.
     METRIC: belongs to the worker; summed over the cluster on demand.
     CLOCK: with local steps, the step counter of the optimizer that takes
-      them; each worker counts its own, the first server has the most.
+      them. Each worker counts its own; a server keeps the most, where a
+      worker that joins begins.
     AVERAGED: with local steps, optimizer state that is averaged along with
       its parameter; beside its primary.
     """
