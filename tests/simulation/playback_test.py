@@ -27,6 +27,7 @@ def step(arrival, pulled, staleness, by_server=None, accepted=True):
         wait_seconds=0.0,
         bytes_sent=0,
         bytes_received=0,
+        local_steps=1,
         pulled_by_server=by_server or (pulled,),
     )
 

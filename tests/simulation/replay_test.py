@@ -72,6 +72,7 @@ def rows_of(history, decided=True):
                 "wait_seconds": float(job["decided"] - job["arrived"]),
                 "bytes_sent": 1,
                 "bytes_received": 1,
+                "local_steps": 1,
                 "pulled_by_server": [int(job["pulled"])],
             }
         )
@@ -161,6 +162,12 @@ def test_compute_leaves_out_the_first_steps(tmp_path, softsync):
         expected = [row["compute_seconds"] for row in written[1:]]
         np.testing.assert_array_equal(seconds, expected)
     simulation.timing("async", num_workers=5, steps=20, compute=recorded)
+    # Three local steps to an exchange: each took a third of the time.
+    rows[0][1]["local_steps"] = 3
+    thirds = simulation.read_trace(write(tmp_path, rows)).compute().seconds[0]
+    first = rows[0][1]["compute_seconds"]
+    np.testing.assert_allclose(thirds[:3], [first / 3] * 3)
+    np.testing.assert_array_equal(thirds[3:], recorded.seconds[0][1:])
     write(tmp_path, [*rows[:2], rows[2][:1]])
     with pytest.raises(ValueError, match="worker-2.jsonl: a second step is"):
         simulation.read_trace(tmp_path).compute()
@@ -264,6 +271,7 @@ def steps_exchanged(rows):
         (spoil(4, arrival=-1), "step 5: arrival must be 0 or more.*: -1"),
         (spoil(4, pulled_by_server=[99]), "step 5: pulled .*Received: 99"),
         (spoil(4, accepted=False), "step 5: with SoftSync.* accepted=False"),
+        (spoil(4, local_steps=3), "step 5: local_steps must be 1.*: 3"),
         (spoil(4, staleness=9), r"step 5: .* In the trace: .*staleness=9"),
     ],
 )
@@ -282,6 +290,7 @@ def test_contradictions_are_refused(tmp_path, softsync, change, message):
         ("sync", {}, r"with Sync\(.* it has accepted=True and stal"),
         ("softsync:s=2", {"batch_size": 8}, "worker 0 must have made .* steps"),
         ("softsync:s=2", {"batch_size": 110}, "a batch for each worker"),
+        ("averaging", {}, "local steps are not replayed"),
         ("softsync:s=2", {"evaluate_every": 0}, "evaluate_every must be"),
     ],
 )

@@ -3,6 +3,7 @@
 import keras
 
 from tfdist.averaging import base
+from tfdist.averaging import outer_optimizers
 from tfdist.synchronization.base import check_count
 
 
@@ -37,9 +38,7 @@ class AccruedGradients(base.LocalSteps):
         self._outer = base.optimizer_config(
             owner,
             "server_optimizer",
-            keras.optimizers.Adagrad(
-                0.01, initial_accumulator_value=0.0, epsilon=1e-10
-            )
+            outer_optimizers.adagrad()
             if server_optimizer is None
             else server_optimizer,
         )

@@ -274,6 +274,10 @@ def _shown(value):
         return value.value
     if isinstance(value, dict):
         given = value["config"].items()
-        settings = ", ".join(f"{k}={v!r}" for k, v in given if v is not None)
+        settings = ", ".join(
+            f"{k}={v:g}" if isinstance(v, float) else f"{k}={v!r}"
+            for k, v in given
+            if v is not None
+        )
         return f"{value['class_name']}({settings})"
     return repr(value)

@@ -1,7 +1,6 @@
 """Named methods with local steps, each after the paper it is from."""
 
-import keras
-
+from tfdist.averaging import outer_optimizers
 from tfdist.averaging.accrued_gradients import AccruedGradients
 from tfdist.averaging.delayed_nesterov import DelayedNesterov
 from tfdist.averaging.elastic_averaging import ElasticAveraging
@@ -87,16 +86,9 @@ class BMUFStrategy(ParameterServerStrategy):
     ):
         kwargs.setdefault("synchronization", Sync())
 
-        def outer(num_workers):
-            momentum = block_momentum
-            if momentum is None:
-                momentum = 1.0 - 1.0 / num_workers
-            return keras.optimizers.SGD(
-                block_rate,
-                momentum=momentum,
-                nesterov=bool(nesterov and momentum),
-            )
-
+        outer = outer_optimizers.block_momentum(
+            block_momentum, block_rate, nesterov
+        )
         super().__init__(
             local_steps=ParameterAveraging(
                 period,
@@ -129,9 +121,7 @@ class DiLoCoStrategy(ParameterServerStrategy):
     ):
         kwargs.setdefault("synchronization", Sync())
         if outer_optimizer is None:
-            outer_optimizer = keras.optimizers.SGD(
-                0.7, momentum=0.9, nesterov=True
-            )
+            outer_optimizer = outer_optimizers.nesterov(0.7, 0.9)
         super().__init__(
             local_steps=ParameterAveraging(
                 period, outer_optimizer, warmup_steps=warmup_steps

@@ -51,7 +51,7 @@ def define_flags() -> flags.FlagValues:
         ["sync", "backup_workers", "softsync", "bounded_staleness", "async"],
         "Methods, separated by commas, with settings as in softsync:n=2. "
         "backup_workers alone tries up to a quarter of the workers; dc_asgd "
-        "and dana are taken to last as long as async.",
+        "and dana are taken to last as long as async. Without local steps.",
         **define,
     )
     flags.DEFINE_integer(
@@ -232,6 +232,7 @@ def _check_strategies(
             continue  # How many there are is still to be found.
         try:
             method = simulation.methods.parse(text)
+            simulation.prediction.check_is_predicted(method)
             for count in counts:
                 method.resolve(count)
         except ValueError as error:

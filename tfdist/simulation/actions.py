@@ -6,22 +6,45 @@ from tfdist.synchronization import state as state_lib
 
 
 @dataclasses.dataclass
+class LocalRun:
+    """The local steps that one push stands for.
+
+    Attributes:
+      counted: Steps that its worker's optimizer had counted before.
+      adopts: Whether its worker begins it with what the servers give.
+      batches: Their batches, a list.
+      examples: Examples in those that are done.
+      is_rest: Whether it is pushed because the worker's data ended, not
+        because it was due.
+    """
+
+    counted: int
+    adopts: bool
+    batches: list
+    examples: int = 0
+    is_rest: bool = False
+
+
+@dataclasses.dataclass
 class Job:
-    """One gradient. Times are in virtual seconds, None while unknown.
+    """One gradient, or what one push brings of several local steps.
+
+    Times are in virtual seconds, None while unknown.
 
     Attributes:
       number: Of all gradients, in the order in which they were begun.
       worker: Whose it is.
-      step: Which of its worker's, from 0.
-      batch: The batch, counted over all epochs.
+      step: Which of its worker's steps, from 0; of local ones the first.
+      batch: The batch, counted over all epochs; of local steps the first.
       pulled: Version of the parameters that it is computed from.
       pulling: When its worker was given these.
       began: When they had arrived, and computing began.
-      computed: When the gradient was ready.
+      computed: When the gradient was ready; fetches in between are before.
       arrived: When all servers had it.
       decided: When the worker might go on.
       accepted: Whether it became part of an update.
       staleness: Updates that it was late by.
+      local: A `LocalRun`, None where workers push after every step.
     """
 
     number: int
@@ -36,6 +59,17 @@ class Job:
     decided: float | None = None
     accepted: bool | None = None
     staleness: int | None = None
+    local: LocalRun | None = None
+
+    @property
+    def batches(self):
+        """All its batches, a list."""
+        return [self.batch] if self.local is None else self.local.batches
+
+    @property
+    def steps(self):
+        """How many steps it stands for."""
+        return len(self.batches)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +86,19 @@ class Begin:
     job: Job
     anew: bool = False
     servers: frozenset | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Fetch:
+    """A worker is given the parameters as they are, between two pushes.
+
+    Attributes:
+      done: Steps of the job that it has taken before.
+    """
+
+    time: float
+    job: Job
+    done: int
 
 
 @dataclasses.dataclass(frozen=True)

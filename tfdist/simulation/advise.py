@@ -124,10 +124,10 @@ def advise(
         a callable that is given that and returns a `ComputeTime`, with which
         what is measured and what is assumed go together: `lambda measured:
         measured + Sometimes(Constant(1.0), 0.05)`.
-      strategies: What `simulate` takes, several. "backup_workers" without
-        settings tries 1 to a quarter of the workers, and keeps the number
-        that gives the most examples per second; less than four workers have
-        none.
+      strategies: What `simulate` takes, several, without local steps.
+        "backup_workers" without settings tries 1 to a quarter of the workers,
+        and keeps the number that gives the most examples per second; less
+        than four workers have none.
       overhead_seconds: That a real exchange takes a worker beside the network
         and the update.
       steps: Gradients of each worker that are played.

@@ -195,9 +195,11 @@ def check_fits(method, num_workers, model=None):
       ValueError: With the method's name and the reason.
     """
     try:
-        method.resolve(num_workers)
-        if model is not None and method.correction is not None:
-            method.correction.check_optimizer(model.optimizer)
+        resolved = method.resolve(num_workers)
+        if model is not None and resolved.correction is not None:
+            resolved.correction.check_optimizer(
+                resolved.server_optimizer(model.optimizer)
+            )
     except ValueError as error:
         raise ValueError(
             f"{method.name!r} does not fit num_workers={num_workers}: {error}"

@@ -83,10 +83,14 @@ class Data:
         begin = number * self.batch_size
         return self._orders[epoch][begin : begin + self.batch_size]
 
+    def size(self, batch):
+        """How many examples a batch has."""
+        begin = batch % self.num_batches * self.batch_size
+        return min(self.batch_size, self.num_examples - begin)
+
     def is_full(self, batch):
         """Whether a batch is not the short one at the end of an epoch."""
-        last = (batch + 1) % self.num_batches == 0
-        return not last or self.num_examples % self.batch_size == 0
+        return self.size(batch) == self.batch_size
 
     def take(self, rows):
         """The examples `rows`: x, y and weights (or None), as tensors."""
@@ -139,12 +143,13 @@ def evaluate(model, validation):
     )
 
 
-def check_model(model, averages=False):
+def check_model(model, averages=False, takes_local_steps=False):
     """Refuses what the simulator cannot train, or servers would not.
 
     Args:
       model: What `model_fn` returned.
       averages: Whether updates are made of several gradients.
+      takes_local_steps: Whether workers have weights of their own.
 
     Raises:
       TypeError: It is no Keras model.
@@ -178,6 +183,13 @@ def check_model(model, averages=False):
             "gradient_accumulation_steps is not simulated: use a larger "
             "batch_size."
         )
+    if takes_local_steps:
+        if optimizer.use_ema:
+            raise ValueError(
+                "use_ema=True keeps an average of each worker's own weights, "
+                "which differ between workers with local steps. Leave it out."
+            )
+        return
     constrained = [
         v.path for v in model.trainable_variables if v.constraint is not None
     ]

@@ -55,11 +55,22 @@ class Gradients:
     def _build(self, parameters, state, rows):
         results = []
         for mine, places in zip(parameters, rows, strict=True):
-            gradients, state, loss = self._one(mine, state, places)
+            gradients, state, loss = self.one(mine, state, places)
             results.append((gradients, state, loss))
         return results
 
-    def _one(self, parameters, state, rows):
+    def one(self, parameters, state, rows):
+        """Builds one gradient, in a traced function.
+
+        Args:
+          parameters: List of tensors, the trainable variables' values.
+          state: List of tensors: of the other variables.
+          rows: Int64 vector, which examples.
+
+        Returns:
+          As each of `compute`'s. Of variables that the model does not assign,
+          the tensors in `state` are those that came.
+        """
         model = self._model
         x, y, weights = self._data.take(rows)
         variables = [*model.trainable_variables, *model.non_trainable_variables]

@@ -15,6 +15,7 @@ _JOB_TYPE = np.dtype(
         ("worker", "i4"),
         ("step", "i8"),
         ("batch", "i8"),
+        ("steps", "i8"),
         ("pulled", "i8"),
         ("staleness", "i8"),
         ("accepted", "?"),
@@ -43,11 +44,12 @@ class History:
         decided over, in passes over the data), `updates`, `train_loss` (mean
         since the evaluation before), and the model's loss and metrics on the
         validation data.
-      jobs: Every gradient, a structured array with the fields of
-        `actions.Job`; NaN for times that never came.
+      jobs: Every gradient, or push of several local steps, a structured array
+        with the fields of `actions.Job`; NaN for times that never came.
       update_seconds: When each update was made, float vector.
       push_bytes: Bytes of one push to all servers.
       pull_bytes: Bytes of one pull from all servers.
+      fetched_bytes: Bytes of all fetches between two pushes.
       diverged: Whether the loss became infinite or NaN; then the training
         was ended.
       model: The trained `keras.Model`, None if time alone was simulated.
@@ -65,6 +67,7 @@ class History:
     update_seconds: np.ndarray
     push_bytes: int
     pull_bytes: int
+    fetched_bytes: int = 0
     diverged: bool = False
     model: object = None
 
@@ -96,9 +99,10 @@ class History:
 
     @property
     def total_bytes(self):
-        """Bytes that went over the network, pushes and pulls."""
+        """Bytes that went over the network: pushes, pulls and fetches."""
         pushed = np.count_nonzero(~np.isnan(self.jobs["arrived"]))
-        return int(pushed * self.push_bytes + len(self.jobs) * self.pull_bytes)
+        pulled = len(self.jobs) * self.pull_bytes
+        return int(pushed * self.push_bytes + pulled + self.fetched_bytes)
 
     @property
     def examples_per_second(self):
@@ -106,7 +110,7 @@ class History:
 
         The shorter batch at the end of an epoch is counted as a full one.
         """
-        counted = np.count_nonzero(self.jobs["accepted"])
+        counted = np.sum(self.jobs["steps"][self.jobs["accepted"]])
         return counted * self.batch_size / self.seconds if self.seconds else 0.0
 
     def final(self, metric):

@@ -85,6 +85,10 @@ class VirtualLedger:
         """A heartbeat of somebody."""
         self._call("tick", (0, 0, 0), now, heard, entered)
 
+    def work_on(self, worker, *, now, heard, entered):
+        """A worker has made a step that nobody has been told of."""
+        self._call("work_on", (worker, 0, 0), now, heard, entered)
+
     def leave(self, worker, *, now, heard, entered):
         """A worker sends no more gradients."""
         self._call("leave", (worker, 0, 0), now, heard, entered)
@@ -208,6 +212,11 @@ class _Events:
     def tick(self, vector, event):
         state = self._unpack(vector)
         attendance = self._attendance(event)
+        return _with_phases(self._decisions.decide(state, attendance))
+
+    def work_on(self, vector, event):
+        attendance = self._attendance(event)
+        state = events.work_on(self._unpack(vector), event[0], attendance.now)
         return _with_phases(self._decisions.decide(state, attendance))
 
     def leave(self, vector, event):

@@ -1,80 +1,15 @@
-"""What is simulated: a synchronization and a correction, under a name."""
+"""The names of methods, and what they take."""
 
 import dataclasses
 import inspect
 
 from tfdist import correction as correction_lib
 from tfdist import synchronization as synchronization_lib
-from tfdist.correction import Copies
+from tfdist.averaging import LocalSteps
 from tfdist.correction import Correction
+from tfdist.simulation import local_methods
+from tfdist.simulation.method import Method
 from tfdist.synchronization import Synchronization
-
-
-@dataclasses.dataclass(frozen=True)
-class Method:
-    """A point in the space of methods.
-
-    Attributes:
-      synchronization: A `Synchronization`; default: `Async()`.
-      correction: A `Correction`, or None.
-      name: For tables and pictures; default: from the two.
-    """
-
-    synchronization: Synchronization = dataclasses.field(
-        default_factory=synchronization_lib.Async
-    )
-    correction: Correction | None = None
-    name: str = ""
-
-    def __post_init__(self):
-        if not isinstance(self.synchronization, Synchronization):
-            raise TypeError(
-                "Method: synchronization must be one of "
-                "tfdist.synchronization. Received: "
-                f"{self.synchronization!r}."
-            )
-        if self.correction is not None and not isinstance(
-            self.correction, Correction
-        ):
-            raise TypeError(
-                "Method: correction must be one of tfdist.correction or None. "
-                f"Received: {self.correction!r}."
-            )
-        if not self.name:
-            parts = [self.synchronization, self.correction]
-            name = " + ".join(repr(part) for part in parts if part is not None)
-            object.__setattr__(self, "name", name)
-
-    def resolve(self, num_workers):
-        """The method with all settings known for so many workers.
-
-        Raises:
-          ValueError: The settings do not fit together.
-        """
-        synchronization = self.synchronization.resolve(num_workers)
-        correction = self.correction
-        if correction is not None:
-            correction = correction.resolve(synchronization, num_workers)
-        return dataclasses.replace(
-            self, synchronization=synchronization, correction=correction
-        )
-
-    @property
-    def remembers_workers(self):
-        """Whether servers keep something of each worker."""
-        correction = self.correction
-        return (
-            correction is not None
-            and correction.remembers_workers
-            and not correction.on_worker
-        )
-
-    @property
-    def copies_per_push(self):
-        """How many times the parameters' bytes a push is."""
-        correction = self.correction
-        sends = correction is not None and correction.copies is Copies.WORKER
-        return 2 if sends and not correction.on_worker else 1
 
 
 def _delay_compensation(
@@ -121,8 +56,22 @@ METHODS = {
     "bounded_staleness": _bounded_staleness,
     "dc_asgd": _delay_compensation,
     "dana": _dana,
+    **local_methods.METHODS,
 }
 """Name -> what makes the `Method` from its settings."""
+
+SYNCHRONIZATIONS = {
+    name: METHODS[name]
+    for name in (
+        "sync",
+        "backup_workers",
+        "async",
+        "softsync",
+        "bounded_staleness",
+    )
+}
+"""What methods with local steps take as `synchronization=`, with its default
+settings."""
 
 CORRECTIONS = {
     "inverse_staleness": correction_lib.InverseStaleness,
@@ -138,7 +87,8 @@ def parse(text):
       text: A name of `METHODS`, and settings: `softsync:n=1`,
         `dc_asgd:variance_decay=0.95`, `dana:variant=zero:momentum=0.9`. Those
         without a correction of their own take
-        `correction=inverse_staleness`, `gap_aware` or `fasgd`.
+        `correction=inverse_staleness`, `gap_aware` or `fasgd`, and those with
+        local steps `synchronization=` one of `SYNCHRONIZATIONS`.
 
     Raises:
       ValueError: There is no such method, or it has no such setting.
@@ -154,6 +104,8 @@ def parse(text):
     make = METHODS[name]
     known = [] if make is Method else list(inspect.signature(make).parameters)
     allowed = known if name in ("dc_asgd", "dana") else [*known, "correction"]
+    if name in local_methods.METHODS:
+        allowed = [*allowed, "synchronization"]
     values = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -165,20 +117,31 @@ def parse(text):
             )
         values[key] = _value(value)
     correction = values.pop("correction", None)
+    synchronization = values.pop("synchronization", None)
     try:
         method = make(**values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{text!r}: {error}") from error
     if correction is not None:
-        if correction not in CORRECTIONS:
-            raise ValueError(
-                f"correction must be one of {', '.join(CORRECTIONS)}. "
-                f"Received: {correction!r} in {text!r}."
-            )
+        make = _one_of("correction", CORRECTIONS, correction, text)
+        method = dataclasses.replace(method, correction=make())
+    if synchronization is not None:
+        make = _one_of(
+            "synchronization", SYNCHRONIZATIONS, synchronization, text
+        )
         method = dataclasses.replace(
-            method, correction=CORRECTIONS[correction]()
+            method, synchronization=make().synchronization
         )
     return dataclasses.replace(method, name=str(text))
+
+
+def _one_of(setting, known, name, text):
+    if name not in known:
+        raise ValueError(
+            f"{setting} must be one of {', '.join(known)}. "
+            f"Received: {name!r} in {text!r}."
+        )
+    return known[name]
 
 
 def as_method(strategy):
@@ -186,7 +149,8 @@ def as_method(strategy):
 
     Args:
       strategy: A `Method`, a text for `parse`, a `Synchronization`, a
-        `Correction`, or a strategy of tfdist (of its arguments, those two).
+        `Correction`, `LocalSteps`, or a strategy of tfdist (of its arguments,
+        those three).
 
     Raises:
       ValueError: It is a text that names none.
@@ -200,12 +164,18 @@ def as_method(strategy):
         return Method(strategy)
     if isinstance(strategy, Correction):
         return Method(correction=strategy)
+    if isinstance(strategy, LocalSteps):
+        return Method(local_steps=strategy)
     if hasattr(strategy, "synchronization") and hasattr(strategy, "correction"):
-        return Method(strategy.synchronization, strategy.correction)
+        return Method(
+            strategy.synchronization,
+            strategy.correction,
+            local_steps=getattr(strategy, "local_steps", None),
+        )
     raise TypeError(
         "strategy must be a tfdist.simulation.Method, one of "
-        f"{', '.join(METHODS)}, a Synchronization, a Correction or a strategy "
-        f"of tfdist. Received: {strategy!r}."
+        f"{', '.join(METHODS)}, a Synchronization, a Correction, LocalSteps or "
+        f"a strategy of tfdist. Received: {strategy!r}."
     )
 
 
@@ -215,4 +185,4 @@ def _value(text):
             return kind(text)
         except ValueError:
             pass
-    return None if text == "none" else text
+    return {"none": None, "true": True, "false": False}.get(text, text)

@@ -59,9 +59,13 @@ class Links:
       num_workers: Number of workers.
       push_bytes: What a push brings to each server, a list of ints.
       pull_bytes: What a pull brings from each server, a list of ints.
+      fetch_bytes: What a fetch between two pushes brings from each server, a
+        list of ints; default: as a pull.
     """
 
-    def __init__(self, network, num_workers, push_bytes, pull_bytes):
+    def __init__(
+        self, network, num_workers, push_bytes, pull_bytes, fetch_bytes=None
+    ):
         self._network = network
         worker = network.bandwidth_gbps * 1e9 / 8
         server = worker
@@ -69,6 +73,8 @@ class Links:
             server = network.server_bandwidth_gbps * 1e9 / 8
         self._push = [(b / worker, b / server) for b in push_bytes]
         self._pull = [(b / worker, b / server) for b in pull_bytes]
+        fetch_bytes = pull_bytes if fetch_bytes is None else fetch_bytes
+        self._fetch = [(b / worker, b / server) for b in fetch_bytes]
         servers = len(push_bytes)
         # Each link has two directions, and each server computes.
         self._up, self._down = ([0.0] * num_workers for _ in range(2))
@@ -90,8 +96,19 @@ class Links:
 
     def pull(self, worker, now):
         """All servers send fresh parameters; when the worker has them."""
+        return self._bring(self._pull, worker, now)
+
+    def ask(self, now):
+        """A worker asks for parameters; when the servers have heard it."""
+        return now + self._network.latency_seconds
+
+    def fetch(self, worker, now):
+        """As `pull`, of parameters that a worker has asked for."""
+        return self._bring(self._fetch, worker, now)
+
+    def _bring(self, sizes, worker, now):
         arrivals = []
-        for server, (slow, fast) in enumerate(self._pull):
+        for server, (slow, fast) in enumerate(sizes):
             arrivals.append(
                 self._send(
                     (self._out, server, fast),

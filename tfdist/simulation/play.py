@@ -11,6 +11,8 @@ from tfdist.simulation import data as data_lib
 from tfdist.simulation import history as history_lib
 from tfdist.simulation.actions import Drop
 from tfdist.simulation.actions import Entry
+from tfdist.simulation.actions import Fetch
+from tfdist.simulation.local_training import LocalTraining
 from tfdist.simulation.training import Training
 
 
@@ -29,7 +31,11 @@ def make_model(model_fn, seed, method):
     """
     keras.utils.set_random_seed(seed)
     model = model_fn()
-    data_lib.check_model(model, method.synchronization.averages)
+    data_lib.check_model(
+        model,
+        method.synchronization.averages,
+        takes_local_steps=method.local_steps is not None,
+    )
     return model
 
 
@@ -43,6 +49,7 @@ def play(
     seed,
     push_bytes,
     pull_bytes,
+    fetch_bytes=(),
     num_batches,
     validation_data=None,
     evaluate_every=1.0,
@@ -53,9 +60,9 @@ def play(
     """Trains a model as a source of actions says.
 
     Args:
-      source: Whose `run()` yields `Begin`, `Entry` and `Drop` in the order in
-        which they happen, with `jobs`, all `Job`s so far, and `now`, seconds:
-        a `Schedule`, or another.
+      source: Whose `run()` yields `Begin`, `Fetch`, `Entry` and `Drop` in the
+        order in which they happen, with `jobs`, all `Job`s so far, and `now`,
+        seconds: a `Schedule`, or another.
       model: The compiled `keras.Model`.
       data: A `Data`.
       method: A `Method`, resolved.
@@ -63,6 +70,7 @@ def play(
       seed: For the `History`.
       push_bytes: Bytes of a push to each server, a list of ints.
       pull_bytes: Bytes of a pull from each server, a list of ints.
+      fetch_bytes: Bytes of a fetch between two pushes, as `pull_bytes`.
       num_batches: Batches of all epochs together, for the bar.
       validation_data: As `simulate` takes it.
       evaluate_every: Epochs between two evaluations.
@@ -79,7 +87,10 @@ def play(
     validation = None
     if validation_data is not None:
         validation = data_lib.of_validation(validation_data)
-    training = Training(model, data, method, num_workers, chunk, placement)
+    if method.local_steps is None:
+        training = Training(model, data, method, num_workers, chunk, placement)
+    else:
+        training = LocalTraining(model, data, method, num_workers)
     watch = _Watch(
         model, training, data.num_batches, validation, evaluate_every
     )
@@ -108,6 +119,7 @@ def play(
         update_seconds=np.array(watch.updates),
         push_bytes=sum(push_bytes),
         pull_bytes=sum(pull_bytes),
+        fetched_bytes=watch.fetches * sum(fetch_bytes),
         diverged=watch.diverged,
         model=model,
     )
@@ -146,6 +158,7 @@ class _Watch:
         self._is_due = False
         self.seconds = 0.0
         self.updates = []
+        self.fetches = 0
         self.evaluations = []
         self.diverged = False
         self._evaluate(0.0)
@@ -153,14 +166,16 @@ class _Watch:
     def note(self, action):
         """Notes an action that is done; returns the gradients decided."""
         self.seconds = action.time
+        self.fetches += isinstance(action, Fetch)
         is_entry = isinstance(action, Entry)
         if is_entry and action.count:
             self.updates.append(action.time)
         # One that has died with its worker will be computed again.
-        gradient = (is_entry and action.job is not None) or (
+        is_decided = (is_entry and action.job is not None) or (
             isinstance(action, Drop) and action.job.arrived is not None
         )
-        self._decided += gradient
+        gradients = action.job.steps if is_decided else 0
+        self._decided += gradients
         passed = math.floor(self._epoch / self._every + 1e-9)
         if passed > self._passed:
             self._passed = passed
@@ -168,7 +183,7 @@ class _Watch:
         # An update that is being made is seen when it is made.
         if self._is_due and not (is_entry and not action.count):
             self._evaluate(action.time)
-        return int(gradient)
+        return gradients
 
     @property
     def _epoch(self):

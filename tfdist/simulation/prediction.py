@@ -135,9 +135,10 @@ def predict(measurement, strategy, num_workers, cluster):
       A `Prediction`.
 
     Raises:
-      ValueError: The method does not fit so many workers.
+      ValueError: The method does not fit so many workers, or has local steps.
     """
     method = as_method(strategy).resolve(num_workers)
+    check_is_predicted(method)
     network = cluster.full_network(measurement)
     push, pull = measurement.traffic(method, cluster.num_servers)
     # Whoever is done takes the next batch, so that the rate is that of a
@@ -189,6 +190,22 @@ def predict(measurement, strategy, num_workers, cluster):
         is_synchronous=bool(lockstep),
         gradients_per_update=len(counted) / max(1, updates),
     )
+
+
+def check_is_predicted(method):
+    """Refuses methods of which nothing is predicted.
+
+    Args:
+      method: A `Method`.
+
+    Raises:
+      ValueError: It has local steps.
+    """
+    if method.local_steps is not None:
+        raise ValueError(
+            f"{method.name!r} has local steps between exchanges, of which "
+            "rates are not predicted: `simulate` and `timing` play them."
+        )
 
 
 def _window(history):

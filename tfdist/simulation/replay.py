@@ -51,7 +51,8 @@ def replay(
       model_fn: Callable without arguments that returns the compiled
         `keras.Model`; the real one was made in the same way.
       dataset: As `simulate` takes it.
-      strategy: As `simulate` takes it: the method of the real training.
+      strategy: As `simulate` takes it: the method of the real training,
+        without local steps.
       trace: What `read_trace` returned.
       batch_size: Examples of one gradient.
       shuffle: Whether each epoch has an order of its own, that of `simulate`.
@@ -77,6 +78,13 @@ def replay(
         )
     checks.number("evaluate_every", evaluate_every, lambda v: v > 0, "above 0")
     method = as_method(strategy).resolve(trace.num_workers)
+    if method.local_steps is not None:
+        raise ValueError(
+            "strategy must be a method whose workers push after every step: "
+            "local steps are not replayed. Received: "
+            f"{method.local_steps!r}."
+        )
+    _check_every_step_is_pushed(trace)
     # First of all: what is missing explains what else does not fit.
     trace.order()
     _check_order_is_known(method, trace)
@@ -107,6 +115,17 @@ def replay(
         progress=progress,
         placement=by_variable,
     )
+
+
+def _check_every_step_is_pushed(trace):
+    for worker, steps in enumerate(trace.workers):
+        for number, step in enumerate(steps):
+            if step.local_steps != 1:
+                raise ValueError(
+                    f"{trace.where(worker, number)}: local_steps must be 1: "
+                    "local steps are not replayed. Received: "
+                    f"{step.local_steps}."
+                )
 
 
 def _asks_servers_apart(trace):

@@ -6,6 +6,7 @@ plays it, and gives a list of what servers and workers do, in order, for
 `training.Training` to compute, or for nobody where time alone is asked for.
 """
 
+import collections
 import dataclasses
 import heapq
 import itertools
@@ -102,6 +103,7 @@ class Schedule:
       network: A `Network`.
       push_bytes: What a push brings to each server, a list of ints.
       pull_bytes: What a pull brings from each server, a list of ints.
+      fetch_bytes: What a fetch between two pushes brings from each server.
       failures: `Failure`s.
       seed: Of compute times.
       worker_timeout: Seconds after which nobody waits for a silent worker.
@@ -123,6 +125,7 @@ class Schedule:
         network,
         push_bytes,
         pull_bytes,
+        fetch_bytes=None,
         failures=(),
         seed=0,
         worker_timeout=10.0,
@@ -133,7 +136,9 @@ class Schedule:
         self._num_workers = num_workers
         self._shares = shares
         self._compute = compute
-        self._links = Links(network, num_workers, push_bytes, pull_bytes)
+        self._links = Links(
+            network, num_workers, push_bytes, pull_bytes, fetch_bytes
+        )
         self._ledger = VirtualLedger(
             method.synchronization,
             num_workers,
@@ -158,8 +163,8 @@ class Schedule:
         self._alive = [True] * num_workers
         self._steps = [0] * num_workers
         self._finished = [False] * num_workers
-        # A batch to be computed again, or left by a process that was killed.
-        self._again = [None] * num_workers
+        # Batches to be computed again, or left by a process that was killed.
+        self._again = [collections.deque() for _ in range(num_workers)]
         # The gradient that such a process was waiting for a decision over.
         self._left = [None] * num_workers
         # None: never.
@@ -222,45 +227,56 @@ class Schedule:
         """It is given parameters for its next batch, if there is one."""
         if life != self._lives[worker] or not self._alive[worker]:
             return
-        over = self._max_seconds is not None and self._now >= self._max_seconds
-        batch = None if over else self._next_batch(worker)
+        batch = self._next_batch(worker)
         if batch is None:
             self._current[worker] = None
             self._finished[worker] = True
             self._ledger.leave(worker, **self._there())
             self._happened()
             return
-        job = Job(
-            number=len(self.jobs),
-            worker=worker,
-            step=self._steps[worker],
-            batch=batch,
-            pulled=int(self._ledger.state.version),
-            pulling=self._now,
-        )
-        self._steps[worker] += 1
+        job = self._new_job(worker, batch, anew)
         self._current[worker] = job
         self.jobs.append(job)
         self._out.append(Begin(self._now, job, anew))
         self._at(self._links.pull(worker, self._now), self._compute_, job, life)
 
+    def _new_job(self, worker, batch, anew):
+        """What it begins now; `anew` if it is another process."""
+        del anew
+        self._steps[worker] += 1
+        return Job(
+            number=len(self.jobs),
+            worker=worker,
+            step=self._steps[worker] - 1,
+            batch=batch,
+            pulled=int(self._ledger.state.version),
+            pulling=self._now,
+        )
+
     def _next_batch(self, worker):
-        batch, self._again[worker] = self._again[worker], None
-        return self._shares.next(worker) if batch is None else batch
+        """Its next batch, None if there is none, or time is up."""
+        if self._max_seconds is not None and self._now >= self._max_seconds:
+            return None
+        if self._again[worker]:
+            return self._again[worker].popleft()
+        return self._shares.next(worker)
 
     def _compute_(self, job, life):
         if life != self._lives[job.worker]:
             return
         job.began = self._now
-        seconds = self._compute.draw(
-            job.worker, job.step, self._streams[job.worker]
-        )
+        seconds = self._draw(job.worker, job.step)
+        self._at(self._now + seconds, self._push, job, life)
+
+    def _draw(self, worker, step):
+        """Seconds that a step of a worker takes to compute."""
+        seconds = self._compute.draw(worker, step, self._streams[worker])
         if not 0 <= seconds < np.inf:
             raise ValueError(
                 f"compute must draw finite seconds of at least 0. Received: "
                 f"{seconds!r} from {self._compute!r}."
             )
-        self._at(self._now + seconds, self._push, job, life)
+        return seconds
 
     def _push(self, job, life):
         if life != self._lives[job.worker]:
@@ -293,7 +309,7 @@ class Schedule:
             self._last_heard[worker] = self._now
         if job is not None and job.arrived is None:
             # Nobody has its gradient: who comes back computes it again.
-            self._again[worker] = job.batch
+            self._again[worker].extendleft(reversed(job.batches))
             self._current[worker] = None
             self._drop(job)
         self._beat_if_needed()
@@ -379,7 +395,7 @@ class Schedule:
         for worker in sorted(decided, key=lambda w: state.order[w]):
             job = self._current[worker]
             if not job.accepted and self._method.synchronization.retries:
-                self._again[worker] = job.batch
+                self._again[worker].append(job.batch)
             self._begin(worker, self._lives[worker])
 
     def _carry_out(self, state):

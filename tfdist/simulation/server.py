@@ -18,7 +18,8 @@ class VirtualServer:
     is one here, and `network.Links` knows how many there are.
 
     Args:
-      model: The compiled `keras.Model`: its variables are the parameters.
+      parameters: List of trainable `keras.Variable`.
+      optimizer: The Keras optimizer that updates them.
       method: A `Method`, resolved.
       num_workers: Number of workers.
 
@@ -26,9 +27,9 @@ class VirtualServer:
       given: What a worker would be given now, a list of tensors.
     """
 
-    def __init__(self, model, method, num_workers):
-        self._parameters = model.trainable_variables
-        self._optimizer = model.optimizer
+    def __init__(self, parameters, optimizer, method, num_workers):
+        self._parameters = parameters
+        self._optimizer = optimizer
         self._correction = method.correction
         self._averages = method.synchronization.averages
         self._pulled_is_needed = False
@@ -127,7 +128,7 @@ class VirtualServer:
             if self._slots is not None and self._correction.looks_ahead:
                 self.given = self._give()
         if entry.count:
-            self.given = self._update(_divided(self._sum, entry.count))
+            self.given = self._update(divided(self._sum, entry.count))
             self._sum = None
 
     # Compiled.
@@ -184,7 +185,7 @@ class VirtualServer:
         if observes:
             before = [widened(p.value.read_value()) for p in self._parameters]
             rate = keras.ops.convert_to_tensor(self._optimizer.learning_rate)
-        self._optimizer.apply(gradients, self._parameters)
+        self._apply(gradients)
         if observes:
             for number, gradient in enumerate(gradients):
                 if gradient is not None:
@@ -196,6 +197,9 @@ class VirtualServer:
                         self._slots[number],
                     )
         return self._build_give()
+
+    def _apply(self, gradients):
+        self._optimizer.apply(gradients, self._parameters)
 
     def _build_both(self, gradients, pulled, staleness, worker):
         return self._build_update(
@@ -238,9 +242,9 @@ def _added(one, other):
     )
 
 
-def _divided(gradients, count):
+def divided(gradients, count):
     """A list of gradients divided by a number, as servers do it."""
-    divided = []
+    found = []
     for gradient in gradients:
         if isinstance(gradient, tf.IndexedSlices):
             gradient = tf.IndexedSlices(
@@ -248,8 +252,8 @@ def _divided(gradients, count):
             )
         elif gradient is not None:
             gradient = gradient / count
-        divided.append(gradient)
-    return divided
+        found.append(gradient)
+    return found
 
 
 class _Typed:

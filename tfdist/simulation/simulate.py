@@ -13,9 +13,12 @@ from tfdist.simulation import history as history_lib
 from tfdist.simulation import play as play_lib
 from tfdist.simulation import schedule as schedule_lib
 from tfdist.simulation.actions import Entry
+from tfdist.simulation.actions import Fetch
 from tfdist.simulation.compute import ComputeTime
 from tfdist.simulation.compute import Gamma
 from tfdist.simulation.gradients import num_bytes
+from tfdist.simulation.local_schedule import make_schedule
+from tfdist.simulation.local_steps import slots_of
 from tfdist.simulation.methods import as_method
 from tfdist.simulation.network import Network
 
@@ -50,14 +53,15 @@ def simulate(
     real model; only time is drawn from models. Two calls with the same seed
     give the same history, on the same machine to the bit.
 
-    It stands for a cluster whose workers push after every step. What real
-    servers do beside each other happens at one moment here, when a gradient
-    is decided over: who is waiting is given the parameters of that moment,
-    and these travel.
+    What real servers do beside each other happens at one moment here, when a
+    gradient is decided over: who is waiting is given the parameters of that
+    moment, and these travel.
 
     Memory: beside one model and what the method keeps on real servers and
     workers, one copy of the parameters for each version that a worker
     computes from, so for N workers at most N, and up to `chunk` gradients.
+    With local steps one more model, and each worker's own weights and
+    optimizer state.
 
     Args:
       model_fn: Callable without arguments that returns a compiled
@@ -65,7 +69,8 @@ def simulate(
       dataset: Training examples in memory, `(x, y)` or `(x, y,
         sample_weight)`, or a finite `tf.data.Dataset` of examples.
       strategy: A `Method`, the text of one (`"softsync:n=1"`), an own
-        `Synchronization` or `Correction`, or a strategy of tfdist.
+        `Synchronization`, `Correction` or `LocalSteps`, or a strategy of
+        tfdist.
       num_workers: Virtual workers.
       num_servers: Virtual servers; they share the bytes.
       batch_size: Examples of one gradient.
@@ -84,7 +89,8 @@ def simulate(
       worker_timeout: Seconds after which nobody waits for a silent worker.
       start_timeout: The same for one that has never begun.
       max_seconds: Virtual seconds after which no gradient is begun.
-      chunk: Gradients computed in one call, at most 8.
+      chunk: Gradients computed in one call, at most 8. Local steps are those
+        of one worker.
       progress: Whether to show a bar.
 
     Returns:
@@ -114,14 +120,17 @@ def simulate(
         )
     model = play_lib.make_model(model_fn, seed, method)
     push, pull = traffic(model, method, num_servers)
-    schedule = schedule_lib.Schedule(
+    fetch = _fetch_traffic(model, num_servers)
+    schedule = make_schedule(
         method,
         num_workers,
         schedule_lib.Shares(
             data.num_batches, epochs, num_workers, dynamic_shares
         ),
+        size_of=data.size,
         push_bytes=push,
         pull_bytes=pull,
+        fetch_bytes=fetch,
         **cluster,
         max_seconds=max_seconds,
     )
@@ -134,6 +143,7 @@ def simulate(
         seed=seed,
         push_bytes=push,
         pull_bytes=pull,
+        fetch_bytes=fetch,
         num_batches=data.num_batches * epochs,
         validation_data=validation_data,
         evaluate_every=evaluate_every,
@@ -165,8 +175,9 @@ def timing(
       strategy: As for `simulate`.
       num_workers: Virtual workers.
       steps: Gradients of all workers together.
-      push_bytes: Of one gradient. A number, which servers share evenly, or a
-        list of what each server gets.
+      push_bytes: Of one gradient, or of what is pushed of several local
+        steps. A number, which servers share evenly, or a list of what each
+        server gets.
       pull_bytes: Of all that a worker gets; default: the same.
       num_servers: Virtual servers.
       batch_size: Examples of one gradient, for `examples_per_second`.
@@ -195,19 +206,20 @@ def timing(
         for size in _by_server("push_bytes", push_bytes, num_servers)
     ]
     pull = _by_server("pull_bytes", pull_bytes, num_servers)
-    schedule = schedule_lib.Schedule(
+    schedule = make_schedule(
         method,
         num_workers,
         schedule_lib.Shares(steps, 1, num_workers, dynamic_shares),
+        size_of=lambda batch: batch_size,
         push_bytes=push,
         pull_bytes=pull,
         **cluster,
     )
-    updates = [
-        action.time
-        for action in schedule.run()
-        if isinstance(action, Entry) and action.count
-    ]
+    updates, fetches = [], 0
+    for action in schedule.run():
+        fetches += isinstance(action, Fetch)
+        if isinstance(action, Entry) and action.count:
+            updates.append(action.time)
     return history_lib.History(
         method=method.name,
         num_workers=num_workers,
@@ -221,6 +233,7 @@ def timing(
         update_seconds=np.array(updates),
         push_bytes=int(sum(push)),
         pull_bytes=int(sum(pull)),
+        fetched_bytes=int(fetches * sum(pull)),
     )
 
 
@@ -271,19 +284,39 @@ def traffic(model, method, num_servers):
     Returns:
       Two lists of ints.
     """
-    balancer = ByteBalancer(num_servers)
     push, pull = [0] * num_servers, [0] * num_servers
-    for variable in model.variables:
-        if not variable.trainable and not _is_real(variable.dtype):
-            continue
-        size = num_bytes([variable])
-        server = balancer.place(size)
-        pull[server] += size
-        push[server] += size * (
+    beside = _averaged_slots(model, method)
+    for variable, size, server in _placed(model, num_servers):
+        slots = round(size * beside) if variable.trainable else 0
+        pull[server] += size + slots
+        push[server] += slots + size * (
             method.copies_per_push if variable.trainable else 1
         )
     return push, pull
 
 
-def _is_real(dtype):
-    return tf.as_dtype(dtype).is_floating
+def _fetch_traffic(model, num_servers):
+    """Bytes of parameters alone, by server; a list of ints."""
+    fetch = [0] * num_servers
+    for variable, size, server in _placed(model, num_servers):
+        fetch[server] += size if variable.trainable else 0
+    return fetch
+
+
+def _placed(model, num_servers):
+    """Variable, bytes and server of all that is on servers."""
+    balancer = ByteBalancer(num_servers)
+    for variable in model.variables:
+        if variable.trainable or tf.as_dtype(variable.dtype).is_floating:
+            size = num_bytes([variable])
+            yield variable, size, balancer.place(size)
+
+
+def _averaged_slots(model, method):
+    """Bytes of optimizer state that is averaged, per byte of parameters."""
+    steps = method.local_steps
+    if steps is None or not steps.average_optimizer_state:
+        return 0.0
+    parameters = model.trainable_variables
+    model.optimizer.build(parameters)
+    return num_bytes(slots_of(model.optimizer)) / num_bytes(parameters)

@@ -74,9 +74,11 @@ class Trace:
     def compute(self):
         """What the steps took to compute.
 
+        Local steps between two exchanges are taken to have lasted the same.
+
         Returns:
-          A `Recorded`, without the first step of each worker: in it functions
-          are traced.
+          A `Recorded`, without the first exchange of each worker: in it
+          functions are traced.
 
         Raises:
           ValueError: A worker has no other step.
@@ -90,7 +92,11 @@ class Trace:
                 )
         return Recorded(
             [
-                [step.compute_seconds for step in steps[1:]]
+                [
+                    step.compute_seconds / step.local_steps
+                    for step in steps[1:]
+                    for _ in range(step.local_steps)
+                ]
                 for steps in self.workers
             ]
         )
@@ -250,5 +256,7 @@ def _check(name, kind, value):
         raise ValueError(
             f"{name} must be of type {kind.__name__}. Received: {value!r}."
         )
+    if name == "local_steps" and value < 1:
+        raise ValueError(f"{name} must be at least 1. Received: {value!r}.")
     if name in _COUNTS and value < 0:
         raise ValueError(f"{name} must be at least 0. Received: {value!r}.")

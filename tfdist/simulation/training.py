@@ -36,7 +36,9 @@ class Training:
     ):
         self._gradients = Gradients(model, data)
         self._is_full = data.is_full
-        self._server = VirtualServer(model, method, num_workers)
+        self._server = VirtualServer(
+            model.trainable_variables, model.optimizer, method, num_workers
+        )
         self._sizes = [size for size in _CHUNKS if size <= max(1, chunk)]
         self._ahead = 2 * self._sizes[0] + 2 * num_workers
         self._placement = placement

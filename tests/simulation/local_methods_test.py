@@ -1,0 +1,142 @@
+"""How methods with local steps are named, and what is refused of them."""
+
+import keras
+import pytest
+
+from tests.simulation import quadratic
+import tfdist
+from tfdist import averaging
+from tfdist import correction
+from tfdist import simulation
+from tfdist import synchronization
+from tfdist.simulation import Method
+from tfdist.simulation import measurement as measurement_lib
+
+
+@pytest.mark.parametrize(
+    ("text", "make"),
+    [
+        ("averaging", tfdist.ParameterAveragingStrategy),
+        ("bmuf", tfdist.BMUFStrategy),
+        ("diloco", tfdist.DiLoCoStrategy),
+        ("easgd", tfdist.ElasticAveragingStrategy),
+        ("async_local_sgd", tfdist.AsyncLocalSGDStrategy),
+        ("downpour", tfdist.DownpourStrategy),
+    ],
+)
+def test_names_mean_what_strategies_are(text, make):
+    named, strategy = map(simulation.methods.as_method, (text, make()))
+    for part in ("synchronization", "local_steps"):
+        found = (
+            getattr(method.resolve(4), part) for method in (named, strategy)
+        )
+        one, other = map(repr, found)
+        assert one == other
+
+
+def test_settings_of_texts_reach_the_method():
+    method = simulation.methods.parse(
+        "averaging:period=7:average_optimizer_state=true:warmup_steps=3:"
+        "synchronization=softsync:correction=inverse_staleness"
+    )
+    steps = method.local_steps
+    assert (steps.period, steps.warmup_steps) == (7, 3)
+    assert steps.average_optimizer_state is True
+    assert isinstance(method.synchronization, synchronization.SoftSync)
+    assert isinstance(method.correction, correction.InverseStaleness)
+
+
+def test_a_number_is_the_period_of_averaging():
+    method = Method(synchronization.Sync(), local_steps=5)
+    assert repr(method.local_steps) == repr(averaging.ParameterAveraging(5))
+    # As `local_steps=` of strategies without another synchronization.
+    alone = simulation.methods.as_method(averaging.ParameterAveraging(5))
+    assert isinstance(alone.synchronization, synchronization.Async)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("averaging:synchronization=ring", "synchronization must be one of"),
+        ("averaging:s=2", "averaging has the settings period="),
+        ("averaging:period=0", "period must be an integer"),
+        ("sync:synchronization=async", "sync has the settings"),
+        ("easgd:moving_rate=0.5:alpha=0.1", "give one of"),
+    ],
+)
+def test_texts_that_do_not_fit_are_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        simulation.methods.parse(text)
+
+
+def _averages_weights():
+    return keras.optimizers.SGD(0.1, use_ema=True)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "optimizer", "message"),
+    [
+        ("averaging", _averages_weights, "use_ema"),
+        ("easgd:synchronization=softsync", None, "defined for Async"),
+        ("easgd:correction=gap_aware", None, "nothing is late"),
+        (
+            "averaging:average_optimizer_state=true:synchronization=async",
+            None,
+            "average_optimizer_state needs",
+        ),
+        (
+            "async_local_sgd:synchronization=sync",
+            None,
+            "dynamic=True is for workers that do not wait",
+        ),
+        (
+            Method(synchronization.Sync(on_drop="retry"), local_steps=2),
+            None,
+            "on_drop='retry'",
+        ),
+        (
+            "downpour:n_fetch=2:synchronization=bounded_staleness",
+            None,
+            "each push is answered",
+        ),
+    ],
+)
+def test_what_real_workers_refuse_is_refused(strategy, optimizer, message):
+    with pytest.raises(ValueError, match=message):
+        simulation.simulate(
+            quadratic.model_fn(optimizer),
+            (quadratic.X, quadratic.Y),
+            strategy,
+            num_workers=2,
+        )
+
+
+def test_local_steps_of_another_kind_are_refused():
+    with pytest.raises(TypeError, match="local_steps must be a number"):
+        Method(local_steps="averaging")
+
+
+def test_rates_of_local_steps_are_not_predicted():
+    variable = measurement_lib.Variable((250_000,))
+    measurement = simulation.Measurement(100, [1.0], 0.0, 1.0, [variable])
+    with pytest.raises(ValueError, match="rates are not predicted"):
+        simulation.advise(measurement, strategies=["averaging"])
+
+
+def test_timing_counts_one_exchange_for_all_steps_of_a_period():
+    history = simulation.timing(
+        "averaging:period=5",
+        num_workers=4,
+        steps=60,
+        push_bytes=1000,
+        compute=simulation.Constant(0.1),
+        network=simulation.Network(latency_seconds=0.1),
+        batch_size=8,
+    )
+    # Fifteen steps each: three periods of 0.5 s, each between two latencies.
+    assert history.updates == 3 and len(history.jobs) == 12
+    assert history.total_bytes == 12 * 2 * 1000
+    assert history.seconds == pytest.approx(3 * (0.1 + 0.5 + 0.1))
+    assert history.examples_per_second == pytest.approx(
+        60 * 8 / history.seconds
+    )

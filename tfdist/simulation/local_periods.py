@@ -1,0 +1,170 @@
+"""When virtual workers with local steps exchange, and what they count."""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+# As on real workers: a period has taken a moment at least.
+_SHORTEST_SECONDS = 1e-9
+
+
+@dataclasses.dataclass
+class _Worker:
+    """One process of a worker.
+
+    Attributes:
+      counted: Steps that its optimizer has counted.
+      since_push: Steps since its last push.
+      since_fetch: Steps since it was last given parameters.
+      is_timed: Whether it has exchanged before, so that it knows how long the
+        period has taken.
+      speeds: Steps per second of all workers, as it was last told.
+    """
+
+    counted: int = 0
+    since_push: int = 0
+    since_fetch: int = 0
+    is_timed: bool = False
+    speeds: np.ndarray | None = None
+
+
+class Periods:
+    """The step counters of workers and servers, which decide who exchanges.
+
+    What real workers do in `parameter_server.local_exchange` and
+    `local_speeds`, in numbers: it depends on no weights.
+
+    Args:
+      method: A `LocalSteps`, resolved.
+      averages: Whether updates are means over workers.
+      num_workers: Number of workers.
+    """
+
+    def __init__(self, method, averages, num_workers):
+        self._method = method
+        self._averages = averages
+        self._weighs = averages and method.weighted
+        self._steps = _ByStep(method.steps)
+        self._fetch_steps = None
+        if method.fetch_steps(tf.ones([], tf.int64)) is not None:
+            self._fetch_steps = _ByStep(method.fetch_steps)
+        self._workers = [None] * num_workers
+        # On the servers: the most steps that anybody has made, and, of the
+        # update that is being collected, (counter, weight) of each push.
+        self._counted = 0
+        self._collected = []
+        self._speeds = np.zeros(num_workers)
+
+    def begin(self, worker, anew):
+        """A worker has been told what became of its push, or begins.
+
+        Args:
+          worker: Its number.
+          anew: Whether it is another process than before.
+
+        Returns:
+          Steps that its optimizer has counted, and whether it goes on from
+          what the servers give.
+        """
+        one = self._workers[worker]
+        begins = anew or one is None
+        if begins:
+            # From then on it counts its own.
+            one = self._workers[worker] = _Worker(counted=self._counted)
+        one.since_push = 0
+        one.is_timed = not begins
+        one.speeds = self._speeds.copy()
+        adopts = begins or self._fetch_steps is None
+        if adopts:
+            one.since_fetch = 0
+        return one.counted, adopts
+
+    def count(self, job, examples):
+        """A step has been taken.
+
+        Args:
+          job: The `Job` that it is part of.
+          examples: In its batch.
+
+        Returns:
+          Whether a push is due.
+        """
+        one = self._workers[job.worker]
+        one.counted += 1
+        one.since_push += 1
+        one.since_fetch += 1
+        job.local.examples += examples
+        return one.since_push >= self._share_of(
+            self._steps(one.counted), one, job.worker
+        )
+
+    def _share_of(self, steps, one, worker):
+        """What a worker of this one's speed takes of `steps`."""
+        if not self._method.dynamic:
+            return steps
+        mine, most = one.speeds[worker], one.speeds.max()
+        share = mine / most if mine > 0 else 1.0
+        # As real workers do: equal speeds are not to lose a step.
+        return max(1, int(np.floor(share * steps + 1e-9)))
+
+    def fetch_is_due(self, worker):
+        """Whether a worker fetches before it goes on."""
+        one = self._workers[worker]
+        return (
+            self._fetch_steps is not None
+            and one.since_fetch > 0
+            and one.since_fetch >= self._fetch_steps(one.counted)
+        )
+
+    def fetched(self, worker):
+        """A worker has fetched."""
+        self._workers[worker].since_fetch = 0
+
+    def arrived(self, job):
+        """What a worker pushes has come to the servers."""
+        speed = 0.0
+        if self._workers[job.worker].is_timed:
+            seconds = max(job.computed - job.began, _SHORTEST_SECONDS)
+            speed = job.steps / seconds
+        self._speeds[job.worker] = speed
+
+    def entered(self, entry):
+        """Servers have carried out an `Entry`."""
+        if entry.job is not None:
+            run = entry.job.local
+            counted = run.counted + len(run.batches)
+            if not self._averages:
+                self._advance(counted)
+                return
+            if entry.first:
+                self._collected = []
+            weight = run.examples if self._weighs else 1
+            self._collected.append((counted, weight))
+        if entry.count:
+            counted, weights = zip(*self._collected, strict=True)
+            self._advance(np.average(counted, weights=weights))
+
+    def _advance(self, counted):
+        """Servers' step counter never falls."""
+        self._counted = max(self._counted, int(np.round(counted)))
+
+
+class _ByStep:
+    """A method's number of steps, asked once for each step.
+
+    Args:
+      function: Of a scalar int64 tensor.
+    """
+
+    def __init__(self, function):
+        self._function = tf.function(
+            lambda step: tf.cast(function(step), tf.int64), autograph=False
+        ).get_concrete_function(tf.TensorSpec([], tf.int64))
+        self._known = {}
+
+    def __call__(self, step):
+        if step not in self._known:
+            found = self._function(tf.constant(step, tf.int64))
+            self._known[step] = int(found)
+        return self._known[step]

@@ -1,0 +1,294 @@
+"""Local steps of virtual workers, one worker's at a time."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdist.averaging.base import Pushed
+from tfdist.simulation.compiled import Compiled
+from tfdist.simulation.gradients import Gradients
+
+# Workers are seeded alike, and are not to draw the same dropout masks.
+_SEED_STRIDE = 1_000_003
+_MAX_SEED = 2**31
+
+
+@dataclasses.dataclass
+class Own:
+    """What one worker has of its own; lists of tensors.
+
+    Attributes:
+      parameters: Its weights; None after a push that they are of no more use
+        after.
+      anchor: What the servers gave it last.
+      point: Its weights before its last step, where they are asked for.
+      state: The model's variables that are not trained.
+      slots: The state of its inner optimizer.
+      accrued: Sums of its gradients, where they are asked for.
+    """
+
+    parameters: list
+    anchor: list
+    point: list
+    state: list
+    slots: list
+    accrued: list
+
+
+class LocalSteps:
+    """Takes steps with a model's own optimizer, and keeps nothing.
+
+    The model's trainable variables and its optimizer's hold a worker's while
+    it takes steps. As Keras's own training step makes them: with clipping,
+    weight decay, constraints and schedules.
+
+    Args:
+      model: The compiled `keras.Model`.
+      data: A `Data`.
+      method: A `LocalSteps` of `tfdist.averaging`, resolved.
+
+    Attributes:
+      assigned: Numbers of the variables that are not trained and that a step
+        assigns, a set; known when the first step has been taken.
+    """
+
+    def __init__(self, model, data, method):
+        self._data = data
+        self._method = method
+        self._parameters = model.trainable_variables
+        self._optimizer = model.optimizer
+        self._gradients = Gradients(model, data)
+        self._optimizer.build(self._parameters)
+        self._slots = slots_of(self._optimizer)
+        self._state = model.non_trainable_variables
+        self.assigned = set()
+        self._first_slots = _values(self._slots)
+        self._first_state = _values(self._state)
+        # What begins with one number is what can begin anew.
+        self._resets = [
+            method.reset_optimizer_state and _is_constant(value)
+            for value in self._first_slots
+        ]
+        self._needs_points = method.keeps_own
+        # Whether a worker's weights are of use after a push.
+        self._keeps = method.keeps_own or (
+            method.fetch_steps(tf.ones([], tf.int64)) is not None
+        )
+        self._accrues = method.pushed is Pushed.GRADIENTS
+        # By the size of batches.
+        self._takes = {}
+        self._adopt = Compiled(self._build_adopt)
+        self._push = Compiled(self._build_push)
+
+    @property
+    def first_state(self):
+        """First values of what is not trained, a list of tensors."""
+        return list(self._first_state)
+
+    @property
+    def first_slots(self):
+        """First values of the optimizer's state, a list of tensors."""
+        return list(self._first_slots)
+
+    def begin(self, worker, given):
+        """The `Own` of a process that has done nothing yet.
+
+        Args:
+          worker: Number of its worker.
+          given: List of tensors: what the servers have given it.
+        """
+        state = list(self._first_state)
+        for number, variable in enumerate(self._state):
+            if variable.name == "seed_generator_state":
+                seed, *rest = state[number].numpy()
+                seed = (int(seed) + worker * _SEED_STRIDE) % _MAX_SEED
+                state[number] = tf.constant([seed, *rest], variable.dtype)
+        return Own(
+            parameters=given,
+            anchor=given,
+            point=given if self._needs_points else [],
+            state=state,
+            slots=list(self._first_slots),
+            accrued=self._zeros(),
+        )
+
+    def _zeros(self):
+        if not self._accrues:
+            return []
+        return [
+            tf.zeros(variable.shape, variable.dtype)
+            for variable in self._parameters
+        ]
+
+    def adopt(self, own, fresh):
+        """A worker that has been given parameters after a push goes on.
+
+        Args:
+          own: Its `Own`, which is changed.
+          fresh: List of tensors.
+        """
+        if self._needs_points:
+            own.parameters = self._adopt(
+                own.parameters, own.point, own.anchor, fresh
+            )
+        else:
+            own.parameters = fresh
+        own.anchor = fresh
+        own.slots = [
+            first if resets else now
+            for resets, first, now in zip(
+                self._resets, self._first_slots, own.slots, strict=True
+            )
+        ]
+
+    def _build_adopt(self, *values):
+        adopt = self._method.adopt
+        return [adopt(*one) for one in zip(*values, strict=True)]
+
+    def take(self, own, counted, batches):
+        """A worker takes steps.
+
+        Args:
+          own: Its `Own`, which is changed.
+          counted: Steps that its optimizer has counted before.
+          batches: Numbers of batches of the same size, a list.
+
+        Returns:
+          The losses, a float32 vector.
+        """
+        arguments = (
+            own.parameters,
+            own.state,
+            own.slots,
+            own.accrued,
+            tf.constant(counted, tf.int64),
+        )
+        rows = tf.constant([self._data.rows(b) for b in batches], tf.int64)
+        size = rows.shape[1]
+        if size not in self._takes:
+            # One trace for any number of steps.
+            self._takes[size] = tf.function(
+                self._build, autograph=False
+            ).get_concrete_function(
+                *arguments, tf.TensorSpec([None, size], tf.int64)
+            )
+        (
+            own.parameters,
+            own.point,
+            own.state,
+            own.slots,
+            own.accrued,
+            losses,
+        ) = self._takes[size](*arguments, rows)
+        return losses
+
+    def _build(self, parameters, state, slots, accrued, counted, rows):
+        for variable, value in zip(
+            [*self._parameters, *self._slots],
+            [*parameters, *slots],
+            strict=True,
+        ):
+            variable.assign(value)
+        self._optimizer.iterations.assign(counted)
+        number = tf.shape(rows)[0]
+
+        def step(done, point, state, accrued, losses):
+            weights = _values(self._parameters)
+            gradients, after, loss = self._gradients.one(
+                weights, state, rows[done]
+            )
+            self.assigned |= {
+                place
+                for place, value in enumerate(after)
+                if value is not state[place]
+            }
+            if self._accrues:
+                accrued = [
+                    total
+                    if gradient is None
+                    else total + tf.convert_to_tensor(gradient)
+                    for total, gradient in zip(accrued, gradients, strict=True)
+                ]
+            self._optimizer.apply(gradients, self._parameters)
+            losses = losses.write(done, tf.cast(loss, tf.float32))
+            point = weights if self._needs_points else point
+            return done + 1, point, after, accrued, losses
+
+        _, point, state, accrued, losses = tf.while_loop(
+            lambda done, *_: done < number,
+            step,
+            (
+                tf.zeros([], tf.int32),
+                parameters if self._needs_points else [],
+                state,
+                accrued,
+                tf.TensorArray(tf.float32, number),
+            ),
+        )
+        return (
+            _values(self._parameters),
+            point,
+            state,
+            _values(self._slots),
+            accrued,
+            losses.stack(),
+        )
+
+    def pushed(self, own, is_rest):
+        """What a worker sends of its steps, a list of tensors.
+
+        Args:
+          own: Its `Own`; sums of gradients begin anew.
+          is_rest: Whether the push follows no step of its own, so that it is
+            of the weights as they are.
+        """
+        if self._accrues:
+            pushed, own.accrued = own.accrued, self._zeros()
+            return pushed
+        points = own.parameters
+        if self._needs_points and not is_rest:
+            points = own.point
+        pushed = self._push(points, own.anchor)
+        if not self._keeps:
+            own.parameters = None
+        return pushed
+
+    def _build_push(self, points, anchors):
+        push = self._method.push
+        return [push(*one) for one in zip(points, anchors, strict=True)]
+
+    def settle(self, slots, counted):
+        """Leaves values in the optimizer, for who looks at it.
+
+        Args:
+          slots: List of tensors.
+          counted: Steps, an int.
+        """
+        for variable, value in zip(self._slots, slots, strict=True):
+            variable.assign(value)
+        self._optimizer.iterations.assign(counted)
+
+
+def slots_of(optimizer):
+    """The state of a built Keras optimizer, without counter and rate.
+
+    Args:
+      optimizer: The optimizer.
+
+    Returns:
+      A list of `keras.Variable`.
+    """
+    return [
+        variable
+        for variable in optimizer.variables
+        if variable.name not in ("iteration", "learning_rate")
+    ]
+
+
+def _values(variables):
+    return [tf.identity(variable.value) for variable in variables]
+
+
+def _is_constant(value):
+    flat = tf.reshape(value, [-1])
+    return value.dtype.is_floating and bool(tf.reduce_all(flat == flat[:1]))
