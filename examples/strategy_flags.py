@@ -4,7 +4,8 @@ Import it before `app.run`, then make the strategy where your script begins:
 
     strategy = strategy_flags.make_strategy()
 
-A flag that says nothing about the chosen strategy is refused.
+A flag that says nothing about the chosen strategy is refused. Those of
+strategies with local steps between exchanges are in `local_steps_flags.py`.
 """
 
 import math
@@ -12,6 +13,8 @@ import sys
 from typing import Any
 
 from absl import flags
+import local_steps_flags
+from local_steps_flags import given
 import tensorflow as tf
 
 import tfdist
@@ -34,46 +37,63 @@ def _correction() -> correction.Correction | None:
     return CORRECTIONS[FLAGS.correction]()
 
 
-def _softsync() -> tfdist.SoftSyncStrategy:
+def _common() -> dict[str, Any]:
+    """Arguments that several strategies have."""
+    common = given(
+        "worker_timeout", "communication", "warmup_worker_steps", "joining"
+    )
+    if "joining" in common:
+        common["joining"] = common["joining"].replace("_", " ")
+    return common
+
+
+def _softsync(**common: Any) -> tfdist.SoftSyncStrategy:
     if FLAGS.softsync_n is None:
         gradients = {"s": FLAGS.softsync_s}
     else:
         gradients = {"n": FLAGS.softsync_n}
-    return tfdist.SoftSyncStrategy(**gradients, correction=_correction())
+    return tfdist.SoftSyncStrategy(
+        **gradients, correction=_correction(), **common
+    )
 
 
-# Name -> what makes the strategy. Everything else in a script is the same for
-# each of them.
+# Name -> what makes the strategy, of the arguments that several have.
+# Everything else in a script is the same for each of them.
 STRATEGIES = {
     "none": tf.distribute.get_strategy,
-    "async": lambda: tfdist.AsyncStrategy(correction=_correction()),
-    "sync": lambda: tfdist.ParameterServerStrategy(
-        synchronization=synchronization.Sync(on_drop=FLAGS.on_drop),
-        worker_timeout=FLAGS.worker_timeout,
+    "async": lambda **common: tfdist.AsyncStrategy(
+        correction=_correction(), **common
     ),
-    "backup_workers": lambda: tfdist.BackupWorkersStrategy(
-        backup_workers=FLAGS.backup_workers,
-        on_drop=FLAGS.on_drop,
-        worker_timeout=FLAGS.worker_timeout,
+    "sync": lambda **common: tfdist.ParameterServerStrategy(
+        synchronization=synchronization.Sync(on_drop=FLAGS.on_drop), **common
+    ),
+    "backup_workers": lambda **common: tfdist.BackupWorkersStrategy(
+        backup_workers=FLAGS.backup_workers, **given("on_drop"), **common
     ),
     "softsync": _softsync,
-    "bounded_staleness": lambda: tfdist.BoundedStalenessStrategy(
-        max_staleness=FLAGS.max_staleness,
-        correction=_correction(),
-        worker_timeout=FLAGS.worker_timeout,
+    "bounded_staleness": lambda **common: tfdist.BoundedStalenessStrategy(
+        max_staleness=FLAGS.max_staleness, correction=_correction(), **common
     ),
-    "dcasgd": lambda: tfdist.DCASGDStrategy(
-        lambda_0=FLAGS.lambda_0,
-        variance_decay=FLAGS.variance_decay,
-        backups=FLAGS.backups,
+    "dcasgd": lambda **common: tfdist.DCASGDStrategy(
+        **given("lambda_0", "variance_decay", "backups"), **common
     ),
-    "dana": lambda: tfdist.DANAStrategy(
+    "dana": lambda **common: tfdist.DANAStrategy(
         variant=FLAGS.dana_variant,
         momentum=FLAGS.dana_momentum,
-        lambda_0=FLAGS.lambda_0,
-        backups=FLAGS.backups if FLAGS.dana_variant == "dc" else None,
+        **given("lambda_0", "backups"),
+        **common,
     ),
+    **local_steps_flags.STRATEGIES,
 }
+DO_NOT_WAIT = (
+    "async",
+    "softsync",
+    "dcasgd",
+    "dana",
+    "async_local_sgd",
+    "easgd",
+    "downpour",
+)
 # Flag -> the strategies that it says something about.
 FITS = {
     "backup_workers": ("backup_workers",),
@@ -87,7 +107,18 @@ FITS = {
     "dana_momentum": ("dana",),
     "backups": ("async", "softsync", "bounded_staleness", "dcasgd", "dana"),
     "max_staleness": ("bounded_staleness",),
-    "worker_timeout": ("sync", "backup_workers", "bounded_staleness"),
+    **local_steps_flags.FITS,
+    "communication": ("parameter_averaging", "bmuf", "diloco", "easgd"),
+    "warmup_worker_steps": DO_NOT_WAIT,
+    "joining": DO_NOT_WAIT,
+    "worker_timeout": (
+        "sync",
+        "backup_workers",
+        "bounded_staleness",
+        "parameter_averaging",
+        "bmuf",
+        "diloco",
+    ),
 }
 
 flags.DEFINE_enum(
@@ -161,6 +192,25 @@ flags.DEFINE_integer(
     "Steps by which a worker may be ahead of the slowest.",
     lower_bound=0,
 )
+flags.DEFINE_enum(
+    "communication",
+    "parameter_server",
+    ["parameter_server", "ring"],
+    "Through what workers exchange: servers, or, in a cluster without any, "
+    "each other.",
+)
+flags.DEFINE_integer(
+    "warmup_worker_steps",
+    0,
+    "Steps that the first worker trains alone before the others begin.",
+    lower_bound=0,
+)
+flags.DEFINE_enum(
+    "joining",
+    "at_once",
+    ["at_once", "one_by_one"],
+    "How the others begin then.",
+)
 flags.DEFINE_float(
     "worker_timeout",
     10.0,
@@ -189,7 +239,7 @@ def make_strategy() -> tf.distribute.Strategy:
             workers than workers.
     """
     try:
-        return STRATEGIES[FLAGS.strategy]()
+        return STRATEGIES[FLAGS.strategy](**_common())
     except ValueError as error:
         sys.exit(f"--strategy={FLAGS.strategy}: {error}")
 
@@ -217,6 +267,8 @@ def settings() -> dict[str, Any]:
     ignored = {"softsync_s"} if FLAGS.softsync_n else {"softsync_n"}
     if not _has_backups():
         ignored.add("backups")
+    if not FLAGS.warmup_worker_steps:
+        ignored.add("joining")
     return {
         name: FLAGS[name].value
         for name, strategies in FITS.items()
@@ -270,4 +322,11 @@ flags.register_multi_flags_validator(
     lambda values: FLAGS["backups"].using_default_value or _has_backups(),
     message="--backups is for --strategy=dcasgd, --dana_variant=dc and "
     "--correction=gap_aware only.",
+)
+flags.register_multi_flags_validator(
+    ["joining", "warmup_worker_steps"],
+    lambda values: (
+        FLAGS["joining"].using_default_value or values["warmup_worker_steps"]
+    ),
+    message="--joining is for --warmup_worker_steps of at least 1 only.",
 )

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tfdist.averaging import presets as averaging_presets
 from tfdist.cli import advise
 from tfdist.cli import compare
 from tfdist.cli import simulate
@@ -13,6 +14,7 @@ from tfdist.simulation import methods
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 SIMULATOR = (DOCS / "simulator.md").read_text("utf-8")
+AVERAGING = (DOCS / "averaging.md").read_text("utf-8")
 README = (DOCS.parent / "README.md").read_text("utf-8")
 COMMANDS = {"advise": advise, "compare": compare, "simulate": simulate}
 
@@ -26,6 +28,31 @@ def test_program_of_the_simulator_runs():
     # The worker that died lost one gradient and came back.
     assert history.summary()["dropped"] == 1
     assert history.final("accuracy") > history.evaluations[0]["accuracy"]
+
+
+def test_method_of_one_s_own_trains():
+    (program,) = re.findall(r"```python\n(.*?)```", AVERAGING, re.DOTALL)
+    names = {}
+    exec(compile(program, "docs/averaging.md", "exec"), names)
+    model, strategy = names["model"], names["strategy"]
+    # 256 / 8 batches in each of 3 epochs; 5 to an update, and a rest of 1.
+    assert int(model.optimizer.iterations.numpy()) == 96
+    assert strategy.updates_applied() == [20]
+    assert model.evaluate(names["x"], names["y"], verbose=0) < 0.01
+
+
+def test_table_of_presets_is_what_they_are():
+    rows = re.findall(
+        r"^\| `(\w+Strategy)` \|[^|]*\|[^|]*\| (\d+)", AVERAGING, re.MULTILINE
+    )
+    home = averaging_presets
+    assert {name for name, _ in rows} == {
+        name for name in vars(home) if name.endswith("Strategy")
+    } - {"ParameterServerStrategy"}
+    for name, period in rows:
+        parameters = inspect.signature(getattr(home, name)).parameters
+        known = parameters.get("period", parameters.get("n_push"))
+        assert int(period) == known.default, name
 
 
 def test_table_of_strategies_is_what_can_be_parsed():

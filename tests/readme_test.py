@@ -71,6 +71,6 @@ def test_lines_of_json_have_the_fields_that_are_described():
     from tfdist.parameter_server.journal import Exchange
 
     fields = {"step", *Exchange.__dataclass_fields__}
-    table = README.split("one object per step:")[1].split("\n\n")[1]
+    table = README.split("one object per exchange")[1].split("\n\n")[1]
     first_column = [line.split("|")[1] for line in table.splitlines()[2:]]
     assert set(re.findall(r"`(\w+)`", " ".join(first_column))) == fields

@@ -27,6 +27,7 @@ def exchange(staleness=0, **fields):
             "wait_seconds": 0.0,
             "bytes_sent": 0,
             "bytes_received": 0,
+            "local_steps": 1,
             "pulled_by_server": (0,),
             **fields,
         }
@@ -73,6 +74,7 @@ def test_a_worker_adds_up_its_exchanges_over_several_calls():
     figures.add([exchange(2, accepted=False, **parts)])
     assert figures.report(8.0) == {
         "steps": 3,
+        "exchanges": 3,
         "seconds": 8.0,
         "staleness": [(0, 1), (2, 2)],
         "counts_before": {"pushed": 0, "accepted": 0, "dropped": 0},
@@ -231,6 +233,15 @@ def test_the_table_shows_what_was_dropped_within_80_columns():
         ["/job:worker/task:12", "2", "2", "0"],
     ]
     assert {len(line) for line in lines[3:]} == {80}
+
+
+def test_steps_between_exchanges_are_steps_but_no_gradients():
+    figures = summary_lib.WorkerFigures()
+    figures.add([exchange(local_steps=16), exchange(local_steps=5)])
+    summary = summary_lib.summarize({"a": figures.report(3.0)}, [2], {})
+    (worker,) = summary["workers"]
+    assert (worker["steps"], worker["steps_per_second"]) == (21, 7.0)
+    assert gradients_of(worker) == gradients(2, 2, 0)
 
 
 def test_without_counts_of_the_servers_the_workers_own_count():

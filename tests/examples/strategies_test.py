@@ -28,15 +28,42 @@ FLAGS = {
     "softsync": ["--softsync_s=3"],
     "bounded_staleness": ["--max_staleness=1", "--worker_timeout=20"],
     "dana": ["--dana_variant=dc", "--optimizer=sgd"],
+    "parameter_averaging": [
+        "--period=3",
+        "--warmup_steps=1",
+        "--average_optimizer_state",
+    ],
+    "easgd": ["--period=3", "--optimizer=sgd"],
+    "downpour": [
+        "--n_fetch=2",
+        "--n_push=3",
+        "--optimizer=sgd",
+        "--warmup_worker_steps=2",
+    ],
+}
+# Of 7 steps of each worker, those after which it exchanges: by its period and
+# after the last.
+LOCAL_STEPS = {
+    "parameter_averaging": [1, 3, 3],
+    "easgd": [3, 3, 1],
+    "downpour": [3, 3, 1],
 }
 SETTINGS = {
-    "async": {"correction": "gap_aware", "backups": "worker"},
+    "async": {
+        "correction": "gap_aware",
+        "backups": "worker",
+        "warmup_worker_steps": 0,
+    },
     "backup_workers": {
         "backup_workers": 1,
         "on_drop": "retry",
         "worker_timeout": 10.0,
     },
-    "softsync": {"softsync_s": 3, "correction": "none"},
+    "softsync": {
+        "softsync_s": 3,
+        "correction": "none",
+        "warmup_worker_steps": 0,
+    },
     "bounded_staleness": {
         "max_staleness": 1,
         "correction": "none",
@@ -47,6 +74,28 @@ SETTINGS = {
         "dana_momentum": 0.9,
         "lambda_0": None,
         "backups": "server",
+        "warmup_worker_steps": 0,
+    },
+    "parameter_averaging": {
+        "period": 3,
+        "average_optimizer_state": True,
+        "warmup_steps": 1,
+        "communication": "parameter_server",
+        "worker_timeout": 10.0,
+    },
+    "easgd": {
+        "period": 3,
+        "moving_rate": 0.9,
+        "easgd_synchronization": "async",
+        "communication": "parameter_server",
+        "warmup_worker_steps": 0,
+    },
+    "downpour": {
+        "n_fetch": 2,
+        "n_push": 3,
+        "server_learning_rate": 0.01,
+        "warmup_worker_steps": 2,
+        "joining": "at_once",
     },
 }
 
@@ -64,9 +113,9 @@ def data_dir(tmp_path_factory):
     return path
 
 
-def train(zygote, directory, flags):
+def train(zygote, directory, flags, num_ps=1):
     """Runs the example to its end; returns all that its tasks printed."""
-    jobs = {"ps": 1, "worker": NUM_WORKERS}
+    jobs = {"ps": num_ps, "worker": NUM_WORKERS}
     with local_cluster.LocalCluster(jobs) as cluster:
         tasks = [
             TaskUnderTest(
@@ -109,11 +158,15 @@ def trained(request, zygote, data_dir, tmp_path_factory):
     output = train(zygote, directory, flags)
     path = directory / "summary.json"
     assert path.exists(), output
-    steps = [
+    return request.param, json.loads(path.read_text()), read_steps(directory)
+
+
+def read_steps(directory):
+    """The records of each worker."""
+    return [
         [json.loads(line) for line in file.open()]
         for file in sorted(directory.glob("steps-worker-*.jsonl"))
     ]
-    return request.param, json.loads(path.read_text()), steps
 
 
 def test_the_chief_reports_what_became_of_each_gradient(trained):
@@ -127,9 +180,11 @@ def test_the_chief_reports_what_became_of_each_gradient(trained):
         )
         assert part["waited_seconds"] >= 0.0
     # No batch is left out: nobody died, and what is dropped is tried again.
-    assert summary["gradients_accepted"] == BATCHES
+    exchanges = NUM_WORKERS * len(LOCAL_STEPS.get(strategy, range(7)))
+    assert summary["gradients_accepted"] == exchanges
     for worker, lines in zip(summary["workers"], steps, strict=True):
-        assert worker["gradients_pushed"] == worker["steps"] == len(lines)
+        assert worker["gradients_pushed"] == len(lines)
+        assert worker["steps"] == sum(line["local_steps"] for line in lines)
         assert worker["gradients_accepted"] == sum(
             line["accepted"] for line in lines
         )
@@ -144,8 +199,11 @@ def test_updates_are_made_of_as_many_gradients_as_the_method_says(trained):
     updates = summary["updates_applied"]
     if strategy != "backup_workers":
         assert summary["gradients_dropped"] == 0
-    if strategy in ("async", "bounded_staleness", "dana"):
+    if strategy in ("async", "bounded_staleness", "dana", "easgd", "downpour"):
         assert updates == accepted
+    elif strategy == "parameter_averaging":
+        # One gradient of each worker.
+        assert updates == accepted / NUM_WORKERS
     elif strategy == "softsync":
         # 21 gradients by 3.
         assert updates == 7
@@ -160,3 +218,32 @@ def test_bounded_training_is_as_stale_as_allowed(trained):
         # While a worker makes its step, each of the two others can come from
         # one step behind it to one ahead of what it has then finished.
         assert summary["staleness"]["max"] <= 2 * (1 + 1 + 1)
+
+
+def test_workers_exchange_after_as_many_steps_as_the_period_says(trained):
+    strategy, summary, steps = trained
+    if strategy not in LOCAL_STEPS:
+        return
+    assert sum(worker["steps"] for worker in summary["workers"]) == BATCHES
+    for lines in steps:
+        assert [line["local_steps"] for line in lines] == LOCAL_STEPS[strategy]
+
+
+def test_workers_without_servers_train_as_well(zygote, data_dir, tmp_path):
+    flags = [
+        "--strategy=parameter_averaging",
+        "--period=3",
+        "--communication=ring",
+        f"--batch_size={BATCH_SIZE}",
+        "--epochs=1",
+        f"--data_dir={data_dir}",
+        f"--output_dir={tmp_path}",
+    ]
+    train(zygote, tmp_path, flags, num_ps=0)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["strategy_flags"]["communication"] == "ring"
+    assert summary["num_ps"] == 0
+    # After 3, 6 and 7 steps.
+    assert summary["updates_applied"] == 3
+    for lines in read_steps(tmp_path):
+        assert [line["local_steps"] for line in lines] == [3, 3, 1]

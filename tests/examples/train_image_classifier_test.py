@@ -127,7 +127,7 @@ class Monitor(keras.callbacks.Callback):
             "staleness": {"mean": 1.5, "p95": 3.0, "max": 3},
         }
 
-strategy_flags.STRATEGIES["async"] = lambda: Strategy("CPU:0")
+strategy_flags.STRATEGIES["async"] = lambda **common: Strategy("CPU:0")
 tfdist.callbacks = types.SimpleNamespace(ClusterMonitor=Monitor)
 app.run(script.main, [sys.argv[0], *sys.argv[2:]])
 """
@@ -192,6 +192,19 @@ BAD_FLAGS = {
     "--worker_timeout=0": "flag --worker_timeout=0.0: must be a positive",
     "--worker_timeout=inf": "flag --worker_timeout=inf: must be a positive",
     "--worker_timeout=nan": "flag --worker_timeout=nan: must be a positive",
+    "--period=0": "flag --period=0: 0 is not a positive integer",
+    "--warmup_steps=-1": "flag --warmup_steps=-1: -1 is not a non-negative",
+    "--block_momentum=1": "flag --block_momentum=1.0: must be a number of at ",
+    "--outer_momentum=-1": "flag --outer_momentum=-1.0: must be a number of ",
+    "--outer_learning_rate=0": "flag --outer_learning_rate=0.0: must be a pos",
+    "--moving_rate=nan": "flag --moving_rate=nan: must be a positive",
+    "--server_learning_rate=0": "flag --server_learning_rate=0.0: must be a p",
+    "--easgd_synchronization=softsync": "should be one of <async|sync>",
+    "--n_fetch=0": "flag --n_fetch=0: 0 is not a positive integer",
+    "--n_push=0.5": "flag --n_push=0.5: invalid literal",
+    "--communication=tree": "should be one of <parameter_server|ring>",
+    "--warmup_worker_steps=-1": "flag --warmup_worker_steps=-1: -1 is not a ",
+    "--joining=later": "should be one of <at_once|one_by_one>",
     "--straggler=1": "must be `worker:seconds` or",
     "--straggler=1:-2": "`seconds` must be a number of at least 0",
     "--straggler=-1:2": "`workers` must be",
@@ -216,7 +229,30 @@ BAD_FLAGS = {
     "--strategy=dana --lambda_0=1": "--strategy=dana: DANA: lambda_0 is for "
     "variant='dc' only",
     "--strategy=softsync --softsync_s=2 --softsync_n=1": "give one of the two",
+    "--strategy=softsync --period=5": "--period is for "
+    "--strategy=parameter_averaging or --strategy=bmuf or --strategy=diloco "
+    "or --strategy=async_local_sgd or --strategy=easgd only.",
+    "--strategy=downpour --period=5": "--period is for ",
+    "--strategy=diloco --average_optimizer_state": "--average_optimizer_state "
+    "is for --strategy=parameter_averaging only.",
+    "--strategy=easgd --warmup_steps=5": "--warmup_steps is for ",
+    "--strategy=diloco --block_momentum=0.5": "--block_momentum is for ",
+    "--strategy=bmuf --outer_momentum=0.5": "--outer_momentum is for "
+    "--strategy=diloco or --strategy=async_local_sgd only.",
+    "--strategy=bmuf --outer_learning_rate=1": "--outer_learning_rate is for ",
+    "--strategy=bmuf --moving_rate=0.5": "--moving_rate is for ",
+    "--strategy=async --easgd_synchronization=sync": "--easgd_synchronization ",
+    "--strategy=async --n_fetch=2": "--n_fetch is for --strategy=downpour",
+    "--strategy=async --n_push=2": "--n_push is for --strategy=downpour only.",
+    "--strategy=async --server_learning_rate=1": "--server_learning_rate is ",
+    "--strategy=downpour --communication=ring": "--communication is for "
+    "--strategy=parameter_averaging or --strategy=bmuf or",
+    "--strategy=sync --warmup_worker_steps=9": "--warmup_worker_steps is for ",
+    "--strategy=async --joining=one_by_one": "--joining is for "
+    "--warmup_worker_steps of at least 1 only.",
     # What the strategy refuses.
+    "--strategy=easgd --moving_rate=2": "--strategy=easgd: ElasticAveraging: "
+    "moving_rate / workers must be less than 1",
     "--strategy=sync --worker_timeout=1": "--strategy=sync: worker_timeout "
     "must be more than two heartbeats",
     "digits": "takes flags only, got ['digits']",

@@ -20,12 +20,14 @@ class ClusterMonitor(keras.callbacks.Callback):
     """Shows staleness, time and traffic while a model trains on a cluster.
 
     Pass it to `fit` on every worker. Each writes its own file of JSON lines,
-    one object per optimizer step (the fields of
-    `tfdist.parameter_server.journal.Exchange`, with `step` and with `time`
-    in seconds since training began), and its own events for TensorBoard,
-    averages over `every_batches` steps. After each epoch the metrics of the
-    whole cluster join the logs as `cluster_<name>`: the others are those of
-    the worker whose progress bar it is, on its own share of the data.
+    one object per exchange, that is per optimizer step unless there are local
+    steps between exchanges (the fields of
+    `tfdist.parameter_server.journal.Exchange`, with its number as `step` and
+    with `time` in seconds since training began), and its own events for
+    TensorBoard, averages over `every_batches` steps. After each epoch the
+    metrics of the whole cluster join the logs as `cluster_<name>`: the others
+    are those of the worker whose progress bar it is, on its own share of the
+    data.
 
     Before each epoch but the first the worker's parameters are refreshed, as
     others go on while one validates.
@@ -135,6 +137,8 @@ class ClusterMonitor(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         del logs
+        # The last local steps are part of what is recorded.
+        self._strategy.flush()
         self._record()
         seconds = time.time() - self._began
         self._strategy.publish("figures", self._figures.report(seconds))
@@ -157,7 +161,7 @@ class ClusterMonitor(keras.callbacks.Callback):
         exchanges = self._strategy.journal.read_new()
         if not exchanges:
             return
-        first = self._figures.steps
+        first = self._figures.exchanges
         self._figures.add(exchanges)
         if self._file is None:
             return

@@ -35,6 +35,7 @@ class WorkerFigures:
     """
 
     def __init__(self, counts_before=None):
+        self.exchanges = 0
         self.steps = 0
         self._counts_before = dict(counts_before or _NO_COUNTS)
         self._staleness = collections.Counter()
@@ -42,7 +43,8 @@ class WorkerFigures:
 
     def add(self, exchanges):
         """Takes in a list of `tfdist.parameter_server.journal.Exchange`."""
-        self.steps += len(exchanges)
+        self.exchanges += len(exchanges)
+        self.steps += sum(e.local_steps for e in exchanges)
         self._staleness.update(e.staleness for e in exchanges)
         for name in _SUMS:
             self._sums[name] += sum(getattr(e, name) for e in exchanges)
@@ -55,6 +57,7 @@ class WorkerFigures:
         """
         return {
             "steps": self.steps,
+            "exchanges": self.exchanges,
             "seconds": seconds,
             "staleness": sorted(self._staleness.items()),
             "counts_before": self._counts_before,
@@ -168,7 +171,7 @@ def _gradients(report, count):
       count: What the servers have counted, or None.
     """
     if count is None:
-        pushed = report["steps"]
+        pushed = report.get("exchanges", 0)
         accepted = report.get("accepted", pushed)
         count = {
             "pushed": pushed,

@@ -1,0 +1,105 @@
+"""What flags of strategies with local steps make of them, in one process."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Flags -> what the strategy's method says of itself with four workers.
+GOOD_FLAGS = {
+    "parameter_averaging": ["period=10,", "warmup_steps=0,"],
+    "parameter_averaging --period=7 --average_optimizer_state": [
+        "period=7,",
+        "average_optimizer_state=True,",
+    ],
+    "parameter_averaging --warmup_steps=30 --worker_timeout=20": [
+        "warmup_steps=30,"
+    ],
+    # 1 - 1 / 4.
+    "bmuf": ["period=50,", "momentum=0.75,", "reset_optimizer_state=True,"],
+    "bmuf --block_momentum=0.5 --warmup_steps=9": [
+        "momentum=0.5,",
+        "warmup_steps=9,",
+    ],
+    "diloco": [
+        "period=500,",
+        "SGD(",
+        "learning_rate=0.7,",
+        "momentum=0.9,",
+        "nesterov=True",
+    ],
+    "diloco --period=20 --outer_learning_rate=0.5 --outer_momentum=0": [
+        "period=20,",
+        "learning_rate=0.5,",
+        "momentum=0.0,",
+    ],
+    "async_local_sgd": ["period=50,", "DelayedNesterov(", "delay=4,"],
+    "async_local_sgd --outer_learning_rate=0.5 --outer_momentum=0.8": [
+        "learning_rate=0.5,",
+        "momentum=0.8,",
+    ],
+    # 0.9 / 4, and of the whole.
+    "easgd": ["period=10,", "alpha=0.225,", "moving_rate=None,"],
+    "easgd --moving_rate=0.8 --easgd_synchronization=sync": [
+        "alpha=0.2,",
+        "moving_rate=0.8,",
+    ],
+    "downpour": ["n_fetch=1,", "n_push=1,", "Adagrad(learning_rate=0.0099999"],
+    "downpour --n_fetch=3 --n_push=2 --server_learning_rate=0.5": [
+        "n_fetch=3,",
+        "n_push=2,",
+        "learning_rate=0.5,",
+        "initial_accumulator_value=0.0,",
+    ],
+}
+# One process for the whole table: importing TensorFlow takes seconds.
+DESCRIBE_EACH = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import strategy_flags
+described = {}
+for text in json.loads(sys.argv[2]):
+    strategy_flags.FLAGS.unparse_flags()
+    strategy_flags.FLAGS(["script", *f"--strategy={text}".split()])
+    strategy = strategy_flags.make_strategy()
+    described[text] = repr(
+        strategy.local_steps.resolve(strategy.synchronization, None, 4)
+    )
+print(json.dumps(described))
+"""
+
+
+@pytest.fixture(scope="module")
+def described():
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            DESCRIBE_EACH,
+            str(ROOT / "examples"),
+            json.dumps(list(GOOD_FLAGS)),
+        ],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("flags", GOOD_FLAGS)
+def test_flags_become_settings_of_the_method(described, flags):
+    # Each setting ends with a comma here.
+    settings = described[flags].replace(")", ",")
+    for setting in GOOD_FLAGS[flags]:
+        assert setting in settings
