@@ -5,9 +5,11 @@ why the public interface does not do, so that an upgrade of TensorFlow has one
 file to check.
 """
 
+import tensorflow as tf
 from tensorflow.python.data.experimental.ops import (
     distribute as _data_distribute,
 )
+from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops import resource_variable_ops
@@ -74,3 +76,34 @@ def run_independently(operation):
     manager = getattr(operation.graph, "experimental_acd_manager", None)
     if manager is not None:
         manager.run_independently(operation)
+
+
+def enable_collectives(server_def):
+    """Starts this process's server, for collectives with other processes.
+
+    In public, only `MultiWorkerMirroredStrategy` does so, and brings with it
+    what `tfdist.cluster.peers` says it does.
+    """
+    context.context().enable_collective_ops(server_def)
+
+
+def check_peer(task, seconds):
+    """Asks another process of the collectives whether it is there.
+
+    Nothing public does; it is what `MultiWorkerMirroredStrategy` asks.
+
+    Raises:
+      tf.errors.OpError: It is not; `FailedPreconditionError` if it has been
+        started again.
+    """
+    context.context().check_collective_ops_peer_health(
+        task, timeout_in_ms=int(seconds * 1000)
+    )
+
+
+def abort_collectives(message):
+    """Makes all collectives of this process fail, now and later.
+
+    Nothing public ends a collective that waits for a process that is gone.
+    """
+    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)

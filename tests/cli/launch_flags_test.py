@@ -25,14 +25,6 @@ WRONG = {
         ["--num_workers=0", "SCRIPT"],
         ["--num_workers", "at least 1 unless there is a --chief"],
     ),
-    "no_servers": (
-        ["--num_ps=0", "SCRIPT"],
-        ["--num_ps", "more than one worker (here 2", "--num_ps=0"],
-    ),
-    "no_servers_chief": (
-        ["--num_ps=0", "--num_workers=1", "--chief", "SCRIPT"],
-        ["--num_ps", "more than one worker (here 2", "chief"],
-    ),
     "no_servers_evaluator": (
         ["--num_ps=0", "--num_workers=1", "--evaluator", "SCRIPT"],
         ["--num_ps", "--evaluator"],

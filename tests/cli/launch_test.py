@@ -43,6 +43,19 @@ def test_every_task_knows_its_place(script):
     assert {config.num_workers for config in configs.values()} == {3}
 
 
+def test_workers_without_servers(script):
+    path = script('print(os.environ["TF_CONFIG"])')
+    with Launched("--num_ps=0", "--num_workers=2", path) as run:
+        status, text = run.finish()
+    assert status == 0, text
+    configs = [
+        ClusterConfig.from_tf_config({"TF_CONFIG": line}, needs_servers=False)
+        for line in re.findall(r"(?m)^\[worker \d\] (\{.*)$", text)
+    ]
+    assert sorted(config.worker_id for config in configs) == [0, 1]
+    assert all(config.spec.keys() == {"worker"} for config in configs)
+
+
 def test_environment_of_the_tasks(script):
     path = script(
         """

@@ -35,7 +35,7 @@ GOOD_FLAGS = {
     "diloco --period=20 --outer_learning_rate=0.5 --outer_momentum=0": [
         "period=20,",
         "learning_rate=0.5,",
-        "momentum=0.0,",
+        "momentum=0,",
     ],
     "async_local_sgd": ["period=50,", "DelayedNesterov(", "delay=4,"],
     "async_local_sgd --outer_learning_rate=0.5 --outer_momentum=0.8": [
@@ -48,12 +48,12 @@ GOOD_FLAGS = {
         "alpha=0.2,",
         "moving_rate=0.8,",
     ],
-    "downpour": ["n_fetch=1,", "n_push=1,", "Adagrad(learning_rate=0.0099999"],
+    "downpour": ["n_fetch=1,", "n_push=1,", "Adagrad(learning_rate=0.01,"],
     "downpour --n_fetch=3 --n_push=2 --server_learning_rate=0.5": [
         "n_fetch=3,",
         "n_push=2,",
         "learning_rate=0.5,",
-        "initial_accumulator_value=0.0,",
+        "initial_accumulator_value=0,",
     ],
 }
 # One process for the whole table: importing TensorFlow takes seconds.

@@ -357,3 +357,38 @@ def test_who_comes_back_is_forgotten_before_its_next_gradient():
     assert after.log_key[place] == state_lib.FORGET
     assert after.log_worker[place] == 1
     assert events.forget(state, returning=0).head == head
+
+
+def test_nobody_waits_for_a_worker_after_its_last():
+    cluster = make(Sync(), 3)
+    for worker in range(3):
+        cluster.step(worker)
+    for worker in range(3):
+        cluster.proceed(worker)
+    assert not cluster.step(0, last=True)
+    assert cluster.statuses() == [GONE, JOINED, JOINED]
+    # It counts, and is told of the update that it is part of.
+    assert not cluster.step(1)
+    assert cluster.step(2)
+    assert cluster.decided() == {0, 1}
+    assert cluster.read().version == 2
+    assert cluster.read().accepted.tolist() == [2, 2, 2]
+    for worker in (0, 1):
+        cluster.proceed(worker)
+    assert cluster.statuses() == [GONE, JOINED, JOINED]
+    assert not cluster.step(1)
+    assert cluster.step(2)
+
+
+def test_the_last_of_a_worker_begins_no_new_training():
+    cluster = make(Sync(), 2)
+    for worker in (0, 1):
+        cluster.step(worker)
+    for worker in (0, 1):
+        cluster.proceed(worker)
+        cluster.leave(worker)
+    assert cluster.step(0, last=True)
+    assert cluster.statuses() == [GONE, GONE]
+    # A gradient that is not the last does: another `fit`.
+    assert not cluster.step(1)
+    assert cluster.statuses() == [EXPECTED, JOINED]

@@ -54,8 +54,12 @@ class _Transactions:
         there = [number, time, ended, patience]
         self.tick = self._function(self._tick, [vector, *there])
         self.leave = self._function(self._leave, [vector, number, *there])
-        self.arrive = self._function(
-            self._arrive, [vector, number, number, number, *there]
+        self.arrive, self.arrive_last = (
+            self._function(
+                functools.partial(self._arrive, last),
+                [vector, number, number, number, *there],
+            )
+            for last in (False, True)
         )
         self.go_on = self._function(self._go_on, [vector, number, number])
         self.work_on = self._function(self._work_on, [vector, number, *there])
@@ -79,13 +83,16 @@ class _Transactions:
         state = events.leave(self._unpack(vector), worker)
         return self._decisions(patience).decide(state, attendance).pack()
 
-    def _arrive(self, vector, worker, key, pulled, now, heard, ended, patience):
+    def _arrive(
+        self, last, vector, worker, key, pulled, now, heard, ended, patience
+    ):
         state = self._decisions(patience).arrive(
             self._unpack(vector),
             worker,
             key=key,
             pulled=pulled,
             attendance=events.Attendance(now, heard, ended),
+            last=last,
         )
         return state.pack()
 
@@ -145,11 +152,11 @@ class Cluster:
             self._vector, worker, *self._there()
         )
 
-    def arrive(self, worker, key, pulled):
+    def arrive(self, worker, key, pulled, last=False):
         """A gradient arrives and is decided over, perhaps."""
-        self._vector = self._transactions.arrive(
-            self._vector, worker, key, pulled, *self._there()
-        )
+        transactions = self._transactions
+        arrive = transactions.arrive_last if last else transactions.arrive
+        self._vector = arrive(self._vector, worker, key, pulled, *self._there())
 
     def leave(self, worker):
         """A worker says that it sends no more gradients."""
@@ -171,11 +178,11 @@ class Cluster:
 
     # Short for tests of single cases.
 
-    def step(self, worker, pulled=None):
+    def step(self, worker, pulled=None, last=False):
         """A gradient of the current version arrives; whether decided."""
         state = self.read()
         pulled = state.version if pulled is None else pulled
-        self.arrive(worker, state.arrivals + 1, pulled)
+        self.arrive(worker, state.arrivals + 1, pulled, last)
         return self.proceed(worker)
 
     def proceed(self, worker):

@@ -47,7 +47,13 @@ def define_flags() -> flags.FlagValues:
     """Returns the flags of the sub-command, not parsed yet."""
     values = flags.FlagValues()
     define = {"flag_values": values, "module_name": __name__}
-    flags.DEFINE_integer("num_ps", 1, "Parameter servers.", **define)
+    flags.DEFINE_integer(
+        "num_ps",
+        1,
+        "Parameter servers; 0 for one worker, or for several whose strategy "
+        'has communication="ring".',
+        **define,
+    )
     flags.DEFINE_integer(
         "num_workers", 2, "Workers, not counting the chief.", **define
     )
@@ -143,7 +149,7 @@ def main(argv: Sequence[str]) -> int:
         tasks = []
         for number, task in enumerate(cluster.tasks):
             environ = _environment(os.environ, extra, task.tf_config)
-            ClusterConfig.from_tf_config(environ)
+            ClusterConfig.from_tf_config(environ, needs_servers=False)
             tasks.append(
                 Task(
                     task.label,
@@ -186,13 +192,6 @@ def _check_flags(values: flags.FlagValues) -> None:
         "num_workers",
         "be at least 1 unless there is a --chief",
         values.num_workers,
-    )
-    usage.check(
-        values.num_ps >= 1 or workers == 1,
-        "num_ps",
-        f"be at least 1 for more than one worker (here {workers}, the chief "
-        "included)",
-        values.num_ps,
     )
     usage.check(
         values.num_ps >= 1 or not values.evaluator,

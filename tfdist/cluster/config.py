@@ -68,12 +68,15 @@ class ClusterConfig:
 
     @classmethod
     def from_tf_config(
-        cls, environ: Mapping[str, str] | None = None
+        cls,
+        environ: Mapping[str, str] | None = None,
+        needs_servers: bool = True,
     ) -> "ClusterConfig":
         """Reads the cluster from the environment variable `TF_CONFIG`.
 
         Args:
             environ: the environment; `None` for that of the process.
+            needs_servers: whether several workers need a parameter server.
 
         Returns:
             The cluster; `ClusterConfig.local()` where `TF_CONFIG` is
@@ -87,14 +90,21 @@ class ClusterConfig:
         parts = tf_config.parse_tf_config(environ.get("TF_CONFIG", ""))
         if parts is None:
             return cls.local()
-        return cls(*tf_config.check(parts, tf_config.TF_CONFIG_NAMES))
+        names = tf_config.TF_CONFIG_NAMES
+        config = cls(*tf_config.check(parts, names))
+        if needs_servers:
+            tf_config.check_servers(config.spec, names)
+        return config
 
     @classmethod
-    def from_resolver(cls, resolver: Any) -> "ClusterConfig":
+    def from_resolver(
+        cls, resolver: Any, needs_servers: bool = True
+    ) -> "ClusterConfig":
         """Reads the cluster from a TensorFlow cluster resolver.
 
         Args:
             resolver: a `tf.distribute.cluster_resolver.ClusterResolver`.
+            needs_servers: whether several workers need a parameter server.
 
         Returns:
             The cluster; `ClusterConfig.local()` where the resolver has an
@@ -126,7 +136,10 @@ class ClusterConfig:
                 lambda: getattr(resolver, "rpc_layer", None), names.rpc_layer
             ),
         )
-        return cls(*tf_config.check(parts, names))
+        config = cls(*tf_config.check(parts, names))
+        if needs_servers:
+            tf_config.check_servers(config.spec, names)
+        return config
 
     @classmethod
     def local(cls) -> "ClusterConfig":

@@ -61,7 +61,8 @@ def connect(config, timeout):
         # Connecting anew would take what this process has on the servers
         # from under the strategies that it made before.
         return devices
-    _wait_for_listeners(config, timeout)
+    addresses = dict(zip(config.ps_names, config.ps_addresses, strict=True))
+    wait_for_listeners("parameter server", addresses, timeout)
     _wait_for_servers(config, devices, timeout)
     _connected.add(config)
     return devices
@@ -122,9 +123,18 @@ def _reserve_functions(devices):
             )
 
 
-def _wait_for_listeners(config, timeout):
-    """Waits until every server's port is open, naming those that are not."""
-    missing = dict(zip(config.ps_names, config.ps_addresses, strict=True))
+def wait_for_listeners(kind, addresses, timeout):
+    """Waits until every port is open.
+
+    Args:
+      kind: What listens, for the message.
+      addresses: Dict of task name to `host:port`.
+      timeout: Seconds.
+
+    Raises:
+      TimeoutError: One is not; the message names it.
+    """
+    missing = dict(addresses)
 
     def all_listen():
         for name, address in list(missing.items()):
@@ -135,8 +145,7 @@ def _wait_for_listeners(config, timeout):
     waiting.wait_until(
         all_listen,
         what=lambda: ", ".join(
-            f"parameter server {name} at {address}"
-            for name, address in missing.items()
+            f"{kind} {name} at {address}" for name, address in missing.items()
         ),
         timeout=timeout,
         hint="Is it running, and is its address in TF_CONFIG right?",

@@ -376,11 +376,25 @@ def _check_counts(spec: Mapping[str, Any], names: KeyNames) -> None:
             f'{names.cluster} must have at least one task in "worker" or '
             f'"chief". Received: jobs {list(spec)}.'
         )
+
+
+def check_servers(spec: Mapping[str, Any], names: KeyNames) -> None:
+    """Refuses several workers without a parameter server.
+
+    Args:
+        spec: the checked cluster.
+        names: what the user calls it.
+
+    Raises:
+        ClusterConfigError: if that is what it is.
+    """
+    workers = len(spec.get("chief", ())) + len(spec.get("worker", ()))
     if workers > 1 and not spec.get("ps"):
         raise ClusterConfigError(
             f'{names.cluster}["ps"] must list at least one parameter server '
-            f"where there is more than one worker. Received: {workers} "
-            f"workers (chief included) and no ps."
+            f"where there is more than one worker, unless the strategy has "
+            f'communication="ring". Received: {workers} workers (chief '
+            "included) and no ps."
         )
 
 

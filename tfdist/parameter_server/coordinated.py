@@ -56,7 +56,9 @@ class CoordinatedExchange(exchange.Exchange):
             with tf.control_dependencies([parcel.arrived.op]):
                 kept.append(mine.keep())
         # The first server is always among them, and the first.
-        decision = self._decision = ledger.arrive(*parcels[0].extra, kept)
+        decision = self._decision = ledger.arrive(
+            *parcels[0].extra, kept, self._last
+        )
         answers = [
             self._carry_out(parcel, mine, decision)
             for parcel, mine in zip(parcels, staged, strict=True)

@@ -146,9 +146,13 @@ class Coordination:
     def tick(self):
         """Called with each heartbeat of this worker, in its thread."""
         with self._watching:
+            local = self._store.local
             if self._fit is not None and self._fit.is_over():
-                self.leave()
-        local = self._store.local
+                if local is not None and local.unpushed():
+                    self._fit = None
+                    local.flush_after_fit()
+                else:
+                    self.leave()
         working = local is not None and local.has_progressed()
         for ledger in self.ledgers:
             state = ledger.tick(working=working)

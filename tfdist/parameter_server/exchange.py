@@ -69,6 +69,7 @@ class Exchange:
         scalar tensor; None if all count the same.
       local_steps: Steps that they stand for, a scalar int64 tensor; None for
         one.
+      last: Whether this worker trains no more, so that nobody waits for it.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Exchange:
         lifter,
         weight=None,
         local_steps=None,
+        last=False,
     ):
         self._store = store
         self._graph = graph
@@ -95,6 +97,7 @@ class Exchange:
         self._lifter = lifter
         self._weight = weight
         self._local_steps = local_steps
+        self._last = last
         self._ahead = None
         self._pulled = None
         self._bytes_sent = []

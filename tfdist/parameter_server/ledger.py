@@ -154,13 +154,14 @@ class Ledger:
 
     # In the training step.
 
-    def arrive(self, key, pulled, after):
+    def arrive(self, key, pulled, after, last=False):
         """Builds: tells of a gradient, waits until it is decided over.
 
         Args:
           key: Under which the servers keep it, scalar int64 tensor.
           pulled: Version that it was computed from, scalar int64 tensor.
           after: Operations that have brought it to the servers.
+          last: bool, whether this worker trains no more.
 
         Returns:
           A `Decision`.
@@ -172,7 +173,12 @@ class Ledger:
 
         def arrived(state, attendance):
             state = self._decisions.arrive(
-                state, mine, key=key, pulled=pulled, attendance=attendance
+                state,
+                mine,
+                key=key,
+                pulled=pulled,
+                attendance=attendance,
+                last=last,
             )
             outcome = self._outcome(state)
             if not self.method.waits:

@@ -8,6 +8,9 @@ variable's *shadow*. So an evaluation in the middle of a period shows the
 parameters of the cluster, and no step of the worker is lost.
 """
 
+import threading
+
+from absl import logging
 import tensorflow as tf
 
 from tfdist import private_tensorflow
@@ -51,8 +54,10 @@ class Local:
         )
         self._shows_own = store.worker_variable(False, "shows_own")
         self._functions = {}
-        # The call of `fit` that is under way.
+        # The call of `fit` that is under way; not to be replaced while what
+        # the one before has left is exchanged.
         self.fit = None
+        self._flushing = threading.RLock()
         # Steps counted at the last heartbeat.
         self._progress = []
 
@@ -264,7 +269,8 @@ class Local:
 
     def watch(self, call):
         """Takes note of a call of `fit`, a `Call`."""
-        self.fit = call
+        with self._flushing:
+            self.fit = call
 
     def _is_training(self):
         return self.fit is not None and not self.fit.is_over()
@@ -310,7 +316,7 @@ class Local:
         if self._is_training() and self.unpushed():
             self.show_anchor()
             return False
-        self.flush()
+        self.flush(last=True)
         return True
 
     def after_pull(self):
@@ -323,20 +329,51 @@ class Local:
         for variable in self._of_model():
             assign(self._shadow(variable).local_handle, read_replica(variable))
 
-    def flush(self):
-        """Exchanges the steps that are left when training ends."""
-        for inner in self._inners.values():
-            if int(inner.since_push.numpy()):
-                key = ("flush", inner.clock.ordinal)
-                self._call(key, self._build_flush, inner)
-                if not self._is_training() and self._store.coordination:
-                    # It has arrived, and nobody is to wait for its next one.
-                    self._store.coordination.leave()
-        self.show_anchor()
+    def flush(self, last=False):
+        """Exchanges the steps that no exchange was due for.
 
-    def _build_flush(self, inner):
-        self._build_show(True)
-        self._exchange.build(inner, {})
+        Args:
+          last: Whether this worker trains no more for now, so that nobody
+            waits for it.
+        """
+        with self._flushing:
+            self.show_anchor()
+            for inner in list(self._inners.values()):
+                if int(inner.since_push.numpy()):
+                    key = ("flush", inner.clock.ordinal, last)
+                    self._call(key, self._build_flush, inner, last)
+
+    def _build_flush(self, inner, last):
+        self._exchange.build(inner, {}, shows_own=False, last=last)
+
+    def flush_after_fit(self):
+        """Begins to exchange what is left, in a thread of its own.
+
+        Called by the heartbeat when `fit` is over: others wait for it, and
+        nobody knows when the script will do something that asks for it.
+        """
+
+        def flush():
+            try:
+                with self._flushing:
+                    if not self._is_training():
+                        self.flush(last=True)
+            except tf.errors.OpError as error:
+                logging.warning(
+                    "The last local steps of this worker are not exchanged "
+                    "yet: %s",
+                    error.message,
+                )
+
+        threading.Thread(target=flush, daemon=True).start()
+
+    def finish(self):
+        """Called when this worker waits for all others to end training."""
+        self.flush(last=True)
+
+    def is_open(self):
+        """Whether others may wait for this worker, where only it knows."""
+        return False
 
     def before_read(self, variable):
         """Called before a variable is read eagerly."""

@@ -1,6 +1,7 @@
 """The exchange of what an optimizer has done in some local steps."""
 
 import dataclasses
+import functools
 
 import keras
 import tensorflow as tf
@@ -8,6 +9,7 @@ import tensorflow as tf
 from tfdist.averaging import base as averaging
 from tfdist.parameter_server import lifting
 from tfdist.parameter_server import records as records_lib
+from tfdist.parameter_server import ring as ring_lib
 from tfdist.parameter_server import step as step_lib
 from tfdist.parameter_server.pull import assign
 from tfdist.parameter_server.section import read_replica
@@ -125,43 +127,69 @@ class LocalExchange:
         self._shadow = shadow
         # Where the number of steps follows the worker's speed.
         self.speeds = None
+        # Where there are no servers: the `Ring` of the workers.
+        self.ring = None
 
-    def build(self, inner, points, adopt=True):
+    def build(
+        self,
+        inner,
+        points,
+        *,
+        adopt=True,
+        this_round=None,
+        shows_own=True,
+        last=False,
+    ):
         """Builds the exchange of what has been done since the last one.
 
         Args:
           inner: The `Inner`.
           points: By ordinal, parameters before the last step; or empty.
           adopt: Whether the worker goes on from what comes back.
+          this_round: In a `Ring`, the `Round` if it has been called already.
+          shows_own: Whether the replicas hold the worker's own values now,
+            and the shadows the anchors; else it is the other way round.
+          last: Whether this worker trains no more.
         """
-        own = {v.ordinal: read_replica(v) for v in inner.parameters}
-        anchors = {
-            v.ordinal: read_replica(self._shadow(v)) for v in inner.parameters
-        }
+        held = [*inner.parameters, *inner.states]
+        here = {v.ordinal: read_replica(v) for v in held}
+        there = {v.ordinal: read_replica(self._shadow(v)) for v in held}
+        own, anchors = (here, there) if shows_own else (there, here)
         points = {**own, **points}
-        records, sent = self._records(inner, anchors, points)
+        records, sent = self._records(inner, own, anchors, points)
+        if self.ring is not None:
+            this_round = this_round or self.ring.build_round(inner)
+            records, sent = self.ring.average(inner, records, this_round)
         before = None if adopt else self._versions()
-        self._exchange(inner, records, sent)
+        self._exchange(inner, records, sent, this_round, last)
         for state in inner.states:
             assign(self._shadow(state).local_handle, read_replica(state))
         inner.pushed()
         if adopt:
-            self._adopt(inner, own, points, anchors)
+            takes_part = this_round is None or this_round.takes_part
+            kept = None
+            if self._method.keeps_own:
+                kept = functools.partial(
+                    self._kept, own, points, anchors, takes_part
+                )
+            self._adopt(inner, kept, shows_own)
             return
         for variable in inner.parameters:
             assign(variable.local_handle, own[variable.ordinal])
         self._set_versions(before)
 
-    def _exchange(self, inner, records, sent):
+    def _exchange(self, inner, records, sent, this_round, last):
         store, outer = self._store, inner.outer
         counter = step_lib.step_counter(outer)
         if store.corrector is not None:
             store.corrector.before_push(records, outer, counter)
         graph = tf.compat.v1.get_default_graph()
-        weight = None
-        if self._averages and self._method.weighted:
+        maker, weight = step_lib.exchange_maker(store), None
+        if this_round is not None:
+            maker = functools.partial(ring_lib.RingExchange, this_round)
+        elif self._averages and self._method.weighted:
             weight = tf.cast(inner.examples.read_value(), tf.float64)
-        step_lib.exchange_maker(store)(
+        maker(
             store=store,
             graph=graph,
             records=records,
@@ -172,30 +200,49 @@ class LocalExchange:
             lifter=lifting.Lifter(graph, store, {t.op for t in sent}, None),
             weight=weight,
             local_steps=inner.since_push.read_value(),
+            last=last,
         ).build()
         # The outer optimizer's step ends here.
         tf.raw_ops.AssignAddVariableOp(
             resource=counter.local_handle, value=tf.ones([], counter.dtype)
         )
 
-    def _adopt(self, inner, own, points, anchors):
-        """Builds what the worker goes on from."""
+    def _kept(self, own, points, anchors, takes_part, ordinal, fresh):
+        """What a worker that keeps its own weights goes on from."""
+        if not takes_part:
+            return own[ordinal]
+        return self._method.adopt(
+            own[ordinal], points[ordinal], anchors[ordinal], fresh
+        )
+
+    def _adopt(self, inner, kept, shows_own):
+        """Builds what the worker goes on from.
+
+        Args:
+          inner: The `Inner`.
+          kept: Callable of an ordinal and of fresh parameters that gives own
+            weights; None if they are the fresh ones.
+          shows_own: As in `build`.
+        """
         inner.since_fetch.assign(0, read_value=False)
         for variable in inner.parameters:
-            ordinal = variable.ordinal
             fresh = read_replica(variable)
-            assign(self._shadow(variable).local_handle, fresh)
-            if self._method.keeps_own:
-                value = self._method.adopt(
-                    own[ordinal], points[ordinal], anchors[ordinal], fresh
-                )
-                assign(variable.local_handle, value)
+            shadow = self._shadow(variable).local_handle
+            if kept is None:
+                assign(shadow, fresh)
+                continue
+            own = kept(variable.ordinal, fresh)
+            if shows_own:
+                assign(shadow, fresh)
+                assign(variable.local_handle, own)
+            else:
+                assign(shadow, own)
         if self._method.reset_optimizer_state:
             _reset(inner)
         if self.speeds is not None:
             self.speeds.begin()
 
-    def _records(self, inner, anchors, points):
+    def _records(self, inner, own, anchors, points):
         """What is done on servers, and the tensors that are sent for it."""
         method = self._method
         records, sent = [], []
@@ -217,7 +264,7 @@ class LocalExchange:
                 value = method.push(points[ordinal], anchor)
             add(variable, rule, value, is_gradient=True, before=anchor)
         for variable in inner.states:
-            add(variable, self._state_rule, read_replica(variable))
+            add(variable, self._state_rule, own[variable.ordinal])
         for variable in inner.state(Role.AVERAGED):
             add(variable, _replace, read_replica(variable))
         steps = tf.cast(read_replica(inner.clock), tf.float64)

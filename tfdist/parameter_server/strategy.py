@@ -1,6 +1,7 @@
 """The strategies that users construct."""
 
 import atexit
+import functools
 import itertools
 import sys
 import time
@@ -18,6 +19,7 @@ from tfdist.cluster import connection
 from tfdist.cluster import ending
 from tfdist.cluster import life
 from tfdist.cluster import members
+from tfdist.cluster import peers
 from tfdist.cluster import reports
 from tfdist.cluster import server
 from tfdist.cluster import waiting
@@ -27,6 +29,8 @@ from tfdist.parameter_server import corrector
 from tfdist.parameter_server import extended
 from tfdist.parameter_server import local
 from tfdist.parameter_server import metrics
+from tfdist.parameter_server import ring
+from tfdist.parameter_server import ring_local
 from tfdist.parameter_server import store as store_lib
 from tfdist.parameter_server import warm_start
 from tfdist.synchronization import Async
@@ -61,6 +65,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
       local_steps: What a worker does between two exchanges: one of
         `tfdist.averaging`, or for `ParameterAveraging` their number; default:
         every step is exchanged.
+      communication: "parameter_server", or "ring": without servers, by
+        TensorFlow's ring collectives between workers, with the same results.
+        For `Sync()` with `local_steps` that average. `TF_CONFIG` has no `ps`
+        then. Nobody goes on without a worker: where one has died, the others
+        raise `tf.errors.UnavailableError` at their next exchange, at once
+        (one that is stopped or cut off: within about 10 s, `worker_timeout`
+        if that is longer). `publish` and `collect`, and so
+        `cluster_metrics`, know of this worker alone.
       variable_partitioner: Splits large parameters over servers along their
         first axis: a `tf.distribute.experimental.partitioners` object
         (`MinSizePartitioner`, `MaxSizePartitioner`, `FixedShardsPartitioner`)
@@ -95,6 +107,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         synchronization=None,
         correction=None,
         local_steps=None,
+        communication="parameter_server",
         variable_partitioner=None,
         warmup_worker_steps=0,
         joining="at once",
@@ -124,15 +137,34 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 "variable_partitioner must be callable with shape and dtype, "
                 f"came: {variable_partitioner!r}."
             )
+        if communication not in ring.CHOICES:
+            raise ValueError(
+                'communication must be "parameter_server" or "ring", came: '
+                f"{communication!r}."
+            )
+        in_ring = communication == "ring"
         if cluster_resolver is None:
-            config = cluster_config.ClusterConfig.from_tf_config()
+            config = cluster_config.ClusterConfig.from_tf_config(
+                needs_servers=not in_ring
+            )
         else:
             config = cluster_config.ClusterConfig.from_resolver(
-                cluster_resolver
+                cluster_resolver, needs_servers=not in_ring
             )
         self._cluster = config
+        if in_ring:
+            ring.check(
+                config,
+                synchronization=method,
+                correction=correction,
+                local_steps=local_steps,
+                partitioner=variable_partitioner,
+            )
+        in_ring = in_ring and config.num_workers > 1
         if config.is_ps:
             sys.exit(server.serve(config, start_timeout=start_timeout))
+        if in_ring:
+            others = peers.join(config, start_timeout, worker_timeout)
         worker_device, devices = connection.connect(config, start_timeout)
         self._membership = (
             life.join(config, devices, start_timeout) if config.num_ps else None
@@ -155,7 +187,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             devices=devices,
             worker_device=worker_device,
             worker_id=config.worker_id if config.is_worker else 0,
-            is_chief=config.is_chief,
+            # Without servers each worker holds all there is.
+            is_chief=config.is_chief or in_ring,
             timeout=start_timeout,
             partitioner=variable_partitioner,
         )
@@ -177,16 +210,27 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 )
         self._local_steps = local_steps
         if local_steps is not None:
-            self._store.local = local.Local(
+            resolved = local_steps.resolve(
+                method, correction, config.num_workers
+            )
+            make_local = local.Local
+            if in_ring:
+                make_local = functools.partial(
+                    ring_local.RingLocal,
+                    ring=ring.Ring(
+                        others, self._store, resolved, timeout=start_timeout
+                    ),
+                )
+            self._store.local = make_local(
                 self._store,
-                local_steps.resolve(method, correction, config.num_workers),
+                resolved,
                 method,
                 num_workers=config.num_workers,
                 worker_id=self._store.worker_id,
             )
             atexit.register(_flush, weakref.ref(self))
         by_worker = correction is None or correction.on_worker
-        if not (isinstance(method, Async) and by_worker):
+        if not (in_ring or (isinstance(method, Async) and by_worker)):
             self._coordinate(method, correction, worker_timeout)
         super().__init__(
             extended.ParameterServerExtended(self, self._store, config)
@@ -264,14 +308,16 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """Whether all workers have finished.
 
         Once one has, a worker that has not been seen for a minute is not
-        waited for. In one process without servers nobody else trains: True.
+        waited for. Where there are no servers, as soon as this worker has
+        seen the end of training (`settle`).
 
         Raises:
           TimeoutError: No worker has finished, and none has been seen for
             `start_timeout` seconds.
         """
         if self._membership is None:
-            return True
+            local_steps = self._store.local
+            return local_steps is None or not local_steps.is_open()
         return ending.is_over(
             self._membership.read(),
             known_for=time.monotonic() - self._connected_at,
@@ -333,10 +379,12 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         For the end of training, so that every worker sees the final
         parameters, which it then refreshes. A worker that has ended, or has
         not been heard of for a minute, is not waited for; nor is anybody for
-        longer than ten minutes without progress of the training. Does
+        longer than ten minutes without progress of the training. With
+        `communication="ring"` all are waited for, however long. Does
         nothing if this worker has not trained since its last call.
         """
-        self.flush()
+        if self._store.local is not None:
+            self._store.local.finish()
         count = self._store.journal.count
         if count == self._settled_at:
             return
@@ -451,7 +499,7 @@ def _flush(reference):
     strategy = reference()
     raised = getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
     if strategy is not None and not raised:
-        strategy.flush()
+        strategy._store.local.finish()
 
 
 def _namespace(config):

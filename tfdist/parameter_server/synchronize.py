@@ -221,7 +221,7 @@ class Synchronizer:
             done += [
                 tf.raw_ops.AssignVariableOp(
                     resource=self._signature_handle(variable),
-                    value=tf.constant(_signature(variable)),
+                    value=tf.constant(signature(variable)),
                 )
                 for variable in variables
             ]
@@ -264,7 +264,7 @@ class Synchronizer:
         for variable, there in zip(
             variables, self._call(key, build).numpy(), strict=True
         ):
-            mine, theirs = _signature(variable), there.decode()
+            mine, theirs = signature(variable), there.decode()
             # Keras numbers layers by what the process made before: the
             # names may differ where the models do not.
             if mine.split(" ", 1)[1] != theirs.split(" ", 1)[1]:
@@ -408,7 +408,8 @@ class Synchronizer:
                 store.unlock(shard, lock)
 
 
-def _signature(variable):
+def signature(variable):
+    """Name, role, type and shape of a variable, a str."""
     name = variable.name.split(":")[0].replace(" ", "_")
     shape = variable.shape.as_list()
     pieces = f" in {len(variable.pieces)} pieces" if variable.pieces else ""

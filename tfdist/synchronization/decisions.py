@@ -21,7 +21,7 @@ class Decisions:
     patience: events.Patience
     forgets: bool = False
 
-    def arrive(self, state, worker, *, key, pulled, attendance):
+    def arrive(self, state, worker, *, key, pulled, attendance, last=False):
         """A gradient has arrived.
 
         Args:
@@ -30,6 +30,7 @@ class Decisions:
           key: Under which servers keep it, scalar int64 tensor.
           pulled: Version that it was computed from, scalar int64 tensor.
           attendance: An `Attendance`.
+          last: bool, whether the worker trains no more.
 
         Returns:
           The new `State`.
@@ -39,7 +40,12 @@ class Decisions:
             # what is made of what is to be forgotten.
             state = events.forget(state, returning=worker)
         state = events.arrive(
-            state, worker, key=key, pulled=pulled, now=attendance.now
+            state,
+            worker,
+            key=key,
+            pulled=pulled,
+            now=attendance.now,
+            last=last,
         )
         return self.decide(state, attendance)
 

@@ -54,7 +54,7 @@ def _mask(state, worker):
     return _is(tf.range(state.num_workers, dtype=tf.int64), worker)
 
 
-def arrive(state, worker, *, key, pulled, now):
+def arrive(state, worker, *, key, pulled, now, last=False):
     """A gradient of a worker has arrived.
 
     A worker that was gone takes part again; it enters no further back than
@@ -68,12 +68,15 @@ def arrive(state, worker, *, key, pulled, now):
       key: Under which the servers keep the gradient, scalar int64 tensor.
       pulled: Version that it was computed from, scalar int64 tensor.
       now: Microseconds, scalar int64 tensor.
+      last: bool, whether it is the worker's last: it trains no more, and
+        nobody waits for another one.
 
     Returns:
       The new `State`.
     """
     mine = _mask(state, worker)
-    state = _begin_anew(state, mine)
+    if not last:
+        state = _begin_anew(state, mine)
     others = tf.logical_and(state.present, tf.logical_not(mine))
     slowest = tf.reduce_min(tf.where(others, state.clock, tf.int64.max))
     returns = tf.logical_and(
@@ -97,6 +100,8 @@ def arrive(state, worker, *, key, pulled, now):
         pushed=state.pushed + 1,
         dropped=state.dropped + lost,
     )
+    if last:
+        state = _remove(state, mine, Reason.LEFT)
     return dataclasses.replace(
         state,
         arrivals=state.arrivals + 1,

@@ -1,0 +1,113 @@
+"""What cannot be done without servers is refused at once."""
+
+import json
+
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist import averaging
+from tfdist import correction
+from tfdist import synchronization
+from tfdist.cluster.config import ClusterConfigError
+
+TWO = {"worker": ["localhost:1", "localhost:2"]}
+
+# name -> (arguments, parts of the message).
+WRONG = {
+    "unknown": (
+        {"communication": "gossip"},
+        ["communication", '"parameter_server" or "ring"', "'gossip'"],
+    ),
+    "every_step": ({"local_steps": None}, ["local_steps", "None"]),
+    "downpour": (
+        {"local_steps": averaging.AccruedGradients()},
+        ["local_steps", "ParameterAveraging", "AccruedGradients"],
+    ),
+    "async": (
+        {"synchronization": synchronization.Async()},
+        ["synchronization", "Sync()", "Async"],
+    ),
+    "default": ({"synchronization": None}, ["synchronization", "Async"]),
+    "backup_workers": (
+        {"synchronization": synchronization.Sync(1)},
+        ["synchronization", "Sync()", "backup_workers=1"],
+    ),
+    "correction": (
+        {"correction": correction.InverseStaleness()},
+        ["correction", "None", "InverseStaleness"],
+    ),
+    "partitioner": (
+        {
+            "variable_partitioner": (
+                tf.distribute.experimental.partitioners.FixedShardsPartitioner(
+                    2
+                )
+            )
+        },
+        ["variable_partitioner", "None", "FixedShardsPartitioner"],
+    ),
+}
+
+
+def ring(**kwargs):
+    """A strategy without servers."""
+    return tfdist.ParameterServerStrategy(
+        **{
+            "communication": "ring",
+            "local_steps": 2,
+            "synchronization": synchronization.Sync(),
+            **kwargs,
+        }
+    )
+
+
+def tf_config(monkeypatch, cluster, job="worker"):
+    """Sets `TF_CONFIG` to the first task of a job."""
+    text = json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}})
+    monkeypatch.setenv("TF_CONFIG", text)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_named(monkeypatch, name):
+    tf_config(monkeypatch, TWO)
+    arguments, parts = WRONG[name]
+    with pytest.raises(ValueError) as error:
+        ring(**arguments)
+    for part in parts:
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize("job", ["ps", "evaluator"])
+def test_other_tasks_than_workers_are_named(monkeypatch, job):
+    tf_config(monkeypatch, {**TWO, job: ["localhost:3"]})
+    with pytest.raises(ClusterConfigError, match=f'no job "{job}"'):
+        ring()
+
+
+def test_a_server_does_not_serve_a_ring(monkeypatch):
+    tf_config(monkeypatch, {**TWO, "ps": ["localhost:3"]}, job="ps")
+    with pytest.raises(ClusterConfigError, match='no job "ps"'):
+        ring()
+
+
+def test_without_a_ring_the_missing_servers_are_named(monkeypatch):
+    tf_config(monkeypatch, TWO)
+    with pytest.raises(ClusterConfigError) as error:
+        ring(communication="parameter_server")
+    for part in ('TF_CONFIG["cluster"]["ps"]', 'communication="ring"'):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        tfdist.BMUFStrategy,
+        tfdist.DiLoCoStrategy,
+        tfdist.ParameterAveragingStrategy,
+    ],
+)
+def test_one_process_is_a_ring_of_one(make):
+    strategy = make(2, communication="ring")
+    assert strategy.cluster.is_local
+    assert strategy.training_is_over()

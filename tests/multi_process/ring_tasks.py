@@ -1,0 +1,163 @@
+"""Workers that exchange local steps, with servers or without."""
+
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.multi_process import failure_tasks
+from tests.multi_process import handshake
+import tfdist
+
+# By worker: examples in a batch, and batches where data ends unevenly.
+SIZES = (3, 8, 5)
+UNEVEN = (7, 4, 9)
+# Else; whole periods of all methods.
+EVEN = 12
+
+
+def train(communication):
+    """Trains by each method in turn, in a ring also on uneven data.
+
+    Args:
+        communication: of the strategies.
+    """
+    common = {
+        "communication": communication,
+        "start_timeout": 60.0,
+        "worker_timeout": 60.0,
+        "seed": 1,
+        "synchronization": tfdist.synchronization.Sync(),
+    }
+    reports = {}
+    methods = {
+        "averaging": (
+            tfdist.ParameterAveragingStrategy(
+                3, average_optimizer_state=True, **common
+            ),
+            {"optimizer": _optimizer("Adam", learning_rate=0.01)},
+        ),
+        "diloco": (
+            tfdist.DiLoCoStrategy(4, **common),
+            {"optimizer": _optimizer("SGD")},
+        ),
+        "elastic": (
+            tfdist.ElasticAveragingStrategy(2, **common),
+            {"optimizer": _optimizer("SGD", momentum=0.9)},
+        ),
+    }
+    for name, (strategy, arguments) in methods.items():
+        reports[name] = _fit(strategy, **arguments)
+    if communication == "ring":
+        strategy = tfdist.ParameterAveragingStrategy(3, **common)
+        reports["uneven"] = _fit(
+            strategy,
+            _optimizer("SGD"),
+            batches=UNEVEN,
+            fits=2,
+            # Ends of data fall into the midst of a loop of steps.
+            steps_per_execution=4,
+        )
+    handshake.report(**reports)
+
+
+def _optimizer(name, **config):
+    return {"class_name": name, "config": config}
+
+
+def _fit(strategy, optimizer, batches=(EVEN,) * 3, fits=1, **compile_arguments):
+    worker = strategy.cluster.worker_id
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input([4]),
+                keras.layers.Dense(
+                    5,
+                    # Its gradient would be nothing but rounding errors.
+                    use_bias=False,
+                    # What only the chief's first values may decide.
+                    kernel_initializer=keras.initializers.RandomNormal(
+                        seed=worker + 1
+                    ),
+                ),
+                keras.layers.BatchNormalization(momentum=0.8),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(
+            keras.optimizers.get(optimizer), "mse", **compile_arguments
+        )
+    steps = batches[worker]
+    random = np.random.default_rng(worker)
+    x = random.normal(size=(steps * SIZES[worker], 4)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1] ** 2))
+    for _ in range(fits):
+        model.fit(_own(data.batch(SIZES[worker])), verbose=0)
+    strategy.settle()
+    exchanges = strategy.journal.read_new()
+    return {
+        "weights": [w.ravel().tolist() for w in model.get_weights()],
+        "updates": strategy.updates_applied()[0],
+        "local_steps": [e.local_steps for e in exchanges],
+        "bytes": [[e.bytes_sent, e.bytes_received] for e in exchanges],
+        "parameters": model.count_params(),
+        "over": bool(strategy.training_is_over()),
+    }
+
+
+def _own(data):
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    return data.with_options(options)
+
+
+def train_for_ever():
+    """Trains until an exchange fails; reports how."""
+    strategy = tfdist.ParameterAveragingStrategy(
+        2, communication="ring", start_timeout=60.0
+    )
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensors((np.ones([2, 4]), np.ones([2, 1])))
+    try:
+        model.fit(
+            _own(data.repeat()),
+            steps_per_epoch=10**9,
+            verbose=0,
+            callbacks=[failure_tasks.TellProgress("never")],
+        )
+    except tf.errors.UnavailableError as error:
+        handshake.report(error=error.message, time=time.time())
+        raise
+
+
+def start_alone():
+    """Waits for workers that never come; reports what it hears."""
+    try:
+        tfdist.ParameterAveragingStrategy(
+            2, communication="ring", start_timeout=2.0
+        )
+    except TimeoutError as error:
+        handshake.report(error=str(error))
+
+
+def train_other(period):
+    """Begins to train in a way that may be another one; reports the error.
+
+    Args:
+        period: of the averaging.
+    """
+    strategy = tfdist.ParameterAveragingStrategy(
+        period, communication="ring", start_timeout=60.0
+    )
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    try:
+        model.fit(np.ones([8, 4]), np.ones([8, 1]), batch_size=2, verbose=0)
+    except ValueError as error:
+        handshake.report(error=str(error))

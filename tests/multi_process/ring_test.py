@@ -1,0 +1,112 @@
+"""Workers without servers come to what those with servers come to."""
+
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from tests.multi_process.real_cluster import ClusterUnderTest
+
+# What TensorFlow's keep-alive takes at most to see that a peer is stopped
+# (`tfdist.cluster.environment`): 5 s to the next ping, 4 s for its answer.
+_STOPPED_SECONDS = 9.0
+_SECONDS = 240.0  # For a machine that does other things as well.
+
+
+@pytest.fixture(scope="module")
+def reports(zygote, tmp_path_factory):
+    """Of each way of communication, the reports of three workers."""
+    found = {}
+    for communication, num_ps in (("ring", 0), ("parameter_server", 1)):
+        directory = tmp_path_factory.mktemp(communication)
+        with ClusterUnderTest(
+            zygote, directory, num_ps=num_ps, num_workers=3
+        ) as cluster:
+            cluster.start_servers()
+            workers = cluster.start_workers(
+                "ring_tasks:train", communication=communication
+            )
+            cluster.finish(_SECONDS)
+            found[communication] = [worker.report() for worker in workers]
+    return found
+
+
+METHODS = ("averaging", "diloco", "elastic")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ring_and_servers_make_the_same_weights(reports, method):
+    of_servers, of_ring = (
+        reports[communication][0][method]
+        for communication in ("parameter_server", "ring")
+    )
+    assert of_ring["updates"] == of_servers["updates"]
+    assert of_ring["local_steps"] == of_servers["local_steps"]
+    for here, there in zip(
+        of_ring["weights"], of_servers["weights"], strict=True
+    ):
+        np.testing.assert_allclose(here, there, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [*METHODS, "uneven"])
+def test_workers_of_a_ring_hold_the_same_bits(reports, method):
+    first, *others = (report[method] for report in reports["ring"])
+    assert first["over"]
+    for other in others:
+        assert other["weights"] == first["weights"]
+        assert other["updates"] == first["updates"]
+
+
+def test_no_step_is_lost_where_data_ends_unevenly(reports):
+    # Of period 3, in two calls of `fit`; of which the second begins when the
+    # first has ended for all. Who has ended takes part with nothing.
+    assert [r["uneven"]["local_steps"] for r in reports["ring"]] == [
+        [3, 3, 1, 3, 3, 1],
+        [3, 1, 0, 3, 1, 0],
+        [3, 3, 3, 3, 3, 3],
+    ]
+
+
+def test_an_exchange_sends_what_a_ring_of_three_sends(reports):
+    report = reports["ring"][0]["diloco"]
+    # The call, five float64, and the step counter, one; parameters and moving
+    # statistics, all of them, as float32. Each worker sends 2 (3 - 1) / 3 of
+    # it, the call rounded apart.
+    call = round(4 / 3 * 5 * 8)
+    means = round(4 / 3 * (report["parameters"] * 4 + 8))
+    assert all(sizes == [call + means] * 2 for sizes in report["bytes"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_is_gone_ends_the_others_with_an_error(cluster, number):
+    running = cluster(num_ps=0, num_workers=3)
+    workers = running.start_workers("ring_tasks:train_for_ever")
+    for worker in workers:
+        worker.wait_for_steps(4)
+    *others, gone = workers
+    gone.send(number)
+    began = time.time()
+    for worker in others:
+        # A margin for a machine that does other things as well.
+        report = worker.wait_for_report(_STOPPED_SECONDS + 30.0)
+        assert report["time"] - began < _STOPPED_SECONDS + 20.0
+        assert "/task:" in report["error"]
+        assert worker.wait() == 1
+
+
+def test_workers_that_do_not_come_are_named(cluster):
+    alone = cluster(num_ps=0, num_workers=2)
+    worker = alone.start("worker", 0, "ring_tasks:start_alone")
+    error = worker.wait_for_report()["error"]
+    assert f"worker /job:worker/task:1 at {alone.address('worker', 1)}" in error
+
+
+def test_workers_that_train_in_another_way_are_refused(cluster):
+    running = cluster(num_ps=0, num_workers=2)
+    for index in range(2):
+        running.start(
+            "worker", index, "ring_tasks:train_other", period=index + 2
+        )
+    for worker in running.tasks:
+        assert "same way" in worker.wait_for_report()["error"]

@@ -1,0 +1,229 @@
+"""A worker's connection to the other workers, where there are no servers.
+
+`tf.distribute.MultiWorkerMirroredStrategy` would set up collectives as well,
+with the public API alone. But with TensorFlow 2.21 it waits for a worker that
+is missing for ever (10 minutes were tried), and its coordination service makes
+the process ignore SIGTERM. So the server is started without that service,
+each worker waits until the others listen, and looks after them by itself.
+"""
+
+import atexit
+import threading
+import time
+
+from absl import logging
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+from tfdist import quiet
+from tfdist.cluster import connection
+from tfdist.cluster import tf_config
+
+_BEAT_SECONDS = 1.0
+# What a worker that ends has just sent is to arrive.
+_FAREWELL_SECONDS = 0.3
+_GROUP_KEY = 1
+_START_KEY = 1
+
+# A process starts its server once.
+_joined = {}
+
+
+def join(config, timeout, worker_timeout):
+    """Connects this worker to all others.
+
+    Args:
+      config: The `ClusterConfig`, of workers alone.
+      timeout: Seconds to wait for workers that are not up yet.
+      worker_timeout: Seconds after which a worker that does not answer is
+        taken for dead.
+
+    Returns:
+      The `Peers`, the same for each call with the same cluster.
+
+    Raises:
+      ClusterConfigError: This process is part of another cluster already.
+      OSError: This process's own server does not start.
+      TimeoutError: A worker could not be reached; the message names it.
+    """
+    if config not in _joined:
+        if _joined:
+            (other,) = _joined
+            raise tf_config.ClusterConfigError(
+                f"This process is {other.task_name} of a cluster of "
+                f"{other.num_workers} workers already and cannot take part in "
+                f"another one, came: {config.task_name} of "
+                f"{config.num_workers}."
+            )
+        peers = Peers(config)
+        peers.start(timeout)
+        peers.look_after(worker_timeout)
+        _joined[config] = peers
+        # What is registered later, such as a last exchange, runs before.
+        atexit.register(peers.leave)
+    return _joined[config]
+
+
+class Peers:
+    """The workers of a cluster without servers, as a ring.
+
+    Args:
+      config: The `ClusterConfig`.
+    """
+
+    def __init__(self, config):
+        self._config = config
+        self._addresses = {
+            name: address
+            for name, address in zip(
+                config.worker_names,
+                (*config.spec.get("chief", ()), *config.spec.get("worker", ())),
+                strict=True,
+            )
+            if name != config.task_name
+        }
+        self.num_workers = config.num_workers
+        self.is_chief = config.is_chief
+        self._stop = threading.Event()
+        self._thread = None
+
+    def start(self, timeout):
+        """Starts this process's server and waits for the others; see `join`."""
+        config = self._config
+        definition = tf.train.ServerDef(
+            cluster=tf.train.ClusterSpec(
+                {job: list(a) for job, a in config.spec.items()}
+            ).as_cluster_def(),
+            job_name=config.task_type,
+            task_index=config.task_index,
+            protocol=config.rpc_layer,
+            default_session_config=tf.compat.v1.ConfigProto(
+                device_filters=[config.task_name]
+            ),
+        )
+        experimental = definition.default_session_config.experimental
+        experimental.collective_group_leader = _full_name(
+            config.worker_names[0]
+        )
+        with quiet.quietly():
+            private_tensorflow.enable_collectives(definition)
+            connection.start_runtime(config)
+        self.device = tf.config.list_logical_devices("CPU")[0].name
+        # Collectives of one function run one after the other, on all alike.
+        with tf.init_scope(), tf.device(self.device):
+            self._order = tf.Variable(0.0, trainable=False)
+        logging.warning(
+            "%s serves on port %s of every network interface, without "
+            "authentication or encryption: keep it in a private network.",
+            config.task_name,
+            config.address.rsplit(":", 1)[1],
+        )
+        connection.wait_for_listeners("worker", self._addresses, timeout)
+        meet = tf.function(
+            lambda: self.all_reduce(
+                tf.zeros([1]), _START_KEY, timeout_seconds=timeout
+            ),
+            autograph=False,
+        )
+        try:
+            meet()
+        except tf.errors.OpError as error:
+            names = ", ".join(
+                f"{name} at {address}"
+                for name, address in self._addresses.items()
+            )
+            raise TimeoutError(
+                f"Workers {names} listen, and do not answer as workers of "
+                "this cluster do. Do all have the same TF_CONFIG but for "
+                f'"task"? ({error.message.splitlines()[0]})'
+            ) from error
+
+    def all_reduce(self, vector, key, *, merge="Add", timeout_seconds=0.0):
+        """Builds the sum (or what `merge` says) of all workers' vectors.
+
+        Bit for bit the same on all workers.
+
+        Args:
+          vector: Of the same size and type on all workers; types are
+            bfloat16, float16, float32, float64, int32 and int64.
+          key: int that tells which vectors belong together.
+          merge: "Add", "Max" or "Min".
+          timeout_seconds: For the others to come to it; 0 for no bound.
+
+        Returns:
+          A tensor like `vector`.
+        """
+
+        def reduce(vector):
+            with tf.device(self.device):
+                return tf.raw_ops.CollectiveReduceV2(
+                    input=vector,
+                    group_size=self.num_workers,
+                    group_key=_GROUP_KEY,
+                    instance_key=key,
+                    ordering_token=[self._order.handle],
+                    merge_op=merge,
+                    final_op="Id",
+                    communication_hint="ring",
+                    timeout_seconds=float(timeout_seconds),
+                    is_stateless=False,
+                )
+
+        # In a function that stays one: TensorFlow tells messages apart by the
+        # round of the loop that they are sent in, and workers need not be in
+        # the same one (`steps_per_execution`).
+        function = tf.function(
+            reduce,
+            autograph=False,
+            experimental_attributes={"_noinline": True},
+        )
+        spec = tf.TensorSpec(vector.shape, vector.dtype)
+        return function.get_concrete_function(spec)(vector)
+
+    def look_after(self, worker_timeout):
+        """Keeps asking all others whether they are there.
+
+        Long waits go on only on connections that are in use; and where one
+        worker is gone, the collectives of all have to end with an error.
+
+        Args:
+          worker_timeout: See `join`.
+        """
+        self._thread = threading.Thread(
+            target=self._beat, args=(worker_timeout,), daemon=True
+        )
+        self._thread.start()
+
+    def _beat(self, worker_timeout):
+        answered = dict.fromkeys(self._addresses, time.monotonic())
+        while not self._stop.wait(_BEAT_SECONDS):
+            for name, address in self._addresses.items():
+                try:
+                    private_tensorflow.check_peer(
+                        _full_name(name), worker_timeout
+                    )
+                    answered[name] = time.monotonic()
+                except tf.errors.OpError as error:
+                    silent = time.monotonic() - answered[name]
+                    back = isinstance(error, tf.errors.FailedPreconditionError)
+                    if self._stop.is_set():
+                        return
+                    if back or silent > worker_timeout:
+                        what = "was started again" if back else "is gone"
+                        private_tensorflow.abort_collectives(
+                            f"{name} at {address} {what}: training without "
+                            "servers cannot go on without it. Start all "
+                            "workers again, from a checkpoint."
+                        )
+                        return
+
+    def leave(self):
+        """Stops looking after the others, when this process ends."""
+        self._stop.set()
+        time.sleep(_FAREWELL_SECONDS)
+        self._thread.join(5.0)
+
+
+def _full_name(task_name):
+    """`/job:worker/task:0` as TensorFlow's collectives have it."""
+    return task_name.replace("/task:", "/replica:0/task:")
