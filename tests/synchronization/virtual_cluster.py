@@ -62,7 +62,12 @@ class _Transactions:
             for last in (False, True)
         )
         self.go_on = self._function(self._go_on, [vector, number, number])
-        self.work_on = self._function(self._work_on, [vector, number, *there])
+        self.work_on, self.join = (
+            self._function(
+                functools.partial(self._tell, event), [vector, number, *there]
+            )
+            for event in (events.work_on, events.join)
+        )
 
     def _function(self, body, signature):
         return tf.function(body, input_signature=signature, autograph=False)
@@ -96,9 +101,9 @@ class _Transactions:
         )
         return state.pack()
 
-    def _work_on(self, vector, worker, now, heard, ended, patience):
+    def _tell(self, event, vector, worker, now, heard, ended, patience):
         attendance = events.Attendance(now, heard, ended)
-        state = events.work_on(self._unpack(vector), worker, now)
+        state = event(self._unpack(vector), worker, now)
         return self._decisions(patience).decide(state, attendance).pack()
 
     def _go_on(self, vector, worker, now):
@@ -149,6 +154,12 @@ class Cluster:
     def work_on(self, worker):
         """A worker tells that it has made a step."""
         self._vector = self._transactions.work_on(
+            self._vector, worker, *self._there()
+        )
+
+    def join(self, worker):
+        """A worker tells that it begins to train."""
+        self._vector = self._transactions.join(
             self._vector, worker, *self._there()
         )
 

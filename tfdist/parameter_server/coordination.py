@@ -116,6 +116,8 @@ class Coordination:
                     attendance=self._attendance,
                 )
                 ledger.prepare()
+                if self._store.local is not None:
+                    ledger.tick(joining=True)
                 self._by_counter[counter.ordinal] = ledger
                 # Now it is known which updates the replicas hold.
                 self._store.pull()
@@ -142,6 +144,10 @@ class Coordination:
         """Takes note of a `Call` of `fit`, at whose end this worker leaves."""
         with self._watching:
             self._fit = call
+        if self._store.local is not None:
+            # From now on, or what it makes of the parameters would be late.
+            for ledger in self.ledgers:
+                ledger.tick(joining=True)
 
     def tick(self):
         """Called with each heartbeat of this worker, in its thread."""

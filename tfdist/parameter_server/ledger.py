@@ -276,7 +276,7 @@ class Ledger:
         agreement.check_layout(mine, theirs, self._signature)
         self._layouts.add(mine)
 
-    def tick(self, leaving=False, working=False):
+    def tick(self, leaving=False, working=False, joining=False):
         """Decides again; called with each heartbeat.
 
         So that nobody waits for a worker that has died or was stopped.
@@ -284,13 +284,13 @@ class Ledger:
         Args:
           leaving: Whether this worker sends no more gradients for now.
           working: Whether it has made a step that it has not told of.
+          joining: Whether it begins to train.
 
         Returns:
           The `State` after it, of NumPy values.
         """
-        return self._as_numpy(
-            self._tick(tf.constant(leaving), tf.constant(working))
-        )
+        what = tf.constant([leaving, working, joining])
+        return self._as_numpy(self._tick(what))
 
     def _as_numpy(self, vector):
         state = state_lib.State.unpack(vector, self._num_workers)
@@ -327,24 +327,26 @@ class Ledger:
                 done.append(self.updates(shard).set(0))
         return done
 
-    def _build_tick(self, leaving, working):
+    def _build_tick(self, what):
         with self._on_server():
-            leaving, working = tf.identity(leaving), tf.identity(working)
+            what = tf.identity(what)
 
         def happened(state, attendance):
-            works = events.work_on(state, self._worker, attendance.now)
+            mine, now = self._worker, attendance.now
+            leaving, working, joining = tf.unstack(what, num=3)
+            works = events.work_on(state, mine, now)
             state = state_lib.where(working, works, state)
-            state = state_lib.where(
-                leaving, events.leave(state, self._worker), state
-            )
+            left = events.leave(state, mine)
+            state = state_lib.where(leaving, left, state)
+            joined = events.join(state, mine, now)
+            state = state_lib.where(joining, joined, state)
             state = self._decisions.decide(state, attendance)
             if self.method.waits:
                 decided = events.is_decided(state, self._worker)
                 self._mailboxes.wake_again(self._worker, decided)
             return state, (state.pack(),)
 
-        after = [leaving.op, working.op]
-        (vector,), _ = self._transact(happened, after=after)
+        (vector,), _ = self._transact(happened, after=[what.op])
         with tf.device(self._store.worker_device):
             return tf.identity(vector)
 

@@ -272,6 +272,11 @@ class Local:
         with self._flushing:
             self.fit = call
 
+    def begin_fit(self):
+        """Called when the others wait for this worker's next push."""
+        if self._inners:
+            self._store.pull()
+
     def _is_training(self):
         return self.fit is not None and not self.fit.is_over()
 

@@ -313,9 +313,13 @@ class ParameterStore(resources.Resources):
 
     def watch(self, frame):
         """Takes note of a call of `fit`, by its frame."""
-        for part in (self.coordination, self.local):
-            if part is not None:
-                part.watch(calls.Call(frame))
+        call = calls.Call(frame)
+        if self.local is not None:
+            self.local.watch(call)
+        if self.coordination is not None:
+            self.coordination.watch(call)
+            if self.local is not None:
+                self.local.begin_fit()
 
     def before_eager_read(self, variable):
         """Called before a replica is read eagerly."""

@@ -1,42 +1,32 @@
 """The strategies that users construct."""
 
 import atexit
-import functools
-import itertools
 import sys
 import time
 import warnings
 import weakref
 
 from absl import logging
-import keras
 import tensorflow as tf
 
-from tfdist.averaging import LocalSteps
-from tfdist.averaging import ParameterAveraging
 from tfdist.cluster import config as cluster_config
 from tfdist.cluster import connection
 from tfdist.cluster import ending
 from tfdist.cluster import life
-from tfdist.cluster import members
 from tfdist.cluster import peers
 from tfdist.cluster import reports
 from tfdist.cluster import server
 from tfdist.cluster import waiting
-from tfdist.correction import Correction
+from tfdist.parameter_server import construction
 from tfdist.parameter_server import coordination
 from tfdist.parameter_server import corrector
 from tfdist.parameter_server import extended
-from tfdist.parameter_server import local
 from tfdist.parameter_server import metrics
 from tfdist.parameter_server import ring
-from tfdist.parameter_server import ring_local
 from tfdist.parameter_server import store as store_lib
 from tfdist.parameter_server import warm_start
 from tfdist.synchronization import Async
-from tfdist.synchronization import Synchronization
 
-_strategies = itertools.count()
 _METRICS = "metrics"
 _STALLED_AFTER_SECONDS = 600.0
 
@@ -115,33 +105,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         worker_timeout=10.0,
         seed=None,
     ):
-        if not worker_timeout > 2 * members.HEARTBEAT_SECONDS:
-            raise ValueError(
-                "worker_timeout must be more than two heartbeats, "
-                f"{2 * members.HEARTBEAT_SECONDS:g} seconds, came: "
-                f"{worker_timeout!r}."
-            )
-        method = _check_method(synchronization, correction)
-        local_steps = _check_local_steps(local_steps)
+        construction.check_arguments(
+            worker_timeout, start_timeout, variable_partitioner, communication
+        )
+        method = construction.check_method(synchronization, correction)
+        local_steps = construction.check_local_steps(local_steps)
         self._warm_start = warm_start.WarmStart(
             warmup_worker_steps, joining, method, _STALLED_AFTER_SECONDS
         )
-        if not start_timeout > 0:
-            raise ValueError(
-                f"start_timeout must be positive, came: {start_timeout!r}."
-            )
-        if variable_partitioner is not None and not callable(
-            variable_partitioner
-        ):
-            raise TypeError(
-                "variable_partitioner must be callable with shape and dtype, "
-                f"came: {variable_partitioner!r}."
-            )
-        if communication not in ring.CHOICES:
-            raise ValueError(
-                'communication must be "parameter_server" or "ring", came: '
-                f"{communication!r}."
-            )
         in_ring = communication == "ring"
         if cluster_resolver is None:
             config = cluster_config.ClusterConfig.from_tf_config(
@@ -163,6 +134,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         in_ring = in_ring and config.num_workers > 1
         if config.is_ps:
             sys.exit(server.serve(config, start_timeout=start_timeout))
+        others = None
         if in_ring:
             others = peers.join(config, start_timeout, worker_timeout)
         worker_device, devices = connection.connect(config, start_timeout)
@@ -177,13 +149,13 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             else reports.OwnReports(config)
         )
         self._settled_at = 0
-        _set_seed(config, seed)
+        construction.set_seed(config, seed)
         if config.num_workers > 1:
             # Keras expects the steps of the whole data set, and calls the
             # end of this worker's share a lack of data.
             warnings.filterwarnings("ignore", "Your input ran out of data")
         self._store = store_lib.ParameterStore(
-            namespace=_namespace(config),
+            namespace=construction.namespace(config),
             devices=devices,
             worker_device=worker_device,
             worker_id=config.worker_id if config.is_worker else 0,
@@ -210,25 +182,17 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 )
         self._local_steps = local_steps
         if local_steps is not None:
-            resolved = local_steps.resolve(
-                method, correction, config.num_workers
-            )
-            make_local = local.Local
-            if in_ring:
-                make_local = functools.partial(
-                    ring_local.RingLocal,
-                    ring=ring.Ring(
-                        others, self._store, resolved, timeout=start_timeout
-                    ),
-                )
-            self._store.local = make_local(
+            self._store.local = construction.make_local(
                 self._store,
-                resolved,
+                local_steps.resolve(method, correction, config.num_workers),
                 method,
                 num_workers=config.num_workers,
-                worker_id=self._store.worker_id,
+                others=others,
+                timeout=start_timeout,
             )
-            atexit.register(_flush, weakref.ref(self))
+            atexit.register(
+                construction.end_local_steps, weakref.ref(self._store.local)
+            )
         by_worker = correction is None or correction.on_worker
         if not (in_ring or (isinstance(method, Async) and by_worker)):
             self._coordinate(method, correction, worker_timeout)
@@ -462,60 +426,3 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def refresh(self):
         """Brings the newest values from the servers to this worker."""
         self._store.pull()
-
-
-def _check_method(synchronization, correction):
-    if synchronization is None:
-        synchronization = Async()
-    if not isinstance(synchronization, Synchronization):
-        raise TypeError(
-            "synchronization must be one of tfdist.synchronization (Async, "
-            "Sync, SoftSync, BoundedStaleness), came: "
-            f"{synchronization!r}."
-        )
-    if correction is not None and not isinstance(correction, Correction):
-        raise TypeError(
-            "correction must be one of tfdist.correction (DANA, "
-            "DelayCompensation, FASGD, GapAware, InverseStaleness), came: "
-            f"{correction!r}."
-        )
-    return synchronization
-
-
-def _check_local_steps(local_steps):
-    if local_steps is None or isinstance(local_steps, LocalSteps):
-        return local_steps
-    if isinstance(local_steps, int):
-        return ParameterAveraging(local_steps)
-    raise TypeError(
-        "local_steps must be a number of steps or one of tfdist.averaging "
-        "(AccruedGradients, ElasticAveraging, ParameterAveraging), came: "
-        f"{local_steps!r}."
-    )
-
-
-def _flush(reference):
-    """At the end of the process: no step of this worker is lost."""
-    strategy = reference()
-    raised = getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
-    if strategy is not None and not raised:
-        strategy._store.local.finish()
-
-
-def _namespace(config):
-    # Workers that run the same script construct their strategies in the same
-    # order, so they agree on the number.
-    number = next(_strategies)
-    return f"tfdist/{'local' if config.is_local else 'cluster'}/{number}"
-
-
-def _set_seed(config, seed):
-    if seed is None:
-        if (
-            config.num_workers == 1
-            or tf.compat.v1.get_seed(None)[0] is not None
-        ):
-            return
-        seed = config.fingerprint
-        logging.info("Random seed of all workers: %d.", seed)
-    keras.utils.set_random_seed(seed)

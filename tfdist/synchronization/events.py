@@ -77,16 +77,9 @@ def arrive(state, worker, *, key, pulled, now, last=False):
     mine = _mask(state, worker)
     if not last:
         state = _begin_anew(state, mine)
-    others = tf.logical_and(state.present, tf.logical_not(mine))
-    slowest = tf.reduce_min(tf.where(others, state.clock, tf.int64.max))
-    returns = tf.logical_and(
-        _is(state.status, Status.GONE), tf.reduce_any(others)
-    )
     # A worker that was killed while it waited leaves an undecided gradient.
     lost = tf.cast(tf.logical_and(mine, state.arrived), tf.int64)
-    clock = state.clock + 1 - lost
-    clock = tf.where(returns, tf.maximum(clock, slowest), clock)
-    first = _is(state.started_at, 0)
+    clock = _clock_of(state, mine, state.clock + 1 - lost)
     state = state.set(
         mine,
         status=Status.JOINED,
@@ -102,11 +95,46 @@ def arrive(state, worker, *, key, pulled, now, last=False):
     )
     if last:
         state = _remove(state, mine, Reason.LEFT)
-    return dataclasses.replace(
-        state,
-        arrivals=state.arrivals + 1,
-        started_at=tf.where(first, now, state.started_at),
+    return _started(
+        dataclasses.replace(state, arrivals=state.arrivals + 1), now
     )
+
+
+def join(state, worker, now):
+    """A worker begins to train, and will send a gradient after some steps.
+
+    As if one had arrived: the others wait for its first one.
+
+    Args:
+      state: A `State`.
+      worker: Its number.
+      now: Microseconds, scalar int64 tensor.
+
+    Returns:
+      The new `State`.
+    """
+    mine = _mask(state, worker)
+    state = _begin_anew(state, mine)
+    clock = _clock_of(state, mine, state.clock)
+    state = state.set(mine, status=Status.JOINED, clock=clock, since=now)
+    return _started(state, now)
+
+
+def _clock_of(state, mine, clock):
+    """That of a worker; no further back than the slowest if it was gone."""
+    others = tf.logical_and(state.present, tf.logical_not(mine))
+    slowest = tf.reduce_min(tf.where(others, state.clock, tf.int64.max))
+    returns = tf.logical_and(
+        _is(state.status, Status.GONE), tf.reduce_any(others)
+    )
+    return tf.where(returns, tf.maximum(clock, slowest), clock)
+
+
+def _started(state, now):
+    """Training has begun, now if not before."""
+    first = _is(state.started_at, 0)
+    started_at = tf.where(first, now, state.started_at)
+    return dataclasses.replace(state, started_at=started_at)
 
 
 def _begin_anew(state, mine):
