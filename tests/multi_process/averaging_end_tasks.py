@@ -1,0 +1,39 @@
+"""Workers whose training ends in the middle of a period."""
+
+import dataclasses
+
+import numpy as np
+
+from tests.multi_process import handshake
+from tests.multi_process import tasks
+import tfdist
+
+
+def train(steps, value, period):
+    """Trains, twice, and does nothing else until the test says so.
+
+    Args:
+        steps: of each `fit`, a list by worker.
+        value: the gradient.
+        period: local steps between two exchanges.
+    """
+    strategy = tfdist.ParameterAveragingStrategy(
+        period, start_timeout=60.0, worker_timeout=4.0
+    )
+    model = tasks.build_sum_of_weights(strategy, shapes=((7,), (3, 5)))
+    worker = strategy.cluster.worker_id
+    for number in range(2):
+        model.fit(
+            tasks.own_data(value),
+            steps_per_epoch=steps[worker],
+            verbose=0,
+        )
+        print(f"trained {number}", flush=True)
+        handshake.wait_for(f"go on {number}")
+    strategy.settle()
+    handshake.report(
+        exchanges=[dataclasses.asdict(e) for e in strategy.journal.read_new()],
+        weights=[float(np.sum(w)) for w in model.get_weights()],
+        updates=strategy.updates_applied(),
+        iterations=int(model.optimizer.iterations.numpy()),
+    )

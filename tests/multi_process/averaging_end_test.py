@@ -1,0 +1,27 @@
+"""Real workers whose training ends in the middle of a period."""
+
+PERIOD, VALUE = 4, 2.0
+STEPS = [6, 11]
+
+
+def test_what_is_left_is_exchanged_while_a_script_does_something_else(cluster):
+    """And nobody waits for a worker whose `fit` is over, nor loses a step."""
+    made = cluster(num_ps=2, num_workers=2)
+    made.start_servers()
+    workers = made.start_workers(
+        "averaging_end_tasks:train", steps=STEPS, value=VALUE, period=PERIOD
+    )
+    for number in range(2):
+        # Neither waits for the test in anything but its own code.
+        for worker in workers:
+            worker.expect(f"trained {number}")
+        made.tell(f"go on {number}")
+    made.finish()
+    first, second = [worker.report() for worker in workers]
+    for report, steps in ((first, STEPS[0]), (second, STEPS[1])):
+        assert sum(e["local_steps"] for e in report["exchanges"]) == 2 * steps
+        assert report["iterations"] == 2 * steps
+        assert all(e["accepted"] for e in report["exchanges"])
+        assert not any(e["staleness"] for e in report["exchanges"])
+    assert first["updates"] == second["updates"]
+    assert first["weights"] == second["weights"]
