@@ -236,3 +236,16 @@ def test_weights_set_to_a_function_of_old_ones_keep_what_others_did():
         np.testing.assert_allclose(
             workers[k].weights(), server, rtol=2e-5, atol=2e-6
         )
+
+
+def test_a_count_that_the_chief_sets_is_not_added_to_what_others_did():
+    run = next(_runs)
+    workers = [VirtualWorker(run, k).build(RULES["sgd"][0]) for k in range(2)]
+    for worker in workers:
+        worker.store.pull()
+    for k, (x, y) in zip([0, 1, 1], batches(3, seed=0), strict=True):
+        workers[k].step(x, y)
+    workers[0].model.optimizer.iterations.assign(7)
+    for worker in workers:
+        worker.store.pull()
+        assert worker.model.optimizer.iterations.numpy() == 7

@@ -94,10 +94,12 @@ class ClusterMonitor(keras.callbacks.Callback):
             self._file = self.jsonl_path.open("w", encoding="utf-8")
             self._events = _event_writer(self._log_dir / "cluster" / self._name)
         if cluster.num_workers > 1 and cluster.is_chief and self._verbose:
+            # Reports of others are left on servers.
+            all_of = "cluster_* are those of all"
             print(
                 f"Progress and metrics are those of {cluster.task_name} on "
                 f"its share of the data, one of {cluster.num_workers}; "
-                "cluster_* are those of all."
+                f"{all_of if cluster.num_ps else 'so are cluster_*'}."
             )
 
     def on_train_batch_end(self, batch, logs=None):

@@ -381,9 +381,15 @@ class Local:
         return False
 
     def before_read(self, variable):
-        """Called before a variable is read eagerly."""
-        if self._is_of_model(variable):
-            self.show_anchor()
+        """Called before a variable is read or assigned eagerly.
+
+        When `fit` is over, what it has left is part of what is seen.
+        """
+        if not self._is_of_model(variable):
+            return
+        if self.fit is not None and self.fit.is_over() and self.unpushed():
+            self.flush(last=True)
+        self.show_anchor()
 
     def after_write(self, variable):
         """Called after a variable was assigned eagerly: own weights follow."""

@@ -1,0 +1,134 @@
+"""What is seen in the midst of a period, and that looking disturbs nothing."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.parameter_server.twins import assert_same
+from tests.parameter_server.twins import classification
+from tests.parameter_server.twins import compiled
+from tests.parameter_server.twins import perceptron
+import tfdist
+from tfdist.averaging import AccruedGradients
+from tfdist.averaging import ElasticAveraging
+
+PERIOD, BATCH = 4, 3
+X, Y = classification(30)
+
+
+class Looks(keras.callbacks.Callback):
+    """Looks at the model after each batch, in every way there is."""
+
+    def __init__(self, directory):
+        super().__init__()
+        self._path = directory / "model.keras"
+        self.weights = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        weights = self.model.get_weights()
+        self.weights.append(weights)
+        if batch != 5:
+            return
+        self.model.save(self._path)
+        saved = keras.models.load_model(self._path)
+        assert_same(saved.get_weights(), weights, 0.0)
+        plain = compiled(perceptron())
+        plain.set_weights(weights)
+        assert_same(
+            self.model.predict(X, verbose=0), plain.predict(X, verbose=0)
+        )
+        assert_same(
+            self.model.evaluate(X, Y, verbose=0),
+            plain.evaluate(X, Y, verbose=0),
+        )
+        self.model.distribute_strategy.refresh()
+
+
+METHODS = {
+    "DiLoCo": lambda: tfdist.DiLoCoStrategy(PERIOD),
+    "EASGD": lambda: tfdist.ParameterServerStrategy(
+        local_steps=ElasticAveraging(PERIOD, alpha=0.5)
+    ),
+    "Downpour": lambda: tfdist.ParameterServerStrategy(
+        local_steps=AccruedGradients(PERIOD, PERIOD)
+    ),
+}
+
+
+def train(name, callbacks=(), **arguments):
+    """Ten steps; returns the strategy, the model, and `fit`'s history."""
+    keras.utils.set_random_seed(5)
+    strategy = METHODS[name]()
+    with strategy.scope():
+        model = compiled(perceptron(), keras.optimizers.SGD(0.3, 0.9))
+    fitted = model.fit(
+        X,
+        Y,
+        batch_size=BATCH,
+        shuffle=False,
+        verbose=0,
+        callbacks=list(callbacks),
+        **arguments,
+    )
+    return strategy, model, fitted.history
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_shown_is_what_the_servers_gave_last(name, tmp_path):
+    looks = Looks(tmp_path)
+    strategy, model, history = train(
+        name, [looks], validation_data=(X, Y), validation_batch_size=10
+    )
+    others, unseen, _ = train(name)
+    for steps, shown in enumerate(looks.weights, start=1):
+        # The same all through a period, another one in the next.
+        if steps % PERIOD:
+            assert_same(shown, looks.weights[max(steps - 2, 0)], 0.0)
+        elif steps > 1:
+            before = looks.weights[steps - 2]
+            assert np.abs(shown[0] - before[0]).max() > 1e-4
+    # Validation at the end of `fit` is of the same, not of own weights.
+    plain = compiled(perceptron())
+    plain.set_weights(looks.weights[-1])
+    loss, accuracy = plain.evaluate(X, Y, verbose=0)
+    assert_same(history["val_loss"][0], loss)
+    assert_same(history["val_accuracy"][0], accuracy)
+    # Two steps are left; then both have come to the same, to the bit.
+    for one in (strategy, others):
+        assert [e.local_steps for e in one.journal.read_new()] == [4, 4]
+        one.settle()
+        assert [e.local_steps for e in one.journal.read_new()] == [2]
+    assert_same(model.get_weights(), unseen.get_weights(), 0.0)
+    assert np.abs(model.get_weights()[0] - looks.weights[-1][0]).max() > 1e-4
+
+
+def test_what_is_left_is_pushed_when_training_has_ended():
+    strategy, model, _ = train("DiLoCo")
+    ends = [
+        lambda: model.evaluate(X, Y, verbose=0),
+        lambda: model.predict(X, verbose=0),
+        model.get_weights,
+        strategy.flush,
+        strategy.refresh,
+        strategy.settle,
+    ]
+    for end in ends:
+        end()
+        steps = [e.local_steps for e in strategy.journal.read_new()]
+        assert steps == [4, 4, 2]
+        # Once: nothing is left.
+        strategy.flush()
+        strategy.settle()
+        assert strategy.journal.read_new() == []
+        model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+
+
+def test_weights_that_are_set_in_the_midst_of_a_period():
+    """Own weights follow what is set, as after any other way of setting."""
+    strategy, model, _ = train("DiLoCo")
+    model.set_weights([np.zeros_like(w) for w in model.get_weights()])
+    for weight in model.get_weights():
+        assert not weight.any()
+    local = strategy._store.local
+    for variable in model.trainable_variables:
+        assert not local._shadow(variable.value).numpy().any()

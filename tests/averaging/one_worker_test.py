@@ -1,0 +1,237 @@
+"""One worker with local steps trains as plain Keras, whatever the period.
+
+The last period is cut short, so what is left has to be pushed in the end.
+"""
+
+import contextlib
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.parameter_server.twins import assert_same
+import tfdist
+from tfdist.averaging import ParameterAveraging
+from tfdist.synchronization import Sync
+
+BATCH, STEPS, EPOCHS, PERIOD = 6, 4, 2, 3
+optimizers = keras.optimizers
+schedules = keras.optimizers.schedules
+
+
+def build(constraint=None):
+    """Rows without a gradient, moving statistics, and a constraint."""
+    return keras.Sequential(
+        [
+            keras.Input((3,), dtype="int32"),
+            keras.layers.Embedding(9, 2),
+            keras.layers.Flatten(),
+            keras.layers.Dense(4, use_bias=False, kernel_constraint=constraint),
+            keras.layers.BatchNormalization(momentum=0.8),
+            keras.layers.Activation("tanh"),
+            keras.layers.Dense(3, dtype="float32"),
+        ]
+    )
+
+
+def data():
+    random = np.random.default_rng(0)
+    number = BATCH * STEPS
+    ids = random.integers(0, 7, (number, 3)).astype("int32")
+    labels = random.integers(0, 3, number).astype("int32")
+    return ids, labels
+
+
+OPTIMIZERS = {
+    "adam": lambda: optimizers.Adam(0.01),
+    "weight decay, clipping and a schedule": lambda: optimizers.AdamW(
+        schedules.CosineDecay(0.01, 6, warmup_target=0.05, warmup_steps=2),
+        weight_decay=0.05,
+        global_clipnorm=0.1,
+    ),
+    "accumulation": lambda: optimizers.SGD(
+        0.1, 0.9, gradient_accumulation_steps=2
+    ),
+    "loss scale": lambda: optimizers.LossScaleOptimizer(
+        optimizers.SGD(0.1, 0.9), initial_scale=2.0**17, dynamic_growth_steps=2
+    ),
+    "two": lambda: optimizers.MultiOptimizer(
+        optimizers.OptimizerMap(
+            optimizers.Adam(0.01), {"dense.*": optimizers.SGD(0.1, 0.9)}
+        )
+    ),
+    "schedule free": lambda: optimizers.ScheduleFreeAdamW(0.05),
+}
+
+
+def train(
+    scope,
+    optimizer="adam",
+    *,
+    end=lambda model: None,
+    policy="float32",
+    constraint=None,
+    **arguments,
+):
+    """Trains; returns what it has come to."""
+    keras.utils.set_random_seed(3)
+    keras.config.set_dtype_policy(policy)
+    try:
+        with scope:
+            model = build(constraint)
+            model.compile(
+                OPTIMIZERS[optimizer](),
+                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                **arguments,
+            )
+            model.optimizer.build(model.trainable_variables)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    x, y = data()
+    fitted = model.fit(
+        x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0
+    )
+    end(model)
+    return {
+        "losses": fitted.history["loss"],
+        "weights": model.get_weights(),
+        "optimizer": [np.array(v) for v in model.optimizer.variables],
+    }
+
+
+def check(strategy, **arguments):
+    """Compares with plain Keras; returns what was found."""
+    found = train(
+        strategy.scope(), end=lambda model: strategy.settle(), **arguments
+    )
+    assert_same(found, plain(*sorted(arguments.items())))
+    return found
+
+
+@functools.cache
+def plain(*arguments):
+    """What it comes to without a strategy."""
+    return train(contextlib.nullcontext(), **dict(arguments))
+
+
+max_norm = keras.constraints.MaxNorm(0.3)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers(optimizer):
+    strategy = tfdist.ParameterServerStrategy(local_steps=PERIOD)
+    policy = "mixed_float16" if optimizer == "loss scale" else "float32"
+    check(strategy, optimizer=optimizer, policy=policy)
+    steps = sum(e.local_steps for e in strategy.journal.read_new())
+    if optimizer not in ("loss scale", "two"):
+        assert steps == STEPS * EPOCHS
+        assert strategy.updates_applied()[0] == 3
+
+
+def partitioner(shape, dtype):
+    """Everything with more than three rows in two pieces."""
+    del dtype
+    return [2 if shape[0] > 3 else 1] + [1] * (len(shape) - 1)
+
+
+STRATEGIES = {
+    "one after the other": lambda: tfdist.ParameterAveragingStrategy(1),
+    "synchronous, state averaged": lambda: tfdist.ParameterAveragingStrategy(
+        PERIOD, average_optimizer_state=True
+    ),
+    "never within training": lambda: tfdist.ParameterAveragingStrategy(1000),
+    "BMUF, which is averaging here": lambda: tfdist.BMUFStrategy(
+        PERIOD, reset_optimizer_state=False
+    ),
+    "pieces": lambda: tfdist.ParameterServerStrategy(
+        local_steps=PERIOD, variable_partitioner=partitioner
+    ),
+    "pieces, state averaged": lambda: tfdist.ParameterServerStrategy(
+        local_steps=ParameterAveraging(PERIOD, average_optimizer_state=True),
+        synchronization=Sync(),
+        variable_partitioner=partitioner,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_strategies(name):
+    check(STRATEGIES[name]())
+
+
+def test_several_steps_per_execution():
+    """With 4 steps an epoch, 3 leave an execution that is cut short."""
+    strategy = tfdist.ParameterServerStrategy(local_steps=2)
+    check(strategy, steps_per_execution=3)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["async", "sync"])
+def test_constraints(waits):
+    """Of own weights, at each step."""
+    strategy = tfdist.ParameterServerStrategy(
+        local_steps=PERIOD, synchronization=Sync() if waits else None
+    )
+    found = check(strategy, constraint=max_norm)
+    norms = np.linalg.norm(found["weights"][1], axis=0)
+    assert np.all(norms <= 0.3 + 1e-6) and np.any(norms > 0.29)
+
+
+def test_custom_loop():
+    """Of a tf.function; nothing tells of its end but `settle`."""
+    x, y = data()
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def loop(scope, run):
+        keras.utils.set_random_seed(3)
+        with scope:
+            model = build()
+            optimizer = OPTIMIZERS["adam"]()
+            optimizer.build(model.trainable_variables)
+
+        @tf.function
+        def step(x, y):
+            def one(x, y):
+                with tf.GradientTape() as tape:
+                    loss = loss_of(y, model(x, training=True))
+                gradients = tape.gradient(loss, model.trainable_variables)
+                optimizer.apply(gradients, model.trainable_variables)
+                return loss
+
+            return run(one, (x, y))
+
+        losses = [
+            float(step(x[k : k + BATCH], y[k : k + BATCH]))
+            for k in range(0, len(x), BATCH)
+        ]
+        return losses, model
+
+    strategy = tfdist.ParameterServerStrategy(local_steps=PERIOD)
+    losses, model = loop(strategy.scope(), strategy.run)
+    strategy.settle()
+    wanted, plain = loop(contextlib.nullcontext(), lambda fn, args: fn(*args))
+    assert_same(losses, wanted)
+    assert_same(model.get_weights(), plain.get_weights())
+
+
+def test_state_that_begins_anew():
+    """With a period of one a momentum is none; else it lasts a period."""
+    x, y = data()
+    found = []
+    for method, momentum in (
+        (ParameterAveraging(1, reset_optimizer_state=True), 0.9),
+        (ParameterAveraging(1), 0.0),
+    ):
+        strategy = tfdist.ParameterServerStrategy(local_steps=method)
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            model = build()
+            optimizer = keras.optimizers.SGD(0.1, momentum=momentum)
+            model.compile(
+                optimizer,
+                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            )
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    assert_same(*found)

@@ -1,0 +1,278 @@
+"""What cannot be: errors that say so."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.averaging.virtual_workers import VirtualWorkers
+from tests.averaging.virtual_workers import linear
+from tests.parameter_server import delay_test
+from tests.parameter_server.twins import classification
+from tests.parameter_server.twins import compiled
+from tests.parameter_server.twins import perceptron
+import tfdist
+from tfdist.averaging import AccruedGradients
+from tfdist.averaging import DelayedNesterov
+from tfdist.averaging import ElasticAveraging
+from tfdist.averaging import ParameterAveraging
+from tfdist.correction import InverseStaleness
+from tfdist.synchronization import Async
+from tfdist.synchronization import BoundedStaleness
+from tfdist.synchronization import SoftSync
+from tfdist.synchronization import Sync
+
+BAD = {
+    "no steps": (
+        lambda: ParameterAveraging(0),
+        "ParameterAveraging: period must be an integer of at least 1 or a "
+        "function of the local step, came: 0",
+    ),
+    "a fraction of a step": (
+        lambda: ElasticAveraging(2.5),
+        "ElasticAveraging: period must be an integer .* came: 2.5",
+    ),
+    "a truth as a period": (
+        lambda: ParameterAveraging(True),
+        "period must be an integer .* came: True",
+    ),
+    "a truth as local_steps": (
+        lambda: tfdist.ParameterServerStrategy(local_steps=True),
+        "came: True",
+    ),
+    "a text as local_steps": (
+        lambda: tfdist.ParameterServerStrategy(local_steps="10"),
+        "local_steps must be a number of steps or one of tfdist.averaging "
+        ".*'10'",
+    ),
+    "a class as local_steps": (
+        lambda: tfdist.ParameterServerStrategy(local_steps=ParameterAveraging),
+        "local_steps must be .*ParameterAveraging",
+    ),
+    "no local_steps": (
+        lambda: tfdist.ParameterServerStrategy(local_steps=0),
+        "period must be an integer .* came: 0",
+    ),
+    "a negative warm-up": (
+        lambda: ParameterAveraging(3, warmup_steps=-1),
+        "warmup_steps must be an integer of at least 0, came: -1",
+    ),
+    "state averaged and reset": (
+        lambda: ParameterAveraging(
+            average_optimizer_state=True, reset_optimizer_state=True
+        ),
+        "average_optimizer_state and reset_optimizer_state exclude",
+    ),
+    "no optimizer": (
+        lambda: ParameterAveraging(3, "steepest"),
+        "outer_optimizer must be a Keras optimizer, its name or its config, "
+        "came: 'steepest'",
+    ),
+    "a number as an optimizer": (
+        lambda: AccruedGradients(server_optimizer=0.1),
+        "AccruedGradients: server_optimizer must be a Keras opt.* came: 0.1",
+    ),
+    "a loss scale outside": (
+        lambda: ParameterAveraging(
+            3, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+        ),
+        "outer_optimizer gets changes of weights, which need no scaling",
+    ),
+    "clipping outside": (
+        lambda: tfdist.DiLoCoStrategy(
+            outer_optimizer=keras.optimizers.SGD(0.7, clipnorm=1.0)
+        ),
+        "outer_optimizer with clipnorm=1.0 is not supported: give that",
+    ),
+    "weight decay outside": (
+        lambda: ParameterAveraging(3, keras.optimizers.AdamW(0.1)),
+        "outer_optimizer with weight_decay=0.004 is not supported",
+    ),
+    "an average outside": (
+        lambda: tfdist.DownpourStrategy(
+            server_optimizer=keras.optimizers.SGD(use_ema=True)
+        ),
+        "server_optimizer with use_ema=True is not supported",
+    ),
+    "no fetch": (
+        lambda: AccruedGradients(0, 1),
+        "AccruedGradients: n_fetch must be an integer of at least 1, came: 0",
+    ),
+    "no push": (
+        lambda: tfdist.DownpourStrategy(1, -3),
+        "n_push must be an integer of at least 1, came: -3",
+    ),
+    "two moving rates": (
+        lambda: ElasticAveraging(moving_rate=0.9, alpha=0.1),
+        "give one of moving_rate and alpha, came: moving_rate=0.9, alpha=0.1",
+    ),
+    "alpha of one": (
+        lambda: ElasticAveraging(alpha=1.0),
+        "alpha must be a number greater than 0 and less than 1, came: 1.0",
+    ),
+    "no moving rate": (
+        lambda: tfdist.ElasticAveragingStrategy(moving_rate=0.0),
+        "moving_rate must be a number greater than 0 and less than inf, "
+        "came: 0.0",
+    ),
+    "a moving rate that is not a number": (
+        lambda: ElasticAveraging(moving_rate="0.9"),
+        "moving_rate must be a number .* came: '0.9'",
+    ),
+    "momentum of one": (
+        lambda: DelayedNesterov(momentum=1.0),
+        "DelayedNesterov: momentum must be a number .* came: 1.0",
+    ),
+    "no delay": (
+        lambda: DelayedNesterov(delay=0),
+        "DelayedNesterov: delay must be an integer of at least 1, came: 0",
+    ),
+    "too much in between": (
+        lambda: DelayedNesterov(delay=4, c=0.3),
+        "c must be at most 1 / delay, 0.25, came: 0.3",
+    ),
+    "less than nothing in between": (
+        lambda: DelayedNesterov(delay=4, c=-0.1),
+        "c must be a number greater than 0 .* came: -0.1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments(name):
+    make, message = BAD[name]
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+MISFITS = {
+    "a step taken again": (
+        ParameterAveraging(3),
+        Sync(on_drop="retry"),
+        "on_drop='retry' computes one batch again, .* use on_drop='next'",
+    ),
+    "averages of one": (
+        ParameterAveraging(3, average_optimizer_state=True),
+        Async(),
+        r"average_optimizer_state needs .* came: Async\(\)",
+    ),
+    "waiting for fewer steps": (
+        ParameterAveraging(3, dynamic=True),
+        BoundedStaleness(1),
+        "dynamic=True is for workers that do not wait",
+    ),
+    "answers that are not asked for": (
+        AccruedGradients(2, 3),
+        Sync(),
+        "n_fetch=2 other than n_push=3 is for Async and SoftSync",
+    ),
+    "an elastic force by halves": (
+        ElasticAveraging(3),
+        SoftSync(2),
+        r"defined for Async\(\) and for Sync\(\) without backup workers",
+    ),
+    "an elastic force without some": (
+        ElasticAveraging(3),
+        Sync(1),
+        r"without backup workers, came: Sync\(backup_workers=1\)",
+    ),
+    "too strong a force": (
+        ElasticAveraging(3, moving_rate=4.0),
+        Async(),
+        "moving_rate / workers must be less than 1, came: 4 / 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_does_not_fit_together(name):
+    method, synchronization, message = MISFITS[name]
+    with pytest.raises(ValueError, match=message):
+        method.resolve(synchronization.resolve(3), None, 3)
+
+
+def test_nothing_is_late_at_the_centre():
+    with pytest.raises(ValueError, match="nothing is late; leave the correct"):
+        ElasticAveraging(3).resolve(Async(), InverseStaleness(), 3)
+
+
+def test_a_function_that_makes_no_optimizer():
+    method = ParameterAveraging(3, lambda num_workers: num_workers)
+    with pytest.raises(ValueError, match="outer_optimizer must be a Keras opt"):
+        method.resolve(Async(), None, 3)
+
+
+def _train(optimizer, *, local_steps=3, model=perceptron, steps=4):
+    strategy = tfdist.ParameterServerStrategy(local_steps=local_steps)
+    with strategy.scope():
+        model = compiled(model(), optimizer())
+    x, y = classification()
+    model.fit(x, y, batch_size=len(x) // steps, verbose=0)
+
+
+def test_an_average_of_own_weights():
+    with pytest.raises(ValueError, match="use_ema=True keeps an average of"):
+        _train(lambda: keras.optimizers.SGD(0.1, use_ema=True))
+
+
+def test_gradients_of_steps_that_are_not_taken():
+    with pytest.raises(ValueError, match="needs the gradients of every step"):
+        _train(
+            lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+            local_steps=AccruedGradients(2, 2),
+        )
+
+
+def test_weights_at_steps_that_are_not_taken():
+    with pytest.raises(ValueError, match="needs the gradients of every step"):
+        _train(
+            lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+            local_steps=ElasticAveraging(2),
+        )
+
+
+def test_steps_of_other_variables():
+    strategy = tfdist.ParameterServerStrategy(local_steps=2)
+    with strategy.scope():
+        model = compiled(perceptron(), "sgd")
+    x, y = classification()
+    model.train_on_batch(x, y)
+    model.layers[0].trainable = False
+    optimizer = model.optimizer
+    with strategy.scope():
+        model.compile(optimizer, model.loss)
+    with pytest.raises(ValueError, match="have to train the same variables"):
+        model.train_on_batch(x, y)
+
+
+def test_workers_with_other_local_steps():
+    run = VirtualWorkers(2, ParameterAveraging(2), build=linear(lambda: "sgd"))
+    run.stores[1].local.method = ParameterAveraging(3)
+    ((x, y),) = delay_test.batches(1, seed=0)
+    run.step(0, x, y)
+    with pytest.raises(ValueError) as error:
+        run.step(1, x, y)
+    message = str(error.value)
+    assert "All workers must train in the same way" in message
+    assert "local_steps=ParameterAveraging(period=3," in message
+    assert "on the servers local_steps=ParameterAveraging(period=2" in message
+
+
+def test_text_of_a_method_tells_all_settings_of_any_process():
+    """Workers compare these texts."""
+    one = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+    texts = {
+        repr(ParameterAveraging(3, made))
+        for made in (
+            one,
+            keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True),
+            keras.optimizers.serialize(one),
+        )
+    }
+    (text,) = texts
+    assert "period=3" in text and "momentum=0.9" in text
+    assert repr(ParameterAveraging(3, keras.optimizers.SGD(0.7))) not in texts
+    assert repr(ElasticAveraging(3)) != repr(ElasticAveraging(4))
+    np.testing.assert_equal(
+        repr(ParameterAveraging(lambda step: step)),
+        repr(ParameterAveraging(lambda step: 2 * step)),
+    )

@@ -1,0 +1,160 @@
+"""Synchronous methods against NumPy, with workers that really wait.
+
+Batches of the workers are of different sizes, so that a mean that is not
+weighted by examples is another one.
+"""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+
+from tests.averaging import oracles
+from tests.averaging.virtual_workers import VirtualWorkers
+from tests.averaging.virtual_workers import linear
+from tests.parameter_server import delay_test
+import tfdist
+from tfdist.averaging import ElasticAveraging
+from tfdist.synchronization import Sync
+
+START = np.array([1.0] * delay_test.FEATURES + [0.0])
+SIZES = (4, 2)  # Of the batches of each worker.
+RATE, PERIOD, ROUNDS = 0.05, 3, 3
+NUMBER = len(SIZES)
+
+
+def batches(sizes, steps, seed=0):
+    """By worker, lists of (x, y)."""
+    random = np.random.default_rng(seed)
+    return [
+        [
+            (
+                random.normal(size=(size, delay_test.FEATURES)).astype("f"),
+                random.normal(size=(size, 1)).astype("f"),
+            )
+            for _ in range(steps)
+        ]
+        for size in sizes
+    ]
+
+
+def momentum():
+    return keras.optimizers.SGD(RATE, momentum=0.9)
+
+
+def nesterov():
+    return keras.optimizers.SGD(RATE, momentum=0.9, nesterov=True)
+
+
+def adam():
+    return keras.optimizers.Adam(RATE)
+
+
+def adamw():
+    return keras.optimizers.AdamW(RATE, weight_decay=0.1)
+
+
+INNERS = {
+    momentum: lambda: oracles.Sgd(RATE, 0.9),
+    nesterov: lambda: oracles.Sgd(RATE, 0.9, nesterov=True),
+    adam: lambda: oracles.Adam(RATE),
+    adamw: lambda: oracles.Adam(RATE, 0.1),
+}
+
+
+@dataclasses.dataclass
+class Case:
+    """A method, what becomes of the mean, and of the inner optimizers."""
+
+    method: object
+    inner: object
+    outer: object = oracles.Mean
+    state: str = "local"
+
+
+def preset(name, **arguments):
+    """The `LocalSteps` of a strategy that users make."""
+    return getattr(tfdist, name)(PERIOD, **arguments).local_steps
+
+
+CASES = {
+    "averaging, Adam local": Case(
+        lambda: preset("ParameterAveragingStrategy"), adam
+    ),
+    "averaging, Adam averaged": Case(
+        lambda: preset(
+            "ParameterAveragingStrategy", average_optimizer_state=True
+        ),
+        adam,
+        state="averaged",
+    ),
+    "BMUF": Case(
+        lambda: preset("BMUFStrategy"),
+        momentum,
+        lambda: oracles.Bmuf(START, 1 - 1 / NUMBER),
+        "reset",
+    ),
+    "BMUF, not ahead": Case(
+        lambda: preset(
+            "BMUFStrategy",
+            nesterov=False,
+            block_momentum=0.7,
+            block_rate=0.8,
+            reset_optimizer_state=False,
+        ),
+        momentum,
+        lambda: oracles.Bmuf(START, 0.7, 0.8, nesterov=False),
+    ),
+    "DiLoCo": Case(
+        lambda: preset("DiLoCoStrategy"), adamw, lambda: oracles.DiLoCo(START)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_becomes_of_the_mean_of_the_weights(name):
+    case = CASES[name]
+    oracle = oracles.Averaging(
+        START,
+        NUMBER,
+        delay_test.gradient,
+        INNERS[case.inner],
+        case.outer(),
+        case.state,
+    )
+    run = VirtualWorkers(NUMBER, case.method(), Sync(), linear(case.inner))
+    for seed in range(ROUNDS):
+        data = batches(SIZES, PERIOD, seed)
+        exchanges = run.round(data)
+        wanted = oracle.round(data)
+        for k, (exchange,) in enumerate(exchanges):
+            assert exchange.local_steps == PERIOD
+            np.testing.assert_allclose(
+                run.weights(k), wanted, rtol=2e-5, atol=2e-6
+            )
+    assert run.stores[0].updates_applied() == [ROUNDS]
+    for model in run.models:
+        assert model.optimizer.iterations.numpy() == ROUNDS * PERIOD
+
+
+def test_elastic_averaging_with_momentum():
+    """EAMSGD; without momentum see `laws_test`."""
+    oracle = oracles.ElasticSync(
+        START, NUMBER, delay_test.gradient, INNERS[nesterov], 0.3, PERIOD
+    )
+    method = ElasticAveraging(PERIOD, moving_rate=0.3 * NUMBER)
+    run = VirtualWorkers(NUMBER, method, Sync(), linear(nesterov))
+    data = batches(SIZES, 3 * PERIOD)
+    for step in range(3 * PERIOD):
+        now = [mine[step] for mine in data]
+        run.round([[batch] for batch in now])
+        oracle.step(now)
+        for k in range(NUMBER):
+            np.testing.assert_allclose(
+                run.own_weights(k), oracle.own[k], rtol=2e-5, atol=2e-6
+            )
+            # What is shown is the centre.
+            np.testing.assert_allclose(
+                run.weights(k), oracle.centre, rtol=2e-5, atol=2e-6
+            )

@@ -1,0 +1,159 @@
+"""Periods, warm-up, speeds, and outer optimizers by themselves."""
+
+import math
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.averaging import oracles
+from tests.averaging.virtual_workers import VirtualWorkers
+from tests.averaging.virtual_workers import linear
+from tests.parameter_server import delay_test
+import tfdist
+from tfdist.averaging import DelayedNesterov
+from tfdist.averaging import ParameterAveraging
+from tfdist.averaging import base
+
+# Outer optimizers.
+
+
+def trajectory(optimizer, changes):
+    """What becomes of zeros with these changes, an array."""
+    variable = keras.Variable(np.zeros(3, "float32"))
+    optimizer.build([variable])
+    seen = []
+    for change in changes:
+        optimizer.apply([tf.constant(change, tf.float32)])
+        seen.append(variable.numpy())
+    return np.array(seen)
+
+
+def changes(number, seed):
+    return np.random.default_rng(seed).normal(size=(number, 3))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    delay=st.integers(1, 5),
+    share=st.floats(0, 1),
+    momentum=st.floats(0, 0.99),
+    seed=st.integers(0, 999),
+)
+def test_delayed_nesterov_is_algorithm_3(delay, share, momentum, seed):
+    c = share / delay
+    given = changes(11, seed)
+    oracle = oracles.DelayedNesterov(0.7, momentum, delay, c)
+    theta, wanted = np.zeros(3), []
+    for change in given:
+        theta = oracle.apply(theta, change)
+        wanted.append(theta)
+    found = trajectory(DelayedNesterov(0.7, momentum, delay, c), given)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    rate=st.floats(0.01, 2),
+    momentum=st.floats(0.01, 0.99),
+    c=st.sampled_from([0.0, 0.5, 1.0]),
+    seed=st.integers(0, 999),
+)
+def test_without_delay_it_is_nesterovs_momentum(rate, momentum, c, seed):
+    given = changes(8, seed)
+    nesterov = keras.optimizers.SGD(rate, momentum, nesterov=True)
+    np.testing.assert_allclose(
+        trajectory(DelayedNesterov(rate, momentum, c=c), given),
+        trajectory(nesterov, given),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+def test_delayed_nesterov_is_made_of_its_config():
+    made = DelayedNesterov(0.5, 0.8, 4, 0.1)
+    again = keras.optimizers.deserialize(keras.optimizers.serialize(made))
+    assert again.get_config() == made.get_config()
+    np.testing.assert_array_equal(
+        trajectory(again, changes(9, 0)), trajectory(made, changes(9, 0))
+    )
+
+
+# How many steps.
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    period=st.integers(1, 50),
+    warmup=st.integers(0, 50),
+    step=st.integers(1, 100),
+)
+def test_period_is_one_during_the_warm_up(period, warmup, step):
+    found = int(base.period_steps(period, warmup, tf.constant(step, tf.int64)))
+    assert found == (1 if step <= warmup else period)
+
+
+def local_steps_of(method, steps, workers=1):
+    """Steps of each exchange of the first worker."""
+    run = VirtualWorkers(workers, method)
+    ((x, y),) = delay_test.batches(1, seed=0)
+    return [e.local_steps for _ in range(steps) for e in run.step(0, x, y)]
+
+
+def test_warm_up_and_then_the_period():
+    method = ParameterAveraging(3, warmup_steps=4)
+    assert local_steps_of(method, 13) == [1, 1, 1, 1, 3, 3, 3]
+
+
+def test_schedule_of_the_period():
+    """It is asked after each step; less than one is one."""
+    method = ParameterAveraging(lambda step: (step - 1) // 4)
+    # 0 and 1 up to step 8, 2 up to step 12, 3 up to 16, then 4.
+    found = local_steps_of(method, 19)
+    assert found == [1] * 8 + [2, 2] + [3] + [4]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    speeds=st.lists(st.floats(0.1, 1000), min_size=3, max_size=3),
+    period=st.integers(1, 500),
+)
+def test_steps_follow_the_speed(dynamic, speeds, period):
+    """Liu et al. 2024: floor(v / v_max * H), and at least one."""
+    for store, _ in dynamic:
+        variable = store.local._exchange.speeds.variable
+        variable.assign_replica(tf.constant(speeds, tf.float64))
+    for k, (store, _) in enumerate(dynamic):
+        share = store.local._exchange.speeds.share_of
+        exact = speeds[k] / max(speeds) * period
+        found = int(share(tf.constant(period, tf.int64)))
+        assert found == max(1, math.floor(exact + 1e-9))
+
+
+@pytest.fixture(scope="module")
+def dynamic():
+    """Stores and runs of three workers that have measured their speed."""
+    method = tfdist.AsyncLocalSGDStrategy(6).local_steps
+    run = VirtualWorkers(3, method, build=linear(lambda: "sgd"))
+    ((x, y),) = delay_test.batches(1, seed=0)
+    for k in (0, 1, 2):
+        for _ in range(12):
+            run.step(k, x, y)
+    return [(store, run) for store in run.stores]
+
+
+def test_a_slow_worker_takes_fewer_steps(dynamic):
+    """As the speeds on the server say, which each exchange brings."""
+    (store, run), *_ = dynamic
+    variable = store.local._exchange.speeds.variable
+    store.pull()
+    assert (variable.numpy() > 0).all()  # All have measured theirs.
+    variable.assign([1.0, 3.0, 3.0])
+    ((x, y),) = delay_test.batches(1, seed=0)
+    exchanges = [run.step(0, x, y) for _ in range(2)]
+    assert [len(e) for e in exchanges] == [0, 1]
+    assert exchanges[1][0].local_steps == 2  # A third of six.

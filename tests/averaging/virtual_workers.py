@@ -1,0 +1,211 @@
+"""Workers with local steps that share a server inside this process.
+
+Each has a model and replicas of its own. Where nobody waits for others their
+steps are taken in a given order, so that the delay of each push is known;
+where they do wait, each step is taken in a thread of its own.
+"""
+
+import itertools
+import threading
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.parameter_server import delay_test
+from tfdist.parameter_server import coordination
+from tfdist.parameter_server import corrector
+from tfdist.parameter_server import local
+from tfdist.synchronization import Async
+
+SECONDS = 60.0
+_runs = itertools.count()
+
+
+def linear(optimizer, layers=()):
+    """A function that makes the model of `delay_test`, compiled.
+
+    Args:
+      optimizer: Callable that makes the optimizer.
+      layers: Callables that make layers before the last one.
+    """
+
+    def build():
+        model = keras.Sequential(
+            [
+                keras.Input((delay_test.FEATURES,)),
+                *[make() for make in layers],
+                keras.layers.Dense(1, kernel_initializer="ones"),
+            ]
+        )
+        model.compile(optimizer(), "mse")
+        return model
+
+    return build
+
+
+class VirtualWorkers:
+    """All workers of a run.
+
+    Args:
+      number: Of workers.
+      method: A `LocalSteps`, as a user gives it; None for none.
+      synchronization: A `Synchronization`; default: `Async()`.
+      build: Callable that makes a compiled model, the same for every worker;
+        default: `linear` with SGD.
+      correction: A `Correction`, or None.
+      partitioner: See `ParameterStore`.
+
+    Attributes:
+      models: Their models.
+      stores: Their stores.
+    """
+
+    def __init__(
+        self,
+        number,
+        method,
+        synchronization=None,
+        build=None,
+        *,
+        correction=None,
+        partitioner=None,
+    ):
+        synchronization = (synchronization or Async()).resolve(number)
+        build = build or linear(lambda: keras.optimizers.SGD(delay_test.RATE))
+        run = f"averaging {next(_runs)}"
+        if correction is not None:
+            correction = correction.resolve(synchronization, number)
+        self.workers, self.models = [], []
+        for k in range(number):
+            worker = delay_test.VirtualWorker(run, k, partitioner)
+            self._attach(
+                worker.store, k, number, method, synchronization, correction
+            )
+            keras.utils.set_random_seed(1)
+            with worker.scope():
+                model = build()
+                model.optimizer.build(model.trainable_variables)
+            self.workers.append(worker)
+            self.models.append(model)
+        self.stores = [worker.store for worker in self.workers]
+        for store in self.stores:
+            store.pull()
+        self._first = self.models[0].get_weights()
+
+    def _attach(self, store, k, number, method, synchronization, correction):
+        """What `ParameterServerStrategy` does with its arguments."""
+        if correction is not None:
+            store.corrector = corrector.Corrector(
+                store, correction, num_workers=number, worker_id=k
+            )
+        if method is not None:
+            store.local = local.Local(
+                store,
+                method.resolve(synchronization, correction, number),
+                synchronization,
+                num_workers=number,
+                worker_id=k,
+            )
+        by_worker = correction is None or correction.on_worker
+        if not (isinstance(synchronization, Async) and by_worker):
+            store.coordination = coordination.Coordination(
+                store,
+                synchronization,
+                correction,
+                worker_names=[f"worker {j}" for j in range(number)],
+                worker_id=k,
+                worker_timeout=SECONDS,
+                start_timeout=SECONDS,
+                members_table=None,
+            )
+
+    def step(self, k, x, y):
+        """Worker `k` takes a step.
+
+        Returns:
+          Its exchanges since its last step, a list.
+        """
+        self.models[k].train_on_batch(x, y)
+        return self.stores[k].journal.read_new()
+
+    def round(self, batches):
+        """All workers take steps at the same time.
+
+        Args:
+          batches: By worker, its list of (x, y).
+
+        Returns:
+          By worker, its exchanges.
+        """
+        return self.at_once(
+            lambda k: [e for batch in batches[k] for e in self.step(k, *batch)]
+        )
+
+    def at_once(self, do):
+        """Calls `do` of each worker's number, each in a thread of its own.
+
+        Returns:
+          What it returned, a list.
+        """
+        results, errors = [None] * len(self.workers), []
+
+        def run(k):
+            try:
+                results[k] = do(k)
+            except BaseException as error:  # Raised below.
+                errors.append(error)
+
+        threads = [
+            threading.Thread(target=run, args=(k,), daemon=True)
+            for k in range(len(self.workers))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SECONDS)
+        if errors:
+            raise errors[0]
+        assert not any(thread.is_alive() for thread in threads), "they hang"
+        return results
+
+    def weights(self, k=0):
+        """What worker `k` shows: the kernel and bias of its last layer."""
+        return vector(self.models[k])
+
+    def own_weights(self, k):
+        """Worker `k`'s own weights, wherever they are at the moment."""
+        local_steps = self.stores[k].local
+        local_steps.show_anchor()  # So the shadows hold the others.
+        own = [
+            local_steps._shadow(v.value).numpy().ravel()
+            for v in self.models[k].trainable_variables
+        ]
+        return np.concatenate(own).astype("float64")
+
+    def reset(self):
+        """Makes all begin once more; nothing is traced anew."""
+        for store, model in zip(self.stores, self.models, strict=True):
+            store.local.show_anchor()
+            outers = []
+            for inner in store.local._inners.values():
+                inner.pushed()
+                inner.since_fetch.assign(0)
+                outers += inner.outer.variables
+            for variable in (*model.optimizer.variables, *outers):
+                if "learning_rate" not in variable.path:
+                    variable.value.assign_replica(tf.zeros_like(variable))
+                    if store is self.stores[0]:  # Its assignments count.
+                        variable.assign(tf.zeros_like(variable))
+            if store is self.stores[0]:
+                model.set_weights(self._first)
+            store.journal.read_new()
+        for store in self.stores:
+            store.pull()
+            store.local._call("reset", store.local._build_adopt)
+
+
+def vector(model):
+    """Kernel and bias of a model's last layer as one vector, float64."""
+    kernel, bias = model.layers[-1].get_weights()
+    return np.concatenate([kernel[:, 0], bias]).astype("float64")
