@@ -124,7 +124,7 @@ def test_outer_optimizers_that_are_parameter_averaging_to_the_bit():
     methods = [
         ParameterAveraging(2),
         tfdist.BMUFStrategy(
-            2, block_momentum=0.0, block_rate=1.0, reset_optimizer_state=False
+            2, block_momentum=0.0, block_rate=1.0, reset_momentum=False
         ).local_steps,
         tfdist.DiLoCoStrategy(2, outer_optimizer=one).local_steps,
     ]

@@ -143,7 +143,7 @@ STRATEGIES = {
     ),
     "never within training": lambda: tfdist.ParameterAveragingStrategy(1000),
     "BMUF, which is averaging here": lambda: tfdist.BMUFStrategy(
-        PERIOD, reset_optimizer_state=False
+        PERIOD, reset_momentum=False
     ),
     "pieces": lambda: tfdist.ParameterServerStrategy(
         local_steps=PERIOD, variable_partitioner=partitioner
@@ -220,7 +220,7 @@ def test_state_that_begins_anew():
     x, y = data()
     found = []
     for method, momentum in (
-        (ParameterAveraging(1, reset_optimizer_state=True), 0.9),
+        (ParameterAveraging(1, reset_momentum=True), 0.9),
         (ParameterAveraging(1), 0.0),
     ):
         strategy = tfdist.ParameterServerStrategy(local_steps=method)

@@ -58,9 +58,9 @@ BAD = {
     ),
     "state averaged and reset": (
         lambda: ParameterAveraging(
-            average_optimizer_state=True, reset_optimizer_state=True
+            average_optimizer_state=True, reset_momentum=True
         ),
-        "average_optimizer_state and reset_optimizer_state exclude",
+        "average_optimizer_state and reset_momentum exclude",
     ),
     "no optimizer": (
         lambda: ParameterAveraging(3, "steepest"),

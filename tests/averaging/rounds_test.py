@@ -101,7 +101,7 @@ CASES = {
             nesterov=False,
             block_momentum=0.7,
             block_rate=0.8,
-            reset_optimizer_state=False,
+            reset_momentum=False,
         ),
         momentum,
         lambda: oracles.Bmuf(START, 0.7, 0.8, nesterov=False),

@@ -117,6 +117,11 @@ def test_schedule_of_the_period():
     assert found == [1] * 8 + [2, 2] + [3] + [4]
 
 
+def _measured(speeds, times=1e9):
+    times = np.broadcast_to(times, len(speeds))
+    return np.stack([speeds, times], axis=1).astype(np.float64)
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     speeds=st.lists(st.floats(0.1, 1000), min_size=3, max_size=3),
@@ -126,7 +131,7 @@ def test_steps_follow_the_speed(dynamic, speeds, period):
     """Liu et al. 2024: floor(v / v_max * H), and at least one."""
     for store, _ in dynamic:
         variable = store.local._exchange.speeds.variable
-        variable.assign_replica(tf.constant(speeds, tf.float64))
+        variable.assign_replica(_measured(speeds))
     for k, (store, _) in enumerate(dynamic):
         share = store.local._exchange.speeds.share_of
         exact = speeds[k] / max(speeds) * period
@@ -146,13 +151,24 @@ def dynamic():
     return [(store, run) for store in run.stores]
 
 
+def test_a_worker_that_is_gone_slows_nobody(dynamic):
+    """One that has told of nothing for 20 of this worker's periods."""
+    store, _ = dynamic[0]
+    speeds = store.local._exchange.speeds
+    # Six steps take three seconds here.
+    for silent_for, wanted in ((59.0, 3), (61.0, 6)):
+        times = [1e9, 1e9 - silent_for, 1e9]
+        speeds.variable.assign_replica(_measured([2.0, 4.0, 1.0], times))
+        assert int(speeds.share_of(tf.constant(6, tf.int64))) == wanted
+
+
 def test_a_slow_worker_takes_fewer_steps(dynamic):
     """As the speeds on the server say, which each exchange brings."""
     (store, run), *_ = dynamic
     variable = store.local._exchange.speeds.variable
     store.pull()
     assert (variable.numpy() > 0).all()  # All have measured theirs.
-    variable.assign([1.0, 3.0, 3.0])
+    variable.assign(_measured([1.0, 3.0, 3.0]))
     ((x, y),) = delay_test.batches(1, seed=0)
     exchanges = [run.step(0, x, y) for _ in range(2)]
     assert [len(e) for e in exchanges] == [0, 1]

@@ -178,7 +178,7 @@ class VirtualWorkers:
         local_steps = self.stores[k].local
         local_steps.show_anchor()  # So the shadows hold the others.
         own = [
-            local_steps._shadow(v.value).numpy().ravel()
+            local_steps._faces.shadow(v.value).numpy().ravel()
             for v in self.models[k].trainable_variables
         ]
         return np.concatenate(own).astype("float64")

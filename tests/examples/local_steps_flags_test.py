@@ -20,7 +20,7 @@ GOOD_FLAGS = {
         "warmup_steps=30,"
     ],
     # 1 - 1 / 4.
-    "bmuf": ["period=50,", "momentum=0.75,", "reset_optimizer_state=True,"],
+    "bmuf": ["period=50,", "momentum=0.75,", "reset_momentum=True,"],
     "bmuf --block_momentum=0.5 --warmup_steps=9": [
         "momentum=0.5,",
         "warmup_steps=9,",

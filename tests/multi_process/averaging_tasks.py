@@ -155,7 +155,9 @@ def regress(name, arguments, optimizer, batch_sizes, steps, paces=(0, 0, 0)):
     strategy.settle()
     layer = model.layers[-1]
     local = store.local
-    own = [local._shadow(v.value).numpy() for v in (layer.kernel, layer.bias)]
+    own = [
+        local._faces.shadow(v.value).numpy() for v in (layer.kernel, layer.bias)
+    ]
     handshake.report(
         updates=strategy.updates_applied(),
         iterations=int(model.optimizer.iterations.numpy()),

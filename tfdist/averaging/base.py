@@ -41,7 +41,8 @@ class LocalSteps(abc.ABC):
       dynamic: Whether slower workers take fewer steps.
       average_optimizer_state: Whether the inner optimizer's slots are averaged
         along with the parameters.
-      reset_optimizer_state: Whether they begin anew after each exchange.
+      reset_momentum: Whether the inner optimizer's momenta begin anew after
+        each exchange.
     """
 
     pushed = Pushed.CHANGE
@@ -49,7 +50,7 @@ class LocalSteps(abc.ABC):
     weighted = True
     dynamic = False
     average_optimizer_state = False
-    reset_optimizer_state = False
+    reset_momentum = False
 
     def __repr__(self):
         # Workers compare them: all settings, and nothing of this process.
@@ -140,6 +141,18 @@ class LocalSteps(abc.ABC):
         """
         del own, point, anchor
         return fresh
+
+
+def is_momentum(name):
+    """Whether an optimizer's variable of that name is a momentum.
+
+    Second moments are not: with the steps that it has counted, Adam takes
+    those that begin anew for old ones.
+
+    Args:
+      name: As Keras makes it of a parameter's and of the slot's name.
+    """
+    return name.split(":")[0].endswith("momentum")
 
 
 def period_steps(period, warmup_steps, step):

@@ -44,7 +44,8 @@ class ParameterAveraging(base.LocalSteps):
       average_optimizer_state: Whether the inner optimizer's slots (momentum,
         Adam's moments) are averaged as well, weighted alike; else they stay
         each worker's own. For synchronizations that average.
-      reset_optimizer_state: Whether they begin anew after each exchange.
+      reset_momentum: Whether the inner optimizer's momenta begin anew after
+        each exchange; second moments (Adam's) do not.
       warmup_steps: Local steps during which the period is 1.
       dynamic: Whether a worker whose speed is v takes `floor(v / v_max *
         period)` steps, at least 1, where v_max is that of the fastest (Liu
@@ -57,16 +58,16 @@ class ParameterAveraging(base.LocalSteps):
         outer_optimizer=None,
         *,
         average_optimizer_state=False,
-        reset_optimizer_state=False,
+        reset_momentum=False,
         warmup_steps=0,
         dynamic=False,
     ):
         owner = type(self).__name__
         base.check_period(owner, "period", period)
         check_count(owner, "warmup_steps", warmup_steps, 0)
-        if average_optimizer_state and reset_optimizer_state:
+        if average_optimizer_state and reset_momentum:
             raise ValueError(
-                f"{owner}: average_optimizer_state and reset_optimizer_state "
+                f"{owner}: average_optimizer_state and reset_momentum "
                 "exclude each other, came: both True."
             )
         self.period = period
@@ -79,7 +80,7 @@ class ParameterAveraging(base.LocalSteps):
                 owner, "outer_optimizer", outer_optimizer
             )
         self.average_optimizer_state = bool(average_optimizer_state)
-        self.reset_optimizer_state = bool(reset_optimizer_state)
+        self.reset_momentum = bool(reset_momentum)
         self.warmup_steps = warmup_steps
         self.dynamic = bool(dynamic)
 

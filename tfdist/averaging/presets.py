@@ -66,7 +66,7 @@ class BMUFStrategy(ParameterServerStrategy):
       block_momentum: 0 or more and less than 1; default: 1 - 1 / workers.
       block_rate: The paper's zeta.
       nesterov: Whether workers begin at the point ahead.
-      reset_optimizer_state: Whether the local momentum begins anew with each
+      reset_momentum: Whether the local momentum begins anew with each
         block, without which training often diverges.
       warmup_steps: Local steps during which the period is 1.
       **kwargs: Those of `ParameterServerStrategy`; `synchronization` is
@@ -80,7 +80,7 @@ class BMUFStrategy(ParameterServerStrategy):
         block_momentum=None,
         block_rate=1.0,
         nesterov=True,
-        reset_optimizer_state=True,
+        reset_momentum=True,
         warmup_steps=0,
         **kwargs,
     ):
@@ -93,7 +93,7 @@ class BMUFStrategy(ParameterServerStrategy):
             local_steps=ParameterAveraging(
                 period,
                 outer,
-                reset_optimizer_state=reset_optimizer_state,
+                reset_momentum=reset_momentum,
                 warmup_steps=warmup_steps,
             ),
             **kwargs,

@@ -74,6 +74,7 @@ class CoordinatedExchange(exchange.Exchange):
             shard
             for record in self._records
             if isinstance(record, records_lib.Update)
+            and record.variable.role is Role.PARAMETER
             for shard in records_lib.shards_of(record, self._store)
         }
         return tf.reduce_min(tf.stack([by_server[k] for k in sorted(updated)]))

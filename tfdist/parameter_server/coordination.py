@@ -173,6 +173,17 @@ class Coordination:
             for ledger in self.ledgers:
                 ledger.tick(leaving=True)
 
+    def leave_all_but(self, counters):
+        """Tells the others that some optimizers take no more steps here.
+
+        Args:
+          counters: The step counters of those that do.
+        """
+        kept = {counter.ordinal for counter in counters}
+        for ordinal, ledger in list(self._by_counter.items()):
+            if ordinal not in kept:
+                ledger.tick(leaving=True)
+
     def counts(self):
         """Gradients of each worker, over all optimizers.
 

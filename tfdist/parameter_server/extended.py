@@ -86,6 +86,11 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
             fn, tf.types.experimental.PolymorphicFunction
         ):
             return self._trace(fn)(args, kwargs)
+        if self._store.local is not None and isinstance(
+            fn, tf.types.experimental.PolymorphicFunction
+        ):
+            # As part of this function: what a step does is followed here.
+            return strategy.run(fn.python_function, args, kwargs)
         with tf.distribute.ReplicaContext(strategy, replica_id_in_sync_group=0):
             if eagerly:
                 return fn(*args, **kwargs)

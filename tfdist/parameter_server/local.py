@@ -13,11 +13,12 @@ import threading
 from absl import logging
 import tensorflow as tf
 
-from tfdist import private_tensorflow
 from tfdist.averaging import base as averaging
 from tfdist.parameter_server import agreement
 from tfdist.parameter_server import local_exchange
+from tfdist.parameter_server import local_faces
 from tfdist.parameter_server import local_speeds
+from tfdist.parameter_server import step as step_lib
 from tfdist.parameter_server.pull import assign
 from tfdist.parameter_server.section import read_replica
 from tfdist.parameter_server.variables import Role
@@ -43,16 +44,15 @@ class Local:
         self._worker = worker_id
         # By the ordinals of step counters, and of parameters.
         self._inners = {}
-        self._shadows = {}
         self._creates_outer = False
+        self._faces = local_faces.Faces(store)
         self._exchange = local_exchange.LocalExchange(
             store,
             method,
             averages=synchronization.averages,
             num_workers=num_workers,
-            shadow=self._shadow,
+            shadow=self._faces.shadow,
         )
-        self._shows_own = store.worker_variable(False, "shows_own")
         self._functions = {}
         # The call of `fit` that is under way; not to be replaced while what
         # the one before has left is exchanged.
@@ -90,14 +90,6 @@ class Local:
             return Role.AVERAGED if role is Role.SLOT else role
         return Role.LOCAL
 
-    def _shadow(self, variable):
-        """Where the other one of own value and anchor is."""
-        if variable.ordinal not in self._shadows:
-            self._shadows[variable.ordinal] = self._store.worker_variable(
-                lambda: read_replica(variable), "shadow"
-            )
-        return self._shadows[variable.ordinal]
-
     def _is_of_model(self, variable):
         speeds = self._exchange.speeds
         if speeds is not None and variable is speeds.variable:
@@ -111,45 +103,8 @@ class Local:
     # While a step is traced.
 
     def before_step(self, graph, first, *, own):
-        """Builds: the replicas hold what a step needs, before all of it.
-
-        Only when a step has been traced is it known whether it trains.
-
-        Args:
-          graph: The graph of the step.
-          first: Number of its operations before it.
-          own: Whether it needs this worker's own weights.
-        """
-        steps = graph.get_operations()[first:]
-        handles = {id(v.local_handle) for v in self._of_model()}
-        handles |= {id(s.local_handle) for s in self._shadows.values()}
-        before = len(graph.get_operations())
-        with graph.as_default(), tf.control_dependencies(None):
-            self._build_show(own)
-        swap = graph.get_operations()[before:]
-        for operation in swap:
-            private_tensorflow.run_independently(operation)
-        inputs = {
-            id(inner) for outer, inner in graph.captures if id(outer) in handles
-        }
-        for operation in steps:
-            if any(id(tensor) in inputs for tensor in operation.inputs):
-                private_tensorflow.add_control_inputs(operation, swap)
-
-    def _build_show(self, own):
-        pairs = [(v, self._shadow(v)) for v in self._of_model()]
-
-        def swap():
-            for variable, shadow in pairs:
-                here, there = read_replica(variable), read_replica(shadow)
-                with tf.control_dependencies([here.op, there.op]):
-                    assign(variable.local_handle, there)
-                    assign(shadow.local_handle, here)
-            self._shows_own.assign(own, read_value=False)
-            return True
-
-        is_shown = tf.equal(self._shows_own.read_value(), own)
-        return tf.cond(is_shown, lambda: True, swap)
+        """Builds: the replicas hold what a step needs, see `Faces`."""
+        self._faces.show_before(self._of_model(), graph, first, own)
 
     def after_step(
         self,
@@ -224,6 +179,9 @@ class Local:
                 self._exchange.speeds = local_speeds.Speeds(
                     store, self._num_workers, self._worker
                 )
+            for parameter in parameters:
+                if parameter.pieces:
+                    step_lib.check_elementwise(parameter, outer)
             store.commit()
             self._agree(clock)
             inner = local_exchange.new_inner(
@@ -303,14 +261,23 @@ class Local:
         clocks = [v for v in self._store.variables if v.role is Role.CLOCK]
         if not clocks:
             return 0
+        own = [read_replica(clock) for clock in clocks]
         self._call(("clocks", len(clocks)), self._store.build_pull, clocks)
-        return max(int(clock.numpy()) for clock in clocks)
+        made = max(int(clock.numpy()) for clock in clocks)
+        if self._inners:
+            # Who has begun goes on counting its own.
+            for clock, value in zip(clocks, own, strict=True):
+                clock.assign_replica(value)
+        return made
 
     def show_anchor(self):
         """Makes the replicas hold what the servers gave last."""
-        if bool(self._shows_own.numpy()):
+        if self._faces.any_own():
             number = len(self._store.variables)
-            self._call(("show", number), self._build_show, False)
+            self._call(("show", number), self._build_show_anchor)
+
+    def _build_show_anchor(self):
+        self._faces.show(self._of_model(), own=False)
 
     def before_pull(self):
         """Called before all replicas are refreshed.
@@ -332,7 +299,8 @@ class Local:
 
     def _build_adopt(self):
         for variable in self._of_model():
-            assign(self._shadow(variable).local_handle, read_replica(variable))
+            shadow = self._faces.shadow(variable)
+            assign(shadow.local_handle, read_replica(variable))
 
     def flush(self, last=False):
         """Exchanges the steps that no exchange was due for.
@@ -343,9 +311,21 @@ class Local:
         """
         with self._flushing:
             self.show_anchor()
-            for inner in list(self._inners.values()):
+            left = [
+                inner
+                for inner in list(self._inners.values())
+                if int(inner.since_push.numpy())
+            ]
+            if last and left and self._store.coordination is not None:
+                # Or two workers with steps of different optimizers left would
+                # wait for each other.
+                self._store.coordination.leave_all_but(
+                    [step_lib.step_counter(inner.outer) for inner in left]
+                )
+            for inner in left:
                 if int(inner.since_push.numpy()):
-                    key = ("flush", inner.clock.ordinal, last)
+                    number = len(self._store.variables)
+                    key = ("flush", inner.clock.ordinal, last, number)
                     self._call(key, self._build_flush, inner, last)
 
     def _build_flush(self, inner, last):
@@ -393,10 +373,12 @@ class Local:
 
     def after_write(self, variable):
         """Called after a variable was assigned eagerly: own weights follow."""
-        if variable.ordinal in self._shadows:
-            self._shadows[variable.ordinal].assign_replica(
-                read_replica(variable)
-            )
+        if not self._faces.has_shadow(variable):
+            return
+        shadow = self._faces.shadow(variable)
+        shadow.assign_replica(read_replica(variable))
+        for inner in self._inners.values():
+            inner.was_set(variable)
 
     def _call(self, key, build, *args):
         if key not in self._functions:

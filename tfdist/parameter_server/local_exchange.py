@@ -30,6 +30,7 @@ class Inner:
       since_fetch: The same since its last fetch.
       examples: Examples in the steps since its last push, the same.
       accrued: By ordinal, sums of gradients, where these are pushed.
+      set_since: Ordinals of parameters that have been set eagerly.
     """
 
     clock: object
@@ -41,6 +42,7 @@ class Inner:
     since_fetch: object
     examples: object
     accrued: dict
+    set_since: set = dataclasses.field(default_factory=set)
 
     def count(self, examples, gradients):
         """Builds: a step has been taken.
@@ -65,6 +67,24 @@ class Inner:
         self.examples.assign(0, read_value=False)
         for total in self.accrued.values():
             total.assign(tf.zeros_like(total), read_value=False)
+
+    def was_set(self, variable):
+        """A variable has been set eagerly, with own value and anchor alike.
+
+        Once all parameters have been, nothing of what was done is left.
+        """
+        ordinals = {p.ordinal for p in self.parameters}
+        if variable.ordinal not in ordinals:
+            return
+        if self.accrued:
+            self.accrued[variable.ordinal].assign_replica(
+                tf.zeros(variable.shape, variable.dtype)
+            )
+        self.set_since.add(variable.ordinal)
+        if self.set_since == ordinals:
+            self.set_since.clear()
+            for counter in (self.since_push, self.examples):
+                counter.assign_replica(tf.zeros([], tf.int64))
 
     def state(self, role):
         """Its state of a role, a list of `ReplicaVariable`."""
@@ -237,7 +257,7 @@ class LocalExchange:
                 assign(variable.local_handle, own)
             else:
                 assign(shadow, own)
-        if self._method.reset_optimizer_state:
+        if self._method.reset_momentum:
             _reset(inner)
         if self.speeds is not None:
             self.speeds.begin()
@@ -339,9 +359,7 @@ def _advance(clock, steps):
 
 
 def _reset(inner):
-    """Builds: an inner optimizer's state is as at the beginning."""
+    """Builds: an inner optimizer's momenta are as at the beginning."""
     for variable in inner.state(Role.LOCAL):
-        if variable.first_value is not None:
-            value = tf.fill(variable.shape, variable.first_value)
-            value = tf.cast(value, variable.dtype)
-            variable.assign(value, read_value=False)
+        if averaging.is_momentum(variable.name):
+            variable.assign(tf.zeros_like(variable), read_value=False)

@@ -5,6 +5,8 @@ import tensorflow as tf
 from tfdist.parameter_server import records
 from tfdist.parameter_server.section import read_replica
 
+_FORGOTTEN_AFTER_PERIODS = 20.0
+
 
 class Speeds:
     """Local steps per second of all workers, kept on a server.
@@ -18,7 +20,8 @@ class Speeds:
       worker_id: Number of this one.
 
     Attributes:
-      variable: The variable with the speeds, float64 `(num_workers,)`.
+      variable: The variable with the speeds and with when they were measured,
+        in seconds since the epoch, float64 `(num_workers, 2)`.
     """
 
     def __init__(self, store, num_workers, worker_id):
@@ -28,7 +31,7 @@ class Speeds:
         )
         with store.variable_scope():
             self.variable = tf.Variable(
-                tf.zeros([num_workers], tf.float64),
+                tf.zeros([num_workers, 2], tf.float64),
                 trainable=False,
                 name="local_steps_per_second",
             )
@@ -42,10 +45,14 @@ class Speeds:
 
         Returns:
           `floor(v / v_max * steps)`, at least 1, a scalar int64 tensor; all of
-          them as long as this worker's speed is not known.
+          them as long as this worker's speed is not known. A worker that has
+          not been heard of for many periods is not among those of v_max.
         """
-        speeds = read_replica(self.variable)
-        mine, most = speeds[self._worker], tf.reduce_max(speeds)
+        speeds, times = tf.unstack(read_replica(self.variable), axis=1)
+        mine = speeds[self._worker]
+        period = tf.cast(steps, tf.float64) / tf.maximum(mine, 1e-30)
+        oldest = times[self._worker] - _FORGOTTEN_AFTER_PERIODS * period
+        most = tf.reduce_max(tf.where(times >= oldest, speeds, 0.0))
         share = tf.where(mine > 0, mine / tf.maximum(most, 1e-30), 1.0)
         # The quotient of equal speeds times steps is not to fall below it.
         steps = tf.floor(share * tf.cast(steps, tf.float64) + 1e-9)
@@ -61,7 +68,8 @@ class Speeds:
         seconds = tf.maximum(tf.timestamp() - began, 1e-9)
         speed = tf.cast(steps, tf.float64) / seconds
         speed = tf.where(began > 0, speed, 0.0)
-        mine = tf.IndexedSlices(speed[None], tf.constant([self._worker]))
+        row = tf.stack([speed, tf.timestamp()])
+        mine = tf.IndexedSlices(row[None], tf.constant([self._worker]))
         return records.Mutation(self.variable, "scatter_update", mine)
 
     def begin(self):

@@ -4,10 +4,24 @@ Everything that Keras does in a step it does to the replicas, as on one
 machine. Where an optimizer counts its step, an exchange follows if it is due.
 """
 
+import dataclasses
+
 import tensorflow as tf
 
 from tfdist.parameter_server import step as step_lib
 from tfdist.parameter_server.variables import Role
+
+
+@dataclasses.dataclass
+class _End:
+    """The end of an optimizer's step, see `Local.after_step`."""
+
+    clock: object
+    optimizer: object
+    parameters: list
+    states: list
+    points: dict
+    gradients: dict
 
 
 class LocalStep:
@@ -37,6 +51,8 @@ class LocalStep:
         self._expected = 0
         self._optimizer = None
         self._trains = False
+        # What follows on optimizers' steps, in the order of these.
+        self._ends = []
 
     def reduced(self, tensors):
         """Takes note of gradients that an optimizer is about to apply.
@@ -75,29 +91,60 @@ class LocalStep:
     def _end(self, clock):
         """An optimizer has counted its step."""
         self._trains = True
-        self._local.after_step(
+        end = _End(
             clock,
             self._optimizer,
             list(self._touched.values()),
-            states=list(self._states.values()),
-            points=self._points,
-            gradients=self._gradients,
-            examples=self._examples,
+            list(self._states.values()),
+            self._points,
+            self._gradients,
         )
+        if tf.compat.v1.get_default_graph() is self._root:
+            self._ends.append(end)
+        else:
+            # In a branch, which may not be taken.
+            self._follow(end)
         self._touched, self._states = {}, {}
         self._points, self._gradients = {}, {}
         self._optimizer = None
+
+    def _follow(self, end):
+        self._local.after_step(
+            end.clock,
+            end.optimizer,
+            end.parameters,
+            states=end.states,
+            points=end.points,
+            gradients=end.gradients,
+            examples=self._examples,
+        )
 
     def finish(self):
         """Called when the user's step function has ended.
 
         What the model's variables hold depends on what the step is for.
         """
+        if self._states:
+            if not self._ends:
+                raise ValueError(
+                    f"{sorted(v.name for v in self._states.values())} are "
+                    "assigned in a step that no optimizer takes, or after one "
+                    "that is taken in a branch. With local steps nothing "
+                    "would be exchanged: assign them eagerly, or before the "
+                    "optimizer's step."
+                )
+            self._ends[-1].states += self._states.values()
+        for end in self._ends:
+            self._follow(end)
         self._local.before_step(self._root, self._first, own=self._trains)
 
 
 def _num_examples(arguments):
-    for tensor in tf.nest.flatten(arguments, expand_composites=True):
+    for tensor in tf.nest.flatten(arguments):
+        if isinstance(tensor, tf.RaggedTensor):
+            return tf.cast(tensor.nrows(), tf.int64)
+        if isinstance(tensor, tf.SparseTensor):
+            return tensor.dense_shape[0]
         if isinstance(tensor, tf.Tensor) and tensor.shape.rank:
             return tf.shape(tensor, out_type=tf.int64)[0]
     return tf.ones([], tf.int64)

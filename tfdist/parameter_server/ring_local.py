@@ -60,9 +60,8 @@ class RingLocal(local.Local):
                 kept.update(v.ordinal for v in inner.parameters)
         for variable in self._of_model():
             if variable.ordinal not in kept:
-                assign(
-                    self._shadow(variable).local_handle, read_replica(variable)
-                )
+                shadow = self._faces.shadow(variable)
+                assign(shadow.local_handle, read_replica(variable))
 
     def watch(self, call):
         self.finish()
@@ -132,7 +131,7 @@ class RingLocal(local.Local):
 
     def _build_turn(self, inner, this_round):
         with tf.control_dependencies([this_round.began]):
-            self._build_show(True)
+            self._faces.show(self._of_model(), own=True)
         self._exchange.build(inner, {}, this_round=this_round)
 
 

@@ -41,7 +41,7 @@ def optimizer_of(fn):
     return owner if iterations is not None else None
 
 
-def _check_elementwise(variable, optimizer):
+def check_elementwise(variable, optimizer):
     """Refuses update rules for which pieces are not like the whole."""
     names = ("Adafactor", "Lamb", "Muon")
     kinds = tuple(
@@ -146,7 +146,7 @@ class Step:
         """Records `fn(variable, *args, **kwargs)` for the server."""
         pending = self._here()
         if variable.pieces:
-            _check_elementwise(variable, optimizer_of(fn))
+            check_elementwise(variable, optimizer_of(fn))
         is_gradient = bool(pending.expected and args)
         pending.records.append(
             records.Update(variable, fn, args, kwargs, is_gradient)

@@ -112,8 +112,6 @@ class ParameterStore(resources.Resources):
             if self.local is not None:
                 role = self.local.role_of(role, made_by_optimizer)
             probe.role = role
-            if made_by_optimizer:
-                probe.note_first_value()
             if kwargs.get("name") == "seed_generator_state":
                 self._spread_seed(probe)
             if role is Role.METRIC:

@@ -141,8 +141,6 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         self.pulled = None
         # Tables pulled by rows only: the version of the rows here.
         self.rows_pulled = None
-        # Of optimizers' state that begins with one number: that number.
-        self.first_value = None
         super().__init__(**kwargs)
 
     @property
@@ -180,12 +178,6 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         """Size in bytes, int."""
         return self.shape.num_elements() * self.dtype.size
 
-    def note_first_value(self):
-        """Keeps the number that all elements have now, in `first_value`."""
-        value = tf.reshape(self.value(), [-1])
-        if self.dtype.is_floating and bool(tf.reduce_all(value == value[:1])):
-            self.first_value = value[0].numpy()
-
     def assign_replica(self, value):
         """Sets the local replica alone; returns nothing."""
         super().assign(value, read_value=False)
@@ -221,6 +213,18 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         result = method(value, **kwargs)
         active.step.record_mutation(self, kind, value, before)
         return result
+
+    def sparse_read(self, indices, name=None):
+        self._before_rows_are_read()
+        return super().sparse_read(indices, name)
+
+    def gather_nd(self, indices, name=None):
+        self._before_rows_are_read()
+        return super().gather_nd(indices, name)
+
+    def _before_rows_are_read(self):
+        if active.section is None and tf.executing_eagerly():
+            self._store.before_eager_read(self)
 
     def assign(self, value, use_locking=None, name=None, read_value=True):
         kwargs = {"name": name, "read_value": read_value}

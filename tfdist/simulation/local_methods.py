@@ -13,14 +13,14 @@ def _averaging(
     period=10,
     warmup_steps=0,
     average_optimizer_state=False,
-    reset_optimizer_state=False,
+    reset_momentum=False,
 ):
     return Method(
         Sync(),
         local_steps=averaging.ParameterAveraging(
             period,
             average_optimizer_state=average_optimizer_state,
-            reset_optimizer_state=reset_optimizer_state,
+            reset_momentum=reset_momentum,
             warmup_steps=warmup_steps,
         ),
     )
@@ -31,7 +31,7 @@ def _bmuf(
     block_momentum=None,
     block_rate=1.0,
     nesterov=True,
-    reset_optimizer_state=True,
+    reset_momentum=True,
     warmup_steps=0,
 ):
     outer = outer_optimizers.block_momentum(
@@ -42,7 +42,7 @@ def _bmuf(
         local_steps=averaging.ParameterAveraging(
             period,
             outer,
-            reset_optimizer_state=reset_optimizer_state,
+            reset_momentum=reset_momentum,
             warmup_steps=warmup_steps,
         ),
     )

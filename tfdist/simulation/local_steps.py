@@ -5,6 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdist.averaging.base import Pushed
+from tfdist.averaging.base import is_momentum
 from tfdist.simulation.compiled import Compiled
 from tfdist.simulation.gradients import Gradients
 
@@ -64,10 +65,9 @@ class LocalSteps:
         self.assigned = set()
         self._first_slots = _values(self._slots)
         self._first_state = _values(self._state)
-        # What begins with one number is what can begin anew.
         self._resets = [
-            method.reset_optimizer_state and _is_constant(value)
-            for value in self._first_slots
+            method.reset_momentum and is_momentum(slot.name)
+            for slot in self._slots
         ]
         self._needs_points = method.keeps_own
         # Whether a worker's weights are of use after a push.
@@ -287,8 +287,3 @@ def slots_of(optimizer):
 
 def _values(variables):
     return [tf.identity(variable.value) for variable in variables]
-
-
-def _is_constant(value):
-    flat = tf.reshape(value, [-1])
-    return value.dtype.is_floating and bool(tf.reduce_all(flat == flat[:1]))
