@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from tfdist.averaging import presets as averaging_presets
 from tfdist.cli import advise
 from tfdist.cli import compare
 from tfdist.cli import simulate
+from tfdist.parameter_server import local_presets
 from tfdist.simulation import methods
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
@@ -45,7 +45,7 @@ def test_table_of_presets_is_what_they_are():
     rows = re.findall(
         r"^\| `(\w+Strategy)` \|[^|]*\|[^|]*\| (\d+)", AVERAGING, re.MULTILINE
     )
-    home = averaging_presets
+    home = local_presets
     assert {name for name, _ in rows} == {
         name for name in vars(home) if name.endswith("Strategy")
     } - {"ParameterServerStrategy"}

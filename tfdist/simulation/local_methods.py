@@ -1,4 +1,4 @@
-"""Methods with local steps, as flags name them; see `averaging.presets`."""
+"""Methods with local steps, as flags name them; see `local_presets`."""
 
 import keras
 
