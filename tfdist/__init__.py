@@ -32,6 +32,7 @@ _HOMES = {
 _MODULES = (
     "averaging",
     "callbacks",
+    "codistillation",
     "correction",
     "datasets",
     "simulation",

@@ -1,0 +1,426 @@
+"""The callback that exchanges weights with the peers while a model trains."""
+
+import concurrent.futures
+import dataclasses
+import json
+import math
+import pathlib
+import time
+import uuid
+
+from absl import logging
+import keras
+import numpy as np
+
+from tfdist.cluster.groups import Group
+from tfdist.codistillation import peers as peers_lib
+from tfdist.codistillation import weights as weights_lib
+from tfdist.codistillation.background import Background
+from tfdist.codistillation.exchange import Checkpoint
+from tfdist.codistillation.exchange import Exchange
+from tfdist.codistillation.model import CodistillationMixin
+from tfdist.codistillation.model import Codistilled
+from tfdist.codistillation.teacher import Teacher
+from tfdist.parameter_server.section import read_replica
+from tfdist.parameter_server.variables import ReplicaVariable
+
+_LOOK_SECONDS = 1.0
+_LAST_SECONDS = 30.0
+
+
+class Codistillation(keras.callbacks.Callback):
+    """Gives this group's weights to its peers, and theirs to its teachers.
+
+    For a model that is `Codistilled`. Pass it to `fit` on every process of
+    each group. When the burn-in is over and every `exchange_every` updates
+    from then on, the group's chief publishes the weights, and every process
+    looks for newer ones of the peers. So nobody is taught by a group that has
+    not ended its own burn-in, however late it began. While a peer has not
+    been seen yet it is looked for once a second.
+
+    Files and networks are seen to in a thread of its own: what has come by
+    the end of a training step is in use from the next one on. Peers that are
+    late, dead or started again, and checkpoints that are damaged, not finite
+    or of another model, never stop this group. It goes on with the last
+    teacher that it got, or without.
+
+    Args:
+      exchange: What carries the weights: a `SharedDirectory`, or
+        `PeerServers`, or another `Exchange`.
+      group: Number of this group from 0, or a `Group`. Default: what
+        `TF_CONFIG` says under "codistillation".
+      num_groups: Number of groups; needed with a number as `group`.
+      exchange_every: Updates (`optimizer.iterations`) between two exchanges.
+      max_age_seconds: Weights that were taken longer ago are not used (by the
+        clocks of both machines); None for no limit.
+      background: Whether to exchange in a thread. If not, each exchange is
+        part of the step after which it is due: slower, and what groups do
+        does not depend on the speed of files.
+      log_dir: Directory of `codistillation-<group>-<task>.jsonl`, made if
+        need be; None writes none. One object per exchange and peer, see
+        `records`.
+      verbose: 0 prints no summary at the end.
+
+    Attributes:
+      group: The `Group`, while training and after it.
+      records: List of dicts, what came of each exchange: `time` (seconds
+        since training began), `step` (updates of this group), `peer`, and for
+        new weights `teacher_step` (updates of the peer that are in them) and
+        `age_seconds`; else `problem`, a string, None where there merely was
+        nothing new.
+      summary: Dict of what came from each peer, after training.
+
+    Logs of each epoch get `teachers`, how many are in use, and
+    `teacher_age_seconds`, how old the weights of the oldest of them are.
+
+    Raises:
+      ValueError: An argument is malformed; the model is not `Codistilled`; or
+        the exchange does not suit it.
+    """
+
+    def __init__(
+        self,
+        exchange,
+        *,
+        group=None,
+        num_groups=None,
+        exchange_every=50,
+        max_age_seconds=None,
+        background=True,
+        log_dir=None,
+        verbose=1,
+    ):
+        super().__init__()
+        if not isinstance(exchange, Exchange):
+            raise ValueError(
+                "exchange must be a SharedDirectory, PeerServers or another "
+                f"Exchange, came: {exchange!r}."
+            )
+        if exchange_every != int(exchange_every) or exchange_every < 1:
+            raise ValueError(
+                "exchange_every must be an integer of at least 1, came: "
+                f"{exchange_every!r}."
+            )
+        if max_age_seconds is not None and not (0 < max_age_seconds < math.inf):
+            raise ValueError(
+                "max_age_seconds must be positive, or None, came: "
+                f"{max_age_seconds!r}."
+            )
+        self.group = _group(group, num_groups)
+        self._exchange = exchange
+        self._every = int(exchange_every)
+        self._max_age = max_age_seconds
+        self._in_background = background
+        self._log_dir = pathlib.Path(log_dir) if log_dir is not None else None
+        self._verbose = verbose
+        self._file = None
+        self.records = []
+        self.summary = None
+
+    # What Keras calls.
+
+    def on_train_begin(self, logs=None):
+        del logs
+        model = self.model
+        if not isinstance(model, CodistillationMixin):
+            raise ValueError(
+                "Codistillation needs a model that has its loss: "
+                "tfdist.codistillation.Codistilled(model, burn_in_steps=...), "
+                f"came: {type(model).__name__}."
+            )
+        cluster = getattr(model.distribute_strategy, "cluster", None)
+        self._is_chief = cluster is None or cluster.is_chief
+        self._student = (
+            model.student if isinstance(model, Codistilled) else model
+        )
+        self._exchange.bind(self.group, self._student)
+        self._thread = Background("codistillation")
+        self._pending = None
+        self._run = uuid.uuid4().hex[:12]
+        self._initial = weights_lib.digest(weights_lib.snapshot(self._student))
+        self._began = time.monotonic()
+        self._looked_at = -math.inf
+        self._published = False
+        self._open(cluster)
+        self._peers = {n: peers_lib.Peer(n) for n in self.group.peers}
+        if self._exchange.same_architecture:
+            # Made in the thread: a strategy may be in scope in this one.
+            for peer in self._peers.values():
+                peer.teacher = self._thread.submit(
+                    Teacher, self._student
+                ).result()
+        self._set_teachers()
+        step = self._step()
+        self._next = self.model.burn_in_steps
+        if step >= self._next:
+            self._begin_exchange(step)
+
+    def on_train_batch_begin(self, batch, logs=None):
+        del batch, logs
+        self._finish_exchange()
+
+    def on_train_batch_end(self, batch, logs=None):
+        del batch, logs
+        step = self._step()
+        if step >= self._next:
+            self._begin_exchange(step)
+        elif (
+            self._in_background
+            and step >= self.model.burn_in_steps
+            and any(p.checkpoint is None for p in self._peers.values())
+            and time.monotonic() - self._looked_at > _LOOK_SECONDS
+        ):
+            self._look(step, publish=None)
+        self._retire_old()
+
+    def on_epoch_end(self, epoch, logs=None):
+        del epoch
+        if logs is None:
+            return
+        used = [
+            peer
+            for peer in self._peers.values()
+            if peer.checkpoint is not None and self._is_used(peer)
+        ]
+        logs["teachers"] = float(len(used))
+        logs["teacher_age_seconds"] = max(
+            (peer.age_seconds() for peer in used), default=0.0
+        )
+
+    def on_train_end(self, logs=None):
+        del logs
+        step = self._step()
+        if step >= self.model.burn_in_steps and self._is_chief:
+            # Peers that train on shall have the last weights.
+            self._finish_exchange(wait=True)
+            self._look(step, publish=self._checkpoint(step))
+        self._finish_exchange(wait=True)
+        self._thread.close()
+        self._exchange.close()
+        self.summary = {
+            str(peer.number): {
+                "received": peer.received,
+                "skipped": peer.skipped,
+                "step": peer.checkpoint.step if peer.checkpoint else None,
+                "age_seconds": (
+                    peer.age_seconds() if peer.checkpoint else None
+                ),
+            }
+            for peer in self._peers.values()
+        }
+        self.model.set_teachers([])
+        if self._file is not None:
+            self._file.close()
+        if self._verbose and self._is_chief:
+            print(self._told())
+
+    # The exchange.
+
+    def _step(self):
+        """Updates of the group that this process knows of."""
+        iterations = self.model.optimizer.iterations
+        variable = getattr(iterations, "value", None)
+        if isinstance(variable, ReplicaVariable):
+            # As it is here; to read it as others do would ask a server.
+            return int(read_replica(variable))
+        return int(keras.ops.convert_to_numpy(iterations))
+
+    def _begin_exchange(self, step):
+        first = self.model.burn_in_steps
+        self._next = first + ((step - first) // self._every + 1) * self._every
+        if self._pending is not None and not self._pending.done():
+            logging.log_first_n(
+                logging.WARNING,
+                "The exchange before that of step %d has not ended yet: it is "
+                "left out. Slow files or networks want a greater "
+                "exchange_every than %d.",
+                1,
+                step,
+                self._every,
+            )
+            return
+        self._finish_exchange()
+        self._look(step, self._checkpoint(step) if self._is_chief else None)
+        if not self._in_background:
+            self._finish_exchange(wait=True)
+
+    def _checkpoint(self, step):
+        weights = None
+        if self._exchange.needs_weights:
+            weights = weights_lib.snapshot(self._student)
+        return Checkpoint(
+            group=self.group.index,
+            number=0,
+            step=step,
+            time=time.time(),
+            run=self._run,
+            initial=self._initial,
+            weights=weights,
+        )
+
+    def _look(self, step, publish):
+        """Begins an exchange in the thread, unless one is under way."""
+        if self._pending is not None:
+            return
+        self._looked_at = time.monotonic()
+        self._pending_step = step
+        self._pending = self._thread.submit(self._carry, publish)
+
+    def _carry(self, checkpoint):
+        """Publishes and asks; in the thread."""
+        problem = None
+        if checkpoint is not None:
+            try:
+                weights = checkpoint.weights or ()
+                if all(np.all(np.isfinite(array)) for array in weights):
+                    self._exchange.publish(checkpoint)
+                else:
+                    problem = "the weights are not finite"
+            except Exception as error:  # Whatever it is: training goes on.
+                problem = f"{type(error).__name__}: {error}"
+        arrivals = [
+            peers_lib.ask(
+                self._exchange,
+                dataclasses.replace(peer),
+                self._student,
+                self.model.traced_signature,
+            )
+            for peer in self._peers.values()
+        ]
+        return problem, arrivals
+
+    def _finish_exchange(self, wait=False):
+        """Takes what the thread has brought, if it has."""
+        if self._pending is None or not (wait or self._pending.done()):
+            return
+        try:
+            problem, arrivals = self._pending.result(_LAST_SECONDS)
+        except concurrent.futures.TimeoutError:
+            logging.warning(
+                "The exchange of step %d has not ended within %.0f s; going "
+                "on without it.",
+                self._pending_step,
+                _LAST_SECONDS,
+            )
+            return
+        self._pending = None
+        if problem is not None:
+            logging.warning(
+                "The weights of step %d could not be published: %s",
+                self._pending_step,
+                problem,
+            )
+        renewed = False
+        step = self._step()
+        for arrival in arrivals:
+            peer = self._peers[arrival.peer]
+            if arrival.teacher is not None:
+                peer.teacher = arrival.teacher
+                renewed = True
+            self._take(peer, arrival, step)
+        if renewed:
+            self._set_teachers()
+
+    def _take(self, peer, arrival, step):
+        record = {
+            "time": round(time.monotonic() - self._began, 3),
+            "step": step,
+            "peer": peer.number,
+        }
+        found = arrival.checkpoint
+        if found is None:
+            record["problem"] = arrival.problem
+            peers_lib.note_staleness(peer)
+            if arrival.unusable:
+                peer.skipped += 1
+                logging.warning(
+                    "Weights of group %d are not used: %s",
+                    peer.number,
+                    arrival.problem,
+                )
+        else:
+            peer.teacher.install(found.weights)
+            peer.checkpoint = dataclasses.replace(
+                found, weights=None, architecture=None
+            )
+            peer.taken_at = step
+            peer.received += 1
+            peer.unchanged = 0
+            record["teacher_step"] = found.step
+            record["age_seconds"] = round(peer.age_seconds(), 3)
+            peers_lib.warn_if_alike(peer, self._initial)
+            self._retire_old()
+        self.records.append(record)
+        if self._file is not None:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+
+    def _is_used(self, peer):
+        return self._max_age is None or peer.age_seconds() <= self._max_age
+
+    def _retire_old(self):
+        """Takes teachers that are too old out of use."""
+        if self._max_age is None:
+            return
+        for peer in self._peers.values():
+            if peer.checkpoint is not None and not self._is_used(peer):
+                peer.teacher.retire()
+
+    def _set_teachers(self):
+        self.model.set_teachers(
+            [p.teacher for p in self._peers.values() if p.teacher is not None]
+        )
+
+    # What is told.
+
+    def _open(self, cluster):
+        if self._log_dir is None:
+            return
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        task = "worker-0"
+        if cluster is not None:
+            task = f"{cluster.task_type}-{cluster.task_index}"
+        name = f"codistillation-{self.group.index}-{task}.jsonl"
+        self._file = (self._log_dir / name).open("w", encoding="utf-8")
+
+    def _told(self):
+        parts = []
+        for peer in self._peers.values():
+            if peer.checkpoint is None:
+                parts.append(f"nothing from group {peer.number}")
+                continue
+            parts.append(
+                f"{peer.received} times from group {peer.number} (the last of "
+                f"its step {peer.checkpoint.step}"
+                + (f"; {peer.skipped} skipped)" if peer.skipped else ")")
+            )
+        return (
+            f"Codistillation of group {self.group.index}: weights came "
+            f"{', '.join(parts) or 'from nobody: it is the only group'}."
+        )
+
+
+def _group(group, num_groups):
+    if isinstance(group, Group):
+        found = group
+    elif group is not None:
+        if num_groups is None:
+            raise ValueError(
+                f"group={group!r} needs num_groups, the number of all groups."
+            )
+        found = Group(group, num_groups)
+    else:
+        found = Group.from_tf_config()
+        if found is None:
+            raise ValueError(
+                "Which group this is was not told: pass group= and "
+                "num_groups=, or set TF_CONFIG's key "
+                '"codistillation": {"group": 0, "num_groups": 2}, as `tfdist '
+                "launch --num_groups=2` does."
+            )
+    if num_groups is not None and num_groups != found.num_groups:
+        raise ValueError(
+            f"num_groups is {num_groups}, and {found.num_groups} according to "
+            "the group."
+        )
+    return found

@@ -1,0 +1,412 @@
+"""The loss of codistillation inside `model.fit`."""
+
+import inspect
+
+import keras
+from keras import ops
+from keras import tree
+import tensorflow as tf
+
+from tfdist.codistillation import loss as loss_lib
+from tfdist.codistillation import outputs as outputs_lib
+
+
+class CodistillationMixin:
+    """Adds the distance from teachers to the loss of any `keras.Model`.
+
+    For models with a `train_step` or a `compute_loss` of their own; all others
+    need only be wrapped in `Codistilled`. It stands before the model's class:
+
+    ```python
+    class MyCodistilledModel(CodistillationMixin, MyModel):
+        pass
+
+    model = MyCodistilledModel(...)
+    model.configure_codistillation(burn_in_steps=1000)
+    ```
+
+    A `train_step` of one's own has to call `self.compute_loss` with `x`,
+    `y_pred` and `training=True`, which it does if it was made from Keras's.
+    """
+
+    _codistillation = None
+
+    def configure_codistillation(self, *, burn_in_steps, weight=1.0, loss=None):
+        """Says what is added to the loss; see `Codistilled` for arguments."""
+        self._codistillation = _AddedLoss(burn_in_steps, weight, loss)
+        self._codistillation_tracker = keras.metrics.Mean(
+            name="codistillation_loss"
+        )
+
+    @property
+    def burn_in_steps(self):
+        """Updates before anything is added to the loss, an int."""
+        return self._codistillation.burn_in_steps
+
+    @property
+    def traced_signature(self):
+        """What training steps take and give: `(x, outputs)` of `TensorSpec`.
+
+        None before the first step.
+        """
+        return self._codistillation.signature
+
+    def compile(self, *args, **kwargs):
+        super().compile(*args, **kwargs)
+        if self._codistillation is not None:
+            bound = inspect.signature(keras.Model.compile).bind(
+                self, *args, **kwargs
+            )
+            self._codistillation.compiled_with(
+                bound.arguments.get("loss"),
+                bound.arguments.get("loss_weights"),
+            )
+
+    def set_teachers(self, teachers):
+        """Replaces the teachers; what was traced before is traced again.
+
+        Args:
+          teachers: List of `Teacher`; may be empty.
+        """
+        if self._codistillation is None:
+            raise ValueError(
+                f"{self.name!r} is a CodistillationMixin that is not "
+                "configured: call configure_codistillation first."
+            )
+        # Hidden from Keras: these are nothing of the model's own.
+        self._codistillation.teachers = tuple(teachers)
+        if self.compiled:
+            self.make_train_function(force=True)
+
+    def compute_loss(
+        self,
+        x=None,
+        y=None,
+        y_pred=None,
+        sample_weight=None,
+        training=True,
+    ):
+        arguments = {"x": x, "y": y, "y_pred": y_pred}
+        arguments["sample_weight"] = sample_weight
+        base = super().compute_loss
+        if "training" in inspect.signature(base).parameters:
+            arguments["training"] = training
+        loss = base(**arguments)
+        self._computed_for_training = training
+        added = self._codistillation
+        if not training or added is None:
+            return loss
+        x = self._seen_by_student(x)
+        added.signature = tree.map_structure(
+            lambda one: tf.TensorSpec(one.shape, one.dtype), (x, y_pred)
+        )
+        if not added.teachers:
+            return loss
+        psi, weight, active = added.build(
+            x,
+            y_pred,
+            sample_weight,
+            step=self.optimizer.iterations,
+            output_names=getattr(self, "output_names", None),
+        )
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        self._codistillation_tracker.update_state(
+            psi * replicas, sample_weight=ops.cast(active, "float32")
+        )
+        return loss + ops.cast(weight * psi, loss.dtype)
+
+    def _seen_by_student(self, x):
+        """What the student's predictions were made of."""
+        return x
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        if self._codistillation is not None and not getattr(
+            self, "_computed_for_training", True
+        ):
+            # Nothing is distilled in evaluation.
+            logs.pop(self._codistillation_tracker.name, None)
+        return logs
+
+
+class Codistilled(CodistillationMixin, keras.Model):
+    """A model that also learns from its peers' predictions.
+
+    Wraps a Sequential, Functional or subclassed model without changing it.
+    After a burn-in, the loss of a training step is
+
+        phi(y, F(x)) + weight * psi(mean over peers j of F_j(x), F(x))
+
+    with phi the loss that it is compiled with and psi a
+    `CodistillationLoss` (Anil et al. 2018, arXiv 1804.03235, Algorithm 1).
+    F_j is what the callback `Codistillation` last got from group j, in
+    inference mode, on the same batch. Without that callback, before the
+    burn-in is over, and while no peer has given anything yet, the loss is phi
+    to the bit.
+
+    ```python
+    with strategy.scope():
+        model = tfdist.codistillation.Codistilled(
+            build_model(), burn_in_steps=1000
+        )
+        model.compile("adam", "sparse_categorical_crossentropy")
+    model.fit(data, callbacks=[tfdist.codistillation.Codistillation(...)])
+    ```
+
+    Random augmentation belongs into the data, or into `augmentation`: layers
+    within the model are in inference mode when a teacher is asked, so that it
+    would see another picture than the student. Saving (`save`, `save_weights`,
+    `export`, checkpoints of callbacks) is of the wrapped model with the
+    optimizer's state: files are those of plain training.
+
+    Args:
+      student: A `keras.Model` with stock `train_step` and `compute_loss`; for
+        others there is `CodistillationMixin`.
+      burn_in_steps: Updates of the group's optimizer (`optimizer.iterations`)
+        before teachers count, so many that the model has begun to be of use:
+        to distil from untrained teachers does harm. Exact: the first update
+        with teachers is that after `burn_in_steps` others.
+      weight: Of psi: a float of at least 0, or a
+        `keras.optimizers.schedules.LearningRateSchedule`, or another callable
+        that takes the updates since the end of the burn-in (scalar int64
+        tensor) and returns a scalar tensor.
+      loss: psi: a `CodistillationLoss`, or for several outputs a dict by name
+        or a list of such, None for an output without. Default: what suits
+        the loss that the model is compiled with. Several are added up with
+        the `loss_weights` of `compile`.
+      augmentation: A `keras.layers.Layer`, such as a `keras.Sequential` of
+        random layers, that is applied to each training batch before both the
+        student and its teachers see it; None for none.
+      name: Of the model.
+
+    Attributes:
+      student: The wrapped model.
+
+    Raises:
+      ValueError: An argument is malformed, or the model has a `train_step` or
+        `compute_loss` of its own.
+    """
+
+    def __init__(
+        self,
+        student,
+        *,
+        burn_in_steps,
+        weight=1.0,
+        loss=None,
+        augmentation=None,
+        name="codistilled",
+    ):
+        super().__init__(name=name)
+        _check_student(student)
+        self.student = student
+        self.augmentation = augmentation
+        self.supports_masking = True
+        self.configure_codistillation(
+            burn_in_steps=burn_in_steps, weight=weight, loss=loss
+        )
+        self._augmented = None
+        if student.built:
+            self.built = True
+
+    @property
+    def output_names(self):
+        """The names of the student's outputs, where it has such."""
+        return self.student.output_names
+
+    def compile(self, *args, **kwargs):
+        super().compile(*args, **kwargs)
+        # So that it is saved as if it had been trained by itself.
+        bound = inspect.signature(keras.Model.compile).bind(
+            self, *args, **kwargs
+        )
+        arguments = dict(bound.arguments)
+        arguments.pop("self")
+        arguments.update(optimizer=self.optimizer, auto_scale_loss=False)
+        self.student.compile(**arguments)
+
+    def call(self, inputs, training=None, mask=None):
+        if self.augmentation is not None and training:
+            inputs = self.augmentation(inputs, training=True)
+            self._augmented = inputs
+        return self.student(inputs, training=training)
+
+    def compute_mask(self, inputs, previous_mask=None):
+        return self.student.compute_mask(inputs, previous_mask)
+
+    def _seen_by_student(self, x):
+        seen, self._augmented = self._augmented, None
+        return x if seen is None else seen
+
+    def save(self, filepath, *args, **kwargs):
+        """Saves the student; see `keras.Model.save`."""
+        return self.student.save(filepath, *args, **kwargs)
+
+    def save_weights(self, filepath, *args, **kwargs):
+        """Saves the student's weights; see `keras.Model.save_weights`."""
+        return self.student.save_weights(filepath, *args, **kwargs)
+
+    def load_weights(self, filepath, *args, **kwargs):
+        """Loads the student's weights; see `keras.Model.load_weights`."""
+        return self.student.load_weights(filepath, *args, **kwargs)
+
+    def export(self, filepath, *args, **kwargs):
+        """Exports the student; see `keras.Model.export`."""
+        return self.student.export(filepath, *args, **kwargs)
+
+    def get_config(self):
+        raise NotImplementedError(
+            "A Codistilled is not saved; save its student, which `save` does."
+        )
+
+
+class _AddedLoss:
+    """What is added to a model's loss, and when."""
+
+    def __init__(self, burn_in_steps, weight, loss):
+        if burn_in_steps != int(burn_in_steps) or burn_in_steps < 0:
+            raise ValueError(
+                "burn_in_steps must be an integer of at least 0, came: "
+                f"{burn_in_steps!r}."
+            )
+        if not callable(weight) and not 0 <= weight < float("inf"):
+            raise ValueError(
+                "weight must be a finite number of at least 0, or a callable "
+                f"of the step such as a schedule, came: {weight!r}."
+            )
+        for part in tree.flatten(loss):
+            if part is not None and not isinstance(
+                part, loss_lib.CodistillationLoss
+            ):
+                raise ValueError(
+                    "loss must be a CodistillationLoss, or a dict or list of "
+                    f"such, came: {part!r}."
+                )
+        self.burn_in_steps = int(burn_in_steps)
+        self.teachers = ()
+        self.signature = None
+        self._weight = weight
+        self._loss = loss
+        self._inferred = None
+        self._loss_weights = None
+
+    def compiled_with(self, loss, loss_weights):
+        """Takes note of what the model is compiled with."""
+        self._loss_weights = loss_weights
+        if self._loss is None:
+            self._inferred = _map(
+                lambda one: None if one is None else loss_lib.suited_to(one),
+                loss,
+            )
+
+    def build(self, x, y_pred, sample_weight, step, output_names):
+        """Builds the added loss into the step that is traced.
+
+        Returns:
+          `(psi, weight, active)`: scalar tensors, two floats and a bool; psi
+          is 0 where it is not active.
+        """
+        names = outputs_lib.names_of(y_pred, output_names)
+        losses = self._per_output(
+            self._inferred if self._loss is None else self._loss,
+            y_pred,
+            names,
+            "loss",
+        )
+        if not any(losses):
+            raise ValueError(
+                "No output has a loss of codistillation. Give one: "
+                "Codistilled(..., loss=CodistillationLoss(...))."
+            )
+        scales = self._per_output(
+            self._loss_weights, y_pred, names, "loss_weights"
+        )
+        weights = self._per_output(
+            sample_weight, y_pred, names, "sample_weight"
+        )
+        students = tree.flatten(y_pred)
+        since = tf.cast(step, tf.int64) - self.burn_in_steps
+        available = tf.stack(
+            [teacher.available.read_value() for teacher in self.teachers]
+        )
+        active = tf.logical_and(since >= 0, tf.reduce_any(available))
+
+        def distance():
+            total = tf.zeros([], tf.float32)
+            means = self._mean_targets(x, y_pred, losses, available)
+            for mean, loss, student, scale, weight in zip(
+                means, losses, students, scales, weights, strict=True
+            ):
+                if loss is not None:
+                    one = loss.from_targets(mean, student, weight)
+                    one = tf.reduce_sum(tf.cast(one, tf.float32))
+                    total += one if scale is None else scale * one
+            return total
+
+        psi = tf.cond(active, distance, lambda: tf.zeros([], tf.float32))
+        weight = self._weight
+        if callable(weight):
+            weight = weight(tf.maximum(since, 0))
+        return psi, tf.cast(weight, tf.float32), active
+
+    @staticmethod
+    def _per_output(value, y_pred, names, what):
+        return outputs_lib.spread(value, y_pred, names, what)
+
+    def _mean_targets(self, x, y_pred, losses, available):
+        """The mean of the available teachers' targets, one per output."""
+        number = tf.reduce_sum(tf.cast(available, tf.float32))
+        students = tree.flatten(y_pred)
+
+        def targets_of(teacher):
+            outputs = teacher.outputs(x)
+            tree.assert_same_structure(outputs, y_pred)
+            return [
+                tf.zeros([]) if loss is None else loss.targets(output)
+                for loss, output in zip(
+                    losses, tree.flatten(outputs), strict=True
+                )
+            ]
+
+        def nothing():
+            return [
+                tf.zeros([])
+                if loss is None
+                else tf.zeros_like(loss.targets(student))
+                for loss, student in zip(losses, students, strict=True)
+            ]
+
+        sums = nothing()
+        for teacher, there in zip(
+            self.teachers, tf.unstack(available), strict=True
+        ):
+            targets = tf.cond(
+                there, lambda teacher=teacher: targets_of(teacher), nothing
+            )
+            sums = [a + b for a, b in zip(sums, targets, strict=True)]
+        return [tf.stop_gradient(a / tf.cast(number, a.dtype)) for a in sums]
+
+
+def _map(function, structure):
+    """Like `tree.map_structure`, which drops what is None."""
+    if isinstance(structure, dict):
+        return {key: _map(function, one) for key, one in structure.items()}
+    if isinstance(structure, (list, tuple)):
+        return [_map(function, one) for one in structure]
+    return function(structure)
+
+
+def _check_student(student):
+    if not isinstance(student, keras.Model):
+        raise ValueError(f"student must be a keras.Model, came: {student!r}.")
+    if isinstance(student, CodistillationMixin):
+        raise ValueError(f"{student.name!r} has codistillation in it already.")
+    for method in ("train_step", "compute_loss"):
+        if getattr(type(student), method) is not getattr(keras.Model, method):
+            raise ValueError(
+                f"{type(student).__name__} has a {method} of its own, which "
+                "a wrapper would not call. Put "
+                "tfdist.codistillation.CodistillationMixin before its class: "
+                f"class Codistilled{type(student).__name__}("
+                f"CodistillationMixin, {type(student).__name__})."
+            )

@@ -1,0 +1,179 @@
+"""What one process knows of each peer of its group."""
+
+import dataclasses
+import time
+
+from absl import logging
+import numpy as np
+import tensorflow as tf
+
+from tfdist.codistillation import weights as weights_lib
+from tfdist.codistillation.exchange import Checkpoint
+from tfdist.codistillation.exchange import PeerUnavailableError
+from tfdist.codistillation.exchange import UnusableCheckpointError
+from tfdist.codistillation.teacher import Teacher
+
+_STALE_EXCHANGES = 10
+
+
+@dataclasses.dataclass
+class Peer:
+    """Another group, as this process knows it.
+
+    Attributes:
+      number: Of the group.
+      teacher: The `Teacher` with its weights; None while none is needed.
+      checkpoint: The `Checkpoint` that is installed, without its weights; None
+        before the first.
+      taken_at: Updates of this group when it was installed.
+      received: How many have been installed.
+      skipped: How many could not be used.
+      unchanged: Exchanges since the last one that brought anything.
+    """
+
+    number: int
+    teacher: Teacher | None = None
+    checkpoint: Checkpoint | None = None
+    taken_at: int = 0
+    received: int = 0
+    skipped: int = 0
+    unchanged: int = 0
+
+    def age_seconds(self):
+        """Seconds since its weights were taken, 0 if clocks disagree."""
+        return max(0.0, time.time() - self.checkpoint.time)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    """What came of asking for one peer.
+
+    Attributes:
+      peer: Number of the group.
+      checkpoint: A new `Checkpoint`, or None.
+      teacher: A new `Teacher` for it, where the one there is does not do.
+      problem: Why there is none, or None.
+      unusable: Whether there was one that could not be used.
+    """
+
+    peer: int
+    checkpoint: Checkpoint | None = None
+    teacher: Teacher | None = None
+    problem: str | None = None
+    unusable: bool = False
+
+
+def ask(exchange, peer, model, signature):
+    """Asks for a peer's newest checkpoint, and whether it can be used.
+
+    Args:
+      exchange: The `Exchange`.
+      peer: The `Peer`.
+      model: The student, a built `keras.Model`.
+      signature: What the student's steps take and give, as `(x, outputs)` of
+        `tf.TensorSpec`; None before it is known.
+
+    Returns:
+      An `Arrival`.
+    """
+    number = peer.number
+    try:
+        found = exchange.fetch(number, peer.checkpoint)
+        if found is None:
+            return Arrival(number)
+        teacher = _usable(found, peer, model, signature)
+    except PeerUnavailableError as error:
+        return Arrival(number, problem=str(error))
+    except UnusableCheckpointError as error:
+        return Arrival(number, problem=str(error), unusable=True)
+    except Exception as error:  # Whatever it is: training goes on.
+        return Arrival(number, problem=f"{type(error).__name__}: {error}")
+    return Arrival(number, found, teacher)
+
+
+def _usable(found, peer, model, signature):
+    """Checks a checkpoint; returns a `Teacher` if it needs a new one."""
+    for number, array in enumerate(found.weights):
+        if np.issubdtype(array.dtype, np.inexact):
+            if not np.all(np.isfinite(array)):
+                raise UnusableCheckpointError(
+                    f"the weights of group {found.group} at its step "
+                    f"{found.step} are not finite (variable {number})"
+                )
+    if found.architecture is None:
+        shapes = [array.shape for array in found.weights]
+        misfit = weights_lib.misfit(model, shapes)
+        if misfit is not None:
+            raise UnusableCheckpointError(
+                f"group {found.group} has another architecture: {misfit}. "
+                "Groups with different ones exchange whole models: "
+                "SharedDirectory(..., whole_models=True)"
+            )
+        return None if peer.teacher is not None else Teacher(model)
+    old = peer.teacher
+    if old is not None and _same(old.architecture, found.architecture):
+        return None
+    teacher = Teacher(found.architecture)
+    if signature is not None:
+        _check_signature(teacher, signature, found)
+    return teacher
+
+
+def _same(one, other):
+    if one is other:
+        return True
+    shapes = [tuple(v.shape) for v in weights_lib.exchanged_variables(other)]
+    return (
+        weights_lib.misfit(one, shapes) is None
+        and one.to_json() == other.to_json()
+    )
+
+
+def _check_signature(teacher, signature, found):
+    """Checks that a model of another architecture has our ins and outs."""
+    x, expected = signature
+    try:
+        outputs = (
+            tf.function(teacher.outputs, autograph=False)
+            .get_concrete_function(x)
+            .structured_outputs
+        )
+        tf.nest.assert_same_structure(outputs, expected)
+    except (TypeError, ValueError) as error:
+        raise UnusableCheckpointError(
+            f"the model of group {found.group} does not take what this one "
+            f"takes: {error}"
+        ) from error
+    for ours, theirs in zip(
+        tf.nest.flatten(expected), tf.nest.flatten(outputs), strict=True
+    ):
+        if not ours.shape.is_compatible_with(theirs.shape):
+            raise UnusableCheckpointError(
+                f"the model of group {found.group} gives outputs of shape "
+                f"{theirs.shape}, this one of shape {ours.shape}"
+            )
+
+
+def warn_if_alike(peer, initial):
+    """Warns if a peer began with the very weights that this group had."""
+    if peer.received == 1 and peer.checkpoint.initial == initial:
+        logging.warning(
+            "Group %d began with the same weights as this one: groups that "
+            "begin alike have less to teach each other. Seed each in its own "
+            "way, as by keras.utils.set_random_seed(seed + group).",
+            peer.number,
+        )
+
+
+def note_staleness(peer):
+    """Tells once that a peer has not published for some exchanges."""
+    peer.unchanged += 1
+    if peer.unchanged == _STALE_EXCHANGES and peer.checkpoint is not None:
+        logging.warning(
+            "Group %d has published nothing new for %d exchanges; training "
+            "goes on with its weights of step %d, %.0f s old.",
+            peer.number,
+            peer.unchanged,
+            peer.checkpoint.step,
+            peer.age_seconds(),
+        )

@@ -1,0 +1,209 @@
+"""Checkpoints in a directory that all groups can read."""
+
+import dataclasses
+import os
+import re
+import uuid
+
+from absl import logging
+import keras
+import tensorflow as tf
+
+from tfdist.codistillation import archive
+from tfdist.codistillation import quantization
+from tfdist.codistillation import weights as weights_lib
+from tfdist.codistillation.exchange import Exchange
+from tfdist.codistillation.exchange import PeerUnavailableError
+from tfdist.codistillation.exchange import UnusableCheckpointError
+
+_NAME = re.compile(r"checkpoint-(\d{8,})-step-(\d+)\.(npz|keras)", re.ASCII)
+_UNFINISHED = ".unfinished-"
+_KEPT = 3
+
+
+class SharedDirectory(Exchange):
+    """Exchanges checkpoints through files.
+
+    Below `path` each group has a directory, `group-0`, into which its chief
+    alone writes: first to a temporary name, which is then renamed, so that
+    what has the name of a checkpoint is complete. It keeps its last three.
+    The newest that is complete is read; of other names nothing is, and what
+    is damaged is skipped with a warning, once.
+
+    Files are numbered over all lives of a group. When they were taken is
+    told by the clock of the machine that wrote them.
+
+    Whole models are for groups with different architectures. They are loaded
+    with Keras's `safe_mode`, which refuses code (Lambda layers); classes of
+    your own have to be registered in each group
+    (`keras.saving.register_keras_serializable`). Nothing is ever unpickled.
+
+    Args:
+      path: A directory that all machines see, made if need be: local, NFS, or
+        whatever else `tf.io.gfile` serves.
+      dtype: What weights are stored in: "float32" (as they are), "float16" or
+        "int8", a half or a quarter of the bytes; see `quantization`.
+      whole_models: Whether to write whole `.keras` files instead of weights.
+
+    Attributes:
+      skipped: List of `(path, reason)` of the files that were skipped.
+      bytes_written: Bytes of all that was published by this process.
+      bytes_read: Bytes of all that was fetched.
+
+    Raises:
+      ValueError: An argument is malformed.
+    """
+
+    def __init__(self, path, *, dtype="float32", whole_models=False):
+        path = os.fspath(path)
+        if not path:
+            raise ValueError("path must name a directory, came: ''.")
+        quantization.check(dtype)
+        if whole_models and dtype != "float32":
+            raise ValueError(
+                "Whole models travel as Keras saves them: dtype must be "
+                f"'float32' with whole_models=True, came: {dtype!r}."
+            )
+        self._path = path
+        self._dtype = dtype
+        self._whole_models = whole_models
+        self.same_architecture = not whole_models
+        self.skipped = []
+        self.bytes_written = 0
+        self.bytes_read = 0
+        self._bad = set()
+        self._group = None
+        self._last = None
+        self._description = self._twin = None
+
+    def bind(self, group, model):
+        self._group = group
+        self._twin = None
+        if self._whole_models:
+            # Saved are twins: they have no optimizer, and nobody trains them
+            # while they are written.
+            self._description = keras.saving.serialize_keras_object(model)
+            self._description.pop("compile_config", None)
+        try:
+            tf.io.gfile.makedirs(self._directory(group.index))
+        except tf.errors.OpError as error:
+            raise ValueError(
+                "SharedDirectory needs a directory that exists or can be "
+                f"made, came: {self._path!r}: {error.message}"
+            ) from error
+
+    def _directory(self, number):
+        return os.path.join(self._path, f"group-{number}")
+
+    def _checkpoints(self, number):
+        """`(number of checkpoint, name)` of a group's files, newest first."""
+        try:
+            names = tf.io.gfile.listdir(self._directory(number))
+        except tf.errors.NotFoundError:
+            return []
+        found = [(name, _NAME.fullmatch(name)) for name in names]
+        return sorted(
+            ((int(match[1]), name) for name, match in found if match),
+            reverse=True,
+        )
+
+    def publish(self, checkpoint):
+        own = self._group.index
+        directory = self._directory(own)
+        before = self._checkpoints(own)
+        newest = before[0][0] if before else 0
+        if self._last is None:
+            self._remove_unfinished(directory)
+        elif newest != self._last:
+            logging.warning(
+                "Another process publishes as group %d in %s. Each group needs "
+                "a number of its own, and one chief.",
+                own,
+                directory,
+            )
+        number = newest + 1
+        suffix = "keras" if self._whole_models else "npz"
+        name = f"checkpoint-{number:08d}-step-{checkpoint.step}.{suffix}"
+        content = archive.encode(
+            dataclasses.replace(checkpoint, number=number),
+            dtype=self._dtype,
+            keras_file=self._keras_file(checkpoint.weights),
+        )
+        unfinished = os.path.join(directory, _UNFINISHED + uuid.uuid4().hex)
+        with tf.io.gfile.GFile(unfinished, "wb") as file:
+            file.write(content)
+        tf.io.gfile.rename(unfinished, os.path.join(directory, name))
+        self._last = number
+        self.bytes_written += len(content)
+        for _, old in before[_KEPT - 1 :]:
+            _remove(os.path.join(directory, old))
+
+    def _keras_file(self, values):
+        if not self._whole_models:
+            return None
+        if self._twin is None:
+            self._twin = keras.saving.deserialize_keras_object(
+                self._description
+            )
+        for variable, value in zip(
+            weights_lib.exchanged_variables(self._twin), values, strict=True
+        ):
+            variable.assign(value)
+        return archive.keras_file_of(self._twin)
+
+    def _remove_unfinished(self, directory):
+        """Removes what an earlier life was writing when it was killed."""
+        for name in tf.io.gfile.listdir(directory):
+            if name.startswith(_UNFINISHED):
+                _remove(os.path.join(directory, name))
+
+    def fetch(self, peer, newer_than):
+        known = 0 if newer_than is None else newer_than.number
+        checkpoints = self._checkpoints(peer)
+        if not checkpoints and newer_than is None:
+            raise PeerUnavailableError(
+                f"group {peer} has published nothing in {self._path} yet"
+            )
+        reason = None
+        if checkpoints and checkpoints[0][0] < known:
+            known = 0  # Somebody has emptied the directory.
+        for number, name in checkpoints:
+            path = os.path.join(self._directory(peer), name)
+            if number <= known:
+                break
+            if path in self._bad:
+                continue
+            try:
+                with tf.io.gfile.GFile(path, "rb") as file:
+                    content = file.read()
+            except tf.errors.NotFoundError:
+                continue  # Its group has removed it meanwhile.
+            try:
+                checkpoint = archive.decode(content)
+                if (checkpoint.group, checkpoint.number) != (peer, number):
+                    raise UnusableCheckpointError(
+                        f"it is checkpoint {checkpoint.number} of group "
+                        f"{checkpoint.group}"
+                    )
+            except UnusableCheckpointError as error:
+                reason = f"{path}: {error}"
+                self._bad.add(path)
+                self.skipped.append((path, str(error)))
+                logging.warning(
+                    "Skipped a checkpoint of group %d that cannot be read: %s",
+                    peer,
+                    reason,
+                )
+                continue
+            self.bytes_read += len(content)
+            return checkpoint
+        if reason is not None:
+            raise UnusableCheckpointError(reason)
+        return None
+
+
+def _remove(path):
+    try:
+        tf.io.gfile.remove(path)
+    except tf.errors.OpError as error:
+        logging.warning("Cannot remove %s: %s", path, error.message)
