@@ -10,6 +10,7 @@ from absl import flags
 
 from tfdist.cli import launch
 from tfdist.cluster import ClusterConfig
+from tfdist.cluster import Group
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -48,10 +49,15 @@ def test_program_trains_on_a_cluster(tmp_path):
 
 
 def test_cluster_description_is_a_good_one():
-    (text,) = blocks("json")
+    text, key = blocks("json")
     config = ClusterConfig.from_tf_config({"TF_CONFIG": text})
     assert config.task_name == "/job:worker/task:1"
     assert (config.num_ps, config.num_workers) == (2, 3)
+    assert Group.from_tf_config({"TF_CONFIG": text}) is None
+    # The key of a group goes beside the others.
+    with_group = f"{{{key}, {text.strip()[1:]}"
+    group = Group.from_tf_config({"TF_CONFIG": with_group})
+    assert group.servers[group.index] == config.ps_addresses
 
 
 def test_every_flag_of_the_launcher_is_described():

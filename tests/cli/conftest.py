@@ -4,8 +4,9 @@ import pytest
 
 _PREAMBLE = """\
 import json, os, pathlib, signal, subprocess, sys, time
-task = json.loads(os.environ["TF_CONFIG"])["task"]
-job, index = task["type"], task["index"]
+place = json.loads(os.environ["TF_CONFIG"])
+job, index = place["task"]["type"], place["task"]["index"]
+group = place.get("codistillation", {}).get("group")
 tmp = pathlib.Path(__file__).parent
 def wait_for(name):
     while not (tmp / name).exists():
@@ -18,7 +19,7 @@ def forever():
 
 @pytest.fixture
 def script(tmp_path):
-    """Writes a script that knows its job, its index and how to wait."""
+    """Writes a script that knows its place and how to wait."""
 
     def write(body):
         path = tmp_path / "script.py"

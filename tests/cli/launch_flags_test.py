@@ -21,6 +21,10 @@ WRONG = {
         ["--num_workers", "at least 0", "--num_workers=-2"],
     ),
     "num_workers_float": (["--num_workers=1.5", "SCRIPT"], ["1.5"]),
+    "num_groups": (
+        ["--num_groups=0", "SCRIPT"],
+        ["--num_groups", "at least 1", "--num_groups=0"],
+    ),
     "nobody_trains": (
         ["--num_workers=0", "SCRIPT"],
         ["--num_workers", "at least 1 unless there is a --chief"],

@@ -3,6 +3,7 @@ import socket
 
 from tfdist.cli.local_cluster import LocalCluster
 from tfdist.cluster import ClusterConfig
+from tfdist.cluster import Group
 
 
 def test_ports_are_held_and_yet_can_be_served():
@@ -44,3 +45,49 @@ def test_tasks_see_one_cluster():
             )
             assert config.address == task.address
             assert "evaluator" not in json.loads(task.tf_config)["cluster"]
+
+
+def test_one_group_is_a_cluster_that_knows_of_none():
+    with LocalCluster({"worker": 2, "ps": 1}, num_groups=1) as cluster:
+        for task in cluster.tasks:
+            assert json.loads(task.tf_config).keys() == {"cluster", "task"}
+            assert task.label == f"{task.job} {task.index}"
+
+
+def test_groups_have_a_cluster_each_and_know_the_others_servers():
+    counts = {"worker": 1, "ps": 2, "evaluator": 1}
+    with LocalCluster(counts, num_groups=3) as cluster:
+        tasks = cluster.tasks
+    assert [task.label for task in tasks] == [
+        f"group {group} {task}"
+        for group in range(3)
+        for task in ("ps 0", "ps 1", "worker 0", "evaluator 0")
+    ]
+    assert len({task.address for task in tasks}) == 12
+    servers = tuple(
+        tuple(
+            task.address
+            for task in tasks
+            if (task.group, task.job) == (group, "ps")
+        )
+        for group in range(3)
+    )
+    for task in tasks:
+        environ = {"TF_CONFIG": task.tf_config}
+        assert Group.from_tf_config(environ) == Group(task.group, 3, servers)
+        config = ClusterConfig.from_tf_config(environ)
+        assert config.ps_addresses == servers[task.group]
+        assert config.address == task.address
+
+
+def test_a_group_can_be_one_process():
+    with LocalCluster({"worker": 1, "ps": 0}, num_groups=2) as cluster:
+        for number, task in enumerate(cluster.tasks):
+            assert json.loads(task.tf_config) == {
+                "cluster": {"worker": [task.address]},
+                "task": {"type": "worker", "index": 0},
+                "codistillation": {"group": number, "num_groups": 2},
+            }
+            environ = {"TF_CONFIG": task.tf_config}
+            assert ClusterConfig.from_tf_config(environ).is_local
+        assert len(cluster.tasks) == 2

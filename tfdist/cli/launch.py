@@ -11,17 +11,19 @@ import sys
 from absl import flags
 
 from tfdist.cli import usage
+from tfdist.cli.cluster_run import Limits
 from tfdist.cli.local_cluster import LocalCluster
 from tfdist.cli.output import COLORS
 from tfdist.cli.output import open_streams
-from tfdist.cli.supervisor import Limits
 from tfdist.cli.supervisor import Supervisor
 from tfdist.cli.task import Task
 from tfdist.cluster import environment
 from tfdist.cluster.config import ClusterConfig
+from tfdist.cluster.groups import Group
 
 USAGE = """\
-Runs a script as every task of a cluster on this machine, with TF_CONFIG set.
+Runs a script as every task of a cluster on this machine, with TF_CONFIG set,
+or as every task of several such clusters, the groups of a codistillation.
 
 Usage: tfdist launch [FLAGS...] SCRIPT [--] [ARGUMENTS OF THE SCRIPT...]
        tfdist launch [FLAGS...] --module=MODULE -- [ARGUMENTS...]
@@ -64,6 +66,13 @@ def define_flags() -> flags.FlagValues:
         **define,
     )
     flags.DEFINE_bool("evaluator", False, "Start an evaluator.", **define)
+    flags.DEFINE_integer(
+        "num_groups",
+        1,
+        "Groups that codistil: with more than one, each is a cluster of its "
+        "own, of all these tasks, which goes on when another one fails.",
+        **define,
+    )
     flags.DEFINE_string(
         "module",
         None,
@@ -74,7 +83,8 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_string(
         "log_dir",
         None,
-        "A directory for the output of each task as a file (worker-0.log).",
+        "A directory for the output of each task as a file (worker-0.log, "
+        "or group-1-worker-0.log where there are groups).",
         **define,
     )
     flags.DEFINE_integer(
@@ -145,12 +155,13 @@ def main(argv: Sequence[str]) -> int:
     }
     _make_log_dir(values.log_dir)
     out, err = open_streams(values.color)
-    with LocalCluster(counts) as cluster:
-        tasks = []
+    with LocalCluster(counts, values.num_groups) as cluster:
+        groups: list[list[Task]] = [[] for _ in range(values.num_groups)]
         for number, task in enumerate(cluster.tasks):
             environ = _environment(os.environ, extra, task.tf_config)
             ClusterConfig.from_tf_config(environ, needs_servers=False)
-            tasks.append(
+            Group.from_tf_config(environ)
+            groups[task.group or 0].append(
                 Task(
                     task.label,
                     task.address,
@@ -167,7 +178,7 @@ def main(argv: Sequence[str]) -> int:
             terminate_seconds=values.terminate_seconds,
             timeout=values.timeout,
         )
-        return Supervisor(tasks, out, err, limits).run()
+        return Supervisor(groups, out, err, limits).run()
 
 
 def _check_flags(values: flags.FlagValues) -> None:
@@ -175,6 +186,9 @@ def _check_flags(values: flags.FlagValues) -> None:
         usage.check(
             values[name].value >= 0, name, "be at least 0", values[name].value
         )
+    usage.check(
+        values.num_groups >= 1, "num_groups", "be at least 1", values.num_groups
+    )
     for name in ("grace_seconds", "terminate_seconds", "timeout"):
         value = values[name].value
         usage.check(

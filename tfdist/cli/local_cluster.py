@@ -1,10 +1,11 @@
-"""A cluster on this machine: its ports, and the `TF_CONFIG` of each task."""
+"""Clusters on this machine: their ports, and the `TF_CONFIG` of each task."""
 
 import contextlib
 import dataclasses
 import json
 import socket
 import sys
+from typing import Any
 
 JOBS = ("ps", "chief", "worker", "evaluator")
 """The order in which tasks are started."""
@@ -19,17 +20,21 @@ class LocalTask:
         index: its index in the job.
         address: its `host:port`.
         tf_config: the text of its `TF_CONFIG`.
+        group: the group whose cluster it is in; `None` where there is one
+            cluster alone.
     """
 
     job: str
     index: int
     address: str
     tf_config: str
+    group: int | None = None
 
     @property
     def label(self) -> str:
-        """What people call the task, as `worker 0`."""
-        return f"{self.job} {self.index}"
+        """What people call the task: `worker 0`, or `group 1 worker 0`."""
+        task = f"{self.job} {self.index}"
+        return task if self.group is None else f"group {self.group} {task}"
 
 
 class LocalCluster(contextlib.AbstractContextManager):
@@ -42,36 +47,33 @@ class LocalCluster(contextlib.AbstractContextManager):
     that sets `SO_REUSEADDR` too, as gRPC's servers and most others do.
     Elsewhere the ports are let go before the tasks start, and a collision
     is merely unlikely.
+
+    Groups that codistil have a cluster each, all of the same size.
     """
 
-    def __init__(self, counts: dict[str, int]):
+    def __init__(self, counts: dict[str, int], num_groups: int = 1):
         """Chooses the ports.
 
         Args:
-            counts: job -> number of tasks.
+            counts: job -> number of tasks of a cluster.
+            num_groups: the number of groups; 1 for one cluster that knows
+                of no groups.
         """
         self._sockets = contextlib.ExitStack()
-        cluster = {
-            job: [self._free_address() for _ in range(counts[job])]
-            for job in JOBS
-            if counts.get(job)
-        }
+        clusters = [
+            {
+                job: [self._free_address() for _ in range(counts[job])]
+                for job in JOBS
+                if counts.get(job)
+            }
+            for _ in range(num_groups)
+        ]
         if sys.platform != "linux":
             self._sockets.close()
         self.tasks = [
-            LocalTask(
-                job=job,
-                index=index,
-                address=address,
-                tf_config=json.dumps(
-                    {
-                        "cluster": cluster,
-                        "task": {"type": job, "index": index},
-                    }
-                ),
-            )
-            for job, addresses in cluster.items()
-            for index, address in enumerate(addresses)
+            task
+            for group in range(num_groups)
+            for task in _tasks(clusters, group)
         ]
 
     def __exit__(self, *exc_info):
@@ -83,3 +85,30 @@ class LocalCluster(contextlib.AbstractContextManager):
         holder.bind(("127.0.0.1", 0))
         host, port = holder.getsockname()
         return f"{host}:{port}"
+
+
+def _tasks(clusters: list[dict[str, list[str]]], group: int) -> list[LocalTask]:
+    """Returns the tasks of one group's cluster."""
+    cluster = clusters[group]
+    config: dict[str, Any] = {"cluster": cluster}
+    if len(clusters) > 1:
+        config["codistillation"] = {
+            "group": group,
+            "num_groups": len(clusters),
+        }
+        if "ps" in cluster:
+            servers = [other["ps"] for other in clusters]
+            config["codistillation"]["servers"] = servers
+    return [
+        LocalTask(
+            job=job,
+            index=index,
+            address=address,
+            tf_config=json.dumps(
+                {**config, "task": {"type": job, "index": index}}
+            ),
+            group=group if len(clusters) > 1 else None,
+        )
+        for job, addresses in cluster.items()
+        for index, address in enumerate(addresses)
+    ]

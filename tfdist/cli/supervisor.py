@@ -1,23 +1,23 @@
-"""Runs the processes of a cluster from start to end, in one thread.
+"""Runs the processes of all clusters from start to end, in one thread.
 
-The run goes through the phases RUNNING, ENDING (a task has failed, or the
-training is over: the tasks have some time to end by themselves), TERMINATING
-(they got SIGTERM) and KILLING (they got SIGKILL), never backwards. One thread
-with one `poll` sees to output, deaths, signals and deadlines, so there is
-nothing to lock, and the kernel ties each task's life to the thread that
-started it (`lifeline.py`).
+One thread with one `poll` sees to output, deaths, signals and deadlines, so
+there is nothing to lock, and the kernel ties each task's life to the thread
+that started it (`lifeline.py`). What the death of a task means for the others
+of its cluster is decided in `cluster_run.py`; what ends all clusters is here.
 """
 
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
-import dataclasses
-import enum
 import select
 import signal
 import socket
 import time
 
+from tfdist.cli.cluster_run import ClusterRun
+from tfdist.cli.cluster_run import Limits
+from tfdist.cli.cluster_run import Phase
+from tfdist.cli.cluster_run import Report
 from tfdist.cli.output import OutputStream
 from tfdist.cli.task import Guard
 from tfdist.cli.task import Task
@@ -26,35 +26,7 @@ TIMEOUT_STATUS = 124
 """The exit status when time is up, as that of `timeout(1)`."""
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SECONDS_AFTER_KILL = 5.0
 _SECONDS_FOR_LAST_OUTPUT = 2.0
-
-
-class Phase(enum.IntEnum):
-    """How far the run has come."""
-
-    RUNNING = 0
-    ENDING = 1
-    TERMINATING = 2
-    KILLING = 3
-    ABANDONED = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """What a run may take.
-
-    Attributes:
-        max_restarts: how often each task that fails is started again.
-        grace_seconds: how long tasks may end by themselves.
-        terminate_seconds: how long they have between SIGTERM and SIGKILL.
-        timeout: seconds for the whole run; 0 for no limit.
-    """
-
-    max_restarts: int = 0
-    grace_seconds: float = 10.0
-    terminate_seconds: float = 5.0
-    timeout: float = 0.0
 
 
 class Supervisor:
@@ -62,7 +34,7 @@ class Supervisor:
 
     def __init__(
         self,
-        tasks: Sequence[Task],
+        clusters: Sequence[Sequence[Task]],
         out: OutputStream,
         err: OutputStream,
         limits: Limits,
@@ -70,17 +42,21 @@ class Supervisor:
         """Prepares a run.
 
         Args:
-            tasks: the tasks, in the order in which they are started.
+            clusters: the tasks of each cluster, in the order in which they
+                are started. Clusters do not depend on each other: when a
+                task of one fails, the others go on.
             out: where standard output goes.
             err: where standard error and the launcher's messages go.
             limits: what the run may take.
         """
-        self._tasks = tasks
         self._out, self._err = out, err
         self._limits = limits
-        self._phase = Phase.RUNNING
-        self._deadline = float("inf")
-        self._status: int | None = None
+        self._report = Report(err)
+        self._clusters = [
+            ClusterRun(tasks, out, err, limits, self._report)
+            for tasks in clusters
+        ]
+        self._end_of_time = float("inf")
 
     def run(self) -> int:
         """Runs the tasks.
@@ -91,33 +67,20 @@ class Supervisor:
             launcher, or `TIMEOUT_STATUS`.
         """
         if self._limits.timeout:
-            self._deadline = time.monotonic() + self._limits.timeout
+            self._end_of_time = time.monotonic() + self._limits.timeout
         with contextlib.ExitStack() as stack:
             wakeups = stack.enter_context(_signals())
-            self._guard = stack.enter_context(Guard())
+            guard = stack.enter_context(Guard())
             stack.callback(self._kill_what_is_left)
-            for task in self._tasks:
-                self._start(task)
-            while self._running() and self._phase < Phase.ABANDONED:
+            for cluster in self._clusters:
+                cluster.start(guard)
+            while not all(cluster.is_over for cluster in self._clusters):
                 self._poll(wakeups)
-                for task in self._running():
-                    status = task.ended()
-                    if status is not None:
-                        self._on_end(task, status)
-                self._on_time(time.monotonic())
+                for cluster in self._clusters:
+                    cluster.look()
+                self._on_time()
             self._flush(wakeups)
-        return self._status or 0
-
-    def _running(self) -> list[Task]:
-        return [task for task in self._tasks if task.is_running]
-
-    def _start(self, task: Task) -> None:
-        try:
-            task.start(self._out, self._err, self._guard)
-        except OSError as error:
-            self._fail(126, f"{task.label} cannot start: {error}")
-        else:
-            self._say(f"{task.label}: pid {task.pid}, {task.address}")
+        return self._report.status or 0
 
     def _poll(self, wakeups: socket.socket) -> None:
         """Waits for something to do and does what concerns streams."""
@@ -132,7 +95,7 @@ class Supervisor:
         for stream in (self._out, self._err):
             if stream.is_pending:
                 poll.register(stream, select.POLLOUT)
-        wait = self._deadline - time.monotonic()
+        wait = self._next_deadline() - time.monotonic()
         milliseconds = None
         if wait != float("inf"):
             milliseconds = max(0, int(wait * 1000) + 1)
@@ -140,111 +103,56 @@ class Supervisor:
             if descriptor == wakeups.fileno():
                 self._on_signals(wakeups.recv(4096))
             elif descriptor in readers:
-                self._on_notes(readers[descriptor].read(descriptor))
+                self._report.say(*readers[descriptor].read(descriptor))
         for stream in (self._out, self._err):
             stream.flush()
-            if stream.is_broken and self._phase < Phase.TERMINATING:
+            if stream.is_broken and not self._is_terminating():
                 # As for any program whose output nobody reads any more.
-                self._fail(128 + signal.SIGPIPE, "nobody reads the output")
-                self._go_on(Phase.TERMINATING)
+                self._end_all(128 + signal.SIGPIPE, "nobody reads the output")
+
+    def _running(self) -> list[Task]:
+        return [task for run in self._clusters for task in run.running]
+
+    def _is_terminating(self) -> bool:
+        """Whether every cluster has come to SIGTERM or further."""
+        return all(run.phase >= Phase.TERMINATING for run in self._clusters)
+
+    def _next_deadline(self) -> float:
+        left = [run for run in self._clusters if not run.is_over]
+        deadlines = [run.deadline for run in left]
+        if any(run.phase == Phase.RUNNING for run in left):
+            deadlines.append(self._end_of_time)
+        return min(deadlines)
 
     def _on_signals(self, numbers: bytes) -> None:
         for number in numbers:
             if number not in _ENDING_SIGNALS:
                 continue  # SIGCHLD: the loop asks every task anyway.
             name = signal.Signals(number).name
-            if self._phase < Phase.TERMINATING:
-                self._fail(128 + number, f"got {name}")
-                self._go_on(Phase.TERMINATING)
+            if not self._is_terminating():
+                self._end_all(128 + number, f"got {name}")
             else:
-                self._say(f"got {name} again")
-                self._go_on(Phase.KILLING)
+                self._report.say(f"got {name} again")
+                for cluster in self._clusters:
+                    cluster.go_on(Phase.KILLING)
 
-    def _on_end(self, task: Task, status: int) -> None:
-        """Decides what the end of a task means."""
-        self._on_notes(task.finish(self._guard))
-        what = f"{task.label} exited with status {status}"
-        if status > 128 and status - 128 in set(signal.Signals):
-            name = signal.Signals(status - 128).name
-            what = f"{task.label} was ended by {name} (status {status})"
-        if self._phase >= Phase.TERMINATING:
-            return
-        if not status:
-            self._say(f"{task.label} is done")
-        elif (
-            self._phase == Phase.RUNNING
-            and task.restarts < self._limits.max_restarts
+    def _on_time(self) -> None:
+        if time.monotonic() >= self._end_of_time and any(
+            run.phase == Phase.RUNNING for run in self._clusters
         ):
-            task.restarts += 1
-            self._say(
-                f"{what}; restart {task.restarts} of "
-                f"{self._limits.max_restarts}"
-            )
-            self._start(task)
-        else:
-            self._fail(status, what)
-        if self._phase == Phase.RUNNING and all(
-            other.is_server for other in self._running()
-        ):
-            self._go_on(Phase.ENDING)
-
-    def _on_time(self, now: float) -> None:
-        if now < self._deadline:
-            return
-        if self._phase == Phase.RUNNING:
             seconds = self._limits.timeout
-            self._fail(TIMEOUT_STATUS, f"not done after {seconds:g} s")
-            self._go_on(Phase.TERMINATING)
-        else:
-            if self._phase == Phase.ENDING:
-                names = ", ".join(task.label for task in self._running())
-                seconds = self._limits.grace_seconds
-                self._say(f"{names}: not ended by itself in {seconds:g} s")
-            self._go_on(Phase(self._phase + 1))
+            self._end_all(TIMEOUT_STATUS, f"not done after {seconds:g} s")
+            return
+        for cluster in self._clusters:
+            cluster.look_at_time()
 
-    def _fail(self, status: int, why: str) -> None:
-        """Notes a failure; the first one is the status of the run."""
-        if self._status is None:
-            self._status = status
-        self._say(why)
-        if self._phase == Phase.RUNNING:
-            self._go_on(Phase.ENDING)
-
-    def _go_on(self, phase: Phase) -> None:
-        """Enters a later phase."""
-        self._phase = phase
-        running = self._running()
-        names = ", ".join(task.label for task in running)
-        if phase == Phase.ENDING:
-            seconds = self._limits.grace_seconds
-            if running and self._status is not None:
-                self._say(f"{names}: {seconds:g} s left to end")
-        elif phase == Phase.TERMINATING:
-            seconds = self._limits.terminate_seconds
-            if running:
-                self._say(f"terminating {names}")
-        elif phase == Phase.KILLING:
-            seconds = _SECONDS_AFTER_KILL
-            if running:
-                self._say(f"killing {names}")
-        else:
-            seconds = 0.0
-            self._say(f"{names}: still there after SIGKILL, given up")
-        self._deadline = time.monotonic() + seconds
-        number = {
-            Phase.TERMINATING: signal.SIGTERM,
-            Phase.KILLING: signal.SIGKILL,
-        }.get(phase)
-        if number:
-            for task in running:
-                task.signal(number)
-
-    def _on_notes(self, notes: list[str]) -> None:
-        for note in notes:
-            self._say(note)
-
-    def _say(self, message: str) -> None:
-        self._err.write_line("tfdist", None, message.encode())
+    def _end_all(self, status: int, why: str) -> None:
+        """Ends all clusters, whatever they do."""
+        self._report.fail(status, why)
+        for cluster in self._clusters:
+            if cluster.phase < Phase.TERMINATING:
+                cluster.end()
+                cluster.go_on(Phase.TERMINATING)
 
     def _flush(self, wakeups: socket.socket) -> None:
         """Writes the last output; after a failure only for a short time."""
@@ -256,7 +164,7 @@ class Supervisor:
                 stream.flush()
                 if stream.is_pending:
                     poll.register(stream, select.POLLOUT)
-            if self._status is not None and time.monotonic() > end:
+            if self._report.status is not None and time.monotonic() > end:
                 return
             for descriptor, _ in poll.poll(100):
                 if descriptor == wakeups.fileno():

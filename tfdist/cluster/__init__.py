@@ -2,5 +2,6 @@
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.config import ClusterConfigError
+from tfdist.cluster.groups import Group
 
-__all__ = ["ClusterConfig", "ClusterConfigError"]
+__all__ = ["ClusterConfig", "ClusterConfigError", "Group"]

@@ -13,7 +13,7 @@ from typing import Any
 import zlib
 
 from tfdist.cluster import tf_config
-from tfdist.cluster.tf_config import ClusterConfigError
+from tfdist.cluster.refusal import ClusterConfigError
 
 _ARGUMENT_NAMES = tf_config.KeyNames(
     cluster="ClusterConfig.spec",
