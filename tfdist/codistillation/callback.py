@@ -12,7 +12,6 @@ from absl import logging
 import keras
 import numpy as np
 
-from tfdist.cluster.groups import Group
 from tfdist.codistillation import peers as peers_lib
 from tfdist.codistillation import weights as weights_lib
 from tfdist.codistillation.background import Background
@@ -106,7 +105,7 @@ class Codistillation(keras.callbacks.Callback):
                 "max_age_seconds must be positive, or None, came: "
                 f"{max_age_seconds!r}."
             )
-        self.group = _group(group, num_groups)
+        self.group = peers_lib.group_of(group, num_groups)
         self._exchange = exchange
         self._every = int(exchange_every)
         self._max_age = max_age_seconds
@@ -133,16 +132,23 @@ class Codistillation(keras.callbacks.Callback):
         self._student = (
             model.student if isinstance(model, Codistilled) else model
         )
-        self._exchange.bind(self.group, self._student)
         self._thread = Background("codistillation")
         self._pending = None
         self._run = uuid.uuid4().hex[:12]
-        self._initial = weights_lib.digest(weights_lib.snapshot(self._student))
         self._began = time.monotonic()
         self._looked_at = -math.inf
-        self._published = False
         self._open(cluster)
         self._peers = {n: peers_lib.Peer(n) for n in self.group.peers}
+        self._next = model.burn_in_steps
+        self._is_ready = False
+        if self._student.built:
+            self._prepare()
+
+    def _prepare(self):
+        """What needs the model's variables, which the first step may make."""
+        self._is_ready = True
+        self._exchange.bind(self.group, self._student)
+        self._initial = weights_lib.digest(weights_lib.snapshot(self._student))
         if self._exchange.same_architecture:
             # Made in the thread: a strategy may be in scope in this one.
             for peer in self._peers.values():
@@ -151,7 +157,6 @@ class Codistillation(keras.callbacks.Callback):
                 ).result()
         self._set_teachers()
         step = self._step()
-        self._next = self.model.burn_in_steps
         if step >= self._next:
             self._begin_exchange(step)
 
@@ -161,6 +166,8 @@ class Codistillation(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         del batch, logs
+        if not self._is_ready:
+            self._prepare()
         step = self._step()
         if step >= self._next:
             self._begin_exchange(step)
@@ -190,29 +197,23 @@ class Codistillation(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         del logs
         step = self._step()
-        if step >= self.model.burn_in_steps and self._is_chief:
+        if (
+            self._is_ready
+            and step >= self.model.burn_in_steps
+            and self._is_chief
+        ):
             # Peers that train on shall have the last weights.
             self._finish_exchange(wait=True)
             self._look(step, publish=self._checkpoint(step))
         self._finish_exchange(wait=True)
         self._thread.close()
         self._exchange.close()
-        self.summary = {
-            str(peer.number): {
-                "received": peer.received,
-                "skipped": peer.skipped,
-                "step": peer.checkpoint.step if peer.checkpoint else None,
-                "age_seconds": (
-                    peer.age_seconds() if peer.checkpoint else None
-                ),
-            }
-            for peer in self._peers.values()
-        }
+        self.summary = peers_lib.summarize(self._peers.values())
         self.model.set_teachers([])
         if self._file is not None:
             self._file.close()
         if self._verbose and self._is_chief:
-            print(self._told())
+            print(peers_lib.told(self.group, self._peers.values()))
 
     # The exchange.
 
@@ -382,45 +383,3 @@ class Codistillation(keras.callbacks.Callback):
             task = f"{cluster.task_type}-{cluster.task_index}"
         name = f"codistillation-{self.group.index}-{task}.jsonl"
         self._file = (self._log_dir / name).open("w", encoding="utf-8")
-
-    def _told(self):
-        parts = []
-        for peer in self._peers.values():
-            if peer.checkpoint is None:
-                parts.append(f"nothing from group {peer.number}")
-                continue
-            parts.append(
-                f"{peer.received} times from group {peer.number} (the last of "
-                f"its step {peer.checkpoint.step}"
-                + (f"; {peer.skipped} skipped)" if peer.skipped else ")")
-            )
-        return (
-            f"Codistillation of group {self.group.index}: weights came "
-            f"{', '.join(parts) or 'from nobody: it is the only group'}."
-        )
-
-
-def _group(group, num_groups):
-    if isinstance(group, Group):
-        found = group
-    elif group is not None:
-        if num_groups is None:
-            raise ValueError(
-                f"group={group!r} needs num_groups, the number of all groups."
-            )
-        found = Group(group, num_groups)
-    else:
-        found = Group.from_tf_config()
-        if found is None:
-            raise ValueError(
-                "Which group this is was not told: pass group= and "
-                "num_groups=, or set TF_CONFIG's key "
-                '"codistillation": {"group": 0, "num_groups": 2}, as `tfdist '
-                "launch --num_groups=2` does."
-            )
-    if num_groups is not None and num_groups != found.num_groups:
-        raise ValueError(
-            f"num_groups is {num_groups}, and {found.num_groups} according to "
-            "the group."
-        )
-    return found

@@ -7,8 +7,7 @@ from keras import ops
 from keras import tree
 import tensorflow as tf
 
-from tfdist.codistillation import loss as loss_lib
-from tfdist.codistillation import outputs as outputs_lib
+from tfdist.codistillation.added_loss import AddedLoss
 
 
 class CodistillationMixin:
@@ -33,7 +32,7 @@ class CodistillationMixin:
 
     def configure_codistillation(self, *, burn_in_steps, weight=1.0, loss=None):
         """Says what is added to the loss; see `Codistilled` for arguments."""
-        self._codistillation = _AddedLoss(burn_in_steps, weight, loss)
+        self._codistillation = AddedLoss(burn_in_steps, weight, loss)
         self._codistillation_tracker = keras.metrics.Mean(
             name="codistillation_loss"
         )
@@ -51,17 +50,6 @@ class CodistillationMixin:
         """
         return self._codistillation.signature
 
-    def compile(self, *args, **kwargs):
-        super().compile(*args, **kwargs)
-        if self._codistillation is not None:
-            bound = inspect.signature(keras.Model.compile).bind(
-                self, *args, **kwargs
-            )
-            self._codistillation.compiled_with(
-                bound.arguments.get("loss"),
-                bound.arguments.get("loss_weights"),
-            )
-
     def set_teachers(self, teachers):
         """Replaces the teachers; what was traced before is traced again.
 
@@ -76,6 +64,9 @@ class CodistillationMixin:
         # Hidden from Keras: these are nothing of the model's own.
         self._codistillation.teachers = tuple(teachers)
         if self.compiled:
+            if isinstance(self.loss, (dict, list, tuple)):
+                config = self.get_compile_config() or {}
+                self._codistillation.loss_weights = config.get("loss_weights")
             self.make_train_function(force=True)
 
     def compute_loss(
@@ -102,13 +93,7 @@ class CodistillationMixin:
         )
         if not added.teachers:
             return loss
-        psi, weight, active = added.build(
-            x,
-            y_pred,
-            sample_weight,
-            step=self.optimizer.iterations,
-            output_names=getattr(self, "output_names", None),
-        )
+        psi, weight, active = added.build(self, x, y_pred, sample_weight)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         self._codistillation_tracker.update_state(
             psi * replicas, sample_weight=ops.cast(active, "float32")
@@ -216,6 +201,7 @@ class Codistilled(CodistillationMixin, keras.Model):
 
     def compile(self, *args, **kwargs):
         super().compile(*args, **kwargs)
+        self._codistillation.losses_for(self.loss)  # Is there one?
         # So that it is saved as if it had been trained by itself.
         bound = inspect.signature(keras.Model.compile).bind(
             self, *args, **kwargs
@@ -258,142 +244,6 @@ class Codistilled(CodistillationMixin, keras.Model):
         raise NotImplementedError(
             "A Codistilled is not saved; save its student, which `save` does."
         )
-
-
-class _AddedLoss:
-    """What is added to a model's loss, and when."""
-
-    def __init__(self, burn_in_steps, weight, loss):
-        if burn_in_steps != int(burn_in_steps) or burn_in_steps < 0:
-            raise ValueError(
-                "burn_in_steps must be an integer of at least 0, came: "
-                f"{burn_in_steps!r}."
-            )
-        if not callable(weight) and not 0 <= weight < float("inf"):
-            raise ValueError(
-                "weight must be a finite number of at least 0, or a callable "
-                f"of the step such as a schedule, came: {weight!r}."
-            )
-        for part in tree.flatten(loss):
-            if part is not None and not isinstance(
-                part, loss_lib.CodistillationLoss
-            ):
-                raise ValueError(
-                    "loss must be a CodistillationLoss, or a dict or list of "
-                    f"such, came: {part!r}."
-                )
-        self.burn_in_steps = int(burn_in_steps)
-        self.teachers = ()
-        self.signature = None
-        self._weight = weight
-        self._loss = loss
-        self._inferred = None
-        self._loss_weights = None
-
-    def compiled_with(self, loss, loss_weights):
-        """Takes note of what the model is compiled with."""
-        self._loss_weights = loss_weights
-        if self._loss is None:
-            self._inferred = _map(
-                lambda one: None if one is None else loss_lib.suited_to(one),
-                loss,
-            )
-
-    def build(self, x, y_pred, sample_weight, step, output_names):
-        """Builds the added loss into the step that is traced.
-
-        Returns:
-          `(psi, weight, active)`: scalar tensors, two floats and a bool; psi
-          is 0 where it is not active.
-        """
-        names = outputs_lib.names_of(y_pred, output_names)
-        losses = self._per_output(
-            self._inferred if self._loss is None else self._loss,
-            y_pred,
-            names,
-            "loss",
-        )
-        if not any(losses):
-            raise ValueError(
-                "No output has a loss of codistillation. Give one: "
-                "Codistilled(..., loss=CodistillationLoss(...))."
-            )
-        scales = self._per_output(
-            self._loss_weights, y_pred, names, "loss_weights"
-        )
-        weights = self._per_output(
-            sample_weight, y_pred, names, "sample_weight"
-        )
-        students = tree.flatten(y_pred)
-        since = tf.cast(step, tf.int64) - self.burn_in_steps
-        available = tf.stack(
-            [teacher.available.read_value() for teacher in self.teachers]
-        )
-        active = tf.logical_and(since >= 0, tf.reduce_any(available))
-
-        def distance():
-            total = tf.zeros([], tf.float32)
-            means = self._mean_targets(x, y_pred, losses, available)
-            for mean, loss, student, scale, weight in zip(
-                means, losses, students, scales, weights, strict=True
-            ):
-                if loss is not None:
-                    one = loss.from_targets(mean, student, weight)
-                    one = tf.reduce_sum(tf.cast(one, tf.float32))
-                    total += one if scale is None else scale * one
-            return total
-
-        psi = tf.cond(active, distance, lambda: tf.zeros([], tf.float32))
-        weight = self._weight
-        if callable(weight):
-            weight = weight(tf.maximum(since, 0))
-        return psi, tf.cast(weight, tf.float32), active
-
-    @staticmethod
-    def _per_output(value, y_pred, names, what):
-        return outputs_lib.spread(value, y_pred, names, what)
-
-    def _mean_targets(self, x, y_pred, losses, available):
-        """The mean of the available teachers' targets, one per output."""
-        number = tf.reduce_sum(tf.cast(available, tf.float32))
-        students = tree.flatten(y_pred)
-
-        def targets_of(teacher):
-            outputs = teacher.outputs(x)
-            tree.assert_same_structure(outputs, y_pred)
-            return [
-                tf.zeros([]) if loss is None else loss.targets(output)
-                for loss, output in zip(
-                    losses, tree.flatten(outputs), strict=True
-                )
-            ]
-
-        def nothing():
-            return [
-                tf.zeros([])
-                if loss is None
-                else tf.zeros_like(loss.targets(student))
-                for loss, student in zip(losses, students, strict=True)
-            ]
-
-        sums = nothing()
-        for teacher, there in zip(
-            self.teachers, tf.unstack(available), strict=True
-        ):
-            targets = tf.cond(
-                there, lambda teacher=teacher: targets_of(teacher), nothing
-            )
-            sums = [a + b for a, b in zip(sums, targets, strict=True)]
-        return [tf.stop_gradient(a / tf.cast(number, a.dtype)) for a in sums]
-
-
-def _map(function, structure):
-    """Like `tree.map_structure`, which drops what is None."""
-    if isinstance(structure, dict):
-        return {key: _map(function, one) for key, one in structure.items()}
-    if isinstance(structure, (list, tuple)):
-        return [_map(function, one) for one in structure]
-    return function(structure)
 
 
 def _check_student(student):

@@ -7,6 +7,7 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster.groups import Group
 from tfdist.codistillation import weights as weights_lib
 from tfdist.codistillation.exchange import Checkpoint
 from tfdist.codistillation.exchange import PeerUnavailableError
@@ -177,3 +178,61 @@ def note_staleness(peer):
             peer.checkpoint.step,
             peer.age_seconds(),
         )
+
+
+def summarize(peers):
+    """What came from each of `peers`, a dict that JSON can hold."""
+    return {
+        str(peer.number): {
+            "received": peer.received,
+            "skipped": peer.skipped,
+            "step": peer.checkpoint.step if peer.checkpoint else None,
+            "age_seconds": peer.age_seconds() if peer.checkpoint else None,
+        }
+        for peer in peers
+    }
+
+
+def told(group, peers):
+    """The same as a sentence."""
+    parts = []
+    for peer in peers:
+        if peer.checkpoint is None:
+            parts.append(f"nothing from group {peer.number}")
+            continue
+        parts.append(
+            f"{peer.received} times from group {peer.number} (the last of its "
+            f"step {peer.checkpoint.step}"
+            + (f"; {peer.skipped} skipped)" if peer.skipped else ")")
+        )
+    return (
+        f"Codistillation of group {group.index}: weights came "
+        f"{', '.join(parts) or 'from nobody: it is the only group'}."
+    )
+
+
+def group_of(group, num_groups):
+    """The `Group` that a user means; see `Codistillation` for arguments."""
+    if isinstance(group, Group):
+        found = group
+    elif group is not None:
+        if num_groups is None:
+            raise ValueError(
+                f"group={group!r} needs num_groups, the number of all groups."
+            )
+        found = Group(group, num_groups)
+    else:
+        found = Group.from_tf_config()
+        if found is None:
+            raise ValueError(
+                "Which group this is was not told: pass group= and "
+                "num_groups=, or set TF_CONFIG's key "
+                '"codistillation": {"group": 0, "num_groups": 2}, as `tfdist '
+                "launch --num_groups=2` does."
+            )
+    if num_groups is not None and num_groups != found.num_groups:
+        raise ValueError(
+            f"num_groups is {num_groups}, and {found.num_groups} according to "
+            "the group."
+        )
+    return found

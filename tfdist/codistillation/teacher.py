@@ -1,5 +1,6 @@
 """Teachers: networks whose weights came from elsewhere."""
 
+import keras
 import tensorflow as tf
 
 from tfdist.codistillation import weights as weights_lib
@@ -26,12 +27,15 @@ class Teacher:
     def __init__(self, architecture):
         self.architecture = architecture
         self.available = tf.Variable(False, trainable=False)
-        self._weights = {
-            id(variable): tf.Variable(
-                tf.zeros(variable.shape, variable.dtype), trainable=False
+        self._weights = [
+            (
+                variable,
+                tf.Variable(
+                    tf.zeros(variable.shape, variable.dtype), trainable=False
+                ),
             )
             for variable in weights_lib.exchanged_variables(architecture)
-        }
+        ]
 
     def outputs(self, x):
         """What the teacher predicts, built into the step that is traced.
@@ -42,20 +46,13 @@ class Teacher:
         Returns:
           As the model does, with `training=False`.
         """
-        outputs, _ = self.architecture.stateless_call(
-            self._values(self.architecture.trainable_variables),
-            self._values(self.architecture.non_trainable_variables),
-            x,
-            training=False,
-        )
-        return outputs
-
-    def _values(self, variables):
-        return [
-            # Only states of random numbers are missing; inference has none.
-            self._weights.get(id(variable), variable.value)
-            for variable in variables
-        ]
+        with keras.StatelessScope(
+            state_mapping=[
+                (variable, weight.read_value())
+                for variable, weight in self._weights
+            ]
+        ):
+            return self.architecture(x, training=False)
 
     def install(self, values):
         """Takes new weights, all at once as far as steps can see.
@@ -63,8 +60,8 @@ class Teacher:
         Args:
           values: Arrays, as in `Checkpoint.weights`.
         """
-        for variable, value in zip(self._weights.values(), values, strict=True):
-            variable.assign(tf.cast(value, variable.dtype))
+        for (_, weight), value in zip(self._weights, values, strict=True):
+            weight.assign(tf.cast(value, weight.dtype))
         self.available.assign(True)
 
     def retire(self):

@@ -1,0 +1,63 @@
+import types
+
+import keras
+import pytest
+
+import tfdist
+from tfdist.codistillation import Group
+from tfdist.codistillation import PeerServers
+
+SERVERS = [["a:1", "a:2"], ["b:1"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "int4"}, "float32, float16, int8, came: 'int4'"),
+        ({"timeout": 0}, "timeout must be positive, came: 0"),
+        ({"timeout": float("nan")}, "timeout must be positive, came: nan"),
+        ({"servers": "a:1"}, "servers must be a list of lists of addresses"),
+        ({"servers": ["a:1", "b:1"]}, r"servers\[0\] must be a list of lists"),
+        ({"servers": [["a:1"], ["b"]]}, r"servers\[1\]\[0\] must be 'host:po"),
+        ({"servers": [["a:1"], ["a:1"]]}, r"which servers\[0\]\[0\] has as"),
+    ],
+)
+def test_malformed_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PeerServers(**arguments)
+
+
+def in_cluster():
+    """A model that a cluster trains, as far as `bind` looks at it."""
+    strategy = types.SimpleNamespace(
+        cluster=types.SimpleNamespace(num_ps=2, ps_addresses=("a:1", "a:2")),
+        layout=lambda variables: {},
+    )
+    return types.SimpleNamespace(distribute_strategy=strategy, variables=[])
+
+
+def test_the_groups_own_servers_will_do():
+    PeerServers().bind(Group(0, 2, SERVERS), in_cluster())
+
+
+@pytest.mark.parametrize(
+    ("given", "group", "message"),
+    [
+        (None, Group(0, 2), "needs the addresses of all groups' parameter"),
+        (SERVERS, Group(0, 3), "for each of 3 groups, came: 2 lists"),
+        ([["a:1"], []], Group(0, 2), r"Group 1 has no .*servers\[1\]=\[\]"),
+    ],
+)
+def test_groups_without_known_servers_are_refused(given, group, message):
+    with pytest.raises(ValueError, match=message):
+        PeerServers(given).bind(group, in_cluster())
+
+
+@pytest.mark.parametrize("strategy", [None, tfdist.AsyncStrategy])
+def test_one_process_is_told_to_use_a_directory(strategy):
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    if strategy is not None:
+        with strategy().scope():
+            model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match="group 1 has none.* SharedDirectory"):
+        PeerServers(SERVERS).bind(Group(1, 2), model)

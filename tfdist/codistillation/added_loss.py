@@ -1,0 +1,175 @@
+"""What teachers add to a model's loss, and when."""
+
+from keras import tree
+import tensorflow as tf
+
+from tfdist.codistillation import loss as loss_lib
+from tfdist.codistillation import outputs as outputs_lib
+
+
+class AddedLoss:
+    """weight * psi(mean of teachers, student), from the burn-in's end on.
+
+    Args:
+      burn_in_steps: As in `Codistilled`.
+      weight: As there.
+      loss: As there.
+
+    Attributes:
+      burn_in_steps: As given.
+      teachers: Tuple of `Teacher`.
+      signature: `(x, outputs)` of the last step that was traced, each a
+        `tf.TensorSpec` or a structure of such; None before the first.
+      loss_weights: Those that the model is compiled with.
+
+    Raises:
+      ValueError: An argument is malformed.
+    """
+
+    def __init__(self, burn_in_steps, weight, loss):
+        if burn_in_steps != int(burn_in_steps) or burn_in_steps < 0:
+            raise ValueError(
+                "burn_in_steps must be an integer of at least 0, came: "
+                f"{burn_in_steps!r}."
+            )
+        if not callable(weight) and not 0 <= weight < float("inf"):
+            raise ValueError(
+                "weight must be a finite number of at least 0, or a callable "
+                f"of the step such as a schedule, came: {weight!r}."
+            )
+        for part in tree.flatten(loss):
+            if part is not None and not isinstance(
+                part, loss_lib.CodistillationLoss
+            ):
+                raise ValueError(
+                    "loss must be a CodistillationLoss, or a dict or list of "
+                    f"such, came: {part!r}."
+                )
+        self.burn_in_steps = int(burn_in_steps)
+        self.teachers = ()
+        self.signature = None
+        self.loss_weights = None
+        self._weight = weight
+        self._loss = loss
+
+    def losses_for(self, compiled):
+        """The losses that are added to one that a model is compiled with.
+
+        Args:
+          compiled: What the model's `loss` is.
+
+        Returns:
+          A `CodistillationLoss`, or a dict or list of such.
+
+        Raises:
+          ValueError: Which it is was not said and cannot be told.
+        """
+        if self._loss is not None:
+            return self._loss
+        return _map(
+            lambda one: None if one is None else loss_lib.suited_to(one),
+            compiled,
+        )
+
+    def build(self, model, x, y_pred, sample_weight):
+        """Builds the added loss into the step that is traced.
+
+        Args:
+          model: The compiled student.
+          x: What its predictions were made of.
+          y_pred: Its predictions.
+          sample_weight: As in `compute_loss`.
+
+        Returns:
+          `(psi, weight, active)`: scalar tensors, two floats and a bool; psi
+          is 0 where it is not active.
+        """
+        names = outputs_lib.names_of(
+            y_pred, getattr(model, "output_names", None)
+        )
+        losses = outputs_lib.spread(
+            self.losses_for(model.loss), y_pred, names, "loss"
+        )
+        if not any(losses):
+            raise ValueError(
+                "No output has a loss of codistillation. Give one: "
+                "Codistilled(..., loss=CodistillationLoss(...))."
+            )
+        scales = [None]
+        if len(names) > 1:
+            scales = outputs_lib.spread(
+                self.loss_weights,
+                y_pred,
+                names,
+                "loss_weights",
+            )
+        weights = outputs_lib.spread(
+            sample_weight, y_pred, names, "sample_weight"
+        )
+        students = tree.flatten(y_pred)
+        step = tf.cast(model.optimizer.iterations, tf.int64)
+        since = step - self.burn_in_steps
+        available = tf.stack(
+            [teacher.available.read_value() for teacher in self.teachers]
+        )
+        active = tf.logical_and(since >= 0, tf.reduce_any(available))
+
+        def distance():
+            total = tf.zeros([], tf.float32)
+            means = self._mean_targets(x, y_pred, losses, available)
+            for mean, loss, student, scale, weight in zip(
+                means, losses, students, scales, weights, strict=True
+            ):
+                if loss is not None:
+                    one = loss.from_targets(mean, student, weight)
+                    one = tf.reduce_sum(tf.cast(one, tf.float32))
+                    total += one if scale is None else scale * one
+            return total
+
+        psi = tf.cond(active, distance, lambda: tf.zeros([], tf.float32))
+        weight = self._weight
+        if callable(weight):
+            weight = weight(tf.maximum(since, 0))
+        return psi, tf.cast(weight, tf.float32), active
+
+    def _mean_targets(self, x, y_pred, losses, available):
+        """The mean of the available teachers' targets, one per output."""
+        number = tf.reduce_sum(tf.cast(available, tf.float32))
+        students = tree.flatten(y_pred)
+
+        def targets_of(teacher):
+            outputs = teacher.outputs(x)
+            tree.assert_same_structure(outputs, y_pred)
+            return [
+                tf.zeros([]) if loss is None else loss.targets(output)
+                for loss, output in zip(
+                    losses, tree.flatten(outputs), strict=True
+                )
+            ]
+
+        def nothing():
+            return [
+                tf.zeros([])
+                if loss is None
+                else tf.zeros_like(loss.targets(student))
+                for loss, student in zip(losses, students, strict=True)
+            ]
+
+        sums = nothing()
+        for teacher, there in zip(
+            self.teachers, tf.unstack(available), strict=True
+        ):
+            targets = tf.cond(
+                there, lambda teacher=teacher: targets_of(teacher), nothing
+            )
+            sums = [a + b for a, b in zip(sums, targets, strict=True)]
+        return [tf.stop_gradient(a / tf.cast(number, a.dtype)) for a in sums]
+
+
+def _map(function, structure):
+    """Like `tree.map_structure`, which drops what is None."""
+    if isinstance(structure, dict):
+        return {key: _map(function, one) for key, one in structure.items()}
+    if isinstance(structure, (list, tuple)):
+        return [_map(function, one) for one in structure]
+    return function(structure)
