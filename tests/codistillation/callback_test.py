@@ -1,5 +1,6 @@
 """When groups exchange, what they do with it, and what never stops them."""
 
+import contextlib
 import json
 import logging
 import threading
@@ -10,6 +11,7 @@ import pytest
 
 from tests.codistillation.scripted_exchange import ScriptedExchange
 from tests.codistillation.scripted_exchange import checkpoint
+import tfdist
 from tfdist.codistillation import Codistillation
 from tfdist.codistillation import CodistillationLoss
 from tfdist.codistillation import Codistilled
@@ -312,7 +314,16 @@ def test_groups_that_began_alike_are_reported(alike, caplog):
     assert ("began with the same weights" in caplog.text) == alike
 
 
-def test_other_architectures_are_taken_in_the_midst_of_training():
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        contextlib.nullcontext,
+        tfdist.AsyncStrategy,
+        lambda: tfdist.ParameterAveragingStrategy(period=4),
+    ],
+    ids=["none", "async", "averaging"],
+)
+def test_other_architectures_are_taken_in_the_midst_of_training(strategy):
     keras.utils.set_random_seed(7)
     deep, deeper = (
         keras.Sequential(
@@ -336,8 +347,10 @@ def test_other_architectures_are_taken_in_the_midst_of_training():
     )
     exchange.same_architecture = False
     watch = Watch()
-    student = build()
-    model = codistilled(student)
+    strategy = strategy()
+    with getattr(strategy, "scope", contextlib.nullcontext)():
+        student = build()
+        model = codistilled(student)
     model.optimizer.learning_rate = 0.0
     callback, _ = train(
         exchange, model=model, exchange_every=3, callbacks=[watch]

@@ -203,9 +203,11 @@ class Codistillation(keras.callbacks.Callback):
             and self._is_chief
         ):
             # Peers that train on shall have the last weights.
+            if self._finish_exchange(wait=True):
+                self._look(step, publish=self._checkpoint(step))
+                self._finish_exchange(wait=True)
+        else:
             self._finish_exchange(wait=True)
-            self._look(step, publish=self._checkpoint(step))
-        self._finish_exchange(wait=True)
         self._thread.close()
         self._exchange.close()
         self.summary = peers_lib.summarize(self._peers.values())
@@ -291,9 +293,11 @@ class Codistillation(keras.callbacks.Callback):
         return problem, arrivals
 
     def _finish_exchange(self, wait=False):
-        """Takes what the thread has brought, if it has."""
-        if self._pending is None or not (wait or self._pending.done()):
-            return
+        """Takes what the thread has brought; returns if it is free again."""
+        if self._pending is None:
+            return True
+        if not (wait or self._pending.done()):
+            return False
         try:
             problem, arrivals = self._pending.result(_LAST_SECONDS)
         except concurrent.futures.TimeoutError:
@@ -303,7 +307,7 @@ class Codistillation(keras.callbacks.Callback):
                 self._pending_step,
                 _LAST_SECONDS,
             )
-            return
+            return False
         self._pending = None
         if problem is not None:
             logging.warning(
@@ -321,6 +325,7 @@ class Codistillation(keras.callbacks.Callback):
             self._take(peer, arrival, step)
         if renewed:
             self._set_teachers()
+        return True
 
     def _take(self, peer, arrival, step):
         record = {

@@ -1,0 +1,191 @@
+"""Talks to a parameter server of any cluster, in sessions that end in time.
+
+TensorFlow's eager runtime knows one cluster, which this process may be a part
+of. A session is a client of its own: it neither needs that nor disturbs it,
+runs in any thread, and gives up when its time is over. One costs some
+milliseconds and leaves nothing on the server, so each conversation has its
+own, and a server that was started again on the same address needs no care.
+"""
+
+import contextlib
+import dataclasses
+import time
+
+import tensorflow as tf
+
+from tfdist.codistillation.exchange import PeerUnavailableError
+
+_NOT_THERE = (tf.errors.FailedPreconditionError, tf.errors.NotFoundError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """A parameter server of a group.
+
+    Attributes:
+      group: Number of the group.
+      task: Index of the server in its cluster.
+      address: Its `host:port`.
+    """
+
+    group: int
+    task: int
+    address: str
+
+    def __str__(self):
+        return (
+            f"parameter server /job:ps/task:{self.task} of group {self.group} "
+            f"at {self.address}"
+        )
+
+    def device(self):
+        """Scope in which operations are the server's."""
+        return tf.device(f"/job:ps/task:{self.task}/device:CPU:0")
+
+
+class Deadline:
+    """The end of the time for something.
+
+    Args:
+      seconds: From now.
+    """
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    def milliseconds(self):
+        """How many are left, at least 1: TensorFlow's 0 is no limit."""
+        return max(1, round(1000 * (self._end - time.monotonic())))
+
+
+class ServerSession(contextlib.AbstractContextManager):
+    """A session with one server.
+
+    Args:
+      server: The `Server`.
+      graph: The `tf.Graph` that runs there.
+      deadline: The `Deadline` of all that is done in the session. Leaving it
+        may take as long once more, if the server hangs in the midst of it.
+    """
+
+    def __init__(self, server, graph, deadline):
+        self._server = server
+        self._deadline = deadline
+        config = tf.compat.v1.ConfigProto(
+            operation_timeout_in_ms=deadline.milliseconds(),
+            # A server that knows of others would ask them as well.
+            device_filters=[f"/job:ps/task:{server.task}"],
+        )
+        self._session = tf.compat.v1.Session(
+            f"grpc://{server.address}", graph=graph, config=exactly(config)
+        )
+
+    def __exit__(self, *exc_info):
+        with contextlib.suppress(tf.errors.OpError):
+            self._session.close()
+
+    def run(self, fetches, what):
+        """Runs a part of the graph.
+
+        Args:
+          fetches: As in `tf.compat.v1.Session.run`.
+          what: What is asked for, for the message.
+
+        Returns:
+          The values.
+
+        Raises:
+          PeerUnavailableError: They are not there, or did not come in time.
+        """
+        try:
+            return self._session.run(
+                fetches,
+                options=tf.compat.v1.RunOptions(
+                    timeout_in_ms=self._deadline.milliseconds()
+                ),
+            )
+        except tf.errors.DeadlineExceededError as error:
+            raise PeerUnavailableError(
+                f"{self._server} did not answer within "
+                f"{self._deadline.seconds:g} s, asked for {what}: is it "
+                "running, and is its address right?"
+            ) from error
+        except _NOT_THERE as error:
+            raise PeerUnavailableError(
+                f"{self._server} does not have {what}: its group has not "
+                "begun to exchange yet"
+            ) from error
+        except tf.errors.OpError as error:
+            raise PeerUnavailableError(
+                f"{self._server} did not give {what}: "
+                f"{type(error).__name__}: {_reason(error)}"
+            ) from error
+
+
+def exactly(config):
+    """`config`, with which what is computed is what is written.
+
+    TensorFlow would turn a division by a constant into a multiplication,
+    which rounds otherwise.
+    """
+    options = config.graph_options
+    options.rewrite_options.disable_meta_optimizer = True
+    options.optimizer_options.opt_level = -1
+    return config
+
+
+def _reason(error):
+    """What a server said, without the operations that it said it about."""
+    lines = [line.strip() for line in error.message.splitlines()]
+    said = [line for line in lines if line and not line.startswith("[[")]
+    return said[-1] if said else "no reason given"
+
+
+def leave_text(server, name, text, deadline):
+    """Leaves a text on a server, in place of what was there.
+
+    Args:
+      server: The `Server`.
+      name: Of the text.
+      text: A string.
+      deadline: The `Deadline`.
+
+    Raises:
+      PeerUnavailableError: The server does not take it.
+    """
+    with tf.Graph().as_default() as graph, server.device():
+        write = tf.raw_ops.AssignVariableOp(
+            resource=_text(name), value=tf.constant(text)
+        )
+    with ServerSession(server, graph, deadline) as session:
+        session.run(write, "an answer")
+
+
+def read_text(server, name, what, deadline):
+    """The text that was left on a server.
+
+    Args:
+      server: The `Server`.
+      name: Of the text.
+      what: What it is, for the message.
+      deadline: The `Deadline`.
+
+    Returns:
+      A string, or bytes that are none.
+
+    Raises:
+      PeerUnavailableError: There is none, or it did not come in time.
+    """
+    with tf.Graph().as_default() as graph, server.device():
+        read = tf.raw_ops.ReadVariableOp(resource=_text(name), dtype=tf.string)
+    with ServerSession(server, graph, deadline) as session:
+        text = session.run(read, what)
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text
+
+
+def _text(name):
+    return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=name)
