@@ -1,6 +1,7 @@
 """What the documents show works as shown."""
 
 import inspect
+import json
 import pathlib
 import re
 
@@ -15,6 +16,7 @@ from tfdist.simulation import methods
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 SIMULATOR = (DOCS / "simulator.md").read_text("utf-8")
 AVERAGING = (DOCS / "averaging.md").read_text("utf-8")
+CODISTILLATION = (DOCS / "codistillation.md").read_text("utf-8")
 README = (DOCS.parent / "README.md").read_text("utf-8")
 COMMANDS = {"advise": advise, "compare": compare, "simulate": simulate}
 
@@ -39,6 +41,20 @@ def test_method_of_one_s_own_trains():
     assert int(model.optimizer.iterations.numpy()) == 96
     assert strategy.updates_applied() == [20]
     assert model.evaluate(names["x"], names["y"], verbose=0) < 0.01
+
+
+def test_program_of_codistillation_runs(tmp_path, monkeypatch):
+    (program,) = re.findall(r"```python\n(.*?)```", CODISTILLATION, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    for group in range(2):
+        told = {"codistillation": {"group": group, "num_groups": 2}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(told))
+        names = {}
+        exec(compile(program, "docs/codistillation.md", "exec"), names)
+    # The second found what the first has left.
+    assert names["exchange"].bytes_read > 0
+    assert names["model"].history.history["codistillation_loss"][-1] > 0
+    assert (tmp_path / "runs" / "model.keras").exists()
 
 
 def test_table_of_presets_is_what_they_are():
