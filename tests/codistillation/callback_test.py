@@ -84,7 +84,7 @@ class Watch(keras.callbacks.Callback):
         return [
             step
             for step, moved in enumerate(np.diff([0.0, *self.totals]), 1)
-            if moved
+            if moved > 0
         ]
 
 
@@ -389,6 +389,8 @@ def test_one_fit_after_the_other():
     train(exchange, model=model, callbacks=[watch])
     assert watch.steps == []
     train(exchange, model=model, callbacks=[watch])
+    # Without the callback it is a plain model again.
+    fit(model, [watch])
     assert watch.steps == list(range(STEPS + 1, 2 * STEPS + 1))
 
 

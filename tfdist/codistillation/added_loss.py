@@ -163,7 +163,7 @@ class AddedLoss:
                 there, lambda teacher=teacher: targets_of(teacher), nothing
             )
             sums = [a + b for a, b in zip(sums, targets, strict=True)]
-        return [tf.stop_gradient(a / tf.cast(number, a.dtype)) for a in sums]
+        return [total / tf.cast(number, total.dtype) for total in sums]
 
 
 def _map(function, structure):

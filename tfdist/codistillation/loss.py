@@ -124,10 +124,10 @@ class CodistillationLoss(keras.losses.Loss):
           outputs: Tensor (batch, ..., classes), of one teacher.
 
         Returns:
-          A float tensor of the same shape, without gradient: probabilities,
-          or logits, or the outputs.
+          A float tensor of the same shape: probabilities, or logits, or the
+          outputs.
         """
-        outputs = ops.stop_gradient(ops.cast(outputs, self.dtype))
+        outputs = ops.cast(outputs, self.dtype)
         if self.distance == "mean_squared_error":
             return outputs
         logits = self._logits(outputs)

@@ -186,7 +186,6 @@ class Codistilled(CodistillationMixin, keras.Model):
         _check_student(student)
         self.student = student
         self.augmentation = augmentation
-        self.supports_masking = True
         self.configure_codistillation(
             burn_in_steps=burn_in_steps, weight=weight, loss=loss
         )
@@ -211,14 +210,11 @@ class Codistilled(CodistillationMixin, keras.Model):
         arguments.update(optimizer=self.optimizer, auto_scale_loss=False)
         self.student.compile(**arguments)
 
-    def call(self, inputs, training=None, mask=None):
+    def call(self, inputs, training=None):
         if self.augmentation is not None and training:
             inputs = self.augmentation(inputs, training=True)
             self._augmented = inputs
         return self.student(inputs, training=training)
-
-    def compute_mask(self, inputs, previous_mask=None):
-        return self.student.compute_mask(inputs, previous_mask)
 
     def _seen_by_student(self, x):
         seen, self._augmented = self._augmented, None
