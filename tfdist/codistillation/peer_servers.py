@@ -18,8 +18,6 @@ from tfdist.codistillation.server_weights import ServerWeights
 
 _LAYOUT = "tfdist/codistillation/layout"
 _FORMAT = 1
-_ELSE = "Groups with different ones exchange whole models: SharedDirectory("
-_ELSE += "..., whole_models=True)"
 
 
 class PeerServers(Exchange):
@@ -29,7 +27,8 @@ class PeerServers(Exchange):
     architecture. A group's chief leaves a *layout* on its first server: what
     lies where. With it each process of a peer reads the weights from the
     servers themselves, whenever it wants them, without a copy on any disk and
-    without the group's workers.
+    without the group's workers. When a group's training is over its servers
+    end; others keep what they had of it.
 
     Servers go on while they are read, and no lock is taken: each tensor (of
     a variable that is split, each piece) is consistent in itself, and a part
@@ -172,8 +171,8 @@ class PeerServers(Exchange):
             number=number,
             step=step,
             time=now,
-            run=peer.layout["run"],
-            initial=peer.layout["initial"],
+            run=peer.run,
+            initial=peer.initial,
             weights=tuple(
                 np.array(weights_lib.as_numpy(variable))
                 if array is None
@@ -229,7 +228,7 @@ class _Peer:
     def __init__(self, servers, life):
         self.servers = servers
         self.life = life
-        self.text = self.layout = self.reader = None
+        self.text = self.run = self.initial = self.reader = None
 
     def read_by(self, text, model, dtype):
         """Takes a layout, if it fits.
@@ -265,7 +264,7 @@ class _Peer:
                 )
             _check_fit(layout, model, server.group)
             reader = ServerWeights(self.servers, layout, dtype)
-            str(layout["run"]), str(layout["initial"])
+            run, initial = layout["run"], layout["initial"]
         except UnusableCheckpointError:
             raise
         except (IndexError, KeyError, TypeError, ValueError) as error:
@@ -273,7 +272,8 @@ class _Peer:
                 f"the layout on {server} is malformed: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        self.text, self.layout, self.reader = text, layout, reader
+        self.text, self.reader = text, reader
+        self.run, self.initial = run, initial
 
     def number_of(self, updates, newer_than):
         """Number of a checkpoint, greater than those of lives before.
@@ -282,12 +282,11 @@ class _Peer:
           updates: That the servers have counted.
           newer_than: The `Checkpoint` that this process has, or None.
         """
-        run = self.layout["run"]
-        if self.life is None or self.life.run != run:
+        if self.life is None or self.life.run != self.run:
             offset = 0
-            if newer_than is not None and newer_than.run != run:
+            if newer_than is not None and newer_than.run != self.run:
                 offset = max(0, newer_than.number + 1 - updates)
-            self.life = _Life(run, offset)
+            self.life = _Life(self.run, offset)
         return updates + self.life.offset
 
 
@@ -307,5 +306,7 @@ def _check_fit(layout, model, group):
                 break
     if misfit is not None:
         raise UnusableCheckpointError(
-            f"group {group} has another architecture: {misfit}. {_ELSE}"
+            f"group {group} has another architecture: {misfit}. Groups with "
+            "different ones exchange whole models: SharedDirectory(..., "
+            "whole_models=True)"
         )

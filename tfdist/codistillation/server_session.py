@@ -9,6 +9,7 @@ own, and a server that was started again on the same address needs no care.
 
 import contextlib
 import dataclasses
+import socket
 import time
 
 import tensorflow as tf
@@ -67,19 +68,43 @@ class ServerSession(contextlib.AbstractContextManager):
       graph: The `tf.Graph` that runs there.
       deadline: The `Deadline` of all that is done in the session. Leaving it
         may take as long once more, if the server hangs in the midst of it.
+
+    Raises:
+      PeerUnavailableError: On entry, if nobody listens at the address.
     """
 
     def __init__(self, server, graph, deadline):
         self._server = server
+        self._graph = graph
         self._deadline = deadline
+        self._session = None
+
+    def __enter__(self):
+        self._check_that_it_listens()
         config = tf.compat.v1.ConfigProto(
-            operation_timeout_in_ms=deadline.milliseconds(),
+            operation_timeout_in_ms=self._deadline.milliseconds(),
             # A server that knows of others would ask them as well.
-            device_filters=[f"/job:ps/task:{server.task}"],
+            device_filters=[f"/job:ps/task:{self._server.task}"],
         )
         self._session = tf.compat.v1.Session(
-            f"grpc://{server.address}", graph=graph, config=exactly(config)
+            f"grpc://{self._server.address}",
+            graph=self._graph,
+            config=exactly(config),
         )
+        return self
+
+    def _check_that_it_listens(self):
+        """TensorFlow would wait for who is not there."""
+        host, port = self._server.address.rsplit(":", 1)
+        seconds = self._deadline.milliseconds() / 1000
+        try:
+            socket.create_connection((host.strip("[]"), port), seconds).close()
+        except ConnectionRefusedError as error:
+            raise PeerUnavailableError(
+                f"{self._server} is not there: nobody listens at its address"
+            ) from error
+        except OSError:
+            pass  # The session says what it is, if it does not get through.
 
     def __exit__(self, *exc_info):
         with contextlib.suppress(tf.errors.OpError):

@@ -86,11 +86,14 @@ class Resources:
 
     def handle(self, variable, shard, piece=None):
         """Handle of `variable`, or of a `Piece` of it, on server `shard`."""
-        name = f"variable/{variable.ordinal}"
-        if piece is not None:
-            name += f"/{piece.number}"
+        name = self.variable_name(variable, piece)
         shape = variable.shape_of(piece)
         return self.resource(shard, name, variable.dtype, shape)
+
+    def variable_name(self, variable, piece=None):
+        """What `variable`, or a `Piece` of it, is called on servers."""
+        name = f"variable/{variable.ordinal}"
+        return name if piece is None else f"{name}/{piece.number}"
 
     def counter(self, name, shard):
         """The `Counter` called `name` on server `shard`."""

@@ -21,6 +21,7 @@ from tfdist.parameter_server import construction
 from tfdist.parameter_server import coordination
 from tfdist.parameter_server import corrector
 from tfdist.parameter_server import extended
+from tfdist.parameter_server import layout
 from tfdist.parameter_server import metrics
 from tfdist.parameter_server import ring
 from tfdist.parameter_server import store as store_lib
@@ -255,6 +256,10 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def bytes_per_server(self):
         """Bytes of variables placed on each server, a tuple of ints."""
         return self._store.bytes_per_shard
+
+    def layout(self, variables):
+        """Where `variables` (Keras's) lie on servers; see `layout.describe`."""
+        return layout.describe(self._store, variables)
 
     def updates_applied(self):
         """Updates that each server has applied so far, a list of ints."""
