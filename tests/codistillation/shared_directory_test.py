@@ -210,6 +210,19 @@ def test_other_formats_are_not_read(change, message):
         archive.decode(content)
 
 
+def test_weights_with_something_behind_them_are_not_read():
+    buffer = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(CONTENT)) as before,
+        zipfile.ZipFile(buffer, "w") as after,
+    ):
+        for name in before.namelist():
+            more = b"?" if name == "weights/1.0.npy" else b""
+            after.writestr(name, before.read(name) + more)
+    with pytest.raises(UnusableCheckpointError, match="weights 1 are too long"):
+        archive.decode(buffer.getvalue())
+
+
 # What is in a directory.
 
 
@@ -225,7 +238,11 @@ def test_newest_is_read_once(tmp_path):
     assert reader.fetch(0, first) is None
     writer.publish(own(step=30))
     assert reader.fetch(0, first).step == 30
-    assert reader.bytes_read == 2 * writer.bytes_written / 3
+    sizes = [
+        (tmp_path / "group-0" / name).stat().st_size for name in files(tmp_path)
+    ]
+    assert writer.bytes_written == sum(sizes)
+    assert reader.bytes_read == sum(sizes[1:])
     with pytest.raises(PeerUnavailableError, match="group 2 "):
         reader.fetch(2, None)
 
