@@ -14,6 +14,7 @@ from tests.codistillation.scripted_exchange import checkpoint
 import tfdist
 from tfdist.codistillation import Codistillation
 from tfdist.codistillation import CodistillationLoss
+from tfdist.codistillation import CodistillationMixin
 from tfdist.codistillation import Codistilled
 from tfdist.codistillation import Group
 from tfdist.codistillation import PeerUnavailableError
@@ -255,6 +256,26 @@ def test_an_exchange_that_hangs_stops_nobody(monkeypatch, caplog):
     go_on.set()
 
 
+def test_what_was_due_is_made_up_for_when_the_thread_is_free():
+    go_on = threading.Event()
+
+    class LetItGoOn(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 6:
+                go_on.set()
+                callback._pending.result(60)
+
+    exchange = ScriptedExchange([lambda: go_on.wait(60) and None])
+    callback = Codistillation(
+        exchange, group=0, num_groups=2, exchange_every=5, verbose=0
+    )
+    # It finds what is done before the next step, or after that one.
+    fit(codistilled(build()), [LetItGoOn(), callback])
+    first, second, *_ = [one.step for one in exchange.published]
+    assert first == 0
+    assert second == 7
+
+
 def test_in_the_background_a_missing_peer_is_looked_for_often(monkeypatch):
     monkeypatch.setattr(callback_lib, "_LOOK_SECONDS", 0.0)
     came = threading.Event()
@@ -427,6 +448,16 @@ def test_models_without_the_loss_are_refused():
     model = build()
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"Codistilled\(model"):
+        train(ScriptedExchange(), model=model)
+
+
+def test_mixins_that_are_not_configured_are_refused():
+    class Forgotten(CodistillationMixin, keras.Sequential):
+        pass
+
+    model = Forgotten([keras.Input((2,)), layers.Dense(3)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="call configure_codistillation"):
         train(ScriptedExchange(), model=model)
 
 

@@ -229,20 +229,21 @@ class Codistillation(keras.callbacks.Callback):
         return int(keras.ops.convert_to_numpy(iterations))
 
     def _begin_exchange(self, step):
+        """Begins what is due, or leaves it due until the thread is free."""
+        if not self._finish_exchange():
+            if self._pending_publishes:
+                logging.log_first_n(
+                    logging.WARNING,
+                    "The exchange before that of step %d has not ended yet. "
+                    "Slow files or networks want a greater exchange_every "
+                    "than %d.",
+                    1,
+                    step,
+                    self._every,
+                )
+            return
         first = self.model.burn_in_steps
         self._next = first + ((step - first) // self._every + 1) * self._every
-        if self._pending is not None and not self._pending.done():
-            logging.log_first_n(
-                logging.WARNING,
-                "The exchange before that of step %d has not ended yet: it is "
-                "left out. Slow files or networks want a greater "
-                "exchange_every than %d.",
-                1,
-                step,
-                self._every,
-            )
-            return
-        self._finish_exchange()
         self._look(step, self._checkpoint(step) if self._is_chief else None)
         if not self._in_background:
             self._finish_exchange(wait=True)
@@ -267,6 +268,7 @@ class Codistillation(keras.callbacks.Callback):
             return
         self._looked_at = time.monotonic()
         self._pending_step = step
+        self._pending_publishes = publish is not None
         self._pending = self._thread.submit(self._carry, publish)
 
     def _carry(self, checkpoint):

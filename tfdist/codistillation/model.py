@@ -40,7 +40,15 @@ class CodistillationMixin:
     @property
     def burn_in_steps(self):
         """Updates before anything is added to the loss, an int."""
-        return self._codistillation.burn_in_steps
+        return self._configured().burn_in_steps
+
+    def _configured(self):
+        if self._codistillation is None:
+            raise ValueError(
+                f"{self.name!r} is a CodistillationMixin that is not "
+                "configured: call configure_codistillation first."
+            )
+        return self._codistillation
 
     @property
     def traced_signature(self):
@@ -48,7 +56,7 @@ class CodistillationMixin:
 
         None before the first step.
         """
-        return self._codistillation.signature
+        return self._configured().signature
 
     def set_teachers(self, teachers):
         """Replaces the teachers; what was traced before is traced again.
@@ -56,13 +64,8 @@ class CodistillationMixin:
         Args:
           teachers: List of `Teacher`; may be empty.
         """
-        if self._codistillation is None:
-            raise ValueError(
-                f"{self.name!r} is a CodistillationMixin that is not "
-                "configured: call configure_codistillation first."
-            )
         # Hidden from Keras: these are nothing of the model's own.
-        self._codistillation.teachers = tuple(teachers)
+        self._configured().teachers = tuple(teachers)
         if self.compiled:
             if isinstance(self.loss, (dict, list, tuple)):
                 config = self.get_compile_config() or {}
