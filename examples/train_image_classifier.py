@@ -10,6 +10,13 @@ What `--strategy` can be stands in `strategy_flags.py` beside this file.
 
 The chief writes `summary.json` and `training.png` to `--output_dir`, an
 evaluator (`tfdist launch --evaluator ...`) writes `eval.jsonl`.
+
+Groups that teach each other train on a part of the images each, and write to
+`group-0`, `group-1`, ... in `--output_dir`; their flags stand in
+`codistillation_flags.py`:
+
+    tfdist launch --num_groups=2 --num_ps=0 --num_workers=1 \
+        examples/train_image_classifier.py -- --codistill
 """
 
 import json
@@ -21,11 +28,13 @@ from typing import Any
 from absl import app
 from absl import flags
 from absl import logging
+import codistillation_flags
 import keras
 import strategy_flags
 import tensorflow as tf
 
 import tfdist
+from tfdist import codistillation
 from tfdist import datasets
 
 OPTIMIZERS = {
@@ -67,7 +76,19 @@ flags.DEFINE_float(
     "From one evaluation of an evaluator to the next.",
     lower_bound=0.0,
 )
-flags.DEFINE_integer("seed", 1, "Of weights, dropout and the order of images.")
+flags.DEFINE_integer(
+    "seed",
+    1,
+    "Of weights, dropout and the order of images; with --codistill that of "
+    "group 0, where group 1 has the next one, and so on.",
+)
+flags.DEFINE_bool(
+    "codistill",
+    False,
+    "Whether the groups that `tfdist launch --num_groups=2` starts teach each "
+    "other.",
+)
+codistillation_flags.only_with("codistill")
 flags.register_validator(
     "learning_rate",
     lambda value: 0 < value < float("inf"),
@@ -79,19 +100,23 @@ def main(argv: list[str]) -> None:
     """Trains, evaluates and, on the chief, reports."""
     if len(argv) > 1:
         raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
+    group = codistillation_flags.read_group(FLAGS.codistill)
     # On a parameter server this line serves until training is over, and exits.
     strategy = strategy_flags.make_strategy()
     cluster = getattr(strategy, "cluster", None)
     num_workers = cluster.num_workers if cluster else 1
     callbacks = strategy_flags.stragglers(num_workers)
     is_chief = cluster is None or cluster.is_chief
-    output_dir = pathlib.Path(FLAGS.output_dir)
+    output_dir = codistillation_flags.group_dir(group)
     output_dir.mkdir(parents=True, exist_ok=True)
 
-    keras.utils.set_random_seed(FLAGS.seed)
-    (train, validation, test), num_classes = load_data()
+    seed = codistillation_flags.group_seed(group)
+    keras.utils.set_random_seed(seed)
+    (train, validation, test), num_classes = load_data(seed, group)
     with strategy.scope():
         model = build_model(train.element_spec[0].shape[1:], num_classes)
+        if group is not None:
+            model = codistillation_flags.wrap(model)
         model.compile(
             optimizer=OPTIMIZERS[FLAGS.optimizer](FLAGS.learning_rate),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -109,6 +134,13 @@ def main(argv: list[str]) -> None:
     if cluster is not None:
         monitor = tfdist.callbacks.ClusterMonitor(log_dir=output_dir)
         callbacks.append(monitor)
+    codistilling = None
+    if group is not None:
+        # After the monitor, which waits at the end for the other workers.
+        codistilling = codistillation_flags.make_callback(
+            group, is_chief=is_chief
+        )
+        callbacks.append(codistilling)
 
     start = time.monotonic()
     history = model.fit(
@@ -135,11 +167,13 @@ def main(argv: list[str]) -> None:
         "batch_size": FLAGS.batch_size,
         "optimizer": FLAGS.optimizer,
         "learning_rate": FLAGS.learning_rate,
-        "seed": FLAGS.seed,
+        "seed": seed,
         "test_accuracy": test_accuracy,
         "wall_seconds": wall_seconds,
         **(monitor.summary if monitor else one_process_summary(model)),
     }
+    if codistilling is not None:
+        summary["codistillation"] = codistillation_flags.report(codistilling)
     text = json.dumps(summary, indent=2, default=float)
     (output_dir / "summary.json").write_text(text + "\n")
     steps = read_steps(monitor.jsonl_path) if monitor else []
@@ -151,12 +185,18 @@ def main(argv: list[str]) -> None:
     )
 
 
-def load_data() -> tuple[list[tf.data.Dataset], int]:
+def load_data(
+    seed: int, group: codistillation.Group | None
+) -> tuple[list[tf.data.Dataset], int]:
     """Loads the images, scaled to 0..1 and batched.
 
     Every worker makes the same pipeline over all images; the strategy gives
     each its own share of the training batches. Hence the seed of the shuffle,
     which must not differ between workers.
+
+    Args:
+        seed: of the shuffle.
+        group: whose part of the training images to take; None for all.
 
     Returns:
         `[training, validation, test]`, each of batches `((batch, height, width,
@@ -190,10 +230,12 @@ def load_data() -> tuple[list[tf.data.Dataset], int]:
             image = tf.image.resize(image, (RESIZED_SIDE, RESIZED_SIDE))
         return image, label
 
+    if group is not None:
+        splits = [group.shard(splits[0]), *splits[1:]]
     train, validation, test = [
         split.map(prepare, tf.data.AUTOTUNE) for split in splits
     ]
-    train = train.shuffle(SHUFFLE_BUFFER, seed=FLAGS.seed)
+    train = train.shuffle(SHUFFLE_BUFFER, seed=seed)
     # By batches: these data sets have fewer files than a cluster has workers.
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = (

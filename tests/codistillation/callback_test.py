@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import threading
+import time
 
 import keras
 import numpy as np
@@ -326,6 +327,16 @@ def test_silent_peers_are_reported(caplog):
     assert "its weights of step 3" in told[0]
 
 
+@pytest.mark.parametrize("hours", [2.0, 0.0])
+def test_weights_of_an_earlier_training_are_reported(hours, caplog):
+    taken = time.time() - 3600 * hours
+    exchange = ScriptedExchange([checkpoint(weights(), step=7, time=taken)])
+    with caplog.at_level(logging.WARNING, logger="absl"):
+        train(exchange)
+    told = "weights of group 1 are 2.0 hours old, of its step 7"
+    assert (told in caplog.text) == bool(hours)
+
+
 @pytest.mark.parametrize("alike", [True, False])
 def test_groups_that_began_alike_are_reported(alike, caplog):
     initial = digest(snapshot(build())) if alike else "other"
@@ -413,6 +424,17 @@ def test_one_fit_after_the_other():
     # Without the callback it is a plain model again.
     fit(model, [watch])
     assert watch.steps == list(range(STEPS + 1, 2 * STEPS + 1))
+
+
+def test_summary_is_printed(capsys):
+    exchange = ScriptedExchange([checkpoint(weights(), step=7)])
+    train(exchange, verbose=1)
+    assert (
+        "Codistillation of group 0: weights of group 1 came 1 times, the last "
+        "of its step 7.\n"
+    ) in capsys.readouterr().out
+    train(ScriptedExchange(), verbose=1)
+    assert "no weights of group 1 came.\n" in capsys.readouterr().out
 
 
 def test_which_group_comes_from_the_environment(monkeypatch):

@@ -357,6 +357,7 @@ class Codistillation(keras.callbacks.Callback):
             record["teacher_step"] = found.step
             record["age_seconds"] = round(peer.age_seconds(), 3)
             peers_lib.warn_if_alike(peer, self._initial)
+            peers_lib.warn_if_old(peer)
             self._retire_old()
         self.records.append(record)
         if self._file is not None:

@@ -15,6 +15,7 @@ from tfdist.codistillation.exchange import UnusableCheckpointError
 from tfdist.codistillation.teacher import Teacher
 
 _STALE_EXCHANGES = 10
+_OLD_SECONDS = 1800.0
 
 
 @dataclasses.dataclass
@@ -166,6 +167,19 @@ def warn_if_alike(peer, initial):
         )
 
 
+def warn_if_old(peer):
+    """Warns if the first weights of a peer may be of another training."""
+    if peer.received == 1 and peer.age_seconds() > _OLD_SECONDS:
+        logging.warning(
+            "The weights of group %d are %.1f hours old, of its step %d. If "
+            "they are of an earlier training, take a directory of its own for "
+            "each, or set max_age_seconds.",
+            peer.number,
+            peer.age_seconds() / 3600,
+            peer.checkpoint.step,
+        )
+
+
 def note_staleness(peer):
     """Tells once that a peer has not published for some exchanges."""
     peer.unchanged += 1
@@ -198,16 +212,16 @@ def told(group, peers):
     parts = []
     for peer in peers:
         if peer.checkpoint is None:
-            parts.append(f"nothing from group {peer.number}")
+            parts.append(f"no weights of group {peer.number} came")
             continue
         parts.append(
-            f"{peer.received} times from group {peer.number} (the last of its "
-            f"step {peer.checkpoint.step}"
-            + (f"; {peer.skipped} skipped)" if peer.skipped else ")")
+            f"weights of group {peer.number} came {peer.received} times, the "
+            f"last of its step {peer.checkpoint.step}"
+            + (f", {peer.skipped} were skipped" if peer.skipped else "")
         )
     return (
-        f"Codistillation of group {group.index}: weights came "
-        f"{', '.join(parts) or 'from nobody: it is the only group'}."
+        f"Codistillation of group {group.index}: "
+        f"{'; '.join(parts) or 'it is the only group'}."
     )
 
 

@@ -1,0 +1,302 @@
+"""The examples whose groups teach each other."""
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.examples import example_task
+from tests.multi_process.real_cluster import TaskUnderTest
+from tests.multi_process.real_cluster import Zygote
+from tfdist import datasets
+from tfdist.cli import local_cluster
+
+LANGUAGE, IMAGES = "codistill_language_model", "train_image_classifier"
+SECONDS = 120.0
+# 20,000 characters are 416 sequences of 48, 208 for each of two groups: 13
+# batches of 16. Steps sleep, so that both groups train at the same time even
+# if one began seconds later.
+SMALL = [
+    "--characters=20000",
+    "--units=8",
+    "--batch_size=16",
+    "--burn_in_steps=3",
+    "--exchange_every=4",
+    "--distillation_weight=0.5",
+]
+# Of 64 characters, each as probable as the others.
+NATS_UNTRAINED = math.log(64)
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    with Zygote() as process:
+        yield process
+
+
+def run(zygote, directory, target, environ, arguments, label="task"):
+    """Starts a task in a directory."""
+    return TaskUnderTest(
+        zygote,
+        label,
+        directory,
+        target=f"tests.examples.{target}",
+        arguments=arguments,
+        environ=environ,
+    )
+
+
+def train(zygote, directory, script, flags, jobs):
+    """Runs an example as each task of two groups; returns what they print."""
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(local_cluster.LocalCluster(jobs, 2))
+        tasks = []
+        for one in cluster.tasks:
+            task = run(
+                zygote,
+                directory,
+                "example_task:run",
+                {"TF_CONFIG": one.tf_config},
+                {
+                    "script": f"{script}.py",
+                    "flags": [f"--output_dir={directory}", *flags],
+                },
+                one.label.replace(" ", "-"),
+            )
+            stack.callback(lambda task=task: task.runs() and task.kill())
+            tasks.append(task)
+        end = time.monotonic() + SECONDS
+        for task in tasks:
+            status = task.wait(max(0.0, end - time.monotonic()))
+            assert status == 0, task.output()
+        return "".join(task.output() for task in tasks)
+
+
+def summaries(directory, output):
+    """What each of two groups wrote."""
+    paths = [directory / f"group-{k}" / "summary.json" for k in range(2)]
+    assert all(path.exists() for path in paths), output
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def assert_taught(summary, group, **flags):
+    """Asserts that a group was taught by the other one."""
+    found = summary["codistillation"]
+    assert (found["group"], found["num_groups"]) == (group, 2)
+    assert {name: found[name] for name in flags} == flags
+    # Of itself it is no peer.
+    ((number, peer),) = found["peers"].items()
+    assert number == str(1 - group)
+    assert peer["received"] > 0
+    assert peer["skipped"] == 0
+    # Nobody teaches before the end of its own burn-in.
+    assert peer["step"] >= found["burn_in_steps"]
+    assert 0 <= peer["age_seconds"] < SECONDS
+    # Groups begin differently.
+    assert summary["seed"] == 1 + group
+
+
+def test_launched_processes_exchange_whole_models(tmp_path):
+    # What an earlier run has left, of the wrong group at that.
+    stale = tmp_path / "exchange/group-1/checkpoint-00000009-step-9.keras"
+    kept = stale.with_name("notes.txt")
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    kept.touch()
+    command = [sys.executable, "-m", "tfdist", "launch", "--num_groups=2"]
+    command += ["--num_ps=0", "--num_workers=1", f"--timeout={SECONDS}"]
+    command += [str(example_task.EXAMPLES / f"{LANGUAGE}.py"), "--", *SMALL]
+    command += ["--different_architectures", f"--output_dir={tmp_path}"]
+    command += ["--epochs=3", "--straggler=0:0.15"]
+    result = subprocess.run(
+        command,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(example_task.EXAMPLES.parent),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS + 30,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    found = summaries(tmp_path, result.stdout)
+    for group, summary in enumerate(found):
+        assert_taught(summary, group, exchange="directory")
+        assert summary["layer"] == ["GRU", "LSTM"][group]
+        assert summary["sequences"] == 208
+        assert summary["updates_applied"] == 3 * 13
+        nats = summary["nats_per_character"]
+        assert nats < NATS_UNTRAINED
+        assert summary["nats_per_character_by_epoch"][-1] == nats
+        assert summary["bits_per_character"] == pytest.approx(
+            nats / math.log(2)
+        )
+        assert (
+            f"[group {group} worker 0] {nats:.3f} nats "
+            f"({nats / math.log(2):.3f} bits) per character"
+        ) in result.stdout
+    assert kept.exists() and not stale.exists()
+    for group in range(2):
+        files = list((tmp_path / f"exchange/group-{group}").glob("*.keras"))
+        assert 0 < len(files) <= 3
+
+
+def test_clusters_exchange_over_their_servers(zygote, tmp_path):
+    flags = [
+        *SMALL,
+        "--strategy=sync",
+        "--exchange=servers",
+        "--quantise=float16",
+        "--epochs=4",
+        "--straggler=0:0.2",
+    ]
+    output = train(zygote, tmp_path, LANGUAGE, flags, {"ps": 1, "worker": 2})
+    for group, summary in enumerate(summaries(tmp_path, output)):
+        assert_taught(summary, group, exchange="servers", quantise="float16")
+        assert (summary["num_ps"], summary["num_workers"]) == (1, 2)
+        assert summary["layer"] == "GRU"
+        # Of 13 batches of each epoch worker 0 has 7, and each update is made
+        # of one gradient of every worker that has not ended.
+        assert summary["updates_applied"] == 4 * 7
+        assert summary["nats_per_character"] < NATS_UNTRAINED
+        # Every worker has teachers.
+        for worker in range(2):
+            name = f"codistillation-{group}-worker-{worker}.jsonl"
+            assert (
+                "teacher_step"
+                in (tmp_path / f"group-{group}" / name).read_text()
+            )
+    assert not (tmp_path / "exchange").exists()
+
+
+def test_groups_train_on_images(zygote, tmp_path):
+    data_dir = tmp_path / "tensorflow_datasets"
+    datasets.load("digits", data_dir=data_dir)
+    flags = [
+        "--codistill",
+        f"--data_dir={data_dir}",
+        f"--exchange_dir={tmp_path / 'elsewhere'}",
+        "--batch_size=64",
+        "--epochs=3",
+        "--burn_in_steps=3",
+        "--exchange_every=5",
+        "--quantise=int8",
+        "--straggler=0:0.15",
+    ]
+    output = train(zygote, tmp_path, IMAGES, flags, {"worker": 1})
+    for group, summary in enumerate(summaries(tmp_path, output)):
+        directory = str(tmp_path / "elsewhere")
+        assert_taught(summary, group, quantise="int8", exchange_dir=directory)
+        # Half of 1,437 - 144 images are 11 batches of 64.
+        assert summary["updates_applied"] == 3 * 11
+        assert 0.2 < summary["test_accuracy"] <= 1
+        assert (tmp_path / f"group-{group}" / "training.png").exists()
+        assert list(tmp_path.glob(f"elsewhere/group-{group}/*.npz"))
+    assert not (tmp_path / "summary.json").exists()
+    assert not (tmp_path / "exchange").exists()
+
+
+def test_parts_of_the_text_are_disjoint_and_together_the_whole(
+    zygote, tmp_path
+):
+    task = run(
+        zygote,
+        tmp_path,
+        "codistillation_task:deal",
+        {"TF_CONFIG": ""},
+        {"num_groups": 3},
+    )
+    assert task.wait(SECONDS) == 0, task.output()
+    (whole, validation), *parts = json.loads(
+        (tmp_path / "parts.json").read_text()
+    )
+    assert len(whole) == 5000 // 48
+    # Dealt out in turn.
+    trained = [train for train, _ in parts]
+    woven = [
+        sequence
+        for dealt in itertools.zip_longest(*trained)
+        for sequence in dealt
+        if sequence is not None
+    ]
+    assert woven == whole
+    # The next sequence begins with what the one before has to predict last.
+    for one, following in itertools.pairwise(whole):
+        assert len(one) == 48 + 1 and one[-1] == following[0]
+    assert all(other == validation for _, other in parts)
+    assert len(validation) > 400
+
+
+GROUP = '{"codistillation": {"group": 1, "num_groups": 2}}'
+BAD_GROUP = '{"codistillation": {"group": 2, "num_groups": 2}}'
+BAD_FLAGS = {
+    LANGUAGE: {
+        ("", "--exchange=disk"): "should be one of <directory|servers>",
+        ("", "--exchange_every=0"): "0 is not a positive integer",
+        ("", "--burn_in_steps=-1"): "-1 is not a non-negative integer",
+        ("", "--distillation_weight=-1"): "must be a finite number of at least",
+        ("", "--distillation_weight=nan"): "must be a finite number of at leas",
+        ("", "--temperature=0"): "--temperature=0.0: must be a positive, fini",
+        ("", "--temperature=inf"): "--temperature=inf: must be a positive, fin",
+        ("", "--quantise=int4"): "should be one of <float32|float16|int8>",
+        ("", "--exchange=servers --exchange_dir=here"): "--exchange_dir is for "
+        "--exchange=directory only.",
+        ("", "--different_architectures --quantise=int8"): "is for "
+        "--exchange=directory --quantise=float32 only: whole models are",
+        ("", "--different_architectures --exchange=servers"): "is for "
+        "--exchange=directory --quantise=float32 only: whole models are",
+        ("", "--characters=0"): "0 is not a positive integer",
+        ("", "--learning_rate=0"): "must be a positive, finite number",
+        ("", "text"): "takes flags only, got ['text']",
+        (GROUP, "--exchange=servers"): "flag --exchange=servers: every group "
+        "must have parameter servers, such as tfdist launch --num_groups=2",
+        (GROUP, "--characters=95"): "flag --characters=95: must be at least "
+        "96, a sequence for each group.",
+        (BAD_GROUP, ""): 'TF_CONFIG["codistillation"]["group"] must be an '
+        "integer from 0 to 1. Received: 2",
+    },
+    IMAGES: {
+        ("", "--codistill"): "flag --codistill: TF_CONFIG must say under "
+        '"codistillation" which of several groups this is, as it does under '
+        "`tfdist launch --num_groups=2 --num_ps=0 --num_workers=1 SCRIPT -- "
+        "--codistill`.",
+        (GROUP, "--strategy=none"): "This is group 1 of 2, and without "
+        "--codistill all would train the same",
+        (GROUP, "--codistill --exchange=servers"): "flag --exchange=servers: ",
+        (BAD_GROUP, "--codistill"): 'TF_CONFIG["codistillation"]["group"] must',
+        ("", "--exchange_every=5"): "--exchange_every is for --codistill only.",
+        ("", "--exchange_dir=here"): "--exchange_dir is for --codistill only.",
+        (GROUP, "--codistill --temperature=-1"): "must be a positive, finite",
+    },
+}
+
+
+@pytest.mark.parametrize("script", BAD_FLAGS)
+def test_bad_flags_are_refused_by_name(zygote, tmp_path, script):
+    cases = BAD_FLAGS[script]
+    task = run(
+        zygote,
+        tmp_path,
+        "codistillation_task:refuse",
+        {},
+        {
+            "script": script,
+            "cases": [
+                (tf_config, f"{flags} --output_dir={tmp_path}")
+                for tf_config, flags in cases
+            ],
+        },
+    )
+    assert task.wait(SECONDS) == 0, task.output()
+    messages = json.loads((tmp_path / "messages.json").read_text())
+    for (case, expected), message in zip(cases.items(), messages, strict=True):
+        assert expected in message, case
