@@ -9,6 +9,7 @@ import time
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.codistillation.scripted_exchange import ScriptedExchange
 from tests.codistillation.scripted_exchange import checkpoint
@@ -157,7 +158,7 @@ def test_staleness_is_recorded(tmp_path):
     )
     callback, logs = train(exchange, log_dir=tmp_path / "logs")
     found = [
-        {key: value for key, value in record.items() if key != "time"}
+        {key: record[key] for key in record if key not in ("time", "run")}
         for record in callback.records
     ]
     age = found[1].pop("age_seconds")
@@ -182,9 +183,18 @@ def test_staleness_is_recorded(tmp_path):
         checkpoint([np.full((2, 3), np.nan), np.zeros(3)]),
         checkpoint(snapshot(build(2, units=4))),
         checkpoint(weights()[:1]),
+        checkpoint([one.astype("datetime64[s]") for one in weights()]),
         PeerUnavailableError("no answer"),
     ],
-    ids=["damaged", "error", "not finite", "shape", "number", "unavailable"],
+    ids=[
+        "damaged",
+        "error",
+        "not finite",
+        "shape",
+        "number",
+        "dtype",
+        "unavailable",
+    ],
 )
 def test_training_goes_on_with_the_teacher_before(bad, caplog):
     exchange = ScriptedExchange([checkpoint(weights(), step=3), bad])
@@ -208,6 +218,17 @@ def test_problem_says_what_differs():
     assert "shape (2, 4)" in problem
     assert "(2, 3)" in problem
     assert "whole_models=True" in problem
+
+
+def test_what_does_not_fit_is_told_and_read_once(caplog):
+    bad = checkpoint(snapshot(build(2, units=4)), number=4)
+    exchange = ScriptedExchange([bad])
+    with caplog.at_level(logging.WARNING, logger="absl"):
+        callback, _ = train(exchange)
+    assert caplog.text.count("another architecture") == 1
+    assert callback.summary["1"]["skipped"] == 1
+    known = [known and known.number for _, known in exchange.asked]
+    assert known == [None, 4, 4, 4]
 
 
 def test_training_goes_on_when_nothing_can_be_published(caplog):
@@ -327,14 +348,14 @@ def test_silent_peers_are_reported(caplog):
     assert "its weights of step 3" in told[0]
 
 
-@pytest.mark.parametrize("hours", [2.0, 0.0])
-def test_weights_of_an_earlier_training_are_reported(hours, caplog):
-    taken = time.time() - 3600 * hours
+@pytest.mark.parametrize("seconds", [200, 0])
+def test_weights_of_an_earlier_training_are_reported(seconds, caplog):
+    taken = time.time() - seconds
     exchange = ScriptedExchange([checkpoint(weights(), step=7, time=taken)])
     with caplog.at_level(logging.WARNING, logger="absl"):
         train(exchange)
-    told = "weights of group 1 are 2.0 hours old, of its step 7"
-    assert (told in caplog.text) == bool(hours)
+    told = "first weights of group 1 are of its step 7, and were taken 20"
+    assert (told in caplog.text) == bool(seconds)
 
 
 @pytest.mark.parametrize("alike", [True, False])
@@ -368,14 +389,10 @@ def test_other_architectures_are_taken_in_the_midst_of_training(strategy):
         for n in (1, 2)
     )
     flat = keras.Sequential([keras.Input((2,)), layers.Dense(5)])
+    # Nothing is asked for before a step shows what has to fit.
     exchange = ScriptedExchange(
-        [
-            None,
-            *(
-                checkpoint(snapshot(m), architecture=m, number=n)
-                for n, m in enumerate((deep, deeper, flat), 1)
-            ),
-        ]
+        checkpoint(snapshot(m), architecture=m, number=n)
+        for n, m in enumerate((deep, deeper, flat), 1)
     )
     exchange.same_architecture = False
     watch = Watch()
@@ -416,8 +433,8 @@ def test_models_that_are_built_by_their_first_step():
 def test_one_fit_after_the_other():
     model = codistilled(build(), burn_in_steps=STEPS)
     watch = Watch()
-    # The first ends with two questions, the second begins with one.
-    exchange = ScriptedExchange([None, None, checkpoint(weights())])
+    # The first ends with a question, the second begins with one.
+    exchange = ScriptedExchange([None, checkpoint(weights())])
     train(exchange, model=model, callbacks=[watch])
     assert watch.steps == []
     train(exchange, model=model, callbacks=[watch])
@@ -480,6 +497,22 @@ def test_mixins_that_are_not_configured_are_refused():
     model = Forgotten([keras.Input((2,)), layers.Dense(3)])
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="call configure_codistillation"):
+        train(ScriptedExchange(), model=model)
+
+
+def test_steps_that_compute_no_loss_for_training_are_refused():
+    class Alone(CodistillationMixin, keras.Sequential):
+        def train_step(self, data):
+            self.optimizer.apply(
+                [tf.zeros_like(v) for v in self.trainable_variables],
+                self.trainable_variables,
+            )
+            return {"own": tf.zeros([])}
+
+    model = Alone([keras.Input((2,)), layers.Dense(3)])
+    model.configure_codistillation(burn_in_steps=0)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="never calls self.compute_loss"):
         train(ScriptedExchange(), model=model)
 
 

@@ -172,6 +172,27 @@ def test_what_suits_a_compiled_loss(
     assert loss.from_logits == from_logits
 
 
+def test_what_suits_has_the_same_reduction():
+    compiled = keras.losses.SparseCategoricalCrossentropy(reduction="sum")
+    assert suited_to(compiled).reduction == "sum"
+    assert suited_to("mse").reduction == "sum_over_batch_size"
+
+
+@pytest.mark.parametrize(
+    ("compiled", "message"),
+    [
+        (
+            keras.losses.SparseCategoricalCrossentropy(ignore_class=-1),
+            "ignores class -1.*sample weight 0.*Say so: loss=",
+        ),
+        (keras.losses.CategoricalCrossentropy(axis=1), "axis 1.*Say so"),
+    ],
+)
+def test_settings_that_teachers_cannot_have_are_asked_for(compiled, message):
+    with pytest.raises(ValueError, match=message):
+        suited_to(compiled)
+
+
 @pytest.mark.parametrize("compiled", ["poisson", lambda a, b: 0, "nonsense"])
 def test_what_suits_no_known_loss_is_asked_for(compiled):
     with pytest.raises(ValueError, match="Say so: loss="):

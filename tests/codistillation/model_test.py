@@ -1,5 +1,9 @@
 """The added loss inside `fit`, against NumPy and against plain Keras."""
 
+import json
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -227,6 +231,165 @@ def test_mean_is_over_those_that_are_available():
         if expected is None:
             expected = student
     assert_same(expected, student)
+
+
+def test_teachers_that_diverge_are_left_out():
+    x, y = data()
+    students = []
+    for diverged in (0, 1, 2):
+        student = linear(1)
+        peers = [linear(2), linear(3), linear(4)]
+        for peer in peers[:diverged]:
+            # Its weights are finite, and what it predicts is not.
+            peer.layers[0].kernel.assign(np.full((FEATURES, CLASSES), 3e38))
+        model = trained(Codistilled(student, burn_in_steps=0))
+        model.set_teachers(
+            teachers_of(student, *(peers if diverged else peers[1:]))
+        )
+        fit(model, x, y)
+        students.append(student)
+    for one, other in zip(
+        snapshot(students[0]), snapshot(students[1]), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    assert np.isfinite(snapshot(students[2])[0]).all()
+
+
+def test_inputs_reach_the_student_with_the_dtype_they_have():
+    # In half precision these would all be infinite.
+    x = np.array([[1e5], [2e5], [3e5], [4e5]] * 2, "float32")
+    y = np.arange(8) % CLASSES
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        losses = []
+        for wrap in (False, True):
+            keras.utils.set_random_seed(1)
+            student = keras.Sequential(
+                [
+                    keras.Input((1,)),
+                    layers.Rescaling(1e-5, dtype="float32"),
+                    layers.Dense(CLASSES),
+                ]
+            )
+            model = student
+            if wrap:
+                model = Codistilled(student, burn_in_steps=0)
+            trained(model)
+            if wrap:
+                model.set_teachers(teachers_of(student, student))
+            logs = fit(model, x, y)
+            losses.append(logs["loss"] - logs.get("codistillation_loss", 0))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+
+
+def test_inputs_that_are_left_out():
+    x, y = data()
+    keras.utils.set_random_seed(1)
+    inputs = {
+        "a": keras.Input((FEATURES,)),
+        "b": keras.Input((FEATURES,), optional=True),
+    }
+
+    class AddIfThere(layers.Layer):
+        def call(self, a, b=None):
+            return a if b is None else a + b
+
+    hidden = AddIfThere()(inputs["a"], inputs["b"])
+    student = keras.Model(inputs, layers.Dense(CLASSES)(hidden))
+    model = trained(Codistilled(student, burn_in_steps=0))
+    model.set_teachers(teachers_of(student, student))
+    logs = fit(model, {"a": x, "b": None}, y)
+    assert logs["codistillation_loss"] > 0
+
+
+@pytest.mark.parametrize("listed", ["loss", "loss_weights"])
+def test_lists_for_outputs_in_a_dict_are_in_keras_s_order(listed):
+    x, y = data()
+    targets = {"value": x[:, :1], "classes": y}
+    arguments = {
+        "loss": {"value": "mse", "classes": "sparse_categorical_crossentropy"},
+        "loss_weights": {"value": 10.0, "classes": 1.0},
+    }
+    results = []
+    for given in (
+        arguments,
+        {
+            **arguments,
+            listed: [arguments[listed][n] for n in ("classes", "value")],
+        },
+    ):
+        keras.utils.set_random_seed(1)
+        student, peer = Branching(), Branching()
+        peer(x)
+        model = Codistilled(student, burn_in_steps=0)
+        model.compile(keras.optimizers.SGD(0.0), **given)
+        model.predict(x, verbose=0)
+        model.set_teachers(teachers_of(student, peer))
+        results.append(fit(model, x, targets))
+    assert results[0]["loss"] == results[1]["loss"]
+    assert (
+        results[0]["codistillation_loss"] == results[1]["codistillation_loss"]
+    )
+
+
+def test_replicas_add_up_to_one_device():
+    # Two devices there are only where the runtime begins with them.
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.codistillation.on_two_devices"],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    one, two = json.loads(result.stdout.splitlines()[-1])
+    assert one["logs"].keys() == two["logs"].keys()
+    for what, expected in one["logs"].items():
+        np.testing.assert_allclose(two["logs"][what], expected, rtol=1e-5)
+    np.testing.assert_allclose(two["evaluated"], one["evaluated"], rtol=1e-5)
+    for a, b in zip(one["weights"], two["weights"], strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-6)
+
+
+def test_gradient_accumulation_counts_updates():
+    x, y = data(batches=6)
+    student = linear(1)
+    model = trained(
+        Codistilled(student, burn_in_steps=2),
+        keras.optimizers.SGD(0.0, gradient_accumulation_steps=2),
+    )
+    model.set_teachers(teachers_of(student, linear(2)))
+    moved = [
+        fit(model, x[:BATCH], y[:BATCH])["codistillation_loss"] > 0
+        for _ in range(6)
+    ]
+    assert moved == [False] * 4 + [True] * 2
+
+
+def test_stateful_layers_are_refused():
+    student = keras.Sequential(
+        [
+            keras.Input((3, 2), batch_size=4),
+            layers.GRU(2, stateful=True),
+        ]
+    )
+    with pytest.raises(ValueError, match="'gru.*' is stateful"):
+        Teacher(student)
+
+
+def test_a_step_that_hides_the_input_is_refused():
+    class Hides(CodistillationMixin, keras.Sequential):
+        def train_step(self, batch):
+            x, y = batch
+            y_pred = self(x, training=True)
+            self.compute_loss(y=y, y_pred=y_pred)
+
+    model = Hides([keras.Input((FEATURES,)), layers.Dense(CLASSES)])
+    model.configure_codistillation(burn_in_steps=9)
+    trained(model)
+    with pytest.raises(ValueError, match="calls compute_loss without x"):
+        fit(model, *data())
 
 
 def test_weight_may_be_a_schedule_from_the_end_of_the_burn_in():

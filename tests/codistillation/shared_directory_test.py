@@ -200,6 +200,7 @@ def test_nothing_is_ever_unpickled(tmp_path):
         ({"format": "theirs"}, "format is 'theirs'"),
         ({"version": 2}, "version 2 of the format, 1 is known"),
         ({"step": "many"}, "many"),
+        ({"step": float("inf")}, "infinity"),
     ],
 )
 def test_other_formats_are_not_read(change, message):
@@ -278,6 +279,23 @@ def test_an_emptied_directory_begins_anew(tmp_path):
         (tmp_path / "group-0" / name).unlink()
     bound(tmp_path).publish(own(step=8))
     assert reader.fetch(0, before).step == 8
+
+
+def test_a_late_listing_does_not_go_back_in_time(tmp_path):
+    writer, reader = bound(tmp_path), bound(tmp_path, 1)
+    for step in range(2):
+        writer.publish(own(step=step))
+    before = reader.fetch(0, None)
+    newest(tmp_path).unlink()
+    assert reader.fetch(0, before) is None
+
+
+def test_what_cannot_be_opened_is_skipped(tmp_path):
+    writer, reader = bound(tmp_path), bound(tmp_path, 1)
+    writer.publish(own(step=10))
+    strange = tmp_path / "group-0" / "checkpoint-00000009-step-90.npz"
+    strange.mkdir()
+    assert reader.fetch(0, None).step == 10
 
 
 def test_damaged_files_are_skipped_once_and_told(tmp_path, caplog):
@@ -411,6 +429,9 @@ def test_models_with_code_in_them_are_not_loaded(tmp_path):
     unsafe = keras.Sequential(
         [keras.Input((2,)), layers.Lambda(lambda x: x + 1)]
     )
+    exchange = SharedDirectory(tmp_path, whole_models=True)
+    with pytest.raises(ValueError, match="peers could not load"):
+        exchange.bind(Group(2, 3), unsafe)
     header = archive.encode(own(), keras_file=archive.keras_file_of(unsafe))
     (tmp_path / "group-0").mkdir()
     path = tmp_path / "group-0" / "checkpoint-00000001-step-0.keras"

@@ -71,18 +71,20 @@ class AddedLoss:
             compiled,
         )
 
-    def build(self, model, x, y_pred, sample_weight):
-        """Builds the added loss into the step that is traced.
+    def plan(self, model, y_pred, sample_weight):
+        """What is said of each output.
 
         Args:
           model: The compiled student.
-          x: What its predictions were made of.
           y_pred: Its predictions.
           sample_weight: As in `compute_loss`.
 
         Returns:
-          `(psi, weight, active)`: scalar tensors, two floats and a bool; psi
-          is 0 where it is not active.
+          Three lists with an entry per output: `CodistillationLoss` or None,
+          factor or None, sample weights or None.
+
+        Raises:
+          ValueError: It does not fit the outputs.
         """
         names = outputs_lib.names_of(
             y_pred, getattr(model, "output_names", None)
@@ -95,28 +97,43 @@ class AddedLoss:
                 "No output has a loss of codistillation. Give one: "
                 "Codistilled(..., loss=CodistillationLoss(...))."
             )
-        scales = [None]
-        if len(names) > 1:
-            scales = outputs_lib.spread(
-                self.loss_weights,
-                y_pred,
-                names,
-                "loss_weights",
-            )
+        scales = outputs_lib.spread(
+            self.loss_weights, y_pred, names, "loss_weights"
+        )
         weights = outputs_lib.spread(
             sample_weight, y_pred, names, "sample_weight"
         )
+        return losses, scales, weights
+
+    def build(self, model, x, y_pred, plan):
+        """Builds the added loss into the step that is traced.
+
+        Args:
+          model: The compiled student.
+          x: What its predictions were made of.
+          y_pred: Its predictions.
+          plan: What `plan` returned.
+
+        Returns:
+          `(psi, weight, used)`: scalar tensors, two floats and a bool; psi is
+          0 where no teacher is used.
+        """
+        losses, scales, weights = plan
         students = tree.flatten(y_pred)
         step = tf.cast(model.optimizer.iterations, tf.int64)
         since = step - self.burn_in_steps
+        factor = self._weight
+        if callable(factor):
+            factor = factor(tf.maximum(since, 0))
+        factor = tf.cast(factor, tf.float32)
         available = tf.stack(
             [teacher.available.read_value() for teacher in self.teachers]
         )
-        active = tf.logical_and(since >= 0, tf.reduce_any(available))
+        active = (since >= 0) & tf.reduce_any(available) & (factor != 0)
+        nothing = tf.zeros([], tf.float32)
 
-        def distance():
-            total = tf.zeros([], tf.float32)
-            means = self._mean_targets(x, y_pred, losses, available)
+        def distance(means):
+            total = nothing
             for mean, loss, student, scale, weight in zip(
                 means, losses, students, scales, weights, strict=True
             ):
@@ -126,44 +143,64 @@ class AddedLoss:
                     total += one if scale is None else scale * one
             return total
 
-        psi = tf.cond(active, distance, lambda: tf.zeros([], tf.float32))
-        weight = self._weight
-        if callable(weight):
-            weight = weight(tf.maximum(since, 0))
-        return psi, tf.cast(weight, tf.float32), active
+        def learn():
+            sums, number = self._sum_of_targets(x, y_pred, losses, available)
+            psi = tf.cond(
+                number > 0,
+                lambda: distance([a / tf.cast(number, a.dtype) for a in sums]),
+                lambda: nothing,
+            )
+            return psi, number > 0
 
-    def _mean_targets(self, x, y_pred, losses, available):
-        """The mean of the available teachers' targets, one per output."""
-        number = tf.reduce_sum(tf.cast(available, tf.float32))
+        psi, used = tf.cond(
+            active, learn, lambda: (nothing, tf.constant(False))
+        )
+        return psi, factor, used
+
+    def _sum_of_targets(self, x, y_pred, losses, available):
+        """The teachers' targets, one sum per output, and of how many.
+
+        A teacher whose predictions are not finite, as its training diverged,
+        is not one of them.
+        """
         students = tree.flatten(y_pred)
 
         def targets_of(teacher):
             outputs = teacher.outputs(x)
             tree.assert_same_structure(outputs, y_pred)
-            return [
+            targets = [
                 tf.zeros([]) if loss is None else loss.targets(output)
                 for loss, output in zip(
                     losses, tree.flatten(outputs), strict=True
                 )
             ]
+            finite = tf.reduce_all(
+                [tf.reduce_all(tf.math.is_finite(one)) for one in targets]
+            )
+            targets = [
+                tf.where(finite, one, tf.zeros_like(one)) for one in targets
+            ]
+            return targets, tf.cast(finite, tf.float32)
 
-        def nothing():
-            return [
+        def nobody():
+            targets = [
                 tf.zeros([])
                 if loss is None
                 else tf.zeros_like(loss.targets(student))
                 for loss, student in zip(losses, students, strict=True)
             ]
+            return targets, tf.zeros([])
 
-        sums = nothing()
+        sums, number = nobody()
         for teacher, there in zip(
             self.teachers, tf.unstack(available), strict=True
         ):
-            targets = tf.cond(
-                there, lambda teacher=teacher: targets_of(teacher), nothing
+            targets, finite = tf.cond(
+                there, lambda teacher=teacher: targets_of(teacher), nobody
             )
             sums = [a + b for a, b in zip(sums, targets, strict=True)]
-        return [total / tf.cast(number, total.dtype) for total in sums]
+            number += finite
+        return sums, number
 
 
 def _map(function, structure):

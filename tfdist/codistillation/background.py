@@ -45,4 +45,15 @@ def _run(jobs):
             future.set_exception(error)
         else:
             future.set_result(result)
-        del job, future
+            del result
+        # What it was about is nobody's while the thread waits for more.
+        del job, future, function, arguments
+
+
+def outside_scopes(function, *arguments):
+    """What `function` returns where no strategy is in scope.
+
+    Scopes belong to threads: it is called in another one. For what is quick.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        return executor.submit(function, *arguments).result()

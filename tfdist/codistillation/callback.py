@@ -15,6 +15,7 @@ import numpy as np
 from tfdist.codistillation import peers as peers_lib
 from tfdist.codistillation import weights as weights_lib
 from tfdist.codistillation.background import Background
+from tfdist.codistillation.background import outside_scopes
 from tfdist.codistillation.exchange import Checkpoint
 from tfdist.codistillation.exchange import Exchange
 from tfdist.codistillation.model import CodistillationMixin
@@ -56,17 +57,17 @@ class Codistillation(keras.callbacks.Callback):
         part of the step after which it is due: slower, and what groups do
         does not depend on the speed of files.
       log_dir: Directory of `codistillation-<group>-<task>.jsonl`, made if
-        need be; None writes none. One object per exchange and peer, see
-        `records`.
+        need be, to which each training adds; None writes none. One object per
+        exchange and peer, see `records`.
       verbose: 0 prints no summary at the end.
 
     Attributes:
       group: The `Group`, while training and after it.
-      records: List of dicts, what came of each exchange: `time` (seconds
-        since training began), `step` (updates of this group), `peer`, and for
-        new weights `teacher_step` (updates of the peer that are in them) and
-        `age_seconds`; else `problem`, a string, None where there merely was
-        nothing new.
+      records: List of dicts, what came of each exchange: `run` (names this
+        training), `time` (seconds since it began), `step` (updates of this
+        group), `peer`, and for new weights `teacher_step` (updates of the peer
+        that are in them) and `age_seconds`; else `problem`, a string, None
+        where there merely was nothing new.
       summary: Dict of what came from each peer, after training.
 
     Logs of each epoch get `teachers`, how many are in use, and
@@ -112,7 +113,7 @@ class Codistillation(keras.callbacks.Callback):
         self._in_background = background
         self._log_dir = pathlib.Path(log_dir) if log_dir is not None else None
         self._verbose = verbose
-        self._file = None
+        self._file = self._pending = None
         self.records = []
         self.summary = None
 
@@ -132,10 +133,15 @@ class Codistillation(keras.callbacks.Callback):
         self._student = (
             model.student if isinstance(model, Codistilled) else model
         )
-        self._thread = Background("codistillation")
-        self._pending = None
+        if self._pending is None or self._pending.done():
+            self._thread = Background("codistillation")
+            self._pending = None
+        # Else one of the training before hangs: what it brings is late.
+        self._late = self._pending
         self._run = uuid.uuid4().hex[:12]
-        self._began = time.monotonic()
+        self._began, self._began_at = time.monotonic(), time.time()
+        self._has_warned = False
+        self._published_step = None
         self._looked_at = -math.inf
         self._open(cluster)
         self._peers = {n: peers_lib.Peer(n) for n in self.group.peers}
@@ -148,13 +154,13 @@ class Codistillation(keras.callbacks.Callback):
         """What needs the model's variables, which the first step may make."""
         self._is_ready = True
         self._exchange.bind(self.group, self._student)
-        self._initial = weights_lib.digest(weights_lib.snapshot(self._student))
+        self._initial = None
+        if self._is_chief:
+            weights = weights_lib.snapshot(self._student)
+            self._initial = weights_lib.digest(weights)
         if self._exchange.same_architecture:
-            # Made in the thread: a strategy may be in scope in this one.
             for peer in self._peers.values():
-                peer.teacher = self._thread.submit(
-                    Teacher, self._student
-                ).result()
+                peer.teacher = outside_scopes(Teacher, self._student)
         self._set_teachers()
         step = self._step()
         if step >= self._next:
@@ -168,6 +174,12 @@ class Codistillation(keras.callbacks.Callback):
         del batch, logs
         if not self._is_ready:
             self._prepare()
+        if self.model.traced_signature is None:
+            raise ValueError(
+                f"The train_step of {type(self.model).__name__} never calls "
+                "self.compute_loss for training, to which teachers would add "
+                "theirs: call self.compute_loss(x=x, y=y, y_pred=y_pred)."
+            )
         step = self._step()
         if step >= self._next:
             self._begin_exchange(step)
@@ -197,18 +209,18 @@ class Codistillation(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         del logs
         step = self._step()
+        is_free = self._finish_exchange(wait=True)
         if (
-            self._is_ready
-            and step >= self.model.burn_in_steps
+            is_free
+            and self._is_ready
             and self._is_chief
+            and self.model.burn_in_steps <= step != self._published_step
         ):
             # Peers that train on shall have the last weights.
-            if self._finish_exchange(wait=True):
-                self._look(step, publish=self._checkpoint(step))
-                self._finish_exchange(wait=True)
-        else:
-            self._finish_exchange(wait=True)
-        self._thread.close()
+            self._look(step, publish=self._checkpoint(step))
+            is_free = self._finish_exchange(wait=True)
+        if is_free:
+            self._thread.close()
         self._exchange.close()
         self.summary = peers_lib.summarize(self._peers.values())
         self.model.set_teachers([])
@@ -231,13 +243,12 @@ class Codistillation(keras.callbacks.Callback):
     def _begin_exchange(self, step):
         """Begins what is due, or leaves it due until the thread is free."""
         if not self._finish_exchange():
-            if self._pending_publishes:
-                logging.log_first_n(
-                    logging.WARNING,
+            if self._pending_publishes and not self._has_warned:
+                self._has_warned = True
+                logging.warning(
                     "The exchange before that of step %d has not ended yet. "
                     "Slow files or networks want a greater exchange_every "
                     "than %d.",
-                    1,
                     step,
                     self._every,
                 )
@@ -269,6 +280,8 @@ class Codistillation(keras.callbacks.Callback):
         self._looked_at = time.monotonic()
         self._pending_step = step
         self._pending_publishes = publish is not None
+        if publish is not None:
+            self._published_step = step
         self._pending = self._thread.submit(self._carry, publish)
 
     def _carry(self, checkpoint):
@@ -310,7 +323,9 @@ class Codistillation(keras.callbacks.Callback):
                 _LAST_SECONDS,
             )
             return False
-        self._pending = None
+        done, self._pending = self._pending, None
+        if done is self._late:
+            return True
         if problem is not None:
             logging.warning(
                 "The weights of step %d could not be published: %s",
@@ -331,6 +346,7 @@ class Codistillation(keras.callbacks.Callback):
 
     def _take(self, peer, arrival, step):
         record = {
+            "run": self._run,
             "time": round(time.monotonic() - self._began, 3),
             "step": step,
             "peer": peer.number,
@@ -339,25 +355,27 @@ class Codistillation(keras.callbacks.Callback):
         if found is None:
             record["problem"] = arrival.problem
             peers_lib.note_staleness(peer)
-            if arrival.unusable:
+            peer.refused = arrival.refused or peer.refused
+            if arrival.unusable and arrival.problem != peer.problem:
                 peer.skipped += 1
                 logging.warning(
                     "Weights of group %d are not used: %s",
                     peer.number,
                     arrival.problem,
                 )
+            peer.problem = arrival.problem or peer.problem
         else:
             peer.teacher.install(found.weights)
             peer.checkpoint = dataclasses.replace(
                 found, weights=None, architecture=None
             )
-            peer.taken_at = step
             peer.received += 1
+            peer.problem = None
             peer.unchanged = 0
             record["teacher_step"] = found.step
             record["age_seconds"] = round(peer.age_seconds(), 3)
             peers_lib.warn_if_alike(peer, self._initial)
-            peers_lib.warn_if_old(peer)
+            peers_lib.warn_if_old(peer, self._began_at)
             self._retire_old()
         self.records.append(record)
         if self._file is not None:
@@ -390,4 +408,4 @@ class Codistillation(keras.callbacks.Callback):
         if cluster is not None:
             task = f"{cluster.task_type}-{cluster.task_index}"
         name = f"codistillation-{self.group.index}-{task}.jsonl"
-        self._file = (self._log_dir / name).open("w", encoding="utf-8")
+        self._file = (self._log_dir / name).open("a", encoding="utf-8")

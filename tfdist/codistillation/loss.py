@@ -226,17 +226,30 @@ def suited_to(loss):
         name = type(found).__name__
     except (AttributeError, TypeError, ValueError):
         name = loss if isinstance(loss, str) else name
-    if name in _CLASSES:
-        return CodistillationLoss(
-            "cross_entropy",
-            activation=_CLASSES[name],
-            from_logits=found.get_config().get("from_logits", False),
-        )
-    if name in _REGRESSION:
-        return CodistillationLoss("mean_squared_error")
+    why = "cannot be told"
+    if name in _CLASSES or name in _REGRESSION:
+        config = found.get_config()
+        reduction = config.get("reduction", "sum_over_batch_size")
+        if config.get("ignore_class") is not None:
+            why = (
+                f"cannot be told, as it ignores class {config['ignore_class']} "
+                "(give such examples the sample weight 0, which holds for "
+                "both)"
+            )
+        elif config.get("axis", -1) != -1:
+            why = f"cannot be told: classes are axis {config['axis']}, not -1"
+        elif name in _REGRESSION:
+            return CodistillationLoss("mean_squared_error", reduction=reduction)
+        else:
+            return CodistillationLoss(
+                "cross_entropy",
+                activation=_CLASSES[name],
+                from_logits=config.get("from_logits", False),
+                reduction=reduction,
+            )
     raise ValueError(
         f"Which loss of codistillation suits the loss {name!r} that the model "
-        "is compiled with cannot be told. Say so: "
+        f"is compiled with {why}. Say so: "
         "loss=tfdist.codistillation.CodistillationLoss(...)."
     )
 

@@ -1,6 +1,8 @@
 """The loss of codistillation inside `model.fit`."""
 
+import contextlib
 import inspect
+import threading
 
 import keras
 from keras import ops
@@ -8,6 +10,15 @@ from keras import tree
 import tensorflow as tf
 
 from tfdist.codistillation.added_loss import AddedLoss
+
+# What the wrapper does as Keras does, and not as the wrapped model would.
+_STOCK = (
+    "train_step",
+    "test_step",
+    "predict_step",
+    "compute_loss",
+    "compute_metrics",
+)
 
 
 class CodistillationMixin:
@@ -29,6 +40,8 @@ class CodistillationMixin:
     """
 
     _codistillation = None
+    _codistillation_tracker = None
+    _is_evaluating = False
 
     def configure_codistillation(self, *, burn_in_steps, weight=1.0, loss=None):
         """Says what is added to the loss; see `Codistilled` for arguments."""
@@ -67,10 +80,22 @@ class CodistillationMixin:
         # Hidden from Keras: these are nothing of the model's own.
         self._configured().teachers = tuple(teachers)
         if self.compiled:
-            if isinstance(self.loss, (dict, list, tuple)):
-                config = self.get_compile_config() or {}
-                self._codistillation.loss_weights = config.get("loss_weights")
+            self._note_loss_weights()
             self.make_train_function(force=True)
+
+    def _note_loss_weights(self):
+        try:
+            config = self.get_compile_config() or {}
+        except TypeError as error:
+            # Something that Keras cannot save; the weights can be.
+            if isinstance(self.loss, (dict, list, tuple)):
+                raise ValueError(
+                    "The loss_weights of the model are not known, as what it "
+                    "is compiled with cannot be serialized: give its losses "
+                    f"and metrics a get_config. {error}"
+                ) from error
+            config = {}
+        self._codistillation.loss_weights = config.get("loss_weights")
 
     def compute_loss(
         self,
@@ -86,20 +111,24 @@ class CodistillationMixin:
         if "training" in inspect.signature(base).parameters:
             arguments["training"] = training
         loss = base(**arguments)
-        self._computed_for_training = training
         added = self._codistillation
-        if not training or added is None:
+        if not training or self._is_evaluating or added is None:
             return loss
+        if x is None:
+            raise ValueError(
+                f"{type(self).__name__}.train_step calls compute_loss without "
+                "x, which teachers have to see: call compute_loss(x=x, y=y, "
+                "y_pred=y_pred, ...)."
+            )
         x = self._seen_by_student(x)
-        added.signature = tree.map_structure(
-            lambda one: tf.TensorSpec(one.shape, one.dtype), (x, y_pred)
-        )
+        added.signature = tree.map_structure(_spec, (x, y_pred))
+        plan = added.plan(self, y_pred, sample_weight)
         if not added.teachers:
             return loss
-        psi, weight, active = added.build(self, x, y_pred, sample_weight)
+        psi, weight, used = added.build(self, x, y_pred, plan)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         self._codistillation_tracker.update_state(
-            psi * replicas, sample_weight=ops.cast(active, "float32")
+            psi * replicas, sample_weight=ops.cast(used, "float32")
         )
         return loss + ops.cast(weight * psi, loss.dtype)
 
@@ -107,14 +136,33 @@ class CodistillationMixin:
         """What the student's predictions were made of."""
         return x
 
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        logs = super().compute_metrics(x, y, y_pred, sample_weight)
-        if self._codistillation is not None and not getattr(
-            self, "_computed_for_training", True
-        ):
+    @property
+    def metrics(self):
+        """Those of the model; in training also `codistillation_loss`."""
+        found = super().metrics
+        if self._is_evaluating:
             # Nothing is distilled in evaluation.
-            logs.pop(self._codistillation_tracker.name, None)
-        return logs
+            tracker = self._codistillation_tracker
+            found = [metric for metric in found if metric is not tracker]
+        return found
+
+    def evaluate(self, *args, **kwargs):
+        """See `keras.Model.evaluate`: teachers have no part in it."""
+        with self._evaluation():
+            return super().evaluate(*args, **kwargs)
+
+    def test_on_batch(self, *args, **kwargs):
+        """See `keras.Model.test_on_batch`: teachers have no part in it."""
+        with self._evaluation():
+            return super().test_on_batch(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _evaluation(self):
+        before, self._is_evaluating = self._is_evaluating, True
+        try:
+            yield
+        finally:
+            self._is_evaluating = before
 
 
 class Codistilled(CodistillationMixin, keras.Model):
@@ -148,8 +196,8 @@ class Codistilled(CodistillationMixin, keras.Model):
     optimizer's state: files are those of plain training.
 
     Args:
-      student: A `keras.Model` with stock `train_step` and `compute_loss`; for
-        others there is `CodistillationMixin`.
+      student: A `keras.Model` with Keras's own steps, `compute_loss` and
+        `compute_metrics`; for others there is `CodistillationMixin`.
       burn_in_steps: Updates of the group's optimizer (`optimizer.iterations`)
         before teachers count, so many that the model has begun to be of use:
         to distil from untrained teachers does harm. Exact: the first update
@@ -171,8 +219,8 @@ class Codistilled(CodistillationMixin, keras.Model):
       student: The wrapped model.
 
     Raises:
-      ValueError: An argument is malformed, or the model has a `train_step` or
-        `compute_loss` of its own.
+      ValueError: An argument is malformed, or the model has a `train_step`,
+        `compute_loss` or the like of its own.
     """
 
     def __init__(
@@ -185,14 +233,16 @@ class Codistilled(CodistillationMixin, keras.Model):
         augmentation=None,
         name="codistilled",
     ):
-        super().__init__(name=name)
         _check_student(student)
+        # Inputs reach the student, and teachers, with the dtype they have.
+        super().__init__(name=name, autocast=False)
         self.student = student
         self.augmentation = augmentation
         self.configure_codistillation(
             burn_in_steps=burn_in_steps, weight=weight, loss=loss
         )
-        self._augmented = None
+        # Of each replica, which has a thread of its own while it is traced.
+        self._augmented = threading.local()
         if student.built:
             self.built = True
 
@@ -204,24 +254,27 @@ class Codistilled(CodistillationMixin, keras.Model):
     def compile(self, *args, **kwargs):
         super().compile(*args, **kwargs)
         self._codistillation.losses_for(self.loss)  # Is there one?
-        # So that it is saved as if it had been trained by itself.
         bound = inspect.signature(keras.Model.compile).bind(
             self, *args, **kwargs
         )
         arguments = dict(bound.arguments)
         arguments.pop("self")
+        self._codistillation.loss_weights = arguments.get("loss_weights")
+        # So that it is saved as if it had been trained by itself.
         arguments.update(optimizer=self.optimizer, auto_scale_loss=False)
         self.student.compile(**arguments)
+
+    def _note_loss_weights(self):
+        pass  # Done in `compile`.
 
     def call(self, inputs, training=None):
         if self.augmentation is not None and training:
             inputs = self.augmentation(inputs, training=True)
-            self._augmented = inputs
+            self._augmented.inputs = inputs
         return self.student(inputs, training=training)
 
     def _seen_by_student(self, x):
-        seen, self._augmented = self._augmented, None
-        return x if seen is None else seen
+        return self._augmented.__dict__.pop("inputs", x)
 
     def save(self, filepath, *args, **kwargs):
         """Saves the student; see `keras.Model.save`."""
@@ -245,12 +298,17 @@ class Codistilled(CodistillationMixin, keras.Model):
         )
 
 
+def _spec(one):
+    """The `tf.TensorSpec` of a tensor; None of an input that is left out."""
+    return None if one is None else tf.TensorSpec(one.shape, one.dtype)
+
+
 def _check_student(student):
     if not isinstance(student, keras.Model):
         raise ValueError(f"student must be a keras.Model, came: {student!r}.")
     if isinstance(student, CodistillationMixin):
         raise ValueError(f"{student.name!r} has codistillation in it already.")
-    for method in ("train_step", "compute_loss"):
+    for method in _STOCK:
         if getattr(type(student), method) is not getattr(keras.Model, method):
             raise ValueError(
                 f"{type(student).__name__} has a {method} of its own, which "

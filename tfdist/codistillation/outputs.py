@@ -12,10 +12,19 @@ def names_of(y_pred, output_names=None):
 
     Returns:
       A list of hashable names, one per tensor, in the order of `tree.flatten`.
+
+    Raises:
+      ValueError: There are outputs within outputs.
     """
-    if isinstance(y_pred, dict):
-        return sorted(y_pred)
     number = len(tree.flatten(y_pred))
+    if isinstance(y_pred, dict):
+        names = sorted(y_pred)
+        if len(names) != number:
+            raise ValueError(
+                "Outputs within outputs cannot be codistilled, the model has: "
+                f"{tree.map_structure(lambda _: '...', y_pred)}."
+            )
+        return names
     if output_names and len(output_names) == number:
         return list(output_names)
     return list(range(number))
@@ -26,7 +35,8 @@ def spread(value, y_pred, names, what):
 
     Args:
       value: One for all outputs; or a dict by name; or a list or tuple in the
-        order of the outputs.
+        order of the outputs (of a dict, that of its sorted names, as Keras
+        has it).
       y_pred: As in `names_of`.
       names: What that returned.
       what: Name of the argument, for errors.
@@ -51,8 +61,5 @@ def spread(value, y_pred, names, what):
                 f"{what} has {len(value)} entries for {len(names)} outputs: "
                 f"{names}."
             )
-        if isinstance(y_pred, dict):
-            # As Keras has it: in the order of the dict.
-            return [dict(zip(y_pred, value, strict=True))[n] for n in names]
         return list(value)
     return [value] * len(names)

@@ -32,11 +32,11 @@ class PeerServers(Exchange):
 
     Servers go on while they are read, and no lock is taken: each tensor (of
     a variable that is split, each piece) is consistent in itself, and a part
-    of them may have an update more than others. `step` are the updates that
-    are in all of them. With local steps (`tfdist.averaging`) servers hold
-    what workers have made of their weights together. State that belongs to
-    each worker (integers, learning rates) is not on servers: of it a
-    checkpoint has this process's own.
+    of them may have an update more than others. `step` is the most updates
+    that one of them has applied. With local steps (`tfdist.averaging`)
+    servers hold what workers have made of their weights together. State that
+    belongs to each worker (integers, learning rates) is not on servers: of it
+    a checkpoint has this process's own.
 
     Weights are quantised by the server, before they travel. Of a variable
     that is split over servers each piece is quantised for itself: with

@@ -15,7 +15,7 @@ from tfdist.codistillation.exchange import UnusableCheckpointError
 from tfdist.codistillation.teacher import Teacher
 
 _STALE_EXCHANGES = 10
-_OLD_SECONDS = 1800.0
+_OLD_SECONDS = 30.0
 
 
 @dataclasses.dataclass
@@ -27,7 +27,9 @@ class Peer:
       teacher: The `Teacher` with its weights; None while none is needed.
       checkpoint: The `Checkpoint` that is installed, without its weights; None
         before the first.
-      taken_at: Updates of this group when it was installed.
+      refused: The newest `Checkpoint` that came and could not be used, without
+        its weights; or None.
+      problem: Why, or None.
       received: How many have been installed.
       skipped: How many could not be used.
       unchanged: Exchanges since the last one that brought anything.
@@ -36,10 +38,16 @@ class Peer:
     number: int
     teacher: Teacher | None = None
     checkpoint: Checkpoint | None = None
-    taken_at: int = 0
+    refused: Checkpoint | None = None
+    problem: str | None = None
     received: int = 0
     skipped: int = 0
     unchanged: int = 0
+
+    def newest(self):
+        """The newest `Checkpoint` that is known of it, or None."""
+        known = [c for c in (self.checkpoint, self.refused) if c is not None]
+        return max(known, key=lambda c: (c.time, c.number), default=None)
 
     def age_seconds(self):
         """Seconds since its weights were taken, 0 if clocks disagree."""
@@ -56,6 +64,7 @@ class Arrival:
       teacher: A new `Teacher` for it, where the one there is does not do.
       problem: Why there is none, or None.
       unusable: Whether there was one that could not be used.
+      refused: That one, without its weights, if it could be read; or None.
     """
 
     peer: int
@@ -63,6 +72,7 @@ class Arrival:
     teacher: Teacher | None = None
     problem: str | None = None
     unusable: bool = False
+    refused: Checkpoint | None = None
 
 
 def ask(exchange, peer, model, signature):
@@ -79,15 +89,20 @@ def ask(exchange, peer, model, signature):
       An `Arrival`.
     """
     number = peer.number
+    if signature is None and not exchange.same_architecture:
+        return Arrival(number)  # Whether it fits could not be told.
+    found = None
     try:
-        found = exchange.fetch(number, peer.checkpoint)
+        found = exchange.fetch(number, peer.newest())
         if found is None:
             return Arrival(number)
         teacher = _usable(found, peer, model, signature)
     except PeerUnavailableError as error:
         return Arrival(number, problem=str(error))
     except UnusableCheckpointError as error:
-        return Arrival(number, problem=str(error), unusable=True)
+        if found is not None:
+            found = dataclasses.replace(found, weights=None, architecture=None)
+        return Arrival(number, problem=str(error), unusable=True, refused=found)
     except Exception as error:  # Whatever it is: training goes on.
         return Arrival(number, problem=f"{type(error).__name__}: {error}")
     return Arrival(number, found, teacher)
@@ -96,6 +111,11 @@ def ask(exchange, peer, model, signature):
 def _usable(found, peer, model, signature):
     """Checks a checkpoint; returns a `Teacher` if it needs a new one."""
     for number, array in enumerate(found.weights):
+        if array.dtype.kind not in "biuf":
+            raise UnusableCheckpointError(
+                f"variable {number} of group {found.group} has dtype "
+                f"{array.dtype}, which is no number"
+            )
         if np.issubdtype(array.dtype, np.inexact):
             if not np.all(np.isfinite(array)):
                 raise UnusableCheckpointError(
@@ -167,16 +187,18 @@ def warn_if_alike(peer, initial):
         )
 
 
-def warn_if_old(peer):
+def warn_if_old(peer, began_at):
     """Warns if the first weights of a peer may be of another training."""
-    if peer.received == 1 and peer.age_seconds() > _OLD_SECONDS:
+    before = began_at - peer.checkpoint.time
+    if peer.received == 1 and before > _OLD_SECONDS:
         logging.warning(
-            "The weights of group %d are %.1f hours old, of its step %d. If "
-            "they are of an earlier training, take a directory of its own for "
-            "each, or set max_age_seconds.",
+            "The first weights of group %d are of its step %d, and were taken "
+            "%.0f s before this training began. If they are of an earlier "
+            "training, take a directory of its own for each, or set "
+            "max_age_seconds.",
             peer.number,
-            peer.age_seconds() / 3600,
             peer.checkpoint.step,
+            before,
         )
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.codistillation import archive
 from tfdist.codistillation import quantization
 from tfdist.codistillation import weights as weights_lib
+from tfdist.codistillation.background import outside_scopes
 from tfdist.codistillation.exchange import Exchange
 from tfdist.codistillation.exchange import PeerUnavailableError
 from tfdist.codistillation.exchange import UnusableCheckpointError
@@ -74,16 +75,15 @@ class SharedDirectory(Exchange):
         self._bad = set()
         self._group = None
         self._last = None
-        self._description = self._twin = None
+        self._twin = None
 
     def bind(self, group, model):
         self._group = group
         self._twin = None
         if self._whole_models:
-            # Saved are twins: they have no optimizer, and nobody trains them
-            # while they are written.
-            self._description = keras.saving.serialize_keras_object(model)
-            self._description.pop("compile_config", None)
+            # Saved is a twin: it has no optimizer, and nobody trains it
+            # while it is written.
+            self._twin = outside_scopes(_twin_of, model)
         try:
             tf.io.gfile.makedirs(self._directory(group.index))
         except tf.errors.OpError as error:
@@ -141,10 +141,6 @@ class SharedDirectory(Exchange):
     def _keras_file(self, values):
         if not self._whole_models:
             return None
-        if self._twin is None:
-            self._twin = keras.saving.deserialize_keras_object(
-                self._description
-            )
         for variable, value in zip(
             weights_lib.exchanged_variables(self._twin), values, strict=True
         ):
@@ -164,20 +160,24 @@ class SharedDirectory(Exchange):
             raise PeerUnavailableError(
                 f"group {peer} has published nothing in {self._path} yet"
             )
+        is_emptied = bool(checkpoints) and checkpoints[0][0] < known
         reason = None
-        if checkpoints and checkpoints[0][0] < known:
-            known = 0  # Somebody has emptied the directory.
         for number, name in checkpoints:
-            path = os.path.join(self._directory(peer), name)
-            if number <= known:
+            if number <= known and not is_emptied:
                 break
-            if path in self._bad:
-                continue
+            path = os.path.join(self._directory(peer), name)
             try:
+                stat = tf.io.gfile.stat(path)
+                key = (path, stat.length, stat.mtime_nsec)
+                if key in self._bad:
+                    continue
                 with tf.io.gfile.GFile(path, "rb") as file:
                     content = file.read()
             except tf.errors.NotFoundError:
                 continue  # Its group has removed it meanwhile.
+            except tf.errors.OpError as error:
+                reason = f"{path}: {error.message}"
+                continue
             try:
                 checkpoint = archive.decode(content)
                 if (checkpoint.group, checkpoint.number) != (peer, number):
@@ -187,7 +187,7 @@ class SharedDirectory(Exchange):
                     )
             except UnusableCheckpointError as error:
                 reason = f"{path}: {error}"
-                self._bad.add(path)
+                self._bad.add(key)
                 self.skipped.append((path, str(error)))
                 logging.warning(
                     "Skipped a checkpoint of group %d that cannot be read: %s",
@@ -195,11 +195,29 @@ class SharedDirectory(Exchange):
                     reason,
                 )
                 continue
+            if is_emptied and checkpoint.time <= newer_than.time:
+                return None  # A listing that is late, and not a new life.
             self.bytes_read += len(content)
             return checkpoint
         if reason is not None:
             raise UnusableCheckpointError(reason)
         return None
+
+
+def _twin_of(model):
+    """Another model like it, which is what peers will have of it."""
+    description = keras.saving.serialize_keras_object(model)
+    description.pop("compile_config", None)
+    try:
+        return keras.saving.deserialize_keras_object(
+            description, safe_mode=True
+        )
+    except Exception as error:  # Of all kinds: it is somebody's model.
+        raise ValueError(
+            f"whole_models=True: peers could not load {model.name!r}, as Keras "
+            "does not make it again from its configuration in safe mode: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _remove(path):

@@ -20,11 +20,15 @@ class Teacher:
       architecture: A built `keras.Model`: the student, or another model with
         the same inputs and outputs.
 
+    Raises:
+      ValueError: A layer goes on from its state of the batch before.
+
     Attributes:
       available: Scalar bool `tf.Variable`.
     """
 
     def __init__(self, architecture):
+        _check_stateless(architecture)
         self.architecture = architecture
         self.available = tf.Variable(False, trainable=False)
         self._weights = [
@@ -67,3 +71,14 @@ class Teacher:
     def retire(self):
         """Is not available any more."""
         self.available.assign(False)
+
+
+def _check_stateless(layer):
+    if getattr(layer, "stateful", False):
+        raise ValueError(
+            f"Layer {layer.name!r} is stateful: between batches it has the "
+            "state of its own model, and teachers would have the student's. "
+            "Use stateful=False."
+        )
+    for inner in getattr(layer, "layers", ()):
+        _check_stateless(inner)
