@@ -33,7 +33,6 @@ FLAGS = {
         "--warmup_steps=1",
         "--average_optimizer_state",
     ],
-    "easgd": ["--period=3", "--optimizer=sgd"],
     "downpour": [
         "--n_fetch=2",
         "--n_push=3",
@@ -45,7 +44,6 @@ FLAGS = {
 # after the last.
 LOCAL_STEPS = {
     "parameter_averaging": [1, 3, 3],
-    "easgd": [3, 3, 1],
     "downpour": [3, 3, 1],
 }
 SETTINGS = {
@@ -82,13 +80,6 @@ SETTINGS = {
         "warmup_steps": 1,
         "communication": "parameter_server",
         "worker_timeout": 10.0,
-    },
-    "easgd": {
-        "period": 3,
-        "moving_rate": 0.9,
-        "easgd_synchronization": "async",
-        "communication": "parameter_server",
-        "warmup_worker_steps": 0,
     },
     "downpour": {
         "n_fetch": 2,
@@ -199,7 +190,7 @@ def test_updates_are_made_of_as_many_gradients_as_the_method_says(trained):
     updates = summary["updates_applied"]
     if strategy != "backup_workers":
         assert summary["gradients_dropped"] == 0
-    if strategy in ("async", "bounded_staleness", "dana", "easgd", "downpour"):
+    if strategy in ("async", "bounded_staleness", "dana", "downpour"):
         assert updates == accepted
     elif strategy == "parameter_averaging":
         # One gradient of each worker.

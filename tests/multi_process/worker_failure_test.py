@@ -13,7 +13,7 @@ WEIGHTS = 281  # 1 + 7 + 3 * 5 + 129 * 2, of `tasks.SHAPES`.
 
 
 @pytest.mark.parametrize(
-    "victim, kills", [(2, 10), (0, 2)], ids=["a worker", "the chief"]
+    "victim, kills", [(2, 5), (0, 2)], ids=["a worker", "the chief"]
 )
 def test_kill_9_loses_no_update_of_the_others(cluster, victim, kills):
     generator = random.Random(victim)
@@ -194,41 +194,41 @@ def test_servers_give_up_when_all_workers_have_failed(cluster):
     assert "Gave up after 5 s without a sign of" in server.output()
 
 
-@pytest.mark.parametrize(
-    "shapes, expected",
-    [
-        ([(), (7,), (3, 4), (129, 2)], "part2 parameter float32 [3, 4]"),
-        (
-            [(), (7,), (3, 5)],
-            "variable 3: here sequential/sum_of_weights/calls state",
-        ),
-        (
-            [(), (7,), (3, 5), (129, 2), (2,)],
-            "variable 4: here sequential/sum_of_weights/part4 parameter",
-        ),
-    ],
-    ids=["another shape", "a variable less", "a variable more"],
-)
-def test_workers_with_different_models_are_refused(cluster, shapes, expected):
+OTHER_MODELS = [
+    # Another shape; a variable less; a variable more.
+    ([(), (7,), (3, 4), (129, 2)], "part2 parameter float32 [3, 4]"),
+    (
+        [(), (7,), (3, 5)],
+        "variable 3: here sequential/sum_of_weights/calls state",
+    ),
+    (
+        [(), (7,), (3, 5), (129, 2), (2,)],
+        "variable 4: here sequential/sum_of_weights/part4 parameter",
+    ),
+]
+
+
+def test_workers_with_different_models_are_refused(cluster):
     made = cluster(num_workers=2)
     made.start_servers(lost_after=3.0)
     right = made.start(
         "worker", 0, "failure_tasks:train", value=1.0, until="stop"
     )
     right.wait_for_steps(1)
-    wrong = made.start(
-        "worker",
-        1,
-        "failure_tasks:train",
-        value=1.0,
-        until="stop",
-        shapes=shapes,
-    )
-    assert wrong.wait(30.0) == 1
-    report = wrong.report()
-    assert report["error"] == "ModelMismatchError"
-    assert expected in report["message"]
-    assert wrong.steps() == 0
+    for shapes, expected in OTHER_MODELS:
+        wrong = made.start(
+            "worker",
+            1,
+            "failure_tasks:train",
+            value=1.0,
+            until="stop",
+            shapes=shapes,
+        )
+        assert wrong.wait(30.0) == 1
+        report = wrong.report()
+        assert report["error"] == "ModelMismatchError"
+        assert expected in report["message"]
+        assert wrong.steps() == 0
     made.tell("stop")
     assert right.wait() == 0
     assert set(right.report()["parts"][0]) == {-1.0 * right.steps()}

@@ -177,7 +177,7 @@ def test_pieces_are_corrected_as_the_whole():
     assert len(kernel.pieces) == 2
 
 
-@settings(max_examples=4, deadline=None, phases=[Phase.generate])
+@settings(max_examples=2, deadline=None, phases=[Phase.generate])
 @given(
     order=st.lists(st.integers(0, WORKERS - 1), min_size=9, max_size=18),
     name_and_rule=st.sampled_from(

@@ -322,6 +322,7 @@ CASES = {
         ),
     ),
 }
+ON_SERVERS = list(CASES)
 
 
 def train(name, scope):

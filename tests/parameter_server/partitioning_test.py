@@ -1,6 +1,7 @@
 """Large variables split over servers train as whole ones do."""
 
 import contextlib
+import functools
 import json
 import sys
 
@@ -34,6 +35,10 @@ OPTIMIZERS = {
 }
 
 
+# On servers, too: what the others have is part of these.
+ON_SERVERS = ("adam_average", "adamw_clipped", "adagrad", "accumulated")
+
+
 def train(optimizer, scope):
     """Trains a model with a table and matrices of odd sizes."""
     keras.utils.set_random_seed(5)
@@ -59,6 +64,12 @@ def train(optimizer, scope):
     }
 
 
+@functools.cache
+def plain(optimizer):
+    """What comes of training without a strategy."""
+    return train(optimizer, contextlib.nullcontext())
+
+
 def _assert_same(found, expected):
     assert found.keys() == expected.keys()
     for key, values in expected.items():
@@ -74,7 +85,7 @@ def test_pieces_train_as_the_whole(optimizer):
         variable_partitioner=partitioners.FixedShardsPartitioner(3)
     )
     found = train(optimizer, strategy.scope())
-    _assert_same(found, train(optimizer, contextlib.nullcontext()))
+    _assert_same(found, plain(optimizer))
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +100,9 @@ def trained_on_servers(tmp_path_factory):
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ON_SERVERS)
 def test_pieces_on_servers_train_as_the_whole(optimizer, trained_on_servers):
-    expected = train(optimizer, contextlib.nullcontext())
-    _assert_same(trained_on_servers[optimizer], expected)
+    _assert_same(trained_on_servers[optimizer], plain(optimizer))
 
 
 def test_weights_set_after_training_reach_every_piece():
@@ -179,12 +189,12 @@ def test_partitioners_of_tensorflow():
 
 
 def main(argv):
-    """Trains with every optimizer on the cluster of TF_CONFIG."""
+    """Trains with some of the optimizers on the cluster of TF_CONFIG."""
     found = {}
     strategy = tfdist.AsyncStrategy(
         variable_partitioner=partitioners.FixedShardsPartitioner(3)
     )
-    for optimizer in OPTIMIZERS:
+    for optimizer in ON_SERVERS:
         found[optimizer] = train(optimizer, strategy.scope())
     first, second = strategy.bytes_per_server
     print("spread over", first, "and", second, "bytes", flush=True)

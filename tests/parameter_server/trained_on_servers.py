@@ -7,13 +7,13 @@ def train_on_servers(cases, directory):
     """Runs the script `cases` on a cluster until it is done.
 
     Args:
-      cases: Module with `CASES`, whose script trains each of them, says so,
-        and writes `<number>.npz` to the directory that it is given.
+      cases: Module with `ON_SERVERS`, whose script trains each, says so, and
+        writes `<number>.npz` to the directory that it is given.
       directory: Where to.
     """
     cluster = ["--num_ps=2", "--num_workers=1"]
     with Launched(*cluster, cases.__file__, "--", directory) as run:
-        for number, name in enumerate(cases.CASES):
+        for number, name in enumerate(cases.ON_SERVERS):
             run.expect(rf"trained {number} {name}$")
         run.expect(r"servers 2$")
         status, text = run.finish()
