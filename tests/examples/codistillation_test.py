@@ -150,34 +150,6 @@ def test_launched_processes_exchange_whole_models(tmp_path):
         assert 0 < len(files) <= 3
 
 
-def test_clusters_exchange_over_their_servers(zygote, tmp_path):
-    flags = [
-        *SMALL,
-        "--strategy=sync",
-        "--exchange=servers",
-        "--quantise=float16",
-        "--epochs=4",
-        "--straggler=0:0.2",
-    ]
-    output = train(zygote, tmp_path, LANGUAGE, flags, {"ps": 1, "worker": 2})
-    for group, summary in enumerate(summaries(tmp_path, output)):
-        assert_taught(summary, group, exchange="servers", quantise="float16")
-        assert (summary["num_ps"], summary["num_workers"]) == (1, 2)
-        assert summary["layer"] == "GRU"
-        # Of 13 batches of each epoch worker 0 has 7, and each update is made
-        # of one gradient of every worker that has not ended.
-        assert summary["updates_applied"] == 4 * 7
-        assert summary["nats_per_character"] < NATS_UNTRAINED
-        # Every worker has teachers.
-        for worker in range(2):
-            name = f"codistillation-{group}-worker-{worker}.jsonl"
-            assert (
-                "teacher_step"
-                in (tmp_path / f"group-{group}" / name).read_text()
-            )
-    assert not (tmp_path / "exchange").exists()
-
-
 def test_groups_train_on_images(zygote, tmp_path):
     data_dir = tmp_path / "tensorflow_datasets"
     datasets.load("digits", data_dir=data_dir)

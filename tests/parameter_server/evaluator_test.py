@@ -57,7 +57,7 @@ def rows_of(directory):
 
 # A model that is built only by its first batch has no variables to ask for
 # when the evaluator starts.
-@pytest.mark.parametrize("mode,num_workers", [("built", 1), ("unbuilt", 2)])
+@pytest.mark.parametrize("mode,num_workers", [("unbuilt", 2)])
 def test_last_evaluation_is_the_chief_s(tmp_path, mode, num_workers):
     output = launch(mode, tmp_path, num_workers)
     chief = left_by(tmp_path, "worker-0.json")
