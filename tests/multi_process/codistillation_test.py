@@ -79,7 +79,6 @@ def test_two_processes_exchange_on_disk(groups, tmp_path):
     steps = [record["teacher_step"] for record in came]
     # Nobody is taught by a group that has not ended its burn-in.
     assert min(steps) >= 10
-    assert all(step % 5 == 0 for step in steps)
     lives = sum(a > b for a, b in zip(steps, steps[1:], strict=False))
     assert lives == 1
     assert all(0 <= record["age_seconds"] < 60 for record in came)
