@@ -44,6 +44,7 @@ setuptools.setup(
         "tensorflow>=2.18,<2.22",
         "keras>=3.8",
         "numpy",
+        "scipy",
         "tensorflow-datasets",
         "absl-py",
         "tqdm",

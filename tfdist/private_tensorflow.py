@@ -5,6 +5,7 @@ why the public interface does not do, so that an upgrade of TensorFlow has one
 file to check.
 """
 
+import keras
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import (
     distribute as _data_distribute,
@@ -107,3 +108,145 @@ def abort_collectives(message):
     Nothing public ends a collective that waits for a process that is gone.
     """
     context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
+
+
+def sublayers(layer):
+    """The layers that are direct parts of a Keras layer, in order.
+
+    A model has `layers`; a layer that is made of layers has no public name
+    for them.
+    """
+    # pylint: disable-next=protected-access
+    return layer._flatten_layers(include_self=False, recursive=False)
+
+
+def move_variable(variable, device):
+    """Moves the value of a Keras variable to another device.
+
+    A `tf.Variable` stays where it was made, and Keras has no public way to
+    give a variable another one. Whoever holds the Keras variable sees the
+    same value on the new device.
+    """
+    value = variable.value
+    if hasattr(value, "move_replica"):
+        # A worker's replica of what is on a server.
+        value.move_replica(device)
+        return
+    with tf.init_scope(), tf.device(device):
+        # pylint: disable-next=protected-access
+        variable._initialize(tf.identity(value))
+
+
+def calls_of(model):
+    """The calls that a functional Keras model is made of, in order.
+
+    Keras runs a functional model as a whole; a pipeline runs parts of it. A
+    part can be made in public as a model from tensors to tensors, but that
+    adds a call to each of its layers, after which `layer.output` fails.
+
+    Returns:
+      A list of (operation, fill_in, inputs, outputs): the layer or operation,
+      a function from a dict (id of a symbolic tensor to its value) to the
+      arguments of the call, and the symbolic tensors.
+    """
+    # pylint: disable=protected-access
+    by_depth = model._nodes_by_depth
+    return [
+        (
+            node.operation,
+            node.arguments.fill_in,
+            node.input_tensors,
+            node.outputs,
+        )
+        for depth in sorted(by_depth, reverse=True)
+        for node in by_depth[depth]
+        if node.operation and not node.is_input
+    ]
+
+
+def know_moved_variables(optimizer):
+    """Tells a Keras optimizer that variables of its model have moved.
+
+    It knows them by their TensorFlow variables, and has no public way to be
+    built again with the slots that it has.
+    """
+    # pylint: disable=protected-access
+    optimizer._trainable_variables_indices = {
+        optimizer._var_key(variable): index
+        for index, variable in enumerate(optimizer._trainable_variables)
+    }
+
+
+class OptimizerOfOneReplica:
+    """A mixin: a Keras optimizer that sums gradients over no other replica.
+
+    Without a strategy, Keras hands all gradients to `all_reduce` of the only
+    replica, which does nothing, in one operation: gradients of all devices
+    would meet on one of them and go back. There is no public way around it.
+    """
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        if tf.distribute.has_strategy():
+            return super()._all_reduce_sum_gradients(grads_and_vars)
+        return grads_and_vars
+
+
+def slot(optimizer, name, variable):
+    """The Keras variable that an optimizer keeps for one of its variables.
+
+    All slots are in the public `optimizer.variables`, but which is which is
+    only in the names of the attributes that the update rules use.
+
+    Args:
+      optimizer: A built `keras.Optimizer`.
+      name: Of the attribute, such as "_momentums" of Adam.
+      variable: A Keras variable that it was built with.
+    """
+    # pylint: disable-next=protected-access
+    return getattr(optimizer, name)[optimizer._get_variable_index(variable)]
+
+
+def logits_of(output):
+    """The logits that Keras's softmax or sigmoid has made `output` of, or None.
+
+    Keras's crossentropies compute with them instead of with the rounded
+    probabilities. They travel as a private attribute, which a tensor that is
+    put together from parts does not have.
+    """
+    return getattr(output, "_keras_logits", None)
+
+
+def set_logits(output, logits):
+    """Says what `output` was made of; see `logits_of`."""
+    # pylint: disable-next=protected-access
+    output._keras_logits = logits
+
+
+def flat_inputs(model, x):
+    """The tensors of the inputs of a sequential or functional Keras model.
+
+    Args:
+      model: A built `keras.Model`.
+      x: What the model could be called with, such as a dict by names.
+
+    Returns:
+      A list of tensors in the order of `model.inputs`, of their dtypes and
+      ranks.
+    """
+    # pylint: disable=protected-access
+    functional = getattr(model, "_functional", None) or model
+    return functional._standardize_inputs(x)
+
+
+def pack_outputs(model, tensors):
+    """What a sequential or functional Keras model returns.
+
+    Args:
+      model: A built `keras.Model`.
+      tensors: In the order of `model.outputs`.
+    """
+    # pylint: disable=protected-access
+    functional = getattr(model, "_functional", None) or model
+    packed = keras.tree.pack_sequence_as(functional._outputs_struct, tensors)
+    lone = isinstance(packed, list) and len(packed) == 1
+    return packed[0] if lone else packed

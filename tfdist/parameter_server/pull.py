@@ -111,5 +111,9 @@ def join_pieces(store, answers):
 
 
 def assign(handle, value):
-    """Builds the assignment of a resource variable; returns the operation."""
-    return tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    """Builds the assignment of a local variable; returns the operation.
+
+    It runs where the variable is, which may be a GPU or a placed layer's.
+    """
+    with tf.device(handle.device):
+        return tf.raw_ops.AssignVariableOp(resource=handle, value=value)

@@ -95,6 +95,7 @@ def changed_since(stamps, handle, table, version):
 
 def put(table, numbers, values):
     """Puts rows into the local replica of `table`; returns the operation."""
-    return tf.raw_ops.ResourceScatterUpdate(
-        resource=table.local_handle, indices=numbers, updates=values
-    )
+    with tf.device(table.local_handle.device):
+        return tf.raw_ops.ResourceScatterUpdate(
+            resource=table.local_handle, indices=numbers, updates=values
+        )

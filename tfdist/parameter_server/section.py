@@ -192,6 +192,7 @@ def _slices_of(slices, piece, shape):
 
 def read_replica(variable):
     """The value of the local replica of `variable`, wherever this is built."""
-    return tf.raw_ops.ReadVariableOp(
-        resource=variable.local_handle, dtype=variable.dtype
-    )
+    with tf.device(variable.local_handle.device):
+        return tf.raw_ops.ReadVariableOp(
+            resource=variable.local_handle, dtype=variable.dtype
+        )

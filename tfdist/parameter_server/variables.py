@@ -178,6 +178,22 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         """Size in bytes, int."""
         return self.shape.num_elements() * self.dtype.size
 
+    def move_replica(self, device):
+        """Moves the local replica to another device of this worker.
+
+        Before anything is traced that uses it; the primary stays where it is.
+        """
+        with tf.init_scope(), tf.device(device):
+            self._moved = tf.Variable(
+                super()._read_variable_op(), trainable=False
+            )
+        self._handle = self._moved.handle
+
+    @property
+    def device(self):
+        """The device of the local replica, a full name."""
+        return self._handle.device
+
     def assign_replica(self, value):
         """Sets the local replica alone; returns nothing."""
         super().assign(value, read_value=False)

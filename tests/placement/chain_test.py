@@ -1,0 +1,321 @@
+"""Stages against brute force over all of them."""
+
+import functools
+import itertools
+import math
+import re
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import pytest
+
+from tests.placement import cost_graphs
+from tfdist.placement.chain import Pipeline
+from tfdist.placement.chain import partition_chain
+from tfdist.placement.graph import CostGraph
+from tfdist.placement.graph import Devices
+from tfdist.placement.graph import Edge
+from tfdist.placement.graph import Node
+from tfdist.placement.memory import PlacementError
+
+pipelines = st.builds(
+    Pipeline,
+    st.sampled_from(["gpipe", "1f1b", "pipedream", "pipedream_2bw"]),
+    st.integers(1, 4),
+    st.booleans(),
+    st.integers(1, 3),
+) | st.builds(Pipeline, st.just("pipedream"), st.none())
+
+
+def partitions(size, devices, replicas):
+    """All (layers, numbers of devices) of stages, contiguous and in order."""
+    for count in range(1, min(size, devices) + 1):
+        for inner in itertools.combinations(range(1, size), count - 1):
+            ends = (0, *inner, size)
+            for chosen in itertools.product(
+                range(1, replicas + 1), repeat=count
+            ):
+                for firsts in itertools.combinations(range(devices), count):
+                    used = [
+                        range(f, f + r)
+                        for f, r in zip(firsts, chosen, strict=True)
+                    ]
+                    apart = all(
+                        a.stop <= b.start for a, b in itertools.pairwise(used)
+                    )
+                    if apart and used[-1].stop <= devices:
+                        layers = [
+                            range(*pair) for pair in itertools.pairwise(ends)
+                        ]
+                        yield list(zip(layers, used, strict=True))
+
+
+def link(devices, size):
+    return size and devices.latency_seconds + size / devices.bytes_per_second
+
+
+def costs(graph, devices, pipeline, stages):
+    """Seconds of each stage and cut, and bytes of each stage."""
+    compute, cuts, sizes = [], [], []
+    machines = [len(used) for _, used in stages]
+    for number, (layers, used) in enumerate(stages):
+        nodes = [graph.nodes[layer] for layer in layers]
+        replicas = len(used)
+        seconds = sum(n.forward_seconds + n.backward_seconds for n in nodes)
+        if pipeline.recompute:
+            seconds += sum(n.forward_seconds for n in nodes)
+        seconds /= min(devices.speeds[device] for device in used)
+        weights = sum(n.weight_bytes for n in nodes)
+        if replicas > 1:
+            ring = link(devices, weights / replicas) * 2 * (replicas - 1)
+            seconds = max(seconds, ring) / replicas
+        compute.append(seconds)
+        received = 0
+        if number:
+            edge = graph.edges[layers.start - 1]
+            received = edge.bytes
+            cuts.append(
+                link(devices, edge.bytes) + link(devices, edge.gradient_bytes)
+            )
+        behind = sum(machines[number:])
+        flying = pipeline.micro_batches or behind
+        if pipeline.schedule != "gpipe":
+            flying = min(behind, flying)
+        flying = -(-flying // replicas)
+        versions = {"pipedream": flying, "pipedream_2bw": 2}.get(
+            pipeline.schedule, 1
+        )
+        activations = sum(n.activation_bytes for n in nodes)
+        sizes.append(
+            sum(n.resident_bytes for n in nodes)
+            + (versions - 1) * weights
+            + (1 if pipeline.recompute else flying) * activations
+            + flying * received
+        )
+    return compute, cuts, sizes
+
+
+def brute_force(graph, devices, pipeline, objective):
+    """The least objective of all partitions that fit, infinite if none."""
+    combine = max if objective == "throughput" else lambda *some: sum(some)
+    best = math.inf
+    for stages in partitions(
+        len(graph.nodes), len(devices), pipeline.max_replicas
+    ):
+        stage_of = {
+            str(layer): number
+            for number, (layers, _) in enumerate(stages)
+            for layer in layers
+        }
+        torn = any(
+            len({stage_of[name] for name in group}) > 1
+            for group in graph.colocated
+        )
+        compute, cuts, sizes = costs(graph, devices, pipeline, stages)
+        fits = all(
+            size <= devices.limit(device)
+            for size, (_, used) in zip(sizes, stages, strict=True)
+            for device in used
+        )
+        if fits and not torn:
+            best = min(best, combine(*compute, *cuts, 0))
+    return best
+
+
+def check(graph, devices, pipeline, objective):
+    expected = brute_force(
+        graph, devices, pipeline or Pipeline(micro_batches=1), objective
+    )
+    if expected == math.inf:
+        with pytest.raises(PlacementError, match="bytes short"):
+            partition_chain(graph, devices, objective, pipeline)
+        return
+    found = partition_chain(graph, devices, objective, pipeline)
+    assert found.seconds == pytest.approx(expected)
+    # And the stages are such that they cost and hold what is said.
+    numbers = {name: number for number, name in enumerate(devices.names)}
+    stages = [
+        ([int(name) for name in s.nodes], [numbers[d] for d in s.devices])
+        for s in found.stages
+    ]
+    assert sum((layers for layers, _ in stages), []) == list(
+        range(len(graph.nodes))
+    )
+    used = sum((used for _, used in stages), [])
+    assert used == sorted(set(used))
+    ranges = [
+        (range(layers[0], layers[-1] + 1), used) for layers, used in stages
+    ]
+    compute, cuts, sizes = costs(
+        graph, devices, pipeline or Pipeline(micro_batches=1), ranges
+    )
+    assert [s.seconds for s in found.stages] == pytest.approx(compute)
+    assert [s.transfer_seconds for s in found.stages] == pytest.approx(
+        [*cuts, 0]
+    )
+    assert [s.bytes for s in found.stages] == sizes
+    for size, (_, used) in zip(sizes, stages, strict=True):
+        assert all(size <= devices.limit(device) for device in used)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(cost_graphs.chains(8), cost_graphs.devices(4), pipelines)
+def test_stages_are_the_best_of_all_that_fit(graph, devices, pipeline):
+    check(graph, devices, pipeline, "throughput")
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    cost_graphs.chains(8),
+    cost_graphs.devices(4, st.integers(10, 60)),
+    st.sampled_from(["throughput", "step"]),
+)
+def test_stages_without_a_pipeline_are_the_best_of_all(
+    graph, devices, objective
+):
+    check(graph, devices, None, objective)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(cost_graphs.chains(8), st.integers(1, 4), st.sampled_from([0.5, 1, 4]))
+def test_replicas_as_in_the_recursion_of_pipedream(graph, machines, rate):
+    # As published, from the first layer to the last; no groups there.
+    graph = CostGraph(graph.nodes, graph.edges)
+    nodes, edges = graph.nodes, graph.edges
+
+    def stage(i, j, m):
+        computing = sum(n.seconds for n in nodes[i : j + 1])
+        weights = sum(n.weight_bytes for n in nodes[i : j + 1])
+        return max(computing, 2 * (m - 1) * weights / (m * rate)) / m
+
+    @functools.cache
+    def slowest(j, m):
+        best = stage(0, j, m)
+        for i in range(j):
+            cut = (edges[i].bytes + edges[i].gradient_bytes) / rate
+            for m_last in range(1, m):
+                best = min(
+                    best,
+                    max(slowest(i, m - m_last), cut, stage(i + 1, j, m_last)),
+                )
+        return best
+
+    devices = Devices(tuple("ABCD"[:machines]), bytes_per_second=rate)
+    found = partition_chain(
+        graph, devices, pipeline=Pipeline(max_replicas=machines)
+    )
+    # Fewer machines are allowed too.
+    fewest = min(slowest(len(nodes) - 1, m) for m in range(1, machines + 1))
+    assert found.seconds == pytest.approx(fewest)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    cost_graphs.chains(6), cost_graphs.devices(3, st.integers(0, 9)), pipelines
+)
+def test_the_error_says_exactly_how_much_is_short(graph, devices, pipeline):
+    try:
+        partition_chain(graph, devices, pipeline=pipeline)
+    except PlacementError as error:
+        short = int(re.search(r"is (\d+) bytes short", str(error))[1])
+    else:
+        return
+
+    def with_more(size):
+        limits = tuple(limit + size for limit in devices.memory_limits)
+        return Devices(devices.names, limits)
+
+    partition_chain(graph, with_more(short), pipeline=pipeline)
+    with pytest.raises(PlacementError):
+        partition_chain(graph, with_more(short - 1), pipeline=pipeline)
+
+
+def test_the_error_counts_replicas_where_they_help():
+    # All 4 of 10 bytes on one device, or 2 on each of two replicas.
+    graph = cost_graphs.chain(1, activation_bytes=10)
+    pipeline = Pipeline("gpipe", 4, max_replicas=2)
+    with pytest.raises(
+        PlacementError, match="5 bytes short: '0' needs 20 bytes with 2 micro"
+    ):
+        partition_chain(graph, Devices(("A", "B"), 15), pipeline=pipeline)
+
+
+def test_fewer_devices_if_more_do_not_help():
+    # The middle one takes 4 whatever is done; two stages reach that.
+    graph = cost_graphs.chain(2, 2, 4)
+    found = partition_chain(graph, Devices(("A", "B", "C", "D")))
+    assert [stage.nodes for stage in found.stages] == [("0", "1"), ("2",)]
+    assert [stage.devices for stage in found.stages] == [("A",), ("B",)]
+    assert found.placement == {"0": "A", "1": "A", "2": "B"}
+
+
+def test_a_slow_link_is_not_worth_a_second_device():
+    graph = cost_graphs.chain(1, 1, output=3)
+    # Alone 2; with a cut 2 * 3 / 1.
+    found = partition_chain(graph, Devices(("A", "B"), bytes_per_second=1))
+    assert (len(found.stages), found.seconds) == (1, 2)
+    found = partition_chain(graph, Devices(("A", "B"), bytes_per_second=6))
+    assert (len(found.stages), found.seconds) == (2, 1)
+
+
+def test_the_first_stage_holds_most_micro_batches_in_flight():
+    graph = cost_graphs.chain(1, 1, 1, activation_bytes=10, output=0)
+    devices = Devices(("A", "B", "C"))
+    for pipeline, flying in (
+        (Pipeline("1f1b"), [3, 2, 1]),
+        (Pipeline("1f1b", 2), [2, 2, 1]),
+        (Pipeline("gpipe", 8), [8, 8, 8]),
+        (Pipeline("gpipe", 8, recompute=True), [8, 8, 8]),
+    ):
+        found = partition_chain(graph, devices, pipeline=pipeline)
+        assert [stage.in_flight for stage in found.stages] == flying
+        kept = [10] * 3 if pipeline.recompute else [10 * n for n in flying]
+        assert [stage.bytes for stage in found.stages] == kept
+
+
+def test_a_step_of_a_chain_takes_a_second_device_only_for_memory():
+    graph = cost_graphs.chain(1, 1, 1, resident_bytes=10)
+    link = {"latency_seconds": 1, "bytes_per_second": 1}
+    found = partition_chain(graph, Devices(("A", "B"), 30, **link), "step")
+    assert (len(found.stages), found.seconds) == (1, 3)
+    # 3 and, there and back, 1 + 1 each.
+    found = partition_chain(graph, Devices(("A", "B"), 29, **link), "step")
+    assert (len(found.stages), found.seconds) == (2, 7)
+
+
+def test_what_skips_a_stage_is_handed_on_through_it():
+    # a -> b -> c, and a -> c; each on its own device.
+    nodes = [Node(name, 6, output_bytes=2) for name in "abc"]
+    graph = CostGraph(nodes, [Edge("a", "b"), Edge("b", "c"), Edge("a", "c")])
+    devices = Devices(("A", "B", "C"), bytes_per_second=1)
+    found = partition_chain(graph, devices)
+    # One tensor over the first cut, two over the second, there and back.
+    assert [s.transfer_seconds for s in found.stages] == [4, 8, 0]
+    assert [s.bytes for s in found.stages] == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Pipeline("zb"), "schedule must be one of .*Received: 'zb'"),
+        (lambda: Pipeline("gpipe"), "micro_batches must be given"),
+        (lambda: Pipeline(micro_batches=0), "micro_batches must be an int"),
+        (lambda: Pipeline(max_replicas=True), "max_replicas must be an int"),
+        (
+            lambda: partition_chain(
+                cost_graphs.chain(1), Devices(("A",)), "speed"
+            ),
+            "objective must be one of .*Received: 'speed'",
+        ),
+        (
+            lambda: partition_chain(
+                cost_graphs.chain(1), Devices(("A",)), "step", Pipeline()
+            ),
+            "objective must be 'throughput' with a pipeline",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,193 @@
+"""Annealing against all placements."""
+
+import itertools
+import math
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from tests.placement import cost_graphs
+from tfdist.placement import memory
+from tfdist.placement import search
+from tfdist.placement import timeline
+from tfdist.placement.graph import CostGraph
+from tfdist.placement.graph import Devices
+from tfdist.placement.graph import Edge
+from tfdist.placement.graph import Node
+
+
+def seconds_of_all(graph, devices):
+    """Seconds of each placement that fits, a list."""
+    return [
+        timeline.step_time(graph, placement, devices).seconds
+        for placement in cost_graphs.placements(graph, devices)
+        if cost_graphs.fits(graph, placement, devices)
+    ]
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(cost_graphs.graphs(1, 5), cost_graphs.devices(3))
+def test_all_are_tried_if_they_are_few(graph, devices):
+    best = min(seconds_of_all(graph, devices), default=None)
+    if best is None:
+        with pytest.raises(memory.PlacementError, match="bytes short"):
+            search.anneal(graph, devices)
+        return
+    found = search.anneal(graph, devices)
+    assert (found.seconds, found.is_optimal) == (best, True)
+    assert cost_graphs.fits(graph, found.placement, devices)
+    step = timeline.step_time(graph, found.placement, devices)
+    assert step.seconds == best
+
+
+def random_graph(rng, size):
+    nodes = [
+        Node(str(n), *rng.integers(1, 9, 2), *rng.integers(1, 9, 2), 4)
+        for n in range(size)
+    ]
+    edges = [
+        Edge(str(a), str(b))
+        for a, b in itertools.combinations(range(size), 2)
+        if rng.random() < 0.4
+    ]
+    return CostGraph(nodes, edges)
+
+
+def test_a_sixth_of_the_placements_nearly_always_shows_the_best():
+    found = []
+    for seed in range(20):
+        graph = random_graph(np.random.default_rng(seed), 6)
+        devices = Devices(("A", "B", "C"), 40, 0, 4)
+        best = min(seconds_of_all(graph, devices))
+        # Of 729. What is drawn blindly finds it in 18 of the 20.
+        result = search.anneal(graph, devices, evaluations=120, seed=seed)
+        assert not result.is_optimal
+        assert result.evaluations <= 120
+        found.append(result.seconds / best)
+    assert found.count(1.0) >= 19
+    assert max(found) <= 1.1
+
+
+def test_a_way_that_first_gets_worse_is_found():
+    # Nodes i and i + 5 are a pair. Of even i, both are better on B, but one
+    # alone is worse than none: whoever only goes down stays on A, at 50.
+    graph = CostGraph([Node(str(number)) for number in range(10)])
+
+    def measure(placement):
+        seconds = 0
+        for i in range(5):
+            moved = [placement[str(i)], placement[str(i + 5)]].count("B")
+            seconds += ([10, 20, 30] if i % 2 else [10, 12, 5])[moved]
+        return seconds
+
+    for seed in range(3):
+        found = search.anneal(
+            graph,
+            Devices(("A", "B")),
+            evaluations=400,
+            measure=measure,
+            seed=seed,
+        )
+        assert (found.seconds, found.is_optimal) == (35, False)
+
+
+def test_what_belongs_together_is_found_among_many():
+    # Two chains whose nodes alternate: of 65,536 placements 2 take 8 s.
+    names = [f"{way}{number}" for number in range(8) for way in "ab"]
+    nodes = [Node(name, 1, output_bytes=1) for name in names]
+    edges = [Edge(*pair) for pair in zip(names, names[2:], strict=False)]
+    graph = CostGraph(nodes, edges)
+    devices = Devices(("A", "B"), bytes_per_second=2)
+    found = search.anneal(graph, devices, evaluations=1000)
+    assert (found.seconds, found.is_optimal) == (8, False)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.data())
+def test_never_worse_than_its_start_and_never_too_large(data):
+    graph = data.draw(cost_graphs.graphs(4, 6))
+    devices = data.draw(cost_graphs.devices(3, st.integers(15, 60)))
+    all_of_them = list(cost_graphs.placements(graph, devices))
+    starts = data.draw(
+        st.lists(st.sampled_from(all_of_them), min_size=1, max_size=3)
+    )
+    good = [p for p in starts if cost_graphs.fits(graph, p, devices)]
+    try:
+        found = search.anneal(graph, devices, starts, evaluations=8, seed=1)
+    except memory.PlacementError:
+        assert not good
+        return
+    assert cost_graphs.fits(graph, found.placement, devices)
+    for placement in good:
+        step = timeline.step_time(graph, placement, devices)
+        assert found.seconds <= step.seconds
+    assert found.evaluations <= 8
+
+
+def test_from_what_does_not_fit_to_what_does():
+    # Exactly half of the nodes fit each device; all begin on one.
+    graph = CostGraph([Node(str(n), 1, 0, 10) for n in range(12)])
+    devices = Devices(("A", "B"), 60)
+    found = search.anneal(graph, devices, evaluations=100)
+    assert list(found.placement.values()).count("A") == 6
+
+
+def test_the_same_seed_finds_the_same():
+    graph = random_graph(np.random.default_rng(0), 12)
+    devices = Devices(("A", "B", "C"), 80, 0, 4)
+    one, two, other = (
+        search.anneal(graph, devices, evaluations=60, seed=seed)
+        for seed in (3, 3, 4)
+    )
+    assert one == two
+    assert one.placement != other.placement
+
+
+def test_what_is_measured_counts_and_what_fails_does_not():
+    graph = CostGraph([Node(str(n), 1) for n in range(8)])
+    devices = Devices(("A", "B"))
+    calls = []
+
+    def measure(placement):
+        calls.append(placement)
+        used = list(placement.values()).count("B")
+        # All but a few on B would be best, but it fails.
+        return math.inf if used > 5 else 10.0 - used
+
+    found = search.anneal(
+        graph, devices, evaluations=120, measure=measure, seed=0
+    )
+    assert found.seconds == 5.0
+    assert list(found.placement.values()).count("B") == 5
+    assert found.evaluations == len(calls) <= 120
+    with pytest.raises(memory.PlacementError, match="fits and runs"):
+        search.anneal(graph, devices, measure=lambda placement: math.nan)
+
+
+def test_what_does_not_fit_is_never_measured():
+    graph = CostGraph([Node(str(n), 1, 0, 10) for n in range(8)])
+    devices = Devices(("A", "B"), 50)
+
+    def measure(placement):
+        assert cost_graphs.fits(graph, placement, devices)
+        return 1.0
+
+    search.anneal(graph, devices, evaluations=60, measure=measure)
+    search.anneal(graph, devices, evaluations=256, measure=measure)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"evaluations": 0}, "evaluations must be .*Received: 0"),
+        ({"evaluations": 1.5}, "evaluations must be .*Received: 1.5"),
+        ({"start": []}, "start must be 1 to 1000"),
+        ({"start": {"a": "C"}}, "must be one of"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        search.anneal(CostGraph([Node("a")]), Devices(("A", "B")), **arguments)

@@ -1,0 +1,215 @@
+"""Simulated steps, by hand and by the rules that they follow."""
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import pytest
+
+from tests.placement import cost_graphs
+from tfdist.placement import timeline
+from tfdist.placement.graph import CostGraph
+from tfdist.placement.graph import Devices
+from tfdist.placement.graph import Node
+
+AB = Devices(("A", "B"), latency_seconds=1, bytes_per_second=2)
+
+
+def test_a_chain_takes_the_sum_of_all():
+    nodes = [Node(n, 1, 2, output_bytes=4) for n in "abc"]
+    graph = CostGraph(nodes, [("a", "b"), ("b", "c")])
+    alone = timeline.step_time(graph, dict.fromkeys("abc", "A"), AB)
+    assert (alone.seconds, alone.transfers) == (9, ())
+    # Two cuts of 1 + 4 / 2, there and back.
+    split = timeline.step_time(graph, {"a": "A", "b": "B", "c": "A"}, AB)
+    assert split.seconds == 9 + 4 * 3
+    assert split.busy_seconds == {"A": 6, "B": 3}
+    assert split.forward == {"a": (0, 1), "b": (4, 5), "c": (8, 9)}
+    assert split.backward == {"c": (9, 11), "b": (14, 16), "a": (19, 21)}
+    assert [
+        (t.node, t.backward, t.source, t.target, t.begins, t.ends)
+        for t in split.transfers
+    ] == [
+        ("a", False, "A", "B", 1, 4),
+        ("b", False, "B", "A", 5, 8),
+        ("c", True, "A", "B", 11, 14),
+        ("b", True, "B", "A", 16, 19),
+    ]
+
+
+def test_branches_on_two_devices_overlap():
+    graph = CostGraph([Node("a", 3), Node("b", 2)])
+    assert timeline.step_time(graph, {"a": "A", "b": "A"}, AB).seconds == 5
+    assert timeline.step_time(graph, {"a": "A", "b": "B"}, AB).seconds == 3
+    fast = Devices(("A", "B"), speeds=(1, 4))
+    assert timeline.step_time(graph, {"a": "A", "b": "B"}, fast).seconds == 3
+    assert timeline.step_time(graph, {"a": "B", "b": "B"}, fast).seconds == 1.25
+
+
+def test_what_a_device_needs_twice_travels_once():
+    nodes = [Node("a", 1, output_bytes=4), Node("b"), Node("c")]
+    graph = CostGraph(nodes, [("a", "b", None, 0), ("a", "c", None, 0)])
+    place = {"a": "A", "b": "B", "c": "B"}
+    assert timeline.step_time(graph, place, AB).seconds == 1 + 3
+    # Two gradients come back, of the last first, one behind the other.
+    graph = CostGraph(nodes, [("a", "b"), ("a", "c")])
+    found = timeline.step_time(graph, place, AB)
+    assert found.seconds == 1 + 3 + 3 + 3
+    assert [t.node for t in found.transfers] == ["a", "c", "b"]
+
+
+def test_a_link_does_not_hold_up_the_other_direction():
+    # a and b each feed the other device at the same time.
+    nodes = [Node(n, 1, output_bytes=2 * (n in "ab")) for n in "abcd"]
+    graph = CostGraph(nodes, [("a", "c", 2, 0), ("b", "d", 2, 0)])
+    place = {"a": "A", "b": "B", "c": "B", "d": "A"}
+    assert timeline.step_time(graph, place, AB).seconds == 1 + 2 + 1
+    # On the same way they follow each other: 2 + (1 + 1) + (1 + 1) + 1, less
+    # the second forward pass, which runs while the first tensor travels.
+    place = {"a": "A", "b": "A", "c": "B", "d": "B"}
+    assert timeline.step_time(graph, place, AB).seconds == 1 + 2 + 2 + 1
+
+
+def test_what_became_ready_first_runs_first():
+    # x comes to A at 1 and y at 3, while A runs w until 4.
+    nodes = [Node("w", 4), Node("y", 5, output_bytes=0), Node("x", 1)]
+    nodes += [Node("s", 1), Node("t", 3)]
+    graph = CostGraph(nodes, [("s", "x"), ("t", "y")])
+    devices = Devices(("A", "B", "C"))
+    place = {"w": "A", "y": "A", "x": "A", "s": "B", "t": "C"}
+    found = timeline.step_time(graph, place, devices)
+    assert found.forward["x"] == (4, 5)
+    assert found.forward["y"] == (5, 10)
+
+
+def test_peak_is_what_is_held_at_once():
+    # Activations of a and b are held together; of c and d, one at a time.
+    nodes = [Node("a", 1, 1, 5, 7), Node("b", 1, 1, 0, 20)]
+    graph = CostGraph(nodes, [("a", "b")])
+    found = timeline.step_time(graph, dict.fromkeys("ab", "A"), AB)
+    assert found.peak_bytes == {"A": 32, "B": 0}
+    nodes = [Node("c", 1, 0, 5, 7), Node("d", 2, 0, 0, 20)]
+    nodes += [Node("late", 1, output_bytes=2)]
+    graph = CostGraph(nodes, [("late", "d")])
+    place = {"c": "A", "d": "A", "late": "B"}
+    found = timeline.step_time(graph, place, AB)
+    # The copy of what came is there from when it begins to come, at 1, when c
+    # has just ended, until d ends.
+    assert found.peak_bytes == {"A": 5 + 22, "B": 0}
+
+
+def test_longest_paths_and_the_lower_bound():
+    nodes = [
+        Node(n, 1, s, output_bytes=3)
+        for n, s in zip("abcd", (0, 4, 1, 0), strict=True)
+    ]
+    graph = CostGraph(nodes, [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")])
+    work = [node.seconds for node in graph.nodes]
+    assert timeline.longest_paths(graph, work) == [7, 6, 3, 1]
+    sent = timeline.longest_paths(graph, work, lambda edge: edge.bytes)
+    assert sent == [13, 9, 6, 1]
+    assert timeline.lower_bound(graph, AB) == 7
+    assert timeline.lower_bound(graph, Devices(("A",))) == 9
+    assert timeline.lower_bound(graph, Devices(("A",), speeds=(2,))) == 4.5
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data())
+def test_a_step_follows_its_rules(data):
+    graph = data.draw(cost_graphs.graphs())
+    devices = data.draw(cost_graphs.devices(3))
+    place = data.draw(
+        st.sampled_from(list(cost_graphs.placements(graph, devices)))
+    )
+    found = timeline.step_time(graph, place, devices)
+    speeds = dict(zip(devices.names, devices.speeds, strict=True))
+    inputs = _inputs(graph, place, devices, found)
+    on_device = {name: [] for name in devices.names}
+    for node in graph.nodes:
+        for backward in (False, True):
+            spans = found.backward if backward else found.forward
+            begin, end = spans[node.name]
+            seconds = (
+                node.backward_seconds if backward else node.forward_seconds
+            )
+            home = place[node.name]
+            assert end == pytest.approx(begin + seconds / speeds[home])
+            ready = max(inputs[node.name, backward], default=0.0)
+            assert begin >= ready - 1e-9
+            on_device[home].append((begin, end, ready))
+    for tasks in on_device.values():
+        tasks.sort()
+        free = 0.0
+        for number, (begin, end, ready) in enumerate(tasks):
+            # One at a time, never idle while something is ready, and what was
+            # ready first runs first.
+            assert begin == pytest.approx(max(free, ready))
+            assert all(
+                ready <= other + 1e-9
+                for later, _, other in tasks[number + 1 :]
+                if other < begin - 1e-9
+            )
+            free = end
+    for name in devices.names:
+        assert found.busy_seconds[name] == pytest.approx(
+            sum(end - begin for begin, end, _ in on_device[name])
+        )
+    assert found.seconds == pytest.approx(
+        max(end for some in on_device.values() for _, end, _ in some)
+    )
+    _check_links(devices, found)
+    held = cost_graphs.held(graph, place, devices)
+    assert all(found.peak_bytes[name] <= held[name] for name in held)
+    assert timeline.lower_bound(graph, devices) <= found.seconds + 1e-9
+
+
+def _inputs(graph, place, devices, found):
+    """When what each pass waits for has come, from the transfers."""
+    arrived = {}
+    for t in found.transfers:
+        key = t.node, t.backward, t.target
+        arrived.setdefault(key, []).append(t.ends)
+    inputs = {(n.name, back): [] for n in graph.nodes for back in (0, 1)}
+    for node in graph.nodes:
+        inputs[node.name, True].append(found.forward[node.name][1])
+    for edge in graph.edges:
+        producer, consumer = edge.producer, edge.consumer
+        forward = found.forward[producer][1]
+        back = found.backward[consumer][1]
+        if place[producer] != place[consumer]:
+            home = place[consumer]
+            # Sent if anything of it is needed there.
+            some = arrived.get((producer, False, home), [forward])
+            assert len(some) == 1
+            forward = some[0]
+            if edge.gradient_bytes:
+                sent = devices.transfer_seconds(edge.gradient_bytes)
+                # Of gradients to one device each goes by itself.
+                ends = arrived[consumer, True, place[producer]]
+                assert min(ends) >= back + sent - 1e-9
+                back = _own(graph, place, edge, ends)
+        inputs[consumer, False].append(forward)
+        inputs[producer, True].append(back)
+    return inputs
+
+
+def _own(graph, place, edge, ends):
+    """Which of a node's gradients to one device is that of an edge."""
+    same = [
+        other.producer
+        for other in graph.incoming[graph.index[edge.consumer]]
+        if place[other.producer] == place[edge.producer]
+        and other.gradient_bytes
+    ]
+    return sorted(ends)[same.index(edge.producer)]
+
+
+def _check_links(devices, found):
+    links = {}
+    for t in found.transfers:
+        source = found.backward if t.backward else found.forward
+        sent = source[t.node][1]
+        free = links.get((t.source, t.target), 0.0)
+        # One after the other, and none waits without a reason.
+        assert t.begins == pytest.approx(max(free, sent))
+        links[t.source, t.target] = t.ends
+        assert t.source != t.target

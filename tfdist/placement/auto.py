@@ -1,0 +1,114 @@
+"""Placement without a user's hand: costs, then a partitioner."""
+
+import collections.abc
+
+import tensorflow as tf
+
+from tfdist.placement import costs as costs_lib
+from tfdist.placement import devices as devices_lib
+from tfdist.placement.calls import calls_of
+from tfdist.placement.graph import CostGraph
+from tfdist.placement.graph import Devices
+from tfdist.placement.partition import partition
+
+
+def choose(
+    model,
+    devices=None,
+    *,
+    memory_limit=None,
+    data=None,
+    costs=None,
+    batch_size=32,
+    latency_seconds=2e-5,
+    bytes_per_second=1e10,
+    method="auto",
+    objective=None,
+    pipeline=None,
+    **search,
+):
+    """Finds a placement of a model's layers, and does not carry it out.
+
+    Args:
+      model: A built sequential or functional `keras.Model`.
+      devices: Names of devices, or a `tfdist.placement.Devices`; None: all
+        GPUs, or all logical CPU devices if there is none.
+      memory_limit: Bytes of each device, or one number for all.
+      data: Inputs of one (micro-)batch: layers are measured with them. Without
+        data or costs, costs are estimated for `batch_size`.
+      costs: A `CostGraph` with a node per call, as `measure` gives.
+      batch_size: Examples, where costs are estimated.
+      latency_seconds: Of a transfer between devices.
+      bytes_per_second: Of the link between devices (bytes, not bits). The
+        default is that of PCIe.
+      method: "auto", "chain", "etf", "sct", "topo" or "search"; see
+        `tfdist.placement.partition`.
+      objective: "step" (the time of one step) or "throughput" (of a pipeline:
+        its slowest stage).
+      pipeline: For "throughput": how many micro-batches are in flight.
+      **search: `evaluations` and `seed`.
+
+    Returns:
+      A `Partition`; its `placement` is what `place` takes.
+
+    Raises:
+      ValueError: The model is of another kind, a device does not exist, or no
+        placement stays within the memory limits.
+    """
+    calls = calls_of(model)[0]
+    if costs is None:
+        costs = (
+            costs_lib.estimate(model, batch_size)
+            if data is None
+            else costs_lib.measure(model, data)
+        )
+    if not isinstance(costs, CostGraph):
+        raise ValueError(f"costs must be a CostGraph, came: {costs!r}.")
+    if not isinstance(devices, Devices):
+        devices = Devices(
+            tuple(_names(devices)),
+            memory_limit,
+            latency_seconds=latency_seconds,
+            bytes_per_second=bytes_per_second,
+        )
+    elif memory_limit is not None:
+        raise ValueError(
+            "memory_limit came with Devices, which have their own."
+        )
+    found = partition(
+        costs,
+        devices,
+        method=method,
+        pipeline=pipeline,
+        objective=objective,
+        **search,
+    )
+    known = {call.operation.name for call in calls}
+    missing = [n for n in found.placement if n.partition("#")[0] not in known]
+    if missing:
+        raise ValueError(
+            f"costs have nodes that model {model.name!r} has not: {missing}."
+        )
+    return found
+
+
+def layers_of(found):
+    """What `place` takes: a device for each layer of a `Partition`."""
+    return {
+        name: device
+        for name, device in found.placement.items()
+        if "#" not in name
+    }
+
+
+def _names(devices):
+    if devices is None:
+        kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+        return [name for name in devices_lib.available() if f":{kind}:" in name]
+    if isinstance(devices, str) or not isinstance(
+        devices, collections.abc.Iterable
+    ):
+        raise ValueError(
+            f"devices must be a list of names of devices, came: {devices!r}."
+        )
+    return [devices_lib.resolve(device, "devices") for device in devices]

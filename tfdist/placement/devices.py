@@ -1,0 +1,124 @@
+"""Names of devices: what a user writes, and what TensorFlow calls them."""
+
+import re
+
+import tensorflow as tf
+
+_IN_SCOPE = re.compile(
+    r"on-([A-Za-z_]\w*)\.(\d+)\.([A-Za-z_]+)\.(\d+)(?=[_/]|$)"
+)
+
+
+def available():
+    """Full names of the devices that this process can use.
+
+    Returns:
+      A list of strings such as "/job:localhost/replica:0/task:0/device:GPU:0":
+      the logical devices of this process and of every task that it is
+      connected to.
+    """
+    specs = [
+        tf.DeviceSpec.from_string(device.name)
+        for device in tf.config.list_logical_devices()
+    ]
+    return [
+        spec.replace(
+            job=spec.job or "localhost",
+            replica=spec.replica or 0,
+            task=spec.task or 0,
+        ).to_string()
+        for spec in specs
+    ]
+
+
+def default():
+    """The device on which TensorFlow runs what has none: the first GPU, if any.
+
+    Returns:
+      A full name.
+    """
+    own = _own()
+    gpu = own.replace(device_type="GPU", device_index=0).to_string()
+    return gpu if gpu in available() else own.to_string()
+
+
+def resolve(device, argument="device"):
+    """The full name of a device that exists.
+
+    Args:
+      device: A name in any of TensorFlow's spellings: "GPU:1", "/GPU:1",
+        "/device:GPU:1", "/job:worker/task:1/GPU:0". What it leaves out is
+        this process's own job, replica and task.
+      argument: What the name was given as, for the message.
+
+    Returns:
+      The full name, a string.
+
+    Raises:
+      ValueError: The name cannot be read, or there is no such device. The
+        message lists those that there are.
+    """
+    known = available()
+    own_spec = _own()
+    try:
+        spec = tf.DeviceSpec.from_string(str(device))
+    except ValueError as error:
+        raise ValueError(
+            f"{argument} must be the name of a device such as 'GPU:0' or "
+            f"'/job:worker/task:1/GPU:0', came: {device!r}."
+        ) from error
+    spec = spec.replace(
+        job=spec.job or own_spec.job,
+        replica=spec.replica or 0,
+        task=own_spec.task if spec.job is None else (spec.task or 0),
+        device_index=spec.device_index or 0,
+    )
+    if spec.device_type is None or spec.to_string() not in known:
+        raise ValueError(
+            f"{argument} must be a device that exists, came: {device!r}. "
+            f"There are: {', '.join(short(name) for name in known)}."
+        )
+    return spec.to_string()
+
+
+def _own():
+    """Job and task of this process, a `tf.DeviceSpec`."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.DeviceSpec.from_string(tf.zeros([]).device)
+
+
+def short(device):
+    """A device's name as one would say it, such as "GPU:1" or "worker:1/GPU:0".
+
+    Args:
+      device: A full name, or "" for one that has not been decided.
+    """
+    if not device:
+        return "anywhere"
+    spec = tf.DeviceSpec.from_string(device)
+    name = f"{spec.device_type}:{spec.device_index}"
+    if spec.job in (None, "localhost"):
+        return name
+    return f"{spec.job}:{spec.task}/{name}"
+
+
+def scope(device):
+    """The name scope that marks operations as belonging on `device`."""
+    spec = tf.DeviceSpec.from_string(device)
+    return f"on-{spec.job}.{spec.task}.{spec.device_type}.{spec.device_index}"
+
+
+def of_scope(name):
+    """The device of the innermost scope of `scope` in an operation's name.
+
+    Args:
+      name: An operation's name, such as "model/on-localhost.0.GPU.1/MatMul".
+
+    Returns:
+      A full name, or "" where there is no such scope.
+    """
+    found = _IN_SCOPE.findall(name)
+    if not found:
+        return ""
+    job, task, kind, index = found[-1]
+    return f"/job:{job}/replica:0/task:{task}/device:{kind}:{index}"

@@ -1,0 +1,172 @@
+"""What a placed layer and a placed model do that others do not."""
+
+import contextlib
+
+import keras
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+from tfdist.placement import devices
+from tfdist.placement import instances
+from tfdist.placement import layers
+from tfdist.placement import moving
+from tfdist.placement import operations
+
+# Whoever wants to know which name scope belongs to which layer.
+_listeners = []
+
+
+@contextlib.contextmanager
+def listening(heard):
+    """Calls `heard(layer, scope)` for each traced call of a placed layer."""
+    _listeners.append(heard)
+    try:
+        yield
+    finally:
+        _listeners.remove(heard)
+
+
+def put(layer, device):
+    """Makes a layer's calls run on a device from now on.
+
+    Args:
+      layer: A `keras.Layer` or `keras.Operation`.
+      device: A full name of a device; None leaves the layer where the layer
+        is that calls it.
+    """
+    model = isinstance(layer, keras.Model)
+    instances.specialize(layer, PlacedModel if model else PlacedLayer)
+    layer._tfdist_device = device
+
+
+def put_optimizer(optimizer):
+    """Makes an optimizer keep its slots where their variables are."""
+    while optimizer is not None:
+        instances.specialize(optimizer, PlacedOptimizer)
+        # That of a loss scale has another one inside.
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+
+
+class PlacedOptimizer(private_tensorflow.OptimizerOfOneReplica):
+    """An optimizer that works where each variable is."""
+
+    def apply(self, grads, trainable_variables=None):
+        """As Keras's, but that gradients stay on their devices.
+
+        TensorFlow's `clip_by_global_norm` brings all gradients to one device.
+        """
+        limit = self.global_clipnorm
+        # Keras clips after these two.
+        waits = self.gradient_accumulation_steps or self.loss_scale_factor
+        if (
+            not limit
+            or waits is not None
+            or tf.executing_eagerly()
+            or tf.distribute.has_strategy()
+        ):
+            return super().apply(grads, trainable_variables)
+        clipped = _clip_where_they_are(list(grads), limit)
+        self.global_clipnorm = None
+        try:
+            return super().apply(clipped, trainable_variables)
+        finally:
+            self.global_clipnorm = limit
+
+    def update_step(self, gradient, variable, learning_rate):
+        if tf.distribute.has_strategy():
+            # It says where updates are done: on a server, say.
+            return super().update_step(gradient, variable, learning_rate)
+        with tf.device(variable.device or None):
+            return super().update_step(gradient, variable, learning_rate)
+
+    def add_variable_from_reference(self, reference_variable, *args, **kwargs):
+        value = getattr(reference_variable, "value", reference_variable)
+        with tf.device(value.device or None):
+            return super().add_variable_from_reference(
+                reference_variable, *args, **kwargs
+            )
+
+
+def _clip_where_they_are(gradients, limit):
+    """Gradients, scaled so that their joint norm is `limit` at most."""
+    known = [gradient for gradient in gradients if gradient is not None]
+    squares = [
+        tf.reduce_sum(tf.square(getattr(gradient, "values", gradient)))
+        for gradient in known
+    ]
+    if not squares:
+        return gradients
+    scale = limit / tf.maximum(tf.sqrt(tf.add_n(squares)), limit)
+    return [
+        None if gradient is None else _scaled(gradient, scale)
+        for gradient in gradients
+    ]
+
+
+def _scaled(gradient, scale):
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            gradient.values * scale, gradient.indices, gradient.dense_shape
+        )
+    return gradient * scale
+
+
+class PlacedLayer:
+    """A layer whose variables and operations are on a device of its own."""
+
+    def __call__(self, *args, **kwargs):
+        device = layers.device_of(self)
+        if tf.executing_eagerly():
+            with tf.device(device) if device else contextlib.nullcontext():
+                return super().__call__(*args, **kwargs)
+        with contextlib.ExitStack() as stack:
+            if device:
+                stack.enter_context(tf.device(device))
+                stack.enter_context(tf.name_scope(devices.scope(device)))
+            elif _listeners:
+                stack.enter_context(tf.name_scope("part"))
+            for heard in _listeners:
+                heard(self, tf.get_current_name_scope())
+            return super().__call__(*args, **kwargs)
+
+
+class PlacedModel(PlacedLayer):
+    """A model with layers on several devices."""
+
+    def __call__(self, *args, **kwargs):
+        with operations.following():
+            return super().__call__(*args, **kwargs)
+
+    def compile(self, *args, **kwargs):
+        """As Keras's. A placed model cannot be compiled by XLA.
+
+        Raises:
+          ValueError: `jit_compile=True`.
+        """
+        if kwargs.get("jit_compile", "auto") is True:
+            raise ValueError(
+                "jit_compile=True came for a placed model: XLA compiles for "
+                "one device and would ignore the placement. Leave it out, or "
+                "set it to False."
+            )
+        kwargs["jit_compile"] = False
+        super().compile(*args, **kwargs)
+        put_optimizer(self.optimizer)
+
+    def train_step(self, *args, **kwargs):
+        # What has just been built could not be placed before.
+        moving.settle(self)
+        with operations.following():
+            return super().train_step(*args, **kwargs)
+
+    def test_step(self, *args, **kwargs):
+        # What has just been built could not be placed before.
+        moving.settle(self)
+        with operations.following():
+            return super().test_step(*args, **kwargs)
+
+    def predict_step(self, *args, **kwargs):
+        # What has just been built could not be placed before.
+        moving.settle(self)
+        with operations.following():
+            return super().predict_step(*args, **kwargs)
