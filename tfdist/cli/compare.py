@@ -9,6 +9,7 @@ from typing import Any
 from absl import flags
 
 from tfdist.cli import own_code
+from tfdist.cli import pipelines
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
 
@@ -18,12 +19,16 @@ which did best.
 
 Usage: tfdist compare [FLAGS...]
 
-Example: tfdist compare --strategies=sync,async,dc_asgd --num_workers=4,16 \\
-             --learning_rates=0.05,0.1,0.2 --seeds=1,2,3
+Examples: tfdist compare --strategies=sync,async,dc_asgd \\
+              --num_workers=4,16 --learning_rates=0.05,0.1,0.2 --seeds=1,2,3
+          tfdist compare --pipelines=gpipe,1f1b,pipedream \\
+              --stage_times=10,12,9,11
 
 Each method on each number of workers trains with every learning rate and
 seed, and is judged by the learning rate that suits it best. Speed-ups are
-over one worker alone without a network, which trains as well.
+over one worker alone without a network, which trains as well. With
+--pipelines nothing is trained: schedules of a pipeline are played, with given
+times of its stages.
 """
 
 
@@ -84,8 +89,12 @@ def define_flags() -> flags.FlagValues:
     simulation_flags.define_problem(values)
     simulation_flags.define_training(values)
     simulation_flags.define_cluster(values)
+    pipelines.define_flags(values, many=True)
     simulation_flags.define_output(
-        values, "runs/compare", "comparison.csv, comparison.json and pictures"
+        values,
+        "runs/compare",
+        "comparison.csv, comparison.json and pictures; of pipelines "
+        "pipelines.csv, pipelines.json and pictures",
     )
     return values
 
@@ -106,8 +115,12 @@ def main(argv: Sequence[str]) -> int:
     rest = usage.parse(values, argv)
     if values.help:
         print(f"{USAGE}\n{simulation_flags.listing(values, __name__)}")
+        print(f"\n{pipelines.listing(values)}")
         return 0
     simulation_flags.refuse_arguments(rest)
+    if pipelines.is_asked_for(values):
+        pipelines.compare(values)
+        return 0
     _different("strategies", values.strategies)
     num_workers = _numbers(values, "num_workers", int, 1)
     seeds = _numbers(values, "seeds", int, 0)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from tfdist.cli import own_code
+from tfdist.cli import pipelines
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
 
@@ -13,10 +14,13 @@ Trains a model on a virtual cluster, in virtual time, and shows what happened.
 
 Usage: tfdist simulate [FLAGS...]
 
-Example: tfdist simulate --strategy=dc_asgd --num_workers=16 --slow=0:3
+Examples: tfdist simulate --strategy=dc_asgd --num_workers=16 --slow=0:3
+          tfdist simulate --pipeline=1f1b --stage_times=10,12,9,11
 
 The gradients are real, and so are the methods, those of real servers; only
-time is drawn from the models that the flags of the cluster describe.
+time is drawn from the models that the flags of the cluster describe. With
+--pipeline nothing is trained: a schedule of a pipeline is played, with given
+times of its stages.
 """
 
 
@@ -49,8 +53,12 @@ def define_flags() -> flags.FlagValues:
     simulation_flags.define_training(values)
     simulation_flags.define_seed(values)
     simulation_flags.define_cluster(values)
+    pipelines.define_flags(values, many=False)
     simulation_flags.define_output(
-        values, "runs/simulate", "history.json, evaluations.csv and pictures"
+        values,
+        "runs/simulate",
+        "history.json, evaluations.csv and pictures; of a pipeline "
+        "pipeline.json and a picture",
     )
     return values
 
@@ -71,8 +79,12 @@ def main(argv: Sequence[str]) -> int:
     rest = usage.parse(values, argv)
     if values.help:
         print(f"{USAGE}\n{simulation_flags.listing(values, __name__)}")
+        print(f"\n{pipelines.listing(values)}")
         return 0
     simulation_flags.refuse_arguments(rest)
+    if pipelines.is_asked_for(values):
+        pipelines.show(values)
+        return 0
     for name in ("num_workers", "gantt_steps"):
         value = values[name].value
         usage.check(value >= 1, name, "be at least 1", value)
