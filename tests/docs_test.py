@@ -17,6 +17,7 @@ DOCS = pathlib.Path(__file__).parents[1] / "docs"
 SIMULATOR = (DOCS / "simulator.md").read_text("utf-8")
 AVERAGING = (DOCS / "averaging.md").read_text("utf-8")
 CODISTILLATION = (DOCS / "codistillation.md").read_text("utf-8")
+PLACEMENT = (DOCS / "placement.md").read_text("utf-8")
 README = (DOCS.parent / "README.md").read_text("utf-8")
 COMMANDS = {"advise": advise, "compare": compare, "simulate": simulate}
 
@@ -55,6 +56,17 @@ def test_program_of_codistillation_runs(tmp_path, monkeypatch):
     assert names["exchange"].bytes_read > 0
     assert names["model"].history.history["codistillation_loss"][-1] > 0
     assert (tmp_path / "runs" / "model.keras").exists()
+
+
+def test_programs_of_placement_run(capsys):
+    programs = re.findall(r"```python\n(.*?)```", PLACEMENT, re.DOTALL)
+    assert len(programs) == 3
+    names = {}
+    for program in programs:
+        exec(compile(program, "docs/placement.md", "exec"), names)
+    assert "--> CPU:2" in capsys.readouterr().out
+    homes = {v.path: v.value.device[-5:] for v in names["model"].variables}
+    assert {homes[path] for path in homes if "low" in path} == {"CPU:1"}
 
 
 def test_table_of_presets_is_what_they_are():

@@ -174,6 +174,25 @@ def test_what_crosses_is_what_must():
     assert sent.get(("CPU:2", "CPU:3"), 0) < scalars
 
 
+def test_layers_that_were_not_named_stay_with_their_inputs():
+    """Forward and backward: nothing of them crosses."""
+    x, y = zoo.data("convnet", zoo.BATCH)
+    model, _ = zoo.build("convnet")
+    placement.place(model, {"conv": "CPU:1", "head": "CPU:2"})
+    report = placement.report(compiled(model), (x, y))
+    rows = {row.path: row for row in report.rows}
+    for name in ("relu", "pool", "flat"):
+        # Beside a constant or two, which are anywhere.
+        assert rows[name].devices[0] == devices.resolve("CPU:1"), name
+    sent = {
+        (devices.short(c.source), devices.short(c.target)): c.bytes
+        for c in report.crossings
+    }
+    flat = zoo.BATCH * 16 * 4
+    assert flat <= sent["CPU:1", "CPU:2"] < flat + 100
+    assert flat <= sent["CPU:2", "CPU:1"] < flat + 100
+
+
 def test_an_unbuilt_model_is_built_in_place():
     model = keras.Sequential(
         [keras.layers.Dense(3, name="a"), keras.layers.Dense(2, name="b")]

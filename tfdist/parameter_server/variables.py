@@ -184,8 +184,9 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         Before anything is traced that uses it; the primary stays where it is.
         """
         with tf.init_scope(), tf.device(device):
-            self._moved = tf.Variable(
-                super()._read_variable_op(), trainable=False
+            # Not `tf.Variable`, which would ask the strategy to make it.
+            self._moved = private_tensorflow.ResourceVariable(
+                initial_value=super()._read_variable_op(), trainable=False
             )
         self._handle = self._moved.handle
 

@@ -64,6 +64,7 @@ def estimate(
     *,
     flops_per_second=1e13,
     bytes_per_second=5e11,
+    overhead_seconds=2e-5,
     slots=None,
 ):
     """Estimates each layer's costs from its shapes, without running it.
@@ -77,6 +78,7 @@ def estimate(
       batch_size: Examples in a micro-batch.
       flops_per_second: Of a device, that it really reaches.
       bytes_per_second: Of a device's memory.
+      overhead_seconds: To start a layer's operations, however small.
       slots: See `measure`.
 
     Returns:
@@ -85,18 +87,17 @@ def estimate(
     Raises:
       ValueError: The model is of another kind or not built.
     """
-    _, inputs, _ = calls_of(model)
+    calls_of(model)  # Refuses what has no known inputs.
     specs = [
         tf.TensorSpec([batch_size, *x.shape[1:]], x.dtype) for x in model.inputs
     ]
-    del inputs
 
     def guessed(call, arguments):
         both = _Passes(call, arguments, backward=True)
         moved = both.output_bytes + sum(
             _variable_bytes(v) for v in getattr(call.operation, "variables", ())
         )
-        seconds = max(
+        seconds = overhead_seconds + max(
             _FLOPS_OF_WORK * call.work * batch_size / flops_per_second,
             moved / bytes_per_second,
         )

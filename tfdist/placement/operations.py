@@ -9,9 +9,9 @@ goes instead
 2. else, if it is the gradient of an operation of a placed layer, where that
    layer is (a tape builds gradients under the name scope of what they belong
    to, and a placed layer's scope names its device),
-3. else where the largest of its inputs lies; for the gradient of something
-   that worked on a larger one, where that was, as a loss's gradient begins
-   with scalars that could be anywhere.
+3. else, if it is the gradient of an operation of the same function, where
+   that went,
+4. else where the largest of its inputs lies.
 """
 
 import contextlib
@@ -53,19 +53,30 @@ def _place(operation):
     scopes = _scopes.setdefault(operation.graph, {})
     device, size = _largest_input(operation)
     if operation.name.startswith(_GRADIENTS):
-        known, larger = _of_forward(scope, scopes)
-        return known if known and larger > size else device
+        forward = f"{scope}/".removeprefix(_GRADIENTS).rstrip("/")
+        return _of_forward(forward, scopes, device, size)
     if device and size >= scopes.get(scope, ("", -1))[1]:
         scopes[scope] = device, size
     return device
 
 
-def _of_forward(scope, scopes):
-    """What is known of the operations whose gradients a name scope has."""
-    scope = f"{scope}/".removeprefix(_GRADIENTS).rstrip("/")
+def _of_forward(scope, scopes, device, size):
+    """Where the gradient of what a name scope has goes.
+
+    Args:
+      scope: The name scope of the forward operation, perhaps with its name.
+      scopes: What is known of name scopes.
+      device: Where the gradient's own largest input is.
+      size: Its size.
+    """
+    parent = scope.rpartition("/")[0]
+    for exact in (scope, parent):
+        if exact and exact in scopes:
+            return scopes[exact][0]
     while scope and scope not in scopes:
         scope = scope.rpartition("/")[0]
-    return scopes.get(scope, ("", -1))
+    known, larger = scopes.get(scope, ("", -1))
+    return known if known and larger > size else device
 
 
 def _largest_input(operation):

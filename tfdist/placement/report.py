@@ -99,7 +99,8 @@ def report(model, data=None, *, batch_size=None, seconds=None):
       A `Report`.
 
     Raises:
-      ValueError: Neither data nor known inputs; data and no `compile`.
+      ValueError: Neither data nor known inputs; data and no `compile`; data
+        and a model of a `tf.distribute` strategy.
     """
     if data is not None and batch_size is not None:
         raise ValueError("batch_size came with data, which has its own.")
@@ -107,6 +108,12 @@ def report(model, data=None, *, batch_size=None, seconds=None):
         raise ValueError(
             f"Model {model.name!r} is not compiled: a training step needs a "
             "loss and an optimizer. Compile it, or leave out data."
+        )
+    if data is not None and _has_strategy(model):
+        raise ValueError(
+            f"Model {model.name!r} belongs to a "
+            f"{type(model.distribute_strategy).__name__}, whose training step "
+            "is more than the model's: leave out data."
         )
     specs, size = _specs(model, data, batch_size or 32)
     scopes = {}
@@ -131,6 +138,14 @@ def report(model, data=None, *, batch_size=None, seconds=None):
             specs
         )
     return _read(model, concrete.graph, scopes, data is not None, size, seconds)
+
+
+def _has_strategy(model):
+    strategy = getattr(model, "distribute_strategy", None)
+    # TensorFlow's default strategy has no public name.
+    return strategy is not None and (
+        type(strategy).__name__ != "_DefaultDistributionStrategy"
+    )
 
 
 def _watch(model):
