@@ -12,6 +12,8 @@ from tfdist.placement.graph import CostGraph
 from tfdist.placement.graph import Devices
 from tfdist.placement.graph import Edge
 from tfdist.placement.graph import Node
+from tfdist.placement.mixed import Mixed
+from tfdist.placement.mixed import mixed_assignment
 from tfdist.placement.operations import following
 from tfdist.placement.partition import Partition
 from tfdist.placement.partition import partition
@@ -27,6 +29,7 @@ __all__ = [
     "Crossing",
     "Devices",
     "Edge",
+    "Mixed",
     "Node",
     "Partition",
     "Pipeline",
@@ -37,6 +40,7 @@ __all__ = [
     "estimate",
     "following",
     "measure",
+    "mixed_assignment",
     "partition",
     "place",
     "report",

@@ -135,11 +135,8 @@ class _Passes:
         call = self._call
         values = dict(zip(call.inputs, tensors, strict=True))
         args, kwargs = call.fill_in(values)
-        variables = getattr(call.operation, "variables", ())
         # What it assigns stays in the scope.
-        with keras.StatelessScope(
-            state_mapping=[(v, tf.identity(v.value)) for v in variables]
-        ):
+        with keras.StatelessScope():
             results = _Training(call.operation)(args, kwargs, training=True)
         results = keras.tree.flatten(results)
         self.output_specs = [tf.TensorSpec(x.shape, x.dtype) for x in results]

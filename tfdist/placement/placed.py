@@ -50,28 +50,6 @@ def put_optimizer(optimizer):
 class PlacedOptimizer(private_tensorflow.OptimizerOfOneReplica):
     """An optimizer that works where each variable is."""
 
-    def apply(self, grads, trainable_variables=None):
-        """As Keras's, but that gradients stay on their devices.
-
-        TensorFlow's `clip_by_global_norm` brings all gradients to one device.
-        """
-        limit = self.global_clipnorm
-        # Keras clips after these two.
-        waits = self.gradient_accumulation_steps or self.loss_scale_factor
-        if (
-            not limit
-            or waits is not None
-            or tf.executing_eagerly()
-            or tf.distribute.has_strategy()
-        ):
-            return super().apply(grads, trainable_variables)
-        clipped = _clip_where_they_are(list(grads), limit)
-        self.global_clipnorm = None
-        try:
-            return super().apply(clipped, trainable_variables)
-        finally:
-            self.global_clipnorm = limit
-
     def update_step(self, gradient, variable, learning_rate):
         if tf.distribute.has_strategy():
             # It says where updates are done: on a server, say.
@@ -85,30 +63,6 @@ class PlacedOptimizer(private_tensorflow.OptimizerOfOneReplica):
             return super().add_variable_from_reference(
                 reference_variable, *args, **kwargs
             )
-
-
-def _clip_where_they_are(gradients, limit):
-    """Gradients, scaled so that their joint norm is `limit` at most."""
-    known = [gradient for gradient in gradients if gradient is not None]
-    squares = [
-        tf.reduce_sum(tf.square(getattr(gradient, "values", gradient)))
-        for gradient in known
-    ]
-    if not squares:
-        return gradients
-    scale = limit / tf.maximum(tf.sqrt(tf.add_n(squares)), limit)
-    return [
-        None if gradient is None else _scaled(gradient, scale)
-        for gradient in gradients
-    ]
-
-
-def _scaled(gradient, scale):
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            gradient.values * scale, gradient.indices, gradient.dense_shape
-        )
-    return gradient * scale
 
 
 class PlacedLayer:
