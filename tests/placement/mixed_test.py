@@ -87,6 +87,14 @@ def test_many_blocks_are_nearly_even():
     assert ideal <= found.seconds <= 1.06 * ideal
 
 
+def test_two_blocks_change_places_where_no_move_helps():
+    """By moves of one block alone it ends at 1.08 of the ideal."""
+    seconds = [14, 27, 30, 18, 30, 21, 4, 6, 21, 24, 28, 10]
+    devices = Devices(tuple(f"d{k}" for k in range(4)))
+    found = mixed_assignment(chain_of(seconds), devices)
+    assert found.seconds <= 1.04 * 3 * sum(seconds) / 4
+
+
 def test_refused():
     graph = chain_of([1, 1], resident=[5, 5])
     with pytest.raises(PlacementError, match="memory_limits"):

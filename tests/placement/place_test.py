@@ -12,6 +12,8 @@ from tfdist import placement
 from tfdist.placement import devices
 
 TOLERANCE = 1e-6
+# By TensorFlow, with the variable that an operation is about.
+COLOCATED = "colocated"
 
 
 def compiled(model, **kwargs):
@@ -71,6 +73,8 @@ def nodes(graph):
     def visit(node_defs, prefix, outer):
         for node in node_defs:
             device = node.device or outer
+            if not node.device and "_class" in node.attr:
+                device = COLOCATED
             yield prefix + node.name, node.op, device
             for attribute in node.attr.values():
                 if attribute.func.name in functions:
@@ -136,6 +140,7 @@ def test_placed_is_unplaced(name):
         if home and kind not in ("Placeholder", "ReadVariableOp"):
             # TensorFlow puts a constant where it is used.
             anywhere = kind == "Const" and not device
+            anywhere |= device == COLOCATED
             assert device == home or anywhere, (node, kind, device, home)
             side = backward if "gradient_tape/" in node else forward
             side.setdefault(home, []).append(node)
