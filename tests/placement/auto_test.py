@@ -69,6 +69,20 @@ def test_measuring_changes_nothing():
         np.testing.assert_array_equal(one, other)
 
 
+def test_the_report_has_the_times_that_were_measured():
+    model, graph = graph_of("shared", "measured")
+    nodes = {node.name: node.seconds for node in graph.nodes}
+    report = placement.report(model, costs=graph)
+    rows = {row.path: row.seconds for row in report.rows}
+    assert rows["twice"] == nodes["twice"] + nodes["twice#2"]
+    assert rows["head"] == nodes["head"]
+    shown = f"{1000 * nodes['head']:.2f}"
+    assert any(
+        line.startswith("head") and line.endswith(shown)
+        for line in str(report).splitlines()
+    )
+
+
 def test_slots_are_those_of_the_optimizer():
     model, _ = zoo.build("mlp")
     for optimizer, slots in (

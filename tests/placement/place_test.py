@@ -275,6 +275,31 @@ def test_placing_a_model_that_trains_moves_its_slots_and_goes_on():
         assert device == home, path
 
 
+def test_an_optimizer_inside_another_is_placed_as_well():
+    x, y = zoo.data("shared")
+    weights = []
+    for placed in (False, True):
+        model, where = zoo.build("shared")
+        if placed:
+            placement.place(model, where)
+        inner = keras.optimizers.SGD(
+            0.1, momentum=0.9, gradient_accumulation_steps=2
+        )
+        model.compile(
+            keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            steps_per_execution=2,
+        )
+        train(model, x, y)
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, atol=TOLERANCE)
+    slots = {v.path: v.value.device[-5:] for v in inner.variables[2:]}
+    assert len(slots) == 12
+    for path, device in slots.items():
+        assert device == next(where[n] for n in where if f"{n}_" in path)
+
+
 def test_tied_weights_go_with_the_first_layer_that_has_them():
     x, y = zoo.data("subclassed")
     model, where = zoo.build("subclassed")

@@ -83,7 +83,7 @@ class Report:
         return picture.draw(self)
 
 
-def report(model, data=None, *, batch_size=None, seconds=None):
+def report(model, data=None, *, batch_size=None, costs=None):
     """Traces a model and says where its parts are.
 
     Args:
@@ -92,8 +92,8 @@ def report(model, data=None, *, batch_size=None, seconds=None):
         sample_weight)` of arrays: the whole training step is traced (nothing
         is trained). Without it, the forward pass is traced for `model.inputs`.
       batch_size: Examples, where there is no data. Default 32.
-      seconds: A dict from path to seconds, for the column of times; see
-        `tfdist.placement.measure`.
+      costs: A `CostGraph`, as `tfdist.placement.measure` gives, for a column
+        of times.
 
     Returns:
       A `Report`.
@@ -137,7 +137,7 @@ def report(model, data=None, *, batch_size=None, seconds=None):
         concrete = tf.function(step, autograph=False).get_concrete_function(
             specs
         )
-    return _read(model, concrete.graph, scopes, data is not None, size, seconds)
+    return _read(model, concrete.graph, scopes, data is not None, size, costs)
 
 
 def _has_strategy(model):
@@ -179,7 +179,7 @@ def _specs(model, data, batch_size):
     return keras.tree.pack_sequence_as(structure, specs), batch_size
 
 
-def _read(model, graph, scopes, training, batch_size, seconds):
+def _read(model, graph, scopes, training, batch_size, costs):
     nodes = graph.get_operations()
     owners = {op.name: _owner(op.name, scopes) for op in nodes}
     places = effective_places(graph)
@@ -212,6 +212,10 @@ def _read(model, graph, scopes, training, batch_size, seconds):
                 kept[id(owner)] += size * ("backward" in users)
                 sent[id(owner)] += size * bool(users - {"backward", id(owner)})
     slots = _slot_bytes(model)
+    seconds = collections.Counter()
+    for node in costs.nodes if costs is not None else ():
+        # The second call of a shared layer is "name#2".
+        seconds[node.name.partition("#")[0]] += node.seconds
     rows = []
     for part in model_parts:
         own = _own_variables(part.layer)
@@ -235,7 +239,7 @@ def _read(model, graph, scopes, training, batch_size, seconds):
                 )
                 + kept[id(part.layer)],
                 output=sent[id(part.layer)],
-                seconds=(seconds or {}).get(part.path),
+                seconds=seconds.get(part.path),
             )
         )
     outside = ops.get(id(None), collections.Counter())
