@@ -26,6 +26,7 @@ _HOMES = {
     "ElasticAveragingStrategy": "tfdist.parameter_server.local_presets",
     "ParameterAveragingStrategy": "tfdist.parameter_server.local_presets",
     "ParameterServerStrategy": "tfdist.parameter_server.strategy",
+    "PipelineStrategy": "tfdist.pipeline.strategy",
     "SidecarEvaluator": "tfdist.parameter_server.evaluator",
     "SoftSyncStrategy": "tfdist.parameter_server.presets",
 }
@@ -35,6 +36,8 @@ _MODULES = (
     "codistillation",
     "correction",
     "datasets",
+    "pipeline",
+    "placement",
     "simulation",
     "synchronization",
     "testing",

@@ -206,6 +206,14 @@ def slot(optimizer, name, variable):
     return getattr(optimizer, name)[optimizer._get_variable_index(variable)]
 
 
+def mask_of(output):
+    """The mask that Keras hands on with a tensor, or None.
+
+    It travels as a private attribute, and no public name reads it.
+    """
+    return getattr(output, "_keras_mask", None)
+
+
 def logits_of(output):
     """The logits that Keras's softmax or sigmoid has made `output` of, or None.
 

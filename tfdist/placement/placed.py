@@ -1,6 +1,7 @@
 """What a placed layer and a placed model do that others do not."""
 
 import contextlib
+import threading
 
 import keras
 import tensorflow as tf
@@ -14,6 +15,21 @@ from tfdist.placement import operations
 
 # Whoever wants to know which name scope belongs to which layer.
 _listeners = []
+_instead = threading.local()
+
+
+@contextlib.contextmanager
+def replica_on(device):
+    """Within it, placed layers run on `device` and not where they are.
+
+    That is for replicas: the same layers, on another part of the data.
+    """
+    before = getattr(_instead, "device", None)
+    _instead.device = device
+    try:
+        yield
+    finally:
+        _instead.device = before
 
 
 @contextlib.contextmanager
@@ -69,7 +85,7 @@ class PlacedLayer:
     """A layer whose variables and operations are on a device of its own."""
 
     def __call__(self, *args, **kwargs):
-        device = layers.device_of(self)
+        device = getattr(_instead, "device", None) or layers.device_of(self)
         if tf.executing_eagerly():
             with tf.device(device) if device else contextlib.nullcontext():
                 return super().__call__(*args, **kwargs)

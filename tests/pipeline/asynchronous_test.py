@@ -1,0 +1,345 @@
+"""Pipelines without flushes, against formulas, NumPy and plain Keras."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.pipeline import chains
+from tests.pipeline import models
+from tests.pipeline import oracles
+from tfdist.pipeline import asynchronous
+from tfdist.pipeline import pipelined
+from tfdist.pipeline import schedules
+from tfdist.pipeline import stages as stages_lib
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx(before)
+
+
+def check_against_numpy(schedule, depth, micro_batches, sync, **options):
+    weights, units = (
+        chains.initial(depth),
+        chains.units_of([2] * 4 * micro_batches),
+    )
+    model = chains.chain(
+        weights,
+        chains.sgd(),
+        micro_batches=micro_batches,
+        schedule=schedule,
+        vertical_sync=sync,
+        **options,
+    )
+    chains.feed(model, chains.batches_of(units, micro_batches))
+    assert chains.executor(model).in_flight == depth - 1
+    batch_units = micro_batches if schedule == "pipedream_2bw" else 1
+    # As many as the first stage has made.
+    made = (len(units) - (depth - 1)) // batch_units
+    assert int(model.optimizer.iterations) == made
+    chains.executor(model).drain()
+    assert chains.executor(model).in_flight == 0
+    chains.assert_weights(
+        model,
+        oracles.train(
+            weights,
+            units,
+            schedule,
+            chains.RATE,
+            chains.MOMENTUM,
+            sync,
+            batch_units,
+        ),
+    )
+    assert int(model.optimizer.iterations) == len(units) // batch_units
+
+
+@pytest.mark.parametrize(
+    ("schedule", "depth", "micro_batches", "sync"),
+    [
+        ("pipedream", 3, 1, False),
+        ("pipedream", 2, 2, True),
+        ("pipedream_2bw", 3, 3, False),
+        ("spectrain", 3, 1, False),
+        ("ftpipe", 3, 2, False),
+    ],
+)
+def test_graphs_train_as_numpy_does(schedule, depth, micro_batches, sync):
+    check_against_numpy(schedule, depth, micro_batches, sync)
+
+
+@pytest.mark.parametrize("schedule", schedules.ASYNCHRONOUS)
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_every_number_of_stages_trains_as_numpy_does(schedule, depth):
+    batched = schedule == "pipedream_2bw"
+    for sync in (False, True) if schedule == "pipedream" else (False,):
+        check_against_numpy(
+            schedule, depth, depth + 1 if batched else 2, sync, run_eagerly=True
+        )
+
+
+def test_pipedreams_stages_are_as_late_as_its_formula_says():
+    # w(t + 1) = w(t) - eta * grad f(w_1(t - n + 1), ..., w_n(t)), and before
+    # unit 0 there were no updates.
+    depth, units = 3, chains.units_of([2] * 6)
+    weights = chains.initial(depth)
+    model = chains.chain(
+        weights, chains.sgd(0.0), True, micro_batches=1, schedule="pipedream"
+    )
+    made = [[w] for w in weights]
+    for t, (x, y) in enumerate(units):
+        late = [made[k][max(0, t - (depth - 1 - k))] for k in range(depth)]
+        for k, g in enumerate(oracles.gradients(late, x, y)):
+            made[k].append(made[k][-1] - chains.RATE * g)
+    chains.feed(model, chains.batches_of(units, 1))
+    chains.executor(model).drain()
+    chains.assert_weights(model, [of_stage[-1] for of_stage in made])
+
+
+def test_2bw_is_one_update_late_everywhere():
+    # W(t + 1) = W(t) - eta * grad f(W(t - 1)), of a batch's mean loss.
+    depth, units = 3, chains.units_of([2] * 16)
+    made = [chains.initial(depth)] * 2
+    for x, y in chains.batches_of(units, 4):
+        gradients = oracles.gradients(made[-2], x, y)
+        made.append(
+            [
+                w - chains.RATE * g
+                for w, g in zip(made[-1], gradients, strict=True)
+            ]
+        )
+    model = chains.chain(
+        made[0],
+        chains.sgd(0.0),
+        True,
+        micro_batches=4,
+        schedule="pipedream_2bw",
+    )
+    chains.feed(model, chains.batches_of(units, 4))
+    chains.executor(model).drain()
+    chains.assert_weights(model, made[-1])
+
+
+def test_each_stage_counts_its_own_updates_for_adam():
+    depth, units = 3, chains.units_of([3] * 7)
+    weights = chains.initial(depth)
+
+    def adam():
+        # A rate that changes at each update shows whose count is used.
+        return keras.optimizers.Adam(
+            keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5),
+            weight_decay=0.01,
+            clipnorm=0.5,
+        )
+
+    model = chains.chain(weights, adam(), micro_batches=1, schedule="pipedream")
+    chains.feed(model, chains.batches_of(units, 1))
+    chains.executor(model).drain()
+    made = [[w] for w in weights]
+    newest = [keras.Variable(w) for w in weights]
+    optimizers = [adam() for _ in weights]
+    for t, (x, y) in enumerate(units):
+        late = [made[k][max(0, t - (depth - 1 - k))] for k in range(depth)]
+        for k, g in enumerate(oracles.gradients(late, x, y)):
+            optimizers[k].apply([tf.constant(g)], [newest[k]])
+            made[k].append(newest[k].numpy())
+    chains.assert_weights(model, [of_stage[-1] for of_stage in made], atol=1e-9)
+    assert int(model.optimizer.iterations) == len(units)
+
+
+def test_one_stage_is_plain_keras():
+    x, y, sample_weight = models.data("mlp", 12)
+    trained = []
+    for schedule in (None, "pipedream", "spectrain", "ftpipe"):
+        model = models.make("mlp")
+        if schedule:
+            pipelined.pipeline(
+                model, [["*"]], micro_batches=1, schedule=schedule
+            )
+        model.compile(chains.sgd(), models.KINDS["mlp"].loss, run_eagerly=True)
+        model.fit(x, y, 4, 2, 0, sample_weight=sample_weight, shuffle=False)
+        trained.append(model.get_weights())
+    for other in trained[1:]:
+        for one, two in zip(trained[0], other, strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+def noisy(constraint=None):
+    """Random masks and moving statistics in every stage but the last."""
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(6, "tanh", kernel_constraint=constraint, name="a"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.5, seed=1),
+            layers.Dense(5, "tanh", name="b"),
+            layers.GaussianNoise(0.5, seed=2),
+            layers.BatchNormalization(),
+            layers.Dense(3, "softmax", name="c"),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "schedule"),
+    [
+        ("noisy", "pipedream"),
+        ("noisy", "ftpipe"),
+        ("mlp", "pipedream_2bw"),
+        ("convnet", "pipedream"),
+        ("skip", "pipedream"),
+        ("two", "ftpipe"),
+    ],
+)
+def test_a_batch_that_is_alone_in_the_pipeline_is_trained_as_by_keras(
+    kind, schedule
+):
+    # Then no weights are late: what a backward computes again must be what
+    # its forward had, and each moving statistic moves once.
+    like = "mlp" if kind == "noisy" else kind
+    x, y, sample_weight = models.data(like, 9)
+    if like == "two":
+        sample_weight = None
+    micro_batches = 3 if schedule == "pipedream_2bw" else 1
+    trained = []
+    for piped in (False, True):
+        if kind == "noisy":
+            model = noisy(keras.constraints.MaxNorm(0.5))
+        else:
+            model = models.make(kind)
+        if piped:
+            pipelined.pipeline(
+                model,
+                models.KINDS[like].stages,
+                micro_batches=micro_batches,
+                schedule=schedule,
+            )
+        model.compile(chains.sgd(), models.KINDS[like].loss, run_eagerly=True)
+        for _ in range(3):
+            model.train_on_batch(x, y, sample_weight)
+            if piped:
+                chains.executor(model).drain()
+        trained.append(model.get_weights())
+    for one, two in zip(*trained, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
+
+
+def test_state_passes_from_unit_to_unit():
+    # With weights that stay as they are, whatever the order of the tasks,
+    # each unit has the seeds and statistics that it has without a pipeline.
+    x, y, _ = models.data("mlp", 15)
+    trained = []
+    for piped in (False, True):
+        model = noisy()
+        if piped:
+            pipelined.pipeline(
+                model, ["b", "c"], micro_batches=1, schedule="pipedream"
+            )
+        loss = models.KINDS["mlp"].loss
+        model.compile(keras.optimizers.SGD(0.0), loss, run_eagerly=True)
+        history = model.fit(x, y, 3, verbose=0, shuffle=False).history
+        trained.append([*model.get_weights(), history["loss"]])
+    for one, two in zip(*trained, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
+
+
+def test_a_unit_without_examples_counts_nothing_in_its_batch():
+    # 5 examples in 3 units, and 2 in 3 of which the last is empty.
+    weights, units = (
+        chains.initial(2),
+        chains.units_of([2, 2, 1, 1, 1, 2, 2, 2]),
+    )
+    batches = [
+        [np.concatenate(parts) for parts in zip(*some, strict=True)]
+        for some in (units[:3], units[3:5], units[5:])
+    ]
+    model = chains.chain(
+        weights,
+        chains.sgd(0.0),
+        True,
+        micro_batches=3,
+        schedule="pipedream_2bw",
+    )
+    chains.feed(model, batches)
+    chains.executor(model).drain()
+    made = [weights] * 2
+    for x, y in batches:
+        gradients = oracles.gradients(made[-2], x, y)
+        made.append(
+            [
+                w - chains.RATE * g
+                for w, g in zip(made[-1], gradients, strict=True)
+            ]
+        )
+    chains.assert_weights(model, made[-1])
+
+
+def test_blocks_on_shared_devices_train_as_on_their_own():
+    check_against_numpy(
+        "ftpipe",
+        4,
+        2,
+        False,
+        run_eagerly=True,
+        devices=["CPU:0", "CPU:1", "CPU:0", "CPU:1"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schedule": "gpipe"}, "schedule must be one of pipedream, .*gpipe"),
+        ({"micro_batches": 0}, "micro_batches must be .* at least 1.*: 0"),
+        (
+            {"schedule": "pipedream_2bw", "micro_batches": 2},
+            "micro_batches of pipedream_2bw must be .* stages, 3.*: 2",
+        ),
+        ({"schedule": "ftpipe", "vertical_sync": True}, "vertical_sync must"),
+        (
+            {"schedule": "spectrain", "optimizer": chains.sgd(0.0)},
+            "smoothed gradient.*SGD with momentum=0.0",
+        ),
+        ({"optimizer": None}, "optimizer must be a keras.*Received: None"),
+        ({"optimizer": keras.optimizers.Nadam()}, "cannot be Nadam"),
+        (
+            {"optimizer": keras.optimizers.LossScaleOptimizer(chains.sgd())},
+            "cannot be LossScaleOptimizer",
+        ),
+        (
+            {"optimizer": keras.optimizers.SGD(global_clipnorm=1.0)},
+            "optimizer.global_clipnorm must be None.*Received: 1.0",
+        ),
+        (
+            {"optimizer": keras.optimizers.SGD(use_ema=True)},
+            "optimizer.use_ema must be False.*Received: True",
+        ),
+        (
+            {"optimizer": keras.optimizers.SGD(gradient_accumulation_steps=2)},
+            "optimizer.gradient_accumulation_steps must be None.*: 2",
+        ),
+    ],
+)
+def test_what_cannot_be_right_is_refused(changes, message):
+    options = {"schedule": "pipedream", "micro_batches": 1, **changes}
+    model = models.make("mlp")
+    optimizer = options.pop("optimizer", "sgd")
+    stages = stages_lib.split(model, ["b", "c"], ["CPU:0"] * 3)
+    model.compile(optimizer, "mse")
+    with pytest.raises(ValueError, match=message):
+        asynchronous.AsynchronousPipeline(model, stages, **options)
+
+
+def test_tied_weights_of_different_stages_are_refused():
+    with pytest.raises(ValueError, match="shared.*stages 0 and 1"):
+        model = pipelined.pipeline(
+            models.make("tied"),
+            models.KINDS["tied"].stages,
+            schedule="pipedream",
+        )
+        model.compile("sgd", "mse")

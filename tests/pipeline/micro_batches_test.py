@@ -1,0 +1,118 @@
+"""A batch is cut into micro-batches that together are the batch."""
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.pipeline import micro_batches
+from tfdist.pipeline.micro_batches import MicroBatches
+
+sizes = st.integers(1, 30)
+counts = st.integers(1, 12)
+
+
+def cut(batch, size, count):
+    """(parts, parts that count, sizes, shares) of a structure."""
+    made = MicroBatches(size, count)
+    units = range(count)
+    return (
+        [made.part(batch, unit) for unit in units],
+        [made.counted(made.part(batch, unit), unit) for unit in units],
+        [tf.convert_to_tensor(size) for size in made.sizes],
+        [made.share(unit, "float64") for unit in units],
+    )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(size=sizes, count=counts)
+def test_micro_batches_together_are_the_batch(size, count):
+    batch = {"x": tf.range(size), "y": [tf.range(2 * size)[:size] + 7, None]}
+    parts, counted, sizes, shares = cut(batch, size, count)
+    for key in (lambda b: b["x"], lambda b: b["y"][0]):
+        joined = np.concatenate([key(part) for part in counted])
+        np.testing.assert_array_equal(joined, key(batch))
+    assert all(part["y"][1] is None for part in parts)
+    lengths = [len(part["x"]) for part in counted]
+    assert lengths == sizes == sorted(lengths, reverse=True)
+    assert max(lengths) - min(lengths) <= 1
+    # No layer is ever given nothing.
+    assert [len(part["x"]) for part in parts] == [max(n, 1) for n in lengths]
+    np.testing.assert_allclose(shares, np.array(lengths) / size)
+
+
+def test_a_size_that_is_known_late_is_cut_alike():
+    for count in (1, 3, 5):
+
+        @tf.function(input_signature=[tf.TensorSpec((None,), tf.int32)])
+        def late(batch, count=count):
+            return cut(batch, tf.shape(batch)[0], count)
+
+        for size in (1, 2, 3, 7, 10):
+            found = late(tf.range(size))
+            expected = cut(tf.range(size), size, count)
+            tf.nest.map_structure(
+                np.testing.assert_array_equal, found, expected
+            )
+
+
+def test_batch_size_is_that_of_all():
+    x = tf.zeros((3, 2))
+    assert micro_batches.batch_size(({"a": x}, [x[:, 0], None], None)) == 3
+    for other, message in [
+        (tf.zeros((4, 2)), r"same number of examples, came: \[3, 4\]"),
+        (tf.constant(1.0), "batch dimension"),
+        (tf.ragged.constant([[1], [], [2]]), "dense tensors"),
+        (tf.sparse.from_dense(x), "dense tensors"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            micro_batches.batch_size((x, other))
+
+
+def test_batch_size_that_is_known_late_is_checked_late():
+    @tf.function(input_signature=[tf.TensorSpec((None,), tf.int32)] * 2)
+    def size(x, y):
+        return micro_batches.batch_size((x, y))
+
+    assert size(tf.range(3), tf.range(3)) == 3
+    with pytest.raises(tf.errors.InvalidArgumentError, match="same number"):
+        size(tf.range(3), tf.range(4))
+
+
+def model_with(loss):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    model.compile("sgd", loss)
+    return model
+
+
+def test_reduction_of_losses():
+    mse = keras.losses.MeanSquaredError
+    for loss, expected in [
+        ("mse", "mean"),
+        (mse(), "mean"),
+        (mse(reduction="mean"), "mean"),
+        (mse(reduction="sum"), "sum"),
+        (lambda y, y_pred: abs(y - y_pred), "mean"),
+    ]:
+        assert micro_batches.reduction_of(model_with(loss)) == expected
+    for reduction in (None, "none", "mean_with_sample_weight"):
+        with pytest.raises(ValueError, match="cannot be computed from micro"):
+            micro_batches.reduction_of(model_with(mse(reduction=reduction)))
+
+
+def test_losses_that_are_no_loss_per_example_are_refused():
+    y = tf.zeros((4, 2))
+    scalar = lambda y, y_pred: tf.reduce_sum(y - y_pred)  # noqa: E731
+    check = micro_batches.check_per_example
+    check("mse", y, y)
+    check({"a": "mse", "b": None}, {"a": y, "b": y}, {"a": y, "b": y})
+    for loss in (scalar, keras.losses.Dice()):
+        with pytest.raises(ValueError, match="one number"):
+            check(loss, y, y)
+    with pytest.raises(ValueError, match="one number"):
+        check({"a": "mse", "b": scalar}, {"a": y, "b": y}, {"a": y, "b": y})
+    with pytest.raises(ValueError, match="same structure"):
+        check([scalar, "mse"], [y], [y, y])

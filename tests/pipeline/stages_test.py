@@ -1,0 +1,174 @@
+"""A model cut into stages computes what it computed."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import keras
+from keras import layers
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.pipeline import models
+from tfdist import private_tensorflow
+from tfdist.pipeline import stages as stages_lib
+from tfdist.placement import calls as calls_lib
+
+DEVICES = ["CPU:0", "CPU:1", "CPU:2"]
+
+
+def run(model, stages, x, training):
+    """(outputs in flattened order, variable path -> value after)."""
+    _, inputs, outputs = stages_lib.calls_of(model)
+    flat = private_tensorflow.flat_inputs(model, x)
+    values = dict(zip(inputs, flat, strict=True))
+    state = {}
+    for stage in stages:
+        results, after = stage.run(
+            [values[key] for key in stage.inputs],
+            [variable.value for variable in stage.weights],
+            [variable.value for variable in stage.state],
+            training=training,
+        )
+        values.update(zip(stage.outputs, results, strict=True))
+        for variable, value in zip(stage.state, after, strict=True):
+            state[variable.path] = value
+    return [values[key] for key in outputs], state
+
+
+@pytest.mark.parametrize("kind", models.KINDS)
+def test_stages_one_after_another_are_the_model(kind):
+    model = models.make(kind)
+    stages = stages_lib.split(model, models.KINDS[kind].stages, DEVICES)
+    x, _, _ = models.data(kind, 3)
+    x = tf.nest.map_structure(
+        lambda a: a if a.dtype.kind == "i" else a.astype("float32"), x
+    )
+    found, _ = run(model, stages, x, training=False)
+    expected = keras.tree.flatten(model(x))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def functional():
+    x = keras.Input((6,))
+    y = layers.BatchNormalization(name="norm")(x)
+    y = layers.Dropout(0.5, seed=1, name="drop")(y)
+    inner = keras.Sequential([layers.Dropout(0.5, seed=2)], name="inner")
+    return keras.Model(x, layers.Dense(2, name="out")(inner(y)))
+
+
+def test_layers_train_only_when_told_and_change_nothing():
+    """Keras notes with each call that it was not in training when made."""
+    model = functional()
+    stages = stages_lib.split(model, ["drop", "out"], DEVICES)
+    x = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
+    before = [variable.numpy() for variable in model.variables]
+    (still,), unchanged = run(model, stages, x, training=False)
+    np.testing.assert_allclose(still, model(x, training=False), atol=1e-6)
+    paths = {variable.path: variable.numpy() for variable in model.variables}
+    for path, value in unchanged.items():
+        np.testing.assert_array_equal(value, paths[path])
+    (moving,), changed = run(model, stages, x, training=True)
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable, value)
+    # This does change the model: it is what Keras makes of all that.
+    np.testing.assert_allclose(moving, model(x, training=True), atol=1e-6)
+    for variable in model.non_trainable_variables:
+        np.testing.assert_allclose(changed[variable.path], variable, atol=1e-6)
+    assert len(changed) == 4 and not np.allclose(still, moving)
+
+
+def test_a_stage_runs_on_its_device():
+    model = models.make("mlp")
+    stages = stages_lib.split(model, ["b", "c"], DEVICES)
+
+    @tf.function
+    def step(x):
+        return run(model, stages, x, training=True)
+
+    graph = step.get_concrete_function(tf.zeros((3, 4))).graph
+    placed = {
+        operation.device[-5:]
+        for operation in graph.get_operations()
+        if operation.type in ("MatMul", "Tanh", "BiasAdd", "AddV2", "Softmax")
+    }
+    assert placed == set(DEVICES)
+
+
+def test_frozen_weights_are_state():
+    model = models.make("mlp")
+    stage, *_ = stages_lib.split(model, 1, ["CPU:0"])
+    model.layers[1].trainable = False
+    assert [v.path.split("/")[-2] for v in stage.weights] == list("aacc")
+    assert [v.path.split("/")[-2] for v in stage.state] == list("bb")
+
+
+@pytest.mark.parametrize(
+    "stages, expected",
+    [
+        (["b", "c"], ["a", "b", "c"]),
+        (["c"], ["ab", "c"]),
+        ([["a", "b"], ["c"]], ["ab", "c"]),
+        ([["a"], ["*"]], None),
+        ([["[ab]"], ["c"]], ["ab", "c"]),
+        (3, ["a", "b", "c"]),
+        (1, ["abc"]),
+    ],
+)
+def test_stages_can_be_said_in_several_ways(stages, expected):
+    model = models.make("mlp")
+    devices = DEVICES[: stages_lib.count(stages)]
+    if expected is None:
+        with pytest.raises(ValueError, match="exactly one stage"):
+            stages_lib.split(model, stages, devices)
+        return
+    made = stages_lib.split(model, stages, devices)
+    assert ["".join(stage.names) for stage in made] == expected
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    work=st.lists(st.integers(1, 20), min_size=1, max_size=8), data=st.data()
+)
+def test_a_number_of_stages_makes_the_largest_as_small_as_can_be(work, data):
+    num_stages = data.draw(st.integers(1, len(work)))
+    layer = layers.Dense(1)
+    calls = [calls_lib.Call(layer, None, (), (), work=w) for w in work]
+
+    def largest(bounds):
+        return max(sum(work[a:b]) for a, b in itertools.pairwise(bounds))
+
+    bounds = stages_lib.cuts(calls, num_stages)
+    assert len(bounds) == num_stages + 1 and bounds == sorted(set(bounds))
+    assert largest(bounds) == min(
+        largest([0, *inner, len(work)])
+        for inner in itertools.combinations(range(1, len(work)), num_stages - 1)
+    )
+
+
+@pytest.mark.parametrize(
+    "stages, message",
+    [
+        (["nowhere"], "names 'nowhere'.*There are: a, b, c"),
+        (["c", "b"], "not in the model's order"),
+        (["a"], "without a layer"),
+        ([["a"], ["b"]], "'c' is in none"),
+        ([["b", "c"], ["a"]], "in the order"),
+        (4, "1 to 3"),
+        ("b", "stages must be"),
+        ([], "stages must be"),
+        (True, "stages must be"),
+    ],
+)
+def test_cuts_that_cannot_be_are_refused(stages, message):
+    calls, _, _ = stages_lib.calls_of(models.make("mlp"))
+    with pytest.raises(ValueError, match=message):
+        stages_lib.cuts(calls, stages)
+
+
+def test_devices_are_as_many_as_stages():
+    with pytest.raises(ValueError, match="2 stages, and there are 1 devices"):
+        stages_lib.split(models.make("mlp"), ["b"], ["CPU:0"])

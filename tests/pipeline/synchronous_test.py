@@ -1,0 +1,412 @@
+"""Training with GPipe and 1F1B is training with the whole batch."""
+
+import keras
+from keras import layers
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.pipeline import models
+from tfdist.pipeline import pipeline
+from tfdist.pipeline import schedules
+from tfdist.pipeline import stages as stages_lib
+from tfdist.pipeline.synchronous import SynchronousPipeline
+
+DEVICES = ["CPU:0", "CPU:1", "CPU:2"]
+SCHEDULES = schedules.SYNCHRONOUS
+
+
+@pytest.fixture
+def float64():
+    """Rounding errors are then no excuse."""
+    for dtype in ("float64", "float32"):
+        keras.config.set_floatx(dtype)
+        keras.config.set_dtype_policy(dtype)
+        if dtype == "float64":
+            yield
+
+
+def compiled(model, loss, optimizer=None, **arguments):
+    """The model, of which one step subtracts the gradient."""
+    optimizer = optimizer or keras.optimizers.SGD(1.0)
+    model.compile(optimizer, loss, run_eagerly=True, **arguments)
+    return model
+
+
+def tensors(data):
+    return tf.nest.map_structure(
+        lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), data
+    )
+
+
+def step(model, train_step, data):
+    """(gradients, logs) of one step; all variables stay as they were."""
+    before = [variable.numpy() for variable in model.variables]
+    model.reset_metrics()
+    logs = train_step(tensors(data))
+    after = [variable.numpy() for variable in model.variables]
+    for variable, value in zip(model.variables, before, strict=True):
+        variable.assign(value)
+    gradients = {
+        "/".join(variable.path.split("/")[-2:]): old - new
+        for variable, old, new in zip(
+            model.variables, before, after, strict=True
+        )
+    }
+    assert len(gradients) == len(before)
+    logs = {name: float(value) for name, value in logs.items()}
+    return gradients, logs
+
+
+def assert_close(found, expected, tolerance=1e-12):
+    for name in expected:
+        np.testing.assert_allclose(
+            found[name], expected[name], rtol=0, atol=tolerance, err_msg=name
+        )
+
+
+def executor(model, stages, schedule, micro_batches, **options):
+    cut = stages_lib.split(model, stages, DEVICES[: stages_lib.count(stages)])
+    return SynchronousPipeline(model, cut, schedule, micro_batches, **options)
+
+
+# The gradient.
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("kind", models.KINDS)
+def test_gradient_is_that_of_the_whole_batch(kind, schedule, float64):
+    model = compiled(models.make(kind), models.KINDS[kind].loss)
+    *data, weights = models.data(kind, 7)
+    counts = range(1, 9) if kind == "mlp" else [2, 8]
+    for sample_weight, micro_batches, recompute in [
+        *((weights, count, False) for count in counts),
+        (weights, 3, True),
+        (None, 3, False),
+    ]:
+        batch = (*data, sample_weight)
+        expected, expected_logs = step(model, model.train_step, batch)
+        found, logs = step(
+            model,
+            executor(
+                model,
+                models.KINDS[kind].stages,
+                schedule,
+                micro_batches,
+                recompute=recompute,
+            ).train_step,
+            batch,
+        )
+        assert any(np.abs(g).max() > 1e-3 for g in expected.values())
+        assert_close(found, expected)
+        assert_close(logs, expected_logs)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "sum_over_batch_size"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_gradient_with_every_reduction(schedule, reduction, float64):
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    model = compiled(models.make("convnet"), loss)
+    batch = models.data("convnet", 7)
+    expected, _ = step(model, model.train_step, batch)
+    pipelined = executor(model, ["c", "e"], schedule, 3)
+    assert_close(step(model, pipelined.train_step, batch)[0], expected)
+
+
+def test_gpipe_has_any_loss_of_outputs(float64):
+    """Contrast between examples, a scalar, the sum of weights, own terms."""
+
+    class OwnLoss(keras.Sequential):
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            contrast = tf.matmul(y_pred, y_pred, transpose_b=True)
+            return (
+                super().compute_loss(x, y, y_pred, sample_weight)
+                + tf.math.reduce_std(contrast)
+                + tf.reduce_sum(self.layers[0].kernel.value ** 3)
+            )
+
+    model = OwnLoss(models.make("mlp").layers)
+    model.build((None, 4))
+    compiled(
+        model,
+        keras.losses.SparseCategoricalCrossentropy(
+            reduction="mean_with_sample_weight"
+        ),
+    )
+    batch = models.data("mlp", 7)
+    expected, expected_logs = step(model, model.train_step, batch)
+    found, logs = step(model, executor(model, 3, "gpipe", 4).train_step, batch)
+    assert_close(found, expected)
+    assert_close(logs, expected_logs)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_gradient_where_softmax_is_saturated(schedule, float64):
+    """Keras computes crossentropies from logits; so must a pipeline."""
+    model = compiled(models.make("mlp"), models.KINDS["mlp"].loss)
+    model.layers[-1].kernel.assign(100 * model.layers[-1].kernel)
+    batch = models.data("mlp", 7)
+    assert model.predict(batch[0], verbose=0).min() < 1e-7
+    expected, _ = step(model, model.train_step, batch)
+    pipelined = executor(model, 3, schedule, 3)
+    assert_close(step(model, pipelined.train_step, batch)[0], expected, 1e-9)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_loss_scale_is_undone(schedule, float64):
+    model = compiled(
+        models.make("mlp"),
+        models.KINDS["mlp"].loss,
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0)),
+    )
+    batch = models.data("mlp", 7)
+    expected, _ = step(model, model.train_step, batch)
+    pipelined = executor(model, 3, schedule, 3)
+    found, _ = step(model, pipelined.train_step, batch)
+    assert np.abs(expected["c/kernel"]).max() > 1e-3
+    assert_close(found, expected, 1e-9)
+
+
+# State.
+
+
+def normalized(examples, micro_batches, **options):
+    """Moving statistics after a step from zeros and ones, and the data."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.BatchNormalization(momentum=0.9, name="norm"),
+            layers.Dense(3, name="out"),
+        ]
+    )
+    compiled(model, "mse")
+    x, y, _ = models.data("skip", examples)
+    executor(model, 2, "gpipe", micro_batches, **options).train_step(
+        tensors((x, y))
+    )
+    norm = model.layers[0]
+    return x, norm.moving_mean.numpy(), norm.moving_variance.numpy()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_batch_normalization_moves_once_per_batch(recompute, float64):
+    x, mean, variance = normalized(7, 3, recompute=recompute)
+    np.testing.assert_allclose(mean, 0.1 * x.mean(0), atol=1e-12)
+    inner = sum(len(part) / 7 * part.var(0) for part in (x[:3], x[3:5], x[5:]))
+    np.testing.assert_allclose(variance, 0.9 + 0.1 * inner, atol=1e-12)
+
+
+def test_batch_normalization_of_fewer_examples_than_micro_batches(float64):
+    x, mean, variance = normalized(2, 5)
+    np.testing.assert_allclose(mean, 0.1 * x.mean(0), atol=1e-12)
+    np.testing.assert_allclose(variance, 0.9, atol=1e-12)
+
+
+class Counter(layers.Layer):
+    """Notes how many examples have come, as floating-point state."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(
+            shape=(), initializer="zeros", trainable=False
+        )
+
+    def call(self, inputs):
+        size = keras.ops.shape(inputs)[0]
+        self.seen.assign_add(keras.ops.cast(size, self.seen.dtype))
+        return inputs
+
+
+@pytest.mark.parametrize("examples", [2, 7])
+def test_other_state_goes_through_all_micro_batches(examples):
+    counter = Counter()
+    model = keras.Sequential(
+        [keras.Input((4,)), counter, layers.Dense(3, name="out")]
+    )
+    compiled(model, "mse")
+    data = models.data("skip", examples)
+    executor(model, 2, "1f1b", 3).train_step(tensors(data))
+    # Empty micro-batches count nothing, whatever they are given.
+    assert counter.seen.numpy() == examples
+
+
+def dropped(schedule, recompute, examples=8):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(50, name="in"),
+            layers.Dropout(0.5, seed=3, name="drop"),
+            layers.Dense(2, use_bias=False, name="out"),
+            layers.Dense(2, name="last"),
+        ]
+    )
+    compiled(model, keras.losses.MeanAbsoluteError())
+    x = np.ones((examples, 4))
+    pipelined = executor(
+        model, ["out", "last"], schedule, 4, recompute=recompute
+    )
+    outputs = []
+    compute_metrics = model.compute_metrics
+    model.compute_metrics = lambda x, y, y_pred, sample_weight: (
+        outputs.append(y_pred.numpy())
+        or compute_metrics(x, y, y_pred, sample_weight)
+    )
+    gradients, _ = step(
+        model, pipelined.train_step, (x, np.full((examples, 2), 9.0))
+    )
+    (seed,) = (name for name in gradients if "seed" in name)
+    gradients["seed"] = gradients.pop(seed)
+    return gradients, outputs[0]
+
+
+def test_recomputation_has_the_same_dropout(float64):
+    expected, outputs = dropped("gpipe", False)
+    # Each micro-batch has a mask of its own; else these would repeat.
+    assert len(np.unique(outputs[:, 0])) == 8
+    for schedule in SCHEDULES:
+        found, again = dropped(schedule, True)
+        np.testing.assert_array_equal(again, outputs)
+        assert_close(found, expected)
+
+
+# Training.
+
+
+def trained(kind, schedule=None, micro_batches=1, **arguments):
+    """After 20 steps with 7 examples, every fourth with 3: all there is."""
+    model = models.make(kind)
+    recompute = arguments.pop("recompute", False)
+    epochs = arguments.pop("epochs", 5)
+    if schedule:
+        pipeline(
+            model,
+            models.KINDS[kind].stages,
+            DEVICES,
+            schedule=schedule,
+            micro_batches=micro_batches,
+            recompute=recompute,
+        )
+    if kind == "convnet":
+        optimizer = keras.optimizers.AdamW(
+            0.01, weight_decay=0.1, global_clipnorm=0.3, use_ema=True
+        )
+    else:
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(
+        optimizer,
+        models.KINDS[kind].loss,
+        weighted_metrics={"two": {"early": "mae"}}.get(kind, ["mae"]),
+        **arguments,
+    )
+    x, y, weights = models.data(kind, 24)
+    history = model.fit(
+        x, y, 7, epochs, 0, shuffle=False, sample_weight=weights
+    )
+    found = [variable.numpy() for variable in model.variables]
+    evaluated = model.evaluate(x, y, verbose=0)
+    return found, history.history, evaluated, model.predict(x, verbose=0)
+
+
+def assert_same_training(found, expected):
+    tf.nest.map_structure(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-9),
+        found,
+        expected,
+    )
+
+
+@pytest.mark.parametrize(
+    "kind, schedule, micro_batches, recompute",
+    [("convnet", "gpipe", 3, False), ("skip", "1f1b", 5, True)],
+)
+def test_training_is_that_without_a_pipeline(
+    kind, schedule, micro_batches, recompute, float64
+):
+    found = trained(kind, schedule, micro_batches, recompute=recompute)
+    assert_same_training(found, trained(kind))
+
+
+def test_training_with_several_outputs_and_steps_per_execution(float64):
+    found = trained("two", "1f1b", 2, steps_per_execution=3)
+    assert_same_training(found, trained("two"))
+
+
+def test_training_eagerly(float64):
+    found = trained("skip", "1f1b", 2, run_eagerly=True, epochs=1)
+    assert_same_training(found, trained("skip", run_eagerly=True, epochs=1))
+
+
+# What is refused.
+
+
+def refused(message, model, loss="mse", schedule="1f1b", data=None, **options):
+    compiled(model, loss)
+    with pytest.raises(ValueError, match=message):
+        pipelined = executor(
+            model, options.pop("stages", 2), schedule, 2, **options
+        )
+        pipelined.train_step(tensors(data or models.data("skip", 4)))
+
+
+def small(*middle):
+    return keras.Sequential(
+        [keras.Input((4,)), *middle, layers.Dense(3, name="out")]
+    )
+
+
+def test_losses_of_which_micro_batches_say_too_little_are_refused():
+    mean = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    refused("'mean_with_sample_weight'", small(layers.Dense(4)), mean)
+    scalar = lambda y, y_pred: tf.reduce_sum((y - y_pred) ** 2)  # noqa: E731
+    refused("one number", small(layers.Dense(4)), scalar)
+
+    class OwnLoss(keras.Sequential):
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            return tf.reduce_sum(y_pred)
+
+    own = OwnLoss(small(layers.Dense(4)).layers)
+    own.build((None, 4))
+    refused("compute_loss", own)
+    two = models.make("two")
+    losses = {
+        "early": "mse",
+        "late": keras.losses.SparseCategoricalCrossentropy(reduction="sum"),
+    }
+    refused("same reduction", two, losses, stages=["j"])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_layers_that_know_of_micro_batches_are_refused(schedule):
+    active = layers.Dense(4, activity_regularizer="l2")
+    refused("activity_regularizer", small(active), schedule=schedule)
+    masked = keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            layers.Embedding(5, 3, mask_zero=True),
+            layers.LSTM(3),
+        ]
+    )
+    tokens = np.ones((4, 4), "int32"), np.ones((4, 3), "float32")
+    refused("mask", masked, schedule=schedule, data=tokens)
+    x = keras.Input((4,))
+    dropout = layers.Dropout(0.5)
+    y = layers.Dense(4, name="middle")(dropout(x))
+    shared = keras.Model(x, layers.Dense(3)(dropout(y)))
+    refused(
+        "stages 0 and 1 share", shared, schedule=schedule, stages=["middle"]
+    )
+
+
+class Noise(layers.Layer):
+    def call(self, inputs):
+        return inputs + keras.random.normal(keras.ops.shape(inputs))
+
+
+def test_random_numbers_that_would_repeat_are_refused():
+    refused("SeedGenerator", small(Noise()))
+
+
+def test_numbers_of_examples_must_be_the_same():
+    x, y, _ = models.data("skip", 4)
+    refused("same number", small(Noise()), data=(x, y[:3]))

@@ -1,0 +1,254 @@
+"""A batch cut into micro-batches, and what each of them counts.
+
+The gradient of a batch's mean loss is the mean of the gradients of its
+micro-batches, each weighted by its share of the examples; unweighted, it would
+be wrong as soon as their sizes differ.
+"""
+
+import inspect
+
+import keras
+from keras import tree
+import tensorflow as tf
+
+_MEANS = ("sum_over_batch_size", "mean")
+
+
+class MicroBatches:
+    """A batch cut along its first axis.
+
+    Sizes differ by one example at most, larger ones come first, and the order
+    of the examples is kept. If there are fewer examples than micro-batches,
+    the last of these are *empty*: they are given some example (no layer and no
+    statistics have to get along with none), which counts nothing.
+
+    Args:
+      size: Number of examples, at least 1; an int, or a scalar integer tensor
+        where it is known only when the step runs.
+      count: Number of micro-batches, M.
+
+    Attributes:
+      sizes: Examples that count in each micro-batch, M ints or scalars.
+      may_be_empty: Whether there may be empty ones.
+    """
+
+    def __init__(self, size, count):
+        self._size = size
+        least, rest = size // count, size % count
+        units = range(count)
+        if isinstance(size, int):
+            self.sizes = [least + (unit < rest) for unit in units]
+            starts = [unit * least + min(unit, rest) for unit in units]
+            self.may_be_empty = size < count
+            lower, upper = max, min
+        else:
+            self.sizes = [
+                least + tf.cast(unit < rest, least.dtype) for unit in units
+            ]
+            starts = [unit * least + tf.minimum(unit, rest) for unit in units]
+            self.may_be_empty = count > 1
+            lower, upper = tf.maximum, tf.minimum
+        if self.may_be_empty:
+            starts = [upper(start, size - 1) for start in starts]
+        self._ranges = [
+            (start, start + lower(length, 1))
+            for start, length in zip(starts, self.sizes, strict=True)
+        ]
+
+    @property
+    def count(self):
+        """Number of micro-batches, M."""
+        return len(self.sizes)
+
+    def part(self, data, unit):
+        """What of a batch is in a micro-batch.
+
+        Args:
+          data: A structure of tensors of shape (examples, ...), or None.
+          unit: The number of the micro-batch.
+
+        Returns:
+          The same structure with (at least 1, ...) examples.
+        """
+        if self.count == 1:
+            return data
+        return _sliced(data, slice(*self._ranges[unit]))
+
+    def counted(self, data, unit):
+        """Of a micro-batch's results, those of examples that count.
+
+        Args:
+          data: A structure of tensors of shape (at least 1, ...).
+          unit: The number of the micro-batch.
+        """
+        if not self.may_be_empty:
+            return data
+        return _sliced(data, slice(self.sizes[unit]))
+
+    def share(self, unit, dtype):
+        """The part of the examples that is in a micro-batch, a scalar."""
+        share = tf.cast(self.sizes[unit], "float64") / tf.cast(
+            self._size, "float64"
+        )
+        return tf.cast(share, dtype)
+
+
+def _sliced(data, examples):
+    return tree.map_structure(
+        lambda leaf: None if leaf is None else leaf[examples], data
+    )
+
+
+def batch_size(data):
+    """Number of examples of a batch.
+
+    Args:
+      data: A structure of tensors of shape (examples, ...), with Nones.
+
+    Returns:
+      An int, or a scalar int32 tensor where it is known only in the step,
+      which then fails (`tf.errors.InvalidArgumentError`) if tensors differ.
+
+    Raises:
+      ValueError: A tensor is sparse, ragged or a scalar, or they differ.
+    """
+    tensors = [leaf for leaf in tree.flatten(data) if leaf is not None]
+    for tensor in tensors:
+        if not tf.is_tensor(tensor) or isinstance(
+            tensor, (tf.RaggedTensor, tf.SparseTensor)
+        ):
+            raise ValueError(
+                "A pipeline cuts dense tensors into micro-batches; in x, y "
+                f"or sample_weight came: {tensor!r}."
+            )
+        if tensor.shape.rank == 0:
+            raise ValueError(
+                "x, y and sample_weight of a pipeline must have a batch "
+                f"dimension, along which they are cut; came: {tensor!r}."
+            )
+    known = {tensor.shape[0] for tensor in tensors if tensor.shape.rank}
+    if None not in known and all(t.shape.rank for t in tensors):
+        if len(known) > 1:
+            raise ValueError(
+                "x, y and sample_weight must have the same number of "
+                f"examples, came: {sorted(known)}."
+            )
+        return known.pop()
+    size = tf.shape(tensors[0])[0]
+    checks = [
+        tf.debugging.assert_equal(
+            tf.shape(tensor)[0],
+            size,
+            "x, y and sample_weight must have the same number of examples.",
+        )
+        for tensor in tensors[1:]
+    ]
+    with tf.control_dependencies([check for check in checks if check]):
+        return tf.identity(size)
+
+
+def reduction_of(model):
+    """How the loss of a compiled model is made of those of its examples.
+
+    Args:
+      model: A compiled `keras.Model`.
+
+    Returns:
+      "mean" or "sum".
+
+    Raises:
+      ValueError: The loss of a batch does not follow from those of its
+        micro-batches: `compute_loss` is overridden, or a loss has another
+        reduction, or losses of several outputs have different ones.
+    """
+    if not is_stock(model, "compute_loss"):
+        raise ValueError(
+            f"{type(model).__name__}.compute_loss is the model's own. With "
+            "schedule='1f1b' a backward pass begins before the whole batch "
+            "has been seen, and how such a loss is made of micro-batches "
+            "cannot be known: use schedule='gpipe', which computes the loss "
+            "once for the whole batch."
+        )
+    found = {}
+    for loss in tree.flatten(model.loss):
+        if loss is not None:
+            loss = keras.losses.get(loss)
+            name = getattr(loss, "reduction", "sum_over_batch_size")
+            kind = "mean" if name in _MEANS else name
+            if kind not in ("mean", "sum"):
+                raise ValueError(
+                    f"The reduction {name!r} of the loss {loss!r} cannot be "
+                    "computed from micro-batches one by one: use one of "
+                    f"{', '.join(map(repr, (*_MEANS, 'sum')))}, or "
+                    "schedule='gpipe'."
+                )
+            found[kind] = loss
+    if len(found) > 1:
+        raise ValueError(
+            "With schedule='1f1b' all losses must be means or all of them "
+            "sums; use schedule='gpipe', or the same reduction. Received: "
+            f"{model.loss!r}."
+        )
+    return next(iter(found), "mean")
+
+
+def check_per_example(loss, y, y_pred):
+    """Refuses losses that give one number for all examples together.
+
+    Whether that is a mean or a sum cannot be known.
+
+    Args:
+      loss: As in `model.compile`.
+      y: A structure of targets.
+      y_pred: A structure of outputs.
+
+    Raises:
+      ValueError: There is such a loss, or a function for which the targets
+        and outputs that it is given cannot be told.
+    """
+    losses = tree.flatten(loss)
+    targets, outputs = tree.flatten(y), tree.flatten(y_pred)
+    if len(losses) == 1:
+        losses *= len(outputs)
+    matched = len(losses) == len(targets) == len(outputs)
+    for index, own in enumerate(losses):
+        if own is None:
+            continue
+        own = keras.losses.get(own)
+        if not matched:
+            if _is_keras(own):
+                continue
+            raise ValueError(
+                f"The loss {own!r} is a function, and with schedule='1f1b' "
+                "it must be clear which target and output it is given: give "
+                "loss, y and outputs the same structure, or use "
+                "schedule='gpipe'."
+            )
+        dtype = getattr(own, "dtype", keras.config.floatx())
+        values = getattr(own, "call", own)(
+            keras.ops.convert_to_tensor(targets[index], dtype=dtype),
+            keras.ops.convert_to_tensor(outputs[index], dtype=dtype),
+        )
+        if values.shape.rank == 0:
+            raise ValueError(
+                f"The loss {own!r} gives one number for a micro-batch, of "
+                "which a pipeline with schedule='1f1b' cannot know whether "
+                "it is a mean or a sum: return one for each example, or use "
+                "schedule='gpipe'."
+            )
+
+
+def is_stock(model, method):
+    """Whether a model's method of this name is Keras's own."""
+    for cls in inspect.getmro(type(model)):
+        placed = cls.__module__.startswith(
+            ("tfdist.placement.", "tfdist.pipeline.")
+        )
+        if method in vars(cls) and not placed:
+            return cls.__module__.partition(".")[0] == "keras"
+    return False
+
+
+def _is_keras(loss):
+    name = getattr(loss, "__module__", type(loss).__module__)
+    return name.partition(".")[0] == "keras"

@@ -1,0 +1,302 @@
+"""A Keras model whose `fit` trains it as a pipeline of stages."""
+
+import contextlib
+import dataclasses
+import numbers
+
+import keras
+import tensorflow as tf
+
+from tfdist.pipeline import asynchronous
+from tfdist.pipeline import micro_batches as micro_batches_lib
+from tfdist.pipeline import schedules
+from tfdist.pipeline import stages as stages_lib
+from tfdist.pipeline import synchronous
+from tfdist.placement import devices as devices_lib
+from tfdist.placement import instances
+from tfdist.placement import layers
+from tfdist.placement import placed
+from tfdist.placement.place import place
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a pipeline trains; see `pipeline` for the arguments.
+
+    Raises:
+      ValueError: An argument is not allowed, or not with this schedule.
+    """
+
+    micro_batches: int = 8
+    schedule: str = "gpipe"
+    recompute: bool = False
+    vertical_sync: bool = False
+
+    def __post_init__(self):
+        if self.schedule not in schedules.NAMES:
+            raise ValueError(
+                f"schedule must be one of {', '.join(schedules.NAMES)}; "
+                f"came: {self.schedule!r}."
+            )
+        whole = isinstance(self.micro_batches, numbers.Integral)
+        whole = whole and not isinstance(self.micro_batches, bool)
+        if not whole or self.micro_batches < 1:
+            raise ValueError(
+                "micro_batches must be an integer of at least 1; came: "
+                f"{self.micro_batches!r}."
+            )
+        if self.recompute and self.schedule not in schedules.SYNCHRONOUS:
+            raise ValueError(
+                f"recompute=True came for schedule={self.schedule!r}, which "
+                "always recomputes: it is a choice for "
+                f"{' and '.join(schedules.SYNCHRONOUS)} only."
+            )
+        if self.vertical_sync and self.schedule != "pipedream":
+            raise ValueError(
+                f"vertical_sync=True came for schedule={self.schedule!r}; "
+                "only pipedream has several versions to choose from."
+            )
+
+    def executor(self, model, stages):
+        """What trains a compiled model that is cut into `stages`."""
+        if self.schedule in schedules.SYNCHRONOUS:
+            return synchronous.SynchronousPipeline(
+                model,
+                stages,
+                self.schedule,
+                self.micro_batches,
+                self.recompute,
+            )
+        return asynchronous.AsynchronousPipeline(
+            model,
+            stages,
+            self.schedule,
+            self.micro_batches,
+            self.vertical_sync,
+        )
+
+
+def pipeline(model, stages, devices=None, **options):
+    """Cuts a model into stages on several devices, and lets `fit` pipeline it.
+
+    The model stays the same object with the same names, weights and saved
+    file; `evaluate` and `predict` run it stage by stage. Needs no strategy
+    and can be used under any with one replica; `PipelineStrategy` is for
+    those who want one.
+
+    ```python
+    model = keras.Sequential([...])
+    tfdist.pipeline.pipeline(model, stages=4, micro_batches=16)
+    model.compile(...)
+    model.fit(...)
+    ```
+
+    Args:
+      model: A built `keras.Sequential` or functional `keras.Model` with
+        Keras's own `train_step` and `call`, compiled or not.
+      stages: Their number, for stages of about the same estimated work; or a
+        list of names of layers, with each of which a further stage begins; or
+        a list of lists of layers' names or patterns.
+      devices: One for each stage, as TensorFlow names them. With "gpipe" and
+        "1f1b" a stage may have a list of devices: replicas, which take its
+        micro-batches in turn and whose gradients are summed. So
+        `stages=1, devices=[["GPU:0", "GPU:1"]], micro_batches=2` is data
+        parallelism within this process. Default: the first GPUs, without any
+        the first logical CPUs.
+      **options: `micro_batches` (8): into how many a batch is cut; 4 for each
+        stage keep the devices busy (Huang et al. 2019, section 2.2).
+        `schedule` ("gpipe"): one of `schedules.NAMES`. `recompute` (False):
+        with "gpipe" and "1f1b", whether only the inputs of stages are kept
+        for the backward pass. `vertical_sync` (False): with "pipedream",
+        whether all stages use the version of weights that the first one uses.
+
+    Returns:
+      The model.
+
+    Raises:
+      ValueError: The model cannot be cut, a device does not exist, there are
+        fewer devices than stages, or an option is not allowed.
+    """
+    options = Options(**options)
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"model must be a keras.Model, came: {model!r}.")
+    if isinstance(model, Pipelined):
+        raise ValueError(
+            f"Model {model.name!r} is a pipeline already: build it again to "
+            "cut it in another way."
+        )
+    for method in ("train_step", "call"):
+        if not micro_batches_lib.is_stock(model, method):
+            raise ValueError(
+                f"{type(model).__name__}.{method} is the model's own, which a "
+                "pipeline would have to replace: give it a Sequential or "
+                "functional model with Keras's own."
+            )
+    devices = devices_of(stages, devices)
+    replicas = max(map(len, map(stages_lib.resolve, devices)))
+    if replicas > 1 and options.schedule not in schedules.SYNCHRONOUS:
+        raise ValueError(
+            f"devices has a stage with replicas, and schedule="
+            f"{options.schedule!r} takes none: use gpipe or 1f1b, or one "
+            "device for each stage."
+        )
+    if replicas > options.micro_batches:
+        raise ValueError(
+            f"devices has a stage with {replicas} replicas, which take "
+            f"micro-batches in turn, and there are {options.micro_batches}: "
+            "use as many micro_batches at least."
+        )
+    cut = stages_lib.split(model, stages, devices)
+    _put(model, cut)
+    instances.specialize(model, Pipelined)
+    # Hidden from Keras, which would look for layers and weights inside.
+    model._tfdist_pipeline = _Pipeline(cut, options)
+    if model.compiled:
+        model._tfdist_pipeline.compiled(model)
+    return model
+
+
+def devices_of(stages, devices=None):
+    """Full names of devices, one for each stage.
+
+    Args:
+      stages: As in `pipeline`.
+      devices: As in `pipeline`.
+
+    Returns:
+      A list of strings, or of tuples of them for replicas.
+
+    Raises:
+      ValueError: `stages` is none of what it may be, there are more or fewer
+        devices than stages, or one does not exist.
+    """
+    num_stages = stages_lib.count(stages)
+    if devices is not None:
+        devices = list(devices)
+        if len(devices) != num_stages:
+            raise ValueError(
+                f"devices must have one for each of the {num_stages} stages, "
+                f"came {len(devices)}: {devices}."
+            )
+        names = [stages_lib.resolve(device) for device in devices]
+        return [name[0] if len(name) == 1 else name for name in names]
+    known = devices_lib.available()
+    known = [name for name in known if ":GPU:" in name] or known
+    if len(known) < num_stages:
+        raise ValueError(
+            f"{num_stages} stages need as many devices, and there are "
+            f"{len(known)}: {', '.join(map(devices_lib.short, known))}. Use "
+            "fewer stages, or name devices, of which one may be there several "
+            "times. (Logical CPU devices are made by "
+            "tf.config.set_logical_device_configuration.)"
+        )
+    return known[:num_stages]
+
+
+def _put(model, stages):
+    """Puts the layers of each stage, and what is theirs, on its device."""
+    homes = {}
+    for stage in stages:
+        for operation in stage.operations:
+            # A layer that is called in several stages: its own is the first.
+            homes.setdefault(operation.name, stage.device)
+    paths = [part.path for part in layers.parts(model) if part.path]
+    rules = {
+        path: homes[path.split("/")[0]]
+        # Shorter paths first: a layer of a layer may have the name of one of
+        # the model's own, and the later rule, its path, is the one that holds.
+        for path in sorted(paths, key=lambda path: path.count("/"))
+        if path.split("/")[0] in homes
+    }
+    place(model, rules)
+
+
+class _Pipeline:
+    """What a pipelined model knows about itself."""
+
+    def __init__(self, stages, options):
+        self.stages = stages
+        self.options = options
+        self.executor = None
+        self.is_draining = False
+
+    def compiled(self, model):
+        self.executor = self.options.executor(model, self.stages)
+
+    def drain(self):
+        """Lets what an asynchronous schedule has in flight come back."""
+        drain = getattr(self.executor, "drain", None)
+        if drain and not self.is_draining and tf.executing_eagerly():
+            self.is_draining = True
+            try:
+                drain()
+            finally:
+                self.is_draining = False
+
+
+class Pipelined(placed.PlacedModel):
+    """A model whose training step is that of a pipeline."""
+
+    @property
+    def stages(self):
+        """Its stages, a tuple of `Stage`."""
+        return tuple(self._tfdist_pipeline.stages)
+
+    def compile(self, *args, **kwargs):
+        """As Keras's, without `jit_compile`.
+
+        Raises:
+          ValueError: Loss or optimizer are none that the schedule can train
+            with, or `jit_compile=True`.
+        """
+        self._tfdist_pipeline.drain()
+        super().compile(*args, **kwargs)
+        self._tfdist_pipeline.compiled(self)
+
+    def train_step(self, data):
+        """One batch through the pipeline."""
+        strategy = tf.distribute.get_strategy()
+        if strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                f"Model {self.name!r} is a pipeline, and "
+                f"{type(strategy).__name__} has "
+                f"{strategy.num_replicas_in_sync} replicas of a model on as "
+                "many devices: use a strategy with one replica for each "
+                "process, such as those of tfdist."
+            )
+        notice = getattr(strategy.extended, "pipelined_step", None)
+        with notice() if notice else contextlib.nullcontext():
+            return self._tfdist_pipeline.executor.train_step(data)
+
+    def fit(self, *args, **kwargs):
+        """As Keras's."""
+        # What a fit that was broken off has left is none of this one's.
+        self._tfdist_pipeline.drain()
+        history = super().fit(*args, **kwargs)
+        self._tfdist_pipeline.drain()
+        return history
+
+    def evaluate(self, *args, **kwargs):
+        """As Keras's."""
+        self._tfdist_pipeline.drain()
+        return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args, **kwargs):
+        """As Keras's."""
+        self._tfdist_pipeline.drain()
+        return super().predict(*args, **kwargs)
+
+    def get_metrics_result(self):
+        """As Keras's; at an epoch's end they count all of its examples."""
+        self._tfdist_pipeline.drain()
+        return super().get_metrics_result()
+
+    def save(self, *args, **kwargs):
+        """As Keras's."""
+        self._tfdist_pipeline.drain()
+        return super().save(*args, **kwargs)
+
+    def save_weights(self, *args, **kwargs):
+        """As Keras's."""
+        self._tfdist_pipeline.drain()
+        return super().save_weights(*args, **kwargs)

@@ -1,0 +1,328 @@
+"""A model cut into stages, each a function of tensors, weights and state."""
+
+import fnmatch
+import itertools
+
+import keras
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+from tfdist.placement import devices as devices_lib
+from tfdist.placement import placed
+from tfdist.placement.calls import calls_of
+
+
+class Stage:
+    """Calls that run one after another on one device.
+
+    Attributes:
+      index: Its place among the stages, from 0.
+      devices: Full names of its devices; more than one are replicas, which
+        take micro-batches in turn.
+      names: The names of its layers, in the order of their calls.
+      inputs: Keys of the tensors that it takes from the model's inputs or
+        from any stage before it.
+      outputs: Keys of the tensors that it gives to stages after it, or that
+        are outputs of the model.
+      variables: Its Keras variables. One that several stages use (tied
+        weights) is in each of them.
+    """
+
+    def __init__(self, index, devices, calls, inputs, outputs):
+        self.index = index
+        self.devices = tuple(devices)
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.names = [call.operation.name for call in calls]
+        variables = {}
+        for call in calls:
+            for variable in getattr(call.operation, "variables", ()):
+                variables.setdefault(id(variable), variable)
+        self.variables = list(variables.values())
+        self._calls = calls
+        self._context = _Context(self._run_calls)
+
+    @property
+    def device(self):
+        """The full name of the device that its variables are on."""
+        return self.devices[0]
+
+    def device_of(self, unit):
+        """The full name of the device that takes a micro-batch."""
+        return self.devices[unit % len(self.devices)]
+
+    @property
+    def operations(self):
+        """Its layers and operations in the order of their calls."""
+        return [call.operation for call in self._calls]
+
+    @property
+    def weights(self):
+        """Those of its variables that are trainable now."""
+        return [v for v in self.variables if v.trainable]
+
+    @property
+    def state(self):
+        """Its other variables (moving statistics, seeds, frozen weights)."""
+        return [v for v in self.variables if not v.trainable]
+
+    def run(self, tensors, weights, state, training=True, device=None):
+        """Runs the stage. Nothing of the model is changed.
+
+        Args:
+          tensors: One tensor per key of `inputs`.
+          weights: One tensor per variable of `weights`, to use instead.
+          state: One tensor per variable of `state`, to use instead.
+          training: Whether layers are to behave as in training.
+          device: One of its devices; None: the first.
+
+        Returns:
+          (outputs, state): a tensor per key of `outputs`, and the state after
+          the run, a tensor per variable of `state`, which is that of before
+          where nothing has changed it.
+
+        Raises:
+          ValueError: An output carries a Keras mask, which the next stage
+            would not see; a layer has called `add_loss`; or a layer has
+            assigned a weight, or a variable that is none of its own.
+        """
+        own_state = self.state
+        scope = keras.StatelessScope(
+            state_mapping=[
+                *zip(self.weights, weights, strict=True),
+                *zip(own_state, state, strict=True),
+            ],
+            collect_losses=True,
+        )
+        before = dict(scope.state_mapping)
+        with (
+            tf.device(device or self.device),
+            tf.name_scope(devices_lib.scope(device or self.device)),
+            # Layers are on the first one, and would go there by themselves.
+            placed.replica_on(device if len(self.devices) > 1 else None),
+            scope,
+        ):
+            outputs = self._context(list(tensors), training=training)
+        self._check(outputs, scope)
+        after = [scope.get_current_value(variable) for variable in own_state]
+        changed = {
+            key
+            for key, value in scope.state_mapping.items()
+            if before.get(key) is not value
+        }
+        if not changed <= set(map(id, own_state)):
+            raise ValueError(
+                f"A layer of stage {self.index} ({', '.join(self.names)}) "
+                "assigns a trainable weight, or a variable that no layer of "
+                "the stage owns (such as that of keras.random without a "
+                "seed): give the layer a variable or a "
+                "keras.random.SeedGenerator of its own."
+            )
+        return outputs, after
+
+    def _run_calls(self, tensors, training):
+        values = dict(zip(self.inputs, tensors, strict=True))
+        for call in self._calls:
+            args, kwargs = call.fill_in(values)
+            if isinstance(call.operation, keras.Layer) and "training" in kwargs:
+                # What it was when the functional model was put together.
+                kwargs["training"] = training
+            results = call.operation(*args, **kwargs)
+            values.update(
+                zip(call.outputs, keras.tree.flatten(results), strict=True)
+            )
+        return [values[key] for key in self.outputs]
+
+    def _check(self, outputs, scope):
+        for output in outputs:
+            if private_tensorflow.mask_of(output) is not None:
+                raise ValueError(
+                    f"Stage {self.index} ({', '.join(self.names)}) gives a "
+                    "tensor with a Keras mask, which does not cross into the "
+                    "next stage: pass the mask as a tensor, or keep the "
+                    "layers that make and use it in one stage."
+                )
+        if scope.losses:
+            raise ValueError(
+                f"A layer of stage {self.index} ({', '.join(self.names)}) "
+                "uses add_loss or an activity_regularizer, which would count "
+                "once for each micro-batch: a pipeline refuses it. Put the "
+                "term into the loss function."
+            )
+
+
+class _Context(keras.Layer):
+    """Tells the layers inside whether they train, as a model does."""
+
+    def __init__(self, run):
+        super().__init__(autocast=False, dtype="float32")
+        self.supports_masking = True
+        self._run = run
+        self.built = True
+
+    def call(self, tensors, training=None):
+        # Keras hands `training` on to layers that are not told otherwise.
+        return self._run(tensors, training)
+
+    def compute_mask(self, inputs, previous_mask):
+        return None
+
+
+def split(model, stages, devices):
+    """Cuts a sequential or functional model into stages.
+
+    Args:
+      model: A built `keras.Sequential` or functional `keras.Model`.
+      stages: Where to cut: a list of names, each of the layer with which the
+        next stage begins (K - 1 names for K stages); a list of K lists of
+        layer names or patterns, in the order of the stages; or their number,
+        K, for stages whose largest estimated work is as small as it can be.
+      devices: K devices, one per stage, or lists of replicas. A device may
+        have several stages.
+
+    Returns:
+      A list of `Stage`.
+
+    Raises:
+      ValueError: The model is of another kind or not built, a name that no
+        layer has, an empty stage, layers that are not in order.
+    """
+    calls, _, _ = calls_of(model)
+    bounds = cuts(calls, stages)
+    if len(devices) != len(bounds) - 1:
+        raise ValueError(
+            f"stages makes {len(bounds) - 1} stages, and there are "
+            f"{len(devices)} devices: {list(devices)}."
+        )
+    return stages_between(model, bounds, devices)
+
+
+def resolve(devices):
+    """Full names of a stage's device or devices, a tuple."""
+    single = isinstance(devices, str)
+    names = tuple(
+        devices_lib.resolve(device, "devices")
+        for device in ([devices] if single else devices)
+    )
+    if not names or len(set(names)) < len(names):
+        raise ValueError(
+            "devices must have a name for each stage, or a list of different "
+            f"names for its replicas, came: {devices!r}."
+        )
+    return names
+
+
+def stages_between(model, bounds, devices):
+    """Stages of the calls from each bound to the next; see `split`."""
+    calls, _, model_outputs = calls_of(model)
+    resolved = [resolve(device) for device in devices]
+    result = []
+    for index, replicas in enumerate(resolved):
+        own = calls[bounds[index] : bounds[index + 1]]
+        made = {key for call in own for key in call.outputs}
+        taken = dict.fromkeys(key for call in own for key in call.inputs)
+        later = {
+            key for call in calls[bounds[index + 1] :] for key in call.inputs
+        } | set(model_outputs)
+        outputs = [
+            key
+            for key in dict.fromkeys(k for call in own for k in call.outputs)
+            if key in later
+        ]
+        inputs = [key for key in taken if key not in made]
+        result.append(Stage(index, replicas, own, inputs, outputs))
+    return result
+
+
+def cuts(calls, stages):
+    """Bounds of the stages among the calls: 0, ..., the number of calls."""
+    names = [call.operation.name for call in calls]
+    count(stages)
+    if isinstance(stages, int):
+        if stages > len(calls):
+            raise ValueError(
+                f"stages must be 1 to {len(calls)}, the number of calls of "
+                f"the model ({', '.join(names)}); came: {stages}."
+            )
+        return _balanced([call.work for call in calls], stages)
+    if all(isinstance(stage, str) for stage in stages):
+        bounds = [0, *(_first(name, names) for name in stages), len(names)]
+        if any(a >= b for a, b in zip(bounds, bounds[1:], strict=False)):
+            raise ValueError(
+                f"stages={list(stages)!r} leaves a stage without a layer or "
+                f"is not in the model's order: {', '.join(names)}."
+            )
+        return bounds
+    return _bounds_of_groups(names, stages)
+
+
+def count(stages):
+    """How many stages `stages` says, an int; see `split`.
+
+    Raises:
+      ValueError: It is none of what it may be.
+    """
+    if isinstance(stages, int) and not isinstance(stages, bool) and stages > 0:
+        return stages
+    if isinstance(stages, (list, tuple)) and stages:
+        if all(isinstance(stage, str) for stage in stages):
+            return len(stages) + 1
+        if all(
+            isinstance(stage, (list, tuple))
+            and stage
+            and all(isinstance(name, str) for name in stage)
+            for stage in stages
+        ):
+            return len(stages)
+    raise ValueError(
+        "stages must be a number of stages, a list of the layers with which "
+        "the second, third, ... stage begins, or a list of lists of layers; "
+        f"came: {stages!r}."
+    )
+
+
+def _balanced(work, num_stages):
+    """Bounds of contiguous groups whose largest sum is the least possible."""
+    sums = [0, *itertools.accumulate(work)]
+    # Of the first n calls in k groups: (largest sum, bounds).
+    best = {n: (sums[n], [0, n]) for n in range(1, len(sums))}
+    for k in range(2, num_stages + 1):
+        best = {
+            n: min(
+                (max(best[m][0], sums[n] - sums[m]), [*best[m][1], n])
+                for m in range(k - 1, n)
+            )
+            for n in range(k, len(sums))
+        }
+    return best[len(work)][1]
+
+
+def _first(name, names):
+    if name not in names:
+        raise ValueError(
+            f"stages names {name!r}, and no call of the model has such a "
+            f"layer. There are: {', '.join(names)}."
+        )
+    return names.index(name)
+
+
+def _bounds_of_groups(names, stages):
+    owner = []
+    for name in names:
+        owners = [
+            k
+            for k, patterns in enumerate(stages)
+            if any(fnmatch.fnmatchcase(name, p) for p in patterns)
+        ]
+        if len(owners) != 1:
+            raise ValueError(
+                f"stages must name each layer in exactly one stage; {name!r} "
+                f"is in {owners or 'none'}."
+            )
+        owner.append(owners[0])
+    if owner != sorted(owner) or set(owner) != set(range(len(stages))):
+        raise ValueError(
+            "stages must each have a layer and be in the order in which the "
+            f"model calls them: {', '.join(names)}; their stages: {owner}."
+        )
+    return [owner.index(k) for k in range(len(stages))] + [len(names)]

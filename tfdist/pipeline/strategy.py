@@ -1,0 +1,251 @@
+"""`tf.distribute.Strategy` for models that are pipelines."""
+
+import contextlib
+
+import tensorflow as tf
+
+from tfdist.pipeline import pipelined
+from tfdist.pipeline import stages as stages_lib
+
+
+class PipelineStrategy(tf.distribute.Strategy):
+    """Trains one model whose stages are on several devices at once.
+
+    A batch is cut into micro-batches, which pass through the stages one after
+    the other, so that the stages work at the same time (GPipe, Huang et al.
+    2019; 1F1B and PipeDream, Narayanan et al. 2019 and 2021).
+
+    ```python
+    strategy = tfdist.PipelineStrategy(stages=4, micro_batches=16)
+    with strategy.scope():
+        model = strategy.pipeline(keras.Sequential([...]))
+        model.compile(...)
+    model.fit(...)
+    ```
+
+    With M micro-batches and K stages of equal cost at most M K / (M + K - 1)
+    times as fast as one device: a batch should have 4 K micro-batches or
+    more, each large enough to keep a device busy. To all of Keras it is a
+    strategy with one replica. The same pipeline without a strategy is
+    `tfdist.pipeline.pipeline`.
+
+    Args:
+      stages: Their number, for stages of about the same estimated work; or a
+        list of names of layers, with each of which a further stage begins; or
+        a list of lists of layers' names or patterns.
+      micro_batches: Into how many a batch is cut, M.
+      schedule: "gpipe", "1f1b", "pipedream", "pipedream_2bw", "spectrain" or
+        "ftpipe"; the first two have the gradient of the whole batch.
+      devices: One for each stage, such as ["GPU:0", "GPU:1"], or a list of
+        replicas, which take its micro-batches in turn. Default: the
+        first GPUs, without any the first logical CPUs.
+      recompute: With the first two, whether only the inputs of stages are
+        kept for the backward pass, which computes the rest again.
+      vertical_sync: With "pipedream", whether all stages use the version of
+        weights that the first one uses.
+
+    Raises:
+      ValueError: An argument is not allowed, or not with this schedule.
+    """
+
+    def __init__(
+        self,
+        stages,
+        micro_batches=8,
+        schedule="gpipe",
+        devices=None,
+        recompute=False,
+        vertical_sync=False,
+    ):
+        self._options = {
+            "micro_batches": micro_batches,
+            "schedule": schedule,
+            "recompute": recompute,
+            "vertical_sync": vertical_sync,
+        }
+        pipelined.Options(**self._options)
+        self._stages = stages
+        self._devices = pipelined.devices_of(stages, devices)
+        super().__init__(_PipelineExtended(self, self._devices))
+
+    def pipeline(self, model):
+        """Cuts a model into this strategy's stages, on its devices.
+
+        Args:
+          model: A built sequential or functional `keras.Model` that was made
+            under `scope()`.
+
+        Returns:
+          The same model.
+
+        Raises:
+          ValueError: It cannot be cut like that, or was made elsewhere.
+        """
+        if model.distribute_strategy is not self:
+            raise ValueError(
+                f"Model {model.name!r} was created outside this strategy's "
+                "scope: build it, and compile it, under strategy.scope()."
+            )
+        return pipelined.pipeline(
+            model, self._stages, self._devices, **self._options
+        )
+
+
+class _PipelineExtended(tf.compat.v1.distribute.StrategyExtended):
+    """One replica, whose variables are each on a device of their own."""
+
+    def __init__(self, container_strategy, devices):
+        super().__init__(container_strategy)
+        names = [name for d in devices for name in stages_lib.resolve(d)]
+        self._devices = tuple(dict.fromkeys(names))
+        self._is_in_pipeline = False
+
+    @contextlib.contextmanager
+    def pipelined_step(self):
+        """Within it, variables are updated by a pipeline's step."""
+        before, self._is_in_pipeline = self._is_in_pipeline, True
+        try:
+            yield
+        finally:
+            self._is_in_pipeline = before
+
+    # Variables.
+
+    def _create_variable(self, next_creator, **kwargs):
+        reference = kwargs.pop("colocate_with", None)
+        if reference is None:
+            return next_creator(**kwargs)
+        with tf.device(reference.device):
+            return next_creator(**kwargs)
+
+    def _validate_colocate_with_variable(self, colocate_with_variable):
+        if not isinstance(colocate_with_variable, tf.Variable):
+            raise ValueError(
+                "colocate_vars_with takes a tf.Variable, came: "
+                f"{colocate_with_variable!r}."
+            )
+
+    def read_var(self, replica_local_var):
+        return tf.identity(replica_local_var)
+
+    def value_container(self, value):
+        return value
+
+    # Steps.
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        with _PipelineReplicaContext(
+            self._container_strategy(), replica_id_in_sync_group=0
+        ):
+            return fn(*args, **kwargs)
+
+    def _use_merge_call(self):
+        return False
+
+    def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
+        del reduce_op, options
+        return value
+
+    def _replica_ctx_update(self, var, fn, args=(), kwargs=None, group=True):
+        if not self._is_in_pipeline:
+            raise ValueError(
+                f"Variable {var.name!r} would be updated by a step that is "
+                "not a pipeline's: PipelineStrategy trains models that "
+                "`model = strategy.pipeline(model)` has cut into stages, with "
+                "fit or train_on_batch."
+            )
+        return self._update(var, fn, args, kwargs or {}, group)
+
+    def _update(self, var, fn, args, kwargs, group):
+        del group
+        with tf.device(var.device or None):
+            return fn(var, *args, **kwargs)
+
+    def _update_non_slot(self, colocate_with, fn, args, kwargs, group):
+        del colocate_with, group
+        return fn(*args, **kwargs)
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        del reduce_op, destinations, options
+        return value
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        del reduce_op, options
+        return [value for value, _ in value_destination_pairs]
+
+    def _gather_to_implementation(self, value, destinations, axis, options):
+        del destinations, axis, options
+        return value
+
+    def _local_results(self, val):
+        return (val,)
+
+    # Input.
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        del options
+        return dataset
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        del options
+        return dataset_fn(tf.distribute.InputContext())
+
+    def _experimental_distribute_values_from_function(self, value_fn):
+        return value_fn(tf.distribute.experimental.ValueContext(0, 1))
+
+    def _make_dataset_iterator(self, dataset):
+        return iter(dataset)
+
+    # What it looks like from outside.
+
+    @property
+    def worker_devices(self):
+        return self._devices
+
+    @property
+    def parameter_devices(self):
+        return self.worker_devices
+
+    def non_slot_devices(self, var_list):
+        return min(var_list, key=lambda x: x.name)
+
+    @property
+    def _num_replicas_in_sync(self):
+        return 1
+
+    @property
+    def _global_batch_size(self):
+        return True
+
+    @property
+    def experimental_require_static_shapes(self):
+        return False
+
+    @property
+    def experimental_between_graph(self):
+        return False
+
+    @property
+    def should_checkpoint(self):
+        return True
+
+    @property
+    def should_save_summary(self):
+        return True
+
+    def _in_multi_worker_mode(self):
+        return False
+
+    def _get_local_replica_id(self, replica_id_in_sync_group):
+        return replica_id_in_sync_group
+
+    def _get_replica_id_in_sync_group(self, replica_id):
+        return replica_id
+
+
+class _PipelineReplicaContext(tf.distribute.ReplicaContext):
+    """Sums nothing: all gradients are there once, each on its own device."""
+
+    def all_reduce(self, reduce_op, value, options=None):
+        del reduce_op, options
+        return value
