@@ -2,6 +2,7 @@
 
 import collections
 import threading
+import time
 
 import keras
 import numpy as np
@@ -245,6 +246,48 @@ def test_blocks_of_one_device_take_turns_and_devices_work_together():
     chains.executor(model).drain()
     assert Watched.both.is_set()
     assert Watched.most == {0: 1, 1: 1}
+
+
+class Slow(Watched):
+    """Is long enough at work to be met by another that should wait."""
+
+    running = collections.Counter()
+    most = collections.Counter()
+
+    def _run(self, x):
+        with self.lock:
+            self.running[self.device_number] += 1
+            count = self.running[self.device_number]
+            self.most[self.device_number] = max(
+                self.most[self.device_number], count
+            )
+        time.sleep(0.01)
+        with self.lock:
+            self.running[self.device_number] -= 1
+        return x
+
+
+@pytest.mark.parametrize(
+    ("schedule", "frozen"),
+    [("pipedream_2bw", None), ("pipedream", 0), ("pipedream", 1)],
+)
+def test_a_device_does_one_task_at_a_time(schedule, frozen):
+    """Also where a task updates nothing that the next one could wait for."""
+    model = keras.Sequential([keras.Input((3,))])
+    for stage in range(2):
+        model.add(Slow(stage, name=f"d{stage}", trainable=stage != frozen))
+    pipelined.pipeline(
+        model,
+        [["d0"], ["d1"]],
+        ["CPU:1", "CPU:2"],
+        micro_batches=8,
+        schedule=schedule,
+    )
+    model.compile(chains.sgd(), "mse")
+    Slow.most.clear()
+    chains.feed(model, [(np.ones((8, 3)), np.zeros((8, 3)))])
+    chains.executor(model).drain()
+    assert Slow.most == {0: 1, 1: 1}
 
 
 def test_what_a_stage_computes_is_on_its_device():

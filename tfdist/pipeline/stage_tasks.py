@@ -87,20 +87,25 @@ class StageTasks:
           memory: The stage's `Memory`.
 
         Returns:
-          The stage's `Memory` after it, and a tensor that is there when it
-          is done.
+          The stage's `Memory` after it, and an operation that runs when all
+          that it makes is there (None when executing eagerly).
         """
         last = stage == len(self.stages) - 1
         with tf.device(self.stages[stage].device):
             if kind == "forward" and not last:
-                return memory, self._forward(stage, unit, number, memory)
+                return memory, _end(self._forward(stage, unit, number, memory))
             memory = self._backward(stage, unit, number, memory)
             if self.rule.accumulates and number == self.rule.batch_units - 1:
                 memory = self._update_by_sums(stage, memory)
-            return memory, memory.updates
+            made = [
+                tensor
+                for name in self.flow.sent(stage, self.specs)
+                for tensor in unit[name]
+            ]
+            return memory, _end([*made, *memory.flat()])
 
     def _forward(self, index, unit, number, memory):
-        """Adds what a forward makes to its unit; returns one of it."""
+        """Adds what a forward makes to its unit; returns a list of it."""
         stage = self.stages[index]
         given = self._given("forward", index, unit, number, memory)
         given["updates",] = [memory.updates]
@@ -120,7 +125,7 @@ class StageTasks:
         unit["state", index] = given["state", index]
         if self.rule.stashes:
             unit["weights", index] = given["weights", index]
-        return results[0]
+        return results
 
     def _backward(self, index, unit, number, memory):
         """The memory after a backward, which adds gradients to its unit."""
@@ -356,6 +361,12 @@ def cond(predicate, run, otherwise, nothing=list):
         if not tf.executing_eagerly():
             result.set_shape(before.shape)
     return results
+
+
+def _end(tensors):
+    """What runs when all the tensors are there."""
+    with tf.control_dependencies(tensors):
+        return tf.no_op("end")
 
 
 def _read(variables):
