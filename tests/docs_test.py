@@ -17,6 +17,7 @@ DOCS = pathlib.Path(__file__).parents[1] / "docs"
 SIMULATOR = (DOCS / "simulator.md").read_text("utf-8")
 AVERAGING = (DOCS / "averaging.md").read_text("utf-8")
 CODISTILLATION = (DOCS / "codistillation.md").read_text("utf-8")
+PIPELINES = (DOCS / "pipelines.md").read_text("utf-8")
 PLACEMENT = (DOCS / "placement.md").read_text("utf-8")
 README = (DOCS.parent / "README.md").read_text("utf-8")
 COMMANDS = {"advise": advise, "compare": compare, "simulate": simulate}
@@ -67,6 +68,19 @@ def test_programs_of_placement_run(capsys):
     assert "--> CPU:2" in capsys.readouterr().out
     homes = {v.path: v.value.device[-5:] for v in names["model"].variables}
     assert {homes[path] for path in homes if "low" in path} == {"CPU:1"}
+
+
+def test_program_of_pipelines_runs():
+    (program,) = re.findall(r"```python\n(.*?)```", PIPELINES, re.DOTALL)
+    names = {}
+    exec(compile(program, "docs/pipelines.md", "exec"), names)
+    losses = names["model"].history.history["loss"]
+    assert losses[-1] < 0.8 * losses[0]
+    assert [s.names for s in names["model"].stages] == [
+        ["in"],
+        ["hidden"],
+        ["out"],
+    ]
 
 
 def test_table_of_presets_is_what_they_are():
