@@ -164,6 +164,18 @@ def calls_of(model):
     ]
 
 
+def strategy_of(model):
+    """The strategy that a Keras model was made under, None without any.
+
+    TensorFlow's default strategy, which is there without any, has no public
+    name.
+    """
+    strategy = getattr(model, "distribute_strategy", None)
+    if type(strategy).__name__ == "_DefaultDistributionStrategy":
+        return None
+    return strategy
+
+
 def know_moved_variables(optimizer):
     """Tells a Keras optimizer that variables of its model have moved.
 

@@ -123,6 +123,14 @@ def test_replicas_under_a_strategy_with_servers():
     assert strategy.updates_applied() == [12]
 
 
+def test_schedules_without_flushes_have_no_servers():
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        model = pipeline(build(), 1, micro_batches=2, schedule="pipedream")
+        with pytest.raises(ValueError, match="AsyncStrategy .*gpipe or 1f1b"):
+            train(model)
+
+
 @pytest.mark.parametrize(
     ("devices", "arguments", "message"),
     [

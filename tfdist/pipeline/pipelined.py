@@ -7,6 +7,7 @@ import numbers
 import keras
 import tensorflow as tf
 
+from tfdist import private_tensorflow
 from tfdist.pipeline import asynchronous
 from tfdist.pipeline import micro_batches as micro_batches_lib
 from tfdist.pipeline import schedules
@@ -221,6 +222,15 @@ class _Pipeline:
         self.is_draining = False
 
     def compiled(self, model):
+        strategy = private_tensorflow.strategy_of(model)
+        own = hasattr(getattr(strategy, "extended", None), "pipelined_step")
+        schedule = self.options.schedule
+        if strategy and not own and schedule not in schedules.SYNCHRONOUS:
+            raise ValueError(
+                f"schedule={schedule!r} updates each stage by itself, and "
+                f"{type(strategy).__name__} has to see whole updates: use "
+                f"{' or '.join(schedules.SYNCHRONOUS)} with it."
+            )
         self.executor = self.options.executor(model, self.stages)
 
     def drain(self):

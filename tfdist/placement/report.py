@@ -6,6 +6,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
+from tfdist import private_tensorflow
 from tfdist.placement import devices as devices_lib
 from tfdist.placement import layers
 from tfdist.placement import operations
@@ -109,10 +110,10 @@ def report(model, data=None, *, batch_size=None, costs=None):
             f"Model {model.name!r} is not compiled: a training step needs a "
             "loss and an optimizer. Compile it, or leave out data."
         )
-    if data is not None and _has_strategy(model):
+    strategy = private_tensorflow.strategy_of(model)
+    if data is not None and strategy is not None:
         raise ValueError(
-            f"Model {model.name!r} belongs to a "
-            f"{type(model.distribute_strategy).__name__}, whose training step "
+            f"Model {model.name!r} belongs to a {type(strategy).__name__}, whose training step "
             "is more than the model's: leave out data."
         )
     specs, size = _specs(model, data, batch_size or 32)
@@ -138,14 +139,6 @@ def report(model, data=None, *, batch_size=None, costs=None):
             specs
         )
     return _read(model, concrete.graph, scopes, data is not None, size, costs)
-
-
-def _has_strategy(model):
-    strategy = getattr(model, "distribute_strategy", None)
-    # TensorFlow's default strategy has no public name.
-    return strategy is not None and (
-        type(strategy).__name__ != "_DefaultDistributionStrategy"
-    )
 
 
 def _watch(model):
