@@ -113,7 +113,8 @@ def report(model, data=None, *, batch_size=None, costs=None):
     strategy = private_tensorflow.strategy_of(model)
     if data is not None and strategy is not None:
         raise ValueError(
-            f"Model {model.name!r} belongs to a {type(strategy).__name__}, whose training step "
+            f"Model {model.name!r} belongs to a {type(strategy).__name__}, "
+            "whose training step "
             "is more than the model's: leave out data."
         )
     specs, size = _specs(model, data, batch_size or 32)
