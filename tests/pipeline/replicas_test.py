@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.placement.place_test import nodes
+from tests.placement.graphs import nodes
 import tfdist
 from tfdist.pipeline import pipeline
 

@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 
 from tests.placement import zoo
+from tests.placement.graphs import COLOCATED
+from tests.placement.graphs import nodes
 from tfdist import placement
 from tfdist.placement import devices
 
 TOLERANCE = 1e-6
-# By TensorFlow, with the variable that an operation is about.
-COLOCATED = "colocated"
 
 
 def compiled(model, **kwargs):
@@ -59,32 +59,6 @@ def step_graph(model, x, y):
     return step.get_concrete_function(
         keras.tree.map_structure(tf.convert_to_tensor, batch)
     ).graph
-
-
-def nodes(graph):
-    """(name, type, device) of every operation, also inside loops.
-
-    An operation inside a loop that has no device of its own is where the
-    loop is.
-    """
-    definition = graph.as_graph_def()
-    functions = {f.signature.name: f for f in definition.library.function}
-
-    def visit(node_defs, prefix, outer):
-        for node in node_defs:
-            device = node.device or outer
-            if not node.device and "_class" in node.attr:
-                device = COLOCATED
-            yield prefix + node.name, node.op, device
-            for attribute in node.attr.values():
-                if attribute.func.name in functions:
-                    yield from visit(
-                        functions[attribute.func.name].node_def,
-                        f"{prefix}{node.name}/",
-                        device,
-                    )
-
-    return list(visit(definition.node, "", ""))
 
 
 def expected(name, homes):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.placement.place_test import nodes
+from tests.placement.graphs import nodes
 from tfdist import placement
 
 STEPS, FEATURES, UNITS = 7, 3, 4
