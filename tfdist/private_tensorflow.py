@@ -125,7 +125,8 @@ def move_variable(variable, device):
 
     A `tf.Variable` stays where it was made, and Keras has no public way to
     give a variable another one. Whoever holds the Keras variable sees the
-    same value on the new device.
+    same value on the new device. A function that was traced with the old one
+    fails when it is called, and does not go on with a value that nobody sees.
     """
     value = variable.value
     if hasattr(value, "move_replica"):
@@ -133,8 +134,35 @@ def move_variable(variable, device):
         value.move_replica(device)
         return
     with tf.init_scope(), tf.device(device):
+        # Not `tf.Variable`: a function that is being traced would object.
         # pylint: disable-next=protected-access
-        variable._initialize(tf.identity(value))
+        variable._value = ResourceVariable(
+            initial_value=tf.identity(value),
+            trainable=value.trainable,
+            name=value.name.partition(":")[0],
+            synchronization=value.synchronization,
+            aggregation=value.aggregation,
+        )
+    empty_variable(value.handle, value.dtype)
+
+
+def empty_variable(handle, dtype):
+    """Takes the value out of a resource variable that is no longer used.
+
+    Nothing public frees its memory while a function that was traced with it
+    is there; that function then fails.
+    """
+    with tf.init_scope(), tf.device(handle.device):
+        tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([0], dtype))
+
+
+def set_device(operation, device):
+    """Puts an operation of a graph that has been built on a device.
+
+    A constant is built before what it is for, which knows where it goes.
+    """
+    # pylint: disable-next=protected-access
+    operation._set_device(device)
 
 
 def calls_of(model):

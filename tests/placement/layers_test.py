@@ -49,7 +49,17 @@ def test_a_path_names_one_of_several_layers_of_one_name():
 
 def test_the_model_itself_has_a_name():
     model, _ = zoo.build("mlp")
-    assert layers.choose(layers.parts(model), {model.name: 1}) == {"": 1}
+    found = layers.choose(layers.parts(model), {model.name: 1, "drop": 2})
+    assert found == {"": 1, "first": 1, "drop": 2, "last": 1}
+
+
+def test_what_a_part_is_made_of_goes_with_it():
+    rules = {"*": 1, "block_0": 2, "block_1": 3, "block_1/wide": 4}
+    found = chosen("transformer", rules)
+    assert found["block_0/norm"] == found["block_0/attention"] == 2
+    assert found["block_1/norm"] == 3
+    assert found["block_1/wide"] == 4
+    assert found["head"] == 1
 
 
 @pytest.mark.parametrize("pattern", ["frist", "block_2*", "wide/norm"])

@@ -119,6 +119,34 @@ def test_is_saved(tmp_path):
         ([keras.layers.Dense(2)], 2, "came: Dense"),
         ([keras.layers.LSTM(2, dropout=0.5)], 2, "dropout=0.5"),
         ([keras.layers.LSTM(2, stateful=True)], 2, "stateful=True"),
+        ([keras.layers.GRU(2, activity_regularizer="l2")], 2, "activity_reg"),
+        (
+            [
+                keras.layers.RNN(
+                    keras.layers.LSTMCell(2), zero_output_for_mask=1
+                )
+            ],
+            2,
+            "zero_output_for_mask=1",
+        ),
+        (
+            [
+                keras.layers.RNN(
+                    [
+                        keras.layers.LSTMCell(2),
+                        keras.layers.GRUCell(2, dropout=0.1),
+                    ]
+                )
+            ],
+            2,
+            "dropout=0.1",
+        ),
+        (
+            [keras.layers.GRU(2, name="x"), keras.layers.GRU(2, name="x")],
+            2,
+            "different",
+        ),
+        ([keras.layers.LSTM(2)], True, "chunks must be"),
         ([keras.layers.GRU(2, go_backwards=True)], 2, "go_backwards=True"),
     ],
 )

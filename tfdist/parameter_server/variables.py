@@ -188,6 +188,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
             self._moved = private_tensorflow.ResourceVariable(
                 initial_value=super()._read_variable_op(), trainable=False
             )
+        # What was traced with the old one fails rather than goes on with it.
+        private_tensorflow.empty_variable(self._handle, self.dtype)
         self._handle = self._moved.handle
 
     @property

@@ -25,7 +25,8 @@ def choose(
     method="auto",
     objective=None,
     pipeline=None,
-    **search,
+    evaluations=1000,
+    seed=0,
 ):
     """Finds a placement of a model's layers, and does not carry it out.
 
@@ -46,7 +47,8 @@ def choose(
       objective: "step" (the time of one step) or "throughput" (of a pipeline:
         its slowest stage).
       pipeline: For "throughput": how many micro-batches are in flight.
-      **search: `evaluations` and `seed`.
+      evaluations: Placements that "search" looks at.
+      seed: Of "search".
 
     Returns:
       A `Partition`; its `placement` is what `place` takes.
@@ -81,7 +83,8 @@ def choose(
         method=method,
         pipeline=pipeline,
         objective=objective,
-        **search,
+        evaluations=evaluations,
+        seed=seed,
     )
     known = {call.operation.name for call in calls}
     missing = [n for n in found.placement if n.partition("#")[0] not in known]

@@ -38,7 +38,7 @@ def calls_of(model):
     if not model.built:
         raise ValueError(
             f"Model {model.name!r} is not built: give it an Input, or call "
-            "build, before it is cut into stages."
+            "build, first: its layers' calls are not known."
         )
     if isinstance(model, keras.Sequential):
         layers = list(model.layers)

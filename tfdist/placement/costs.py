@@ -8,7 +8,10 @@ import time
 import keras
 import tensorflow as tf
 
+from tfdist import private_tensorflow
 from tfdist.placement import devices as devices_lib
+from tfdist.placement import loops
+from tfdist.placement import placed
 from tfdist.placement.calls import calls_of
 from tfdist.placement.graph import CostGraph
 from tfdist.placement.graph import Edge
@@ -47,7 +50,10 @@ def measure(model, data, *, device=None, repeats=5, slots=None):
     place = None if device is None else devices_lib.resolve(device)
 
     def timed(call, arguments):
-        with tf.device(place) if place else contextlib.nullcontext():
+        with (
+            tf.device(place) if place else contextlib.nullcontext(),
+            placed.replica_on(place),
+        ):
             forward = _Passes(call, arguments, backward=False)
             both = _Passes(call, arguments, backward=True)
             once = _seconds(forward.function, arguments, repeats)
@@ -55,7 +61,11 @@ def measure(model, data, *, device=None, repeats=5, slots=None):
             results = forward.function(*arguments)
         return results, both, once, max(twice - once, 0.0)
 
-    return _walk(model, _tensors(data), timed, slots)
+    inputs = [
+        tf.convert_to_tensor(x)
+        for x in private_tensorflow.flat_inputs(model, data)
+    ]
+    return _walk(model, inputs, timed, slots)
 
 
 def estimate(
@@ -88,6 +98,10 @@ def estimate(
       ValueError: The model is of another kind or not built.
     """
     calls_of(model)  # Refuses what has no known inputs.
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(
+            f"batch_size must be an integer of at least 1, came: {batch_size}."
+        )
     specs = [
         tf.TensorSpec([batch_size, *x.shape[1:]], x.dtype) for x in model.inputs
     ]
@@ -132,12 +146,9 @@ class _Passes:
         self.kept_bytes = _kept(concrete.graph)
 
     def _forward(self, *tensors):
-        call = self._call
-        values = dict(zip(call.inputs, tensors, strict=True))
-        args, kwargs = call.fill_in(values)
         # What it assigns stays in the scope.
         with keras.StatelessScope():
-            results = _Training(call.operation)(args, kwargs, training=True)
+            results = _Training(self._call)(list(tensors), training=True)
         results = keras.tree.flatten(results)
         self.output_specs = [tf.TensorSpec(x.shape, x.dtype) for x in results]
         return results
@@ -154,21 +165,32 @@ class _Passes:
                 x for x in self._forward(*tensors) if x.dtype.is_floating
             ]
         gradients = tape.gradient(results, [*real, *weights])
-        return results, [g for g in gradients if g is not None]
+        return results, [
+            # Those of rows of a table, not the whole table.
+            getattr(gradient, "values", gradient)
+            for gradient in gradients
+            if gradient is not None
+        ]
 
 
 class _Training(keras.Layer):
-    """Tells the operation inside that it trains, as a model would."""
+    """Tells the operation of a call that it trains, as a model would."""
 
-    def __init__(self, operation):
+    def __init__(self, call):
         super().__init__(autocast=False, dtype="float32", name="passes")
-        self._hidden = (operation,)
+        self._hidden = (call,)
         self.built = True
         self.supports_masking = True
 
-    def call(self, args, kwargs, training=None):
-        del training  # Keras hands it on.
-        return self._hidden[0](*args, **kwargs)
+    def call(self, tensors, training=None):
+        (call,) = self._hidden
+        args, kwargs = call.fill_in(
+            dict(zip(call.inputs, tensors, strict=True))
+        )
+        if isinstance(call.operation, keras.Layer) and "training" in kwargs:
+            # What it was when the functional model was put together.
+            kwargs["training"] = training
+        return call.operation(*args, **kwargs)
 
     def compute_mask(self, *args, **kwargs):
         return None
@@ -248,13 +270,9 @@ def _seconds(function, arguments, repeats):
     return statistics.median(times[1:])
 
 
-def _tensors(data):
-    return [tf.convert_to_tensor(x) for x in keras.tree.flatten(data)]
-
-
 def _kept(graph):
     """Bytes of forward tensors that gradients take."""
-    total = 0
+    total = sum(loops.kept_bytes(graph).values())
     for operation in graph.get_operations():
         if operation.type in ("Placeholder", "ReadVariableOp", "Const"):
             continue

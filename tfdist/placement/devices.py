@@ -73,7 +73,11 @@ def resolve(device, argument="device"):
         task=own_spec.task if spec.job is None else (spec.task or 0),
         device_index=spec.device_index or 0,
     )
-    if spec.device_type is None or spec.to_string() not in known:
+    if (
+        spec.device_type is None
+        or "*" in str(device)
+        or spec.to_string() not in known
+    ):
         raise ValueError(
             f"{argument} must be a device that exists, came: {device!r}. "
             f"There are: {', '.join(short(name) for name in known)}."

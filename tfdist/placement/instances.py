@@ -9,6 +9,7 @@ and `isinstance` see what they saw.
 """
 
 _SUBCLASSES = {}
+_MADE_OF = {}
 
 
 def specialize(instance, mixin):
@@ -23,17 +24,35 @@ def specialize(instance, mixin):
     if issubclass(cls, mixin):
         return
     if (mixin, cls) not in _SUBCLASSES:
-        _SUBCLASSES[mixin, cls] = _subclass(mixin, cls)
+        made = _SUBCLASSES[mixin, cls] = _subclass(mixin, cls)
+        _MADE_OF[made] = cls
     # `instance.__class__ = ...` would meet the property of an earlier one.
     object.__dict__["__class__"].__set__(instance, _SUBCLASSES[mixin, cls])
+
+
+def generalize(instance):
+    """Takes back the last `specialize`, if there was one."""
+    cls = _MADE_OF.get(type(instance))
+    if cls is not None:
+        object.__dict__["__class__"].__set__(instance, cls)
 
 
 def _subclass(mixin, cls):
     seen = cls.__dict__.get("__class__")
     if not isinstance(seen, property):
         seen = property(lambda self: cls)
+
+    def reduce(self):
+        # What Keras pickles with is a class method, and this class has no
+        # name that could be looked up.
+        function, *rest = cls.__reduce__(self)
+        if getattr(function, "__self__", None) is type(self):
+            function = getattr(self.__class__, function.__name__)
+        return function, *rest
+
     namespace = {
         "__class__": seen,
+        "__reduce__": reduce,
         "__doc__": cls.__doc__,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,

@@ -77,44 +77,62 @@ def _is_no_part(layer):
 
 
 def choose(model_parts, rules):
-    """Which part each rule means.
+    """Which rule holds for each part.
 
     Args:
       model_parts: What `parts` gave.
-      rules: A dict from a name, a path or a pattern of either ("encoder*",
-        "*/attention", "" or the model's name for the model itself) to
-        anything. A name or path beats a pattern, a later pattern an earlier
-        one.
+      rules: A dict from a path, a name or a pattern of either ("encoder*",
+        "*/attention"; "" or the model's name for the model itself) to
+        anything. A path beats an equal name further down, either beats a
+        pattern, and a later pattern an earlier one. What a part is made of
+        goes with it, unless a rule of the same or of a higher rank names it.
 
     Returns:
-      A dict from path to the value of the rule that applies, for the parts
-      that a rule names.
+      A dict from path to the value of the rule that holds, for the parts that
+      a rule names and what they are made of.
 
     Raises:
       ValueError: A rule that names nothing.
     """
-    chosen, exact = {}, set()
+    named = {}  # Path -> (rank, value).
     for pattern, value in rules.items():
-        named = [
-            part for part in model_parts if pattern in (part.path, part.name)
-        ]
-        matching = named or [
-            part
-            for part in model_parts
-            if part.path
-            and (
-                fnmatch.fnmatchcase(part.path, pattern)
-                or fnmatch.fnmatchcase(part.name, pattern)
+        if not isinstance(pattern, str):
+            raise ValueError(
+                "placement must name layers by strings, came: "
+                f"{pattern!r} of type {type(pattern).__name__}."
             )
-        ]
+        rank, matching = _matching(pattern, model_parts)
         if not matching:
             raise ValueError(_nothing(pattern, model_parts))
         for part in matching:
-            if named or part.path not in exact:
-                chosen[part.path] = value
-            if named:
-                exact.add(part.path)
-    return chosen
+            if rank >= named.get(part.path, (0, None))[0]:
+                named[part.path] = rank, value
+    holds = {}
+    for part in model_parts:
+        inherited = holds.get(part.parent)
+        own = named.get(part.path)
+        if own is None or (inherited and inherited[0] > own[0]):
+            own = inherited
+        if own is not None:
+            holds[part.path] = own
+    return {path: value for path, (_, value) in holds.items()}
+
+
+def _matching(pattern, model_parts):
+    """(rank, parts) that a rule names."""
+    for attribute in ("path", "name"):
+        exact = [p for p in model_parts if getattr(p, attribute) == pattern]
+        if exact:
+            return 2, exact
+    return 1, [
+        part
+        for part in model_parts
+        if part.path
+        and (
+            fnmatch.fnmatchcase(part.path, pattern)
+            or fnmatch.fnmatchcase(part.name, pattern)
+        )
+    ]
 
 
 def _nothing(pattern, model_parts):

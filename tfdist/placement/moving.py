@@ -1,5 +1,6 @@
 """Variables go where the layers are that they belong to."""
 
+import keras
 import tensorflow as tf
 
 from tfdist import private_tensorflow
@@ -13,17 +14,47 @@ def settle(model):
       model: A model whose layers have been given devices. What is not built
         has no variables yet: call this again when it has, before anything
         that uses them is traced.
+    """
+    model_parts = layers.parts(model)
+    for variable, device in _moves(model_parts, _homes(model_parts)):
+        private_tensorflow.move_variable(variable, device)
+    for optimizer in optimizers_of(model):
+        if optimizer.built:
+            _settle_slots(optimizer, model.trainable_variables)
+            private_tensorflow.know_moved_variables(optimizer)
+
+
+def check(moved):
+    """Refuses to move variables that are not this process's to move.
+
+    Args:
+      moved: Layers that are to be given devices.
 
     Raises:
       ValueError: A variable of a `tf.distribute` strategy that decides by
         itself where its variables are.
     """
-    model_parts = layers.parts(model)
-    moves = _moves(model_parts, _homes(model_parts))
-    for variable, device in moves:
-        private_tensorflow.move_variable(variable, device)
-    if moves and model.compiled:
-        _move_slots(model.optimizer, moves)
+    for layer in moved:
+        for variable in getattr(layer, "variables", ()):
+            value = variable.value
+            if isinstance(value, tf.distribute.DistributedValues):
+                raise ValueError(
+                    f"Variable {variable.path!r} belongs to a tf.distribute "
+                    f"strategy ({type(value).__name__}), which decides where "
+                    "it is."
+                )
+
+
+def optimizers_of(model):
+    """The optimizers that are attributes of a model, and those inside them."""
+    found = []
+    for value in list(vars(model).values()):
+        while isinstance(value, keras.optimizers.Optimizer):
+            if not any(value is other for other in found):
+                found.append(value)
+            # That of a loss scale has another one inside.
+            value = getattr(value, "inner_optimizer", None)
+    return found
 
 
 def _homes(model_parts):
@@ -51,16 +82,8 @@ def _moves(model_parts, homes):
         first = min(own, key=model_parts.index)
         device = homes[first.path]
         variable = claims[0][1]
-        value = variable.value
-        if device is None or getattr(value, "device", "") == device:
-            continue
-        if not _is_plain(value):
-            raise ValueError(
-                f"Variable {variable.path!r} belongs to a tf.distribute "
-                f"strategy ({type(value).__name__}), which decides where it "
-                "is."
-            )
-        moves.append((variable, device))
+        if device and getattr(variable.value, "device", "") != device:
+            moves.append((variable, device))
     return moves
 
 
@@ -73,31 +96,17 @@ def _is_in_a_part(part, claims):
     )
 
 
-def _is_plain(value):
-    return hasattr(value, "move_replica") or not isinstance(
-        value, tf.distribute.DistributedValues
-    )
-
-
-def _move_slots(optimizer, moves):
-    """Moves what an optimizer keeps for variables that have moved."""
-    while optimizer is not None:
-        if optimizer.built:
-            _move_own_slots(optimizer, moves)
-            private_tensorflow.know_moved_variables(optimizer)
-        optimizer = getattr(optimizer, "inner_optimizer", None)
-
-
-def _move_own_slots(optimizer, moves):
-    devices_of = {
-        variable.path.replace("/", "_"): device for variable, device in moves
+def _settle_slots(optimizer, variables):
+    """Moves what an optimizer keeps for variables to where they are."""
+    homes = {
+        variable.path.replace("/", "_"): getattr(variable.value, "device", "")
+        for variable in variables
     }
     for slot in optimizer.variables:
-        names = [
-            name for name in devices_of if slot.name.startswith(f"{name}_")
-        ]
+        names = [name for name in homes if slot.name.startswith(f"{name}_")]
         # A parameter server's slots are beside what they belong to.
-        if names and not hasattr(slot.value, "move_replica"):
-            private_tensorflow.move_variable(
-                slot, devices_of[max(names, key=len)]
-            )
+        if not names or hasattr(slot.value, "move_replica"):
+            continue
+        home = homes[max(names, key=len)]
+        if home and slot.value.device != home:
+            private_tensorflow.move_variable(slot, home)

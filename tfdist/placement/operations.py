@@ -19,6 +19,7 @@ import weakref
 
 import tensorflow as tf
 
+from tfdist import private_tensorflow
 from tfdist.placement import devices
 
 _GRADIENTS = "gradient_tape/"
@@ -44,6 +45,16 @@ def following():
 
 
 def _place(operation):
+    device = _device_of(operation)
+    if device:
+        for tensor in operation.inputs:
+            if tensor.op.type == "Const" and not tensor.op.device:
+                # Else it may be sent, in a loop at each turn.
+                private_tensorflow.set_device(tensor.op, device)
+    return device
+
+
+def _device_of(operation):
     if operation.device:
         return operation.device
     device = devices.of_scope(operation.name)

@@ -65,16 +65,19 @@ def place(model, placement, devices=None, **options):
             for pattern, device in placement.items()
         },
     )
+    moving.check(part.layer for part in model_parts if part.path in chosen)
     for part in model_parts:
         placed.put(
             part.layer, chosen.get(part.path, layers.device_of(part.layer))
         )
+    placed.put_optimizers(model)
     if model.compiled:
-        placed.put_optimizer(model.optimizer)
         model.jit_compile = False
     moving.settle(model)
     # What was traced before has the old places.
-    model.train_function = None
-    model.test_function = None
-    model.predict_function = None
+    for part in model_parts:
+        if isinstance(part.layer, keras.Model):
+            part.layer.train_function = None
+            part.layer.test_function = None
+            part.layer.predict_function = None
     return model

@@ -53,14 +53,27 @@ def put(layer, device):
     model = isinstance(layer, keras.Model)
     instances.specialize(layer, PlacedModel if model else PlacedLayer)
     layer._tfdist_device = device
+    # Asked by a model around it that is not placed itself.
+    layer.supports_jit = False
 
 
-def put_optimizer(optimizer):
-    """Makes an optimizer keep its slots where their variables are."""
-    while optimizer is not None:
+@contextlib.contextmanager
+def watched(all_layers):
+    """Within it, layers that are not placed tell listeners of their calls."""
+    added = [x for x in all_layers if not isinstance(x, PlacedLayer)]
+    for layer in added:
+        instances.specialize(layer, PlacedLayer)
+    try:
+        yield
+    finally:
+        for layer in added:
+            instances.generalize(layer)
+
+
+def put_optimizers(model):
+    """Makes a model's optimizers keep slots where their variables are."""
+    for optimizer in moving.optimizers_of(model):
         instances.specialize(optimizer, PlacedOptimizer)
-        # That of a loss scale has another one inside.
-        optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
 class PlacedOptimizer(private_tensorflow.OptimizerOfOneReplica):
@@ -104,8 +117,13 @@ class PlacedModel(PlacedLayer):
     """A model with layers on several devices."""
 
     def __call__(self, *args, **kwargs):
+        built = self.built
         with operations.following():
-            return super().__call__(*args, **kwargs)
+            result = super().__call__(*args, **kwargs)
+        if tf.executing_eagerly() and not built:
+            # Keras makes variables after the call, where no layer is asked.
+            moving.settle(self)
+        return result
 
     def compile(self, *args, **kwargs):
         """As Keras's. A placed model cannot be compiled by XLA.
@@ -119,9 +137,10 @@ class PlacedModel(PlacedLayer):
                 "one device and would ignore the placement. Leave it out, or "
                 "set it to False."
             )
-        kwargs["jit_compile"] = False
         super().compile(*args, **kwargs)
-        put_optimizer(self.optimizer)
+        self.jit_compile = False
+        put_optimizers(self)
+        moving.settle(self)
 
     def train_step(self, *args, **kwargs):
         # What has just been built could not be placed before.

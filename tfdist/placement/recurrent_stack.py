@@ -1,5 +1,7 @@
 """Recurrent layers on several devices that work at the same time."""
 
+import numbers
+
 import keras
 
 
@@ -43,9 +45,18 @@ class RecurrentStack(keras.layers.Layer):
             raise ValueError(
                 f"layers must be a list of recurrent layers, came: {layers!r}."
             )
-        if not isinstance(chunks, int) or chunks < 1:
-            raise ValueError(f"chunks must be at least 1, came: {chunks!r}.")
-        self.chunks = chunks
+        whole = isinstance(chunks, numbers.Integral)
+        if not whole or isinstance(chunks, bool) or chunks < 1:
+            raise ValueError(
+                f"chunks must be an integer of at least 1, came: {chunks!r}."
+            )
+        names = [getattr(layer, "name", None) for layer in layers]
+        if len(set(names)) < len(names):
+            raise ValueError(
+                "layers of a RecurrentStack must have different names, came: "
+                f"{names}."
+            )
+        self.chunks = int(chunks)
         self.return_sequences = return_sequences
         self.supports_masking = True
         self.layers = [_own(layer) for layer in layers]
@@ -135,16 +146,21 @@ def _own(layer):
             f"Layer {name!r} of a RecurrentStack is built already: make the "
             "stack first, and set its weights then."
         )
+    cell = getattr(layer, "cell", None)
+    holders = [layer, cell, *getattr(cell, "cells", ())]
     for setting in (
         "stateful",
         "go_backwards",
         "unroll",
         "dropout",
         "recurrent_dropout",
+        "zero_output_for_mask",
+        "activity_regularizer",
     ):
-        for holder in (layer, getattr(layer, "cell", None)):
+        for holder in holders:
             value = getattr(holder, setting, None)
-            if isinstance(value, (bool, int, float)) and value:
+            # Zero, False and None are none.
+            if value:
                 raise ValueError(
                     f"Layer {name!r} of a RecurrentStack has {setting}="
                     f"{value!r}, which a sequence in chunks cannot have."

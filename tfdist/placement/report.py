@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist import private_tensorflow
 from tfdist.placement import devices as devices_lib
 from tfdist.placement import layers
+from tfdist.placement import loops
 from tfdist.placement import operations
 from tfdist.placement import placed
 
@@ -103,6 +104,15 @@ def report(model, data=None, *, batch_size=None, costs=None):
       ValueError: Neither data nor known inputs; data and no `compile`; data
         and a model of a `tf.distribute` strategy.
     """
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"model must be a keras.Model, came: {model!r}.")
+    if data is not None and not (isinstance(data, (tuple, list)) and data):
+        raise ValueError(
+            "data must be a batch (x, y) or (x, y, sample_weight), came: "
+            f"{type(data).__name__}."
+        )
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, came: {batch_size}.")
     if data is not None and batch_size is not None:
         raise ValueError("batch_size came with data, which has its own.")
     if data is not None and not model.compiled:
@@ -126,26 +136,18 @@ def report(model, data=None, *, batch_size=None, costs=None):
     if data is None:
 
         def step(x):
-            with operations.following():
-                return model(x, training=False)
+            return model(x, training=False)
     else:
 
         def step(batch):
-            with operations.following():
-                return model.train_step(batch)
+            return model.train_step(batch)
 
-    _watch(model)
-    with placed.listening(heard):
+    all_layers = [part.layer for part in layers.parts(model)]
+    with placed.watched(all_layers), placed.listening(heard):
         concrete = tf.function(step, autograph=False).get_concrete_function(
             specs
         )
     return _read(model, concrete.graph, scopes, data is not None, size, costs)
-
-
-def _watch(model):
-    """Makes layers without a device of their own say when they are called."""
-    for part in layers.parts(model):
-        placed.put(part.layer, layers.device_of(part.layer))
 
 
 def _specs(model, data, batch_size):
@@ -205,6 +207,9 @@ def _read(model, graph, scopes, training, batch_size, costs):
             if op.type not in ("ReadVariableOp", "Const", "Placeholder"):
                 kept[id(owner)] += size * ("backward" in users)
                 sent[id(owner)] += size * bool(users - {"backward", id(owner)})
+    for name, size in loops.kept_bytes(graph).items():
+        if owners[name] is not None:
+            kept[id(owners[name])] += size
     slots = _slot_bytes(model)
     seconds = collections.Counter()
     for node in costs.nodes if costs is not None else ():
