@@ -146,6 +146,15 @@ def move_variable(variable, device):
     empty_variable(value.handle, value.dtype)
 
 
+def hidden_variable(value, shape=None):
+    """A variable of tfdist's own, whoever is tracing or has a scope.
+
+    `tf.Variable` asks a strategy, or a `tf.function` that is traced a second
+    time and refuses.
+    """
+    return ResourceVariable(initial_value=value, trainable=False, shape=shape)
+
+
 def empty_variable(handle, dtype):
     """Takes the value out of a resource variable that is no longer used.
 

@@ -5,8 +5,6 @@ moves all parameters by that, whoever is in it: other numbers show a step that
 was lost, or counted twice.
 """
 
-import signal
-
 import numpy as np
 
 from tests.averaging import oracles
@@ -270,31 +268,6 @@ def test_a_worker_whose_fit_is_over_is_waited_for_no_more(cluster):
         counts = [c["accepted"] for c in report["counts"].values()]
         assert counts == [2, 8]
     assert early.report()["local_steps"] == [5, 2]
-
-
-def test_backup_workers_and_one_that_is_stopped(cluster):
-    made = start_cluster(cluster)
-    settings = {"arguments": {"backup_workers": 1}, "until": "stop"}
-    workers = [start(made, k, pace=0.01, **settings) for k in (0, 1)]
-    # Faster than the others: its pushes count.
-    workers.append(start(made, 2, **settings))
-    for worker in workers:
-        worker.wait_for_steps(4 * PERIOD + 1)
-    *going, stopped = workers
-    stopped.send(signal.SIGSTOP)
-    # Nobody waits for it: not even for `worker_timeout`.
-    for worker in going:
-        worker.wait_for_steps(worker.steps() + 4 * PERIOD, timeout=30.0)
-    at = stopped.steps()
-    stopped.send(signal.SIGCONT)
-    stopped.wait_for_steps(at + 4 * PERIOD)
-    made.tell("stop")
-    made.finish()
-    reports = [worker.report() for worker in workers]
-    accepted = reports[2]["accepted"]
-    late = accepted.index(False, accepted.index(True))
-    assert True in accepted[late:]
-    check_pushes_of_ones(reports)
 
 
 def check_pushes_of_ones(reports):

@@ -148,7 +148,7 @@ def test_a_killed_server_ends_the_workers_with_its_name(cluster, index):
         assert worker.wait(EXIT_SECONDS) == 1
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [1])
 def test_a_stopped_server_ends_the_workers_with_its_name(cluster, index):
     made = cluster(num_ps=2, num_workers=2)
     servers, workers = start_training(made)

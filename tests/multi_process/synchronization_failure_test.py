@@ -53,7 +53,7 @@ def parametrize(methods):
     return pytest.mark.parametrize("method", methods)
 
 
-@parametrize(METHODS)
+@parametrize(WITHOUT_BACKUPS)
 def test_kill_9_while_computing_pushing_or_waiting(cluster, method):
     generator = random.Random(method)
     made = cluster(num_ps=2, num_workers=3)
@@ -106,7 +106,7 @@ def test_a_worker_that_is_started_again_is_not_waited_for(cluster):
     check_exact([other.report(), second.report()])
 
 
-@parametrize(WITHOUT_BACKUPS)
+@parametrize(WAITING)
 def test_a_stopped_worker_is_not_waited_for_and_is_taken_back(cluster, method):
     made = cluster(num_ps=1, num_workers=3)
     made.start_servers()
@@ -161,7 +161,7 @@ def test_a_worker_out_of_data_leaves(cluster, method):
     assert pushed == [5, 60, 60]
 
 
-@parametrize(WAITING)
+@parametrize(["sync"])
 def test_workers_that_never_begin_are_waited_for_at_first_only(cluster, method):
     made = cluster(num_ps=1, num_workers=3)
     made.start_servers()

@@ -17,9 +17,12 @@ from tfdist.pipeline import stages as stages_lib
 @pytest.fixture(autouse=True)
 def float64():
     before = keras.config.floatx()
+    # A policy that a test before this one has set would win.
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     yield
     keras.config.set_floatx(before)
+    keras.config.set_dtype_policy(before)
 
 
 def check_against_numpy(schedule, depth, micro_batches, sync, **options):

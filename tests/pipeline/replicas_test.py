@@ -131,6 +131,35 @@ def test_schedules_without_flushes_have_no_servers():
             train(model)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream_2bw"])
+def test_a_loss_that_leaves_out_elements_or_sums_is_refused(schedule):
+    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
+    for wrong, message in (
+        (loss, "ignore_class"),
+        (lambda y, p: tf.reduce_sum(loss(y, p)), "one number"),
+    ):
+        model = pipeline(build(), 2, micro_batches=2, schedule=schedule)
+        model.compile("sgd", wrong)
+        with pytest.raises(ValueError, match=message):
+            model.fit(np.zeros((8, 5)), np.zeros(8, "int64"), verbose=0)
+
+
+def test_a_model_that_has_got_another_layer_is_refused():
+    model = pipeline(build(), 2, micro_batches=2)
+    model.add(keras.layers.Dense(3))
+    with pytest.raises(ValueError, match="added or removed"):
+        model.compile("sgd", "mse")
+
+
+def test_a_batch_by_itself_without_a_graph():
+    plain, model = build(), pipeline(build(), 2, micro_batches=2)
+    for one in (plain, model):
+        one.compile("sgd", "mse", run_eagerly=True)
+        one.train_on_batch(np.ones((4, 5)), np.zeros((4, 3)))
+    for a, b in zip(plain.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("devices", "arguments", "message"),
     [
@@ -138,6 +167,8 @@ def test_schedules_without_flushes_have_no_servers():
         ([["CPU:0", "CPU:1"]], {"micro_batches": 1}, "2 replicas"),
         ([["CPU:0", "CPU:0"]], {}, "different names"),
         ([[]], {}, "different names"),
+        ("CPU:0", {}, "must be a list"),
+        (5, {}, "must be a list"),
     ],
 )
 def test_refused(devices, arguments, message):

@@ -19,9 +19,12 @@ from tfdist.pipeline import versions
 @pytest.fixture(autouse=True)
 def float64():
     before = keras.config.floatx()
+    # A policy that a test before this one has set would win.
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     yield
     keras.config.set_floatx(before)
+    keras.config.set_dtype_policy(before)
 
 
 class Sum(keras.metrics.Metric):
@@ -125,24 +128,51 @@ def test_batches_of_other_sizes_may_follow_each_other():
     )
 
 
-def test_data_of_other_kinds_may_follow_each_other():
-    # Each kind has ticks of its own: what waits of one is none of another.
+def test_data_of_another_kind_waits_until_the_pipeline_is_empty():
+    # What is on its way of one kind could not follow the other's.
     x, y = chains.units_of([6])[0]
     model = chains.chain(
         chains.initial(3), chains.sgd(), micro_batches=1, schedule="pipedream"
     )
-    model.compile(chains.sgd(), "mse", metrics=[Sum()], run_eagerly=True)
+    model.compile(chains.sgd(), "mse", metrics=[Sum()])
     for _ in range(2):
-        for sample_weight in (None, np.ones(6)):
-            weighted = () if sample_weight is None else (sample_weight,)
-            chains.executor(model).train_step(
-                keras.tree.map_structure(tf.constant, (x, y, *weighted))
-            )
-    assert chains.executor(model).in_flight == 4
+        model.fit(x, y, verbose=0)
+        # In a graph that was traced before, without weights.
+        model.fit(x, y, sample_weight=np.ones(6), verbose=0)
     result = model.get_metrics_result()["sum"]
-    np.testing.assert_allclose(result, 4 * (6000 + y.sum()), rtol=1e-6)
-    assert chains.executor(model).in_flight == 0
+    np.testing.assert_allclose(result, 6000 + y.sum(), rtol=1e-6)
     assert int(model.optimizer.iterations) == 4
+    model.train_on_batch(x, y)
+    assert chains.executor(model).in_flight == 1
+    with pytest.raises(tf.errors.InvalidArgumentError, match="another kind"):
+        model.train_on_batch(x, y, sample_weight=np.ones(6))
+    model.drain()
+    model.train_on_batch(x, y, sample_weight=np.ones(6))
+    model.drain()
+    assert int(model.optimizer.iterations) == 6
+
+
+def test_layers_frozen_or_loaded_while_units_are_in_flight(tmp_path):
+    x, y = chains.units_of([6])[0]
+    for schedule in ("pipedream_2bw", "spectrain"):
+        model = chains.chain(
+            chains.initial(2), chains.sgd(), micro_batches=2, schedule=schedule
+        )
+        model.train_on_batch(x, y)
+        model.layers[0].trainable = False
+        model.compile(chains.sgd(), "mse")
+        assert int(model.optimizer.iterations) == 0
+        frozen = model.layers[0].kernel.numpy()
+        model.train_on_batch(x, y)
+        model.drain()
+        np.testing.assert_array_equal(frozen, model.layers[0].kernel)
+    model.save_weights(tmp_path / "model.weights.h5")
+    saved = model.get_weights()
+    model.train_on_batch(x, y)
+    model.load_weights(tmp_path / "model.weights.h5")
+    model.drain()
+    for one, other in zip(saved, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("sync", [False, True])

@@ -37,7 +37,6 @@ import contextlib
 import numbers
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist import private_tensorflow
@@ -81,10 +80,11 @@ class AsynchronousPipeline:
         if schedule == "spectrain":
             prediction.check(model.optimizer)
         self.model = model
-        self.stages = list(stages)
+        # What is trainable may change while units of before are in flight.
+        self.stages = [stage.fixed() for stage in stages]
         self.schedule = schedule
         self.micro_batches = micro_batches
-        placed.put_optimizer(model.optimizer)
+        placed.put_optimizers(model)
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         self._batched = schedule == "pipedream_2bw"
@@ -99,6 +99,11 @@ class AsynchronousPipeline:
             self._reduction = micro_batches_lib.reduction_of(model)
         # By kind of data: with or without sample weights, of which shapes.
         self._ticks = {}
+        with tf.init_scope(), tf.device("CPU:0"):
+            # Which of them has fed last, and how many of its units wait.
+            none = tf.zeros([], tf.int64)
+            self._last = private_tensorflow.hidden_variable(none - 1)
+            self._waiting = private_tensorflow.hidden_variable(none)
         self._working = False
 
     @property
@@ -116,11 +121,7 @@ class AsynchronousPipeline:
           The metrics so far, a dict; they have what has reached the last
           stage.
         """
-        x, y, sample_weight = keras.tree.map_structure(
-            # `train_on_batch` gives arrays to a step that is not traced.
-            lambda t: tf.constant(t) if isinstance(t, np.ndarray) else t,
-            keras.utils.unpack_x_y_sample_weight(data),
-        )
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         cut = micro_batches_lib.MicroBatches(
             micro_batches_lib.batch_size((x, y, sample_weight)),
             self.micro_batches,
@@ -144,12 +145,33 @@ class AsynchronousPipeline:
             )
             for number in range(self.micro_batches)
         ]
-        with self._at_work():
+        checked = self._refuse_mixing(own)
+        with self._at_work(), tf.control_dependencies(checked):
             own.feed(units)
+            self._waiting.assign(own.on_their_way)
             if all(getattr(m, "built", True) for m in self.model.metrics):
                 return self.model.get_metrics_result()
             # A step that is not traced, and no unit was at the last stage.
             return {}
+
+    def _refuse_mixing(self, own):
+        """Units of one shape cannot follow those of another in a pipeline.
+
+        Both may have been traced long ago: this is looked at in each step.
+        """
+        number = list(self._ticks.values()).index(own)
+        check = tf.debugging.Assert(
+            tf.equal(self._last, number) | tf.equal(self._waiting, 0),
+            [
+                "A batch of another kind (shapes, dtypes, with or without "
+                "weights) follows batches that are still in flight, which "
+                f"schedule={self.schedule!r} keeps on their way. Give fit "
+                "batches of one kind (pad sequences; weights for all or for "
+                "none), call drain() between them, or use gpipe or 1f1b."
+            ],
+        )
+        self._last.assign(number)
+        return [] if tf.executing_eagerly() else [check]
 
     def drain(self):
         """Goes on without new units until none is in flight.
@@ -161,6 +183,7 @@ class AsynchronousPipeline:
         for own in self._ticks.values():
             with self._at_work():
                 own.drain()
+        self._waiting.assign(0)
 
     @contextlib.contextmanager
     def _at_work(self):

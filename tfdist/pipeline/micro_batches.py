@@ -11,6 +11,8 @@ import keras
 from keras import tree
 import tensorflow as tf
 
+from tfdist import private_tensorflow
+
 _MEANS = ("sum_over_batch_size", "mean")
 
 
@@ -164,7 +166,7 @@ def reduction_of(model):
     if not is_stock(model, "compute_loss"):
         raise ValueError(
             f"{type(model).__name__}.compute_loss is the model's own. With "
-            "schedule='1f1b' a backward pass begins before the whole batch "
+            "this schedule a backward pass begins before the whole batch "
             "has been seen, and how such a loss is made of micro-batches "
             "cannot be known: use schedule='gpipe', which computes the loss "
             "once for the whole batch."
@@ -185,7 +187,7 @@ def reduction_of(model):
             found[kind] = loss
     if len(found) > 1:
         raise ValueError(
-            "With schedule='1f1b' all losses must be means or all of them "
+            "With this schedule all losses must be means or all of them "
             "sums; use schedule='gpipe', or the same reduction. Received: "
             f"{model.loss!r}."
         )
@@ -219,7 +221,7 @@ def check_per_example(loss, y, y_pred):
             if _is_keras(own):
                 continue
             raise ValueError(
-                f"The loss {own!r} is a function, and with schedule='1f1b' "
+                f"The loss {own!r} is a function, and with this schedule "
                 "it must be clear which target and output it is given: give "
                 "loss, y and outputs the same structure, or use "
                 "schedule='gpipe'."
@@ -229,10 +231,16 @@ def check_per_example(loss, y, y_pred):
             keras.ops.convert_to_tensor(targets[index], dtype=dtype),
             keras.ops.convert_to_tensor(outputs[index], dtype=dtype),
         )
+        if private_tensorflow.mask_of(values) is not None:
+            raise ValueError(
+                f"The loss {own!r} leaves out some elements (ignore_class), "
+                "so that its mean over a micro-batch is over another number "
+                "than its examples: use schedule='gpipe'."
+            )
         if values.shape.rank == 0:
             raise ValueError(
                 f"The loss {own!r} gives one number for a micro-batch, of "
-                "which a pipeline with schedule='1f1b' cannot know whether "
+                "which a pipeline with this schedule cannot know whether "
                 "it is a mean or a sum: return one for each example, or use "
                 "schedule='gpipe'."
             )

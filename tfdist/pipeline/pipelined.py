@@ -1,10 +1,12 @@
 """A Keras model whose `fit` trains it as a pipeline of stages."""
 
+import collections.abc
 import contextlib
 import dataclasses
 import numbers
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist import private_tensorflow
@@ -15,7 +17,6 @@ from tfdist.pipeline import stages as stages_lib
 from tfdist.pipeline import synchronous
 from tfdist.placement import devices as devices_lib
 from tfdist.placement import instances
-from tfdist.placement import layers
 from tfdist.placement import placed
 from tfdist.placement.place import place
 
@@ -81,9 +82,9 @@ def pipeline(model, stages, devices=None, **options):
     """Cuts a model into stages on several devices, and lets `fit` pipeline it.
 
     The model stays the same object with the same names, weights and saved
-    file; `evaluate` and `predict` run it stage by stage. Needs no strategy
-    and can be used under any with one replica; `PipelineStrategy` is for
-    those who want one.
+    file; `evaluate` and `predict` run it stage by stage. Needs no strategy;
+    with "gpipe" and "1f1b" it may be the model of a worker of a strategy with
+    servers. `PipelineStrategy` is for those who want one.
 
     ```python
     model = keras.Sequential([...])
@@ -134,6 +135,28 @@ def pipeline(model, stages, devices=None, **options):
                 "functional model with Keras's own."
             )
     devices = devices_of(stages, devices)
+    check(options, devices)
+    cut = stages_lib.split(model, stages, devices)
+    _put(model, cut)
+    instances.specialize(model, Pipelined)
+    # Hidden from Keras, which would look for layers and weights inside.
+    model._tfdist_pipeline = _Pipeline(cut, options)
+    if model.compiled:
+        model._tfdist_pipeline.compiled(model)
+    return model
+
+
+def check(options, devices):
+    """Refuses options that do not go with the stages.
+
+    Args:
+      options: `Options`.
+      devices: What `devices_of` gave.
+
+    Raises:
+      ValueError: The schedule takes no replicas, or there are too few
+        micro-batches.
+    """
     replicas = max(map(len, map(stages_lib.resolve, devices)))
     if replicas > 1 and options.schedule not in schedules.SYNCHRONOUS:
         raise ValueError(
@@ -147,14 +170,13 @@ def pipeline(model, stages, devices=None, **options):
             f"micro-batches in turn, and there are {options.micro_batches}: "
             "use as many micro_batches at least."
         )
-    cut = stages_lib.split(model, stages, devices)
-    _put(model, cut)
-    instances.specialize(model, Pipelined)
-    # Hidden from Keras, which would look for layers and weights inside.
-    model._tfdist_pipeline = _Pipeline(cut, options)
-    if model.compiled:
-        model._tfdist_pipeline.compiled(model)
-    return model
+    if options.schedule == "pipedream_2bw":
+        if options.micro_batches < len(devices):
+            raise ValueError(
+                f"micro_batches={options.micro_batches} came for "
+                f"pipedream_2bw with {len(devices)} stages, and two versions "
+                "of weights are enough for as many micro-batches at least."
+            )
 
 
 def devices_of(stages, devices=None):
@@ -173,6 +195,13 @@ def devices_of(stages, devices=None):
     """
     num_stages = stages_lib.count(stages)
     if devices is not None:
+        if isinstance(devices, str) or not isinstance(
+            devices, collections.abc.Iterable
+        ):
+            raise ValueError(
+                "devices must be a list with one for each stage, came: "
+                f"{devices!r}."
+            )
         devices = list(devices)
         if len(devices) != num_stages:
             raise ValueError(
@@ -201,15 +230,7 @@ def _put(model, stages):
         for operation in stage.operations:
             # A layer that is called in several stages: its own is the first.
             homes.setdefault(operation.name, stage.device)
-    paths = [part.path for part in layers.parts(model) if part.path]
-    rules = {
-        path: homes[path.split("/")[0]]
-        # Shorter paths first: a layer of a layer may have the name of one of
-        # the model's own, and the later rule, its path, is the one that holds.
-        for path in sorted(paths, key=lambda path: path.count("/"))
-        if path.split("/")[0] in homes
-    }
-    place(model, rules)
+    place(model, homes)
 
 
 class _Pipeline:
@@ -230,6 +251,14 @@ class _Pipeline:
                 f"schedule={schedule!r} updates each stage by itself, and "
                 f"{type(strategy).__name__} has to see whole updates: use "
                 f"{' or '.join(schedules.SYNCHRONOUS)} with it."
+            )
+        calls = [call.operation for call in stages_lib.calls_of(model)[0]]
+        known = [x for stage in self.stages for x in stage.operations]
+        if list(map(id, calls)) != list(map(id, known)):
+            raise ValueError(
+                f"Layers of model {model.name!r} have been added or removed "
+                "since it was cut into stages: build it again, and cut it "
+                "then."
             )
         self.executor = self.options.executor(model, self.stages)
 
@@ -276,7 +305,20 @@ class Pipelined(placed.PlacedModel):
             )
         notice = getattr(strategy.extended, "pipelined_step", None)
         with notice() if notice else contextlib.nullcontext():
+            # `train_on_batch` gives arrays to a step that is not traced.
+            data = keras.tree.map_structure(
+                lambda t: tf.constant(t) if isinstance(t, np.ndarray) else t,
+                data,
+            )
             return self._tfdist_pipeline.executor.train_step(data)
+
+    def drain(self):
+        """Lets what an asynchronous schedule has in flight come back.
+
+        `fit`, and whatever looks at the model, does so by itself. Between
+        batches of a loop of one's own nothing needs to.
+        """
+        self._tfdist_pipeline.drain()
 
     def fit(self, *args, **kwargs):
         """As Keras's."""
@@ -310,3 +352,33 @@ class Pipelined(placed.PlacedModel):
         """As Keras's."""
         self._tfdist_pipeline.drain()
         return super().save_weights(*args, **kwargs)
+
+    def get_weights(self, *args, **kwargs):
+        """As Keras's."""
+        self._tfdist_pipeline.drain()
+        return super().get_weights(*args, **kwargs)
+
+    def set_weights(self, *args, **kwargs):
+        """As Keras's."""
+        self._tfdist_pipeline.drain()
+        return super().set_weights(*args, **kwargs)
+
+    def load_weights(self, *args, **kwargs):
+        """As Keras's."""
+        self._tfdist_pipeline.drain()
+        return super().load_weights(*args, **kwargs)
+
+    def test_on_batch(self, *args, **kwargs):
+        """As Keras's."""
+        self._tfdist_pipeline.drain()
+        return super().test_on_batch(*args, **kwargs)
+
+    def predict_on_batch(self, *args, **kwargs):
+        """As Keras's."""
+        self._tfdist_pipeline.drain()
+        return super().predict_on_batch(*args, **kwargs)
+
+    def export(self, *args, **kwargs):
+        """As Keras's."""
+        self._tfdist_pipeline.drain()
+        return super().export(*args, **kwargs)

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist.pipeline import flow as flow_lib
+from tfdist.pipeline import micro_batches
 from tfdist.pipeline import prediction
 from tfdist.pipeline import stashing
 from tfdist.pipeline import updates
@@ -213,6 +214,8 @@ class StageTasks:
         y, sample_weight = keras.tree.map_structure(
             lambda t: None if t is None else next(targets), self._unpacked
         )
+        if self.rule.accumulates:
+            micro_batches.check_per_example(model.loss, y, y_pred)
         loss = model.compute_loss(None, y, y_pred, sample_weight, training=True)
         tracker = next((m for m in model.metrics if m.name == "loss"), None)
         if tracker is not None:

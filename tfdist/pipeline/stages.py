@@ -1,5 +1,6 @@
 """A model cut into stages, each a function of tensors, weights and state."""
 
+import copy
 import fnmatch
 import itertools
 
@@ -39,6 +40,7 @@ class Stage:
             for variable in getattr(call.operation, "variables", ()):
                 variables.setdefault(id(variable), variable)
         self.variables = list(variables.values())
+        self._trainable = None
         self._calls = calls
         self._context = _Context(self._run_calls)
 
@@ -59,12 +61,22 @@ class Stage:
     @property
     def weights(self):
         """Those of its variables that are trainable now."""
+        if self._trainable is not None:
+            return [v for v in self.variables if id(v) in self._trainable]
         return [v for v in self.variables if v.trainable]
 
     @property
     def state(self):
         """Its other variables (moving statistics, seeds, frozen weights)."""
-        return [v for v in self.variables if not v.trainable]
+        weights = {id(variable) for variable in self.weights}
+        return [v for v in self.variables if id(v) not in weights]
+
+    def fixed(self):
+        """The same stage, whose weights stay those that they are now."""
+        other = copy.copy(self)
+        other._context = _Context(other._run_calls)
+        other._trainable = {id(weight) for weight in self.weights}
+        return other
 
     def run(self, tensors, weights, state, training=True, device=None):
         """Runs the stage. Nothing of the model is changed.

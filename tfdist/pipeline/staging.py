@@ -13,6 +13,8 @@ to the old value.
 
 import tensorflow as tf
 
+from tfdist import private_tensorflow
+
 
 class Staging:
     """Tensors that wait, under keys, for the next step.
@@ -26,7 +28,7 @@ class Staging:
     def __init__(self):
         self.slots = {}
         with tf.init_scope(), tf.device("CPU:0"):
-            self._end = tf.Variable(tf.int32.max, trainable=False)
+            self._end = private_tensorflow.hidden_variable(tf.int32.max)
 
     def load(self, key, specs, device):
         """What was stored under a key.
@@ -76,11 +78,8 @@ class Staging:
         # Counts are looked at even if they were never stored.
         shape = tf.TensorShape([] if like.shape.rank == 0 else None)
         with tf.init_scope(), tf.device(waiting_place(device, like.dtype)):
-            self.slots[key, number] = tf.Variable(
-                _nothing(like.dtype, shape),
-                trainable=False,
-                shape=shape,
-                name=f"staging_{len(self.slots)}",
+            self.slots[key, number] = private_tensorflow.hidden_variable(
+                _nothing(like.dtype, shape), shape=shape
             )
         return self.slots[key, number]
 

@@ -63,9 +63,10 @@ class PipelineStrategy(tf.distribute.Strategy):
             "recompute": recompute,
             "vertical_sync": vertical_sync,
         }
-        pipelined.Options(**self._options)
+        options = pipelined.Options(**self._options)
         self._stages = stages
         self._devices = pipelined.devices_of(stages, devices)
+        pipelined.check(options, self._devices)
         super().__init__(_PipelineExtended(self, self._devices))
 
     def pipeline(self, model):

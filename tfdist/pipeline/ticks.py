@@ -9,6 +9,7 @@ import itertools
 from absl import logging
 import tensorflow as tf
 
+from tfdist import private_tensorflow
 from tfdist.pipeline import stage_tasks
 from tfdist.pipeline import staging
 
@@ -34,10 +35,12 @@ class Ticks:
         self.staging = staging.Staging()
         self._batch = micro_batches
         with tf.init_scope(), tf.device("CPU:0"):
-            self._in_flight = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self._in_flight = private_tensorflow.hidden_variable(
+                tf.zeros([], tf.int64)
+            )
             # Nothing of before is remembered, all starts with what is now.
-            self._fresh = tf.Variable(True, trainable=False)
-            self._broken_off = tf.Variable(False, trainable=False)
+            self._fresh = private_tensorflow.hidden_variable(True)
+            self._broken_off = private_tensorflow.hidden_variable(False)
         self._drain = functools.partial(self._go, {}, len(stages) - 1)
         if not model.run_eagerly:
             self._drain = tf.function(self._drain, autograph=False)
@@ -46,6 +49,11 @@ class Ticks:
     def in_flight(self):
         """How many units have not come back to the first stage, an int."""
         return int(self._in_flight.numpy())
+
+    @property
+    def on_their_way(self):
+        """How many units have not come back, a variable."""
+        return self._in_flight
 
     def feed(self, units):
         """Takes in units, a list, and goes one tick for each."""

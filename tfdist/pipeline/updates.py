@@ -14,6 +14,10 @@ SHARED = (
     (keras.optimizers.LossScaleOptimizer, "its scale belongs to all weights"),
     (keras.optimizers.Nadam, "its product of momenta belongs to all weights"),
 )
+if hasattr(keras.optimizers, "Muon"):
+    SHARED += (
+        (keras.optimizers.Muon, "it tells weights by names of all of them"),
+    )
 """Optimizers with something that all updates of a step share."""
 
 
