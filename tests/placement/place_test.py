@@ -353,11 +353,16 @@ def test_what_xla_would_compile_is_refused():
         placement.place("model", where)
 
 
-def test_variables_of_a_strategy_are_not_moved():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+@pytest.mark.parametrize("made", [1, 2])
+def test_variables_of_other_strategies_are_not_moved(made):
+    strategy = (
+        tf.distribute.OneDeviceStrategy("CPU:0")
+        if made == 1
+        else tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    )
     with strategy.scope():
         model, where = zoo.build("mlp")
-    with pytest.raises(ValueError, match="tf.distribute"):
+    with pytest.raises(ValueError, match="tf.distribute strategy, .*Strategy"):
         placement.place(model, where)
 
 

@@ -1,7 +1,6 @@
 """Variables go where the layers are that they belong to."""
 
 import keras
-import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist.placement import layers
@@ -24,25 +23,24 @@ def settle(model):
             private_tensorflow.know_moved_variables(optimizer)
 
 
-def check(moved):
-    """Refuses to move variables that are not this process's to move.
+def check(model):
+    """Refuses a model whose variables are not ours to move.
 
     Args:
-      moved: Layers that are to be given devices.
+      model: A model that is to be placed.
 
     Raises:
-      ValueError: A variable of a `tf.distribute` strategy that decides by
-        itself where its variables are.
+      ValueError: It was made under a `tf.distribute` strategy that decides by
+        itself where variables are: any but tfdist's.
     """
-    for layer in moved:
-        for variable in getattr(layer, "variables", ()):
-            value = variable.value
-            if isinstance(value, tf.distribute.DistributedValues):
-                raise ValueError(
-                    f"Variable {variable.path!r} belongs to a tf.distribute "
-                    f"strategy ({type(value).__name__}), which decides where "
-                    "it is."
-                )
+    strategy = private_tensorflow.strategy_of(model)
+    extended = type(getattr(strategy, "extended", None))
+    if strategy and not extended.__module__.startswith("tfdist."):
+        raise ValueError(
+            f"Model {model.name!r} belongs to a tf.distribute strategy, "
+            f"{type(strategy).__name__}, which decides where its variables "
+            "are: make it without one, or under one of tfdist's."
+        )
 
 
 def optimizers_of(model):

@@ -65,7 +65,7 @@ def place(model, placement, devices=None, **options):
             for pattern, device in placement.items()
         },
     )
-    moving.check(part.layer for part in model_parts if part.path in chosen)
+    moving.check(model)
     for part in model_parts:
         placed.put(
             part.layer, chosen.get(part.path, layers.device_of(part.layer))
