@@ -11,7 +11,8 @@ def nodes(graph):
     loop is.
     """
     definition = graph.as_graph_def()
-    functions = {f.signature.name: f for f in definition.library.function}
+    called = definition.library
+    functions = {f.signature.name: f for f in called.function}
 
     def visit(node_defs, prefix, outer):
         for node in node_defs:

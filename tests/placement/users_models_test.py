@@ -10,7 +10,6 @@ import tensorflow as tf
 from tests.placement import zoo
 from tests.placement.graphs import nodes
 from tfdist import placement
-from tfdist.placement import devices
 
 
 def homes(model):
@@ -247,5 +246,4 @@ def test_more_is_refused(rules, message):
     with pytest.raises(ValueError, match="batch_size must be"):
         placement.estimate(model, 0)
     with pytest.raises(ValueError, match="must be a batch"):
-        placement.report(model.layers and model, np.zeros((2, 5)))
-    assert devices.resolve("CPU:1").endswith("CPU:1")
+        placement.report(model, np.zeros((2, 5)))

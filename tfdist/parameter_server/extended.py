@@ -6,6 +6,7 @@ import weakref
 import keras
 import tensorflow as tf
 
+from tfdist import one_replica
 from tfdist import private_tensorflow
 from tfdist.parameter_server import input as input_lib
 from tfdist.parameter_server import local_step
@@ -14,7 +15,7 @@ from tfdist.parameter_server.variables import ReplicaVariable
 from tfdist.parameter_server.variables import active
 
 
-class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
+class ParameterServerExtended(one_replica.OneReplicaExtended):
     """One replica per worker process, primaries on servers.
 
     Gradients are not reduced between workers: an optimizer's reduction is
@@ -70,12 +71,6 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
                 "colocate_vars_with takes a variable that was created under "
                 f"this strategy's scope, came: {colocate_with_variable!r}."
             )
-
-    def read_var(self, replica_local_var):
-        return tf.identity(replica_local_var)
-
-    def value_container(self, value):
-        return value
 
     # Steps.
 
@@ -208,25 +203,6 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         active.step.update(var, fn, tuple(args), kwargs)
         return None
 
-    def _update_non_slot(self, colocate_with, fn, args, kwargs, group):
-        del colocate_with, group
-        return fn(*args, **kwargs)
-
-    def _reduce_to(self, reduce_op, value, destinations, options):
-        del reduce_op, destinations, options
-        return value
-
-    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
-        del reduce_op, options
-        return [value for value, _ in value_destination_pairs]
-
-    def _gather_to_implementation(self, value, destinations, axis, options):
-        del destinations, axis, options
-        return value
-
-    def _local_results(self, val):
-        return (val,)
-
     # Input.
 
     def _experimental_distribute_dataset(self, dataset, options):
@@ -242,12 +218,6 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
         del options
         return input_lib.from_function(dataset_fn, self._config)
 
-    def _experimental_distribute_values_from_function(self, value_fn):
-        return value_fn(tf.distribute.experimental.ValueContext(0, 1))
-
-    def _make_dataset_iterator(self, dataset):
-        return iter(dataset)
-
     # What it looks like from outside.
 
     @property
@@ -257,21 +227,6 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
     @property
     def parameter_devices(self):
         return self._store.devices
-
-    def non_slot_devices(self, var_list):
-        return min(var_list, key=lambda x: x.name)
-
-    @property
-    def _num_replicas_in_sync(self):
-        return 1
-
-    @property
-    def _global_batch_size(self):
-        return True
-
-    @property
-    def experimental_require_static_shapes(self):
-        return False
 
     @property
     def experimental_between_graph(self):
@@ -284,15 +239,6 @@ class ParameterServerExtended(tf.compat.v1.distribute.StrategyExtended):
     @property
     def should_save_summary(self):
         return self._config.is_chief
-
-    def _in_multi_worker_mode(self):
-        return False
-
-    def _get_local_replica_id(self, replica_id_in_sync_group):
-        return replica_id_in_sync_group
-
-    def _get_replica_id_in_sync_group(self, replica_id):
-        return replica_id
 
 
 def _is_made_by_optimizer():

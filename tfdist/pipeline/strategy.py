@@ -4,6 +4,7 @@ import contextlib
 
 import tensorflow as tf
 
+from tfdist import one_replica
 from tfdist.pipeline import pipelined
 from tfdist.pipeline import stages as stages_lib
 
@@ -92,7 +93,7 @@ class PipelineStrategy(tf.distribute.Strategy):
         )
 
 
-class _PipelineExtended(tf.compat.v1.distribute.StrategyExtended):
+class _PipelineExtended(one_replica.OneReplicaExtended):
     """One replica, whose variables are each on a device of their own."""
 
     def __init__(self, container_strategy, devices):
@@ -126,12 +127,6 @@ class _PipelineExtended(tf.compat.v1.distribute.StrategyExtended):
                 f"{colocate_with_variable!r}."
             )
 
-    def read_var(self, replica_local_var):
-        return tf.identity(replica_local_var)
-
-    def value_container(self, value):
-        return value
-
     # Steps.
 
     def _call_for_each_replica(self, fn, args, kwargs):
@@ -162,25 +157,6 @@ class _PipelineExtended(tf.compat.v1.distribute.StrategyExtended):
         with tf.device(var.device or None):
             return fn(var, *args, **kwargs)
 
-    def _update_non_slot(self, colocate_with, fn, args, kwargs, group):
-        del colocate_with, group
-        return fn(*args, **kwargs)
-
-    def _reduce_to(self, reduce_op, value, destinations, options):
-        del reduce_op, destinations, options
-        return value
-
-    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
-        del reduce_op, options
-        return [value for value, _ in value_destination_pairs]
-
-    def _gather_to_implementation(self, value, destinations, axis, options):
-        del destinations, axis, options
-        return value
-
-    def _local_results(self, val):
-        return (val,)
-
     # Input.
 
     def _experimental_distribute_dataset(self, dataset, options):
@@ -191,12 +167,6 @@ class _PipelineExtended(tf.compat.v1.distribute.StrategyExtended):
         del options
         return dataset_fn(tf.distribute.InputContext())
 
-    def _experimental_distribute_values_from_function(self, value_fn):
-        return value_fn(tf.distribute.experimental.ValueContext(0, 1))
-
-    def _make_dataset_iterator(self, dataset):
-        return iter(dataset)
-
     # What it looks like from outside.
 
     @property
@@ -206,21 +176,6 @@ class _PipelineExtended(tf.compat.v1.distribute.StrategyExtended):
     @property
     def parameter_devices(self):
         return self.worker_devices
-
-    def non_slot_devices(self, var_list):
-        return min(var_list, key=lambda x: x.name)
-
-    @property
-    def _num_replicas_in_sync(self):
-        return 1
-
-    @property
-    def _global_batch_size(self):
-        return True
-
-    @property
-    def experimental_require_static_shapes(self):
-        return False
 
     @property
     def experimental_between_graph(self):
@@ -233,15 +188,6 @@ class _PipelineExtended(tf.compat.v1.distribute.StrategyExtended):
     @property
     def should_save_summary(self):
         return True
-
-    def _in_multi_worker_mode(self):
-        return False
-
-    def _get_local_replica_id(self, replica_id_in_sync_group):
-        return replica_id_in_sync_group
-
-    def _get_replica_id_in_sync_group(self, replica_id):
-        return replica_id
 
 
 class _PipelineReplicaContext(tf.distribute.ReplicaContext):

@@ -1,0 +1,74 @@
+"""What strategies with one replica in each process have in common."""
+
+import tensorflow as tf
+
+
+class OneReplicaExtended(tf.compat.v1.distribute.StrategyExtended):
+    """Nothing is reduced, gathered or told apart between replicas.
+
+    What a strategy does with variables, steps and updates is up to those that
+    derive from it.
+    """
+
+    # Variables.
+
+    def read_var(self, replica_local_var):
+        return tf.identity(replica_local_var)
+
+    def value_container(self, value):
+        return value
+
+    # Steps.
+
+    def _update_non_slot(self, colocate_with, fn, args, kwargs, group):
+        del colocate_with, group
+        return fn(*args, **kwargs)
+
+    def _reduce_to(self, reduce_op, value, destinations, options):
+        del reduce_op, destinations, options
+        return value
+
+    def _batch_reduce_to(self, reduce_op, value_destination_pairs, options):
+        del reduce_op, options
+        return [value for value, _ in value_destination_pairs]
+
+    def _gather_to_implementation(self, value, destinations, axis, options):
+        del destinations, axis, options
+        return value
+
+    def _local_results(self, val):
+        return (val,)
+
+    # Input.
+
+    def _experimental_distribute_values_from_function(self, value_fn):
+        return value_fn(tf.distribute.experimental.ValueContext(0, 1))
+
+    def _make_dataset_iterator(self, dataset):
+        return iter(dataset)
+
+    # What it looks like from outside.
+
+    def non_slot_devices(self, var_list):
+        return min(var_list, key=lambda x: x.name)
+
+    @property
+    def _num_replicas_in_sync(self):
+        return 1
+
+    @property
+    def _global_batch_size(self):
+        return True
+
+    @property
+    def experimental_require_static_shapes(self):
+        return False
+
+    def _in_multi_worker_mode(self):
+        return False
+
+    def _get_local_replica_id(self, replica_id_in_sync_group):
+        return replica_id_in_sync_group
+
+    def _get_replica_id_in_sync_group(self, replica_id):
+        return replica_id
