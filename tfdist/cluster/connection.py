@@ -68,6 +68,35 @@ def connect(config, timeout):
     return devices
 
 
+def reconnect(config):
+    """Connects this process to the servers, or to those that are new.
+
+    TensorFlow asks each server that it knew whether it is still in the same
+    life; those that are not lose what this process had there, and are new. No
+    other thread may talk to servers meanwhile.
+
+    Args:
+      config: The `ClusterConfig` of a worker or an evaluator.
+
+    Raises:
+      tf.errors.OpError: A server is not there.
+    """
+    spec = tf.train.ClusterSpec(
+        {
+            "ps": list(config.ps_addresses),
+            config.task_type: {config.task_index: config.address},
+        }
+    )
+    with quiet.quietly():  # It logs its session configuration.
+        tf.config.experimental_connect_to_cluster(
+            spec,
+            job_name=config.task_type,
+            task_index=config.task_index,
+            protocol=config.rpc_layer,
+        )
+    start_runtime(config)
+
+
 def start_runtime(config):
     """Starts this process's server and makes its connections.
 
@@ -163,26 +192,13 @@ def _listens(address):
 
 def _wait_for_servers(config, devices, timeout):
     """Connects to the servers, whose ports are open."""
-    spec = tf.train.ClusterSpec(
-        {
-            "ps": list(config.ps_addresses),
-            config.task_type: {config.task_index: config.address},
-        }
-    )
     silent = config.ps_names
     reason = ""
 
     def attempt():
         nonlocal silent, reason
         try:
-            with quiet.quietly():  # It logs its session configuration.
-                tf.config.experimental_connect_to_cluster(
-                    spec,
-                    job_name=config.task_type,
-                    task_index=config.task_index,
-                    protocol=config.rpc_layer,
-                )
-            start_runtime(config)
+            reconnect(config)
             _reserve_functions(devices)
         except _RETRIED as error:
             reason = error.message.split("\n", 1)[0]

@@ -15,6 +15,7 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist.cluster import waiting
+from tfdist.cluster.gate import gate
 
 _NAME = "tfdist/members"
 _COLUMNS = 4
@@ -202,11 +203,12 @@ class Membership:
 
     def _beat(self, table, entered):
         while not self._stop.is_set():
-            with contextlib.nullcontext() if entered.is_set() else _entering:
-                if self._write(table):
-                    entered.set()
-            if table is self.tables[0]:
-                self._call_on_beat()
+            with gate.shared():
+                with contextlib.nullcontext() if entered.is_set() else _entering:
+                    if self._write(table):
+                        entered.set()
+                if table is self.tables[0]:
+                    self._call_on_beat()
             self._stop.wait(
                 HEARTBEAT_SECONDS if entered.is_set() else _RETRY_SECONDS
             )
@@ -256,6 +258,17 @@ class Membership:
             timeout=timeout,
         )
 
+    def enter_again(self):
+        """Enters this worker into all tables, one after the other.
+
+        After this process has connected anew; in its thread, alone.
+
+        Raises:
+          tf.errors.OpError: A server is not there, or not ready yet.
+        """
+        for table in self.tables:
+            self._put(table, State.ALIVE)
+
     def leave(self, state):
         """Stops the heartbeat and leaves `state` as the last word."""
         if self._stop.is_set():
@@ -271,14 +284,17 @@ class Membership:
                 pass
 
     def arrive(self):
-        """Tells the others that this worker has come to the meeting point.
+        """This worker has come to the meeting point; `tell` the others.
 
         Returns:
           How many times it has.
         """
         self._arrivals += 1
-        self._put(self.tables[0], State.ALIVE)
         return self._arrivals
+
+    def tell(self):
+        """Writes this worker's row in the first server's table at once."""
+        self._put(self.tables[0], State.ALIVE)
 
     def missing(self, arrivals):
         """Names of the workers that are there and have not arrived so often.

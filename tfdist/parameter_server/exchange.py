@@ -116,7 +116,10 @@ class Exchange:
             local = read_replica(self.iterations)
             self._ahead = local - read_replica(self.iterations.pulled)
         is_step = self.iterations is not None
+        self._begun = []
         if is_step:
+            with tf.control_dependencies([started.op]):
+                self._begun = [store.journal.note_begun()]
             # Read before anything fresh comes.
             by_server = self._pulled_by_server()
             self._pulled = self._pulled_from(by_server)
@@ -184,8 +187,12 @@ class Exchange:
 
     def _note_pulled(self, answers):
         """Builds the notes of what else has been pulled; returns them."""
-        del answers
-        return []
+        if not self._counts_applied:
+            return []
+        return [
+            self._store.set_pulled_applied(answer.shard, answer.more[0])
+            for answer in answers
+        ]
 
     def _live(self, record, shard):
         """Variables that the value of `record` reads afresh on `shard`."""
@@ -223,7 +230,12 @@ class Exchange:
             for record in records
             for piece in records_lib.pieces_on(shard, record.variable)
         ]
-        pulled = outbox.add(store.pulled_version(shard))
+        # Nothing is applied before all has arrived, and so before this
+        # worker has noted that it has begun.
+        with tf.control_dependencies(self._begun):
+            with tf.device(store.worker_device):
+                pulled = tf.identity(store.pulled_version(shard))
+        pulled = outbox.add(pulled)
         tables = self._tables(records, outbox)
         ahead = None
         if self.iterations is not None:
@@ -276,6 +288,8 @@ class Exchange:
             version = store.counter("version", parcel.shard)
             staleness = version.read() - parcel.pulled
             self._update(parcel, parcel.replays, parcel.sent, version)
+            if self._counts_applied:
+                store.count_applied(parcel.shard)
         if section.late_inputs:
             private_tensorflow.add_control_inputs(lock.op, section.late_inputs)
         with section.entered(), tf.control_dependencies([lock.op]):
@@ -389,6 +403,13 @@ class Exchange:
             more,
         )
 
+    @property
+    def _counts_applied(self):
+        """Whether the servers count this as an update of this worker."""
+        return bool(self._store.counts_by_worker) and (
+            self.iterations is not None
+        )
+
     def _given(self, parcel, copies, values):
         """What the worker gets as fresh values, a list of tensors.
 
@@ -402,8 +423,9 @@ class Exchange:
 
     def _read_more(self, section):
         """What else is read with the fresh values: a list of tensors."""
-        del section
-        return []
+        if not self._counts_applied:
+            return []
+        return [self._store.read_applied(section.shard)]
 
 
 def _add(handle, value):

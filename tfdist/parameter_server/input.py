@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist import quiet
+from tfdist.parameter_server import guarding
 
 _AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 
@@ -49,6 +50,8 @@ def distribute(dataset, config, store, before_training=None):
         if before_training is not None:
             before_training()
         store.watch(frame)
+        if store.recovery is not None:
+            guarding.guard(frame.f_locals["self"], store.call)
     if purpose in ("evaluate", "validate") or config.num_workers == 1:
         return dataset
     policy = dataset.options().experimental_distribute.auto_shard_policy

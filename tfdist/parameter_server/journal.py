@@ -74,6 +74,7 @@ class Journal:
         self._others = store.worker_variable(tf.zeros([], tf.int64), "others")
         self._last = store.worker_variable(tf.zeros([], tf.float64), "last")
         self._dropped = store.worker_variable(tf.zeros([], tf.bool), "dropped")
+        self._begun = store.worker_variable(tf.zeros([], tf.int64), "begun")
         self._read = 0
 
     def write(
@@ -122,6 +123,18 @@ class Journal:
             self._count.assign_add(1, read_value=False)
             self._last.assign(now, read_value=False)
             self._dropped.assign(tf.logical_not(accepted), read_value=False)
+
+    def note_begun(self):
+        """Builds: an optimizer's step is about to be sent; the operation."""
+        with tf.device(self._device):
+            return tf.raw_ops.AssignAddVariableOp(
+                resource=self._begun.local_handle, value=tf.ones([], tf.int64)
+            )
+
+    @property
+    def begun(self):
+        """Optimizer steps that this worker has begun to send, int."""
+        return int(self._begun.numpy())
 
     def was_dropped(self):
         """Whether the last gradients were dropped, a scalar bool tensor."""

@@ -352,6 +352,19 @@ class Local:
 
         threading.Thread(target=flush, daemon=True).start()
 
+    def drop_unpushed(self):
+        """Forgets the steps that have not been exchanged; returns how many.
+
+        After a server was lost in the midst of an exchange: some servers may
+        have got them, and none is to get them twice.
+        """
+        self.show_anchor()
+        dropped = 0
+        for inner in self._inners.values():
+            dropped += int(inner.since_push.numpy())
+            inner.forget()
+        return dropped
+
     def finish(self):
         """Called when this worker waits for all others to end training."""
         self.flush(last=True)
@@ -384,7 +397,7 @@ class Local:
         if key not in self._functions:
             function = tf.function(lambda: build(*args), autograph=False)
             self._functions[key] = function.get_concrete_function()
-        self._functions[key]()
+        self._store.call(self._functions[key])
 
 
 def _check_is_here(tensor, method):

@@ -68,6 +68,14 @@ class Inner:
         for total in self.accrued.values():
             total.assign(tf.zeros_like(total), read_value=False)
 
+    def forget(self):
+        """What it has done since the last push is not pushed."""
+        zero = tf.zeros([], tf.int64)
+        for counter in (self.since_push, self.since_fetch, self.examples):
+            counter.assign_replica(zero)
+        for total in self.accrued.values():
+            total.assign_replica(tf.zeros(total.shape, total.dtype))
+
     def was_set(self, variable):
         """A variable has been set eagerly, with own value and anchor alike.
 

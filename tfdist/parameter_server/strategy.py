@@ -23,6 +23,7 @@ from tfdist.parameter_server import corrector
 from tfdist.parameter_server import extended
 from tfdist.parameter_server import layout
 from tfdist.parameter_server import metrics
+from tfdist.parameter_server import recovery
 from tfdist.parameter_server import ring
 from tfdist.parameter_server import store as store_lib
 from tfdist.parameter_server import warm_start
@@ -197,6 +198,15 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         by_worker = correction is None or correction.on_worker
         if not (in_ring or (isinstance(method, Async) and by_worker)):
             self._coordinate(method, correction, worker_timeout)
+        elif config.num_ps:
+            self._store.count_by_worker(config.num_workers)
+        if config.num_ps:
+            self._store.recovery = recovery.Recovery(
+                self._store,
+                config,
+                self._membership,
+                timeout=start_timeout,
+            )
         super().__init__(
             extended.ParameterServerExtended(self, self._store, config)
         )
@@ -288,7 +298,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             local_steps = self._store.local
             return local_steps is None or not local_steps.is_open()
         return ending.is_over(
-            self._membership.read(),
+            self._store.call(self._membership.read),
             known_for=time.monotonic() - self._connected_at,
             patience=self._start_timeout,
         )
@@ -329,7 +339,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if self._warm_start.wait(
             worker,
             self._store.steps_made,
-            lambda: self._membership.read()[0],
+            lambda: self._store.call(self._membership.read)[0],
         ):
             self.refresh()
 
@@ -365,11 +375,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
     def _meet(self):
         arrivals = self._membership.arrive()
+        self._store.call(self._membership.tell)
         versions = None
         while True:
             try:
                 waiting.wait_until(
-                    lambda: not self._membership.missing(arrivals),
+                    lambda: not self._store.call(
+                        self._membership.missing, arrivals
+                    ),
                     what=lambda: (
                         f"{', '.join(self._membership.missing(arrivals))} to "
                         "finish training"
@@ -398,7 +411,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
           topic: Short string.
           content: Anything that JSON can hold.
         """
-        self._reports.publish(topic, content)
+        self._store.call(self._reports.publish, topic, content)
 
     def collect(self, topic):
         """What all tasks have left under `topic`.
@@ -406,7 +419,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         Returns:
           A dict of task name to content.
         """
-        return self._reports.collect(topic)
+        return self._store.call(self._reports.collect, topic)
 
     def publish_metrics(self, model):
         """Leaves the state of this worker's metrics for `cluster_metrics`."""

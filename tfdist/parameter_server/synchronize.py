@@ -46,6 +46,11 @@ class Synchronizer:
         self._functions = {}
         self._warned = False
 
+    @property
+    def committed(self):
+        """Number of variables that the servers hold for certain, int."""
+        return self._committed
+
     def commit(self):
         """Makes sure that the servers hold all variables made so far.
 
@@ -151,7 +156,7 @@ class Synchronizer:
         if key not in self._functions:
             function = tf.function(build, autograph=False)
             self._functions[key] = function.get_concrete_function()
-        return self._functions[key]()
+        return self._store.call(self._functions[key])
 
     def _held_and_alike(self, number):
         """How many variables are held, 0 for less than `number`.
@@ -203,7 +208,7 @@ class Synchronizer:
         store = self._store
         done = []
         for shard in range(store.num_shards):
-            here = self._copies_on(shard, variables)
+            here = self.copies_on(shard, variables)
             values = self._move_to(shard, here)
             with tf.device(store.devices[shard]):
                 done += [
@@ -217,6 +222,14 @@ class Synchronizer:
                 ]
                 if variables[0].ordinal == 0:
                     done.append(store.counter("version", shard).set(0))
+                if store.counts_by_worker and variables[0].ordinal == 0:
+                    done.append(store.clear_applied(shard))
+        self._leave_signatures(variables, done)
+
+    def _leave_signatures(self, variables, after):
+        """Builds what tells the others that servers hold `variables`."""
+        store = self._store
+        done = list(after)
         with tf.device(store.devices[0]):
             done += [
                 tf.raw_ops.AssignVariableOp(
@@ -228,7 +241,15 @@ class Synchronizer:
             with tf.control_dependencies(done):
                 store.counter("held", 0).set(variables[-1].ordinal + 1)
 
-    def _copies_on(self, shard, variables):
+    def build_leave_signatures(self):
+        """Builds what the first server knows of the variables it holds.
+
+        For one that was started again. A model that another worker has added
+        variables to is committed again there.
+        """
+        self._leave_signatures(self._store.variables[: self._committed], [])
+
+    def copies_on(self, shard, variables):
         """Pairs of variable and piece (or None) that a server holds."""
         return [
             (variable, piece)
@@ -291,12 +312,14 @@ class Synchronizer:
         for shard in range(store.num_shards):
             here = [
                 (variable, piece)
-                for variable, piece in self._copies_on(shard, variables)
+                for variable, piece in self.copies_on(shard, variables)
                 if piece is not None or variable.shard == shard
             ]
             if not here:
                 continue
-            values, version, updates = self._read_under_lock(shard, here)
+            values, version, applied, updates = self._read_under_lock(
+                shard, here
+            )
             for (variable, piece), value in zip(here, values, strict=True):
                 if piece is None:
                     self._put(variable, value)
@@ -305,6 +328,8 @@ class Synchronizer:
                     known[piece.number] = value
             if any(v.role is Role.PARAMETER for v, _ in here):
                 store.set_pulled_version(shard, version)
+                if applied is not None:
+                    store.set_pulled_applied(shard, applied)
                 for ledger, number in zip(
                     self._ledgers(), updates, strict=True
                 ):
@@ -315,7 +340,7 @@ class Synchronizer:
             self._put(variable, tf.concat(ordered, 0))
 
     def _read_under_lock(self, shard, copies):
-        """Their values, brought here, the server's version, and ledgers'."""
+        """Their values, brought here, and what the server has counted."""
         store = self._store
         lock = store.lock(shard)
         with tf.control_dependencies([lock.op]):
@@ -333,6 +358,8 @@ class Synchronizer:
                     ledger.updates(shard) for ledger in self._ledgers()
                 ]
                 values += [counter.read() for counter in counters]
+                if store.counts_by_worker:
+                    values.append(store.read_applied(shard))
                 noted = self._note_given(shard, copies, values)
         with tf.control_dependencies([*(v.op for v in values), *noted]):
             store.unlock(shard, lock)
@@ -340,7 +367,8 @@ class Synchronizer:
             values, source=store.devices[shard], target=store.worker_device
         )
         version, *updates = home[len(copies) :]
-        return home[: len(copies)], version, updates
+        applied = updates.pop() if store.counts_by_worker else None
+        return home[: len(copies)], version, applied, updates
 
     def _note_given(self, shard, copies, values):
         """What this worker now has, for the correction of its gradients."""

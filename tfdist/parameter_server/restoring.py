@@ -1,0 +1,260 @@
+"""The graphs by which workers give a server back what it has lost.
+
+A server that was started again is empty, or holds the snapshot that its
+process has found. Workers *offer* what they hold: the version of the server
+that their replicas show. Whoever holds the newest puts it there; what is newer
+already stays. All of that happens under the server's locks, in one graph: a
+worker that dies in the midst of it changes nothing, and another one does it.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdist.parameter_server import transfer
+from tfdist.parameter_server.section import read_replica
+from tfdist.parameter_server.variables import Role
+
+_LOCK = "recovery/lock"
+# Where the worker's replica is as fresh as its last pull.
+_PULLED = (Role.PARAMETER, Role.STATE, Role.AVERAGED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Offers:
+    """What is known at one server.
+
+    Attributes:
+      versions: By worker, one more than the version that its replicas show;
+        0 for a worker that has offered nothing to this life of the server.
+      held: One more than the version that the server holds, 0 for none.
+    """
+
+    versions: tuple
+    held: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What one worker has put onto a server.
+
+    Attributes:
+      done: Whether it has; else the server holds something newer.
+      before: The version that was there, -1 for none.
+      version: The version that is there now.
+      kept: How many variables (optimizer slots and the like) were there from
+        a snapshot and stayed.
+      stale: How many of those were not, and begin from what this worker read
+        of them last: mostly their first values.
+    """
+
+    done: bool
+    before: int
+    version: int
+    kept: int
+    stale: int
+
+
+class Restorer:
+    """Builds and calls what one store restores servers with.
+
+    Args:
+      store: The `ParameterStore`.
+      synchronizer: Its `Synchronizer`.
+      num_workers: Number of workers.
+    """
+
+    def __init__(self, store, synchronizer, num_workers):
+        self._store = store
+        self._synchronizer = synchronizer
+        self._num_workers = num_workers
+        self._functions = {}
+
+    def offer(self, shard, takes_part):
+        """Tells a server what this worker holds, and reads what others do.
+
+        Args:
+          shard: Number of the server.
+          takes_part: Whether this worker has something to offer.
+
+        Returns:
+          The `Offers`.
+        """
+        function = self._function(
+            ("offer", shard, takes_part), self._build_offer, shard, takes_part
+        )
+        versions, held = function()
+        return Offers(tuple(versions.numpy().tolist()), int(held))
+
+    def restore(self, shard):
+        """Puts this worker's replicas onto a server that has nothing newer.
+
+        Args:
+          shard: Number of the server.
+
+        Returns:
+          A `Restored`.
+        """
+        number = self._synchronizer.committed
+        done, before, version, kept, stale = self._function(
+            ("restore", shard, number), self._build_restore, shard
+        )()
+        return Restored(
+            bool(done), int(before), int(version), int(kept), int(stale)
+        )
+
+    def _function(self, key, build, *args):
+        if key not in self._functions:
+            function = tf.function(lambda: build(*args), autograph=False)
+            self._functions[key] = function.get_concrete_function()
+        return self._functions[key]
+
+    def _home(self, tensor):
+        with tf.device(self._store.worker_device):
+            return tf.identity(tensor)
+
+    def _there(self, shard):
+        """One more than the version that the server holds, 0 for none."""
+        counter = self._store.counter("version", shard)
+        known = tf.raw_ops.VarIsInitializedOp(resource=counter.handle)
+
+        def read():
+            with tf.device(self._store.devices[shard]):
+                return counter.read() + 1
+
+        return tf.cond(known, read, lambda: tf.zeros([], tf.int64))
+
+    def _mine(self, shard):
+        return self._store.pulled_version(shard) + 1
+
+    def _build_offer(self, shard, takes_part):
+        store = self._store
+        device = store.devices[shard]
+        mine = self._mine(shard) if takes_part else tf.zeros([], tf.int64)
+        size = [self._num_workers]
+        offers = store.resource(shard, "recovery/offers", tf.int64, size)
+        with tf.device(device):
+            mine = tf.identity(mine)
+        with tf.control_dependencies([mine.op]):
+            lock = store.lock(shard, _LOCK)
+        with tf.control_dependencies([lock.op]), tf.device(device):
+            known = tf.raw_ops.VarIsInitializedOp(resource=offers)
+
+            def create():
+                with tf.device(device):
+                    tf.raw_ops.AssignVariableOp(
+                        resource=offers, value=tf.zeros(size, tf.int64)
+                    )
+                return True
+
+            made = tf.cond(known, lambda: False, create)
+            with tf.control_dependencies([made]):
+                done = [made]
+                if takes_part:
+                    done = [
+                        tf.raw_ops.ResourceScatterUpdate(
+                            resource=offers,
+                            indices=[store.worker_id],
+                            updates=[mine],
+                        )
+                    ]
+            with tf.control_dependencies(done):
+                versions = tf.raw_ops.ReadVariableOp(
+                    resource=offers, dtype=tf.int64
+                )
+                there = self._there(shard)
+        with tf.control_dependencies([versions.op, there.op]):
+            store.unlock(shard, lock)
+        return self._home(versions), self._home(there)
+
+    def _build_restore(self, shard):
+        store = self._store
+        device = store.devices[shard]
+        copies, values = self._copies_on(shard)
+        tail = [self._mine(shard)]
+        if store.counts_by_worker:
+            tail.append(store.pulled_applied(shard))
+        moved = transfer.move(
+            [*values, *tail], source=store.worker_device, target=device
+        )
+        values, mine = moved[: len(values)], moved[len(values)]
+        with tf.control_dependencies([t.op for t in moved]):
+            own = store.lock(shard, _LOCK)
+        # Who joins just now may train already from what a snapshot held.
+        with tf.control_dependencies([own.op]):
+            lock = store.lock(shard)
+        before = len(tf.compat.v1.get_default_graph().get_operations())
+        with tf.control_dependencies([lock.op]), tf.device(device):
+            there = self._there(shard)
+
+            def restore():
+                with tf.device(device):
+                    kept, stale = self._assign(shard, copies, values, mine)
+                    store.counter("version", shard).set(mine - 1)
+                    if store.counts_by_worker:
+                        tf.raw_ops.AssignVariableOp(
+                            resource=store.applied(shard), value=moved[-1]
+                        )
+                    if shard == 0:
+                        self._synchronizer.build_leave_signatures()
+                return True, kept, stale
+
+            def leave():
+                zero = tf.zeros([], tf.int32)
+                return False, zero, zero
+
+            done, kept, stale = tf.cond(there < mine, restore, leave)
+            now = tf.where(done, mine, there)
+        effects = [
+            op
+            for op in tf.compat.v1.get_default_graph().get_operations()[before:]
+            if op.op_def.is_stateful and op.type != "VarHandleOp"
+        ]
+        with tf.control_dependencies([*effects, now.op]):
+            unlock = store.unlock(shard, lock)
+        with tf.control_dependencies([unlock]):
+            store.unlock(shard, own)
+        home = [self._home(t) for t in (done, there - 1, now - 1, kept, stale)]
+        return home
+
+    def _copies_on(self, shard):
+        """What the server held, and this worker's values of it."""
+        store = self._store
+        variables = store.variables[: self._synchronizer.committed]
+        copies = self._synchronizer.copies_on(shard, variables)
+        values = []
+        for variable, piece in copies:
+            value = read_replica(variable)
+            if variable.role is Role.ITERATIONS:
+                value = read_replica(variable.pulled)
+            values.append(value if piece is None else piece.of(value))
+        return copies, values
+
+    def _assign(self, shard, copies, values, mine):
+        """Puts the values there; those of slots where there are none."""
+        store = self._store
+        kept, stale = [], []
+        for (variable, piece), value in zip(copies, values, strict=True):
+            handle = store.handle(variable, shard, piece)
+
+            def put(handle=handle, value=value):
+                with tf.device(store.devices[shard]):
+                    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+                return True
+
+            if variable.role in _PULLED or variable.role is Role.ITERATIONS:
+                put()
+                continue
+            known = tf.raw_ops.VarIsInitializedOp(resource=handle)
+            tf.cond(known, lambda: False, put)
+            kept.append(tf.cast(known, tf.int32))
+            stale.append(1 - kept[-1])
+        for table in store.variables:
+            if table.rows_pulled is not None and table.shard == shard:
+                stamps = store.row_stamps(table)
+                tf.raw_ops.AssignVariableOp(
+                    resource=stamps,
+                    value=tf.fill(table.shape[:1], mine),
+                )
+        zero = [tf.zeros([], tf.int32)]
+        return tf.add_n(kept or zero), tf.add_n(stale or zero)
