@@ -204,7 +204,9 @@ class Membership:
     def _beat(self, table, entered):
         while not self._stop.is_set():
             with gate.shared():
-                with contextlib.nullcontext() if entered.is_set() else _entering:
+                with (
+                    contextlib.nullcontext() if entered.is_set() else _entering
+                ):
                     if self._write(table):
                         entered.set()
                 if table is self.tables[0]:

@@ -9,13 +9,14 @@ from tfdist import quiet
 from tfdist.cluster import connection
 from tfdist.cluster import ending
 from tfdist.cluster import members
+from tfdist.cluster import snapshots
 
 _POLL_SECONDS = 0.25
 # Workers were seen to take leave of TensorFlow within 0.7 to 1.5 s.
 _FAREWELL_SECONDS = 1.2
 
 
-def serve(config, *, start_timeout):
+def serve(config, *, start_timeout, snapshot_dir=None, snapshot_every=30.0):
     """Runs TensorFlow's server until all workers have finished.
 
     The process is its own server's first client: a bare server whose first
@@ -26,6 +27,8 @@ def serve(config, *, start_timeout):
       config: The `ClusterConfig` of a `ps` task.
       start_timeout: Seconds within which the first worker has to appear, and
         for which the server waits when all have vanished unfinished.
+      snapshot_dir: Directory for snapshots; None for none.
+      snapshot_every: Seconds between two snapshots.
 
     Returns:
       The exit status of the process, 0 when training has finished.
@@ -39,15 +42,33 @@ def serve(config, *, start_timeout):
         )
     connection.start_runtime(config)
     device = f"/job:ps/replica:0/task:{config.task_index}/device:CPU:0"
-    table = members.MemberTable(device, members.names_of(config))
+    names = members.names_of(config)
+    kept = None
+    if snapshot_dir is not None:
+        kept = snapshots.Snapshots(
+            snapshot_dir,
+            device,
+            task=config.task_index,
+            num_servers=config.num_ps,
+            num_members=len(names),
+            every=snapshot_every,
+        )
+        kept.restore()
+    table = members.MemberTable(device, names)
+    # Now workers begin to talk to this server.
     table.create()
+    if kept is not None:
+        kept.start()
     logging.warning(
         "%s serves on port %s of every network interface, without "
         "authentication or encryption: keep it in a private network.",
         config.task_name,
         config.address.rsplit(":", 1)[1],
     )
-    return _wait_for_end(config, table, start_timeout)
+    status = _wait_for_end(config, table, start_timeout)
+    if kept is not None and status == 0:
+        kept.finish()
+    return status
 
 
 def _wait_for_end(config, table, timeout):

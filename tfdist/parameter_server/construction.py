@@ -1,6 +1,7 @@
 """What the construction of a strategy takes: checks, names, seeds."""
 
 import itertools
+import os
 import sys
 
 from absl import logging
@@ -16,6 +17,8 @@ from tfdist.parameter_server import ring
 from tfdist.parameter_server import ring_local
 from tfdist.synchronization import Async
 from tfdist.synchronization import Synchronization
+
+ON_STALL = ("fail", "wait")
 
 _strategies = itertools.count()
 
@@ -48,6 +51,31 @@ def check_arguments(
         raise ValueError(
             'communication must be "parameter_server" or "ring", came: '
             f"{communication!r}."
+        )
+
+
+def check_recovery(server_timeout, on_stall, snapshot_dir, snapshot_every):
+    """Refuses malformed arguments of `ParameterServerStrategy`.
+
+    Raises:
+      ValueError: One is not allowed; the message says what is.
+    """
+    for name, value in (
+        ("server_timeout", server_timeout),
+        ("snapshot_every", snapshot_every),
+    ):
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, came: {value!r}.")
+    if on_stall not in ON_STALL:
+        raise ValueError(
+            f"on_stall must be one of {', '.join(ON_STALL)}, came: "
+            f"{on_stall!r}."
+        )
+    if snapshot_dir is not None and not isinstance(
+        snapshot_dir, str | os.PathLike
+    ):
+        raise TypeError(
+            f"snapshot_dir must be a path or None, came: {snapshot_dir!r}."
         )
 
 

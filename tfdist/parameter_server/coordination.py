@@ -123,6 +123,31 @@ class Coordination:
                 self._store.pull()
         return self._by_counter[counter.ordinal]
 
+    def renew(self, incarnations, expected):
+        """Goes on after servers have lost what they held.
+
+        Args:
+          incarnations: The lives that the servers are in now, list of int.
+          expected: List of bool: which workers take part.
+        """
+        for ledger in self.ledgers:
+            ledger.agree_again()
+            ledger.renew(
+                incarnations, expected, self._accepted_by(ledger)
+            ).log()
+        if self._store.corrector is not None:
+            self._store.corrector.prepare_again()
+        # Their states are those of another epoch.
+        self._status.clear()
+        self._waiting.clear()
+
+    def _accepted_by(self, ledger):
+        """Gradients of this worker that it knows were accepted, an int."""
+        if len(self._by_counter) > 1:
+            return 0  # The journal does not tell optimizers apart.
+        journal = self._store.journal
+        return ledger.accepted_before + journal.count - journal.drops
+
     def _attendance(self):
         """Builds the reading of an `Attendance`."""
         now = tf.timestamp()
@@ -183,6 +208,10 @@ class Coordination:
         for ordinal, ledger in list(self._by_counter.items()):
             if ordinal not in kept:
                 ledger.tick(leaving=True)
+
+    def own_accepted(self):
+        """Gradients of this process that were accepted, an int."""
+        return sum(ledger.own_accepted() for ledger in self.ledgers)
 
     def counts(self):
         """Gradients of each worker, over all optimizers.

@@ -14,7 +14,9 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist.cluster import connection
+from tfdist.cluster import members
 from tfdist.cluster import probe
+from tfdist.cluster import snapshots
 from tfdist.cluster import waiting
 from tfdist.cluster.gate import gate
 from tfdist.parameter_server import restoring
@@ -87,10 +89,37 @@ class Recovery:
         self._hiccups = []
         self.events = []
         self.incarnations = [None] * config.num_ps
+        names = members.names_of(config)
+        self._row = names.index(config.task_name)
+        self._manifests = [
+            snapshots.Manifest(device, len(names)) for device in store.devices
+        ]
+        # By server: its life, and how much it has been told of.
+        self._told = {}
         self._wait_for_servers(time.monotonic(), note=self._note)
 
     def _note(self, incarnations):
         self.incarnations = incarnations
+
+    def leave_manifest(self):
+        """Tells each server what to keep in snapshots; with each heartbeat."""
+        known = dict(self._store.known)
+        for shard, manifest in enumerate(self._manifests):
+            variables = {
+                name: dtype.name
+                for (holder, name), dtype in known.items()
+                if holder == shard and "/recovery/" not in name
+            }
+            state = (self.incarnations[shard], len(variables))
+            if self._told.get(shard) == state:
+                continue
+            group = {
+                "lock": self._store.name_of("lock"),
+                "counter": self._store.name_of("version"),
+                "variables": variables,
+            }
+            manifest.write(self._row, [group])
+            self._told[shard] = state
 
     def call(self, function, *args):
         """Calls a function that talks to servers, again if need be.
@@ -152,11 +181,13 @@ class Recovery:
             try:
                 self._connect(now, began)
                 lost |= new
+                here = [True] * self._config.num_workers
                 for shard in sorted(new):
-                    if self._restore(shard, began):
+                    done, here = self._restore(shard, began)
+                    if done:
                         mine.add(shard)
                 if self._store.coordination is not None:
-                    self._store.coordination.renew(now)
+                    self._store.coordination.renew(now, here)
                 self.incarnations = now
                 self._refresh()
                 break
@@ -262,7 +293,8 @@ class Recovery:
         """Sees to it that a server holds the newest that any worker has.
 
         Returns:
-          Whether it was this worker that restored it.
+          Whether it was this worker that restored it; and a list of bool,
+          which workers are there.
         """
         store, config = self._store, self._config
         takes_part = config.is_worker and store.synchronizer.committed > 0
@@ -272,8 +304,9 @@ class Recovery:
             offers = self._restorer.offer(shard, takes_part)
             best = max(offers.versions)
             waited = time.monotonic() - started
+            here = [version > 0 for version in offers.versions]
             if offers.held and offers.held >= best:
-                return False
+                return False, here
             mine = offers.versions[store.worker_id] if takes_part else 0
             all_there = all(offers.versions)
             rank = sum(
@@ -287,7 +320,7 @@ class Recovery:
                 break
             if not best and waited > _GATHER_SECONDS:
                 # Nobody has anything: the chief gives first values again.
-                return False
+                return False, here
             if waited > self._timeout:
                 raise TimeoutError(
                     f"Gave up after {waited:.0f} s waiting for a worker that "
@@ -299,7 +332,7 @@ class Recovery:
         restored = self._restorer.restore(shard)
         if restored.done:
             self._report(name, restored, time.monotonic() - began)
-        return restored.done
+        return restored.done, here
 
     def _report(self, name, restored, seconds):
         slots = ""

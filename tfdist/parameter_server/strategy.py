@@ -82,6 +82,16 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         that have not begun to train.
       worker_timeout: Seconds without a sign of life after which nobody waits
         for a worker; when it comes back, it takes part again.
+      server_timeout: Seconds to wait for a server that has died, hangs or
+        cannot be reached. When it is back, started again at the same address,
+        training goes on.
+      on_stall: What is done when that time is over: "fail" raises
+        `TimeoutError`, "wait" waits on.
+      snapshot_dir: Directory in which servers keep snapshots of what they
+        hold, and find them when they are started again: optimizer slots and
+        the state of algorithms, which no worker has. Seen by servers alone.
+        When training has ended the snapshots are removed. Default: none.
+      snapshot_every: Seconds between two snapshots.
       seed: Integer for `keras.utils.set_random_seed`, the same on all
         workers, so that they shuffle and split data alike. Default: in a
         cluster, a number derived from its addresses unless a seed has been
@@ -105,10 +115,17 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         joining="at once",
         start_timeout=300.0,
         worker_timeout=10.0,
+        server_timeout=300.0,
+        on_stall="fail",
+        snapshot_dir=None,
+        snapshot_every=30.0,
         seed=None,
     ):
         construction.check_arguments(
             worker_timeout, start_timeout, variable_partitioner, communication
+        )
+        construction.check_recovery(
+            server_timeout, on_stall, snapshot_dir, snapshot_every
         )
         method = construction.check_method(synchronization, correction)
         local_steps = construction.check_local_steps(local_steps)
@@ -135,7 +152,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             )
         in_ring = in_ring and config.num_workers > 1
         if config.is_ps:
-            sys.exit(server.serve(config, start_timeout=start_timeout))
+            sys.exit(
+                server.serve(
+                    config,
+                    start_timeout=start_timeout,
+                    snapshot_dir=snapshot_dir,
+                    snapshot_every=snapshot_every,
+                )
+            )
         others = None
         if in_ring:
             others = peers.join(config, start_timeout, worker_timeout)
@@ -205,8 +229,10 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 self._store,
                 config,
                 self._membership,
-                timeout=start_timeout,
+                timeout=server_timeout,
+                on_stall=on_stall,
             )
+            self._membership.on_beat.append(self._store.recovery.leave_manifest)
         super().__init__(
             extended.ParameterServerExtended(self, self._store, config)
         )
@@ -316,6 +342,46 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         coordination = self._store.coordination
         return coordination.counts() if coordination is not None else {}
 
+    @property
+    def recoveries(self):
+        """How often servers were lost and what was done, list of `Event`."""
+        recovery = self._store.recovery
+        return [] if recovery is None else list(recovery.events)
+
+    def push_counts(self):
+        """What has become of the gradients of this process.
+
+        Returns:
+          A dict of ints: `pushed`, all that it began to send; `dropped`;
+          `applied`, a list by server; and `lost`, a list by server: what
+          neither was applied there nor dropped, because a server died or
+          could not be reached in the midst of the exchange. Where exchanges
+          are decided over in common, a server has applied what has been
+          accepted. `pushed` = `applied` + `dropped` + `lost` on each server.
+        """
+        self.refresh()
+        journal = self._store.journal
+        pushed, dropped = journal.begun, journal.drops
+        if self._store.counts_by_worker:
+            before = self._store.applied_before or [0] * self._store.num_shards
+            applied = [
+                now - then
+                for now, then in zip(
+                    self._store.applied_here(), before, strict=True
+                )
+            ]
+        elif self._store.coordination is not None:
+            applied = [self._store.coordination.own_accepted()]
+            applied *= self._store.num_shards
+        else:
+            applied = [pushed - dropped]
+        return {
+            "pushed": pushed,
+            "dropped": dropped,
+            "applied": applied,
+            "lost": [pushed - dropped - number for number in applied],
+        }
+
     def leave(self):
         """Tells the others not to wait for this worker's gradients.
 
@@ -380,8 +446,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         while True:
             try:
                 waiting.wait_until(
-                    lambda: not self._store.call(
-                        self._membership.missing, arrivals
+                    lambda: (
+                        not self._store.call(self._membership.missing, arrivals)
                     ),
                     what=lambda: (
                         f"{', '.join(self._membership.missing(arrivals))} to "
