@@ -60,6 +60,8 @@ def train(strategy, until="stop", pace=0.0, server_timeout=60.0, epochs=1):
         epochs: how many to train.
     """
     momentum = 0.0 if strategy in ("dana", "averaging") else 0.5
+    # DANA's momentum is 0.9.
+    rate = 0.005 if strategy == "dana" else 0.05
     strategy = STRATEGIES[strategy](
         start_timeout=60.0, worker_timeout=4.0, server_timeout=server_timeout
     )
@@ -74,7 +76,7 @@ def train(strategy, until="stop", pace=0.0, server_timeout=60.0, epochs=1):
             ]
         )
         model.compile(
-            optimizer=keras.optimizers.SGD(0.05, momentum=momentum),
+            optimizer=keras.optimizers.SGD(rate, momentum=momentum),
             loss="mse",
         )
     x, y = regression()
