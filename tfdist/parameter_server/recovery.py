@@ -69,6 +69,8 @@ class Recovery:
       config: The `ClusterConfig` of a worker or an evaluator.
       membership: This process's `Membership`.
       timeout: Seconds to wait for servers that are gone.
+      look_up: Callable without arguments that gives the `ClusterConfig` as it
+        is now, where servers may come back at other addresses; or None.
       stall_timeout: Seconds without progress after which the log says so.
       on_stall: "wait" to wait for servers for ever; "fail" to end the process
         when there is no progress; else "drop".
@@ -84,6 +86,7 @@ class Recovery:
         membership,
         *,
         timeout,
+        look_up=None,
         stall_timeout=600.0,
         on_stall="drop",
     ):
@@ -94,6 +97,7 @@ class Recovery:
         self._restorer = restoring.Restorer(
             store, store.synchronizer, config.num_workers
         )
+        self._look_up = look_up
         self._addresses = dict(
             zip(config.ps_names, config.ps_addresses, strict=True)
         )
@@ -272,6 +276,8 @@ class Recovery:
         found = [None] * len(self._addresses)
 
         def all_answer():
+            if None in found:
+                self._find_addresses()
             for k, address in enumerate(self._addresses.values()):
                 found[k] = probe.incarnation(
                     address, k, _PROBE_SECONDS, self._config.rpc_layer
@@ -304,6 +310,25 @@ class Recovery:
         if note is not None:
             note(list(found))
         return list(found)
+
+    def _find_addresses(self):
+        """Asks where the servers are now."""
+        if self._look_up is None:
+            return
+        config = self._look_up()
+        addresses = config.ps_addresses
+        if len(addresses) != self._config.num_ps:
+            raise ValueError(
+                "The cluster resolver must go on giving "
+                f"{self._config.num_ps} parameter servers while training "
+                f"runs, came: {len(addresses)}."
+            )
+        if addresses != self._config.ps_addresses:
+            logging.warning(
+                "The parameter servers are at %s now.", ", ".join(addresses)
+            )
+            self._config = config
+            self._addresses = dict(zip(config.ps_names, addresses, strict=True))
 
     def _connect(self, incarnations, began):
         """Connects to servers that are new, and enters their tables."""

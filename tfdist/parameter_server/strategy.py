@@ -1,6 +1,7 @@
 """The strategies that users construct."""
 
 import atexit
+import functools
 import sys
 import time
 import warnings
@@ -50,7 +51,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
     Args:
       cluster_resolver: A `tf.distribute.cluster_resolver.ClusterResolver`;
-        default: read `TF_CONFIG`.
+        default: read `TF_CONFIG`. It is asked again where a server that has
+        died is.
       synchronization: When pushed gradients become parameters, and who waits:
         one of `tfdist.synchronization`; default: `Async()`.
       correction: What is done about late gradients: one of
@@ -146,14 +148,18 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             warmup_worker_steps, joining, method, _STALLED_AFTER_SECONDS
         )
         in_ring = communication == "ring"
+        look_up = None
         if cluster_resolver is None:
             config = cluster_config.ClusterConfig.from_tf_config(
                 needs_servers=not in_ring
             )
         else:
-            config = cluster_config.ClusterConfig.from_resolver(
-                cluster_resolver, needs_servers=not in_ring
+            look_up = functools.partial(
+                cluster_config.ClusterConfig.from_resolver,
+                cluster_resolver,
+                needs_servers=not in_ring,
             )
+            config = look_up()
         self._cluster = config
         if in_ring:
             ring.check(
@@ -245,6 +251,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 config,
                 self._membership,
                 timeout=server_timeout,
+                look_up=look_up,
                 stall_timeout=stall_timeout,
                 on_stall=on_stall,
             )
