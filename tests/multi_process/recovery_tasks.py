@@ -7,7 +7,6 @@ import numpy as np
 
 from tests.multi_process import failure_tasks
 from tests.multi_process import handshake
-from tests.multi_process import tasks
 import tfdist
 from tfdist import correction
 from tfdist import synchronization
