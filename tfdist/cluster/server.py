@@ -9,6 +9,7 @@ from tfdist import quiet
 from tfdist.cluster import connection
 from tfdist.cluster import ending
 from tfdist.cluster import members
+from tfdist.cluster import versions
 
 _POLL_SECONDS = 0.25
 # Workers were seen to take leave of TensorFlow within 0.7 to 1.5 s.
@@ -38,6 +39,7 @@ def serve(config, *, start_timeout):
             protocol=config.rpc_layer,
         )
     connection.start_runtime(config)
+    versions.leave(config)
     device = f"/job:ps/replica:0/task:{config.task_index}/device:CPU:0"
     table = members.MemberTable(device, members.names_of(config))
     table.create()
