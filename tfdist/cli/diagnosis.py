@@ -186,11 +186,11 @@ def _of_row(row: Row, max_clock_seconds: float) -> list[tuple[bool, str]]:
     # An answer that took long says as much less about the clock.
     apart = abs(found.clock_seconds) - found.round_trip_seconds / 2
     if apart > max_clock_seconds:
-        side = "ahead" if found.clock_seconds > 0 else "behind"
+        side = "ahead of" if found.clock_seconds > 0 else "behind"
         result.append(
             (
                 True,
-                f"its clock is {abs(found.clock_seconds):.3g} s {side} of the "
+                f"its clock is {abs(found.clock_seconds):.3g} s {side} the "
                 "one here. Logs and records cannot be compared: let NTP set "
                 "both.",
             )
