@@ -118,7 +118,8 @@ def test_a_system_that_allows_no_namespace_is_told_of(script, tmp_path):
 
 
 def test_the_warning_names_the_ports_and_the_reason(nft):
-    nft("echo 'Error: Operation not permitted'; cat > /dev/null")
+    # As `nft` does, with what it was told below.
+    nft(r"printf 'Error: Operation not permitted\ndrop;\n'; cat > /dev/null")
     told = []
     addresses = ["127.0.0.1:2222", "127.0.0.1:1111"]
     with isolation.keep_others_out("auto", addresses, told.append):
