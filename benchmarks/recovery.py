@@ -126,13 +126,13 @@ class SurvivingCluster(contextlib.AbstractContextManager):
             When it was killed, and when it answered again, seconds since the
             epoch.
         """
-        from tfdist.cluster import probe
+        from tfdist.cluster import incarnation
 
         killed = time.time()
         self.servers[k].kill()
         self.servers[k] = self._serve(k)
         address = self._tasks["ps", k].address
-        while probe.incarnation(address, k, 0.5) is None:
+        while incarnation.read(address, k, 0.5) is None:
             if time.time() - killed > _SECONDS:
                 raise TimeoutError(f"Server {k} does not come back.")
             time.sleep(0.01)

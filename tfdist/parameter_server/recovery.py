@@ -14,8 +14,8 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist.cluster import connection
+from tfdist.cluster import incarnation
 from tfdist.cluster import members
-from tfdist.cluster import probe
 from tfdist.cluster import snapshots
 from tfdist.cluster import waiting
 from tfdist.cluster.gate import gate
@@ -279,7 +279,7 @@ class Recovery:
             if None in found:
                 self._find_addresses()
             for k, address in enumerate(self._addresses.values()):
-                found[k] = probe.incarnation(
+                found[k] = incarnation.read(
                     address, k, _PROBE_SECONDS, self._config.rpc_layer
                 )
             return None not in found
@@ -347,9 +347,7 @@ class Recovery:
 
     def _probe_all(self):
         return [
-            probe.incarnation(
-                address, k, _PROBE_SECONDS, self._config.rpc_layer
-            )
+            incarnation.read(address, k, _PROBE_SECONDS, self._config.rpc_layer)
             for k, address in enumerate(self._addresses.values())
         ]
 
