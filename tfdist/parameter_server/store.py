@@ -57,6 +57,10 @@ class ParameterStore(resources.Resources):
         self.coordination = None
         # What is done about late gradients; None where nothing is.
         self.corrector = None
+        # What has become of gradients; None where a ledger counts them.
+        self.gradient_counts = None
+        # What is done about updates that are not finite; None for nothing.
+        self.nonfinite = None
         # Steps between exchanges; None where each step is exchanged.
         self.local = None
         # The strategy's creator of variables, for `variable_scope`.

@@ -21,8 +21,10 @@ from tfdist.parameter_server import construction
 from tfdist.parameter_server import coordination
 from tfdist.parameter_server import corrector
 from tfdist.parameter_server import extended
+from tfdist.parameter_server import gradient_counts
 from tfdist.parameter_server import layout
 from tfdist.parameter_server import metrics
+from tfdist.parameter_server import nonfinite as nonfinite_lib
 from tfdist.parameter_server import ring
 from tfdist.parameter_server import store as store_lib
 from tfdist.parameter_server import warm_start
@@ -76,6 +78,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         `wait_for_warm_start`.
       joining: How the others begin: "at once", or "one by one", each
         `warmup_worker_steps` after the one before.
+      nonfinite: What is done about an update that has NaN or Inf: "drop"
+        leaves all of it out, on all servers, and logs it; "fail" makes the
+        worker whose update it is raise `tf.errors.InvalidArgumentError`
+        before anything is sent, which leaves the others alone; "ignore" does
+        not look.
       start_timeout: Seconds to wait for servers, for the chief's variables,
         and, where updates take the gradients of several workers, for workers
         that have not begun to train.
@@ -102,12 +109,17 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         variable_partitioner=None,
         warmup_worker_steps=0,
         joining="at once",
+        nonfinite="drop",
         start_timeout=300.0,
         worker_timeout=10.0,
         seed=None,
     ):
         construction.check_arguments(
-            worker_timeout, start_timeout, variable_partitioner, communication
+            worker_timeout,
+            start_timeout,
+            variable_partitioner,
+            communication,
+            nonfinite,
         )
         method = construction.check_method(synchronization, correction)
         local_steps = construction.check_local_steps(local_steps)
@@ -165,6 +177,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             timeout=start_timeout,
             partitioner=variable_partitioner,
         )
+        self._store.nonfinite = nonfinite_lib.Nonfinite(
+            self._store, nonfinite, config.task_name
+        )
         # As they were given: what another cluster would make of them.
         self._synchronization, self._correction = method, correction
         if config.is_local:
@@ -197,6 +212,10 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         by_worker = correction is None or correction.on_worker
         if not (in_ring or (isinstance(method, Async) and by_worker)):
             self._coordinate(method, correction, worker_timeout)
+        else:
+            self._store.gradient_counts = gradient_counts.GradientCounts(
+                self._store, config.worker_names
+            )
         super().__init__(
             extended.ParameterServerExtended(self, self._store, config)
         )
@@ -300,11 +319,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
           A dict of worker name (such as `/job:worker/task:0`) to a dict with
           `pushed`, `accepted` and `dropped`, ints, over all lives of that
           worker; `pushed` is the sum of the others but for gradients that
-          are undecided at this moment. Empty with `Async` where no
-          correction is made on the servers: nothing is dropped then.
+          are undecided at this moment. `nonfinite` of the pushed ones were
+          NaN or Inf and are dropped for that. With `communication="ring"`
+          only this worker's are counted.
         """
-        coordination = self._store.coordination
-        return coordination.counts() if coordination is not None else {}
+        store = self._store
+        if store.coordination is not None:
+            return store.coordination.counts()
+        return store.gradient_counts.read()
 
     def leave(self):
         """Tells the others not to wait for this worker's gradients.
