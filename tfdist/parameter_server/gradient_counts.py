@@ -13,7 +13,8 @@ class GradientCounts:
 
     Args:
       store: The `ParameterStore`.
-      worker_names: Names of all workers, in the order of their numbers.
+      worker_names: Dict of the workers' numbers to their names: of those
+        whose gradients go to the same servers.
     """
 
     def __init__(self, store, worker_names):
@@ -30,7 +31,8 @@ class GradientCounts:
         if self._is_prepared:
             return
         with tf.init_scope():
-            tf.function(self._build_prepare, autograph=False)()
+            prepare = tf.function(self._build_prepare, autograph=False)
+            prepare.get_concrete_function()()
         self._is_prepared = True
 
     def _build_prepare(self):
@@ -75,7 +77,7 @@ class GradientCounts:
                 "nonfinite": int(nonfinite),
             }
             for name, (accepted, nonfinite) in zip(
-                self._names, found, strict=True
+                self._names.values(), found, strict=True
             )
         }
 
@@ -83,7 +85,7 @@ class GradientCounts:
         with tf.device(self._store.devices[0]):
             rows = [
                 tf.stack([self._read(kind, worker) for kind in _KINDS])
-                for worker in range(len(self._names))
+                for worker in self._names
             ]
             stacked = tf.stack(rows)
         with tf.device(self._store.worker_device):

@@ -52,6 +52,11 @@ class Nonfinite:
         self._told_at = float("-inf")
 
     @property
+    def looks(self):
+        """Whether it looks at all."""
+        return self._choice != "ignore"
+
+    @property
     def drops(self):
         """Whether updates are left out."""
         return self._choice == "drop"
@@ -75,7 +80,7 @@ class Nonfinite:
           A scalar bool tensor on the worker; None where nothing is looked at.
           With "fail" it never comes if it would be false.
         """
-        if self._choice == "ignore":
+        if not self.looks:
             return None
         names, flags = [], []
         for name, tensor in [*_pushed(records), *more]:

@@ -214,7 +214,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             self._coordinate(method, correction, worker_timeout)
         else:
             self._store.gradient_counts = gradient_counts.GradientCounts(
-                self._store, config.worker_names
+                self._store,
+                # In a ring each counts its own.
+                {self._store.worker_id: config.task_name}
+                if in_ring
+                else dict(enumerate(config.worker_names)),
             )
         super().__init__(
             extended.ParameterServerExtended(self, self._store, config)
