@@ -78,7 +78,7 @@ class Sync(base.Synchronization):
         )
         # Nobody waits for those whose gradient does not count; they wait for
         # the update, as if theirs were part of it.
-        there &= ~(state.unusable & current)
+        there &= contributed | ~(state.unusable & current)
         first = state.num_workers - self.backup_workers
         wanted = tf.minimum(
             tf.constant(first, tf.int64),
