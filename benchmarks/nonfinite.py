@@ -21,10 +21,14 @@ from harness import tfdist_cluster
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("quick", False, "Fewer rounds: under a minute in all.")
 flags.DEFINE_multi_enum(
-    "model", None, ["100x10k", "100x250k"], "Models. Default: all."
+    "model", None, ["10x100", "100x10k", "100x250k"], "Models. Default: all."
 )
 
-MODELS = {"100x10k": (100, 10_000), "100x250k": (100, 250_000)}
+MODELS = {
+    "10x100": (10, 100),
+    "100x10k": (100, 10_000),
+    "100x250k": (100, 250_000),
+}
 
 
 def main(argv):

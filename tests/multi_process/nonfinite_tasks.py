@@ -8,12 +8,12 @@ from tests.multi_process import handshake
 from tests.multi_process import tasks
 import tfdist
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 # By worker and step, the gradients of the two weights, which lie on two
 # servers: one of the two is enough to refuse both.
 STEPS = {
     0: [(1.0, 1.0), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0), (NAN, 1.0), (1.0, 1.0)],
-    1: [(4.0, 2.0), (4.0, NAN), (NAN, 2.0), (4.0, 2.0), (4.0, NAN), (4.0, 2.0)],
+    1: [(4.0, 2.0), (4.0, NAN), (NAN, 2.0), (4.0, 2.0), (4.0, INF), (4.0, 2.0)],
 }
 
 
@@ -60,11 +60,11 @@ def train_on_servers():
 
 
 def train_in_a_ring():
-    """Averages every second step; reports what came of it."""
+    """Averages every second step, and what is left; reports what came."""
     strategy = tfdist.ParameterAveragingStrategy(
         2, communication="ring", start_timeout=60.0, worker_timeout=60.0
     )
-    steps = STEPS[strategy.cluster.worker_id]
+    steps = STEPS[strategy.cluster.worker_id][:5]
     handshake.report(ring=_fit(strategy, steps))
 
 

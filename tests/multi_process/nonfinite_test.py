@@ -93,8 +93,8 @@ def test_a_ring_averages_what_is_finite(zygote, tmp_path_factory):
     found = run(zygote, tmp_path_factory, 0, "nonfinite_tasks:train_in_a_ring")
     for number, worker in enumerate(found):
         report = worker.report()["ring"]
-        # Periods of two steps. Of the first worker 0 alone, of the second
-        # worker 0 alone, of the third nobody.
+        # Periods of two steps, of which worker 0's are finite, and one step
+        # that is left when `fit` has ended, which is nobody's.
         assert report["parts"] == [[-4.0], [-4.0]]
         assert report["seen"] == [4.0, 4.0]
         assert report["updates"] == [2]
