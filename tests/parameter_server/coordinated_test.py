@@ -150,8 +150,18 @@ def test_dropped_gradient_leaves_no_trace():
         np.testing.assert_array_equal(found, wanted)
     assert late.store.updates_applied() == [1]
     counts = late.store.coordination.counts()
-    assert counts["worker 0"] == {"pushed": 1, "accepted": 1, "dropped": 0}
-    assert counts["worker 1"] == {"pushed": 1, "accepted": 0, "dropped": 1}
+    assert counts["worker 0"] == {
+        "pushed": 1,
+        "accepted": 1,
+        "dropped": 0,
+        "nonfinite": 0,
+    }
+    assert counts["worker 1"] == {
+        "pushed": 1,
+        "accepted": 0,
+        "dropped": 1,
+        "nonfinite": 0,
+    }
     # The next one is based on them.
     late.model.train_on_batch(late_x, late_y)
     (exchange,) = late.store.journal.read_new()

@@ -13,6 +13,7 @@ from tfdist.averaging import ParameterAveraging
 from tfdist.cluster import members
 from tfdist.correction import Correction
 from tfdist.parameter_server import local
+from tfdist.parameter_server import nonfinite
 from tfdist.parameter_server import ring
 from tfdist.parameter_server import ring_local
 from tfdist.synchronization import Async
@@ -24,7 +25,11 @@ _strategies = itertools.count()
 
 
 def check_arguments(
-    worker_timeout, start_timeout, variable_partitioner, communication
+    worker_timeout,
+    start_timeout,
+    variable_partitioner,
+    communication,
+    choice,
 ):
     """Refuses malformed arguments of `ParameterServerStrategy`.
 
@@ -52,6 +57,7 @@ def check_arguments(
             'communication must be "parameter_server" or "ring", came: '
             f"{communication!r}."
         )
+    nonfinite.check_argument(choice)
 
 
 def check_recovery(

@@ -16,6 +16,7 @@ from tfdist.synchronization import state as state_lib
 # A worker that is there and sends no gradient for so long is not waited for,
 # unless the strategy says otherwise.
 IDLE_SECONDS = 600.0
+_COUNTS = ("pushed", "accepted", "dropped", "nonfinite")
 _AS_PLANNED = (state_lib.Reason.LEFT,)
 _REASONS = {
     state_lib.Reason.LEFT: "its training has ended",
@@ -239,13 +240,10 @@ class Coordination:
         """Gradients of each worker, over all optimizers.
 
         Returns:
-          A dict of worker name to a dict of `pushed`, `accepted` and
-          `dropped`.
+          A dict of worker name to a dict of `pushed`, `accepted`, `dropped`
+          and `nonfinite`.
         """
-        counts = {
-            name: dict.fromkeys(("pushed", "accepted", "dropped"), 0)
-            for name in self._names
-        }
+        counts = {name: dict.fromkeys(_COUNTS, 0) for name in self._names}
         for ledger in self.ledgers:
             state = ledger.tick()
             for worker, name in enumerate(self._names):

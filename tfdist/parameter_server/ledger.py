@@ -183,7 +183,7 @@ class Ledger:
 
     # In the training step.
 
-    def arrive(self, key, pulled, after, last=False):
+    def arrive(self, key, pulled, after, last=False, finite=None):
         """Builds: tells of a gradient, waits until it is decided over.
 
         Args:
@@ -191,6 +191,8 @@ class Ledger:
           pulled: Version that it was computed from, scalar int64 tensor.
           after: Operations that have brought it to the servers.
           last: bool, whether this worker trains no more.
+          finite: Whether the gradient may count, scalar bool tensor; None if
+            all do.
 
         Returns:
           A `Decision`.
@@ -211,6 +213,7 @@ class Ledger:
                 pulled=pulled,
                 attendance=attendance,
                 last=last,
+                finite=finite,
             )
             state = state_lib.where(current, after, state)
             outcome = self._outcome(state, current)

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist.averaging import base as averaging
 from tfdist.parameter_server import agreement
+from tfdist.parameter_server import inner as inner_lib
 from tfdist.parameter_server import local_exchange
 from tfdist.parameter_server import local_faces
 from tfdist.parameter_server import local_speeds
@@ -184,7 +185,7 @@ class Local:
                     step_lib.check_elementwise(parameter, outer)
             store.commit()
             self._agree(clock)
-            inner = local_exchange.new_inner(
+            inner = inner_lib.new_inner(
                 store, self.method, clock, optimizer, outer, parameters, states
             )
             if not self._inners:

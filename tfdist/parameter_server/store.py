@@ -57,16 +57,14 @@ class ParameterStore(resources.Resources):
         self.coordination = None
         # What is done about late gradients; None where nothing is.
         self.corrector = None
+        # What has become of gradients; None where a ledger counts them.
+        self.gradient_counts = None
+        # What is done about updates that are not finite; None for nothing.
+        self.nonfinite = None
         # Steps between exchanges; None where each step is exchanged.
         self.local = None
         # The strategy's creator of variables, for `variable_scope`.
         self.creator = None
-        # Whether servers count updates by worker, and of how many workers;
-        # else a ledger does, or there are no servers.
-        self.counts_by_worker = 0
-        self._pulled_applied = []
-        # By server: updates of this worker in earlier lives of its process.
-        self.applied_before = None
         # What brings servers back that have died; None without servers.
         self.recovery = None
         self.journal = journal.Journal(self)
@@ -253,64 +251,6 @@ class ParameterStore(resources.Resources):
             resource=self._pulled_versions[shard].local_handle, value=value
         )
 
-    # Updates by worker.
-
-    def count_by_worker(self, num_workers):
-        """Makes servers count each worker's updates; before all else."""
-        self.counts_by_worker = num_workers
-        self._pulled_applied = [
-            self.worker_variable(
-                tf.zeros([num_workers], tf.int64), f"pulled_applied_{k}"
-            )
-            for k in range(self.num_shards)
-        ]
-
-    def applied(self, shard):
-        """Handle of the updates applied of each worker, an int64 vector."""
-        return self.resource(
-            shard, "applied", tf.int64, [self.counts_by_worker]
-        )
-
-    def read_applied(self, shard):
-        """Builds the reading of `applied`, in the scope's device."""
-        value = tf.raw_ops.ReadVariableOp(
-            resource=self.applied(shard), dtype=tf.int64
-        )
-        value.set_shape([self.counts_by_worker])
-        return value
-
-    def clear_applied(self, shard):
-        """Builds: no update has been applied; returns the operation."""
-        return tf.raw_ops.AssignVariableOp(
-            resource=self.applied(shard),
-            value=tf.zeros([self.counts_by_worker], tf.int64),
-        )
-
-    def count_applied(self, shard):
-        """Builds: one more update of this worker has been applied."""
-        return tf.raw_ops.ResourceScatterAdd(
-            resource=self.applied(shard),
-            indices=[self.worker_id],
-            updates=tf.ones([1], tf.int64),
-        )
-
-    def applied_here(self):
-        """Updates of this worker in its replicas, by server, list of int."""
-        return [
-            int(pulled.numpy()[self.worker_id])
-            for pulled in self._pulled_applied
-        ]
-
-    def pulled_applied(self, shard):
-        """What `applied` was at this worker's last pull, an int64 vector."""
-        return self._pulled_applied[shard].read_value()
-
-    def set_pulled_applied(self, shard, value):
-        """Sets what `pulled_applied` gives; returns the operation."""
-        return tf.raw_ops.AssignVariableOp(
-            resource=self._pulled_applied[shard].local_handle, value=value
-        )
-
     # Tables that are pulled by rows.
 
     def row_stamps(self, table):
@@ -350,8 +290,8 @@ class ParameterStore(resources.Resources):
     def commit(self):
         """Brings new variables and the servers to one state; see there."""
         self._synchronizer.commit()
-        if self.counts_by_worker and self.applied_before is None:
-            self.applied_before = self.applied_here()
+        if self.gradient_counts is not None:
+            self.gradient_counts.begin()
 
     def pull(self):
         """Refreshes all local replicas from the servers.

@@ -22,8 +22,10 @@ from tfdist.parameter_server import construction
 from tfdist.parameter_server import coordination
 from tfdist.parameter_server import corrector
 from tfdist.parameter_server import extended
+from tfdist.parameter_server import gradient_counts
 from tfdist.parameter_server import layout
 from tfdist.parameter_server import metrics
+from tfdist.parameter_server import nonfinite as nonfinite_lib
 from tfdist.parameter_server import recovery
 from tfdist.parameter_server import ring
 from tfdist.parameter_server import store as store_lib
@@ -80,6 +82,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         `wait_for_warm_start`.
       joining: How the others begin: "at once", or "one by one", each
         `warmup_worker_steps` after the one before.
+      nonfinite: What is done about an update that has NaN or Inf: "drop"
+        leaves all of it out, on all servers, and logs it; "fail" makes the
+        worker whose update it is raise `tf.errors.InvalidArgumentError`
+        before anything is sent, which leaves the others alone; "ignore" does
+        not look.
       start_timeout: Seconds to wait for servers, for the chief's variables,
         and, where updates take the gradients of several workers, for workers
         that have not begun to train.
@@ -123,6 +130,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         variable_partitioner=None,
         warmup_worker_steps=0,
         joining="at once",
+        nonfinite="drop",
         start_timeout=300.0,
         worker_timeout=10.0,
         server_timeout=300.0,
@@ -133,7 +141,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         seed=None,
     ):
         construction.check_arguments(
-            worker_timeout, start_timeout, variable_partitioner, communication
+            worker_timeout,
+            start_timeout,
+            variable_partitioner,
+            communication,
+            nonfinite,
         )
         construction.check_recovery(
             server_timeout,
@@ -209,6 +221,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             timeout=start_timeout,
             partitioner=variable_partitioner,
         )
+        self._store.nonfinite = nonfinite_lib.Nonfinite(
+            self._store, nonfinite, config.task_name
+        )
         # As they were given: what another cluster would make of them.
         self._synchronization, self._correction = method, correction
         if config.is_local:
@@ -243,8 +258,15 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             # Whoever is there and sends nothing is waited for, or not.
             idle = stall_timeout if on_stall == "drop" else _FOREVER_SECONDS
             self._coordinate(method, correction, worker_timeout, idle)
-        elif config.num_ps:
-            self._store.count_by_worker(config.num_workers)
+        else:
+            self._store.gradient_counts = gradient_counts.GradientCounts(
+                self._store,
+                config.num_workers,
+                # In a ring each counts its own.
+                {self._store.worker_id: config.task_name}
+                if in_ring
+                else dict(enumerate(config.worker_names)),
+            )
         if config.num_ps:
             self._store.recovery = recovery.Recovery(
                 self._store,
@@ -360,11 +382,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
           A dict of worker name (such as `/job:worker/task:0`) to a dict with
           `pushed`, `accepted` and `dropped`, ints, over all lives of that
           worker; `pushed` is the sum of the others but for gradients that
-          are undecided at this moment. Empty with `Async` where no
-          correction is made on the servers: nothing is dropped then.
+          are undecided at this moment. `nonfinite` of the pushed ones were
+          NaN or Inf and are dropped for that. With `communication="ring"`
+          only this worker's are counted.
         """
-        coordination = self._store.coordination
-        return coordination.counts() if coordination is not None else {}
+        store = self._store
+        if store.coordination is not None:
+            return store.coordination.counts()
+        return store.gradient_counts.read()
 
     def resilient(self, function):
         """A function that outlives parameter servers that come back.
@@ -405,19 +430,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         self.refresh()
         journal = self._store.journal
         pushed, dropped = journal.begun, journal.drops
-        if self._store.counts_by_worker:
-            before = self._store.applied_before or [0] * self._store.num_shards
-            applied = [
-                now - then
-                for now, then in zip(
-                    self._store.applied_here(), before, strict=True
-                )
-            ]
-        elif self._store.coordination is not None:
+        if self._store.coordination is None:
+            applied = self._store.gradient_counts.applied()
+        else:
             applied = [self._store.coordination.own_accepted()]
             applied *= self._store.num_shards
-        else:
-            applied = [pushed - dropped]
         return {
             "pushed": pushed,
             "dropped": dropped,

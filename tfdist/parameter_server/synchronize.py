@@ -222,8 +222,9 @@ class Synchronizer:
                 ]
                 if variables[0].ordinal == 0:
                     done.append(store.counter("version", shard).set(0))
-                if store.counts_by_worker and variables[0].ordinal == 0:
-                    done.append(store.clear_applied(shard))
+                counts = store.gradient_counts
+                if counts is not None and variables[0].ordinal == 0:
+                    done.append(counts.clear(shard))
         self._leave_signatures(variables, done)
 
     def _leave_signatures(self, variables, after):
@@ -317,7 +318,7 @@ class Synchronizer:
             ]
             if not here:
                 continue
-            values, version, applied, updates = self._read_under_lock(
+            values, version, counts, updates = self._read_under_lock(
                 shard, here
             )
             for (variable, piece), value in zip(here, values, strict=True):
@@ -328,8 +329,8 @@ class Synchronizer:
                     known[piece.number] = value
             if any(v.role is Role.PARAMETER for v, _ in here):
                 store.set_pulled_version(shard, version)
-                if applied is not None:
-                    store.set_pulled_applied(shard, applied)
+                if counts is not None:
+                    store.gradient_counts.set_pulled(shard, counts)
                 for ledger, number in zip(
                     self._ledgers(), updates, strict=True
                 ):
@@ -358,8 +359,8 @@ class Synchronizer:
                     ledger.updates(shard) for ledger in self._ledgers()
                 ]
                 values += [counter.read() for counter in counters]
-                if store.counts_by_worker:
-                    values.append(store.read_applied(shard))
+                if store.gradient_counts is not None:
+                    values.append(store.gradient_counts.read_on(shard))
                 noted = self._note_given(shard, copies, values)
         with tf.control_dependencies([*(v.op for v in values), *noted]):
             store.unlock(shard, lock)
@@ -367,8 +368,10 @@ class Synchronizer:
             values, source=store.devices[shard], target=store.worker_device
         )
         version, *updates = home[len(copies) :]
-        applied = updates.pop() if store.counts_by_worker else None
-        return home[: len(copies)], version, applied, updates
+        counts = None
+        if store.gradient_counts is not None:
+            counts = updates.pop()
+        return home[: len(copies)], version, counts, updates
 
     def _note_given(self, shard, copies, values):
         """What this worker now has, for the correction of its gradients."""

@@ -54,7 +54,7 @@ def _mask(state, worker):
     return _is(tf.range(state.num_workers, dtype=tf.int64), worker)
 
 
-def arrive(state, worker, *, key, pulled, now, last=False):
+def arrive(state, worker, *, key, pulled, now, last=False, finite=None):
     """A gradient of a worker has arrived.
 
     A worker that was gone takes part again; it enters no further back than
@@ -70,6 +70,8 @@ def arrive(state, worker, *, key, pulled, now, last=False):
       now: Microseconds, scalar int64 tensor.
       last: bool, whether it is the worker's last: it trains no more, and
         nobody waits for another one.
+      finite: Whether the gradient may count, scalar bool tensor; one that is
+        NaN or Inf is dropped. None if all may.
 
     Returns:
       The new `State`.
@@ -80,6 +82,8 @@ def arrive(state, worker, *, key, pulled, now, last=False):
     # A worker that was killed while it waited leaves an undecided gradient.
     lost = tf.cast(tf.logical_and(mine, state.arrived), tf.int64)
     clock = _clock_of(state, mine, state.clock + 1 - lost)
+    refused = tf.logical_not(tf.ones([], tf.bool) if finite is None else finite)
+    refused = tf.cast(refused, tf.int64)
     state = state.set(
         mine,
         status=Status.JOINED,
@@ -92,6 +96,8 @@ def arrive(state, worker, *, key, pulled, now, last=False):
         since=now,
         pushed=state.pushed + 1,
         dropped=state.dropped + lost,
+        refused=refused,
+        nonfinite=state.nonfinite + refused,
     )
     if last:
         state = _remove(state, mine, Reason.LEFT)

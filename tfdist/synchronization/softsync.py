@@ -54,6 +54,7 @@ class SoftSync(base.Synchronization):
         return self if self.s is not None else SoftSync(1)
 
     def decide(self, state):
+        state = state.drop(state.unusable)
         arrived = state.arrived
         number = state.in_round + tf.cast(tf.reduce_any(arrived), tf.int64)
         full = number >= self.s

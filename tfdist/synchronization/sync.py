@@ -66,7 +66,7 @@ class Sync(base.Synchronization):
     def decide(self, state):
         contributed = tf.equal(state.contributed, state.version + 1)
         current = tf.equal(state.pulled, state.version)
-        accepted = state.arrived & current & ~contributed
+        accepted = state.arrived & current & ~contributed & ~state.unusable
         state = state.append(
             accepted,
             first=tf.cast(tf.equal(state.in_round, 0), tf.int64),
@@ -76,6 +76,9 @@ class Sync(base.Synchronization):
         there = tf.logical_or(
             state.present, tf.equal(state.contributed, state.version + 1)
         )
+        # Nobody waits for those whose gradient does not count; they wait for
+        # the update, as if theirs were part of it.
+        there &= contributed | ~(state.unusable & current)
         first = state.num_workers - self.backup_workers
         wanted = tf.minimum(
             tf.constant(first, tf.int64),
@@ -83,6 +86,9 @@ class Sync(base.Synchronization):
         )
         complete = tf.logical_and(state.in_round > 0, state.in_round >= wanted)
         state = state.close_round(complete)
+        # There is no update to wait for if nobody has a gradient that counts.
+        nothing = tf.equal(state.in_round, 0) & ~tf.reduce_any(there)
+        state = state.drop(state.unusable & nothing)
         # What is left is late, but for the second gradient of a worker that
         # was killed and has come back within one update: that is late soon.
         current = tf.equal(state.pulled, state.version)
