@@ -59,6 +59,8 @@ class ParameterStore(resources.Resources):
         self.corrector = None
         # Steps between exchanges; None where each step is exchanged.
         self.local = None
+        # What exchanges leave on servers; None where none can be half done.
+        self.marks = None
         # The strategy's creator of variables, for `variable_scope`.
         self.creator = None
         self.journal = journal.Journal(self)

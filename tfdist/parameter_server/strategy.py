@@ -22,6 +22,7 @@ from tfdist.parameter_server import coordination
 from tfdist.parameter_server import corrector
 from tfdist.parameter_server import extended
 from tfdist.parameter_server import layout
+from tfdist.parameter_server import marks
 from tfdist.parameter_server import metrics
 from tfdist.parameter_server import ring
 from tfdist.parameter_server import store as store_lib
@@ -165,6 +166,12 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             timeout=start_timeout,
             partitioner=variable_partitioner,
         )
+        if config.num_ps > 1 and config.num_workers > 1:
+            self._store.marks = marks.Marks(
+                self._store,
+                num_workers=config.num_workers,
+                worker_id=self._store.worker_id,
+            )
         # As they were given: what another cluster would make of them.
         self._synchronization, self._correction = method, correction
         if config.is_local:
