@@ -44,9 +44,12 @@ class ParameterStore(resources.Resources):
     ):
         self._partitioner = partitioner
         self.worker_id = worker_id
+        self.is_chief = is_chief
         super().__init__(namespace, devices)
         self.worker_device = worker_device
         self.variables = []
+        # What users and Keras make and never leaves this worker.
+        self.locals = []
         self.metrics = []
         self._balancer = sharding.ByteBalancer(len(self.devices))
         self._pulled_versions = [
@@ -61,6 +64,8 @@ class ParameterStore(resources.Resources):
         self.local = None
         # What exchanges leave on servers; None where none can be half done.
         self.marks = None
+        # What is saved and put back, a `TrainingState`.
+        self.state = None
         # The strategy's creator of variables, for `variable_scope`.
         self.creator = None
         self.journal = journal.Journal(self)
@@ -115,14 +120,17 @@ class ParameterStore(resources.Resources):
                 role = self.local.role_of(role, made_by_optimizer)
             probe.role = role
             if kwargs.get("name") == "seed_generator_state":
-                self._spread_seed(probe)
+                self.spread_seed(probe)
             if role is Role.METRIC:
                 self.metrics.append(probe)
+            if role is Role.LOCAL:
+                self.locals.append(probe)
+                self.state.local_was_made()
             if role.is_on_server:
                 self._place(probe, reference)
             return probe
 
-    def _spread_seed(self, variable):
+    def spread_seed(self, variable):
         """Gives each worker a random stream of its own, the first Keras's.
 
         Workers are seeded alike; drawing the same dropout masks at the same
@@ -271,6 +279,15 @@ class ParameterStore(resources.Resources):
         )
 
     # Eager life.
+
+    @property
+    def committed(self):
+        """How many variables this worker knows servers to hold, an int."""
+        return self._synchronizer.committed
+
+    def is_held(self):
+        """Whether servers hold variables, of this worker or of another."""
+        return self._synchronizer.held() > 0
 
     def commit(self):
         """Brings new variables and the servers to one state; see there."""

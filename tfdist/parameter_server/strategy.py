@@ -26,6 +26,7 @@ from tfdist.parameter_server import marks
 from tfdist.parameter_server import metrics
 from tfdist.parameter_server import ring
 from tfdist.parameter_server import store as store_lib
+from tfdist.parameter_server import training_state
 from tfdist.parameter_server import warm_start
 from tfdist.synchronization import Async
 
@@ -172,6 +173,12 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 num_workers=config.num_workers,
                 worker_id=self._store.worker_id,
             )
+        self._store.state = training_state.TrainingState(
+            self._store,
+            num_workers=config.num_workers,
+            correction=correction,
+            local_steps=local_steps,
+        )
         # As they were given: what another cluster would make of them.
         self._synchronization, self._correction = method, correction
         if config.is_local:

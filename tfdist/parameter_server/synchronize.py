@@ -51,6 +51,11 @@ class Synchronizer:
         # Exchanges made when all was last read at one moment.
         self._together_at = None
 
+    @property
+    def committed(self):
+        """How many variables this worker knows servers to hold, an int."""
+        return self._committed
+
     def commit(self):
         """Makes sure that the servers hold all variables made so far.
 
@@ -63,14 +68,14 @@ class Synchronizer:
             return
         first, end = self._committed, len(variables)
         if self._is_chief:
-            held = self._held()
+            held = self.held()
         else:
             held = waiting.wait_until(
                 lambda: self._held_and_alike(end),
                 what=lambda: (
                     f"the chief to initialise variable {end - 1} of this "
                     f"model, {variables[end - 1].name!r} (it has initialised "
-                    f"{self._held()} so far)"
+                    f"{self.held()} so far)"
                 ),
                 timeout=self._timeout,
                 hint="Is the chief running, and does it build this model?",
@@ -81,9 +86,12 @@ class Synchronizer:
             self._check_up_to(first + len(known))
             self._pull(known)
         if new:
+            self._store.state.before_initialization(new)
             self._initialize(new)
         self._committed = end
         self._batches.append([first, end, self._store.journal.exchanges])
+        if new:
+            self._store.state.after_initialization(new)
 
     def pull_all(self):
         """Refreshes every replica of this worker."""
@@ -187,7 +195,7 @@ class Synchronizer:
         Compares those that are: who waits for a variable that the chief's
         model does not have shall hear of the first that differs.
         """
-        held = self._held()
+        held = self.held()
         self._check_up_to(min(held, number))
         return held if held >= number else 0
 
@@ -197,7 +205,8 @@ class Synchronizer:
             self._check_signatures(unchecked)
             self._checked = number
 
-    def _held(self):
+    def held(self):
+        """How many variables the servers hold, an int."""
         return int(self._call("held", self._build_held))
 
     def _build_held(self):
@@ -244,7 +253,8 @@ class Synchronizer:
                     )
                 ]
                 if variables[0].ordinal == 0:
-                    done.append(store.counter("version", shard).set(0))
+                    version = store.counter("version", shard)
+                    done.append(version.set(store.state.first_version))
         with tf.device(store.devices[0]):
             done += [
                 tf.raw_ops.AssignVariableOp(
