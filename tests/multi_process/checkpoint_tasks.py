@@ -57,6 +57,4 @@ def save_while_others_train(saves):
         def on_train_batch_end(self, batch, logs=None):
             self.model.stop_training = handshake.told("over")
 
-    model.fit(
-        data, steps_per_epoch=10**6, verbose=0, callbacks=[UntilOver()]
-    )
+    model.fit(data, steps_per_epoch=10**6, verbose=0, callbacks=[UntilOver()])

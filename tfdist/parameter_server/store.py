@@ -7,6 +7,7 @@ from tfdist.parameter_server import journal
 from tfdist.parameter_server import resources
 from tfdist.parameter_server import sharding
 from tfdist.parameter_server import synchronize
+from tfdist.parameter_server import training_state
 from tfdist.parameter_server.variables import Piece
 from tfdist.parameter_server.variables import ReplicaVariable
 from tfdist.parameter_server.variables import Role
@@ -65,7 +66,7 @@ class ParameterStore(resources.Resources):
         # What exchanges leave on servers; None where none can be half done.
         self.marks = None
         # What is saved and put back, a `TrainingState`.
-        self.state = None
+        self.state = training_state.TrainingState(self)
         # The strategy's creator of variables, for `variable_scope`.
         self.creator = None
         self.journal = journal.Journal(self)

@@ -26,7 +26,6 @@ from tfdist.parameter_server import marks
 from tfdist.parameter_server import metrics
 from tfdist.parameter_server import ring
 from tfdist.parameter_server import store as store_lib
-from tfdist.parameter_server import training_state
 from tfdist.parameter_server import warm_start
 from tfdist.synchronization import Async
 
@@ -173,8 +172,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 num_workers=config.num_workers,
                 worker_id=self._store.worker_id,
             )
-        self._store.state = training_state.TrainingState(
-            self._store,
+        self._store.state.set_methods(
             num_workers=config.num_workers,
             correction=correction,
             local_steps=local_steps,
@@ -255,6 +253,27 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def journal(self):
         """The record of this worker's exchanges, a `Journal`."""
         return self._store.journal
+
+    @property
+    def state(self):
+        """All that the training has come to, a `TrainingState`.
+
+        Also trackable: `tf.train.Checkpoint(model=model, state=strategy.state)`
+        saves with the model what Keras does not know of.
+        """
+        return self._store.state
+
+    def commit(self):
+        """Makes sure that servers hold all variables made so far.
+
+        The chief gives them their first values, the others wait for that.
+        Happens by itself at the first step.
+
+        Raises:
+          ModelMismatchError: The chief's variables are others.
+          TimeoutError: The chief did not do so within `start_timeout`.
+        """
+        self._store.commit()
 
     @property
     def looks_ahead(self):

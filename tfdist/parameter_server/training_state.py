@@ -5,6 +5,7 @@ of workers or another `variable_partitioner` can take it up.
 """
 
 import dataclasses
+import io
 
 from absl import logging
 import tensorflow as tf
@@ -12,6 +13,7 @@ import tensorflow as tf
 from tfdist.parameter_server import consistent
 from tfdist.parameter_server import local_state
 from tfdist.parameter_server import saved_slots
+from tfdist.parameter_server import saved_state
 from tfdist.parameter_server import transfer
 from tfdist.parameter_server.saved_state import SavedState
 from tfdist.parameter_server.section import read_replica
@@ -26,29 +28,40 @@ _SEED = "seed_generator_state"
 _ACCUMULATOR = "gradient_accumulator"
 
 
-class TrainingState:
+class TrainingState(tf.train.experimental.PythonState):
     """Reads the state of one strategy, and puts one back.
+
+    Can be part of a `tf.train.Checkpoint`: there it is what Keras does not
+    know of, beside the model and its optimizer.
 
     Args:
       store: The `ParameterStore`.
-      num_workers: Number of workers.
-      correction: The `Correction` as it was given, or None.
-      local_steps: The `LocalSteps` as they were given, or None.
     """
 
-    def __init__(self, store, *, num_workers, correction, local_steps):
+    def __init__(self, store):
+        super().__init__()
         self._store = store
-        self._num_workers = num_workers
-        self._methods = {
-            "correction": repr(correction),
-            "local_steps": repr(local_steps),
-        }
+        self.set_methods(num_workers=1)
         self._reader = consistent.Reader(store)
         # What was put back last; variables that come later look here.
         self._saved = None
         self._on_servers = False
         # Ordinals of what has been put back: a user may have set it since.
         self._placed = set()
+
+    def set_methods(self, *, num_workers, correction=None, local_steps=None):
+        """Says what there is to be saved.
+
+        Args:
+          num_workers: Number of workers.
+          correction: The `Correction` as it was given, or None.
+          local_steps: The `LocalSteps` as they were given, or None.
+        """
+        self._num_workers = num_workers
+        self._methods = {
+            "correction": repr(correction),
+            "local_steps": repr(local_steps),
+        }
 
     # Reading.
 
@@ -304,6 +317,22 @@ class TrainingState:
             if ahead is not None and variable.role is Role.ITERATIONS:
                 value = variable.pulled.read_value() + ahead
                 variable.assign_replica(value)
+
+    # As part of a `tf.train.Checkpoint`.
+
+    def serialize(self):
+        """What Keras does not know of, bytes."""
+        file = io.BytesIO()
+        saved_state.write(self.read(everything=False), file)
+        return file.getvalue()
+
+    def deserialize(self, string_value):
+        """Puts back what `serialize` gave.
+
+        Args:
+          string_value: Bytes.
+        """
+        self.restore(saved_state.read(io.BytesIO(string_value)))
 
     # As variables come to be.
 
