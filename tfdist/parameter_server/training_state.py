@@ -98,9 +98,11 @@ class TrainingState(tf.train.experimental.PythonState):
         # Not yet on servers, or the worker's own.
         for variable in variables:
             arrays.setdefault(_name(variable), read_replica(variable).numpy())
-        if everything:
-            for number, variable in enumerate(store.locals):
+        for number, variable in enumerate(store.locals):
+            # TensorFlow's checkpoints leave out Keras's random streams.
+            if everything or _leaf(variable) == _SEED:
                 arrays[f"local/{number}"] = read_replica(variable).numpy()
+        if everything:
             arrays.update(self._ahead())
         arrays.update(saved_slots.of_worker(store.corrector))
         if store.local is not None:
@@ -304,7 +306,7 @@ class TrainingState(tf.train.experimental.PythonState):
         value = self._array(f"local/{number}")
         if value is None:
             return
-        leaf = variable.name.split(":")[0].rsplit("/", 1)[-1]
+        leaf = _leaf(variable)
         if self._store.worker_id and leaf.endswith(_ACCUMULATOR):
             return
         variable.assign_replica(tf.constant(value, variable.dtype))
@@ -397,8 +399,12 @@ def _name(variable):
     return f"variable/{variable.ordinal}"
 
 
+def _leaf(variable):
+    return variable.name.split(":")[0].rsplit("/", 1)[-1]
+
+
 def _is_measured(variable):
-    return variable.name.split(":")[0].endswith(_MEASURED)
+    return _leaf(variable).endswith(_MEASURED)
 
 
 def _signature(variable):
