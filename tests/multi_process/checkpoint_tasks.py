@@ -1,38 +1,30 @@
 """What the tasks of clusters do whose state is saved while it changes."""
 
 import keras
-import numpy as np
 
 from tests.multi_process import handshake
 from tests.multi_process import tasks
 import tfdist
-
-# Of parameters, of what layers count, and of the optimizer's step counter:
-# each step of any worker changes all of them by one.
-PARTS = len(tasks.SHAPES)
+from tfdist import correction
+from tfdist.callbacks import ClusterCheckpoint
 
 
-def _save(model, k):
-    path = f"saved{k}.weights.h5"
-    model.save_weights(path)
-    plain = keras.Sequential([keras.Input([1]), tasks.SumOfWeights()])
-    plain.compile(keras.optimizers.SGD(1.0), loss=tasks.first_output)
-    plain.load_weights(path)
-    found = [-np.ravel(v) for v in plain.trainable_variables]
-    found += [np.ravel(v) for v in plain.non_trainable_variables]
-    found.append(np.ravel(plain.optimizer.iterations))
-    return sorted({float(x) for v in found for x in v})
-
-
-class _SaveOften(keras.callbacks.Callback):
-    def __init__(self, every):
-        super().__init__()
-        self.every = every
-        self.found = []
+class _UntilOver(keras.callbacks.Callback):
+    """Trains until the chief has saved often enough."""
 
     def on_train_batch_end(self, batch, logs=None):
-        if batch % self.every == 0:
-            self.found.append(_save(self.model, batch))
+        if handshake.told("over"):
+            self.model.stop_training = True
+
+
+def _build(momentum):
+    strategy = tfdist.ParameterServerStrategy(
+        correction=correction.DANA("zero", momentum), start_timeout=60.0
+    )
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.125)
+    model = tasks.build_sum_of_weights(strategy, optimizer)
+    return strategy, model
 
 
 def save_while_others_train(saves):
@@ -41,20 +33,71 @@ def save_while_others_train(saves):
     Args:
         saves: how often.
     """
-    strategy = tfdist.AsyncStrategy(start_timeout=60.0)
-    model = tasks.build_sum_of_weights(strategy)
-    data = tasks.own_data(1.0)
-    if strategy.cluster.is_chief:
-        callback = _SaveOften(2)
-        model.fit(
-            data, steps_per_epoch=2 * saves, verbose=0, callbacks=[callback]
+    strategy, model = _build(0.5)
+    worker = strategy.cluster.worker_id
+    # A directory of each worker's own, or they would write one file.
+    callbacks = [
+        keras.callbacks.BackupAndRestore(
+            f"backup-{worker}", save_freq=2, delete_checkpoint=False
         )
-        handshake.report(found=callback.found)
-        open("over", "w").close()
-        return
+    ]
+    steps = 10**6
+    if strategy.cluster.is_chief:
+        steps = 2 * saves
+        callbacks += [
+            ClusterCheckpoint("state", save_freq=2, keep=saves + 1),
+            keras.callbacks.ModelCheckpoint(
+                "saved-{batch}.weights.h5", save_weights_only=True, save_freq=2
+            ),
+        ]
+    else:
+        callbacks += [ClusterCheckpoint("state"), _UntilOver()]
+    model.fit(
+        tasks.own_data(1.0),
+        steps_per_epoch=steps,
+        verbose=0,
+        callbacks=callbacks,
+    )
+    open("over", "w").close()
+    handshake.report(done=True)
 
-    class UntilOver(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            self.model.stop_training = handshake.told("over")
 
-    model.fit(data, steps_per_epoch=10**6, verbose=0, callbacks=[UntilOver()])
+def _slots(strategy, model):
+    """What the correction has on the servers after one more gradient.
+
+    Of zero, with which all that is kept goes down by the momentum.
+    """
+    if not strategy.cluster.is_chief:
+        return None
+    model.fit(tasks.own_data(0.0), steps_per_epoch=1, verbose=0)
+    return {
+        name: value.tolist()
+        for name, value in strategy.state.read().arrays.items()
+        if name.startswith("correction/")
+    }
+
+
+def resume(directory, epochs):
+    """Resumes, trains no more, and reports what is there.
+
+    Args:
+        directory: of the checkpoints.
+        epochs: that they have made.
+    """
+    strategy, model = _build(0.5)
+    checkpoint = ClusterCheckpoint(directory)
+    model.fit(
+        tasks.own_data(1.0),
+        steps_per_epoch=1,
+        epochs=epochs,
+        verbose=0,
+        callbacks=[checkpoint],
+    )
+    handshake.report(
+        epoch=checkpoint.resumed_epoch,
+        weights=[w.ravel().tolist() for w in model.get_weights()],
+        iterations=int(model.optimizer.iterations.numpy()),
+        updates=strategy.updates_applied(),
+        slots=_slots(strategy, model),
+    )
+    strategy.settle()

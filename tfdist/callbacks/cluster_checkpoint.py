@@ -31,9 +31,9 @@ class ClusterCheckpoint(keras.callbacks.Callback):
 
     Args:
       directory: Where the files are, made if need be: nobody else's.
-      save_freq: "epoch", or the number of the chief's batches between two
-        saves. Within an epoch the training is resumed where the epoch began:
-        its first batches come once more.
+      save_freq: "epoch", to save at the end of each; or a number: also every
+        so many batches of the chief. What was saved within an epoch is
+        resumed with all batches of that epoch: some come once more.
       keep: How many of the newest files are kept, at least 1.
       delete_checkpoint: Whether all are removed when `fit` has ended on all
         workers. Left there, the next `fit` with this directory goes on from
@@ -163,8 +163,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         del logs
         self._epoch, self._batches = epoch + 1, 0
-        if self._save_freq == "epoch":
-            self._save()
+        self._save()
 
     def _save(self):
         self._since_save = 0

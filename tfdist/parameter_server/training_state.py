@@ -92,9 +92,9 @@ class TrainingState(tf.train.experimental.PythonState):
             for v in variables
             if v.role in _SERVED and v.ordinal < store.committed
         ]
-        arrays = {}
+        arrays, updates = {}, 0
         if store.committed:
-            arrays.update(self._read_servers(served))
+            arrays, updates = self._read_servers(served)
         # Not yet on servers, or the worker's own.
         for variable in variables:
             arrays.setdefault(_name(variable), read_replica(variable).numpy())
@@ -110,7 +110,7 @@ class TrainingState(tf.train.experimental.PythonState):
         if self._saved is not None:
             # What has not been made use of yet is not lost.
             arrays = {**self._not_used(arrays), **arrays}
-        return SavedState(self._header(), arrays)
+        return SavedState(self._header(updates), arrays)
 
     def _not_used(self, arrays):
         kinds = (saved_slots.ON_SERVERS, saved_slots.ON_WORKER)
@@ -133,12 +133,12 @@ class TrainingState(tf.train.experimental.PythonState):
             for v in counters
         }
 
-    def _header(self):
+    def _header(self, updates):
         store = self._store
         return {
             **self._methods,
             "num_workers": self._num_workers,
-            "updates": max(store.updates_applied(), default=0),
+            "updates": updates,
             "variables": [_signature(v) for v in store.variables],
             "locals": [_signature(v) for v in store.locals],
         }
@@ -146,7 +146,7 @@ class TrainingState(tf.train.experimental.PythonState):
     def _read_servers(self, variables):
         slots = saved_slots.on_servers(self._store)
         key = (tuple(v.ordinal for v in variables), tuple(slots))
-        values, kept = self._reader.read(
+        values, kept, versions = self._reader.read(
             key, lambda: self._build_read(variables, slots)
         )
         arrays = {
@@ -157,14 +157,14 @@ class TrainingState(tf.train.experimental.PythonState):
         for one, value in zip(slots, kept, strict=True):
             found.setdefault(one.key, []).append(value.numpy())
         arrays.update(saved_slots.joined(slots, found))
-        return arrays
+        return arrays, max(int(version) for version in versions)
 
     def _build_read(self, variables, slots):
         store = self._store
         locks, held = consistent.lock_all(store)
         marks = consistent.build_marks(store, held)
         values = {v.ordinal: {} for v in variables}
-        kept = {}
+        kept, versions = {}, []
         for shard in range(store.num_shards):
             copies = [
                 (variable, piece)
@@ -186,15 +186,17 @@ class TrainingState(tf.train.experimental.PythonState):
                     for variable, piece in copies
                 ]
                 read += [slots[k].read() for k in here]
+                read.append(store.counter("version", shard).read())
             before = [t.op for t in (*read, *marks[shard : shard + 1])]
-            with tf.control_dependencies(before or [held]):
+            with tf.control_dependencies(before):
                 store.unlock(shard, locks[shard])
-            home = transfer.move(
+            *home, version = transfer.move(
                 read, source=device, target=store.worker_device
             )
             for (variable, piece), value in zip(copies, home, strict=False):
                 values[variable.ordinal][piece.number if piece else 0] = value
             kept.update(zip(here, home[len(copies) :], strict=True))
+            versions.append(version)
         with tf.device(store.worker_device):
             whole = [
                 tf.concat([found[k] for k in sorted(found)], 0)
@@ -203,7 +205,7 @@ class TrainingState(tf.train.experimental.PythonState):
                 for found in values.values()
             ]
             marks = [tf.identity(mark) for mark in marks]
-        return marks, (whole, [kept[k] for k in sorted(kept)])
+        return marks, (whole, [kept[k] for k in sorted(kept)], versions)
 
     # Putting back.
 
