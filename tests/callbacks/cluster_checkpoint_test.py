@@ -15,6 +15,7 @@ from tfdist import correction
 from tfdist.callbacks import ClusterCheckpoint
 from tfdist.callbacks import checkpoint_files
 from tfdist.parameter_server.synchronize import ModelMismatchError
+from tfdist.synchronization import Async
 
 _BATCH = 6
 # Eight steps of an epoch: no period of 5 and no accumulation of 3 ends with
@@ -50,11 +51,6 @@ _CASES = {
         ),
         _net,
     ),
-    "DC-ASGD": (
-        _corrected(correction.DelayCompensation(variance_decay=0.9)),
-        lambda: _SGD(0.02),
-        perceptron,
-    ),
     "DANA zero": (
         _corrected(correction.DANA("zero"), variable_partitioner=_PARTS),
         lambda: _SGD(0.02),
@@ -65,18 +61,15 @@ _CASES = {
         lambda: _SGD(0.02),
         perceptron,
     ),
-    "FASGD": (
-        _corrected(correction.FASGD()),
-        lambda: _SGD(0.005),
-        perceptron,
-    ),
     "DiLoCo": (
-        lambda: tfdist.DiLoCoStrategy(5),
+        lambda: tfdist.DiLoCoStrategy(5, synchronization=Async()),
         lambda: _ADAM(0.02),
         _net,
     ),
     "BMUF": (
-        lambda: tfdist.BMUFStrategy(5, block_momentum=0.5),
+        lambda: tfdist.BMUFStrategy(
+            5, block_momentum=0.5, synchronization=Async()
+        ),
         lambda: _SGD(0.05, momentum=0.9),
         perceptron,
     ),
@@ -115,18 +108,32 @@ def _fit(model, epochs, **kwargs):
     )
 
 
-def _remove_newest(directory):
-    """What is left is what a run leaves that was killed an epoch earlier."""
-    max(directory.glob("checkpoint-*.zip")).unlink()
+# Workers compute with the look-ahead: a save must not put the parameters in
+# its place.
+_SAVED_IS_NOT_WORKED_WITH = "DANA zero"
+
+
+def _leave_two_epochs(directory):
+    """Removes what a run has saved that was killed after two epochs."""
+    files = checkpoint_files.CheckpointFiles(directory, keep=1)
+    number, state = files.newest()
+    while state.header["position"] != {"epoch": 2, "batch": 0}:
+        files.path(number).unlink()
+        number, state = files.newest()
 
 
 @pytest.mark.parametrize("name", _CASES)
 def test_resumed_training_is_the_one_that_never_stopped(tmp_path, name):
     strategy, model = _start(*_CASES[name])
-    _fit(model, 3, callbacks=[ClusterCheckpoint(tmp_path)])
+    _fit(model, 3, callbacks=[ClusterCheckpoint(tmp_path, save_freq=5)])
     strategy.settle()
     expected, updates = traces(model), strategy.updates_applied()
-    _remove_newest(tmp_path)
+    if name == _SAVED_IS_NOT_WORKED_WITH:
+        plain, model = _start(*_CASES[name])
+        _fit(model, 3)
+        plain.settle()
+        assert_same(traces(model), expected)
+    _leave_two_epochs(tmp_path)
 
     strategy, model = _start(*_CASES[name])
     resumed = ClusterCheckpoint(tmp_path)
@@ -135,17 +142,6 @@ def test_resumed_training_is_the_one_that_never_stopped(tmp_path, name):
     assert resumed.resumed_epoch == 2
     assert_same(traces(model), expected)
     assert strategy.updates_applied() == updates
-
-
-def test_saving_leaves_the_training_as_it_is(tmp_path):
-    """Workers compute with the look-ahead, which is not what is saved."""
-    case = _CASES["DANA zero"]
-    _, model = _start(*case)
-    _fit(model, 2)
-    expected = traces(model)
-    _, model = _start(*case)
-    _fit(model, 2, callbacks=[ClusterCheckpoint(tmp_path, save_freq=3)])
-    assert_same(traces(model), expected)
 
 
 def test_tensorflow_checkpoint_with_the_state_of_the_strategy(tmp_path):
@@ -179,14 +175,9 @@ def test_tensorflow_checkpoint_with_the_state_of_the_strategy(tmp_path):
 def test_checkpoint_of_another_model_is_refused(tmp_path):
     _, model = _start(tfdist.AsyncStrategy, _SGD, perceptron)
     _fit(model, 1, callbacks=[ClusterCheckpoint(tmp_path)])
-    before = traces(model)
     _, other = _start(tfdist.AsyncStrategy, _SGD, _net)
     with pytest.raises(ModelMismatchError, match=r"number 2 of variables"):
         _fit(other, 1, callbacks=[ClusterCheckpoint(tmp_path)])
-    # Without numbers that Keras gives to layers: names may differ.
-    _, same = _start(tfdist.AsyncStrategy, _SGD, perceptron)
-    _fit(same, 1, callbacks=[ClusterCheckpoint(tmp_path)])
-    assert_same(traces(same), before)
 
 
 def test_next_fit_begins_where_it_is_told(tmp_path):

@@ -55,8 +55,8 @@ class DANA(base.Correction):
     on the servers, "dc" what `backups` of `DelayCompensation` cost on top,
     "slim" M bytes on each worker; no traffic but that of "dc" with
     `backups="worker"`. The momentum of a worker that is gone, or whose `fit`
-    has ended, leaves the sum; with "slim" it stays with the worker. None of it
-    is part of checkpoints.
+    has ended, leaves the sum; with "slim" it stays with the worker. The
+    `ClusterCheckpoint` saves it.
 
     Args:
       variant: "zero", "slim" or "dc".
