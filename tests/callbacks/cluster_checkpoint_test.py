@@ -144,6 +144,37 @@ def test_resumed_training_is_the_one_that_never_stopped(tmp_path, name):
     assert strategy.updates_applied() == updates
 
 
+def test_what_others_have_done_since_is_not_undone_by_a_resumed_worker():
+    """It pushes what it has made of what it was given, not of what is there."""
+    x, y = classification(10 * _BATCH)
+    before = 8 * _BATCH
+    strategy, model = _start(*_CASES["BMUF"])
+    saved = []
+
+    class Save(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch + 1 == 8:
+                saved.append(strategy.state.read())
+
+    kwargs = {"batch_size": _BATCH, "shuffle": False, "verbose": 0}
+    model.fit(x, y, callbacks=[Save()], **kwargs)
+    expected = [weight + 1.0 for weight in model.get_weights()]
+
+    (state,) = saved
+    for number, (_, role, *_) in enumerate(state.header["variables"]):
+        if role == "parameter":
+            state.arrays[f"variable/{number}"] = (
+                state.arrays[f"variable/{number}"] + 1.0
+            )
+    strategy, model = _start(*_CASES["BMUF"])
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    strategy.state.restore(state)
+    # The second exchange is that of the tenth step.
+    model.fit(x[before:], y[before:], **kwargs)
+    assert_same(model.get_weights(), expected)
+
+
 def test_tensorflow_checkpoint_with_the_state_of_the_strategy(tmp_path):
     """With the model it holds the outer momentum, and steps in a period."""
     case = _CASES["DiLoCo"]
