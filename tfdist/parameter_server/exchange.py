@@ -32,6 +32,7 @@ class Parcel:
       tables: Maps ordinals to tables of which only rows may change, and the
         version at which they were pulled.
       extra: What else was asked to be sent, a list.
+      number: Of the exchange, where it leaves a mark, else None.
       copies: What gradients were computed from, where that is needed: a dict
         of gradient (position, or pair of positions) to position.
       finite: Whether all that is pushed is finite, to all servers, a scalar
@@ -49,6 +50,7 @@ class Parcel:
     ahead: tf.Tensor | None
     tables: dict
     extra: list
+    number: tf.Tensor | None
     copies: dict
     finite: tf.Tensor | None
     weight: int | None
@@ -107,6 +109,9 @@ class Exchange:
         self._finite = finite
         self._ahead = None
         self._pulled = None
+        # All servers that take part, and the number that marks it there.
+        self._shards = []
+        self._number = None
         self._bytes_sent = []
         self._bytes_received = []
 
@@ -130,8 +135,11 @@ class Exchange:
             # Read before anything fresh comes.
             by_server = self._pulled_by_server()
             self._pulled = self._pulled_from(by_server)
+        self._shards = sorted(shards)
+        if store.marks is not None:
+            self._number = store.marks.next_number()
         # All servers are asked before any answer is waited for.
-        answers, accepted = self._ask(sorted(shards))
+        answers, accepted = self._ask(self._shards)
         done = [
             op
             for answer in answers
@@ -255,6 +263,7 @@ class Exchange:
         if finite is not None:
             # As a number it travels with others.
             finite = outbox.add(tf.cast(finite, tf.int64))
+        number = None if self._number is None else outbox.add(self._number)
         copies = self._enclosed(replays, outbox)
         weight = None if self._weight is None else outbox.add(self._weight)
         sent = transfer.move(
@@ -282,6 +291,7 @@ class Exchange:
                 for ordinal, (table, position) in tables.items()
             },
             extra=[sent[position] for position in extra],
+            number=None if number is None else sent[number],
             copies=copies,
             finite=finite,
             weight=weight,
@@ -407,6 +417,10 @@ class Exchange:
                     store.row_stamps(table), section.handle(table), table, since
                 )
             values.append(store.counter("version", shard).read())
+            if parcel.number is not None:
+                store.marks.leave(
+                    shard, self.iterations, parcel.number, self._shards
+                )
             figures = [*figures, *self._read_more(section)]
         effects = [
             op

@@ -122,6 +122,11 @@ class Ledger:
 
     # Names.
 
+    @property
+    def name(self):
+        """The same on all workers, and this optimizer's alone."""
+        return self._name
+
     def resource(self, shard, name, dtype, shape):
         """Handle of a resource of this optimizer's on a server."""
         return self._store.resource(

@@ -7,6 +7,7 @@ from tfdist.parameter_server import journal
 from tfdist.parameter_server import resources
 from tfdist.parameter_server import sharding
 from tfdist.parameter_server import synchronize
+from tfdist.parameter_server import training_state
 from tfdist.parameter_server.variables import Piece
 from tfdist.parameter_server.variables import ReplicaVariable
 from tfdist.parameter_server.variables import Role
@@ -44,9 +45,12 @@ class ParameterStore(resources.Resources):
     ):
         self._partitioner = partitioner
         self.worker_id = worker_id
+        self.is_chief = is_chief
         super().__init__(namespace, devices)
         self.worker_device = worker_device
         self.variables = []
+        # What users and Keras make and never leaves this worker.
+        self.locals = []
         self.metrics = []
         self._balancer = sharding.ByteBalancer(len(self.devices))
         self._pulled_versions = [
@@ -63,6 +67,10 @@ class ParameterStore(resources.Resources):
         self.nonfinite = None
         # Steps between exchanges; None where each step is exchanged.
         self.local = None
+        # What exchanges leave on servers; None where none can be half done.
+        self.marks = None
+        # What is saved and put back, a `TrainingState`.
+        self.state = training_state.TrainingState(self)
         # The strategy's creator of variables, for `variable_scope`.
         self.creator = None
         # What brings servers back that have died; None without servers.
@@ -119,14 +127,17 @@ class ParameterStore(resources.Resources):
                 role = self.local.role_of(role, made_by_optimizer)
             probe.role = role
             if kwargs.get("name") == "seed_generator_state":
-                self._spread_seed(probe)
+                self.spread_seed(probe)
             if role is Role.METRIC:
                 self.metrics.append(probe)
+            if role is Role.LOCAL:
+                self.locals.append(probe)
+                self.state.local_was_made()
             if role.is_on_server:
                 self._place(probe, reference)
             return probe
 
-    def _spread_seed(self, variable):
+    def spread_seed(self, variable):
         """Gives each worker a random stream of its own, the first Keras's.
 
         Workers are seeded alike; drawing the same dropout masks at the same
@@ -286,6 +297,15 @@ class ParameterStore(resources.Resources):
     def synchronizer(self):
         """The `Synchronizer`."""
         return self._synchronizer
+
+    @property
+    def committed(self):
+        """How many variables this worker knows servers to hold, an int."""
+        return self._synchronizer.committed
+
+    def is_held(self):
+        """Whether servers hold variables, of this worker or of another."""
+        return self._synchronizer.held() > 0
 
     def commit(self):
         """Brings new variables and the servers to one state; see there."""

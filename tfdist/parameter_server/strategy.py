@@ -24,6 +24,7 @@ from tfdist.parameter_server import corrector
 from tfdist.parameter_server import extended
 from tfdist.parameter_server import gradient_counts
 from tfdist.parameter_server import layout
+from tfdist.parameter_server import marks
 from tfdist.parameter_server import metrics
 from tfdist.parameter_server import nonfinite as nonfinite_lib
 from tfdist.parameter_server import recovery
@@ -224,6 +225,17 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         self._store.nonfinite = nonfinite_lib.Nonfinite(
             self._store, nonfinite, config.task_name
         )
+        if config.num_ps > 1 and config.num_workers > 1:
+            self._store.marks = marks.Marks(
+                self._store,
+                num_workers=config.num_workers,
+                worker_id=self._store.worker_id,
+            )
+        self._store.state.set_methods(
+            num_workers=config.num_workers,
+            correction=correction,
+            local_steps=local_steps,
+        )
         # As they were given: what another cluster would make of them.
         self._synchronization, self._correction = method, correction
         if config.is_local:
@@ -323,6 +335,27 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def journal(self):
         """The record of this worker's exchanges, a `Journal`."""
         return self._store.journal
+
+    @property
+    def state(self):
+        """All that the training has come to, a `TrainingState`.
+
+        Also trackable: `tf.train.Checkpoint(model=model, state=strategy.state)`
+        saves with the model what Keras does not know of.
+        """
+        return self._store.state
+
+    def commit(self):
+        """Makes sure that servers hold all variables made so far.
+
+        The chief gives them their first values, the others wait for that.
+        Happens by itself at the first step.
+
+        Raises:
+          ModelMismatchError: The chief's variables are others.
+          TimeoutError: The chief did not do so within `start_timeout`.
+        """
+        self._store.commit()
 
     @property
     def looks_ahead(self):
