@@ -17,11 +17,16 @@ from tfdist.parameter_server import ring_local
 from tfdist.synchronization import Async
 from tfdist.synchronization import Synchronization
 
+_ON_PREEMPTION = ("exit", "note")
 _strategies = itertools.count()
 
 
 def check_arguments(
-    worker_timeout, start_timeout, variable_partitioner, communication
+    worker_timeout,
+    start_timeout,
+    variable_partitioner,
+    communication,
+    on_preemption,
 ):
     """Refuses malformed arguments of `ParameterServerStrategy`.
 
@@ -48,6 +53,10 @@ def check_arguments(
         raise ValueError(
             'communication must be "parameter_server" or "ring", came: '
             f"{communication!r}."
+        )
+    if on_preemption not in _ON_PREEMPTION:
+        raise ValueError(
+            f'on_preemption must be "exit" or "note", came: {on_preemption!r}.'
         )
 
 

@@ -7,6 +7,7 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.cluster import preemption
 from tfdist.cluster import waiting
 from tfdist.parameter_server import coordinated
 from tfdist.parameter_server import ledger as ledger_lib
@@ -28,6 +29,7 @@ _REASONS = {
     ),
     state_lib.Reason.MISSING: "it has not begun within start_timeout",
     state_lib.Reason.REPLACED: "it has been started again, and trains later",
+    state_lib.Reason.PREEMPTED: "it was told to leave; it may come back",
 }
 
 
@@ -39,6 +41,7 @@ class Coordination:
       method: The `Synchronization`.
       correction: The `Correction` of late gradients, or None.
       worker_names: Names of all workers, in the order of their numbers.
+      initial_workers: How many of them, the first, are waited for at first.
       worker_id: Number of this one.
       worker_timeout: Seconds without a sign of life after which a worker is
         not waited for.
@@ -53,6 +56,7 @@ class Coordination:
         correction,
         *,
         worker_names,
+        initial_workers,
         worker_id,
         worker_timeout,
         start_timeout,
@@ -62,6 +66,7 @@ class Coordination:
         self._method = method
         self._correction = correction
         self._names = worker_names
+        self._initial_workers = initial_workers
         self._worker = worker_id
         self._patience = events.Patience.of_seconds(
             silent=worker_timeout, missing=start_timeout, idle=IDLE_SECONDS
@@ -111,6 +116,7 @@ class Coordination:
                     self._method,
                     self._correction,
                     num_workers=len(self._names),
+                    initial_workers=self._initial_workers,
                     worker_id=self._worker,
                     patience=self._patience,
                     attendance=self._attendance,
@@ -132,12 +138,13 @@ class Coordination:
             never = tf.zeros([number], tf.int64)
             ended = tf.zeros([number], tf.bool)
             return events.Attendance(_microseconds(now), never, ended)
-        seen, entered, ended = self._members.build_attendance(number)
+        seen, entered, ended, preempted = self._members.build_attendance(number)
         return events.Attendance(
             _microseconds(now),
             _microseconds(seen),
             ended,
             _microseconds(entered),
+            preempted,
         )
 
     def watch(self, call):
@@ -161,7 +168,9 @@ class Coordination:
                     self.leave()
         working = local is not None and local.has_progressed()
         for ledger in self.ledgers:
-            state = ledger.tick(working=working)
+            state = ledger.tick(
+                working=working, preempted=preemption.received()
+            )
             self._report_changes(ledger, state)
             self._report_wait(ledger, state)
 
@@ -222,9 +231,13 @@ class Coordination:
                     _REASONS[reason].format(timeout=self._timeout),
                 )
             elif before[worker] == gone:
-                logging.warning("%s takes part again.", name)
+                absent = state.reason[worker] == state_lib.Reason.ABSENT
+                again = "" if absent else " again"
+                logging.warning("%s takes part%s.", name, again)
         left = sum(s != gone for s in status)
-        wanted = self._method.gradients_per_update(len(status))
+        wanted = self._method.gradients_per_update(
+            int(state.enlisted.numpy().sum())
+        )
         if 0 < left < wanted:
             logging.warning(
                 "Updates take the gradients of %d workers, not of %d: so many "

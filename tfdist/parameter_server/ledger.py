@@ -59,6 +59,7 @@ class Ledger:
       method: The `Synchronization`, resolved.
       correction: The `Correction` of late gradients, or None.
       num_workers: Number of workers.
+      initial_workers: How many of them, the first, are waited for at first.
       worker_id: Number of this one.
       patience: A `Patience`.
       attendance: Callable without arguments that builds, on the first server,
@@ -73,6 +74,7 @@ class Ledger:
         correction,
         *,
         num_workers,
+        initial_workers,
         worker_id,
         patience,
         attendance,
@@ -87,6 +89,7 @@ class Ledger:
         self._name = name
         self._store = store
         self._num_workers = num_workers
+        self._initial_workers = initial_workers
         self._worker = worker_id
         self._attendance = attendance
         self._mailboxes = mailboxes.Mailboxes(
@@ -194,7 +197,9 @@ class Ledger:
             def collected(state, attendance):
                 self._mailboxes.drain(mine)
                 outcome = self._outcome(state)
-                return events.go_on(state, mine, attendance.now), outcome
+                decided = events.is_decided(state, mine)
+                gone_on = events.go_on(state, mine, attendance.now)
+                return state_lib.where(decided, gone_on, state), outcome
 
             outcome, unlock = self._transact(collected, after=[unlock])
         accepted, staleness, arrival, head, log = outcome
@@ -221,24 +226,27 @@ class Ledger:
         return tf.logical_not(dropped), staleness, arrival, state.head, log
 
     def _wait(self, after):
-        """Sleeps until this worker's gradient is decided over."""
+        """Sleeps until this worker's gradient is decided over.
 
-        def is_decided():
+        Or until it is told to leave: the others will carry the decision out.
+        """
+
+        def is_over():
             state = self._read()
-            return events.is_decided(state, self._worker)
+            return events.may_go_on(state, self._worker)
 
         def sleep(go_on):
             del go_on
             with self._on_server():
                 token = self._mailboxes.sleep(self._worker)
                 with tf.control_dependencies([token]):
-                    return is_decided()
+                    return is_over()
 
         with tf.control_dependencies([after]), self._on_server():
-            (decided,) = tf.while_loop(
-                tf.logical_not, sleep, [is_decided()], parallel_iterations=1
+            (over,) = tf.while_loop(
+                tf.logical_not, sleep, [is_over()], parallel_iterations=1
             )
-            return tf.identity(decided).op
+            return tf.identity(over).op
 
     # Out of it.
 
@@ -276,7 +284,9 @@ class Ledger:
         agreement.check_layout(mine, theirs, self._signature)
         self._layouts.add(mine)
 
-    def tick(self, leaving=False, working=False, joining=False):
+    def tick(
+        self, leaving=False, working=False, joining=False, preempted=False
+    ):
         """Decides again; called with each heartbeat.
 
         So that nobody waits for a worker that has died or was stopped.
@@ -285,11 +295,12 @@ class Ledger:
           leaving: Whether this worker sends no more gradients for now.
           working: Whether it has made a step that it has not told of.
           joining: Whether it begins to train.
+          preempted: Whether it is to leave, and not to wait in a step.
 
         Returns:
           The `State` after it, of NumPy values.
         """
-        what = tf.constant([leaving, working, joining])
+        what = tf.constant([leaving, working, joining, preempted])
         return self._as_numpy(self._tick(what))
 
     def _as_numpy(self, vector):
@@ -316,9 +327,13 @@ class Ledger:
     def _create(self):
         """Builds the first state, on the first server."""
         size = state_lib.size(self._num_workers)
+        state = state_lib.State.unpack(
+            tf.zeros([size], tf.int64), self._num_workers
+        )
+        state = events.absent(state, self._initial_workers)
         done = [
             tf.raw_ops.AssignVariableOp(
-                resource=self._handle(), value=tf.zeros([size], tf.int64)
+                resource=self._handle(), value=state.pack()
             )
         ]
         for shard in range(self._store.num_shards):
@@ -333,17 +348,19 @@ class Ledger:
 
         def happened(state, attendance):
             mine, now = self._worker, attendance.now
-            leaving, working, joining = tf.unstack(what, num=3)
+            leaving, working, joining, preempted = tf.unstack(what, num=4)
             works = events.work_on(state, mine, now)
             state = state_lib.where(working, works, state)
             left = events.leave(state, mine)
             state = state_lib.where(leaving, left, state)
             joined = events.join(state, mine, now)
             state = state_lib.where(joining, joined, state)
+            excused = events.excuse(state, mine)
+            state = state_lib.where(preempted, excused, state)
             state = self._decisions.decide(state, attendance)
             if self.method.waits:
-                decided = events.is_decided(state, self._worker)
-                self._mailboxes.wake_again(self._worker, decided)
+                over = events.may_go_on(state, self._worker)
+                self._mailboxes.wake_again(self._worker, over)
             return state, (state.pack(),)
 
         (vector,), _ = self._transact(happened, after=[what.op])

@@ -14,6 +14,7 @@ from tfdist.cluster import connection
 from tfdist.cluster import ending
 from tfdist.cluster import life
 from tfdist.cluster import peers
+from tfdist.cluster import preemption
 from tfdist.cluster import reports
 from tfdist.cluster import server
 from tfdist.cluster import waiting
@@ -22,6 +23,7 @@ from tfdist.parameter_server import coordination
 from tfdist.parameter_server import corrector
 from tfdist.parameter_server import extended
 from tfdist.parameter_server import layout
+from tfdist.parameter_server import leaving
 from tfdist.parameter_server import metrics
 from tfdist.parameter_server import recovery
 from tfdist.parameter_server import ring
@@ -82,6 +84,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         that have not begun to train.
       worker_timeout: Seconds without a sign of life after which nobody waits
         for a worker; when it comes back, it takes part again.
+      on_preemption: What a worker or evaluator does that gets SIGTERM, unless
+        the script has a handler of its own. "exit": `fit` (or what runs) ends
+        by `SystemExit(0)` after the step, which counts; `finally` and
+        `atexit` run, and nobody waits for the worker. "note": it goes on, and
+        `preempted` is True. Without servers SIGTERM is left as it is.
       seed: Integer for `keras.utils.set_random_seed`, the same on all
         workers, so that they shuffle and split data alike. Default: in a
         cluster, a number derived from its addresses unless a seed has been
@@ -105,10 +112,15 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         joining="at once",
         start_timeout=300.0,
         worker_timeout=10.0,
+        on_preemption="exit",
         seed=None,
     ):
         construction.check_arguments(
-            worker_timeout, start_timeout, variable_partitioner, communication
+            worker_timeout,
+            start_timeout,
+            variable_partitioner,
+            communication,
+            on_preemption,
         )
         method = construction.check_method(synchronization, correction)
         local_steps = construction.check_local_steps(local_steps)
@@ -136,6 +148,10 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         in_ring = in_ring and config.num_workers > 1
         if config.is_ps:
             sys.exit(server.serve(config, start_timeout=start_timeout))
+        if config.num_ps:
+            preemption.install(
+                exits=on_preemption == "exit", stop=leaving.stop_loops
+            )
         others = None
         if in_ring:
             others = peers.join(config, start_timeout, worker_timeout)
@@ -219,6 +235,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             method,
             correction,
             worker_names=config.worker_names,
+            initial_workers=config.initial_workers,
             worker_id=self._store.worker_id,
             worker_timeout=worker_timeout,
             start_timeout=self._start_timeout,
@@ -267,6 +284,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """Bytes of variables placed on each server, a tuple of ints."""
         return self._store.bytes_per_shard
 
+    @property
+    def preempted(self):
+        """Whether this process has got SIGTERM and is to leave.
+
+        For loops of one's own with `on_preemption="note"`.
+        """
+        return preemption.received()
+
     def layout(self, variables):
         """Where `variables` (Keras's) lie on servers; see `layout.describe`."""
         return layout.describe(self._store, variables)
@@ -301,6 +326,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             self._store.call(self._membership.read),
             known_for=time.monotonic() - self._connected_at,
             patience=self._start_timeout,
+            initial_workers=self._cluster.initial_workers,
         )
 
     def gradient_counts(self):
