@@ -180,7 +180,7 @@ class Coordination:
             # Not once more when `fit` ends: others may have begun the next.
             self._fit = None
             for ledger in self.ledgers:
-                ledger.tick(leaving=True)
+                ledger.tick(leaving=True, preempted=preemption.received())
 
     def leave_all_but(self, counters):
         """Tells the others that some optimizers take no more steps here.

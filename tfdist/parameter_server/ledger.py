@@ -351,7 +351,7 @@ class Ledger:
             leaving, working, joining, preempted = tf.unstack(what, num=4)
             works = events.work_on(state, mine, now)
             state = state_lib.where(working, works, state)
-            left = events.leave(state, mine)
+            left = events.leave(state, mine, preempted)
             state = state_lib.where(leaving, left, state)
             joined = events.join(state, mine, now)
             state = state_lib.where(joining, joined, state)

@@ -158,9 +158,20 @@ def _begin_anew(state, mine):
     )
 
 
-def leave(state, worker):
-    """A worker will send no more gradients for now."""
-    return _remove(state, _mask(state, worker), Reason.LEFT)
+def leave(state, worker, preempted=False):
+    """A worker will send no more gradients for now.
+
+    Args:
+      state: A `State`.
+      worker: Its number.
+      preempted: Whether it was told to leave, bool.
+
+    Returns:
+      The new `State`.
+    """
+    left, told = (tf.cast(r, tf.int64) for r in (Reason.LEFT, Reason.PREEMPTED))
+    reason = tf.where(preempted, told, left)
+    return _remove(state, _mask(state, worker), reason)
 
 
 def excuse(state, worker):

@@ -34,7 +34,9 @@ class SoftSync(base.Synchronization):
         self.n = n
 
     def __repr__(self):
-        return f"SoftSync(s={self.s})" if self.s else f"SoftSync(n={self.n})"
+        return (
+            f"SoftSync(s={self.s})" if not self.n else f"SoftSync(n={self.n})"
+        )
 
     @property
     def averages(self):
