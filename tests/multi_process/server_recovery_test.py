@@ -18,5 +18,7 @@ def test_training_goes_on_when_servers_come_back(cluster, killed):
         worker.wait_for_steps(number + 50)
     made.tell("stop")
     made.finish()
-    for worker in workers: print(worker.output()[-3000:]); print(worker.report()["updates"])
+    for worker in workers:
+        print(worker.output()[-3000:])
+        print(worker.report()["updates"])
     assert 0

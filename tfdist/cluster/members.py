@@ -141,6 +141,27 @@ class MemberTable:
         ended = state >= float(State.FINISHED)
         return rows[:, 1], rows[:, 3], ended, tf.equal(state, float(State.LEFT))
 
+    def build_enlisted(self, number, initial_workers):
+        """Builds how many workers make up the cluster, in the scope's device.
+
+        Args:
+          number: Of the first rows, those of workers.
+          initial_workers: How many of them count before they have been seen.
+
+        Returns:
+          All but those that have never been there and those that were told to
+          leave, at least 1, a scalar float64 tensor.
+        """
+        rows = tf.raw_ops.ReadVariableOp(
+            resource=self._handle(), dtype=tf.float64
+        )
+        state = tf.reshape(rows, [len(self._names), _COLUMNS])[:number, 0]
+        unseen = tf.equal(state, float(State.UNKNOWN))
+        absent = unseen & (tf.range(number) >= initial_workers)
+        gone = absent | tf.equal(state, float(State.LEFT))
+        enlisted = tf.reduce_sum(tf.cast(~gone, tf.float64))
+        return tf.maximum(enlisted, 1.0)
+
     def _handle(self):
         return tf.raw_ops.VarHandleOp(
             dtype=tf.float64,
@@ -212,7 +233,9 @@ class Membership:
     def _beat(self, table, entered):
         while not self._stop.is_set():
             with gate.shared():
-                with contextlib.nullcontext() if entered.is_set() else _entering:
+                with (
+                    contextlib.nullcontext() if entered.is_set() else _entering
+                ):
                     if self._write(table):
                         entered.set()
                 if table is self.tables[0]:

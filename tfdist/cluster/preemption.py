@@ -17,7 +17,10 @@ import threading
 from absl import logging
 
 _EXIT_STATUS = 0
+# For each wait of a process that is leaving.
+_LAST_SECONDS = 5.0
 _received = threading.Event()
+_forking = threading.local()
 
 
 class _Settings:
@@ -55,7 +58,9 @@ def install(exits=True, stop=None):
     _settings.exits, _settings.stop = exits, stop
     if handler is not _on_signal:
         signal.signal(signal.SIGTERM, _on_signal)
-        os.register_at_fork(after_in_child=_forget)
+        os.register_at_fork(
+            before=_block, after_in_parent=_unblock, after_in_child=_forget
+        )
         _listen()
     return True
 
@@ -87,6 +92,16 @@ def leave_if_noticed():
         and _is_running()
     ):
         leave()
+
+
+def bounded(seconds):
+    """How long to wait, of at most `seconds`, where that takes long.
+
+    Who is leaving does what is left to do (`atexit`), and not for long.
+    """
+    if received() and _settings.exits and not _is_running():
+        return min(seconds, _LAST_SECONDS)
+    return seconds
 
 
 def _on_signal(number, frame):
@@ -130,6 +145,18 @@ def _hear(reader):
                 logging.warning("Got SIGTERM.")
 
 
+def _block():
+    """Before a fork: until it has its own handler, a child gets no signal.
+
+    It would write to the socket of this process.
+    """
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def _unblock():
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
 def _forget():
     """In a process that was forked: its signals are not this one's."""
     _received.clear()
@@ -140,3 +167,4 @@ def _forget():
         for end in _settings.sockets:
             end.close()
         _settings.sockets = None
+    _unblock()

@@ -38,8 +38,9 @@ def wait_until(condition, *, what, timeout, hint=""):
         preemption.leave_if_noticed()
         now = time.monotonic()
         described = what() if callable(what) else what
-        if now - started > timeout:
-            message = f"Gave up after {timeout:g} s waiting for {described}."
+        bound = preemption.bounded(timeout)
+        if now - started > bound:
+            message = f"Gave up after {bound:g} s waiting for {described}."
             raise TimeoutError(f"{message} {hint}".strip())
         if now - reported > REPORT_SECONDS:
             reported = now

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.averaging import LocalSteps
 from tfdist.averaging import ParameterAveraging
 from tfdist.cluster import members
+from tfdist.cluster import preemption
 from tfdist.correction import Correction
 from tfdist.parameter_server import local
 from tfdist.parameter_server import ring
@@ -132,8 +133,16 @@ def end_local_steps(reference):
     """
     steps = reference()
     raised = getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
-    if steps is not None and not raised:
+    if steps is None or raised:
+        return
+    try:
         steps.finish()
+    except (tf.errors.OpError, TimeoutError) as error:
+        if not preemption.received():
+            raise
+        logging.warning(
+            "Has to leave, and its last local steps are lost: %s", error
+        )
 
 
 def namespace(config):

@@ -41,12 +41,13 @@ class Coordination:
       method: The `Synchronization`.
       correction: The `Correction` of late gradients, or None.
       worker_names: Names of all workers, in the order of their numbers.
-      initial_workers: How many of them, the first, are waited for at first.
       worker_id: Number of this one.
       worker_timeout: Seconds without a sign of life after which a worker is
         not waited for.
       start_timeout: Seconds for which workers that have not begun are.
       members_table: The first server's `MemberTable`, or None in one process.
+      initial_workers: How many of the workers, the first, are waited for at
+        first; None for all.
     """
 
     def __init__(
@@ -56,17 +57,17 @@ class Coordination:
         correction,
         *,
         worker_names,
-        initial_workers,
         worker_id,
         worker_timeout,
         start_timeout,
         members_table,
+        initial_workers=None,
     ):
         self._store = store
         self._method = method
         self._correction = correction
         self._names = worker_names
-        self._initial_workers = initial_workers
+        self._initial_workers = initial_workers or len(worker_names)
         self._worker = worker_id
         self._patience = events.Patience.of_seconds(
             silent=worker_timeout, missing=start_timeout, idle=IDLE_SECONDS

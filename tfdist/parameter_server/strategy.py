@@ -1,6 +1,7 @@
 """The strategies that users construct."""
 
 import atexit
+import functools
 import sys
 import time
 import warnings
@@ -182,6 +183,12 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             timeout=start_timeout,
             partitioner=variable_partitioner,
         )
+        if self._membership is not None:
+            self._store.build_enlisted = functools.partial(
+                self._membership.tables[0].build_enlisted,
+                config.num_workers,
+                config.initial_workers,
+            )
         # As they were given: what another cluster would make of them.
         self._synchronization, self._correction = method, correction
         if config.is_local:
@@ -202,7 +209,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if local_steps is not None:
             self._store.local = construction.make_local(
                 self._store,
-                local_steps.resolve(method, correction, config.num_workers),
+                # Those at the beginning: what follows from their number is
+                # part of the method, on which all workers agree.
+                local_steps.resolve(method, correction, config.initial_workers),
                 method,
                 num_workers=config.num_workers,
                 others=others,
@@ -406,8 +415,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         while True:
             try:
                 waiting.wait_until(
-                    lambda: not self._store.call(
-                        self._membership.missing, arrivals
+                    lambda: (
+                        not self._store.call(self._membership.missing, arrivals)
                     ),
                     what=lambda: (
                         f"{', '.join(self._membership.missing(arrivals))} to "
