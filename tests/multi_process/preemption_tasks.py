@@ -14,6 +14,11 @@ from tfdist import averaging
 from tfdist import synchronization
 
 SHAPES = ((7,), (3, 5))
+_METHODS = {
+    "async": synchronization.Async(),
+    "bounded": synchronization.BoundedStaleness(0),
+    "sync": synchronization.Sync(),
+}
 _BATCH_SIZE = 2
 # Seconds after each step: tests wait for some steps, and none take all time.
 _PACE = 0.02
@@ -29,19 +34,21 @@ class _NoteEnd(keras.callbacks.Callback):
         self.ended = True
 
 
-def train(value, until, method=None, local_steps=None, hold=None, release=None):
+def train(
+    value, until, method="async", local_steps=None, hold=None, release=None
+):
     """Pushes `value` until told to stop; reports in the end, however it comes.
 
     Args:
         value: the gradient.
         until: what the test tells, or a number of steps.
-        method: name of a `Synchronization`; `None` for `Async`.
+        method: a key of `_METHODS`.
         local_steps: steps between exchanges; `None` for one.
         hold: in the midst of the step after so many, wait.
         release: what to wait for then.
     """
     strategy = tfdist.ParameterServerStrategy(
-        synchronization=getattr(synchronization, method or "Async")(),
+        synchronization=_METHODS[method],
         local_steps=local_steps and averaging.ParameterAveraging(local_steps),
         start_timeout=60.0,
     )
@@ -66,6 +73,7 @@ def train(value, until, method=None, local_steps=None, hold=None, release=None):
             ended=note.ended,
             preempted=strategy.preempted,
             updates=strategy.updates_applied(),
+            states=failure_tasks.states(strategy),
             counts=strategy.gradient_counts(),
             weights=sorted({float(w) for v in weights for w in v.numpy().flat}),
         )
