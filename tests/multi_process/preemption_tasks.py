@@ -50,7 +50,7 @@ def train(
     strategy = tfdist.ParameterServerStrategy(
         synchronization=_METHODS[method],
         local_steps=local_steps and averaging.ParameterAveraging(local_steps),
-        start_timeout=60.0,
+        start_timeout=120.0,
     )
     model = tasks.build_sum_of_weights(strategy, shapes=SHAPES)
     note = _NoteEnd()

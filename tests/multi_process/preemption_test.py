@@ -10,7 +10,7 @@ import pytest
 
 # What starts and ends of processes take on two cores; far less than
 # `start_timeout`, and than servers wait for workers that are lost.
-WITHIN = 20.0
+WITHIN = 50.0
 
 
 def start(made, index, **arguments):
