@@ -6,6 +6,7 @@ import sys
 
 from tfdist.cli import advise
 from tfdist.cli import compare
+from tfdist.cli import doctor
 from tfdist.cli import launch
 from tfdist.cli import scale
 from tfdist.cli import simulate
@@ -15,6 +16,7 @@ from tfdist.version import __version__
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "advise": (advise.main, "predict what each method would give a cluster"),
     "launch": (launch.main, "run a cluster of processes on this machine"),
+    "doctor": (doctor.main, "check a cluster before a run, or beside one"),
     "scale": (scale.main, "add workers to a launched cluster, or remove some"),
     "simulate": (simulate.main, "train on a virtual cluster, in virtual time"),
     "compare": (compare.main, "simulate several methods, and judge them"),

@@ -5,6 +5,7 @@ import socket
 
 import tensorflow as tf
 
+from tfdist import private_tensorflow
 from tfdist import quiet
 from tfdist.cluster import tf_config
 from tfdist.cluster import waiting
@@ -19,6 +20,8 @@ _RESERVED_FUNCTIONS = 33
 
 # Clusters that this process is connected to.
 _connected = set()
+# The addresses of the servers that the runtime has, if it is connected.
+_current = []
 
 
 def connect(config, timeout):
@@ -71,9 +74,10 @@ def connect(config, timeout):
 def reconnect(config):
     """Connects this process to the servers, or to those that are new.
 
-    TensorFlow asks each server that it knew whether it is still in the same
-    life; those that are not lose what this process had there, and are new. No
-    other thread may talk to servers meanwhile.
+    Their addresses may be others than before. TensorFlow asks each server
+    that it knew whether it is still in the same life; those that are not lose
+    what this process had there, and are new. No other thread may talk to
+    servers meanwhile.
 
     Args:
       config: The `ClusterConfig` of a worker or an evaluator.
@@ -81,6 +85,10 @@ def reconnect(config):
     Raises:
       tf.errors.OpError: A server is not there.
     """
+    if _current and _current[0] != config.ps_addresses:
+        private_tensorflow.move_servers(config.ps_addresses)
+        _current[0] = config.ps_addresses
+        return
     spec = tf.train.ClusterSpec(
         {
             "ps": list(config.ps_addresses),
@@ -95,6 +103,7 @@ def reconnect(config):
             protocol=config.rpc_layer,
         )
     start_runtime(config)
+    _current[:] = [config.ps_addresses]
 
 
 def start_runtime(config):

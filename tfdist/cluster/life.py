@@ -5,6 +5,7 @@ import sys
 
 from tfdist.cluster import members
 from tfdist.cluster import preemption
+from tfdist.cluster import versions
 
 # One membership per cluster, however many strategies a script makes: the row
 # in the servers' tables is the process's.
@@ -31,6 +32,7 @@ def join(config, devices, timeout):
         _memberships[key] = members.Membership(config, devices)
         atexit.register(_leave, _memberships[key])
         _memberships[key].wait_until_entered(timeout)
+        versions.compare(config)
     return _memberships[key]
 
 

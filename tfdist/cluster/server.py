@@ -11,6 +11,8 @@ from tfdist.cluster import connection
 from tfdist.cluster import ending
 from tfdist.cluster import members
 from tfdist.cluster import preemption
+from tfdist.cluster import snapshots
+from tfdist.cluster import versions
 
 _POLL_SECONDS = 0.25
 # Workers were seen to take leave of TensorFlow within 0.7 to 1.5 s.
@@ -20,7 +22,7 @@ _LAST_STEP_SECONDS = 2.0
 _TERMINATED_STATUS = 128 + signal.SIGTERM
 
 
-def serve(config, *, start_timeout):
+def serve(config, *, start_timeout, snapshot_dir=None, snapshot_every=30.0):
     """Runs TensorFlow's server until all workers have finished.
 
     The process is its own server's first client: a bare server whose first
@@ -31,6 +33,8 @@ def serve(config, *, start_timeout):
       config: The `ClusterConfig` of a `ps` task.
       start_timeout: Seconds within which the first worker has to appear, and
         for which the server waits when all have vanished unfinished.
+      snapshot_dir: Directory for snapshots; None for none.
+      snapshot_every: Seconds between two snapshots.
 
     Returns:
       The exit status of the process: 0 when training has finished, 143 when
@@ -45,16 +49,38 @@ def serve(config, *, start_timeout):
             protocol=config.rpc_layer,
         )
     connection.start_runtime(config)
+    versions.leave(config)
     device = f"/job:ps/replica:0/task:{config.task_index}/device:CPU:0"
-    table = members.MemberTable(device, members.names_of(config))
+    names = members.names_of(config)
+    kept = None
+    if snapshot_dir is not None:
+        kept = snapshots.Snapshots(
+            snapshot_dir,
+            device,
+            task=config.task_index,
+            num_servers=config.num_ps,
+            num_members=len(names),
+            every=snapshot_every,
+        )
+        kept.restore()
+    table = members.MemberTable(device, names)
+    # Now workers begin to talk to this server.
     table.create()
+    if kept is not None:
+        kept.start()
     logging.warning(
         "%s serves on port %s of every network interface, without "
         "authentication or encryption: keep it in a private network.",
         config.task_name,
         config.address.rsplit(":", 1)[1],
     )
-    return _wait_for_end(config, table, start_timeout)
+    status = _wait_for_end(config, table, start_timeout)
+    if kept is not None and status == 0:
+        kept.finish()
+    if kept is not None and status == _TERMINATED_STATUS:
+        # For its next life: nothing that it has applied is lost.
+        kept.write()
+    return status
 
 
 def _wait_for_end(config, table, timeout):

@@ -1,6 +1,7 @@
 """What the construction of a strategy takes: checks, names, seeds."""
 
 import itertools
+import os
 import sys
 
 from absl import logging
@@ -19,6 +20,8 @@ from tfdist.synchronization import Async
 from tfdist.synchronization import Synchronization
 
 _ON_PREEMPTION = ("exit", "note")
+ON_STALL = ("drop", "fail", "wait")
+
 _strategies = itertools.count()
 
 
@@ -58,6 +61,34 @@ def check_arguments(
     if on_preemption not in _ON_PREEMPTION:
         raise ValueError(
             f'on_preemption must be "exit" or "note", came: {on_preemption!r}.'
+        )
+
+
+def check_recovery(
+    server_timeout, stall_timeout, on_stall, snapshot_dir, snapshot_every
+):
+    """Refuses malformed arguments of `ParameterServerStrategy`.
+
+    Raises:
+      ValueError: One is not allowed; the message says what is.
+    """
+    for name, value in (
+        ("server_timeout", server_timeout),
+        ("stall_timeout", stall_timeout),
+        ("snapshot_every", snapshot_every),
+    ):
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, came: {value!r}.")
+    if on_stall not in ON_STALL:
+        raise ValueError(
+            f"on_stall must be one of {', '.join(ON_STALL)}, came: "
+            f"{on_stall!r}."
+        )
+    if snapshot_dir is not None and not isinstance(
+        snapshot_dir, str | os.PathLike
+    ):
+        raise TypeError(
+            f"snapshot_dir must be a path or None, came: {snapshot_dir!r}."
         )
 
 

@@ -118,25 +118,30 @@ class CoordinatedExchange(exchange.Exchange):
             head = tf.identity(decision.head)
             log = tf.unstack(tf.identity(decision.log), num=5)
             accepted = tf.identity(decision.accepted)
-        with tf.control_dependencies([parcel.arrived.op, head.op, *_ops(log)]):
+            epoch = tf.identity(decision.epoch)
+        with tf.control_dependencies(
+            [parcel.arrived.op, head.op, epoch.op, *_ops(log)]
+        ):
             lock = store.lock(shard)
         before = len(self._graph.get_operations())
         own = [r for r in parcel.replays if not _is_of_update(r.record)]
         with section.entered(), tf.control_dependencies([lock.op]):
             done = self._ledger.executed(shard)
+            # What an epoch that has ended decided is void.
+            current = tf.equal(self._ledger.epoch(shard).read(), epoch)
 
             def body(number):
                 with section.entered():
                     return self._entry(parcel, staged, log, number, done)
 
             reached = tf.while_loop(
-                lambda number: number < head,
+                lambda number: current & (number < head),
                 body,
                 [done.read()],
                 parallel_iterations=1,
             )
             with tf.control_dependencies(reached):
-                self._own_part(parcel, staged, own, accepted)
+                self._own_part(parcel, staged, own, accepted, current)
         late = section.late_inputs
         if late:
             private_tensorflow.add_control_inputs(lock.op, late)
@@ -168,7 +173,7 @@ class CoordinatedExchange(exchange.Exchange):
             for answer in answers
         ]
 
-    def _own_part(self, parcel, staged, replays, accepted):
+    def _own_part(self, parcel, staged, replays, accepted, current):
         """What only this worker's own gradient brings with it.
 
         The statistics of its batch count if its gradient does.
@@ -187,10 +192,12 @@ class CoordinatedExchange(exchange.Exchange):
                 staged.take(parcel.extra[0])
             return True
 
-        if self._method.drops:
-            tf.cond(accepted, replay, discard)
-        else:
-            replay()
+        def current_part():
+            if self._method.drops:
+                return tf.cond(accepted, replay, discard)
+            return replay()
+
+        tf.cond(current, current_part, lambda: False)
 
     def _entry(self, parcel, staged, log, number, done):
         """Carries out one entry of the log; returns the next one's number."""

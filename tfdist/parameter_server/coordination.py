@@ -14,7 +14,8 @@ from tfdist.parameter_server import ledger as ledger_lib
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
 
-# A worker that is there and sends no gradient for so long is not waited for.
+# A worker that is there and sends no gradient for so long is not waited for,
+# unless the strategy says otherwise.
 IDLE_SECONDS = 600.0
 _AS_PLANNED = (state_lib.Reason.LEFT,)
 _REASONS = {
@@ -25,7 +26,7 @@ _REASONS = {
         "worker_timeout={timeout:g} s; it may come back"
     ),
     state_lib.Reason.IDLE: (
-        f"it is there, and has sent no gradient for {IDLE_SECONDS:g} s"
+        "it is there, and has sent no gradient for stall_timeout={idle:g} s"
     ),
     state_lib.Reason.MISSING: "it has not begun within start_timeout",
     state_lib.Reason.REPLACED: "it has been started again, and trains later",
@@ -45,6 +46,8 @@ class Coordination:
       worker_timeout: Seconds without a sign of life after which a worker is
         not waited for.
       start_timeout: Seconds for which workers that have not begun are.
+      idle_timeout: Seconds after which a worker that is there and sends no
+        gradient is not waited for.
       members_table: The first server's `MemberTable`, or None in one process.
       initial_workers: How many of the workers, the first, are waited for at
         first; None for all.
@@ -60,6 +63,7 @@ class Coordination:
         worker_id,
         worker_timeout,
         start_timeout,
+        idle_timeout=IDLE_SECONDS,
         members_table,
         initial_workers=None,
     ):
@@ -70,10 +74,11 @@ class Coordination:
         self._initial_workers = initial_workers or len(worker_names)
         self._worker = worker_id
         self._patience = events.Patience.of_seconds(
-            silent=worker_timeout, missing=start_timeout, idle=IDLE_SECONDS
+            silent=worker_timeout, missing=start_timeout, idle=idle_timeout
         )
         self._members = members_table
         self._timeout = worker_timeout
+        self._idle = idle_timeout
         self._by_counter = {}
         # The call of `fit` that is under way; not to be replaced while the
         # heartbeat makes this worker leave at the end of the one before.
@@ -129,6 +134,31 @@ class Coordination:
                 # Now it is known which updates the replicas hold.
                 self._store.pull()
         return self._by_counter[counter.ordinal]
+
+    def renew(self, incarnations, expected):
+        """Goes on after servers have lost what they held.
+
+        Args:
+          incarnations: The lives that the servers are in now, list of int.
+          expected: List of bool: which workers take part.
+        """
+        for ledger in self.ledgers:
+            ledger.agree_again()
+            ledger.renew(
+                incarnations, expected, self._accepted_by(ledger)
+            ).log()
+        if self._store.corrector is not None:
+            self._store.corrector.prepare_again()
+        # Their states are those of another epoch.
+        self._status.clear()
+        self._waiting.clear()
+
+    def _accepted_by(self, ledger):
+        """Gradients of this worker that it knows were accepted, an int."""
+        if len(self._by_counter) > 1:
+            return 0  # The journal does not tell optimizers apart.
+        journal = self._store.journal
+        return ledger.accepted_before + journal.count - journal.drops
 
     def _attendance(self):
         """Builds the reading of an `Attendance`."""
@@ -194,6 +224,27 @@ class Coordination:
             if ordinal not in kept:
                 ledger.tick(leaving=True)
 
+    def waited_for(self):
+        """Names of the workers whose gradients this one waits for now."""
+        slow = []
+        for ledger in self.ledgers:
+            state = ledger.tick()
+            if state.waiting[self._worker]:
+                slow += self._slow(state)
+        return sorted(set(slow))
+
+    def _slow(self, state):
+        return [
+            name
+            for worker, name in enumerate(self._names)
+            if state.status[worker] != state_lib.Status.GONE
+            and state.phase[worker] == state_lib.Phase.COMPUTING
+        ]
+
+    def own_accepted(self):
+        """Gradients of this process that were accepted, an int."""
+        return sum(ledger.own_accepted() for ledger in self.ledgers)
+
     def counts(self):
         """Gradients of each worker, over all optimizers.
 
@@ -229,7 +280,9 @@ class Coordination:
                     logging.INFO if reason in _AS_PLANNED else logging.WARNING,
                     "Nobody waits for %s any more: %s.",
                     name,
-                    _REASONS[reason].format(timeout=self._timeout),
+                    _REASONS[reason].format(
+                        timeout=self._timeout, idle=self._idle
+                    ),
                 )
             elif before[worker] == gone:
                 absent = state.reason[worker] == state_lib.Reason.ABSENT
@@ -262,12 +315,7 @@ class Coordination:
         periods = int((now - began) / waiting.REPORT_SECONDS)
         self._waiting[ledger] = (began, number, periods)
         if periods > told:
-            slow = [
-                name
-                for worker, name in enumerate(self._names)
-                if state.status[worker] != state_lib.Status.GONE
-                and state.phase[worker] == state_lib.Phase.COMPUTING
-            ]
+            slow = self._slow(state)
             logging.warning(
                 "Waiting for the gradients of %s (%d s so far).",
                 ", ".join(slow),

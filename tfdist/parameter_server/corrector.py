@@ -214,6 +214,15 @@ class Corrector:
             make(ledger, new)
         self._ledgers.update((v.ordinal, ledger) for v in new)
 
+    def prepare_again(self):
+        """Makes the slots that a server has lost."""
+        by_ledger = {}
+        for ordinal, ledger in self._ledgers.items():
+            variables = by_ledger.setdefault(ledger, [])
+            variables.append(self._store.variables[ordinal])
+        for ledger, variables in by_ledger.items():
+            tf.function(self._build_slots, autograph=False)(ledger, variables)
+
     def _build_slots(self, ledger, variables):
         store = self._store
         for shard in range(store.num_shards):

@@ -74,6 +74,7 @@ class Journal:
         self._others = store.worker_variable(tf.zeros([], tf.int64), "others")
         self._last = store.worker_variable(tf.zeros([], tf.float64), "last")
         self._dropped = store.worker_variable(tf.zeros([], tf.bool), "dropped")
+        self._drops = store.worker_variable(tf.zeros([], tf.int64), "drops")
         self._begun = store.worker_variable(tf.zeros([], tf.int64), "begun")
         self._read = 0
 
@@ -122,7 +123,9 @@ class Journal:
             )
             self._count.assign_add(1, read_value=False)
             self._last.assign(now, read_value=False)
-            self._dropped.assign(tf.logical_not(accepted), read_value=False)
+            dropped = tf.logical_not(accepted)
+            self._dropped.assign(dropped, read_value=False)
+            self._drops.assign_add(tf.cast(dropped, tf.int64), read_value=False)
 
     def note_begun(self):
         """Builds: an optimizer's step is about to be sent; the operation."""
@@ -135,6 +138,11 @@ class Journal:
     def begun(self):
         """Optimizer steps that this worker has begun to send, int."""
         return int(self._begun.numpy())
+
+    @property
+    def drops(self):
+        """Optimizer steps of this worker that were dropped, int."""
+        return int(self._drops.numpy())
 
     def was_dropped(self):
         """Whether the last gradients were dropped, a scalar bool tensor."""

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist import private_tensorflow
 from tfdist.parameter_server import agreement
 from tfdist.parameter_server import mailboxes
+from tfdist.parameter_server import renewal
 from tfdist.synchronization import decisions
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
@@ -40,6 +41,8 @@ class Decision:
       head: Length of the log, scalar int64.
       log: The log's ring, int64 of shape (5, ring): key, staleness, first,
         count, worker; see `State`.
+      epoch: The `Ledger.epoch` in which the worker sent the gradient, scalar
+        int64.
     """
 
     accepted: tf.Tensor
@@ -48,6 +51,7 @@ class Decision:
     wait: tf.Tensor
     head: tf.Tensor
     log: tf.Tensor
+    epoch: tf.Tensor
 
 
 class Ledger:
@@ -86,6 +90,8 @@ class Ledger:
         self.forgets = correction is not None and correction.remembers_workers
         self._decisions = decisions.Decisions(method, patience, self.forgets)
         self._layouts = set()
+        # Gradients of this worker that were, in earlier lives of its process.
+        self.accepted_before = 0
         self._name = name
         self._store = store
         self._num_workers = num_workers
@@ -104,6 +110,10 @@ class Ledger:
             store.worker_variable(tf.zeros([], tf.int64), f"pulled_{k}")
             for k in range(store.num_shards)
         ]
+        # Begins anew when a server has lost what it held. What a worker sends
+        # of an epoch that has ended counts nowhere any more.
+        self._epoch = store.worker_variable(tf.zeros([], tf.int64), "epoch")
+        self._renewal = renewal.Renewal(self, store, num_workers)
         # No other gradient of any worker ever has the same key: it counts on
         # from the microseconds at which this process got here.
         self._key = store.worker_variable(
@@ -126,7 +136,8 @@ class Ledger:
         return self._store.name_of(f"{_NAME}/{self._name}/{name}")
 
     @property
-    def _lock_name(self):
+    def lock_name(self):
+        """Name of the lock of the state, on the first server."""
         return f"{_NAME}/{self._name}/lock"
 
     def _counter(self, name, shard):
@@ -139,6 +150,24 @@ class Ledger:
     def updates(self, shard):
         """`Counter` of the updates that a server has done."""
         return self._counter("updates", shard)
+
+    def epoch(self, shard):
+        """`Counter` of the epoch that a server is in."""
+        return self._counter("epoch", shard)
+
+    def lost(self):
+        """Handle of the gradients lost of each worker, on the first server."""
+        return self.resource(0, "lost", tf.int64, [self._num_workers])
+
+    def incarnations(self):
+        """Handle of the lives of the servers that the state is about."""
+        return self.resource(
+            0, "incarnations", tf.int64, [self._store.num_shards]
+        )
+
+    def set_epoch(self, epoch):
+        """Sets what this worker takes for the epoch, eagerly."""
+        self._epoch.assign_replica(epoch)
 
     def pulled_by_server(self):
         """Updates in the replicas of each server, scalar int64 tensors."""
@@ -170,12 +199,15 @@ class Ledger:
           A `Decision`.
         """
         mine = self._worker
+        my_epoch = self._epoch.read_value()
         with tf.control_dependencies(after), self._on_server():
             began = _now()
             key, pulled = tf.identity(key), tf.identity(pulled)
+            my_epoch = tf.identity(my_epoch)
 
         def arrived(state, attendance):
-            state = self._decisions.arrive(
+            current = self._is_current(my_epoch)
+            after = self._decisions.arrive(
                 state,
                 mine,
                 key=key,
@@ -183,31 +215,38 @@ class Ledger:
                 attendance=attendance,
                 last=last,
             )
-            outcome = self._outcome(state)
+            state = state_lib.where(current, after, state)
+            outcome = self._outcome(state, current)
             if not self.method.waits:
-                state = events.go_on(state, mine, attendance.now)
+                after = events.go_on(state, mine, attendance.now)
+                state = state_lib.where(current, after, state)
             return state, outcome
 
         outcome, unlock = self._transact(
-            arrived, after=[began.op, key.op, pulled.op]
+            arrived, after=[began.op, key.op, pulled.op, my_epoch.op]
         )
         if self.method.waits:
-            unlock = self._wait(unlock)
+            unlock = self._wait(unlock, my_epoch)
 
             def collected(state, attendance):
                 self._mailboxes.drain(mine)
-                outcome = self._outcome(state)
-                decided = events.is_decided(state, mine)
-                gone_on = events.go_on(state, mine, attendance.now)
-                return state_lib.where(decided, gone_on, state), outcome
+                current = self._is_current(my_epoch)
+                outcome = self._outcome(state, current)
+                over = current & events.is_decided(state, mine)
+                after = events.go_on(state, mine, attendance.now)
+                return state_lib.where(over, after, state), outcome
 
             outcome, unlock = self._transact(collected, after=[unlock])
         accepted, staleness, arrival, head, log = outcome
         with tf.control_dependencies([unlock]), self._on_server():
             wait = tf.cast(_now() - began, tf.float64) * 1e-6
-        return Decision(accepted, staleness, arrival, wait, head, log)
+        return Decision(accepted, staleness, arrival, wait, head, log, my_epoch)
 
-    def _outcome(self, state):
+    def _is_current(self, epoch):
+        """Whether the state, on the first server, is of that epoch."""
+        return tf.equal(self.epoch(0).read(), epoch)
+
+    def _outcome(self, state, current):
         dropped = tf.equal(
             state.phase[self._worker],
             tf.constant(state_lib.Phase.DROPPED, tf.int64),
@@ -223,17 +262,22 @@ class Ledger:
         )
         staleness = state.staleness[self._worker]
         arrival = state.order[self._worker]
-        return tf.logical_not(dropped), staleness, arrival, state.head, log
+        accepted = tf.logical_and(current, tf.logical_not(dropped))
+        return accepted, staleness, arrival, state.head, log
 
-    def _wait(self, after):
+    def _wait(self, after, epoch):
         """Sleeps until this worker's gradient is decided over.
 
-        Or until it is told to leave: the others will carry the decision out.
+        Or until there is nothing to decide, as another epoch has begun, or it
+        is told to leave: the others will carry the decision out.
         """
 
         def is_over():
-            state = self._read()
-            return events.may_go_on(state, self._worker)
+            state = self.read_state()
+            return tf.logical_or(
+                events.may_go_on(state, self._worker),
+                tf.logical_not(self._is_current(epoch)),
+            )
 
         def sleep(go_on):
             del go_on
@@ -263,7 +307,44 @@ class Ledger:
                 "All workers must synchronize in the same way. Here "
                 f"{mine}, on the servers {theirs}."
             )
-        self.tick()
+        if self._store.recovery is not None:
+            self.renew(self._store.recovery.incarnations)
+        state = self.tick()
+        self.accepted_before = int(state.accepted[self._worker])
+
+    def own_accepted(self):
+        """Gradients of this process that were accepted, an int."""
+        state = self.tick()
+        return int(state.accepted[self._worker]) - self.accepted_before
+
+    def renew(self, incarnations, expected=None, accepted=0):
+        """Begins a new epoch if servers have lost what they held.
+
+        Args:
+          incarnations: The lives that the servers are in now, list of int.
+          expected: List of bool: which workers are waited for if the first
+            server is one of them; None for all.
+          accepted: Gradients of this worker that it knows were accepted.
+
+        Returns:
+          A `Renewed`.
+        """
+        return self._renewal.renew(incarnations, expected, accepted)
+
+    def build_wake(self, workers):
+        """Builds: who waits, of the bool vector `workers`, is to look."""
+        if self.method.waits:
+            self._mailboxes.wake(workers)
+
+    def note_staged(self, shard, dtypes):
+        """Takes note of what this worker's steps leave on a server."""
+        self._renewal.note_staged(shard, dtypes)
+
+    def agree_again(self):
+        """Leaves again what a server that was started again has lost."""
+        self._agree("method", self._signature, self._create)
+        for layout in self._layouts:
+            self._agree("layout", layout)
 
     def check_layout(self, records):
         """Refuses steps that have gradients of other variables than before.
@@ -315,7 +396,7 @@ class Ledger:
         build = tf.function(
             lambda mine: agreement.build(
                 self._store,
-                self._lock_name,
+                self.lock_name,
                 f"{_NAME}/{self._name}/{name}",
                 mine,
                 create,
@@ -333,18 +414,21 @@ class Ledger:
         state = events.absent(state, self._initial_workers)
         done = [
             tf.raw_ops.AssignVariableOp(
-                resource=self._handle(), value=state.pack()
+                resource=self.state_handle(), value=state.pack()
             )
         ]
         for shard in range(self._store.num_shards):
             with tf.device(self._store.devices[shard]):
                 done.append(self.executed(shard).set(0))
                 done.append(self.updates(shard).set(0))
-        return done
+                done.append(self.epoch(shard).set(0))
+        return done + self._renewal.build_create()
 
     def _build_tick(self, what):
+        my_epoch = self._epoch.read_value()
         with self._on_server():
             what = tf.identity(what)
+            my_epoch = tf.identity(my_epoch)
 
         def happened(state, attendance):
             mine, now = self._worker, attendance.now
@@ -360,10 +444,11 @@ class Ledger:
             state = self._decisions.decide(state, attendance)
             if self.method.waits:
                 over = events.may_go_on(state, self._worker)
+                over |= ~self._is_current(my_epoch)
                 self._mailboxes.wake_again(self._worker, over)
             return state, (state.pack(),)
 
-        (vector,), _ = self._transact(happened, after=[what.op])
+        (vector,), _ = self._transact(happened, after=[what.op, my_epoch.op])
         with tf.device(self._store.worker_device):
             return tf.identity(vector)
 
@@ -372,13 +457,15 @@ class Ledger:
     def _on_server(self):
         return tf.device(self._store.devices[0])
 
-    def _handle(self):
+    def state_handle(self):
+        """Handle of the packed `State`, on the first server."""
         size = state_lib.size(self._num_workers)
         return self.resource(0, "state", tf.int64, [size])
 
-    def _read(self):
+    def read_state(self):
+        """Builds the reading of the `State`, under its lock."""
         vector = tf.raw_ops.ReadVariableOp(
-            resource=self._handle(), dtype=tf.int64
+            resource=self.state_handle(), dtype=tf.int64
         )
         vector = tf.ensure_shape(vector, [state_lib.size(self._num_workers)])
         return state_lib.State.unpack(vector, self._num_workers)
@@ -396,15 +483,15 @@ class Ledger:
         """
         graph = tf.compat.v1.get_default_graph()
         with tf.control_dependencies(after):
-            lock = self._store.lock(0, self._lock_name)
+            lock = self._store.lock(0, self.lock_name)
         before = len(graph.get_operations())
         with tf.control_dependencies([lock.op]), self._on_server():
             attendance = self._attendance()
-            old = self._read()
+            old = self.read_state()
             new, results = change(old, attendance)
             results = tuple(tf.identity(result) for result in results)
             assigned = tf.raw_ops.AssignVariableOp(
-                resource=self._handle(), value=new.pack()
+                resource=self.state_handle(), value=new.pack()
             )
             with tf.control_dependencies([assigned]):
                 if self.method.waits:

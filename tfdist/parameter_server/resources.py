@@ -49,6 +49,8 @@ class Resources:
         self._namespace = namespace
         self.devices = tuple(devices)
         self._handles = weakref.WeakKeyDictionary()
+        # What has ever been named: (server, shared name) to dtype.
+        self.known = {}
 
     @property
     def num_shards(self):
@@ -76,6 +78,7 @@ class Resources:
 
     def resource(self, shard, name, dtype, shape):
         """Handle of the resource `name` on server `shard`."""
+        self.known[shard, self.name_of(name)] = tf.as_dtype(dtype)
         return self._resource(
             shard,
             name,

@@ -41,6 +41,10 @@ class Staged:
         with tf.device(self._device):
             if not self._positions:
                 return tf.no_op()
+            self._ledger.note_staged(
+                self._parcel.shard,
+                [self._parcel.sent[p].dtype for p in self._positions],
+            )
             kept = tf.raw_ops.MapStage(
                 key=self._parcel.extra[0],
                 indices=tf.range(len(self._positions)),

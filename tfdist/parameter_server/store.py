@@ -68,6 +68,8 @@ class ParameterStore(resources.Resources):
         # else a ledger does, or there are no servers.
         self.counts_by_worker = 0
         self._pulled_applied = []
+        # By server: updates of this worker in earlier lives of its process.
+        self.applied_before = None
         # What brings servers back that have died; None without servers.
         self.recovery = None
         self.journal = journal.Journal(self)
@@ -295,6 +297,13 @@ class ParameterStore(resources.Resources):
             updates=tf.ones([1], tf.int64),
         )
 
+    def applied_here(self):
+        """Updates of this worker in its replicas, by server, list of int."""
+        return [
+            int(pulled.numpy()[self.worker_id])
+            for pulled in self._pulled_applied
+        ]
+
     def pulled_applied(self, shard):
         """What `applied` was at this worker's last pull, an int64 vector."""
         return self._pulled_applied[shard].read_value()
@@ -344,6 +353,8 @@ class ParameterStore(resources.Resources):
     def commit(self):
         """Brings new variables and the servers to one state; see there."""
         self._synchronizer.commit()
+        if self.counts_by_worker and self.applied_before is None:
+            self.applied_before = self.applied_here()
 
     def pull(self):
         """Refreshes all local replicas from the servers.

@@ -34,6 +34,7 @@ from tfdist.synchronization import Async
 
 _METRICS = "metrics"
 _STALLED_AFTER_SECONDS = 600.0
+_FOREVER_SECONDS = 1e9
 
 
 class ParameterServerStrategy(tf.distribute.Strategy):
@@ -52,7 +53,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
     Args:
       cluster_resolver: A `tf.distribute.cluster_resolver.ClusterResolver`;
-        default: read `TF_CONFIG`.
+        default: read `TF_CONFIG`. It is asked again where a server that has
+        died is.
       synchronization: When pushed gradients become parameters, and who waits:
         one of `tfdist.synchronization`; default: `Async()`.
       correction: What is done about late gradients: one of
@@ -90,6 +92,23 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         by `SystemExit(0)` after the step, which counts; `finally` and
         `atexit` run, and nobody waits for the worker. "note": it goes on, and
         `preempted` is True. Without servers SIGTERM is left as it is.
+      server_timeout: Seconds to wait for a server that has died, hangs or
+        cannot be reached. When it is back, started again at the same address,
+        training goes on.
+      stall_timeout: Seconds without progress in a call to servers after which
+        the log says what this worker waits for, with the stack; again each
+        time that this time has doubled.
+      on_stall: What else is done then. "drop": nobody waits any more for a
+        worker that is there and sends no gradients. "fail": the process ends
+        with status 70 (a call that waits in TensorFlow cannot be interrupted
+        in another way). "wait": nothing; and servers that are gone are waited
+        for without end, where else `TimeoutError` is raised after
+        `server_timeout`.
+      snapshot_dir: Directory in which servers keep snapshots of what they
+        hold, and find them when they are started again: optimizer slots and
+        the state of algorithms, which no worker has. Seen by servers alone.
+        When training has ended the snapshots are removed. Default: none.
+      snapshot_every: Seconds between two snapshots.
       seed: Integer for `keras.utils.set_random_seed`, the same on all
         workers, so that they shuffle and split data alike. Default: in a
         cluster, a number derived from its addresses unless a seed has been
@@ -114,6 +133,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         start_timeout=300.0,
         worker_timeout=10.0,
         on_preemption="exit",
+        server_timeout=300.0,
+        stall_timeout=600.0,
+        on_stall="drop",
+        snapshot_dir=None,
+        snapshot_every=30.0,
         seed=None,
     ):
         construction.check_arguments(
@@ -123,20 +147,31 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             communication,
             on_preemption,
         )
+        construction.check_recovery(
+            server_timeout,
+            stall_timeout,
+            on_stall,
+            snapshot_dir,
+            snapshot_every,
+        )
         method = construction.check_method(synchronization, correction)
         local_steps = construction.check_local_steps(local_steps)
         self._warm_start = warm_start.WarmStart(
             warmup_worker_steps, joining, method, _STALLED_AFTER_SECONDS
         )
         in_ring = communication == "ring"
+        look_up = None
         if cluster_resolver is None:
             config = cluster_config.ClusterConfig.from_tf_config(
                 needs_servers=not in_ring
             )
         else:
-            config = cluster_config.ClusterConfig.from_resolver(
-                cluster_resolver, needs_servers=not in_ring
+            look_up = functools.partial(
+                cluster_config.ClusterConfig.from_resolver,
+                cluster_resolver,
+                needs_servers=not in_ring,
             )
+            config = look_up()
         self._cluster = config
         if in_ring:
             ring.check(
@@ -148,7 +183,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             )
         in_ring = in_ring and config.num_workers > 1
         if config.is_ps:
-            sys.exit(server.serve(config, start_timeout=start_timeout))
+            sys.exit(
+                server.serve(
+                    config,
+                    start_timeout=start_timeout,
+                    snapshot_dir=snapshot_dir,
+                    snapshot_every=snapshot_every,
+                )
+            )
         if config.num_ps:
             preemption.install(
                 exits=on_preemption == "exit", stop=leaving.stop_loops
@@ -222,7 +264,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             )
         by_worker = correction is None or correction.on_worker
         if not (in_ring or (isinstance(method, Async) and by_worker)):
-            self._coordinate(method, correction, worker_timeout)
+            # Whoever is there and sends nothing is waited for, or not.
+            idle = stall_timeout if on_stall == "drop" else _FOREVER_SECONDS
+            self._coordinate(method, correction, worker_timeout, idle)
         elif config.num_ps:
             self._store.count_by_worker(config.num_workers)
         if config.num_ps:
@@ -230,13 +274,17 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 self._store,
                 config,
                 self._membership,
-                timeout=start_timeout,
+                timeout=server_timeout,
+                look_up=look_up,
+                stall_timeout=stall_timeout,
+                on_stall=on_stall,
             )
+            self._membership.on_beat.append(self._store.recovery.leave_manifest)
         super().__init__(
             extended.ParameterServerExtended(self, self._store, config)
         )
 
-    def _coordinate(self, method, correction, worker_timeout):
+    def _coordinate(self, method, correction, worker_timeout, idle):
         config = self._cluster
         membership = self._membership
         self._store.coordination = coordination.Coordination(
@@ -248,6 +296,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             worker_id=self._store.worker_id,
             worker_timeout=worker_timeout,
             start_timeout=self._start_timeout,
+            idle_timeout=idle,
             members_table=membership.tables[0] if membership else None,
         )
         if membership is not None:
@@ -350,6 +399,46 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """
         coordination = self._store.coordination
         return coordination.counts() if coordination is not None else {}
+
+    @property
+    def recoveries(self):
+        """How often servers were lost and what was done, list of `Event`."""
+        recovery = self._store.recovery
+        return [] if recovery is None else list(recovery.events)
+
+    def push_counts(self):
+        """What has become of the gradients of this process.
+
+        Returns:
+          A dict of ints: `pushed`, all that it began to send; `dropped`;
+          `applied`, a list by server; and `lost`, a list by server: what
+          neither was applied there nor dropped, because a server died or
+          could not be reached in the midst of the exchange. Where exchanges
+          are decided over in common, a server has applied what has been
+          accepted. `pushed` = `applied` + `dropped` + `lost` on each server.
+        """
+        self.refresh()
+        journal = self._store.journal
+        pushed, dropped = journal.begun, journal.drops
+        if self._store.counts_by_worker:
+            before = self._store.applied_before or [0] * self._store.num_shards
+            applied = [
+                now - then
+                for now, then in zip(
+                    self._store.applied_here(), before, strict=True
+                )
+            ]
+        elif self._store.coordination is not None:
+            applied = [self._store.coordination.own_accepted()]
+            applied *= self._store.num_shards
+        else:
+            applied = [pushed - dropped]
+        return {
+            "pushed": pushed,
+            "dropped": dropped,
+            "applied": applied,
+            "lost": [pushed - dropped - number for number in applied],
+        }
 
     def leave(self):
         """Tells the others not to wait for this worker's gradients.

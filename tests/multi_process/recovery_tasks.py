@@ -1,0 +1,111 @@
+"""Workers of every strategy that train while servers die and come back."""
+
+import time
+
+import keras
+import numpy as np
+
+from tests.multi_process import failure_tasks
+from tests.multi_process import handshake
+import tfdist
+from tfdist import correction
+from tfdist import synchronization
+
+STRATEGIES = {
+    "async": tfdist.AsyncStrategy,
+    "sync": lambda **kwargs: tfdist.BackupWorkersStrategy(0, **kwargs),
+    "backup": lambda **kwargs: tfdist.BackupWorkersStrategy(1, **kwargs),
+    "softsync": lambda **kwargs: tfdist.SoftSyncStrategy(2, **kwargs),
+    "bounded": lambda **kwargs: tfdist.BoundedStalenessStrategy(2, **kwargs),
+    "dcasgd": tfdist.DCASGDStrategy,
+    "dana": tfdist.DANAStrategy,
+    "fasgd": lambda **kwargs: tfdist.ParameterServerStrategy(
+        synchronization=synchronization.Async(),
+        correction=correction.FASGD(),
+        **kwargs,
+    ),
+    "averaging": lambda **kwargs: tfdist.ParameterAveragingStrategy(
+        4, **kwargs
+    ),
+    "elastic": lambda **kwargs: tfdist.ElasticAveragingStrategy(
+        period=4, **kwargs
+    ),
+    "diloco": lambda **kwargs: tfdist.DiLoCoStrategy(period=4, **kwargs),
+}
+
+
+def serve(directory=None, every=30.0):
+    """Is a parameter server that keeps snapshots."""
+    tfdist.AsyncStrategy(
+        start_timeout=60.0, snapshot_dir=directory, snapshot_every=every
+    )
+
+
+def regression():
+    """A linear regression that is learnt fast: x (512, 8), y (512, 1)."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(512, 8)).astype("float32")
+    return x, x @ random.normal(size=(8, 1)).astype("float32")
+
+
+def train(strategy, until="stop", pace=0.0, server_timeout=60.0, epochs=1):
+    """Trains until told to stop; reports what became of its gradients.
+
+    Args:
+        strategy: name of one of `STRATEGIES`.
+        until: what the test tells, or a number of steps.
+        pace: seconds to pause after each step.
+        server_timeout: of the strategy.
+        epochs: how many to train.
+    """
+    momentum = 0.0 if strategy in ("dana", "averaging") else 0.5
+    # DANA's momentum is 0.9.
+    rate = 0.005 if strategy == "dana" else 0.05
+    strategy = STRATEGIES[strategy](
+        start_timeout=60.0, worker_timeout=4.0, server_timeout=server_timeout
+    )
+    print("connected", flush=True)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(16, activation="tanh"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(
+            optimizer=keras.optimizers.SGD(rate, momentum=momentum),
+            loss="mse",
+        )
+    x, y = regression()
+    before = float(np.mean((model.predict(x, verbose=0) - y) ** 2))
+    try:
+        model.fit(
+            x,
+            y,
+            batch_size=16,
+            epochs=1000000 if isinstance(until, str) else epochs,
+            verbose=0,
+            callbacks=[
+                failure_tasks.TellProgress(until, lambda logs: time.sleep(pace))
+            ],
+        )
+        print("trained", flush=True)
+        strategy.settle()
+        after = float(np.mean((model.predict(x, verbose=0) - y) ** 2))
+    except Exception as error:
+        handshake.report(error=type(error).__name__, message=str(error))
+        raise
+    handshake.report(
+        before=before,
+        after=after,
+        counts=strategy.push_counts(),
+        all_counts=strategy.gradient_counts(),
+        updates=strategy.updates_applied(),
+        weights=[w.numpy().ravel().tolist() for w in model.weights],
+        recoveries=[
+            [event.seconds, event.servers, event.restored_by_this_worker]
+            for event in strategy.recoveries
+        ],
+    )

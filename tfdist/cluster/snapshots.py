@@ -1,0 +1,340 @@
+"""Snapshots that a server writes of what it holds, and finds when it is back.
+
+Workers tell a server what there is to be kept (`Manifest`): only their graphs
+know the names. The server's own process reads all of it under the locks that
+training steps take, so that a snapshot is one state, and writes it to a
+directory of its own, which gets its name when all is in it. So a server that
+is killed meanwhile, or finds no room, leaves the snapshot before.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import threading
+import time
+
+from absl import logging
+import tensorflow as tf
+
+_MANIFEST = "tfdist/manifest"
+_META = "meta.json"
+_DATA = "data"
+# The last one may be unreadable, if the machine has died with it.
+_KEPT = 2
+
+
+class Manifest:
+    """What the members of a cluster say there is to be kept on one server.
+
+    Args:
+      device: The server's device.
+      num_members: Number of rows of its table of members.
+    """
+
+    def __init__(self, device, num_members):
+        self._device = device
+        self._num_members = num_members
+        self._write = tf.function(self._build_write, autograph=False)
+        self._read = tf.function(self._build_read, autograph=False)
+
+    def write(self, row, groups):
+        """Leaves what one member knows of.
+
+        Args:
+          row: Number of the member.
+          groups: List of dicts: `lock`, the name of a lock, `counter`, the
+            name of an int64 that changes with what is kept, and `variables`,
+            a list of (name, name of a dtype).
+        """
+        self._write(tf.constant(row), tf.constant(json.dumps(groups)))
+
+    def read(self):
+        """What all members know of: a dict of lock to (counter, variables).
+
+        `variables` is a dict of name to the name of a dtype.
+        """
+        merged = {}
+        for text in self._read().numpy():
+            for group in json.loads(text) if text else []:
+                _, variables = merged.setdefault(
+                    group["lock"], (group["counter"], {})
+                )
+                variables.update(group["variables"])
+        return merged
+
+    def _handle(self, row):
+        return tf.raw_ops.VarHandleOp(
+            dtype=tf.string, shape=[], shared_name=f"{_MANIFEST}/{row}"
+        )
+
+    def _build_write(self, row, text):
+        with tf.device(self._device):
+            row, text = tf.identity(row), tf.identity(text)
+
+            def write(number):
+                with tf.device(self._device):
+                    tf.raw_ops.AssignVariableOp(
+                        resource=self._handle(number), value=text
+                    )
+                return True
+
+            tf.switch_case(
+                row,
+                [
+                    lambda number=number: write(number)
+                    for number in range(self._num_members)
+                ],
+            )
+
+    def _build_read(self):
+        with tf.device(self._device):
+            texts = []
+            for row in range(self._num_members):
+                handle = self._handle(row)
+                texts.append(
+                    tf.cond(
+                        tf.raw_ops.VarIsInitializedOp(resource=handle),
+                        lambda handle=handle: tf.reshape(
+                            tf.raw_ops.ReadVariableOp(
+                                resource=handle, dtype=tf.string
+                            ),
+                            [],
+                        ),
+                        lambda: tf.constant(""),
+                    )
+                )
+            return tf.stack(texts)
+
+
+class Snapshots:
+    """Writes and finds the snapshots of one server, in its process.
+
+    Args:
+      directory: For the snapshots of all servers of the cluster; each makes a
+        directory of its own in it.
+      device: The server's device.
+      task: Number of the server.
+      num_servers: How many there are.
+      num_members: Number of rows of its table of members.
+      every: Seconds between two snapshots.
+    """
+
+    def __init__(
+        self, directory, device, *, task, num_servers, num_members, every
+    ):
+        name = f"ps-{task}-of-{num_servers}"
+        self._directory = pathlib.Path(directory) / name
+        self._device = device
+        self._name = f"/job:ps/task:{task}"
+        self._every = every
+        self._manifest = Manifest(device, num_members)
+        self._readers = {}
+        self._last = None
+        self._failed = False
+        self._writing = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = None
+
+    def restore(self):
+        """Puts the newest snapshot in place that can be read.
+
+        Before anybody else talks to the server.
+
+        Returns:
+          How many variables that were, 0 for none.
+        """
+        for path in reversed(self._found()):
+            try:
+                meta = json.loads((path / _META).read_text())
+                names = list(meta["variables"])
+                with tf.device(self._device):
+                    values = tf.raw_ops.RestoreV2(
+                        prefix=str(path / _DATA),
+                        tensor_names=names,
+                        shape_and_slices=[""] * len(names),
+                        dtypes=[
+                            tf.as_dtype(t) for t in meta["variables"].values()
+                        ],
+                    )
+            except (OSError, ValueError, KeyError, tf.errors.OpError) as error:
+                logging.warning(
+                    "%s cannot read its snapshot %s (%s).",
+                    self._name,
+                    path,
+                    str(error).splitlines()[0],
+                )
+                continue
+            with tf.device(self._device):
+                for name, value in zip(names, values, strict=True):
+                    handle = tf.raw_ops.VarHandleOp(
+                        dtype=value.dtype, shape=value.shape, shared_name=name
+                    )
+                    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+            logging.warning(
+                "%s begins with its snapshot %s, which is %.1f s old: %d "
+                "variables.",
+                self._name,
+                path,
+                time.time() - meta["time"],
+                len(names),
+            )
+            return len(names)
+        return 0
+
+    def start(self):
+        """Writes snapshots from now on, in a thread."""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def write(self):
+        """Writes a snapshot now, unless there is nothing new.
+
+        Returns:
+          Whether one was written. What is in its way is logged.
+        """
+        with self._writing:
+            try:
+                return self._write()
+            except (OSError, tf.errors.OpError) as error:
+                if not self._failed:
+                    logging.error(
+                        "%s cannot write a snapshot to %s, and goes on with "
+                        "the one before: %s",
+                        self._name,
+                        self._directory,
+                        str(error).splitlines()[0][:300],
+                    )
+                self._failed = True
+                return False
+
+    def finish(self):
+        """Ends writing. Training is over: snapshots are removed."""
+        self._stop.set()
+        with self._writing:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _run(self):
+        while not self._stop.wait(self._every):
+            try:
+                self.write()
+            except Exception:
+                logging.exception("%s: a snapshot has failed.", self._name)
+
+    def _found(self):
+        """The snapshots that are there, oldest first."""
+        if not self._directory.is_dir():
+            return []
+        return sorted(
+            path for path in self._directory.iterdir() if path.name.isdigit()
+        )
+
+    def _write(self):
+        groups = self._manifest.read()
+        names, values, counters = [], [], []
+        for lock, (counter, variables) in sorted(groups.items()):
+            known = self._held(variables)
+            if counter not in known:
+                continue
+            read = self._reader(lock, tuple(known.items()))()
+            names += list(known)
+            values += read
+            counters.append(int(read[list(known).index(counter)]))
+        state = (tuple(names), tuple(counters))
+        if not names or state == self._last:
+            return False
+        self._directory.mkdir(parents=True, exist_ok=True)
+        found = self._found()
+        number = int(found[-1].name) + 1 if found else 0
+        draft = self._directory / f"draft-{os.getpid()}"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        try:
+            with tf.device(self._device):
+                tf.raw_ops.SaveV2(
+                    prefix=str(draft / _DATA),
+                    tensor_names=names,
+                    shape_and_slices=[""] * len(names),
+                    tensors=values,
+                )
+            dtypes = [value.dtype.name for value in values]
+            meta = {
+                "time": time.time(),
+                "variables": dict(zip(names, dtypes, strict=True)),
+            }
+            (draft / _META).write_text(json.dumps(meta))
+            for path in draft.iterdir():
+                _sync(path)
+            draft.rename(self._directory / f"{number:010d}")
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        _sync(self._directory)
+        if self._failed:
+            logging.warning("%s writes snapshots again.", self._name)
+        self._failed = False
+        self._last = state
+        for path in self._found()[:-_KEPT]:
+            shutil.rmtree(path, ignore_errors=True)
+        return True
+
+    def _held(self, variables):
+        """Those of `variables`, name to dtype, that have a value."""
+        key = tuple(sorted(variables.items()))
+        if key not in self._readers:
+
+            def check():
+                with tf.device(self._device):
+                    return [
+                        tf.raw_ops.VarIsInitializedOp(
+                            resource=_handle(name, dtype)
+                        )
+                        for name, dtype in key
+                    ]
+
+            self._readers[key] = tf.function(check, autograph=False)
+        held = self._readers[key]()
+        return {
+            item[0]: item[1]
+            for item, there in zip(key, held, strict=True)
+            if there
+        }
+
+    def _reader(self, lock, variables):
+        """Function that reads variables under the lock of that name."""
+        key = (lock, variables)
+        if key not in self._readers:
+
+            def read():
+                with tf.device(self._device):
+                    mutex = tf.raw_ops.MutexV2(shared_name=lock)
+                    taken = tf.raw_ops.MutexLock(mutex=mutex)
+                    with tf.control_dependencies([taken]):
+                        values = [
+                            tf.raw_ops.ReadVariableOp(
+                                resource=_handle(name, dtype),
+                                dtype=tf.as_dtype(dtype),
+                            )
+                            for name, dtype in variables
+                        ]
+                    with tf.control_dependencies(values):
+                        tf.raw_ops.ConsumeMutexLock(mutex_lock=taken)
+                    return values
+
+            self._readers[key] = tf.function(read, autograph=False)
+        return self._readers[key]
+
+
+def _handle(name, dtype):
+    return tf.raw_ops.VarHandleOp(
+        dtype=tf.as_dtype(dtype), shape=None, shared_name=name
+    )
+
+
+def _sync(path):
+    """What has been written to a file or directory is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
