@@ -45,7 +45,7 @@ def test_sigterm_in_a_step_the_step_counts_and_the_others_go_on(cluster):
 
 def test_a_cluster_grows_and_shrinks_and_every_gradient_counts(cluster):
     made = cluster(num_workers=3, initial_workers=1)
-    (server,) = made.start_servers()
+    (server,) = made.start_servers(lost_after=1000.0)
     bounded = {"method": "bounded", "until": "stop"}
     # It does not wait for those that have not been started.
     staying = start(made, 0, value=1.0, hold=20, release="go on", **bounded)
