@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.averaging import LocalSteps
 from tfdist.averaging import ParameterAveraging
 from tfdist.cluster import members
+from tfdist.cluster import preemption
 from tfdist.correction import Correction
 from tfdist.parameter_server import local
 from tfdist.parameter_server import nonfinite
@@ -19,6 +20,7 @@ from tfdist.parameter_server import ring_local
 from tfdist.synchronization import Async
 from tfdist.synchronization import Synchronization
 
+_ON_PREEMPTION = ("exit", "note")
 ON_STALL = ("drop", "fail", "wait")
 
 _strategies = itertools.count()
@@ -30,6 +32,7 @@ def check_arguments(
     variable_partitioner,
     communication,
     choice,
+    on_preemption,
 ):
     """Refuses malformed arguments of `ParameterServerStrategy`.
 
@@ -58,6 +61,10 @@ def check_arguments(
             f"{communication!r}."
         )
     nonfinite.check_argument(choice)
+    if on_preemption not in _ON_PREEMPTION:
+        raise ValueError(
+            f'on_preemption must be "exit" or "note", came: {on_preemption!r}.'
+        )
 
 
 def check_recovery(
@@ -160,8 +167,16 @@ def end_local_steps(reference):
     """
     steps = reference()
     raised = getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
-    if steps is not None and not raised:
+    if steps is None or raised:
+        return
+    try:
         steps.finish()
+    except (tf.errors.OpError, TimeoutError) as error:
+        if not preemption.received():
+            raise
+        logging.warning(
+            "Has to leave, and its last local steps are lost: %s", error
+        )
 
 
 def namespace(config):

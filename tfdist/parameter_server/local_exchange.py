@@ -258,7 +258,10 @@ class LocalExchange:
         if self._averages:
             _replace(variable, value)
         else:
-            share = tf.cast(1.0 / self._num_workers, variable.dtype)
+            workers = tf.constant(self._num_workers, tf.float64)
+            if self._store.build_enlisted is not None:
+                workers = self._store.build_enlisted()
+            share = tf.cast(1.0 / workers, variable.dtype)
             variable.assign_add(share * (value - variable), read_value=False)
 
     # A push or a fetch alone.

@@ -59,6 +59,9 @@ class ParameterStore(resources.Resources):
         ]
         # How decisions are made over gradients; None where none is needed.
         self.coordination = None
+        # Builds, in the scope of a server's device, how many workers make up
+        # the cluster, a scalar float64; None where that never changes.
+        self.build_enlisted = None
         # What is done about late gradients; None where nothing is.
         self.corrector = None
         # What has become of gradients; None where a ledger counts them.

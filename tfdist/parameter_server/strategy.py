@@ -15,6 +15,7 @@ from tfdist.cluster import connection
 from tfdist.cluster import ending
 from tfdist.cluster import life
 from tfdist.cluster import peers
+from tfdist.cluster import preemption
 from tfdist.cluster import reports
 from tfdist.cluster import server
 from tfdist.cluster import waiting
@@ -24,6 +25,7 @@ from tfdist.parameter_server import corrector
 from tfdist.parameter_server import extended
 from tfdist.parameter_server import gradient_counts
 from tfdist.parameter_server import layout
+from tfdist.parameter_server import leaving
 from tfdist.parameter_server import marks
 from tfdist.parameter_server import metrics
 from tfdist.parameter_server import nonfinite as nonfinite_lib
@@ -93,6 +95,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         that have not begun to train.
       worker_timeout: Seconds without a sign of life after which nobody waits
         for a worker; when it comes back, it takes part again.
+      on_preemption: What a worker or evaluator does that gets SIGTERM, unless
+        the script has a handler of its own. "exit": `fit` (or what runs) ends
+        by `SystemExit(0)` after the step, which counts; `finally` and
+        `atexit` run, and nobody waits for the worker. "note": it goes on, and
+        `preempted` is True. Without servers SIGTERM is left as it is.
       server_timeout: Seconds to wait for a server that has died, hangs or
         cannot be reached. When it is back, started again at the same address,
         training goes on.
@@ -134,6 +141,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         nonfinite="drop",
         start_timeout=300.0,
         worker_timeout=10.0,
+        on_preemption="exit",
         server_timeout=300.0,
         stall_timeout=600.0,
         on_stall="drop",
@@ -147,6 +155,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             variable_partitioner,
             communication,
             nonfinite,
+            on_preemption,
         )
         construction.check_recovery(
             server_timeout,
@@ -192,6 +201,10 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                     snapshot_every=snapshot_every,
                 )
             )
+        if config.num_ps:
+            preemption.install(
+                exits=on_preemption == "exit", stop=leaving.stop_loops
+            )
         others = None
         if in_ring:
             others = peers.join(config, start_timeout, worker_timeout)
@@ -236,6 +249,12 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             correction=correction,
             local_steps=local_steps,
         )
+        if self._membership is not None:
+            self._store.build_enlisted = functools.partial(
+                self._membership.tables[0].build_enlisted,
+                config.num_workers,
+                config.initial_workers,
+            )
         # As they were given: what another cluster would make of them.
         self._synchronization, self._correction = method, correction
         if config.is_local:
@@ -256,7 +275,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if local_steps is not None:
             self._store.local = construction.make_local(
                 self._store,
-                local_steps.resolve(method, correction, config.num_workers),
+                # Those at the beginning: what follows from their number is
+                # part of the method, on which all workers agree.
+                local_steps.resolve(method, correction, config.initial_workers),
                 method,
                 num_workers=config.num_workers,
                 others=others,
@@ -302,6 +323,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             method,
             correction,
             worker_names=config.worker_names,
+            initial_workers=config.initial_workers,
             worker_id=self._store.worker_id,
             worker_timeout=worker_timeout,
             start_timeout=self._start_timeout,
@@ -372,6 +394,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         """Bytes of variables placed on each server, a tuple of ints."""
         return self._store.bytes_per_shard
 
+    @property
+    def preempted(self):
+        """Whether this process has got SIGTERM and is to leave.
+
+        For loops of one's own with `on_preemption="note"`.
+        """
+        return preemption.received()
+
     def layout(self, variables):
         """Where `variables` (Keras's) lie on servers; see `layout.describe`."""
         return layout.describe(self._store, variables)
@@ -406,6 +436,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             self._store.call(self._membership.read),
             known_for=time.monotonic() - self._connected_at,
             patience=self._start_timeout,
+            initial_workers=self._cluster.initial_workers,
         )
 
     def gradient_counts(self):

@@ -18,12 +18,15 @@ class Attendance:
       heard: When each worker was last heard of, int64 vector; 0 for never.
       ended: Whether its process has ended, bool vector.
       entered: When its process began, int64 vector; None if that is unknown.
+      preempted: Whether its process has ended because it was told to, bool
+        vector; None where that does not happen.
     """
 
     now: tf.Tensor
     heard: tf.Tensor
     ended: tf.Tensor
     entered: tf.Tensor | None = None
+    preempted: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,9 +164,57 @@ def _begin_anew(state, mine):
     )
 
 
-def leave(state, worker):
-    """A worker will send no more gradients for now."""
-    return _remove(state, _mask(state, worker), Reason.LEFT)
+def leave(state, worker, preempted=False):
+    """A worker will send no more gradients for now.
+
+    Args:
+      state: A `State`.
+      worker: Its number.
+      preempted: Whether it was told to leave, bool.
+
+    Returns:
+      The new `State`.
+    """
+    left, told = (tf.cast(r, tf.int64) for r in (Reason.LEFT, Reason.PREEMPTED))
+    reason = tf.where(preempted, told, left)
+    return _remove(state, _mask(state, worker), reason)
+
+
+def excuse(state, worker):
+    """A worker has to leave, and waits no longer for a decision.
+
+    What it has sent is decided over as if it waited. Nothing happens while it
+    computes: it will send one gradient more.
+
+    Args:
+      state: A `State`.
+      worker: Its number.
+
+    Returns:
+      The new `State`.
+    """
+    waits = _mask(state, worker) & state.waiting
+    return state.set(waits, status=Status.GONE, reason=Reason.PREEMPTED)
+
+
+def may_go_on(state, worker):
+    """Whether a worker need not wait (any more), a scalar bool tensor."""
+    excused = ~state.present & state.preempted
+    return tf.logical_or(is_decided(state, worker), excused[worker])
+
+
+def absent(state, initial_workers):
+    """The state of a cluster that begins with its first workers alone.
+
+    Args:
+      state: A `State` in which nothing has happened.
+      initial_workers: How many, int.
+
+    Returns:
+      The new `State`.
+    """
+    number = tf.range(state.num_workers, dtype=tf.int64)
+    return _remove(state, number >= initial_workers, Reason.ABSENT)
 
 
 def _remove(state, mask, reason):
@@ -242,6 +293,11 @@ def attend(state, attendance, patience):
         state.started_at > 0, now - state.started_at > patience.missing
     )
     joined = _is(state.status, Status.JOINED)
+    if attendance.preempted is not None:
+        left = attendance.preempted
+        state = _remove(state, left, Reason.PREEMPTED)
+        # Its training had ended before, as far as the others knew.
+        state = state.set(left & ~state.present, reason=Reason.PREEMPTED)
     state = _remove(state, attendance.ended, Reason.ENDED)
     state = _remove(state, silent, Reason.SILENT)
     state = _remove(state, tf.logical_and(joined, idle), Reason.IDLE)

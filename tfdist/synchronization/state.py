@@ -30,6 +30,8 @@ class Reason(enum.IntEnum):
     IDLE: it is heard of and has sent no gradient for too long.
     MISSING: it has not begun.
     REPLACED: another process has come in its place and has not begun.
+    PREEMPTED: it was told to leave before its training had ended.
+    ABSENT: the cluster has a place for it, and began without it.
     """
 
     NONE = 0
@@ -39,6 +41,8 @@ class Reason(enum.IntEnum):
     IDLE = 4
     MISSING = 5
     REPLACED = 6
+    PREEMPTED = 7
+    ABSENT = 8
 
 
 class Phase(enum.IntEnum):
@@ -196,8 +200,23 @@ class State:
 
     @property
     def num_workers(self):
-        """Workers that the cluster is made of, int."""
+        """Workers that the cluster has places for, int."""
         return self.status.shape[0]
+
+    @property
+    def enlisted(self):
+        """Who makes up the cluster for now, a bool vector.
+
+        Everybody but those who are gone by plan: absent from the beginning,
+        or told to leave. Who has died, or has ended its training, is enlisted.
+        """
+        by_plan = self.preempted | tf.equal(self.reason, _int64(Reason.ABSENT))
+        return self.present | ~by_plan
+
+    @property
+    def preempted(self):
+        """Whose last reason to go was a notice, a bool vector."""
+        return tf.equal(self.reason, _int64(Reason.PREEMPTED))
 
     @property
     def arrived(self):
