@@ -49,6 +49,17 @@ def regression():
     return x, x @ random.normal(size=(8, 1)).astype("float32")
 
 
+def applied_by_worker(strategy):
+    """What each server has applied of each worker; empty with a ledger."""
+    store = strategy._store
+    if not store.counts_by_worker:
+        return []
+    return [
+        store.pulled_applied(shard).numpy().tolist()
+        for shard in range(store.num_shards)
+    ]
+
+
 def train(strategy, until="stop", pace=0.0, server_timeout=60.0, epochs=1):
     """Trains until told to stop; reports what became of its gradients.
 
@@ -102,6 +113,7 @@ def train(strategy, until="stop", pace=0.0, server_timeout=60.0, epochs=1):
         counts=strategy.push_counts(),
         all_counts=strategy.gradient_counts(),
         updates=strategy.updates_applied(),
+        by_worker=applied_by_worker(strategy),
         weights=[w.numpy().ravel().tolist() for w in model.weights],
         recoveries=[
             [event.seconds, event.servers, event.restored_by_this_worker]
