@@ -19,6 +19,7 @@ _POLL_SECONDS = 0.02
 # A worker counts as training after so many steps; the others as well go on
 # for so many when all is over.
 _STEPS = 20
+_RATE = 0.01
 # Beyond the longest stop, keep-alive and the start of a process, on a machine
 # that has other things to do.
 PROGRESS_SECONDS = 90.0
@@ -86,7 +87,7 @@ class Chaos:
         *,
         num_ps,
         snapshot_every=1.0,
-        pace=0.01,
+        pace=0.03,
         tell=print,
     ):
         self._cluster = cluster
@@ -164,13 +165,9 @@ class Chaos:
         self._note("all workers train again; told to stop")
         self._cluster.tell("stop")
         self._wait(
-            lambda: not any(t.runs() for t in self._tasks.values()),
-            lambda: (
-                f"{', '.join(t.label for t in self._tasks.values() if t.runs())}"
-                " to end"
-            ),
+            lambda: not self._running(),
+            lambda: f"{', '.join(self._running())} to end",
             END_SECONDS,
-            over=True,
         )
         outcome.seconds = time.monotonic() - began
 
@@ -194,8 +191,13 @@ class Chaos:
                 "recovery_tasks:train",
                 strategy=self._strategy,
                 pace=self._pace,
+                # Late gradients of three workers diverge with larger ones.
+                rate=_RATE,
                 server_timeout=2 * PROGRESS_SECONDS,
             )
+
+    def _running(self):
+        return [t.label for t in self._tasks.values() if t.runs()]
 
     def _workers(self):
         return [target for target in self._tasks if target[0] == "worker"]
@@ -256,7 +258,7 @@ class Chaos:
                 return
             time.sleep(_POLL_SECONDS)
 
-    def _wait(self, condition, what, seconds, over=False):
+    def _wait(self, condition, what, seconds):
         end = time.monotonic() + seconds
         while not condition():
             self._let_pass(0.0)
@@ -264,7 +266,6 @@ class Chaos:
                 what = what() if callable(what) else what
                 raise TimeoutError(f"Waited {seconds:g} s for {what}.")
             time.sleep(_POLL_SECONDS)
-        del over
 
     def _check_lives(self):
         away = {target for _, _, target in self._returns}
@@ -285,9 +286,13 @@ class Chaos:
         _, targets = recovery_tasks.regression()
         untrained = float(np.mean(targets**2))
         outcome.loss = (untrained, max(r["after"] for r in reports.values()))
-        assert outcome.loss[1] < _LOSS_SHARE * untrained, outcome.loss
         for target, report in reports.items():
             label = self._tasks[target].label
+            self._note(
+                f"{label}: loss {report['before']:.4g} > {report['after']:.4g},"
+                f" updates {report['updates']}, largest weights "
+                f"{[max(map(abs, w)) for w in report['weights']]}"
+            )
             self._check_counts(label, report)
             counts = report["counts"]
             outcome.pushed += counts["pushed"]
@@ -302,6 +307,7 @@ class Chaos:
             assert other["all_counts"] == first["all_counts"]
             assert other["by_worker"] == first["by_worker"]
         self._check_sums(first, reports)
+        assert outcome.loss[1] < _LOSS_SHARE * untrained, outcome.loss
 
     def _check_counts(self, label, report):
         counts, all_counts = report["counts"], report["all_counts"]

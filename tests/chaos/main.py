@@ -37,10 +37,12 @@ _COLUMNS = (
 
 _SEED = flags.DEFINE_integer("seed", None, "Of schedules. Default: the time.")
 _EVENTS = flags.DEFINE_integer(
-    "events", 200, "Events over all strategies.", lower_bound=1
+    "events", 200, "Events over all strategies.", lower_bound=0
 )
 _STRATEGY = flags.DEFINE_list(
-    "strategy", [_ALL], f"`all`, or some of {','.join(recovery_tasks.STRATEGIES)}."
+    "strategy",
+    [_ALL],
+    f"`all`, or some of {','.join(recovery_tasks.STRATEGIES)}.",
 )
 _NUM_PS = flags.DEFINE_integer("num_ps", 2, "Servers.", lower_bound=1)
 _NUM_WORKERS = flags.DEFINE_integer("num_workers", 3, "Workers.", lower_bound=2)

@@ -60,7 +60,14 @@ def applied_by_worker(strategy):
     ]
 
 
-def train(strategy, until="stop", pace=0.0, server_timeout=60.0, epochs=1):
+def train(
+    strategy,
+    until="stop",
+    pace=0.0,
+    server_timeout=60.0,
+    epochs=1,
+    rate=0.05,
+):
     """Trains until told to stop; reports what became of its gradients.
 
     Args:
@@ -69,6 +76,7 @@ def train(strategy, until="stop", pace=0.0, server_timeout=60.0, epochs=1):
         pace: seconds to pause after each step.
         server_timeout: of the strategy.
         epochs: how many to train.
+        rate: the learning rate.
     """
     momentum = 0.0 if strategy in ("dana", "averaging") else 0.5
     strategy = STRATEGIES[strategy](
@@ -85,7 +93,7 @@ def train(strategy, until="stop", pace=0.0, server_timeout=60.0, epochs=1):
             ]
         )
         model.compile(
-            optimizer=keras.optimizers.SGD(0.05, momentum=momentum),
+            optimizer=keras.optimizers.SGD(rate, momentum=momentum),
             loss="mse",
         )
     x, y = regression()
