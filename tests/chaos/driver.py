@@ -7,6 +7,7 @@ what the processes have printed.
 
 import dataclasses
 import heapq
+import re
 import signal
 import time
 
@@ -22,11 +23,14 @@ _STEPS = 20
 _RATE = 0.01
 # Beyond the longest stop, keep-alive and the start of a process, on a machine
 # that has other things to do.
+START_SECONDS = 180.0
 PROGRESS_SECONDS = 90.0
 END_SECONDS = 150.0
 # Training that has begun leaves less than this of the targets' variance.
 _LOSS_SHARE = 0.5
-_OUTPUT_LINES = 60
+_OUTPUT_LINES = 80
+# What TensorFlow says about lost connections.
+_NOISE = re.compile("grpc_|GRPC|This could happen if|^E0000")
 
 
 class ChaosError(AssertionError):
@@ -136,7 +140,7 @@ class Chaos:
             self._start(("ps", index))
         for index in range(self._cluster.num_workers):
             self._start(("worker", index))
-        self._wait(self._all_train, "all workers to train", PROGRESS_SECONDS)
+        self._wait(self._all_train, "all workers to train", START_SECONDS)
         self._note("all workers train")
         began = origin = time.monotonic()
         for event in events:
@@ -210,9 +214,9 @@ class Chaos:
 
     def _wait_for_others(self, event):
         """Waits until a worker that nothing happens to has all there is."""
-        away = {target for _, _, target in self._returns}
 
         def others():
+            away = {target for _, _, target in self._returns}
             return [
                 target
                 for target in self._workers()
@@ -222,7 +226,7 @@ class Chaos:
         if any(target[0] == "worker" for target in event.targets):
             self._wait(
                 lambda: any(map(self._trains, others())),
-                f"one of {others()} to train",
+                lambda: f"one of {others()} to train",
                 PROGRESS_SECONDS,
             )
 
@@ -354,10 +358,23 @@ class Chaos:
             f"--snapshot_every={self._every:g}",
             *self.log,
         ]
+        # What they hang at: they print their stacks.
         for task in self._cluster.tasks:
-            state = "runs" if task.runs() else f"ended with {task.wait()}"
-            lines = task.output().splitlines()[-_OUTPUT_LINES:]
-            parts += [f"--- {task.label} ({state}):", *lines]
+            if task.runs():
+                task.send(signal.SIGABRT)
+                task.send(signal.SIGCONT)
+        for task in self._cluster.tasks:
+            task.wait()
+        for task in self._cluster.tasks:
+            lines = [
+                line
+                for line in task.output().splitlines()
+                if not _NOISE.search(line)
+            ]
+            parts += [
+                f"--- {task.label} (ended with {task.wait()}):",
+                *lines[-_OUTPUT_LINES:],
+            ]
         return "\n".join(parts)
 
 

@@ -6,6 +6,7 @@ import socket
 import tensorflow as tf
 
 from tfdist import quiet
+from tfdist.cluster import probe
 from tfdist.cluster import tf_config
 from tfdist.cluster import waiting
 
@@ -16,6 +17,8 @@ _RETRIED = (
 )
 
 _RESERVED_FUNCTIONS = 33
+# Seconds for a server to say that it is there.
+_PROBE_SECONDS = 3.0
 
 # Clusters that this process is connected to.
 _connected = set()
@@ -95,6 +98,22 @@ def reconnect(config):
             protocol=config.rpc_layer,
         )
     start_runtime(config)
+
+
+def absent(config):
+    """Names of the servers that do not answer just now, a list.
+
+    Args:
+      config: The `ClusterConfig`.
+    """
+    return [
+        name
+        for k, (name, address) in enumerate(
+            zip(config.ps_names, config.ps_addresses, strict=True)
+        )
+        if probe.incarnation(address, k, _PROBE_SECONDS, config.rpc_layer)
+        is None
+    ]
 
 
 def start_runtime(config):
@@ -197,6 +216,11 @@ def _wait_for_servers(config, devices, timeout):
 
     def attempt():
         nonlocal silent, reason
+        # A first connection that fails leaves a runtime whose second one may
+        # crash, or find this process's own port in use.
+        if not_there := absent(config):
+            silent, reason = not_there, "it does not say which life it is in"
+            return False
         try:
             reconnect(config)
             _reserve_functions(devices)
