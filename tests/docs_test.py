@@ -9,6 +9,8 @@ import pytest
 
 from tfdist.cli import advise
 from tfdist.cli import compare
+from tfdist.cli import doctor
+from tfdist.cli import isolation
 from tfdist.cli import simulate
 from tfdist.parameter_server import local_presets
 from tfdist.simulation import methods
@@ -20,7 +22,14 @@ CODISTILLATION = (DOCS / "codistillation.md").read_text("utf-8")
 PIPELINES = (DOCS / "pipelines.md").read_text("utf-8")
 PLACEMENT = (DOCS / "placement.md").read_text("utf-8")
 README = (DOCS.parent / "README.md").read_text("utf-8")
-COMMANDS = {"advise": advise, "compare": compare, "simulate": simulate}
+DOCTOR = (DOCS / "doctor.md").read_text("utf-8")
+SECURITY = (DOCS / "security.md").read_text("utf-8")
+COMMANDS = {
+    "advise": advise,
+    "compare": compare,
+    "doctor": doctor,
+    "simulate": simulate,
+}
 
 
 def test_program_of_the_simulator_runs():
@@ -123,6 +132,21 @@ def test_commands_of_the_simulator_have_the_flags_that_are_shown(text):
         known = COMMANDS[command].define_flags()
         for name in re.findall(r"--(\w+)", arguments):
             assert name in known, f"tfdist {command} --{name}"
+
+
+def test_table_of_the_doctor_s_flags_is_what_they_are():
+    rows = re.findall(r"^\| `--(\w+)(?:=(\w+))?`", DOCTOR, re.MULTILINE)
+    known = doctor.define_flags()
+    assert {name for name, _ in rows} == set(known) - {"help", "h", "?"}
+    for name, value in rows:
+        default = known[name].default
+        assert value == ("" if default is None else f"{default:g}"), name
+
+
+def test_table_of_isolation_has_all_ways():
+    assert tuple(re.findall(r"^\| `(\w+)`.*\|$", SECURITY, re.M)) == (
+        isolation.WAYS
+    )
 
 
 def test_pictures_that_are_shown_are_there():

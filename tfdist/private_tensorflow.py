@@ -88,6 +88,24 @@ def enable_collectives(server_def):
     context.context().enable_collective_ops(server_def)
 
 
+def move_servers(addresses):
+    """Connects this process to servers that are new or at other addresses.
+
+    In public, connecting to a cluster with other addresses makes a new runtime,
+    and was seen to end the process (TensorFlow 2.21); what a restarted server
+    at the same address goes through does not.
+
+    Args:
+      addresses: List of `host:port`, one for each `ps` task.
+    """
+    definition = context.get_server_def()
+    jobs = {job.name: job for job in definition.cluster.job}
+    servers = jobs.get("ps") or definition.cluster.job.add(name="ps")
+    for task, address in enumerate(addresses):
+        servers.tasks[task] = address
+    context.context().update_server_def(definition)
+
+
 def check_peer(task, seconds):
     """Asks another process of the collectives whether it is there.
 

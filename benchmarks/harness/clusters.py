@@ -90,8 +90,21 @@ class TensorFlowCluster(Cluster):
                     environ=_environ(tasks[job]),
                 )
             )
+        self._cluster = cluster
+        self._ps = _environ(tasks["ps"])
         self._arguments = args
         self._environ = _environ(tasks["chief"])
+
+    def restart_server(self, serve):
+        """Kills the parameter server and starts it again.
+
+        Args:
+            serve: what it runs.
+        """
+        self._servers[0].kill()
+        self._servers[0] = children.Child(
+            "TensorFlow ps", serve, self._cluster, "ps", environ=self._ps
+        )
 
     def wait_until_built(self):
         """Starts the coordinator, which expects the servers to be up."""

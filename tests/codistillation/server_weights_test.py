@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.cluster import sessions
 from tfdist.codistillation import quantization
-from tfdist.codistillation import server_session
 from tfdist.codistillation import server_weights
 
 HALF = quantization.LARGEST_HALF
@@ -43,7 +43,7 @@ def test_servers_quantise_as_this_process_does(name, dtype):
     with tf.Graph().as_default() as graph:
         given = tf.compat.v1.placeholder(array.dtype, array.shape)
         built = server_weights.quantise(given, dtype)
-    config = server_session.exactly(tf.compat.v1.ConfigProto())
+    config = sessions.exactly(tf.compat.v1.ConfigProto())
     with tf.compat.v1.Session(graph=graph, config=config) as session:
         came = session.run(tuple(built), {given: array})
     expected = quantization.quantise(array, dtype)

@@ -51,6 +51,7 @@ def train(
     shapes=None,
     hold=0,
     lost_after=members.LOST_AFTER_SECONDS,
+    server_timeout=60.0,
 ):
     """Pushes `value` until told to stop; reports what it sees in the end.
 
@@ -62,9 +63,12 @@ def train(
         shapes: of the weights; `None` for the usual ones.
         hold: after this number of steps wait until told to go on.
         lost_after: seconds after which a silent worker is not waited for.
+        server_timeout: of the strategy, seconds.
     """
     members.LOST_AFTER_SECONDS = lost_after
-    strategy = tfdist.AsyncStrategy(start_timeout=start_timeout)
+    strategy = tfdist.AsyncStrategy(
+        start_timeout=start_timeout, server_timeout=server_timeout
+    )
     print("connected", flush=True)
     model = tasks.build_sum_of_weights(strategy, shapes=shapes or tasks.SHAPES)
     losses = []
@@ -98,6 +102,11 @@ def train(
         versions=[e.version for e in exchanges],
         staleness=[e.staleness for e in exchanges],
         states=states(strategy),
+        counts=strategy.push_counts(),
+        recoveries=[
+            [event.servers, event.restored_by_this_worker]
+            for event in strategy.recoveries
+        ],
     )
 
 

@@ -7,7 +7,6 @@ import numpy as np
 
 from tests.multi_process import failure_tasks
 from tests.multi_process import handshake
-from tests.multi_process import tasks
 import tfdist
 from tfdist import correction
 from tfdist import synchronization
@@ -79,6 +78,8 @@ def train(
         rate: the learning rate.
     """
     momentum = 0.0 if strategy in ("dana", "averaging") else 0.5
+    # DANA's momentum is 0.9.
+    rate = 0.005 if strategy == "dana" else 0.05
     strategy = STRATEGIES[strategy](
         start_timeout=60.0, worker_timeout=4.0, server_timeout=server_timeout
     )

@@ -135,50 +135,64 @@ def test_a_server_that_is_slow_to_answer_is_connected_to(cluster):
     made.finish()
 
 
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_killed_server_ends_the_workers_with_its_name(cluster, index):
-    made = cluster(num_ps=2, num_workers=2)
-    servers, workers = start_training(made)
-    servers[index].kill()
-    for worker in workers:
-        report = worker.wait_for_report(UNAVAILABLE_SECONDS)
-        assert report["error"] == "UnavailableError"
-        assert re.search(names(index), report["message"])
-        assert not re.search(names(1 - index), report["message"])
-        assert worker.wait(EXIT_SECONDS) == 1
-
-
-@pytest.mark.parametrize("index", [1])
-def test_a_stopped_server_ends_the_workers_with_its_name(cluster, index):
-    made = cluster(num_ps=2, num_workers=2)
-    servers, workers = start_training(made)
-    servers[index].send(signal.SIGSTOP)
-    for worker in workers:
-        report = worker.wait_for_report(UNAVAILABLE_SECONDS)
-        assert report["error"] == "UnavailableError"
-        assert re.search(names(index), report["message"])
-        # It ends though it cannot tell the stopped server that it has.
-        assert worker.wait(EXIT_SECONDS) == 1
-    servers[index].send(signal.SIGCONT)
-    made.tell("stop")
-    # What it held is still there, and so is its lock.
-    again = made.start_workers("failure_tasks:train", value=1.0, until=5)
-    for task in (*again, *servers):
-        assert task.wait() == 0
-    steps = sum(worker.steps() for worker in (*workers, *again))
-    updates = again[0].report()["updates"]
-    # A step that failed may have reached one server and not the other, and
-    # may have been applied before it failed.
-    assert all(steps <= number <= steps + len(workers) for number in updates)
-    totals = {
-        server: part[0]
+def check_exact(workers):
+    """Every parameter is minus the updates that its server has applied."""
+    reports = [worker.report() for worker in workers]
+    updates = reports[0]["updates"]
+    for report in reports:
+        counts = report["counts"]
+        assert report["updates"] == updates
         for part, server in zip(
-            again[0].report()["parts"],
-            again[0].report()["placement"],
-            strict=True,
+            report["parts"], report["placement"], strict=True
+        ):
+            assert set(part) == {-1.0 * updates[server]}
+        for applied, lost in zip(
+            counts["applied"], counts["lost"], strict=True
+        ):
+            assert counts["pushed"] == applied + lost
+            # At most the one that was on its way when a call failed.
+            assert 0 <= lost <= len(report["recoveries"])
+    for server, number in enumerate(updates):
+        applied = [r["counts"]["applied"][server] for r in reports]
+        assert sum(applied) == number
+
+
+def test_a_server_that_does_not_come_back_ends_the_workers(cluster):
+    made = cluster(num_ps=2, num_workers=2)
+    servers, workers = start_training(made, server_timeout=4.0)
+    servers[1].kill()
+    for worker in workers:
+        worker.expect(rf"No answer from parameter server {names(1)}")
+        report = worker.wait_for_report(UNAVAILABLE_SECONDS)
+        assert report["error"] == "TimeoutError"
+        assert re.search(
+            rf"waiting for parameter server {names(1)} at "
+            rf"{made.address('ps', 1)} to come back",
+            report["message"],
         )
-    }
-    assert totals == {0: -updates[0], 1: -updates[1]}
+        assert not re.search(names(0), report["message"])
+        assert worker.wait(EXIT_SECONDS) == 1
+
+
+def test_a_server_that_is_stopped_for_long_loses_nothing(cluster):
+    made = cluster(num_ps=2, num_workers=2)
+    servers, workers = start_training(made)
+    servers[1].send(signal.SIGSTOP)
+    for worker in workers:
+        # It counts as dead ...
+        worker.expect(
+            rf"No answer from parameter server {names(1)}", UNAVAILABLE_SECONDS
+        )
+    servers[1].send(signal.SIGCONT)
+    for worker in workers:
+        # ... until it answers, with what it held.
+        worker.expect(r"goes on after [\d.]+ s\.")
+        worker.wait_for_steps(worker.steps() + 10)
+    made.tell("stop")
+    made.finish()
+    check_exact(workers)
+    for worker in workers:
+        assert worker.report()["recoveries"] == [[[], []]]
 
 
 def test_a_server_that_is_stopped_for_a_moment_loses_nothing(cluster):

@@ -2,43 +2,77 @@
 
 import pytest
 
-from tests.multi_process import recovery_tasks
+from tests.multi_process.server_failure_test import check_exact
+from tests.multi_process.server_failure_test import start_training
 
 
-@pytest.mark.parametrize("killed", [(0,), (1,)])
-@pytest.mark.parametrize("strategy", recovery_tasks.STRATEGIES)
-def test_training_goes_on_when_servers_come_back(
-    cluster, tmp_path, strategy, killed
-):
+def go_on(workers, steps=15):
+    """Waits until all workers have made more steps."""
+    for worker, number in [(w, w.steps()) for w in workers]:
+        worker.wait_for_steps(number + steps)
+
+
+def test_servers_are_restored_from_the_newest_replica(cluster):
     made = cluster(num_ps=2, num_workers=2)
-    kept = str(tmp_path / "snapshots")
-    settings = {"directory": kept, "every": 0.5}
-    servers = [
-        made.start("ps", k, "recovery_tasks:serve", **settings)
-        for k in range(2)
-    ]
-    workers = made.start_workers(
-        "recovery_tasks:train", strategy=strategy, pace=0.01
-    )
-    for worker in workers:
-        worker.wait_for_steps(30)
-    for index in killed:
-        servers[index].kill()
-    for index in killed:
-        made.start("ps", index, "recovery_tasks:serve", **settings)
-    steps = [worker.steps() for worker in workers]
-    for worker, number in zip(workers, steps, strict=True):
-        worker.wait_for_steps(number + 50)
+    servers, workers = start_training(made)
+    for killed in ([1], [0], [0, 1]):
+        for index in killed:
+            servers[index].kill()
+        for index in killed:
+            servers[index] = made.start("ps", index, "tasks:serve")
+        for worker in workers:
+            worker.expect(r"goes on after [\d.]+ s without /job:ps")
+        go_on(workers)
     made.tell("stop")
     made.finish()
-    for worker in workers:
-        report = worker.report()
-        report.pop("weights")
-        print(strategy, killed, report)
-        print(
-            "\n".join(
-                l
-                for l in worker.output().splitlines()
-                if "WARNING:" in l or "Error" in l
+    check_exact(workers)
+    recoveries = [worker.report()["recoveries"] for worker in workers]
+    for number, killed in enumerate(([1], [0], [0, 1])):
+        lost = {f"/job:ps/task:{index}" for index in killed}
+        restored = []
+        for one in recoveries:
+            servers_lost, by_this_worker = one[number]
+            assert set(servers_lost) == lost
+            restored += by_this_worker
+        # By exactly one worker.
+        assert sorted(restored) == sorted(lost)
+
+
+@pytest.mark.parametrize("strategy", ["backup", "dcasgd", "diloco"])
+def test_methods_go_on_with_their_state(cluster, tmp_path, strategy):
+    made = cluster(num_ps=2, num_workers=2)
+    kept = {"directory": str(tmp_path / "kept"), "every": 0.3}
+    servers = [
+        made.start("ps", index, "recovery_tasks:serve", **kept)
+        for index in range(2)
+    ]
+    workers = made.start_workers("recovery_tasks:train", strategy=strategy)
+    for index in range(2):
+        go_on(workers, 40)
+        servers[index].kill()
+        servers[index] = made.start("ps", index, "recovery_tasks:serve", **kept)
+        # Slots are those of the snapshot.
+        servers[index].expect("begins with its snapshot")
+        for worker in workers:
+            worker.expect(r"goes on after [\d.]+ s without /job:ps")
+    go_on(workers, 100)
+    made.tell("stop")
+    made.finish()
+    reports = [worker.report() for worker in workers]
+    for report in reports:
+        assert report["after"] < 0.5 * report["before"]
+        counts = report["counts"]
+        for applied, lost in zip(
+            counts["applied"], counts["lost"], strict=True
+        ):
+            assert counts["pushed"] == applied + counts["dropped"] + lost
+            assert 0 <= lost <= len(report["recoveries"])
+        assert len(report["recoveries"]) == 2
+        for of_worker in report["all_counts"].values():
+            assert (
+                of_worker["pushed"]
+                == of_worker["accepted"] + of_worker["dropped"]
             )
-        )
+    assert reports[0]["weights"] == reports[1]["weights"]
+    # Training is over: nothing is kept.
+    assert list((tmp_path / "kept").iterdir()) == []

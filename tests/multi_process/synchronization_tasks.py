@@ -35,6 +35,7 @@ def train(
     missing=60.0,
     before=None,
     after=None,
+    hold=0,
 ):
     """Pushes `value` until told to stop; reports what it sees in the end.
 
@@ -48,6 +49,7 @@ def train(
         missing: the strategy's start_timeout.
         before: what to wait for, connected, before `fit`.
         after: what to wait for when `fit` has ended.
+        hold: after this number of steps wait until told to go on.
     """
     strategy = strategy_of(
         method,
@@ -60,9 +62,15 @@ def train(
         print("waiting", flush=True)
         handshake.wait_for(before)
 
+    steps = 0
+
     def after_step(logs):
+        nonlocal steps
         del logs
         time.sleep(pace)
+        steps += 1
+        if steps == hold:
+            handshake.wait_for("go on")
 
     model.fit(
         tasks.own_data(value),

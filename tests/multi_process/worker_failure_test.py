@@ -132,20 +132,10 @@ def test_a_stopped_worker_does_not_stop_the_others(cluster):
         going.wait_for_steps(before, timeout=30.0)
     at = stopped.steps()
     stopped.send(signal.SIGCONT)
-    # Its connections are gone: it either makes new ones or says so.
-    stopped.wait_for_steps_or_end(at + 10)
+    # Its connections are gone: it makes new ones.
+    stopped.wait_for_steps(at + 10)
     made.tell("stop")
-    status = stopped.wait()
-    assert going.wait() == 0
-    if status:
-        assert status == 1
-        report = stopped.report()
-        assert report["error"] == "UnavailableError"
-        assert "/job:ps" in report["message"]
-        # The servers wait for it to be started again.
-        made.start("worker", 1, "failure_tasks:train", value=1.0, until=1)
-    for server in made.servers():
-        assert server.wait() == 0
+    made.finish()
 
 
 def test_the_lock_of_a_stopped_worker_is_freed(cluster):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
 import math
 import os
 import pathlib
@@ -10,8 +11,10 @@ import sys
 
 from absl import flags
 
+from tfdist.cli import isolation
 from tfdist.cli import usage
 from tfdist.cli.cluster_run import Limits
+from tfdist.cli.cluster_run import Report
 from tfdist.cli.local_cluster import LocalCluster
 from tfdist.cli.output import COLORS
 from tfdist.cli.output import open_streams
@@ -115,6 +118,17 @@ def define_flags() -> flags.FlagValues:
         "NAME=VALUE for the environment of every task; may be repeated.",
         **define,
     )
+    flags.DEFINE_enum(
+        "isolate",
+        "auto",
+        isolation.WAYS,
+        "How other machines are kept from the tasks' ports, which TensorFlow "
+        "opens to everybody: auto, by a rule of the firewall where the "
+        "launcher may make one, else there is a warning; always, by a "
+        "network of the cluster's own, in which the tasks have no other "
+        "network either; never, not at all.",
+        **define,
+    )
     flags.DEFINE_string(
         "color",
         "auto",
@@ -154,8 +168,15 @@ def main(argv: Sequence[str]) -> int:
         "evaluator": int(values.evaluator),
     }
     _make_log_dir(values.log_dir)
+    isolation.leave_network(values.isolate)
     out, err = open_streams(values.color)
-    with LocalCluster(counts, values.num_groups) as cluster:
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(LocalCluster(counts, values.num_groups))
+        stack.enter_context(
+            isolation.keep_others_out(
+                values.isolate, cluster.listeners, Report(err).say
+            )
+        )
         groups: list[list[Task]] = [[] for _ in range(values.num_groups)]
         for number, task in enumerate(cluster.tasks):
             environ = _environment(os.environ, extra, task.tf_config)

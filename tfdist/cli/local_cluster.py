@@ -79,6 +79,12 @@ class LocalCluster(contextlib.AbstractContextManager):
     def __exit__(self, *exc_info):
         self._sockets.close()
 
+    @property
+    def listeners(self) -> list[str]:
+        """The addresses at which tasks listen: alone in a cluster, none."""
+        alone = len(self.tasks) == len({task.group for task in self.tasks})
+        return [] if alone else [task.address for task in self.tasks]
+
     def _free_address(self) -> str:
         holder = self._sockets.enter_context(socket.socket())
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

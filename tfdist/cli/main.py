@@ -6,6 +6,7 @@ import sys
 
 from tfdist.cli import advise
 from tfdist.cli import compare
+from tfdist.cli import doctor
 from tfdist.cli import launch
 from tfdist.cli import simulate
 from tfdist.cli.usage import UsageError
@@ -14,6 +15,7 @@ from tfdist.version import __version__
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "advise": (advise.main, "predict what each method would give a cluster"),
     "launch": (launch.main, "run a cluster of processes on this machine"),
+    "doctor": (doctor.main, "check a cluster before a run, or beside one"),
     "simulate": (simulate.main, "train on a virtual cluster, in virtual time"),
     "compare": (compare.main, "simulate several methods, and judge them"),
 }

@@ -5,8 +5,9 @@ import socket
 
 import tensorflow as tf
 
+from tfdist import private_tensorflow
 from tfdist import quiet
-from tfdist.cluster import probe
+from tfdist.cluster import incarnation
 from tfdist.cluster import tf_config
 from tfdist.cluster import waiting
 
@@ -22,6 +23,8 @@ _PROBE_SECONDS = 3.0
 
 # Clusters that this process is connected to.
 _connected = set()
+# The addresses of the servers that the runtime has, if it is connected.
+_current = []
 
 
 def connect(config, timeout):
@@ -74,9 +77,10 @@ def connect(config, timeout):
 def reconnect(config):
     """Connects this process to the servers, or to those that are new.
 
-    TensorFlow asks each server that it knew whether it is still in the same
-    life; those that are not lose what this process had there, and are new. No
-    other thread may talk to servers meanwhile.
+    Their addresses may be others than before. TensorFlow asks each server
+    that it knew whether it is still in the same life; those that are not lose
+    what this process had there, and are new. No other thread may talk to
+    servers meanwhile.
 
     Args:
       config: The `ClusterConfig` of a worker or an evaluator.
@@ -84,12 +88,23 @@ def reconnect(config):
     Raises:
       tf.errors.OpError: A server is not there.
     """
-    spec = tf.train.ClusterSpec(
-        {
-            "ps": list(config.ps_addresses),
-            config.task_type: {config.task_index: config.address},
-        }
-    )
+    if not _current:
+        # A first connection that fails half-way leaves TensorFlow's server
+        # behind, and no second one gets its port. Alone it does not fail.
+        _connect(config, ())
+    if _current[0] != config.ps_addresses:
+        private_tensorflow.move_servers(config.ps_addresses)
+        _current[0] = config.ps_addresses
+        return
+    _connect(config, config.ps_addresses)
+
+
+def _connect(config, servers):
+    """Connects to servers at these addresses by the public way."""
+    jobs = {config.task_type: {config.task_index: config.address}}
+    if servers:
+        jobs["ps"] = list(servers)
+    spec = tf.train.ClusterSpec(jobs)
     with quiet.quietly():  # It logs its session configuration.
         tf.config.experimental_connect_to_cluster(
             spec,
@@ -98,6 +113,7 @@ def reconnect(config):
             protocol=config.rpc_layer,
         )
     start_runtime(config)
+    _current[:] = [servers]
 
 
 def absent(config):
@@ -111,7 +127,7 @@ def absent(config):
         for k, (name, address) in enumerate(
             zip(config.ps_names, config.ps_addresses, strict=True)
         )
-        if probe.incarnation(address, k, _PROBE_SECONDS, config.rpc_layer)
+        if incarnation.read(address, k, _PROBE_SECONDS, config.rpc_layer)
         is None
     ]
 
@@ -216,8 +232,8 @@ def _wait_for_servers(config, devices, timeout):
 
     def attempt():
         nonlocal silent, reason
-        # A first connection that fails leaves a runtime whose second one may
-        # crash, or find this process's own port in use.
+        # Connecting anew after a connection that came about in part was seen
+        # to crash.
         if not_there := absent(config):
             silent, reason = not_there, "it does not say which life it is in"
             return False

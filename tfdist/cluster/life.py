@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.cluster import connection
 from tfdist.cluster import members
+from tfdist.cluster import versions
 from tfdist.cluster.gate import gate
 
 # Seconds for heartbeats to end that are under way.
@@ -40,6 +41,7 @@ def join(config, devices, timeout):
         _memberships[key].wait_until_entered(
             timeout, lambda: _connect_anew(config)
         )
+        versions.compare(config)
     return _memberships[key]
 
 

@@ -10,6 +10,7 @@ from tfdist.cluster import connection
 from tfdist.cluster import ending
 from tfdist.cluster import members
 from tfdist.cluster import snapshots
+from tfdist.cluster import versions
 
 _POLL_SECONDS = 0.25
 # Workers were seen to take leave of TensorFlow within 0.7 to 1.5 s.
@@ -41,6 +42,7 @@ def serve(config, *, start_timeout, snapshot_dir=None, snapshot_every=30.0):
             protocol=config.rpc_layer,
         )
     connection.start_runtime(config)
+    versions.leave(config)
     device = f"/job:ps/replica:0/task:{config.task_index}/device:CPU:0"
     names = members.names_of(config)
     kept = None

@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from tfdist.cluster import addresses
+from tfdist.cluster import sessions
 from tfdist.cluster.refusal import refusal
 from tfdist.codistillation import quantization
 from tfdist.codistillation import server_session
@@ -146,13 +147,13 @@ class PeerServers(Exchange):
         if text == self._left:
             return
         server_session.leave_text(
-            self._own, _LAYOUT, text, server_session.Deadline(self._timeout)
+            self._own, _LAYOUT, text, sessions.Deadline(self._timeout)
         )
         self._left = text
 
     def fetch(self, peer, newer_than):
         peer = self._peers[peer]
-        deadline = server_session.Deadline(self._timeout)
+        deadline = sessions.Deadline(self._timeout)
         text = server_session.read_text(
             peer.servers[0], _LAYOUT, "the layout of its weights", deadline
         )

@@ -1,19 +1,15 @@
-"""Talks to a parameter server of any cluster, in sessions that end in time.
+"""Talks to a parameter server of any group, in sessions that end in time.
 
-TensorFlow's eager runtime knows one cluster, which this process may be a part
-of. A session is a client of its own: it neither needs that nor disturbs it,
-runs in any thread, and gives up when its time is over. One costs some
-milliseconds and leaves nothing on the server, so each conversation has its
-own, and a server that was started again on the same address needs no care.
+Each conversation has a session of its own (`tfdist.cluster.sessions`), so that
+a server that was started again on the same address needs no care.
 """
 
 import contextlib
 import dataclasses
-import socket
-import time
 
 import tensorflow as tf
 
+from tfdist.cluster import sessions
 from tfdist.codistillation.exchange import PeerUnavailableError
 
 _NOT_THERE = (tf.errors.FailedPreconditionError, tf.errors.NotFoundError)
@@ -44,22 +40,6 @@ class Server:
         return tf.device(f"/job:ps/task:{self.task}/device:CPU:0")
 
 
-class Deadline:
-    """The end of the time for something.
-
-    Args:
-      seconds: From now.
-    """
-
-    def __init__(self, seconds):
-        self.seconds = seconds
-        self._end = time.monotonic() + seconds
-
-    def milliseconds(self):
-        """How many are left, at least 1: TensorFlow's 0 is no limit."""
-        return max(1, round(1000 * (self._end - time.monotonic())))
-
-
 class ServerSession(contextlib.AbstractContextManager):
     """A session with one server.
 
@@ -80,31 +60,19 @@ class ServerSession(contextlib.AbstractContextManager):
         self._session = None
 
     def __enter__(self):
-        self._check_that_it_listens()
-        config = tf.compat.v1.ConfigProto(
-            operation_timeout_in_ms=self._deadline.milliseconds(),
-            # A server that knows of others would ask them as well.
-            device_filters=[f"/job:ps/task:{self._server.task}"],
-        )
-        self._session = tf.compat.v1.Session(
-            f"grpc://{self._server.address}",
-            graph=self._graph,
-            config=exactly(config),
-        )
-        return self
-
-    def _check_that_it_listens(self):
-        """TensorFlow would wait for who is not there."""
-        host, port = self._server.address.rsplit(":", 1)
-        seconds = self._deadline.milliseconds() / 1000
         try:
-            socket.create_connection((host.strip("[]"), port), seconds).close()
+            self._session = sessions.open_session(
+                self._server.address,
+                "ps",
+                self._server.task,
+                self._graph,
+                self._deadline,
+            )
         except ConnectionRefusedError as error:
             raise PeerUnavailableError(
                 f"{self._server} is not there: nobody listens at its address"
             ) from error
-        except OSError:
-            pass  # The session says what it is, if it does not get through.
+        return self
 
     def __exit__(self, *exc_info):
         with contextlib.suppress(tf.errors.OpError):
@@ -124,12 +92,7 @@ class ServerSession(contextlib.AbstractContextManager):
           PeerUnavailableError: They are not there, or did not come in time.
         """
         try:
-            return self._session.run(
-                fetches,
-                options=tf.compat.v1.RunOptions(
-                    timeout_in_ms=self._deadline.milliseconds()
-                ),
-            )
+            return sessions.run(self._session, fetches, self._deadline)
         except tf.errors.DeadlineExceededError as error:
             raise PeerUnavailableError(
                 f"{self._server} did not answer within "
@@ -144,27 +107,8 @@ class ServerSession(contextlib.AbstractContextManager):
         except tf.errors.OpError as error:
             raise PeerUnavailableError(
                 f"{self._server} did not give {what}: "
-                f"{type(error).__name__}: {_reason(error)}"
+                f"{type(error).__name__}: {sessions.reason(error)}"
             ) from error
-
-
-def exactly(config):
-    """`config`, with which what is computed is what is written.
-
-    TensorFlow would turn a division by a constant into a multiplication,
-    which rounds otherwise.
-    """
-    options = config.graph_options
-    options.rewrite_options.disable_meta_optimizer = True
-    options.optimizer_options.opt_level = -1
-    return config
-
-
-def _reason(error):
-    """What a server said, without the operations that it said it about."""
-    lines = [line.strip() for line in error.message.splitlines()]
-    said = [line for line in lines if line and not line.startswith("[[")]
-    return said[-1] if said else "no reason given"
 
 
 def leave_text(server, name, text, deadline):

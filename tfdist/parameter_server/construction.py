@@ -18,7 +18,7 @@ from tfdist.parameter_server import ring_local
 from tfdist.synchronization import Async
 from tfdist.synchronization import Synchronization
 
-ON_STALL = ("fail", "wait")
+ON_STALL = ("drop", "fail", "wait")
 
 _strategies = itertools.count()
 
@@ -54,7 +54,9 @@ def check_arguments(
         )
 
 
-def check_recovery(server_timeout, on_stall, snapshot_dir, snapshot_every):
+def check_recovery(
+    server_timeout, stall_timeout, on_stall, snapshot_dir, snapshot_every
+):
     """Refuses malformed arguments of `ParameterServerStrategy`.
 
     Raises:
@@ -62,6 +64,7 @@ def check_recovery(server_timeout, on_stall, snapshot_dir, snapshot_every):
     """
     for name, value in (
         ("server_timeout", server_timeout),
+        ("stall_timeout", stall_timeout),
         ("snapshot_every", snapshot_every),
     ):
         if not value > 0:

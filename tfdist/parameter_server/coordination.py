@@ -13,7 +13,8 @@ from tfdist.parameter_server import ledger as ledger_lib
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
 
-# A worker that is there and sends no gradient for so long is not waited for.
+# A worker that is there and sends no gradient for so long is not waited for,
+# unless the strategy says otherwise.
 IDLE_SECONDS = 600.0
 _AS_PLANNED = (state_lib.Reason.LEFT,)
 _REASONS = {
@@ -24,7 +25,7 @@ _REASONS = {
         "worker_timeout={timeout:g} s; it may come back"
     ),
     state_lib.Reason.IDLE: (
-        f"it is there, and has sent no gradient for {IDLE_SECONDS:g} s"
+        "it is there, and has sent no gradient for stall_timeout={idle:g} s"
     ),
     state_lib.Reason.MISSING: "it has not begun within start_timeout",
     state_lib.Reason.REPLACED: "it has been started again, and trains later",
@@ -43,6 +44,8 @@ class Coordination:
       worker_timeout: Seconds without a sign of life after which a worker is
         not waited for.
       start_timeout: Seconds for which workers that have not begun are.
+      idle_timeout: Seconds after which a worker that is there and sends no
+        gradient is not waited for.
       members_table: The first server's `MemberTable`, or None in one process.
     """
 
@@ -56,6 +59,7 @@ class Coordination:
         worker_id,
         worker_timeout,
         start_timeout,
+        idle_timeout=IDLE_SECONDS,
         members_table,
     ):
         self._store = store
@@ -64,10 +68,11 @@ class Coordination:
         self._names = worker_names
         self._worker = worker_id
         self._patience = events.Patience.of_seconds(
-            silent=worker_timeout, missing=start_timeout, idle=IDLE_SECONDS
+            silent=worker_timeout, missing=start_timeout, idle=idle_timeout
         )
         self._members = members_table
         self._timeout = worker_timeout
+        self._idle = idle_timeout
         self._by_counter = {}
         # The call of `fit` that is under way; not to be replaced while the
         # heartbeat makes this worker leave at the end of the one before.
@@ -209,6 +214,23 @@ class Coordination:
             if ordinal not in kept:
                 ledger.tick(leaving=True)
 
+    def waited_for(self):
+        """Names of the workers whose gradients this one waits for now."""
+        slow = []
+        for ledger in self.ledgers:
+            state = ledger.tick()
+            if state.waiting[self._worker]:
+                slow += self._slow(state)
+        return sorted(set(slow))
+
+    def _slow(self, state):
+        return [
+            name
+            for worker, name in enumerate(self._names)
+            if state.status[worker] != state_lib.Status.GONE
+            and state.phase[worker] == state_lib.Phase.COMPUTING
+        ]
+
     def own_accepted(self):
         """Gradients of this process that were accepted, an int."""
         return sum(ledger.own_accepted() for ledger in self.ledgers)
@@ -248,7 +270,9 @@ class Coordination:
                     logging.INFO if reason in _AS_PLANNED else logging.WARNING,
                     "Nobody waits for %s any more: %s.",
                     name,
-                    _REASONS[reason].format(timeout=self._timeout),
+                    _REASONS[reason].format(
+                        timeout=self._timeout, idle=self._idle
+                    ),
                 )
             elif before[worker] == gone:
                 logging.warning("%s takes part again.", name)
@@ -277,12 +301,7 @@ class Coordination:
         periods = int((now - began) / waiting.REPORT_SECONDS)
         self._waiting[ledger] = (began, number, periods)
         if periods > told:
-            slow = [
-                name
-                for worker, name in enumerate(self._names)
-                if state.status[worker] != state_lib.Status.GONE
-                and state.phase[worker] == state_lib.Phase.COMPUTING
-            ]
+            slow = self._slow(state)
             logging.warning(
                 "Waiting for the gradients of %s (%d s so far).",
                 ", ".join(slow),

@@ -14,12 +14,13 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist.cluster import connection
+from tfdist.cluster import incarnation
 from tfdist.cluster import members
-from tfdist.cluster import probe
 from tfdist.cluster import snapshots
 from tfdist.cluster import waiting
 from tfdist.cluster.gate import gate
 from tfdist.parameter_server import restoring
+from tfdist.parameter_server import watchdog
 
 # Seconds for a server to say which life it is in.
 _PROBE_SECONDS = 3.0
@@ -68,13 +69,27 @@ class Recovery:
       config: The `ClusterConfig` of a worker or an evaluator.
       membership: This process's `Membership`.
       timeout: Seconds to wait for servers that are gone.
-      on_stall: "wait" to wait for them for ever, else "fail".
+      look_up: Callable without arguments that gives the `ClusterConfig` as it
+        is now, where servers may come back at other addresses; or None.
+      stall_timeout: Seconds without progress after which the log says so.
+      on_stall: "wait" to wait for servers for ever; "fail" to end the process
+        when there is no progress; else "drop".
 
     Attributes:
       events: List of `Event`, one for each recovery so far.
     """
 
-    def __init__(self, store, config, membership, *, timeout, on_stall="fail"):
+    def __init__(
+        self,
+        store,
+        config,
+        membership,
+        *,
+        timeout,
+        look_up=None,
+        stall_timeout=600.0,
+        on_stall="drop",
+    ):
         self._store = store
         self._config = config
         self._membership = membership
@@ -82,10 +97,18 @@ class Recovery:
         self._restorer = restoring.Restorer(
             store, store.synchronizer, config.num_workers
         )
+        self._look_up = look_up
         self._addresses = dict(
             zip(config.ps_names, config.ps_addresses, strict=True)
         )
         self._active = threading.local()
+        self._watchdog = watchdog.Watchdog(
+            config.task_name,
+            lambda: (store.journal.begun, store.journal.exchanges),
+            self._describe_wait,
+            timeout=stall_timeout,
+            fails=on_stall == "fail",
+        )
         self._hiccups = []
         self.events = []
         self.incarnations = [None] * config.num_ps
@@ -134,15 +157,36 @@ class Recovery:
         Raises:
           TimeoutError: A server is gone for too long; the message names it.
         """
+        if gate.is_inside or getattr(self._active, "now", False):
+            return function(*args)  # Whoever calls this handles errors.
         while True:
+            before = self._watchdog.begin(_name_of(function))
             try:
                 return function(*args)
             except tf.errors.OutOfRangeError:
                 raise  # The end of the data.
             except tf.errors.OpError as error:
-                if gate.is_inside or getattr(self._active, "now", False):
-                    raise  # Whoever called this knows what to do.
-                self.recover(error)
+                failed = error
+            finally:
+                self._watchdog.end(before)
+            self.recover(failed)
+
+    def _describe_wait(self):
+        """What a call may be waiting for, a str."""
+        silent = [
+            f"{name} at {address}"
+            for (name, address), life in zip(
+                self._addresses.items(), self._probe_all(), strict=True
+            )
+            if life is None
+        ]
+        if silent:
+            return f"Parameter servers that do not answer: {', '.join(silent)}."
+        if self._store.coordination is not None:
+            slow = self._store.coordination.waited_for()
+            if slow:
+                return f"Waiting for the gradients of {', '.join(slow)}."
+        return "All parameter servers answer."
 
     def recover(self, error):
         """Waits for all servers, and gives back what they have lost.
@@ -194,8 +238,7 @@ class Recovery:
             except tf.errors.OpError as again:
                 self._check_time(began, again)
                 logging.warning(
-                    "Recovery begins again: %s",
-                    again.message.splitlines()[0][:200],
+                    "Recovery begins again (%s).", type(again).__name__
                 )
                 time.sleep(random.uniform(0.5, 1.5))
         names = self._config.ps_names
@@ -233,8 +276,10 @@ class Recovery:
         found = [None] * len(self._addresses)
 
         def all_answer():
+            if None in found:
+                self._find_addresses()
             for k, address in enumerate(self._addresses.values()):
-                found[k] = probe.incarnation(
+                found[k] = incarnation.read(
                     address, k, _PROBE_SECONDS, self._config.rpc_layer
                 )
             return None not in found
@@ -250,9 +295,9 @@ class Recovery:
 
         if not all_answer() and error is not None:
             logging.warning(
-                "%s does not answer (%s). Waiting for it to come back.",
+                "No answer from %s (%s). Waiting for it to come back.",
                 missing(),
-                error.message.splitlines()[-1][:200],
+                type(error).__name__,
             )
         left = self._timeout - (time.monotonic() - began)
         waiting.wait_until(
@@ -265,6 +310,25 @@ class Recovery:
         if note is not None:
             note(list(found))
         return list(found)
+
+    def _find_addresses(self):
+        """Asks where the servers are now."""
+        if self._look_up is None:
+            return
+        config = self._look_up()
+        addresses = config.ps_addresses
+        if len(addresses) != self._config.num_ps:
+            raise ValueError(
+                "The cluster resolver must go on giving "
+                f"{self._config.num_ps} parameter servers while training "
+                f"runs, came: {len(addresses)}."
+            )
+        if addresses != self._config.ps_addresses:
+            logging.warning(
+                "The parameter servers are at %s now.", ", ".join(addresses)
+            )
+            self._config = config
+            self._addresses = dict(zip(config.ps_names, addresses, strict=True))
 
     def _connect(self, incarnations, began):
         """Connects to servers that are new, and enters their tables."""
@@ -283,9 +347,7 @@ class Recovery:
 
     def _probe_all(self):
         return [
-            probe.incarnation(
-                address, k, _PROBE_SECONDS, self._config.rpc_layer
-            )
+            incarnation.read(address, k, _PROBE_SECONDS, self._config.rpc_layer)
             for k, address in enumerate(self._addresses.values())
         ]
 
@@ -360,3 +422,9 @@ class Recovery:
         store.synchronizer.pull_all()
         if store.local is not None:
             store.local.after_pull()
+
+
+def _name_of(function):
+    """What a call is called in the log."""
+    name = getattr(function, "__qualname__", None)
+    return name or getattr(function, "name", None) or type(function).__name__

@@ -1,6 +1,7 @@
 """The strategies that users construct."""
 
 import atexit
+import functools
 import sys
 import time
 import warnings
@@ -31,6 +32,7 @@ from tfdist.synchronization import Async
 
 _METRICS = "metrics"
 _STALLED_AFTER_SECONDS = 600.0
+_FOREVER_SECONDS = 1e9
 
 
 class ParameterServerStrategy(tf.distribute.Strategy):
@@ -49,7 +51,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
 
     Args:
       cluster_resolver: A `tf.distribute.cluster_resolver.ClusterResolver`;
-        default: read `TF_CONFIG`.
+        default: read `TF_CONFIG`. It is asked again where a server that has
+        died is.
       synchronization: When pushed gradients become parameters, and who waits:
         one of `tfdist.synchronization`; default: `Async()`.
       correction: What is done about late gradients: one of
@@ -85,8 +88,15 @@ class ParameterServerStrategy(tf.distribute.Strategy):
       server_timeout: Seconds to wait for a server that has died, hangs or
         cannot be reached. When it is back, started again at the same address,
         training goes on.
-      on_stall: What is done when that time is over: "fail" raises
-        `TimeoutError`, "wait" waits on.
+      stall_timeout: Seconds without progress in a call to servers after which
+        the log says what this worker waits for, with the stack; again each
+        time that this time has doubled.
+      on_stall: What else is done then. "drop": nobody waits any more for a
+        worker that is there and sends no gradients. "fail": the process ends
+        with status 70 (a call that waits in TensorFlow cannot be interrupted
+        in another way). "wait": nothing; and servers that are gone are waited
+        for without end, where else `TimeoutError` is raised after
+        `server_timeout`.
       snapshot_dir: Directory in which servers keep snapshots of what they
         hold, and find them when they are started again: optimizer slots and
         the state of algorithms, which no worker has. Seen by servers alone.
@@ -116,7 +126,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         start_timeout=300.0,
         worker_timeout=10.0,
         server_timeout=300.0,
-        on_stall="fail",
+        stall_timeout=600.0,
+        on_stall="drop",
         snapshot_dir=None,
         snapshot_every=30.0,
         seed=None,
@@ -125,7 +136,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             worker_timeout, start_timeout, variable_partitioner, communication
         )
         construction.check_recovery(
-            server_timeout, on_stall, snapshot_dir, snapshot_every
+            server_timeout,
+            stall_timeout,
+            on_stall,
+            snapshot_dir,
+            snapshot_every,
         )
         method = construction.check_method(synchronization, correction)
         local_steps = construction.check_local_steps(local_steps)
@@ -133,14 +148,18 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             warmup_worker_steps, joining, method, _STALLED_AFTER_SECONDS
         )
         in_ring = communication == "ring"
+        look_up = None
         if cluster_resolver is None:
             config = cluster_config.ClusterConfig.from_tf_config(
                 needs_servers=not in_ring
             )
         else:
-            config = cluster_config.ClusterConfig.from_resolver(
-                cluster_resolver, needs_servers=not in_ring
+            look_up = functools.partial(
+                cluster_config.ClusterConfig.from_resolver,
+                cluster_resolver,
+                needs_servers=not in_ring,
             )
+            config = look_up()
         self._cluster = config
         if in_ring:
             ring.check(
@@ -221,7 +240,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             )
         by_worker = correction is None or correction.on_worker
         if not (in_ring or (isinstance(method, Async) and by_worker)):
-            self._coordinate(method, correction, worker_timeout)
+            # Whoever is there and sends nothing is waited for, or not.
+            idle = stall_timeout if on_stall == "drop" else _FOREVER_SECONDS
+            self._coordinate(method, correction, worker_timeout, idle)
         elif config.num_ps:
             self._store.count_by_worker(config.num_workers)
         if config.num_ps:
@@ -230,6 +251,8 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                 config,
                 self._membership,
                 timeout=server_timeout,
+                look_up=look_up,
+                stall_timeout=stall_timeout,
                 on_stall=on_stall,
             )
             self._membership.on_beat.append(self._store.recovery.leave_manifest)
@@ -237,7 +260,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             extended.ParameterServerExtended(self, self._store, config)
         )
 
-    def _coordinate(self, method, correction, worker_timeout):
+    def _coordinate(self, method, correction, worker_timeout, idle):
         config = self._cluster
         membership = self._membership
         self._store.coordination = coordination.Coordination(
@@ -248,6 +271,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             worker_id=self._store.worker_id,
             worker_timeout=worker_timeout,
             start_timeout=self._start_timeout,
+            idle_timeout=idle,
             members_table=membership.tables[0] if membership else None,
         )
         if membership is not None:

@@ -1,0 +1,168 @@
+"""What the doctor says without any server; see also tests/multi_process."""
+
+import dataclasses
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tfdist.cli import diagnosis
+from tfdist.cli import doctor
+from tfdist.cli import main
+from tfdist.cli import reach
+
+
+@dataclasses.dataclass
+class Measured:
+    """Like `tfdist.cluster.probe.Measurement`, without TensorFlow."""
+
+    versions: dict = dataclasses.field(default_factory=lambda: {"tfdist": "1"})
+    clock_seconds: float = 0.0
+    round_trip_seconds: float = 0.25
+    bytes_to: float = 1e6
+    bytes_from: float = 2e6
+
+
+@pytest.fixture
+def closed():
+    """An address at which nothing listens, nor anything else will."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield "{}:{}".format(*holder.getsockname())
+
+
+def test_a_cluster_of_which_nothing_runs(closed, tmp_path, monkeypatch, capsys):
+    cluster = {"ps": [closed], "worker": ["no.such.host.invalid:1", "[::1]:1"]}
+    text = json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}})
+    monkeypatch.setenv("TF_CONFIG", text)
+    path = tmp_path / "figures.json"
+    assert doctor.main([f"--json={path}", "--timeout=30"]) == 1
+    shown = capsys.readouterr().out
+    figures = json.loads(path.read_text())
+    # This machine's own server has not begun; a worker need not have.
+    (wrong,) = figures["wrong"]
+    assert wrong.startswith("worker 0 at no.such.host.invalid:1: its name d")
+    assert wrong in shown
+    ports = [task["port"] for task in figures["tasks"]]
+    assert ports[:2] == ["closed", "unknown"]
+    assert re.search(rf"ps 0 \(this one\) +{closed} +127.0.0.1 +not yet", shown)
+
+    # Seen from outside, a server that is not there is wrong.
+    given = json.dumps({"cluster": {"ps": [closed], "worker": ["[::1]:1"]}})
+    file = tmp_path / "job.json"
+    file.write_text(given)
+    for value in (given, str(file)):
+        assert doctor.main([f"--tf_config={value}", "--json=-"]) == 1
+        (wrong, *_) = json.loads(capsys.readouterr().out)["wrong"]
+        assert f"ps 0 at {closed}: nothing listens there. Start" in wrong
+
+
+def test_tensorflow_is_not_imported_for_nothing(closed):
+    given = json.dumps({"cluster": {"worker": [closed]}})
+    code = (
+        "import sys; from tfdist.cli import main; "
+        f"print(main.main(['doctor', '--tf_config={given}']), "
+        "'tensorflow' in sys.modules)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    )
+    # A worker that has not begun is nothing wrong.
+    assert run.stdout.endswith("\n0 False\n"), run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--timeout=0"], "Flag --timeout must be above 0"),
+        (["--bandwidth_mb=nan"], "Flag --bandwidth_mb must be above 0"),
+        (["--bandwidth_mb=2000"], "--bandwidth_mb must be at most 1000"),
+        (["--serve_seconds=-1"], "Flag --serve_seconds must be at least 0"),
+        (["job.json"], "Unknown arguments: job.json"),
+        (["--tf_config=none.json"], "--tf_config=none.json: No such file"),
+        (["--tf_config={}"], "There is no cluster to check: set TF_CONFIG"),
+        (['--tf_config={"cluster": {"ps": ["a:1"]}}'], "at least one task in"),
+        (
+            ['--tf_config={"cluster": {"worker": ["a"]}}'],
+            r"TF_CONFIG\[\"cluster\"\]\[\"worker\"\]\[0\] must be 'host:port'",
+        ),
+        (
+            [
+                '--tf_config={"cluster": {"worker": ["a:1"]}}',
+                "--serve_seconds=1",
+            ],
+            r"--serve_seconds needs TF_CONFIG\[\"task\"\]",
+        ),
+    ],
+)
+def test_bad_usage(arguments, message, capsys, monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert main.main(["doctor", *arguments]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_who_hangs_is_left_behind():
+    go = threading.Event()
+
+    def fail():
+        raise ValueError("no")
+
+    began = time.monotonic()
+    calls = [lambda: 1, lambda: go.wait(60), fail, lambda: 2]
+    results = reach.within(0.5, calls, "late")
+    assert 0.5 <= time.monotonic() - began < 20
+    go.set()
+    assert results[:2] == [1, "late"] and results[3] == 2
+    assert isinstance(results[2], ValueError)
+
+
+def judged(job="worker", *, max_clock_seconds=1.0, **values):
+    row = diagnosis.Row(job, 0, "h:1", **values)
+    return diagnosis.findings([row], max_clock_seconds)
+
+
+def test_ports_that_do_not_answer_are_wrong_for_everybody():
+    for port in (reach.Port.SILENT, reach.Port.UNREACHABLE):
+        wrong, _ = judged(reach=reach.Reach("1.2.3.4", port, error="so"))
+        assert wrong[0].startswith("worker 0 at h:1: so. Is the machine up")
+    here = reach.Reach("1.2.3.4", reach.Port.CLOSED)
+    wrong, (note,) = judged("ps", is_own=True, reach=here)
+    assert not wrong and "1.2.3.4 is not an address of this machine" in note
+
+
+def test_a_clock_is_judged_by_what_is_certain():
+    opened = reach.Reach("1.2.3.4", reach.Port.OPEN)
+    # Within half a round trip, 0.125 s, nobody knows.
+    for seconds, is_wrong in ((1.12, False), (-1.12, False), (1.13, True)):
+        measured = Measured(clock_seconds=seconds)
+        wrong, _ = judged(reach=opened, measured=measured)
+        assert bool(wrong) == is_wrong, seconds
+    wrong, _ = judged(reach=opened, measured=Measured(clock_seconds=-3.0))
+    assert "its clock is 3 s behind the one here" in wrong[0]
+
+
+def test_versions_that_are_not_told_are_wrong_of_servers_alone():
+    opened = reach.Reach("1.2.3.4", reach.Port.OPEN)
+    for job, is_wrong in (("ps", True), ("worker", False)):
+        wrong, notes = judged(job, reach=opened, measured=Measured({}))
+        said = wrong if is_wrong else notes
+        assert "does not say which versions it runs" in said[0]
+        assert len(wrong) + len(notes) == 1
+
+
+def test_the_table_has_a_line_for_each_task():
+    opened = reach.Reach("1.2.3.4", reach.Port.OPEN)
+    rows = [
+        diagnosis.Row("ps", 0, "a:1", reach=opened, measured=Measured()),
+        diagnosis.Row("worker", 10, "b:1"),
+    ]
+    lines = diagnosis.table(rows).splitlines()
+    words = " ".join(lines[1].split())
+    assert words == "ps 0 a:1 1.2.3.4 open the same +0.0 ms 250.00 ms 1 2"
+    assert " ".join(lines[2].split()) == "worker 10 b:1 - - - - - - -"
+    assert lines[0].index("IP") == lines[1].index("1.2.3.4")

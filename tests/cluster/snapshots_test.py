@@ -1,0 +1,241 @@
+"""Snapshots in one process, whose own resources are those of a server."""
+
+import contextlib
+import itertools
+import json
+import resource
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.cluster import snapshots
+
+DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def prefix():
+    """Names of resources that no other test has."""
+    return f"snapshots_test/{next(_numbers)}"
+
+
+def make(directory, every=60.0):
+    return snapshots.Snapshots(
+        directory, DEVICE, task=0, num_servers=2, num_members=3, every=every
+    )
+
+
+def put(name, value):
+    value = tf.constant(value)
+    handle = tf.raw_ops.VarHandleOp(
+        dtype=value.dtype, shape=value.shape, shared_name=name
+    )
+    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def get(name, dtype):
+    handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=None, shared_name=name)
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype).numpy()
+
+
+def tell(prefix, row, names):
+    """Says what there is to keep: a dict of name to dtype."""
+    group = {
+        "lock": f"{prefix}/lock",
+        "counter": f"{prefix}/version",
+        "variables": {f"{prefix}/{n}": d for n, d in names.items()},
+    }
+    snapshots.Manifest(DEVICE, 3).write(row, [group])
+
+
+def fill(prefix):
+    """A server with an update, of which two workers know different parts."""
+    put(f"{prefix}/version", np.int64(7))
+    put(f"{prefix}/weights", np.arange(6.0, dtype="float32").reshape(2, 3))
+    put(f"{prefix}/half", np.array([0.5, -2.0], "float16"))
+    put(f"{prefix}/signature", b"dense kernel")
+    tell(prefix, 0, {"version": "int64", "weights": "float32"})
+    others = {"half": "float16", "signature": "string", "never": "float32"}
+    tell(prefix, 2, {"version": "int64", **others})
+
+
+def forget(prefix):
+    put(f"{prefix}/version", np.int64(0))
+    put(f"{prefix}/weights", np.zeros([2, 3], "float32"))
+    put(f"{prefix}/half", np.zeros([2], "float16"))
+    put(f"{prefix}/signature", b"")
+
+
+def check_filled(prefix):
+    assert get(f"{prefix}/version", tf.int64) == 7
+    weights = get(f"{prefix}/weights", tf.float32)
+    assert weights.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert get(f"{prefix}/half", tf.float16).tolist() == [0.5, -2.0]
+    assert get(f"{prefix}/signature", tf.string) == b"dense kernel"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_told():
+    yield
+    for row in range(3):
+        snapshots.Manifest(DEVICE, 3).write(row, [])
+
+
+def test_what_is_written_is_found(tmp_path, prefix):
+    fill(prefix)
+    assert make(tmp_path).write()
+    forget(prefix)
+    assert make(tmp_path).restore() == 4
+    check_filled(prefix)
+
+
+def test_without_a_snapshot_nothing_is_restored(tmp_path, prefix):
+    assert make(tmp_path).restore() == 0
+    # Nobody has told what to keep, or what is told has no value yet.
+    assert not make(tmp_path).write()
+    tell(prefix, 1, {"version": "int64"})
+    assert not make(tmp_path).write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_is_written_when_something_is_new(tmp_path, prefix):
+    fill(prefix)
+    writer = make(tmp_path)
+    assert [writer.write(), writer.write()] == [True, False]
+    for version in range(8, 12):
+        put(f"{prefix}/version", np.int64(version))
+        assert writer.write()
+    # The last one and, should it be unreadable, the one before.
+    (directory,) = tmp_path.iterdir()
+    assert len(list(directory.iterdir())) == 2
+    make(tmp_path).restore()
+    assert get(f"{prefix}/version", tf.int64) == 11
+
+
+@pytest.mark.parametrize("broken", ["data", "meta", "draft"])
+def test_a_broken_one_leaves_the_one_before(tmp_path, prefix, broken):
+    fill(prefix)
+    writer = make(tmp_path)
+    writer.write()
+    put(f"{prefix}/version", np.int64(8))
+    writer.write()
+    (directory,) = tmp_path.iterdir()
+    newest = max(directory.iterdir())
+    if broken == "data":
+        (data,) = newest.glob("data.data*")
+        content = bytearray(data.read_bytes())
+        content[-1] ^= 1
+        data.write_bytes(content)
+    elif broken == "meta":
+        (newest / "meta.json").write_text('{"variables": {')
+    else:  # Killed before it had its name.
+        newest.rename(directory / "draft-1")
+    forget(prefix)
+    assert make(tmp_path).restore() == 4
+    check_filled(prefix)
+
+
+@contextlib.contextmanager
+def no_room():
+    """Files may not grow beyond some bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_without_room_the_one_before_stays_and_it_goes_on(tmp_path, prefix):
+    fill(prefix)
+    writer = make(tmp_path)
+    assert writer.write()
+    put(f"{prefix}/version", np.int64(8))
+    with no_room():
+        assert not writer.write()
+    (directory,) = tmp_path.iterdir()
+    assert [path.name for path in directory.iterdir()] == ["0000000000"]
+    make(tmp_path).restore()
+    assert get(f"{prefix}/version", tf.int64) == 7
+    put(f"{prefix}/version", np.int64(8))
+    assert writer.write()
+    make(tmp_path).restore()
+    assert get(f"{prefix}/version", tf.int64) == 8
+
+
+def test_it_is_one_state_under_the_lock(tmp_path, prefix):
+    """Two variables that change together, in another thread, all the time."""
+    import threading
+
+    fill(prefix)
+    put(f"{prefix}/other", np.int64(7))
+    tell(prefix, 1, {"version": "int64", "other": "int64"})
+
+    @tf.function(autograph=False)
+    def update():
+        mutex = tf.raw_ops.MutexV2(shared_name=f"{prefix}/lock")
+        lock = tf.raw_ops.MutexLock(mutex=mutex)
+        after = [lock]
+        for name in ("version", "other"):
+            with tf.control_dependencies(after):
+                handle = tf.raw_ops.VarHandleOp(
+                    dtype=tf.int64, shape=[], shared_name=f"{prefix}/{name}"
+                )
+                one = tf.raw_ops.AssignAddVariableOp(
+                    resource=handle, value=tf.ones([], tf.int64)
+                )
+                # Long enough to look in between.
+                with tf.control_dependencies([one]):
+                    work = tf.linalg.matmul(
+                        tf.ones([150, 150]), tf.ones([150, 150])
+                    )
+                after = [one, work.op]
+        with tf.control_dependencies(after):
+            tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+
+    stop = threading.Event()
+
+    def run():
+        while not stop.is_set():
+            update()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        for _ in range(10):
+            assert make(tmp_path).write()
+            (directory,) = tmp_path.iterdir()
+            newest = max(p for p in directory.iterdir() if p.name.isdigit())
+            version, other = tf.raw_ops.RestoreV2(
+                prefix=str(newest / "data"),
+                tensor_names=[f"{prefix}/version", f"{prefix}/other"],
+                shape_and_slices=["", ""],
+                dtypes=[tf.int64, tf.int64],
+            )
+            assert int(version) == int(other)
+    finally:
+        stop.set()
+        thread.join(10.0)
+
+
+def test_at_the_end_of_training_they_go(tmp_path, prefix):
+    fill(prefix)
+    writer = make(tmp_path, every=0.05)
+    writer.start()
+    directory = tmp_path / "ps-0-of-2"
+    for _ in range(200):
+        if directory.is_dir() and any(
+            p.name.isdigit() for p in directory.iterdir()
+        ):
+            break
+        writer._stop.wait(0.05)
+    (kept,) = (p for p in directory.iterdir() if p.name.isdigit())
+    meta = json.loads((kept / "meta.json").read_text())
+    assert meta["variables"][f"{prefix}/half"] == "float16"
+    writer.finish()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,279 @@
+"""`tfdist doctor`: checks a cluster before a run, or beside one."""
+
+from collections.abc import Sequence
+import functools
+import json
+import math
+import os
+import pathlib
+import signal
+import sys
+from typing import Any
+
+from absl import flags
+
+from tfdist.cli import diagnosis
+from tfdist.cli import own_code
+from tfdist.cli import reach
+from tfdist.cli import usage
+from tfdist.cluster import tf_config
+from tfdist.cluster.config import ClusterConfig
+from tfdist.cluster.config import ClusterConfigError
+
+USAGE = """\
+Checks the cluster of a TF_CONFIG, as this machine sees it: do names resolve,
+are ports open, do the same versions run everywhere, do clocks agree, how fast
+is the network. Servers may be in the midst of a training; it goes on.
+
+Usage: tfdist doctor [FLAGS...]
+
+Examples: tfdist doctor                        # the cluster of TF_CONFIG
+          tfdist doctor --tf_config=job.json
+          tfdist doctor --serve_seconds=600    # on the machines to be checked
+
+The exit status is 0 where nothing is wrong, 1 where something is, 2 for bad
+usage or a malformed TF_CONFIG.
+"""
+
+# What a thread may take longer than what it calls should.
+_MARGIN_SECONDS = 2.0
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns the flags of the sub-command, not parsed yet."""
+    values = flags.FlagValues()
+    define = {"flag_values": values, "module_name": __name__}
+    flags.DEFINE_string(
+        "tf_config",
+        None,
+        "What to check: JSON as in TF_CONFIG, or a file with it; without a "
+        '"task" the cluster is looked at from outside. Default: the '
+        "environment variable TF_CONFIG.",
+        **define,
+    )
+    flags.DEFINE_float(
+        "timeout", 5.0, "Seconds for each task, about.", **define
+    )
+    flags.DEFINE_float(
+        "bandwidth_mb",
+        16.0,
+        "Megabytes of the tensors that are sent to measure the bandwidth; "
+        "smaller ones where these would take too long.",
+        **define,
+    )
+    flags.DEFINE_float(
+        "max_clock_seconds",
+        1.0,
+        "Seconds that a clock may differ from the one here.",
+        **define,
+    )
+    flags.DEFINE_float(
+        "serve_seconds",
+        0.0,
+        "Check nothing, but serve at this task's address for so long, or "
+        "until Ctrl-C: then it can be checked from elsewhere.",
+        **define,
+    )
+    flags.DEFINE_string(
+        "json", None, "A file for all figures, as JSON; - for stdout.", **define
+    )
+    flags.DEFINE_bool("help", False, "Show this.", short_name="h", **define)
+    return values
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the sub-command.
+
+    Args:
+        argv: the arguments after `doctor`.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UsageError: if the arguments, or `TF_CONFIG`, are wrong.
+    """
+    values = define_flags()
+    rest = usage.parse(values, argv)
+    if values.help:
+        listing = values.module_help(__name__).partition(":")[2]
+        print(f"{USAGE}\nFlags:{listing}")
+        return 0
+    if rest:
+        raise usage.UsageError(f"Unknown arguments: {' '.join(rest)}.")
+    _check_flags(values)
+    try:
+        config, has_task = _read(values.tf_config)
+    except ClusterConfigError as error:
+        raise usage.UsageError(str(error)) from error
+    if values.serve_seconds:
+        return _serve(config, has_task, values.serve_seconds)
+    rows = _rows(config, has_task)
+    here = _look(rows, config, values)
+    wrong, notes = diagnosis.findings(rows, values.max_clock_seconds)
+    figures = diagnosis.as_dict(rows, wrong, notes, here)
+    if values.json == "-":
+        print(json.dumps(figures, indent=2))
+    else:
+        if here:
+            versions = ", ".join(f"{k} {v}" for k, v in here.items())
+            print(f"Here: {versions}.\n")
+        print(f"{diagnosis.table(rows)}\n")
+        print(diagnosis.summary(wrong, notes))
+        if values.json is not None:
+            _write(values.json, figures)
+    return 1 if wrong else 0
+
+
+def _check_flags(values: flags.FlagValues) -> None:
+    for name in ("timeout", "bandwidth_mb", "max_clock_seconds"):
+        value = values[name].value
+        usage.check(
+            math.isfinite(value) and value > 0, name, "be above 0", value
+        )
+    # Of TensorFlow's messages, which hold two gigabytes at most.
+    value = values.bandwidth_mb
+    usage.check(value <= 1000, "bandwidth_mb", "be at most 1000", value)
+    value = values.serve_seconds
+    usage.check(
+        math.isfinite(value) and value >= 0,
+        "serve_seconds",
+        "be at least 0",
+        value,
+    )
+
+
+def _read(given: str | None) -> tuple[ClusterConfig, bool]:
+    """Returns the cluster, and whether it says which task this is."""
+    text = os.environ.get("TF_CONFIG", "") if given is None else given
+    if given is not None and not given.lstrip().startswith("{"):
+        try:
+            text = pathlib.Path(given).read_text("utf-8")
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise usage.UsageError(
+                "Flag --tf_config must be JSON or a file that can be read. "
+                f"Received: --tf_config={given}: {reason}."
+            ) from error
+    content = tf_config.load(text)
+    if not content.get("cluster"):
+        raise usage.UsageError(
+            "There is no cluster to check: set TF_CONFIG, or give "
+            f"--tf_config. Received: {tf_config.shown(text)}."
+        )
+    if "task" in content:
+        config = ClusterConfig.from_tf_config(
+            {"TF_CONFIG": text}, needs_servers=False
+        )
+        return config, True
+    spec = tf_config.check_spec(content["cluster"], tf_config.TF_CONFIG_NAMES)
+    job = "chief" if "chief" in spec else "worker"
+    return ClusterConfig(spec=spec, task_type=job, task_index=0), False
+
+
+def _rows(config: ClusterConfig, has_task: bool) -> list[diagnosis.Row]:
+    """Returns a row for each task, servers first."""
+    own = (config.task_type, config.task_index) if has_task else None
+    jobs = sorted(config.spec, key=lambda job: job != "ps")
+    return [
+        diagnosis.Row(job, index, address, is_own=(job, index) == own)
+        for job in jobs
+        for index, address in enumerate(config.spec[job])
+    ]
+
+
+def _look(
+    rows: Sequence[diagnosis.Row],
+    config: ClusterConfig,
+    values: flags.FlagValues,
+) -> dict[str, str]:
+    """Fills the rows in.
+
+    Returns:
+        The versions here; empty where there was nothing to compare.
+    """
+    timeout = values.timeout
+    late = reach.Reach(
+        error=f"its name did not resolve within {timeout + _MARGIN_SECONDS:g} s"
+    )
+    found = reach.within(
+        timeout + _MARGIN_SECONDS,
+        [functools.partial(reach.reach, row.address, timeout) for row in rows],
+        late,
+    )
+    for row, reached in zip(rows, found, strict=True):
+        if isinstance(reached, Exception):
+            reached = reach.Reach(error=str(reached))
+        row.reach = reached
+    opened = [row for row in rows if row.reach.port == reach.Port.OPEN]
+    if not opened:
+        return {}  # It would take seconds to import TensorFlow.
+    probe = own_code.import_quietly("tfdist.cluster.probe")
+    versions = own_code.import_quietly("tfdist.cluster.versions")
+    # One after the other: together they would share the bandwidth.
+    for row in opened:
+        _measure(row, config.fingerprint, probe, versions, values)
+    return versions.own()
+
+
+def _measure(
+    row: diagnosis.Row,
+    fingerprint: int,
+    probe: Any,
+    versions: Any,
+    values: flags.FlagValues,
+) -> None:
+    timeout = values.timeout
+    measure = functools.partial(
+        probe.measure,
+        row.address,
+        row.job,
+        row.index,
+        timeout=timeout,
+        size=int(values.bandwidth_mb * 1e6),
+    )
+    late = probe.ProbeError(f"no answer within {timeout:g} s")
+    (result,) = reach.within(timeout + _MARGIN_SECONDS, [measure], late)
+    if isinstance(result, probe.ProbeError):
+        row.error = str(result)
+    elif isinstance(result, Exception):
+        raise result
+    else:
+        row.measured = result
+        told = result.versions
+        if told:
+            row.different = versions.differences(told)
+            row.is_other_cluster = told.get("cluster") != fingerprint
+
+
+def _serve(config: ClusterConfig, has_task: bool, seconds: float) -> int:
+    if not has_task or config.address is None:
+        raise usage.UsageError(
+            'Flag --serve_seconds needs TF_CONFIG["task"], and its address '
+            "in the cluster: where to serve."
+        )
+    # Here, because it imports TensorFlow; and with what that writes, because
+    # importing it quietly would start a runtime without a server.
+    from tfdist.cluster import bare_server
+
+    # A platform ends it by SIGTERM, a person by Ctrl-C: both are fine.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        bare_server.serve(config, seconds)
+    except KeyboardInterrupt:
+        pass
+    except OSError as error:
+        print(f"tfdist doctor: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _write(path: str, figures: dict[str, Any]) -> None:
+    try:
+        text = json.dumps(figures, indent=2)
+        pathlib.Path(path).write_text(f"{text}\n", encoding="utf-8")
+    except OSError as error:
+        raise usage.UsageError(
+            "Flag --json must be a file that can be written. Received: "
+            f"--json={path}: {error.strerror}."
+        ) from error

@@ -1,0 +1,40 @@
+"""A server without a training, for others to measure the way to it."""
+
+import time
+
+from absl import logging
+import tensorflow as tf
+
+from tfdist import quiet
+from tfdist.cluster import connection
+from tfdist.cluster import versions
+
+
+def serve(config, seconds):
+    """Runs TensorFlow's server at this task's address.
+
+    Args:
+      config: The `ClusterConfig` of any task that has an address.
+      seconds: How long.
+
+    Raises:
+      OSError: The address cannot be served on.
+    """
+    spec = {config.task_type: {config.task_index: config.address}}
+    with quiet.quietly():  # It logs its session configuration.
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec(spec),
+            job_name=config.task_type,
+            task_index=config.task_index,
+            protocol=config.rpc_layer,
+        )
+    connection.start_runtime(config)
+    versions.leave(config)
+    logging.warning(
+        "%s serves on port %s of every network interface, without "
+        "authentication or encryption, for %g s.",
+        config.task_name,
+        config.address.rsplit(":", 1)[1],
+        seconds,
+    )
+    time.sleep(seconds)

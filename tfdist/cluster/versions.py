@@ -1,0 +1,134 @@
+"""What each task runs, left on its server for others to compare with.
+
+Tasks of one cluster build graphs for each other: an operation or a state that
+one version has and another has not fails late, or computes something else.
+"""
+
+import json
+import platform
+
+from absl import logging
+import keras
+import tensorflow as tf
+
+from tfdist.version import __version__
+
+_NAME = "tfdist/versions"
+# What has to be the same everywhere, of what is told.
+COMPARED = ("tfdist", "tensorflow", "keras")
+
+
+def own():
+    """What this process runs: a dict of name to version."""
+    return {
+        "tfdist": __version__,
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def leave(config):
+    """Leaves this process's versions on its own server.
+
+    Args:
+      config: Its `ClusterConfig`.
+    """
+    text = json.dumps({**own(), "cluster": config.fingerprint})
+
+    @tf.function(autograph=False)
+    def write():
+        with tf.device(_device(config.task_type, config.task_index)):
+            tf.raw_ops.AssignVariableOp(
+                resource=_handle(), value=tf.constant(text)
+            )
+
+    write()
+
+
+def build_read():
+    """Builds the text that was left, a string, in the scope's device."""
+    return tf.raw_ops.ReadVariableOp(resource=_handle(), dtype=tf.string)
+
+
+def parse(text):
+    """What `leave` has left, a dict; empty where it is something else.
+
+    Args:
+      text: Bytes.
+    """
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def differences(told, names=COMPARED):
+    """What another task runs differently.
+
+    Args:
+      told: Dict from `parse`.
+      names: Which versions to compare.
+
+    Returns:
+      A list of sentences' parts, such as "tensorflow 2.20.0 (here 2.21.0)".
+    """
+    here = own()
+    return [
+        f"{name} {told.get(name, 'of an unknown version')} (here {here[name]})"
+        for name in names
+        if told.get(name) != here[name]
+    ]
+
+
+def compare(config):
+    """Warns of servers that run other versions than this worker.
+
+    Call it when the servers are ready.
+
+    Args:
+      config: The `ClusterConfig` of a connected worker or evaluator.
+    """
+    leave(config)
+    here = _device(config.task_type, config.task_index)
+
+    @tf.function(autograph=False)
+    def read():
+        texts = []
+        for task in range(config.num_ps):
+            with tf.device(_device("ps", task)):
+                texts.append(build_read())
+        # Copied to the caller: no eager tensor may live on a server.
+        with tf.device(here):
+            return tf.stack(texts)
+
+    try:
+        texts = read().numpy()
+    except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):
+        logging.warning(
+            "A parameter server does not say which versions it runs: it has "
+            "an older tfdist than this worker's %s.",
+            __version__,
+        )
+        return
+    except tf.errors.OpError:
+        return  # A server went away; who needs it says so.
+    for name, text in zip(config.ps_names, texts, strict=True):
+        different = differences(parse(text))
+        if different:
+            logging.warning(
+                "Parameter server %s runs %s: tasks of one cluster should run "
+                "the same versions, or steps may fail or compute something "
+                "else.",
+                name,
+                ", ".join(different),
+            )
+
+
+def _device(job, task):
+    return f"/job:{job}/replica:0/task:{task}/device:CPU:0"
+
+
+def _handle():
+    return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=_NAME)

@@ -1,0 +1,97 @@
+"""Says what a worker waits for when it makes no progress."""
+
+import os
+import sys
+import threading
+import time
+import traceback
+
+from absl import logging
+
+_POLL_SECONDS = 1.0
+# The exit status of a worker that gives up, as of a software error in sysexits.
+STALLED_STATUS = 70
+
+
+class Watchdog:
+    """Watches the calls of one strategy to servers, in a thread.
+
+    A call that waits in TensorFlow's runtime cannot be interrupted from
+    Python. So whoever wants it to fail ends the process.
+
+    Args:
+      name: This task's name.
+      progress: Callable without arguments that returns something that changes
+        when this worker makes progress.
+      describe: Callable without arguments that returns what is waited for, a
+        str.
+      timeout: Seconds without progress, within a call, that are a stall.
+      fails: Whether the process then ends with `STALLED_STATUS`.
+    """
+
+    def __init__(self, name, progress, describe, *, timeout, fails):
+        self._name = name
+        self._progress = progress
+        self._describe = describe
+        self._timeout = timeout
+        self._fails = fails
+        # The call that is under way: what, and its thread; None between calls.
+        self._call = None
+        self._stop = threading.Event()
+        self._thread = None
+
+    def begin(self, what):
+        """A call has begun, in this thread.
+
+        Args:
+          what: For the message.
+
+        Returns:
+          What `end` takes.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+        before, self._call = self._call, (what, threading.get_ident())
+        return before
+
+    def end(self, before):
+        """The call has ended.
+
+        Args:
+          before: What `begin` has returned.
+        """
+        self._call = before
+
+    def _run(self):
+        seen, since, told = None, time.monotonic(), 0
+        while not self._stop.wait(_POLL_SECONDS):
+            call = self._call
+            state = (call, self._progress())
+            now = time.monotonic()
+            if call is None or state != seen:
+                seen, since, told = state, now, 0
+                continue
+            # Once for each time that the time has doubled.
+            if now - since < self._timeout * 2**told:
+                continue
+            told += 1
+            self._tell(call, now - since)
+            if self._fails:
+                logging.error("%s ends, as on_stall='fail' says.", self._name)
+                logging.flush()
+                sys.stderr.flush()
+                os._exit(STALLED_STATUS)
+
+    def _tell(self, call, seconds):
+        what, thread = call
+        frame = sys._current_frames().get(thread)
+        stack = "".join(traceback.format_stack(frame)) if frame else "(gone)\n"
+        logging.error(
+            "%s has made no progress for %.0f s in %s. %s The stack:\n%s",
+            self._name,
+            seconds,
+            what,
+            self._describe(),
+            stack,
+        )
