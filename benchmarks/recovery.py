@@ -56,7 +56,7 @@ class SurvivingCluster(contextlib.AbstractContextManager):
         from tfdist.cli import local_cluster
 
         self._directory = directory
-        self._environ = clusters._environ
+        self._environ = clusters.environ_of
         self._stack = contextlib.ExitStack()
         ports = self._stack.enter_context(
             local_cluster.LocalCluster({"ps": NUM_PS, "worker": NUM_WORKERS})

@@ -57,6 +57,11 @@ class Child:
         theirs.close()
         watched.close()
 
+    @property
+    def pid(self):
+        """Its process id."""
+        return self._process.pid
+
     def wait_until_built(self):
         """Waits until `build` has returned."""
         self.answer(_START_SECONDS)

@@ -41,7 +41,8 @@ class Cluster(contextlib.AbstractContextManager):
         return {task.job: task for task in held.tasks}
 
 
-def _environ(task):
+def environ_of(task):
+    """The environment of a task's process, a dict."""
     return {**environment.RUNTIME_ENVIRONMENT, "TF_CONFIG": task.tf_config}
 
 
@@ -58,11 +59,11 @@ class TfdistCluster(Cluster):
         """
         super().__init__()
         tasks = self._tasks(ps=1, worker=1)
-        environ = _environ(tasks["ps"])
+        environ = environ_of(tasks["ps"])
         self._servers.append(
             children.Child("tfdist server", serve, environ=environ)
         )
-        environ = _environ(tasks["worker"])
+        environ = environ_of(tasks["worker"])
         self._asked = children.Child(
             "tfdist worker", build, *args, environ=environ
         )
@@ -87,13 +88,13 @@ class TensorFlowCluster(Cluster):
                     tensorflow_ps.serve,
                     cluster,
                     job,
-                    environ=_environ(tasks[job]),
+                    environ=environ_of(tasks[job]),
                 )
             )
         self._cluster = cluster
-        self._ps = _environ(tasks["ps"])
+        self._ps = environ_of(tasks["ps"])
         self._arguments = args
-        self._environ = _environ(tasks["chief"])
+        self._environ = environ_of(tasks["chief"])
 
     def restart_server(self, serve):
         """Kills the parameter server and starts it again.

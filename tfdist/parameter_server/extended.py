@@ -80,7 +80,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         if eagerly and isinstance(
             fn, tf.types.experimental.PolymorphicFunction
         ):
-            return self._trace(fn)(args, kwargs)
+            return self._store.call(self._trace(fn), args, kwargs)
         if self._store.local is not None and isinstance(
             fn, tf.types.experimental.PolymorphicFunction
         ):

@@ -366,6 +366,25 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         coordination = self._store.coordination
         return coordination.counts() if coordination is not None else {}
 
+    def resilient(self, function):
+        """A function that outlives parameter servers that come back.
+
+        `fit` does so by itself, as does `strategy.run` of a `tf.function`. For
+        a `tf.function` of your own that calls `strategy.run`:
+
+        ```
+        step = strategy.resilient(tf.function(step))
+        ```
+
+        Args:
+          function: Callable. When a server fails, it is called again after
+            all are back: what it took from an iterator is gone.
+
+        Returns:
+          A callable.
+        """
+        return functools.partial(self._store.call, function)
+
     @property
     def recoveries(self):
         """How often servers were lost and what was done, list of `Event`."""
