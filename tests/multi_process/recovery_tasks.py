@@ -97,6 +97,14 @@ def train(
             optimizer=keras.optimizers.SGD(rate, momentum=momentum),
             loss="mse",
         )
+    poisoned = []
+
+    def after_step(logs):
+        if not np.isfinite(logs["loss"]) and not poisoned:
+            poisoned.append(time.time())
+            print(f"loss {logs['loss']} at {strategy.updates_pulled()}")
+        time.sleep(pace)
+
     x, y = regression()
     before = float(np.mean((model.predict(x, verbose=0) - y) ** 2))
     try:
@@ -106,9 +114,7 @@ def train(
             batch_size=16,
             epochs=1000000 if isinstance(until, str) else epochs,
             verbose=0,
-            callbacks=[
-                failure_tasks.TellProgress(until, lambda logs: time.sleep(pace))
-            ],
+            callbacks=[failure_tasks.TellProgress(until, after_step)],
         )
         print("trained", flush=True)
         strategy.settle()

@@ -23,8 +23,8 @@ _PROBE_SECONDS = 3.0
 
 # Clusters that this process is connected to.
 _connected = set()
-# The addresses of the servers that the runtime has, if it is connected.
-_current = []
+# The one that this process's runtime was started for.
+_started = []
 
 
 def connect(config, timeout):
@@ -88,32 +88,21 @@ def reconnect(config):
     Raises:
       tf.errors.OpError: A server is not there.
     """
-    if not _current:
-        # A first connection that fails half-way leaves TensorFlow's server
-        # behind, and no second one gets its port. Alone it does not fail.
-        _connect(config, ())
-    if _current[0] != config.ps_addresses:
-        private_tensorflow.move_servers(config.ps_addresses)
-        _current[0] = config.ps_addresses
-        return
-    _connect(config, config.ps_addresses)
-
-
-def _connect(config, servers):
-    """Connects to servers at these addresses by the public way."""
-    jobs = {config.task_type: {config.task_index: config.address}}
-    if servers:
-        jobs["ps"] = list(servers)
-    spec = tf.train.ClusterSpec(jobs)
-    with quiet.quietly():  # It logs its session configuration.
-        tf.config.experimental_connect_to_cluster(
-            spec,
-            job_name=config.task_type,
-            task_index=config.task_index,
-            protocol=config.rpc_layer,
-        )
-    start_runtime(config)
-    _current[:] = [servers]
+    if not _started:
+        # A first connection to others that fails half-way leaves TensorFlow's
+        # server behind, and no second one gets its port. Alone it does not.
+        with quiet.quietly():  # It logs its session configuration.
+            tf.config.experimental_connect_to_cluster(
+                tf.train.ClusterSpec(
+                    {config.task_type: {config.task_index: config.address}}
+                ),
+                job_name=config.task_type,
+                task_index=config.task_index,
+                protocol=config.rpc_layer,
+            )
+        start_runtime(config)
+        _started.append(config)
+    private_tensorflow.move_servers(config.ps_addresses)
 
 
 def absent(config):
