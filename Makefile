@@ -4,26 +4,28 @@
 #   make test     run the tests
 #   make lint     check formatting and style
 #   make format   format, and mend what the linter can
+#   make chaos    train under all strategies while processes die at random
 #   make bench    run the benchmarks
 #   make clean    remove what was built
 #
 # PYTHON is the interpreter for the virtual environment (3.10 to 3.13),
 # TESTS what `make test` runs, TEST_SECONDS the bound of one test,
 # TEST_PROCESSES how many files of tests run side by side (0: one, in the
-# same process).
+# same process). CHAOS_FLAGS: `python -m tests.chaos.main --help`.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 TESTS ?= tests
 TEST_SECONDS ?= 300
 TEST_PROCESSES ?= 2
+CHAOS_FLAGS ?= --events=200 --strategy=all
 TRAIN_FLAGS ?= --output_dir=build/train
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := train
-.PHONY: train test lint format bench clean
+.PHONY: train test lint format chaos bench clean
 
 train: $(STAMP)
 	$(BIN)/tfdist launch --num_ps=1 --num_workers=2 \
@@ -40,6 +42,9 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos.main $(CHAOS_FLAGS)
 
 bench: $(STAMP)
 	set -e; for script in benchmarks/*.py; do \

@@ -91,7 +91,7 @@ def enable_collectives(server_def):
 
 
 def move_servers(addresses):
-    """Connects this process to servers that have other addresses now.
+    """Connects this process to servers that are new or at other addresses.
 
     In public, connecting to a cluster with other addresses makes a new runtime,
     and was seen to end the process (TensorFlow 2.21); what a restarted server
@@ -101,10 +101,10 @@ def move_servers(addresses):
       addresses: List of `host:port`, one for each `ps` task.
     """
     definition = context.get_server_def()
-    for job in definition.cluster.job:
-        if job.name == "ps":
-            for task, address in enumerate(addresses):
-                job.tasks[task] = address
+    jobs = {job.name: job for job in definition.cluster.job}
+    servers = jobs.get("ps") or definition.cluster.job.add(name="ps")
+    for task, address in enumerate(addresses):
+        servers.tasks[task] = address
     context.context().update_server_def(definition)
 
 

@@ -48,7 +48,25 @@ def regression():
     return x, x @ random.normal(size=(8, 1)).astype("float32")
 
 
-def train(strategy, until="stop", pace=0.0, server_timeout=60.0, epochs=1):
+def applied_by_worker(strategy):
+    """What each server has applied of each worker; empty with a ledger."""
+    store = strategy._store
+    if not store.counts_by_worker:
+        return []
+    return [
+        store.pulled_applied(shard).numpy().tolist()
+        for shard in range(store.num_shards)
+    ]
+
+
+def train(
+    strategy,
+    until="stop",
+    pace=0.0,
+    server_timeout=60.0,
+    epochs=1,
+    rate=0.05,
+):
     """Trains until told to stop; reports what became of its gradients.
 
     Args:
@@ -57,6 +75,7 @@ def train(strategy, until="stop", pace=0.0, server_timeout=60.0, epochs=1):
         pace: seconds to pause after each step.
         server_timeout: of the strategy.
         epochs: how many to train.
+        rate: the learning rate.
     """
     momentum = 0.0 if strategy in ("dana", "averaging") else 0.5
     # DANA's momentum is 0.9.
@@ -78,6 +97,14 @@ def train(strategy, until="stop", pace=0.0, server_timeout=60.0, epochs=1):
             optimizer=keras.optimizers.SGD(rate, momentum=momentum),
             loss="mse",
         )
+    poisoned = []
+
+    def after_step(logs):
+        if not np.isfinite(logs["loss"]) and not poisoned:
+            poisoned.append(time.time())
+            print(f"loss {logs['loss']} at {strategy.updates_pulled()}")
+        time.sleep(pace)
+
     x, y = regression()
     before = float(np.mean((model.predict(x, verbose=0) - y) ** 2))
     try:
@@ -87,9 +114,7 @@ def train(strategy, until="stop", pace=0.0, server_timeout=60.0, epochs=1):
             batch_size=16,
             epochs=1000000 if isinstance(until, str) else epochs,
             verbose=0,
-            callbacks=[
-                failure_tasks.TellProgress(until, lambda logs: time.sleep(pace))
-            ],
+            callbacks=[failure_tasks.TellProgress(until, after_step)],
         )
         print("trained", flush=True)
         strategy.settle()
@@ -103,6 +128,7 @@ def train(strategy, until="stop", pace=0.0, server_timeout=60.0, epochs=1):
         counts=strategy.push_counts(),
         all_counts=strategy.gradient_counts(),
         updates=strategy.updates_applied(),
+        by_worker=applied_by_worker(strategy),
         weights=[w.numpy().ravel().tolist() for w in model.weights],
         recoveries=[
             [event.seconds, event.servers, event.restored_by_this_worker]

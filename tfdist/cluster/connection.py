@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist import quiet
+from tfdist.cluster import incarnation
 from tfdist.cluster import tf_config
 from tfdist.cluster import waiting
 
@@ -17,11 +18,13 @@ _RETRIED = (
 )
 
 _RESERVED_FUNCTIONS = 33
+# Seconds for a server to say that it is there.
+_PROBE_SECONDS = 3.0
 
 # Clusters that this process is connected to.
 _connected = set()
-# The addresses of the servers that the runtime has, if it is connected.
-_current = []
+# The one that this process's runtime was started for.
+_started = []
 
 
 def connect(config, timeout):
@@ -85,25 +88,37 @@ def reconnect(config):
     Raises:
       tf.errors.OpError: A server is not there.
     """
-    if _current and _current[0] != config.ps_addresses:
-        private_tensorflow.move_servers(config.ps_addresses)
-        _current[0] = config.ps_addresses
-        return
-    spec = tf.train.ClusterSpec(
-        {
-            "ps": list(config.ps_addresses),
-            config.task_type: {config.task_index: config.address},
-        }
-    )
-    with quiet.quietly():  # It logs its session configuration.
-        tf.config.experimental_connect_to_cluster(
-            spec,
-            job_name=config.task_type,
-            task_index=config.task_index,
-            protocol=config.rpc_layer,
+    if not _started:
+        # A first connection to others that fails half-way leaves TensorFlow's
+        # server behind, and no second one gets its port. Alone it does not.
+        with quiet.quietly():  # It logs its session configuration.
+            tf.config.experimental_connect_to_cluster(
+                tf.train.ClusterSpec(
+                    {config.task_type: {config.task_index: config.address}}
+                ),
+                job_name=config.task_type,
+                task_index=config.task_index,
+                protocol=config.rpc_layer,
+            )
+        start_runtime(config)
+        _started.append(config)
+    private_tensorflow.move_servers(config.ps_addresses)
+
+
+def absent(config):
+    """Names of the servers that do not answer just now, a list.
+
+    Args:
+      config: The `ClusterConfig`.
+    """
+    return [
+        name
+        for k, (name, address) in enumerate(
+            zip(config.ps_names, config.ps_addresses, strict=True)
         )
-    start_runtime(config)
-    _current[:] = [config.ps_addresses]
+        if incarnation.read(address, k, _PROBE_SECONDS, config.rpc_layer)
+        is None
+    ]
 
 
 def start_runtime(config):
@@ -206,6 +221,11 @@ def _wait_for_servers(config, devices, timeout):
 
     def attempt():
         nonlocal silent, reason
+        # Connecting anew after a connection that came about in part was seen
+        # to crash.
+        if not_there := absent(config):
+            silent, reason = not_there, "it does not say which life it is in"
+            return False
         try:
             reconnect(config)
             _reserve_functions(devices)

@@ -1,11 +1,19 @@
 """A worker's membership from its start to the end of its process."""
 
 import atexit
+import contextlib
 import sys
 
+import tensorflow as tf
+
+from tfdist.cluster import connection
 from tfdist.cluster import members
 from tfdist.cluster import preemption
 from tfdist.cluster import versions
+from tfdist.cluster.gate import gate
+
+# Seconds for heartbeats to end that are under way.
+_GATE_SECONDS = 30.0
 
 # One membership per cluster, however many strategies a script makes: the row
 # in the servers' tables is the process's.
@@ -31,9 +39,20 @@ def join(config, devices, timeout):
     if key not in _memberships:
         _memberships[key] = members.Membership(config, devices)
         atexit.register(_leave, _memberships[key])
-        _memberships[key].wait_until_entered(timeout)
+        _memberships[key].wait_until_entered(
+            timeout, lambda: _connect_anew(config)
+        )
         versions.compare(config)
     return _memberships[key]
+
+
+def _connect_anew(config):
+    """For servers that were started again since this process connected."""
+    if connection.absent(config):
+        return
+    with contextlib.suppress(tf.errors.OpError, TimeoutError):
+        with gate.alone(_GATE_SECONDS):
+            connection.reconnect(config)
 
 
 def _leave(membership):

@@ -22,6 +22,7 @@ _COLUMNS = 4
 HEARTBEAT_SECONDS = 1.0
 # Between attempts to enter the table of a server that has none yet.
 _RETRY_SECONDS = 0.1
+_MEND_SECONDS = 3.0
 # TensorFlow's table of remote functions may move in memory when one is called
 # for the first time, while another thread looks into it: 1 of some 800 starts
 # crashed in `EagerClusterFunctionLibraryRuntime::Run`, in a thread that
@@ -267,7 +268,7 @@ class Membership:
             return False
         return True
 
-    def wait_until_entered(self, timeout):
+    def wait_until_entered(self, timeout, mend):
         """Waits until this worker is in the tables of all servers.
 
         A server answers before it has made its table, and would not hear of
@@ -275,16 +276,26 @@ class Membership:
 
         Args:
           timeout: Seconds.
+          mend: Callable without arguments that connects anew; called now and
+            then until this worker is in.
 
         Raises:
           TimeoutError: A server has no table; the message names it.
         """
+        mended = time.monotonic()
 
         def absent():
             return [n for n, e in self._entered.items() if not e.is_set()]
 
+        def entered():
+            nonlocal mended
+            if absent() and time.monotonic() - mended > _MEND_SECONDS:
+                mend()
+                mended = time.monotonic()
+            return not absent()
+
         waiting.wait_until(
-            lambda: not absent(),
+            entered,
             what=lambda: f"parameter server {', '.join(absent())} to be ready",
             timeout=timeout,
         )
