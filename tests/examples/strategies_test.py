@@ -1,20 +1,16 @@
-"""The example with each strategy, on a server and three workers.
-
-Tasks are forked from a process that has imported TensorFlow, or else the
-imports of 20 tasks would take most of the time.
-"""
+"""The example with each strategy, on a server and three workers."""
 
 import json
-import time
+import pathlib
 
 import pytest
 
-from tests.multi_process.real_cluster import TaskUnderTest
-from tests.multi_process.real_cluster import Zygote
+from tests.multi_process import scripts
 from tfdist import datasets
-from tfdist.cli import local_cluster
 
-SECONDS = 90.0
+EXAMPLE = (
+    pathlib.Path(__file__).parents[2] / "examples" / "train_image_classifier.py"
+)
 NUM_WORKERS = 3
 # ceil((1437 - 144) / 64) batches, see train_image_classifier_test.py.
 BATCH_SIZE, BATCHES = 64, 21
@@ -54,50 +50,20 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def zygote():
-    with Zygote() as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     path = tmp_path_factory.mktemp("tensorflow_datasets")
     datasets.load("digits", data_dir=path)
     return path
 
 
-def train(zygote, directory, flags, num_ps=1):
+def train(directory, flags, num_ps=1):
     """Runs the example to its end; returns all that its tasks printed."""
     jobs = {"ps": num_ps, "worker": NUM_WORKERS}
-    with local_cluster.LocalCluster(jobs) as cluster:
-        tasks = [
-            TaskUnderTest(
-                zygote,
-                f"{task.job}-{task.index}",
-                directory,
-                target="tests.examples.example_task:run",
-                arguments={
-                    "script": "train_image_classifier.py",
-                    "flags": flags,
-                },
-                environ={"TF_CONFIG": task.tf_config},
-            )
-            for task in cluster.tasks
-        ]
-        try:
-            end = time.monotonic() + SECONDS
-            for task in tasks:
-                status = task.wait(max(0.0, end - time.monotonic()))
-                assert status == 0, task.output()
-        finally:
-            for task in tasks:
-                if task.runs():
-                    task.kill()
-    return "".join(task.output() for task in tasks)
+    return "".join(scripts.run(directory, EXAMPLE, flags, jobs).values())
 
 
 @pytest.fixture(scope="module", params=FLAGS)
-def trained(request, zygote, data_dir, tmp_path_factory):
+def trained(request, data_dir, tmp_path_factory):
     """The name of a strategy, its summary and the workers' steps."""
     directory = tmp_path_factory.mktemp(request.param)
     flags = [
@@ -108,7 +74,7 @@ def trained(request, zygote, data_dir, tmp_path_factory):
         f"--data_dir={data_dir}",
         f"--output_dir={directory}",
     ]
-    output = train(zygote, directory, flags)
+    output = train(directory, flags)
     path = directory / "summary.json"
     assert path.exists(), output
     return request.param, json.loads(path.read_text()), read_steps(directory)
@@ -175,7 +141,7 @@ def test_workers_exchange_after_as_many_steps_as_the_period_says(trained):
         assert [line["local_steps"] for line in lines] == LOCAL_STEPS[strategy]
 
 
-def test_workers_without_servers_train_as_well(zygote, data_dir, tmp_path):
+def test_workers_without_servers_train_as_well(data_dir, tmp_path):
     flags = [
         "--strategy=parameter_averaging",
         "--period=3",
@@ -185,7 +151,7 @@ def test_workers_without_servers_train_as_well(zygote, data_dir, tmp_path):
         f"--data_dir={data_dir}",
         f"--output_dir={tmp_path}",
     ]
-    train(zygote, tmp_path, flags, num_ps=0)
+    train(tmp_path, flags, num_ps=0)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["strategy_flags"]["communication"] == "ring"
     assert summary["num_ps"] == 0

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import re
 import sys
 
 from absl import app
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.cli.launched import Launched
+from tests.multi_process import scripts
 from tests.parameter_server import twins
 import tfdist
 from tfdist.parameter_server import sharding
@@ -92,11 +93,9 @@ def test_pieces_train_as_the_whole(optimizer):
 def trained_on_servers(tmp_path_factory):
     """What came of training with pieces on two servers, by optimizer."""
     path = tmp_path_factory.mktemp("pieces") / "found.json"
-    cluster = ["--num_ps=2", "--num_workers=1"]
-    with Launched(*cluster, __file__, "--", path) as run:
-        run.expect(r"spread over [1-9]\d+ and [1-9]\d+ bytes$")
-        status, text = run.finish()
-    assert status == 0, text
+    outputs = scripts.run(path.parent, __file__, [path], {"ps": 2, "worker": 1})
+    told = outputs["worker-0"]
+    assert re.search(r"spread over [1-9]\d+ and [1-9]\d+ bytes$", told, re.M)
     return json.loads(path.read_text())
 
 
