@@ -22,22 +22,18 @@ from tfdist.parameter_server import sharding
 partitioners = tf.distribute.experimental.partitioners
 
 OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.1),
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "adam": lambda: keras.optimizers.Adam(0.01),
-    "adam_average": lambda: keras.optimizers.Adam(0.01, use_ema=True),
     "adamw_clipped": lambda: keras.optimizers.AdamW(
-        0.01, weight_decay=0.1, global_clipnorm=0.5
+        0.01, weight_decay=0.1, global_clipnorm=0.5, use_ema=True
     ),
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
     "accumulated": lambda: keras.optimizers.SGD(
-        0.1, gradient_accumulation_steps=2
+        0.1, momentum=0.9, gradient_accumulation_steps=2
     ),
 }
 
 
-# On servers, too: what the others have is part of these.
-ON_SERVERS = ("adam_average", "adamw_clipped", "adagrad", "accumulated")
+# On servers, too.
+ON_SERVERS = ("adamw_clipped", "accumulated")
 
 
 def train(optimizer, scope):
