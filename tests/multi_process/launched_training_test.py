@@ -45,12 +45,11 @@ def test_a_signal_to_the_launcher_ends_servers_and_workers(tmp_path):
 def test_servers_end_by_themselves_with_status_0(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(epochs=2))
-    flags = ["--num_ps=2", "--num_workers=2", "--grace_seconds=60"]
+    flags = ["--num_ps=1", "--num_workers=2", "--grace_seconds=60"]
     with Launched(*flags, script) as run:
         status, text = run.finish()
     assert status == 0, text
     # 64 examples in batches of 32, two epochs, shared by two workers.
-    assert text.count("updates [4, 4]") == 2
-    for index in range(2):
-        assert f"ps {index} is done" in text
+    assert text.count("updates [4]") == 2
+    assert "ps 0 is done" in text
     assert "terminating" not in text and "not ended by itself" not in text

@@ -16,15 +16,15 @@ from tfdist.cli import local_cluster
 _POLL_SECONDS = 0.02
 
 
-def start(directory, script, flags, tf_config="", label="task"):
+def start(directory, script, flags, label="task", **environ):
     """Starts a script in a process of its own.
 
     Args:
         directory: in which it runs, a `pathlib.Path`.
         script: its path.
         flags: list of what follows it on the command line.
-        tf_config: the text of its `TF_CONFIG`.
         label: its name.
+        **environ: changes of its environment, such as `TF_CONFIG`.
 
     Returns:
         A `TaskUnderTest`.
@@ -35,11 +35,13 @@ def start(directory, script, flags, tf_config="", label="task"):
         directory,
         target="tests.multi_process.scripts:become",
         arguments={"script": str(script), "flags": list(map(str, flags))},
-        environ={"TF_CONFIG": tf_config},
+        environ=environ,
     )
 
 
-def run(directory, script, flags, jobs, num_groups=1, seconds=120.0):
+def run(
+    directory, script, flags, jobs, num_groups=1, seconds=120.0, environ=None
+):
     """Runs a script as every task of a cluster, until all have exited with 0.
 
     Args:
@@ -49,6 +51,7 @@ def run(directory, script, flags, jobs, num_groups=1, seconds=120.0):
         jobs: dict from the name of a job to its number of tasks.
         num_groups: number of such clusters, which teach each other.
         seconds: how long they may take.
+        environ: dict of changes of their environment.
 
     Returns:
         What each has printed: a dict from labels such as `worker-0`, or
@@ -62,7 +65,8 @@ def run(directory, script, flags, jobs, num_groups=1, seconds=120.0):
         tasks = []
         for one in cluster.tasks:
             label = one.label.replace(" ", "-")
-            task = start(directory, script, flags, one.tf_config, label)
+            variables = {**(environ or {}), "TF_CONFIG": one.tf_config}
+            task = start(directory, script, flags, label, **variables)
             stack.callback(lambda task=task: task.runs() and task.kill())
             tasks.append(task)
         running = tasks

@@ -98,8 +98,8 @@ def test_servers_end_without_an_evaluator_that_never_came(tmp_path):
                         tmp_path,
                         SCRIPT,
                         ["absent", tmp_path],
-                        task.tf_config,
                         task.job,
+                        TF_CONFIG=task.tf_config,
                     )
             assert tasks["worker"].wait() == 0
             ended = time.monotonic()

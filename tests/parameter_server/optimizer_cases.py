@@ -78,11 +78,12 @@ OPTIONS = {
     "inverse time": lambda: _optimizers.Adagrad(
         _schedules.InverseTimeDecay(0.1, 1, 0.5)
     ),
+    "loss scale": lambda: _optimizers.SGD(0.1, loss_scale_factor=64.0),
     "loss scale overflows": lambda: _optimizers.LossScaleOptimizer(
         _optimizers.SGD(0.1, 0.9), initial_scale=2.0**22, dynamic_growth_steps=2
     ),
-    # What all have, each more than once: schedules, decay, clipping, averages,
-    # accumulation and scales of losses.
+    # Together, what all have: schedules, decay, clipping, averages and
+    # accumulation.
     "all at once": lambda: _optimizers.AdamW(
         _schedules.CosineDecay(0.01, 6, warmup_target=0.05, warmup_steps=2),
         weight_decay=0.05,
@@ -132,7 +133,7 @@ ON_SERVERS = [
 # Cases that compute in 16 bits.
 MIXED = ("loss scale overflows", "loss scale and all")
 # Keras itself cannot divide the sparse gradients of an embedding by a factor.
-DENSE = ("all at once",)
+DENSE = ("loss scale", "all at once")
 # Built in the training step, as Keras does without a strategy, it would set
 # its momentum back to the variables in every step.
 BUILT_AHEAD = ("ScheduleFreeAdamW",)
