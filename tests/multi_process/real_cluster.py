@@ -6,7 +6,9 @@ wait for files that the test makes (`tests.multi_process.handshake`). Every
 wait is bounded, and no process outlives the cluster, the zygote or the test.
 """
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -88,6 +90,14 @@ class Zygote(contextlib.AbstractContextManager):
                     answer
                 )
                 self._changed.notify_all()
+
+
+@functools.cache
+def shared_zygote():
+    """One for all tests of this process; it ends with it."""
+    process = Zygote()
+    atexit.register(process.__exit__)
+    return process
 
 
 class TaskUnderTest:

@@ -193,7 +193,9 @@ FEATURES = {
         ("sgd", "adam")
     ),
     "custom loop": lambda: train_steps_test.test_custom_loop(False),
-    "pieces": lambda: partitioning_test.test_pieces_train_as_the_whole("adam"),
+    "pieces": lambda: partitioning_test.test_pieces_train_as_the_whole(
+        "adagrad"
+    ),
 }
 
 
@@ -204,10 +206,15 @@ def test_keras_features(method, feature):
 
 
 @pytest.mark.parametrize(
-    "method", [Sync(), BoundedStaleness(0)], indirect=True, ids=repr
-)
-@pytest.mark.parametrize(
-    "name", ["Muon", "loss scale overflows", "accumulation and all"]
+    ("method", "name"),
+    [
+        (Sync(), "Muon"),
+        (Sync(), "accumulation and all"),
+        (BoundedStaleness(0), "loss scale overflows"),
+        (BoundedStaleness(0), "accumulation and all"),
+    ],
+    indirect=["method"],
+    ids=repr,
 )
 def test_optimizers(method, name):
     strategy = tfdist.AsyncStrategy()
