@@ -273,6 +273,36 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
         self.tasks.append(task)
         return task
 
+    def start_of_another_cluster(self, job, index, target, **arguments):
+        """Starts a task that shares but the servers with this cluster.
+
+        Args:
+            job: `worker`.
+            index: of the task in its job.
+            target: as in `start`.
+            **arguments: of the function.
+
+        Returns:
+            A `TaskUnderTest`.
+        """
+        config = json.loads(self._configs[job, index].tf_config)
+        with local_cluster.LocalCluster({"worker": 1}) as ports:
+            address = ports.tasks[0].address
+        config["cluster"]["worker"] = [address]
+        task = TaskUnderTest(
+            self._zygote,
+            f"other-{job}-{index}",
+            self.directory,
+            target=f"tests.multi_process.{target}",
+            arguments=arguments,
+            environ={
+                "TF_CONFIG": json.dumps(config),
+                "TASK_LABEL": f"other-{job}-{index}",
+            },
+        )
+        self.tasks.append(task)
+        return task
+
     def start_servers(self, **arguments):
         """Starts all servers; returns them."""
         return [

@@ -102,6 +102,27 @@ def test_a_port_in_use_is_named_in_the_error(cluster, job):
     )
 
 
+def test_a_second_cluster_on_the_same_ports_is_refused(cluster):
+    made = cluster(num_ps=1, num_workers=2)
+    made.start_servers()
+    first = made.start(
+        "worker", 0, "failure_tasks:train", value=1.0, until="stop"
+    )
+    first.wait_for_steps(5)
+    # Another run: its own worker's address, the servers' of this one.
+    other = made.start_of_another_cluster(
+        "worker", 0, "failure_tasks:train", value=1.0, until="stop"
+    )
+    assert other.wait() == 1
+    last = other.output().splitlines()[-1]
+    assert "ClusterConfigError: Parameter server /job:ps/task:0 at " in last
+    assert "is one of another cluster" in last
+    made.tell("stop")
+    assert first.wait() == 0
+    steps = first.steps()
+    assert first.report()["updates"] == [steps]
+
+
 def test_what_listens_and_is_no_server_is_named_in_the_error(cluster):
     made = cluster(num_ps=2, num_workers=1)
     made.start("ps", 0, "tasks:serve", start_timeout=60.0)

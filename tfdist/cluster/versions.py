@@ -6,11 +6,14 @@ one version has and another has not fails late, or computes something else.
 
 import json
 import platform
+import zlib
 
 from absl import logging
 import keras
 import tensorflow as tf
 
+from tfdist.cluster import refusal
+from tfdist.cluster import tf_config
 from tfdist.version import __version__
 
 _NAME = "tfdist/versions"
@@ -34,7 +37,8 @@ def leave(config):
     Args:
       config: Its `ClusterConfig`.
     """
-    text = json.dumps({**own(), "cluster": config.fingerprint})
+    told = {"cluster": config.fingerprint, "workers": _workers(config)}
+    text = json.dumps({**own(), **told})
 
     @tf.function(autograph=False)
     def write():
@@ -83,12 +87,18 @@ def differences(told, names=COMPARED):
 
 
 def compare(config):
-    """Warns of servers that run other versions than this worker.
+    """Compares what the servers run with what this worker does.
+
+    Warns of other versions.
 
     Call it when the servers are ready.
 
     Args:
       config: The `ClusterConfig` of a connected worker or evaluator.
+
+    Raises:
+      ClusterConfigError: A server is one of another cluster: started by
+        mistake on the same ports, or with another list of workers.
     """
     leave(config)
     here = _device(config.task_type, config.task_index)
@@ -114,8 +124,19 @@ def compare(config):
         return
     except tf.errors.OpError:
         return  # A server went away; who needs it says so.
-    for name, text in zip(config.ps_names, texts, strict=True):
-        different = differences(parse(text))
+    for name, address, text in zip(
+        config.ps_names, config.ps_addresses, texts, strict=True
+    ):
+        told = parse(text)
+        if told.get("workers", _workers(config)) != _workers(config):
+            raise refusal.ClusterConfigError(
+                f"Parameter server {name} at {address} is one of another "
+                "cluster, with other workers or another number of servers "
+                f"than those of {config.task_name}. Is an earlier run still "
+                "there, on the same ports? All tasks need the same TF_CONFIG "
+                'but for "task".'
+            )
+        different = differences(told)
         if different:
             logging.warning(
                 "Parameter server %s runs %s: tasks of one cluster should run "
@@ -124,6 +145,20 @@ def compare(config):
                 name,
                 ", ".join(different),
             )
+
+
+def _workers(config):
+    """A checksum of what a server has to know of its cluster.
+
+    Not of addresses of servers, which may come back at others.
+    """
+    spec = {
+        job: addresses
+        for job, addresses in config.spec.items()
+        if job not in ("ps", "evaluator")
+    }
+    text = json.dumps([tf_config.canonical(spec), config.num_ps])
+    return zlib.crc32(text.encode())
 
 
 def _device(job, task):
