@@ -40,7 +40,11 @@ def _correction() -> correction.Correction | None:
 def _common() -> dict[str, Any]:
     """Arguments that several strategies have."""
     common = given(
-        "worker_timeout", "communication", "warmup_worker_steps", "joining"
+        "worker_timeout",
+        "communication",
+        "warmup_worker_steps",
+        "joining",
+        *SNAPSHOTS,
     )
     if "joining" in common:
         common["joining"] = common["joining"].replace("_", " ")
@@ -94,6 +98,9 @@ DO_NOT_WAIT = (
     "easgd",
     "downpour",
 )
+# How servers that are started again find what they held.
+SNAPSHOTS = ("snapshot_dir", "snapshot_every")
+WITH_SERVERS = tuple(name for name in STRATEGIES if name != "none")
 # Flag -> the strategies that it says something about.
 FITS = {
     "backup_workers": ("backup_workers",),
@@ -111,6 +118,7 @@ FITS = {
     "communication": ("parameter_averaging", "bmuf", "diloco", "easgd"),
     "warmup_worker_steps": DO_NOT_WAIT,
     "joining": DO_NOT_WAIT,
+    **dict.fromkeys(SNAPSHOTS, WITH_SERVERS),
     "worker_timeout": (
         "sync",
         "backup_workers",
@@ -216,6 +224,15 @@ flags.DEFINE_float(
     10.0,
     "Seconds without a sign of life after which nobody waits for a worker.",
 )
+flags.DEFINE_string(
+    "snapshot_dir",
+    None,
+    "A directory in which servers keep snapshots, for when they are started "
+    "again.",
+)
+flags.DEFINE_float(
+    "snapshot_every", 30.0, "Seconds between two snapshots.", lower_bound=0.1
+)
 flags.DEFINE_multi_string(
     "straggler",
     [],
@@ -269,6 +286,8 @@ def settings() -> dict[str, Any]:
         ignored.add("backups")
     if not FLAGS.warmup_worker_steps:
         ignored.add("joining")
+    if FLAGS.snapshot_dir is None:
+        ignored.update(SNAPSHOTS)
     return {
         name: FLAGS[name].value
         for name, strategies in FITS.items()
