@@ -70,7 +70,8 @@ def test_rounds_are_averages_of_parameters(cluster):
         assert set(report["placement"]) == {0, 1}
         assert report["iterations"] == steps
         for counts in report["counts"].values():
-            assert counts == {"pushed": 3, "accepted": 3, "dropped": 0}
+            expected = {"pushed": 3, "accepted": 3, "dropped": 0}
+            assert counts == {**expected, "nonfinite": 0}
 
 
 class ElasticReplay:

@@ -189,6 +189,7 @@ def check_counts(report, worker):
         "pushed": len(exchanges),
         "accepted": accepted,
         "dropped": len(exchanges) - accepted,
+        "nonfinite": 0,
     }
 
 
