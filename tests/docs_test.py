@@ -18,6 +18,7 @@ from tfdist.simulation import methods
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 SIMULATOR = (DOCS / "simulator.md").read_text("utf-8")
 AVERAGING = (DOCS / "averaging.md").read_text("utf-8")
+CHECKPOINTS = (DOCS / "checkpoints.md").read_text("utf-8")
 CODISTILLATION = (DOCS / "codistillation.md").read_text("utf-8")
 PIPELINES = (DOCS / "pipelines.md").read_text("utf-8")
 PLACEMENT = (DOCS / "placement.md").read_text("utf-8")
@@ -66,6 +67,16 @@ def test_program_of_codistillation_runs(tmp_path, monkeypatch):
     assert names["exchange"].bytes_read > 0
     assert names["model"].history.history["codistillation_loss"][-1] > 0
     assert (tmp_path / "runs" / "model.keras").exists()
+
+
+def test_programs_of_checkpoints_run(tmp_path, monkeypatch):
+    first, own = re.findall(r"```python\n(.*?)```", CHECKPOINTS, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    for began_with in (0, 2):
+        names = {}
+        exec(compile(first, "docs/checkpoints.md", "exec"), names)
+        assert names["checkpoint"].resumed_epoch == began_with
+    exec(compile(own, "docs/checkpoints.md", "exec"), names)
 
 
 def test_programs_of_placement_run(capsys):

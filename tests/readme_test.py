@@ -1,13 +1,11 @@
 """What the README shows works as shown."""
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 from absl import flags
 
+from tests.multi_process import scripts
 from tfdist.cli import launch
 from tfdist.cluster import ClusterConfig
 from tfdist.cluster import Group
@@ -24,27 +22,17 @@ def blocks(language):
 def test_program_trains_on_a_cluster(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(blocks("python")[0])
-    command = [sys.executable, "-m", "tfdist", "launch", "--num_ps=1"]
-    command += ["--num_workers=2", f"--timeout={SECONDS}", str(script)]
-    result = subprocess.run(
-        command,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "TFDS_DATA_DIR": str(tmp_path),
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS + 30,
-        check=False,
+    outputs = scripts.run(
+        tmp_path,
+        script,
+        [],
+        {"ps": 1, "worker": 2},
+        seconds=SECONDS,
+        environ={"TFDS_DATA_DIR": str(tmp_path)},
     )
-    assert result.returncode == 0, result.stdout
     # 1,437 images in batches of 32 make 45 updates in each of 15 epochs.
-    assert "[worker 0] Updates applied: 675;" in result.stdout
-    evaluated = re.findall(
-        r"\[worker 0\] 12/12 .* accuracy: ([0-9.]+)", result.stdout
-    )
+    assert "Updates applied: 675;" in outputs["worker-0"]
+    evaluated = re.findall(r"12/12 .* accuracy: ([0-9.]+)", outputs["worker-0"])
     assert float(evaluated[-1]) > 0.9
 
 

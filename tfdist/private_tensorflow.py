@@ -5,6 +5,8 @@ why the public interface does not do, so that an upgrade of TensorFlow has one
 file to check.
 """
 
+import sys
+
 import keras
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import (
@@ -181,6 +183,38 @@ def empty_variable(handle, dtype):
     """
     with tf.init_scope(), tf.device(handle.device):
         tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([0], dtype))
+
+
+# What writes models and their variables to files.
+_SAVING = (
+    "keras.src.saving.",
+    "keras.src.export.",
+    "tensorflow.python.checkpoint.",
+    "tensorflow.python.saved_model.",
+)
+
+
+def is_saving():
+    """Whether a model or its variables are being saved by whoever calls.
+
+    What Keras or TensorFlow saves they read variable by variable, and tell
+    nobody when they begin. Only the calls that are under way show it.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(_SAVING):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def set_initial_epoch(model, epoch):
+    """Makes the `fit` of a Keras model that is beginning begin with `epoch`.
+
+    Its own `BackupAndRestore` does so; there is no public name for it.
+    """
+    # pylint: disable-next=protected-access
+    model._initial_epoch = epoch
 
 
 def set_device(operation, device):

@@ -142,9 +142,6 @@ STRATEGIES = {
         PERIOD, average_optimizer_state=True
     ),
     "never within training": lambda: tfdist.ParameterAveragingStrategy(1000),
-    "BMUF, which is averaging here": lambda: tfdist.BMUFStrategy(
-        PERIOD, reset_momentum=False
-    ),
     "pieces": lambda: tfdist.ParameterServerStrategy(
         local_steps=PERIOD, variable_partitioner=partitioner
     ),

@@ -3,10 +3,7 @@
 import dataclasses
 import importlib.util
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -14,12 +11,11 @@ import pytest
 import tensorflow as tf
 
 from tests.callbacks import train_with_monitor as script
+from tests.multi_process import scripts
 import tfdist
 from tfdist.callbacks import ClusterMonitor
 from tfdist.parameter_server.journal import Exchange
 
-ROOT = pathlib.Path(__file__).parents[2]
-SECONDS = 120.0
 FIELDS = {field.name for field in dataclasses.fields(Exchange)}
 # Those whose means say something.
 FIGURES = FIELDS - {"time", "version", "pulled", "arrival", "pulled_by_server"}
@@ -78,7 +74,7 @@ def test_every_step_is_a_line(tmp_path):
     times = [row["time"] for row in rows]
     assert times == sorted(times)
     # Seconds since training began, not since the epoch.
-    assert 0 < times[0] < times[-1] < SECONDS
+    assert 0 < times[0] < times[-1] < 120.0
 
 
 def test_lines_are_written_while_it_trains(tmp_path):
@@ -204,7 +200,7 @@ class Trained:
 
     number: int
     validated: bool
-    output: str
+    outputs: dict
     workers: list
     directory: pathlib.Path
 
@@ -229,24 +225,17 @@ class Trained:
 def trained(request, tmp_path_factory):
     number, validated = request.param
     directory = tmp_path_factory.mktemp("trained")
-    command = [sys.executable, "-m", "tfdist", "launch", "--num_workers=2"]
-    command += [f"--timeout={SECONDS}", script.__file__, "--"]
-    command += [str(directory), str(number), "validate" if validated else "no"]
-    result = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS + 30,
-        check=False,
+    outputs = scripts.run(
+        directory,
+        script.__file__,
+        [directory, number, "validate" if validated else "no"],
+        {"ps": 1, "worker": 2},
     )
-    assert result.returncode == 0, result.stdout
     workers = [
         json.loads((directory / f"worker-{k}.json").read_text())
         for k in range(2)
     ]
-    return Trained(number, validated, result.stdout, workers, directory)
+    return Trained(number, validated, outputs, workers, directory)
 
 
 def test_cluster_metrics_are_those_over_all_data(trained):
@@ -287,10 +276,10 @@ def test_the_chief_alone_sums_up(trained):
     names = [worker["name"] for worker in summary["workers"]]
     assert names == ["/job:worker/task:0", "/job:worker/task:1"]
     assert [w["steps"] for w in summary["workers"]] == trained.steps
-    output = trained.output
-    assert f"[worker 0] Updates applied: {sum(trained.steps)};" in output
-    assert "[worker 1] Updates applied" not in output
-    assert "Progress and metrics are those of /job:worker/task:0" in output
+    first, second = (trained.outputs[f"worker-{k}"] for k in range(2))
+    assert f"Updates applied: {sum(trained.steps)};" in first
+    assert "Updates applied" not in second
+    assert "Progress and metrics are those of /job:worker/task:0" in first
 
 
 def test_each_worker_writes_its_own_steps(trained):

@@ -28,6 +28,7 @@ def exchange(staleness=0, **fields):
             "bytes_sent": 0,
             "bytes_received": 0,
             "local_steps": 1,
+            "nonfinite": False,
             "pulled_by_server": (0,),
             **fields,
         }

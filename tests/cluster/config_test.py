@@ -259,3 +259,30 @@ def test_resolvers_say_the_same_as_tf_config(monkeypatch):
     ):
         with pytest.raises(ClusterConfigError, match=message):
             ClusterConfig.from_resolver(given)
+
+
+def test_the_first_workers_are_there_from_the_beginning():
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+    task = {"type": "worker", "index": 1}
+    assert read(cluster, task).initial_workers == 3
+    assert read(cluster, task).data_share == (3, 2)
+    config = read(cluster, task, initial_workers=2)
+    assert (config.initial_workers, config.num_workers) == (2, 3)
+    # Not all is there to be shared out with: it trains on somebody's share.
+    assert config.data_share == (2, 0)
+    # All start alike, whatever the number.
+    assert config.fingerprint == read(cluster, task).fingerprint
+
+
+@pytest.mark.parametrize("number", [0, 4, True, "2", 2.0])
+def test_a_number_of_initial_workers_that_cannot_be_is_refused(number):
+    cluster = {"worker": ["a:1", "b:1", "c:1"], "ps": ["d:1"]}
+    with pytest.raises(ClusterConfigError) as refused:
+        read(cluster, W0, initial_workers=number)
+    assert 'TF_CONFIG["initial_workers"] must' in str(refused.value)
+    assert "from 1 to 3" in str(refused.value)
+
+
+def test_nobody_joins_a_ring():
+    with pytest.raises(ClusterConfigError, match="2 of 3 workers and no ps"):
+        read({"worker": ["a:1", "b:1", "c:1"]}, W0, initial_workers=2)

@@ -77,6 +77,30 @@ def test_an_evaluator_that_has_finished_does_not_count_as_a_worker():
     assert not ending.is_over(rows, known_for=1000.0, patience=PATIENCE)
 
 
+def test_who_was_told_to_leave_is_not_waited_for_once_one_has_finished():
+    assert is_over(worker(0, State.FINISHED), worker(1, State.LEFT))
+    assert not is_over(worker(0, State.ALIVE), worker(1, State.LEFT))
+
+
+def test_all_told_to_leave_may_come_back():
+    rows = [worker(0, State.LEFT, PATIENCE - 1), worker(1, State.LEFT, NEVER)]
+    assert not is_over(*rows)
+    rows[0] = worker(0, State.LEFT, PATIENCE + 1)
+    with pytest.raises(TimeoutError, match="without a sign of /job:worker"):
+        is_over(*rows)
+
+
+def test_workers_that_were_to_join_later_and_did_not_are_not_waited_for():
+    rows = [worker(0, State.FINISHED), worker(1, State.UNKNOWN, NEVER)]
+    known_for = {"known_for": 1.0, "patience": PATIENCE}
+    assert not ending.is_over(rows, **known_for)
+    assert ending.is_over(rows, **known_for, initial_workers=1)
+    assert ending.lost(rows, 1) == []
+    assert ending.lost(rows, 2) == ["/job:worker/task:1"]
+    rows[1] = worker(1, State.ALIVE)
+    assert not ending.is_over(rows, **known_for, initial_workers=1)
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from(State), st.floats(0.0, 1000.0)), min_size=1
@@ -86,7 +110,8 @@ def test_an_evaluator_that_has_finished_does_not_count_as_a_worker():
 def test_it_is_never_over_while_a_worker_is_heard_of(rows, known_for):
     rows = [worker(k, *row) for k, row in enumerate(rows)]
     heard_of = any(
-        m.state != State.FINISHED and m.silent_for < LOST_AFTER_SECONDS
+        m.state not in (State.FINISHED, State.LEFT)
+        and m.silent_for < LOST_AFTER_SECONDS
         for m in rows
     )
     try:

@@ -1,14 +1,11 @@
 """The added loss inside `fit`, against NumPy and against plain Keras."""
 
-import json
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.codistillation import on_two_devices
 from tests.codistillation import oracles
 from tfdist.codistillation import CodistillationLoss
 from tfdist.codistillation import CodistillationMixin
@@ -335,15 +332,8 @@ def test_lists_for_outputs_in_a_dict_are_in_keras_s_order(listed):
 
 
 def test_replicas_add_up_to_one_device():
-    # Two devices there are only where the runtime begins with them.
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.codistillation.on_two_devices"],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    one, two = json.loads(result.stdout.splitlines()[-1])
+    mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    one, two = on_two_devices.train(None), on_two_devices.train(mirrored)
     assert one["logs"].keys() == two["logs"].keys()
     for what, expected in one["logs"].items():
         np.testing.assert_allclose(two["logs"][what], expected, rtol=1e-5)

@@ -152,3 +152,19 @@ def test_repr_tells_settings_apart():
     assert repr(DANA("dc", 0.8, backups="worker")) == (
         "DANA('dc', momentum=0.8, lambda_0=2, backups='worker')"
     )
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_saved_momenta_go_to_another_number_of_workers(num_workers):
+    """Those of workers who are no more leave the sum."""
+    momenta = np.array([[1.0, 2.0], [10.0, 20.0]])
+    saved = {"momenta": momenta, "sum": momenta.sum(0), "rate": np.array(0.1)}
+    found = DANA("zero").for_workers(saved, num_workers)
+    expected = {
+        1: [[1.0, 2.0]],
+        2: [[1.0, 2.0], [10.0, 20.0]],
+        3: [[1.0, 2.0], [10.0, 20.0], [0.0, 0.0]],
+    }[num_workers]
+    assert found["momenta"].tolist() == expected
+    assert found["sum"].tolist() == np.sum(expected, 0).tolist()
+    assert found["rate"] == 0.1

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
+from tests.multi_process import scripts
 from tfdist import datasets
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -86,15 +87,19 @@ def test_four_processes_prepare_the_same_data_at_once(tmp_path):
     barrier = tmp_path / "barrier"
     barrier.mkdir()
     data_dir = tmp_path / "data"
-    processes = [
-        run_python(LOAD_TOGETHER, barrier, data_dir, rank) for rank in range(4)
+    program = tmp_path / "load_together.py"
+    program.write_text(LOAD_TOGETHER)
+    tasks = [
+        scripts.start(tmp_path, program, [barrier, data_dir, rank], str(rank))
+        for rank in range(4)
     ]
-    outputs = [process.communicate(timeout=180)[0] for process in processes]
+    statuses = [task.wait(180) for task in tasks]
+    outputs = [task.output() for task in tasks]
     # 182 ones, 177 twos, ... of the published class distribution.
     counts = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     total = sum(digit * count for digit, count in enumerate(counts))
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
+    for status, output in zip(statuses, outputs, strict=True):
+        assert status == 0, output
         assert f"sum 1797 {total}" in output, output
     preparers = [out for out in outputs if "Downloading and preparing" in out]
     assert len(preparers) == 1
@@ -113,18 +118,18 @@ def test_killed_process_does_not_leave_the_lock_behind(tmp_path):
     )
     try:
         assert any(line == "held\n" for line in holder.stdout)
-        waiter = run_python(
+        program = tmp_path / "wait.py"
+        program.write_text(
             "import sys\n"
             "from tfdist import datasets\n"
-            "datasets.load('digits', data_dir=sys.argv[1])\n",
-            tmp_path,
+            "datasets.load('digits', data_dir=sys.argv[1])\n"
         )
-        assert any("another process to prepare" in x for x in waiter.stdout)
+        waiter = scripts.start(tmp_path, program, [tmp_path])
+        waiter.expect("another process to prepare")
     finally:
         holder.kill()
         holder.wait()
-    output = waiter.communicate(timeout=60)[0]
-    assert waiter.returncode == 0, output
+    assert waiter.wait(60) == 0, waiter.output()
 
 
 def test_only_the_data_dir_is_written(tmp_path):

@@ -1,21 +1,16 @@
 """The examples whose groups teach each other."""
 
-import contextlib
 import itertools
 import json
 import math
-import os
-import subprocess
-import sys
-import time
 
 import pytest
 
-from tests.examples import example_task
+from tests.examples import codistillation_task
+from tests.multi_process import scripts
 from tests.multi_process.real_cluster import TaskUnderTest
-from tests.multi_process.real_cluster import Zygote
+from tests.multi_process.real_cluster import shared_zygote
 from tfdist import datasets
-from tfdist.cli import local_cluster
 
 LANGUAGE, IMAGES = "codistill_language_model", "train_image_classifier"
 SECONDS = 120.0
@@ -34,54 +29,30 @@ SMALL = [
 NATS_UNTRAINED = math.log(64)
 
 
-@pytest.fixture(scope="module")
-def zygote():
-    with Zygote() as process:
-        yield process
+def run(directory, name, flags, jobs):
+    """Runs an example as each task of two groups; returns what they print."""
+    script = codistillation_task.EXAMPLES / f"{name}.py"
+    flags = [f"--output_dir={directory}", *flags]
+    return scripts.run(directory, script, flags, jobs, 2, SECONDS)
 
 
-def run(zygote, directory, target, environ, arguments, label="task"):
-    """Starts a task in a directory."""
-    return TaskUnderTest(
-        zygote,
-        label,
+def ask(directory, question, environ, **arguments):
+    """Asks an example something in a process of its own."""
+    task = TaskUnderTest(
+        shared_zygote(),
+        "task",
         directory,
-        target=f"tests.examples.{target}",
+        target=f"tests.examples.codistillation_task:{question}",
         arguments=arguments,
         environ=environ,
     )
+    assert task.wait(SECONDS) == 0, task.output()
 
 
-def train(zygote, directory, script, flags, jobs):
-    """Runs an example as each task of two groups; returns what they print."""
-    with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(local_cluster.LocalCluster(jobs, 2))
-        tasks = []
-        for one in cluster.tasks:
-            task = run(
-                zygote,
-                directory,
-                "example_task:run",
-                {"TF_CONFIG": one.tf_config},
-                {
-                    "script": f"{script}.py",
-                    "flags": [f"--output_dir={directory}", *flags],
-                },
-                one.label.replace(" ", "-"),
-            )
-            stack.callback(lambda task=task: task.runs() and task.kill())
-            tasks.append(task)
-        end = time.monotonic() + SECONDS
-        for task in tasks:
-            status = task.wait(max(0.0, end - time.monotonic()))
-            assert status == 0, task.output()
-        return "".join(task.output() for task in tasks)
-
-
-def summaries(directory, output):
+def summaries(directory, outputs):
     """What each of two groups wrote."""
     paths = [directory / f"group-{k}" / "summary.json" for k in range(2)]
-    assert all(path.exists() for path in paths), output
+    assert all(path.exists() for path in paths), outputs
     return [json.loads(path.read_text()) for path in paths]
 
 
@@ -102,33 +73,17 @@ def assert_taught(summary, group, **flags):
     assert summary["seed"] == 1 + group
 
 
-def test_launched_processes_exchange_whole_models(tmp_path):
+def test_groups_exchange_whole_models(tmp_path):
     # What an earlier run has left, of the wrong group at that.
     stale = tmp_path / "exchange/group-1/checkpoint-00000009-step-9.keras"
     kept = stale.with_name("notes.txt")
     stale.parent.mkdir(parents=True)
     stale.touch()
     kept.touch()
-    command = [sys.executable, "-m", "tfdist", "launch", "--num_groups=2"]
-    command += ["--num_ps=0", "--num_workers=1", f"--timeout={SECONDS}"]
-    command += [str(example_task.EXAMPLES / f"{LANGUAGE}.py"), "--", *SMALL]
-    command += ["--different_architectures", f"--output_dir={tmp_path}"]
-    command += ["--epochs=3", "--straggler=0:0.15"]
-    result = subprocess.run(
-        command,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(example_task.EXAMPLES.parent),
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS + 30,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout
-    found = summaries(tmp_path, result.stdout)
+    flags = [*SMALL, "--different_architectures", "--epochs=3"]
+    flags += ["--straggler=0:0.15"]
+    outputs = run(tmp_path, LANGUAGE, flags, {"worker": 1})
+    found = summaries(tmp_path, outputs)
     for group, summary in enumerate(found):
         assert_taught(summary, group, exchange="directory")
         assert summary["layer"] == ["GRU", "LSTM"][group]
@@ -141,16 +96,15 @@ def test_launched_processes_exchange_whole_models(tmp_path):
             nats / math.log(2)
         )
         assert (
-            f"[group {group} worker 0] {nats:.3f} nats "
-            f"({nats / math.log(2):.3f} bits) per character"
-        ) in result.stdout
+            f"{nats:.3f} nats ({nats / math.log(2):.3f} bits) per character"
+        ) in outputs[f"group-{group}-worker-0"]
     assert kept.exists() and not stale.exists()
     for group in range(2):
         files = list((tmp_path / f"exchange/group-{group}").glob("*.keras"))
         assert 0 < len(files) <= 3
 
 
-def test_groups_train_on_images(zygote, tmp_path):
+def test_groups_train_on_images(tmp_path):
     data_dir = tmp_path / "tensorflow_datasets"
     datasets.load("digits", data_dir=data_dir)
     flags = [
@@ -164,8 +118,8 @@ def test_groups_train_on_images(zygote, tmp_path):
         "--quantise=int8",
         "--straggler=0:0.15",
     ]
-    output = train(zygote, tmp_path, IMAGES, flags, {"worker": 1})
-    for group, summary in enumerate(summaries(tmp_path, output)):
+    outputs = run(tmp_path, IMAGES, flags, {"worker": 1})
+    for group, summary in enumerate(summaries(tmp_path, outputs)):
         directory = str(tmp_path / "elsewhere")
         assert_taught(summary, group, quantise="int8", exchange_dir=directory)
         # Half of 1,437 - 144 images are 11 batches of 64.
@@ -177,17 +131,8 @@ def test_groups_train_on_images(zygote, tmp_path):
     assert not (tmp_path / "exchange").exists()
 
 
-def test_parts_of_the_text_are_disjoint_and_together_the_whole(
-    zygote, tmp_path
-):
-    task = run(
-        zygote,
-        tmp_path,
-        "codistillation_task:deal",
-        {"TF_CONFIG": ""},
-        {"num_groups": 3},
-    )
-    assert task.wait(SECONDS) == 0, task.output()
+def test_parts_of_the_text_are_disjoint_and_together_the_whole(tmp_path):
+    ask(tmp_path, "deal", {"TF_CONFIG": ""}, num_groups=3)
     (whole, validation), *parts = json.loads(
         (tmp_path / "parts.json").read_text()
     )
@@ -253,22 +198,18 @@ BAD_FLAGS = {
 
 
 @pytest.mark.parametrize("script", BAD_FLAGS)
-def test_bad_flags_are_refused_by_name(zygote, tmp_path, script):
+def test_bad_flags_are_refused_by_name(tmp_path, script):
     cases = BAD_FLAGS[script]
-    task = run(
-        zygote,
+    ask(
         tmp_path,
-        "codistillation_task:refuse",
+        "refuse",
         {},
-        {
-            "script": script,
-            "cases": [
-                (tf_config, f"{flags} --output_dir={tmp_path}")
-                for tf_config, flags in cases
-            ],
-        },
+        script=script,
+        cases=[
+            (tf_config, f"{flags} --output_dir={tmp_path}")
+            for tf_config, flags in cases
+        ],
     )
-    assert task.wait(SECONDS) == 0, task.output()
     messages = json.loads((tmp_path / "messages.json").read_text())
     for (case, expected), message in zip(cases.items(), messages, strict=True):
         assert expected in message, case

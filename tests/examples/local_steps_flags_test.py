@@ -1,14 +1,13 @@
 """What flags of strategies with local steps make of them, in one process."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.multi_process import scripts
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 # Flags -> what the strategy's method says of itself with four workers.
 GOOD_FLAGS = {
     "parameter_averaging": ["period=10,", "warmup_steps=0,"],
@@ -56,7 +55,6 @@ GOOD_FLAGS = {
         "initial_accumulator_value=0,",
     ],
 }
-# One process for the whole table: importing TensorFlow takes seconds.
 DESCRIBE_EACH = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -74,27 +72,15 @@ print(json.dumps(described))
 
 
 @pytest.fixture(scope="module")
-def described():
-    result = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            DESCRIBE_EACH,
-            str(ROOT / "examples"),
-            json.dumps(list(GOOD_FLAGS)),
-        ],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-        },
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+def described(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("described")
+    program = directory / "describe_each.py"
+    program.write_text(DESCRIBE_EACH)
+    task = scripts.start(
+        directory, program, [EXAMPLES, json.dumps(list(GOOD_FLAGS))]
     )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
+    assert task.wait(240) == 0, task.output()
+    return json.loads(task.output().splitlines()[-1])
 
 
 @pytest.mark.parametrize("flags", GOOD_FLAGS)

@@ -1,27 +1,17 @@
 """The example of a pipeline learns to read digits."""
 
 import pathlib
-import subprocess
-import sys
+
+from tests.multi_process import scripts
 
 PROGRAM = pathlib.Path(__file__).parents[2] / "examples" / "pipeline.py"
 
 
-def test_pipeline_learns():
-    done = subprocess.run(
-        [
-            sys.executable,
-            PROGRAM,
-            "--stages=3",
-            "--schedule=1f1b",
-            "--micro_batches=4",
-            "--epochs=3",
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+def test_pipeline_learns(tmp_path):
+    flags = ["--stages=3", "--schedule=1f1b", "--micro_batches=4", "--epochs=3"]
+    task = scripts.start(tmp_path, PROGRAM, flags)
+    assert task.wait(200) == 0, task.output()
+    output = task.output()
     on = "stage 2 on /job:localhost/replica:0/task:0/device:"
-    assert f"{on}CPU:2" in done.stdout or f"{on}GPU:2" in done.stdout
-    assert float(done.stdout.split("accuracy")[-1]) > 0.9
+    assert f"{on}CPU:2" in output or f"{on}GPU:2" in output
+    assert float(output.split("accuracy")[-1]) > 0.9

@@ -1,62 +1,19 @@
-"""The example with each strategy, on a server and three workers.
-
-Tasks are forked from a process that has imported TensorFlow, or else the
-imports of 20 tasks would take most of the time.
-"""
+"""The example with strategies of both kinds: on a server, and without."""
 
 import json
-import time
+import pathlib
 
 import pytest
 
-from tests.multi_process.real_cluster import TaskUnderTest
-from tests.multi_process.real_cluster import Zygote
+from tests.multi_process import scripts
 from tfdist import datasets
-from tfdist.cli import local_cluster
 
-SECONDS = 90.0
+EXAMPLE = (
+    pathlib.Path(__file__).parents[2] / "examples" / "train_image_classifier.py"
+)
 NUM_WORKERS = 3
 # ceil((1437 - 144) / 64) batches, see train_image_classifier_test.py.
 BATCH_SIZE, BATCHES = 64, 21
-FLAGS = {
-    "async": ["--correction=gap_aware", "--backups=worker"],
-    "bounded_staleness": ["--max_staleness=1", "--worker_timeout=20"],
-    "parameter_averaging": [
-        "--period=3",
-        "--warmup_steps=1",
-        "--average_optimizer_state",
-    ],
-}
-# Of 7 steps of each worker, those after which it exchanges: by its period and
-# after the last.
-LOCAL_STEPS = {
-    "parameter_averaging": [1, 3, 3],
-}
-SETTINGS = {
-    "async": {
-        "correction": "gap_aware",
-        "backups": "worker",
-        "warmup_worker_steps": 0,
-    },
-    "bounded_staleness": {
-        "max_staleness": 1,
-        "correction": "none",
-        "worker_timeout": 20.0,
-    },
-    "parameter_averaging": {
-        "period": 3,
-        "average_optimizer_state": True,
-        "warmup_steps": 1,
-        "communication": "parameter_server",
-        "worker_timeout": 10.0,
-    },
-}
-
-
-@pytest.fixture(scope="module")
-def zygote():
-    with Zygote() as process:
-        yield process
 
 
 @pytest.fixture(scope="module")
@@ -66,75 +23,52 @@ def data_dir(tmp_path_factory):
     return path
 
 
-def train(zygote, directory, flags, num_ps=1):
-    """Runs the example to its end; returns all that its tasks printed."""
+def train(directory, data_dir, num_ps, *flags):
+    """Runs the example; returns its summary and the workers' records."""
     jobs = {"ps": num_ps, "worker": NUM_WORKERS}
-    with local_cluster.LocalCluster(jobs) as cluster:
-        tasks = [
-            TaskUnderTest(
-                zygote,
-                f"{task.job}-{task.index}",
-                directory,
-                target="tests.examples.example_task:run",
-                arguments={
-                    "script": "train_image_classifier.py",
-                    "flags": flags,
-                },
-                environ={"TF_CONFIG": task.tf_config},
-            )
-            for task in cluster.tasks
-        ]
-        try:
-            end = time.monotonic() + SECONDS
-            for task in tasks:
-                status = task.wait(max(0.0, end - time.monotonic()))
-                assert status == 0, task.output()
-        finally:
-            for task in tasks:
-                if task.runs():
-                    task.kill()
-    return "".join(task.output() for task in tasks)
-
-
-@pytest.fixture(scope="module", params=FLAGS)
-def trained(request, zygote, data_dir, tmp_path_factory):
-    """The name of a strategy, its summary and the workers' steps."""
-    directory = tmp_path_factory.mktemp(request.param)
-    flags = [
-        f"--strategy={request.param}",
-        *FLAGS[request.param],
-        f"--batch_size={BATCH_SIZE}",
-        "--epochs=1",
-        f"--data_dir={data_dir}",
-        f"--output_dir={directory}",
-    ]
-    output = train(zygote, directory, flags)
+    flags = [*flags, f"--data_dir={data_dir}", f"--output_dir={directory}"]
+    flags += [f"--batch_size={BATCH_SIZE}", "--epochs=1"]
+    outputs = scripts.run(directory, EXAMPLE, flags, jobs)
     path = directory / "summary.json"
-    assert path.exists(), output
-    return request.param, json.loads(path.read_text()), read_steps(directory)
-
-
-def read_steps(directory):
-    """The records of each worker."""
-    return [
+    assert path.exists(), outputs
+    steps = [
         [json.loads(line) for line in file.open()]
         for file in sorted(directory.glob("steps-worker-*.jsonl"))
     ]
+    return json.loads(path.read_text()), steps
 
 
-def test_the_chief_reports_what_became_of_each_gradient(trained):
-    strategy, summary, steps = trained
-    assert summary["strategy"] == strategy
-    assert summary["strategy_flags"] == SETTINGS[strategy]
+def test_on_a_server_the_chief_reports_what_became_of_each_gradient(
+    data_dir, tmp_path
+):
+    summary, steps = train(
+        tmp_path,
+        data_dir,
+        1,
+        "--strategy=bounded_staleness",
+        "--max_staleness=1",
+        "--worker_timeout=20",
+        "--correction=gap_aware",
+        "--backups=worker",
+    )
+    assert summary["strategy"] == "bounded_staleness"
+    assert summary["strategy_flags"] == {
+        "max_staleness": 1,
+        "correction": "gap_aware",
+        "backups": "worker",
+        "worker_timeout": 20.0,
+    }
+    assert summary["num_ps"] == 1
     assert summary["num_workers"] == len(summary["workers"]) == NUM_WORKERS
     for part in (summary, *summary["workers"]):
         assert part["gradients_pushed"] == (
             part["gradients_accepted"] + part["gradients_dropped"]
         )
         assert part["waited_seconds"] >= 0.0
-    # No batch is left out: nobody died, and what is dropped is tried again.
-    exchanges = NUM_WORKERS * len(LOCAL_STEPS.get(strategy, range(7)))
-    assert summary["gradients_accepted"] == exchanges
+    # No batch is left out: nobody died, and nothing is dropped.
+    assert summary["gradients_accepted"] == BATCHES
+    assert summary["gradients_dropped"] == 0
+    assert summary["updates_applied"] == BATCHES
     for worker, lines in zip(summary["workers"], steps, strict=True):
         assert worker["gradients_pushed"] == len(lines)
         assert worker["steps"] == sum(line["local_steps"] for line in lines)
@@ -144,52 +78,34 @@ def test_the_chief_reports_what_became_of_each_gradient(trained):
         assert worker["waited_seconds"] == pytest.approx(
             sum(line["wait_seconds"] for line in lines)
         )
+    # While a worker makes its step, each of the two others can come from one
+    # step behind it to one ahead of what it has then finished.
+    assert summary["staleness"]["max"] <= 2 * (1 + 1 + 1)
 
 
-def test_updates_are_made_of_as_many_gradients_as_the_method_says(trained):
-    strategy, summary, _ = trained
-    accepted = summary["gradients_accepted"]
-    updates = summary["updates_applied"]
-    assert summary["gradients_dropped"] == 0
-    if strategy in ("async", "bounded_staleness"):
-        assert updates == accepted
-    else:
-        # One gradient of each worker.
-        assert updates == accepted / NUM_WORKERS
-
-
-def test_bounded_training_is_as_stale_as_allowed(trained):
-    strategy, summary, _ = trained
-    if strategy == "bounded_staleness":
-        # While a worker makes its step, each of the two others can come from
-        # one step behind it to one ahead of what it has then finished.
-        assert summary["staleness"]["max"] <= 2 * (1 + 1 + 1)
-
-
-def test_workers_exchange_after_as_many_steps_as_the_period_says(trained):
-    strategy, summary, steps = trained
-    if strategy not in LOCAL_STEPS:
-        return
-    assert sum(worker["steps"] for worker in summary["workers"]) == BATCHES
-    for lines in steps:
-        assert [line["local_steps"] for line in lines] == LOCAL_STEPS[strategy]
-
-
-def test_workers_without_servers_train_as_well(zygote, data_dir, tmp_path):
-    flags = [
+def test_without_servers_workers_exchange_as_the_period_says(
+    data_dir, tmp_path
+):
+    summary, steps = train(
+        tmp_path,
+        data_dir,
+        0,
         "--strategy=parameter_averaging",
         "--period=3",
+        "--warmup_steps=1",
+        "--average_optimizer_state",
         "--communication=ring",
-        f"--batch_size={BATCH_SIZE}",
-        "--epochs=1",
-        f"--data_dir={data_dir}",
-        f"--output_dir={tmp_path}",
-    ]
-    train(zygote, tmp_path, flags, num_ps=0)
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["strategy_flags"]["communication"] == "ring"
+    )
+    assert summary["strategy_flags"] == {
+        "period": 3,
+        "average_optimizer_state": True,
+        "warmup_steps": 1,
+        "communication": "ring",
+        "worker_timeout": 10.0,
+    }
     assert summary["num_ps"] == 0
-    # After 3, 6 and 7 steps.
+    # Of 7 steps of each worker after 1, 4 and 7.
     assert summary["updates_applied"] == 3
-    for lines in read_steps(tmp_path):
-        assert [line["local_steps"] for line in lines] == [3, 3, 1]
+    assert len(steps) == NUM_WORKERS
+    for lines in steps:
+        assert [line["local_steps"] for line in lines] == [1, 3, 3]

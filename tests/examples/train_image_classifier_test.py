@@ -1,17 +1,16 @@
 """Tests of `examples/train_image_classifier.py`, in processes of its own."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
+from tests.multi_process import scripts
 from tfdist import datasets
 
-ROOT = pathlib.Path(__file__).parents[2]
-SCRIPT = ROOT / "examples" / "train_image_classifier.py"
+SCRIPT = (
+    pathlib.Path(__file__).parents[2] / "examples" / "train_image_classifier.py"
+)
 
 
 @pytest.fixture(scope="module")
@@ -21,35 +20,26 @@ def data_dir(tmp_path_factory):
     return path
 
 
-def run(arguments, *import_dirs):
-    """Runs Python with `arguments`; `import_dirs` come before the package."""
-    path = os.pathsep.join(map(str, [*import_dirs, ROOT]))
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+def run(directory, code, flags):
+    """Runs a program, a string; returns its exit status and its output."""
+    program = directory / "program.py"
+    program.write_text(code)
+    task = scripts.start(directory, program, flags)
+    return task.wait(240), task.output()
 
 
-def train(data_dir, output_dir, *flags, import_dirs=()):
-    arguments = [
-        SCRIPT,
-        "--strategy=none",
-        f"--data_dir={data_dir}",
-        f"--output_dir={output_dir}",
-        *flags,
-    ]
-    return run(arguments, *import_dirs)
+def train(directory, data_dir, *flags):
+    """Trains in one process; see `run`."""
+    flags = [f"--output_dir={directory / 'output'}", *flags]
+    flags = ["--strategy=none", f"--data_dir={data_dir}", *flags]
+    task = scripts.start(directory, SCRIPT, flags)
+    return task.wait(240), task.output()
 
 
 def test_training_in_one_process_writes_summary_and_picture(data_dir, tmp_path):
-    result = train(data_dir, tmp_path, "--epochs=2")
-    assert result.returncode == 0, result.stderr
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    status, output = train(tmp_path, data_dir, "--epochs=2")
+    assert status == 0, output
+    summary = json.loads((tmp_path / "output/summary.json").read_text())
     # 1,437 training images, of which TFDS rounds a tenth to 144 for
     # validation: ceil((1437 - 144) / 32) = 41 steps per epoch.
     assert summary.pop("updates_applied") == 2 * 41
@@ -73,29 +63,44 @@ def test_training_in_one_process_writes_summary_and_picture(data_dir, tmp_path):
         "waited_seconds": 0.0,
         "staleness": {"mean": 0.0, "p95": 0.0, "max": 0},
     }
-    picture = (tmp_path / "training.png").read_bytes()
+    picture = (tmp_path / "output/training.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
-    assert "Test accuracy 0." in result.stdout
+    assert "Test accuracy 0." in output
 
 
 def test_without_matplotlib_only_the_picture_is_missing(data_dir, tmp_path):
     broken = tmp_path / "import" / "matplotlib"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('not installed')")
-    output_dir = tmp_path / "output"
-    result = train(
-        data_dir,
-        output_dir,
-        "--epochs=1",
-        "--optimizer=sgd",
-        "--batch_size=512",
-        import_dirs=[broken.parent],
+    status, output = run(
+        tmp_path,
+        WITH_OTHER_MODULES,
+        [
+            broken.parent,
+            SCRIPT,
+            "--strategy=none",
+            "--epochs=1",
+            "--optimizer=sgd",
+            "--batch_size=512",
+            f"--data_dir={data_dir}",
+            f"--output_dir={tmp_path / 'output'}",
+        ],
     )
-    assert result.returncode == 0, result.stderr
-    assert "No training.png: matplotlib is not installed" in result.stderr
-    assert [path.name for path in output_dir.iterdir()] == ["summary.json"]
+    assert status == 0, output
+    assert "No training.png: matplotlib is not installed" in output
+    written = [path.name for path in (tmp_path / "output").iterdir()]
+    assert written == ["summary.json"]
 
 
+# A script, before whose modules come those of a directory.
+WITH_OTHER_MODULES = """
+import os, runpy, sys
+for name in [n for n in sys.modules if n.split(".")[0] == "matplotlib"]:
+    del sys.modules[name]
+sys.path[:0] = sys.argv.pop(1), os.path.dirname(sys.argv[1])
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 # A strategy and a monitor as the script sees them, without any cluster.
 TRAIN_AS_CHIEF_OR_NOT = """
 import json, pathlib, sys, types
@@ -133,42 +138,43 @@ app.run(script.main, [sys.argv[0], *sys.argv[2:]])
 """
 
 
-def train_as(role, data_dir, output_dir):
+def train_as(directory, role, data_dir):
+    """Trains as the chief or another worker; returns its output."""
+    output_dir = directory / "output"
+    output_dir.mkdir()
     flags = ["--epochs=1", f"--data_dir={data_dir}"]
-    return run(
-        ["-c", TRAIN_AS_CHIEF_OR_NOT, SCRIPT.parent, role, *flags]
-        + [f"--output_dir={output_dir}"]
-    )
+    flags = [SCRIPT.parent, role, *flags, f"--output_dir={output_dir}"]
+    status, output = run(directory, TRAIN_AS_CHIEF_OR_NOT, flags)
+    assert status == 0, output
+    return output
 
 
 def test_chief_reports_what_its_monitor_counted(data_dir, tmp_path):
-    result = train_as("chief", data_dir, tmp_path)
-    assert result.returncode == 0, result.stderr
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    train_as(tmp_path, "chief", data_dir)
+    summary = json.loads((tmp_path / "output/summary.json").read_text())
     assert summary["strategy"] == "async"
     assert (summary["num_workers"], summary["num_ps"]) == (2, 1)
     assert summary["updates_applied"] == 82
     assert summary["gradients_pushed"] == 84
     assert summary["gradients_dropped"] == 2
     assert summary["staleness"] == {"mean": 1.5, "p95": 3.0, "max": 3}
-    assert (tmp_path / "training.png").exists()
+    assert (tmp_path / "output/training.png").exists()
 
 
 def test_other_workers_report_nothing(data_dir, tmp_path):
-    result = train_as("worker", data_dir, tmp_path)
-    assert result.returncode == 0, result.stderr
-    written = [path.name for path in tmp_path.iterdir()]
+    output = train_as(tmp_path, "worker", data_dir)
+    written = [path.name for path in (tmp_path / "output").iterdir()]
     assert written == ["steps-worker-0.jsonl"]  # by the monitor
-    assert "Epoch" not in result.stdout
+    assert "Epoch" not in output
 
 
 def test_unknown_data_set_is_refused_in_the_user_s_words(data_dir, tmp_path):
-    result = train(data_dir, tmp_path, "--dataset=digit")
-    assert result.returncode == 1
-    last_line = result.stderr.strip().splitlines()[-1]
+    status, output = train(tmp_path, data_dir, "--dataset=digit")
+    assert status == 1
+    last_line = output.strip().splitlines()[-1]
     assert last_line.startswith("flag --dataset=digit: ")
     assert "digits" in last_line
-    assert "Traceback" not in result.stderr
+    assert "Traceback" not in output
 
 
 BAD_FLAGS = {
@@ -258,7 +264,6 @@ BAD_FLAGS = {
     "digits": "takes flags only, got ['digits']",
 }
 
-# One process for the whole table: importing TensorFlow takes seconds.
 PARSE_EACH = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -278,10 +283,11 @@ print(json.dumps(messages))
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory):
     table = json.dumps(list(BAD_FLAGS))
-    output_dir = tmp_path_factory.mktemp("output")
-    result = run(["-c", PARSE_EACH, SCRIPT.parent, table, output_dir])
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
+    directory = tmp_path_factory.mktemp("messages")
+    flags = [SCRIPT.parent, table, directory / "output"]
+    status, output = run(directory, PARSE_EACH, flags)
+    assert status == 0, output
+    return json.loads(output.splitlines()[-1])
 
 
 @pytest.mark.parametrize("argument", BAD_FLAGS)

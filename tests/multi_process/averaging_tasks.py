@@ -50,9 +50,7 @@ def train(
         hold: after this number of steps wait until told to go on.
         await_push: by number of steps, [worker, pushes] to wait for after it.
         worker_timeout: of the strategy.
-        end: "settle" within `fit`; "exit", nothing but the process's end; or
-            [worker, pushes] to wait for after `fit`, before it predicts and
-            waits until told to go on.
+        end: "settle" within `fit`, or "exit", nothing but the process's end.
     """
     strategy = tfdist.ParameterAveragingStrategy(
         period,
@@ -88,12 +86,6 @@ def train(
         ],
     )
     print("trained", flush=True)
-    if end not in ("settle", "exit"):
-        wait_for_push(strategy, *end)
-        model.predict(np.ones([1, 1]), verbose=0)
-        print("predicted", flush=True)
-        handshake.wait_for("go on")
-        strategy.settle()
     if end != "exit":
         exchanges = strategy.journal.read_new()
         handshake.report(

@@ -12,12 +12,12 @@ from tests.multi_process.real_cluster import ClusterUnderTest
 
 @pytest.fixture
 def groups(zygote, tmp_path):
-    """Makes two clusters with directories of their own."""
+    """Makes clusters of some sizes with directories of their own."""
     with contextlib.ExitStack() as stack:
 
-        def make(**counts):
+        def make(*sizes):
             made = []
-            for number in range(2):
+            for number, counts in enumerate(sizes):
                 directory = tmp_path / f"{number}"
                 directory.mkdir()
                 made.append(
@@ -41,14 +41,15 @@ def received(report):
     return [r for r in report["records"] if "teacher_step" in r]
 
 
-def test_two_processes_exchange_on_disk(groups, tmp_path):
+def test_a_cluster_and_a_process_exchange_on_disk(groups, tmp_path):
     shared = tmp_path / "shared"
-    clusters = groups(num_ps=0, num_workers=1)
-    [one], [other] = (
-        start(cluster, group, directory=str(shared))
-        for group, cluster in enumerate(clusters)
+    clusters = groups(
+        {"num_ps": 1, "num_workers": 2}, {"num_ps": 0, "num_workers": 1}
     )
-    for process in (one, other):
+    clusters[0].start_servers()
+    ours = start(clusters[0], 0, directory=str(shared), in_cluster=True)
+    [other] = start(clusters[1], 1, directory=str(shared))
+    for process in (*ours, other):
         process.expect("received 3")
     other.kill()
 
@@ -60,42 +61,53 @@ def test_two_processes_exchange_on_disk(groups, tmp_path):
     draft = pathlib.Path(tmp_path / "draft")
     draft.write_bytes(newest.read_bytes()[:-50])
     draft.rename(damaged)
-    one.expect(f"Skipped a checkpoint of group 1 .*{damaged.name}")
-    one.wait_for_steps(one.steps() + 20)
+    for one in ours:
+        one.expect(f"Skipped a checkpoint of group 1 .*{damaged.name}")
+        one.wait_for_steps(one.steps() + 20)
 
-    # It comes back, and begins anew; its peer takes it from there.
+    # It comes back, and begins anew; its peers take it from there.
     [again] = start(clusters[1], 1, directory=str(shared))
     again.expect("received 1")
-    count = int(one.expect(r"received (\d+)")[1])
-    one.expect(f"received {count + 2}")
+    for one in ours:
+        count = int(one.expect(r"received (\d+)")[1])
+        one.expect(f"received {count + 2}")
     for cluster in clusters:
         cluster.tell("stop")
         cluster.finish()
 
-    report = one.report()
-    assert report["skipped"][0][0] == str(damaged)
-    assert math.isfinite(report["loss"])
-    came = received(report)
+    reports = [one.report() for one in ours]
+    for report in reports:
+        assert report["skipped"][0][0] == str(damaged)
+        assert math.isfinite(report["loss"])
+        check_teachers(received(report))
+    check_steps(reports)
+    assert again.report()["summary"]["0"]["received"] > 0
+
+
+def check_teachers(came):
+    """Checks what a worker says of teachers that came in two lives."""
     steps = [record["teacher_step"] for record in came]
     # Nobody is taught by a group that has not ended its burn-in.
     assert min(steps) >= 10
     lives = sum(a > b for a, b in zip(steps, steps[1:], strict=False))
     assert lives == 1
     assert all(0 <= record["age_seconds"] < 60 for record in came)
-    assert again.report()["summary"]["0"]["received"] > 0
 
 
-@pytest.mark.parametrize("exchange", ["directory", "servers"])
-def test_two_clusters_exchange(groups, tmp_path, exchange):
-    clusters = groups(num_ps=1, num_workers=2)
-    arguments = {"directory": str(tmp_path / "shared")}
-    if exchange == "servers":
-        addresses = [[cluster.address("ps", 0)] for cluster in clusters]
-        arguments = {"servers": addresses}
+def check_steps(reports):
+    """Checks that every step of every worker has become an update."""
+    total = sum(report["steps"] for report in reports)
+    assert [report["step"] for report in reports] == [total] * len(reports)
+
+
+def test_two_clusters_exchange_by_their_servers(groups):
+    size = {"num_ps": 1, "num_workers": 2}
+    clusters = groups(size, size)
+    servers = [[cluster.address("ps", 0)] for cluster in clusters]
     workers = []
     for group, cluster in enumerate(clusters):
         cluster.start_servers()
-        workers += start(cluster, group, in_cluster=True, **arguments)
+        workers += start(cluster, group, in_cluster=True, servers=servers)
     for worker in workers:
         worker.expect("received 3")
 
@@ -116,7 +128,5 @@ def test_two_clusters_exchange(groups, tmp_path, exchange):
         assert math.isfinite(report["evaluated"])
         last = report["records"][-1]
         assert "teacher_step" not in last
-        assert bool(last["problem"]) == (exchange == "servers")
-    # Every step of every worker has become an update.
-    total = sum(report["steps"] for report in reports)
-    assert [report["step"] for report in reports] == [total] * 2
+        assert last["problem"]
+    check_steps(reports)

@@ -2,15 +2,14 @@ import contextlib
 
 import pytest
 
+from tests.multi_process import real_cluster
 from tests.multi_process.real_cluster import ClusterUnderTest
-from tests.multi_process.real_cluster import Zygote
 
 
 @pytest.fixture(scope="session")
 def zygote():
     """Forks the tasks of all clusters."""
-    with Zygote() as process:
-        yield process
+    return real_cluster.shared_zygote()
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 import signal
 
-import pytest
-
 from tests.cli.launched import Launched
 from tests.cli.launched import assert_gone
 from tests.cli.launched import runs
@@ -30,31 +28,28 @@ print("updates", strategy.updates_applied(), flush=True)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_to_the_launcher_ends_servers_and_workers(tmp_path, number):
+def test_a_signal_to_the_launcher_ends_servers_and_workers(tmp_path):
+    """One that tasks could ignore; of others: tests/cli/orphans_test.py."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(epochs=10**9))
-    with Launched("--num_ps=1", "--num_workers=2", script) as run:
-        for _ in range(2):
-            run.expect(r"\[worker \d\] is training")
+    with Launched("--num_ps=1", "--num_workers=1", script) as run:
+        run.expect(r"\[worker \d\] is training")
         processes = run.descendants()
-        # Three tasks and the guard, at least.
-        assert len(processes) >= 4 and all(map(runs, processes))
-        run.process.send_signal(number)
-        expected = -9 if number == signal.SIGKILL else 128 + number
-        assert run.process.wait(60) == expected
+        # Two tasks and the guard, at least.
+        assert len(processes) >= 3 and all(map(runs, processes))
+        run.process.send_signal(signal.SIGTERM)
+        assert run.process.wait(60) == 128 + signal.SIGTERM
         assert_gone(processes)
 
 
 def test_servers_end_by_themselves_with_status_0(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(epochs=2))
-    flags = ["--num_ps=2", "--num_workers=2", "--grace_seconds=60"]
+    flags = ["--num_ps=1", "--num_workers=2", "--grace_seconds=60"]
     with Launched(*flags, script) as run:
         status, text = run.finish()
     assert status == 0, text
     # 64 examples in batches of 32, two epochs, shared by two workers.
-    assert text.count("updates [4, 4]") == 2
-    for index in range(2):
-        assert f"ps {index} is done" in text
+    assert text.count("updates [4]") == 2
+    assert "ps 0 is done" in text
     assert "terminating" not in text and "not ended by itself" not in text

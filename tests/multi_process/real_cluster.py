@@ -6,7 +6,9 @@ wait for files that the test makes (`tests.multi_process.handshake`). Every
 wait is bounded, and no process outlives the cluster, the zygote or the test.
 """
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -88,6 +90,14 @@ class Zygote(contextlib.AbstractContextManager):
                     answer
                 )
                 self._changed.notify_all()
+
+
+@functools.cache
+def shared_zygote():
+    """One for all tests of this process; it ends with it."""
+    process = Zygote()
+    atexit.register(process.__exit__)
+    return process
 
 
 class TaskUnderTest:
@@ -194,7 +204,15 @@ class TaskUnderTest:
 class ClusterUnderTest(contextlib.AbstractContextManager):
     """A cluster with fixed addresses, and the tasks started so far."""
 
-    def __init__(self, zygote, directory, *, num_ps=1, num_workers=2):
+    def __init__(
+        self,
+        zygote,
+        directory,
+        *,
+        num_ps=1,
+        num_workers=2,
+        initial_workers=None,
+    ):
         """Chooses the addresses; starts nothing.
 
         Args:
@@ -202,12 +220,14 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
             directory: an empty `pathlib.Path` of the cluster's own.
             num_ps: number of servers.
             num_workers: number of workers.
+            initial_workers: of them, that are waited for; `None` for all.
         """
         self._zygote = zygote
         self.directory = directory
         self.num_workers = num_workers
         self._ports = local_cluster.LocalCluster(
-            {"ps": num_ps, "worker": num_workers}
+            {"ps": num_ps, "worker": num_workers},
+            initial_workers=initial_workers,
         )
         self._configs = {(t.job, t.index): t for t in self._ports.tasks}
         self.tasks = []

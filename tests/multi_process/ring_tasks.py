@@ -32,12 +32,6 @@ def train(communication):
     }
     reports = {}
     methods = {
-        "averaging": (
-            tfdist.ParameterAveragingStrategy(
-                3, average_optimizer_state=True, **common
-            ),
-            {"optimizer": _optimizer("Adam", learning_rate=0.01)},
-        ),
         "diloco": (
             tfdist.DiLoCoStrategy(4, **common),
             {"optimizer": _optimizer("SGD")},
@@ -50,10 +44,12 @@ def train(communication):
     for name, (strategy, arguments) in methods.items():
         reports[name] = _fit(strategy, **arguments)
     if communication == "ring":
-        strategy = tfdist.ParameterAveragingStrategy(3, **common)
+        strategy = tfdist.ParameterAveragingStrategy(
+            3, average_optimizer_state=True, **common
+        )
         reports["uneven"] = _fit(
             strategy,
-            _optimizer("SGD"),
+            _optimizer("Adam", learning_rate=0.01),
             batches=UNEVEN,
             fits=2,
             # Ends of data fall into the midst of a loop of steps.
@@ -98,6 +94,9 @@ def _fit(strategy, optimizer, batches=(EVEN,) * 3, fits=1, **compile_arguments):
     exchanges = strategy.journal.read_new()
     return {
         "weights": [w.ravel().tolist() for w in model.get_weights()],
+        "state": [
+            v.numpy().ravel().tolist() for v in model.optimizer.variables[2:]
+        ],
         "updates": strategy.updates_applied()[0],
         "local_steps": [e.local_steps for e in exchanges],
         "bytes": [[e.bytes_sent, e.bytes_received] for e in exchanges],

@@ -17,7 +17,6 @@ from tfdist.simulation import placement
 
 WORKERS = 3
 TOLERANCE = 1e-5
-SGD = ["SGD", {"learning_rate": 0.05}]
 MOMENTUM = ["SGD", {"learning_rate": 0.03, "momentum": 0.8}]
 
 
@@ -53,13 +52,6 @@ CASES = {
         "dc_asgd:lambda_0=2.0",
         num_ps=1,
         model={"optimizer": MOMENTUM, "normalized": True},
-    ),
-    "DC-ASGD": Case(
-        "DCASGDStrategy",
-        "dc_asgd:lambda_0=2.0",
-        "async",
-        arguments={"lambda_0": 2.0},
-        model={"optimizer": SGD},
     ),
     "softsync": Case(
         "SoftSyncStrategy",
@@ -239,6 +231,6 @@ def test_the_simulator_comes_to_the_parameters_of_a_real_cluster(cluster, name):
     exchanged = dataclasses.replace(trace, workers=(first, *others[::-1]))
     weights = replay(case, exchanged).model.get_weights()
     assert difference(weights, expected) > 100 * TOLERANCE
-    if name in ("async", "DC-ASGD", "softsync"):
+    if name in ("async", "softsync"):
         fresh = replay(case, changed(trace, never_late)).model.get_weights()
         assert difference(fresh, expected) > 100 * TOLERANCE

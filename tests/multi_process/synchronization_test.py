@@ -10,7 +10,6 @@ import collections
 
 import keras
 import numpy as np
-import pytest
 
 from tests.multi_process import synchronization_tasks
 
@@ -112,13 +111,8 @@ def check_seen(reports, versions, repeats=False):
         assert report["updates"][0] == len(versions) - 1
 
 
-@pytest.mark.parametrize(
-    "num_ps, optimizer, fits", [(1, "sgd", 2), (2, "adam", 1)]
-)
-def test_sync_is_one_machine_with_the_n_fold_batch(
-    cluster, num_ps, optimizer, fits
-):
-    steps = 50 // fits
+def test_sync_is_one_machine_with_the_n_fold_batch(cluster):
+    num_ps, optimizer, fits, steps = 2, "adam", 2, 20
     reports = train(
         cluster,
         "Sync",
@@ -160,24 +154,23 @@ def test_sync_is_one_machine_with_the_n_fold_batch(
         assert all(accepted for _, _, accepted, _ in report["exchanges"])
 
 
-@pytest.mark.parametrize("on_drop", ["next", "retry"])
-def test_backup_workers_take_the_first_gradients(cluster, on_drop):
+def test_backup_workers_take_the_first_gradients(cluster):
+    """With `on_drop="next"`: simulation_agreement_test.py."""
     steps = 30
     reports = train(
         cluster,
         "Sync",
-        {"backup_workers": 1, "on_drop": on_drop},
+        {"backup_workers": 1, "on_drop": "retry"},
         steps,
         paces=[0.0, 0.0, 0.01],
     )
     for worker, report in enumerate(reports):
         check_counts(report, worker)
-    repeats = on_drop == "retry"
-    events, data = history(reports, repeats)
+    events, data = history(reports, repeats=True)
     for x, _ in data:  # Every batch had its turn.
         assert len(x) == steps
     versions, members = replay(events, data)
-    check_seen(reports, versions, repeats)
+    check_seen(reports, versions, repeats=True)
     last = min(last_version(report) for report in reports)
     for update, gradients in enumerate(members):
         workers = [worker for worker, _, _ in gradients]
@@ -204,28 +197,25 @@ def last_version(report):
     return report["exchanges"][-2][0]
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_softsync_averages_any_s_gradients(cluster, late):
+def test_softsync_averages_any_s_gradients(cluster):
+    """Late ones count less; as they are: simulation_agreement_test.py."""
     reports = train(
         cluster,
         "SoftSync",
         {"s": 2},
         40,
-        late=late,
+        late=True,
         paces=[0.0, 0.003, 0.01],
     )
     events, data = history(reports)
-    versions, members = replay(
-        events, data, scale=lambda tau: 1 / max(1, tau) if late else 1.0
-    )
+    versions, members = replay(events, data, scale=lambda tau: 1 / max(1, tau))
     assert [len(gradients) for gradients in members] == [2] * 60
     check_seen(reports, versions)
     assert max(update - pulled for _, _, pulled, update in events) > 1
 
 
-@pytest.mark.parametrize("bound", [0, 2])
-def test_bounded_staleness_sees_what_it_must_and_may(cluster, bound):
-    steps = 30
+def test_bounded_staleness_sees_what_it_must_and_may(cluster):
+    steps, bound = 30, 2
     reports = train(
         cluster,
         "BoundedStaleness",
@@ -246,17 +236,3 @@ def test_bounded_staleness_sees_what_it_must_and_may(cluster, bound):
                     assert seen
                 elif theirs >= step + bound:
                     assert not seen
-    if bound == 0:
-        check_lock_step(reports, data, steps)
-
-
-def check_lock_step(reports, data, steps):
-    """Compares with parameters that move once per step of all workers."""
-    weights = START
-    for step in range(steps):
-        for report in reports:
-            np.testing.assert_allclose(
-                report["seen"][step], weights, rtol=1e-5, atol=1e-5
-            )
-        moves = [gradient(weights, x[step], y[step]) for x, y in data]
-        weights = weights - RATE * np.sum(moves, axis=0)

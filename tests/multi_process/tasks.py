@@ -119,8 +119,8 @@ def push_constants(steps, values, learning_rate=None):
     Args:
         steps: how often.
         values: by worker; multiples of a power of two.
-        learning_rate: `None` for SGD at a rate of one, a number for Adam, or
-            three arguments of `PolynomialDecay` for Adam with a schedule.
+        learning_rate: `None` for SGD at a rate of one, or three arguments of
+            `PolynomialDecay` for Adam with a schedule.
     """
     strategy = tfdist.AsyncStrategy(start_timeout=60.0)
     with strategy.scope():
@@ -153,11 +153,9 @@ def push_constants(steps, values, learning_rate=None):
 def _optimizer(learning_rate):
     if learning_rate is None:
         return keras.optimizers.SGD(1.0)
-    if isinstance(learning_rate, list):
-        learning_rate = keras.optimizers.schedules.PolynomialDecay(
-            *learning_rate
-        )
-    return keras.optimizers.Adam(learning_rate)
+    return keras.optimizers.Adam(
+        keras.optimizers.schedules.PolynomialDecay(*learning_rate)
+    )
 
 
 def connect_and_finish(delay):

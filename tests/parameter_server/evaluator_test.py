@@ -2,10 +2,8 @@
 
 import importlib.util
 import json
-import os
 import pathlib
-import subprocess
-import sys
+import signal
 import time
 
 import keras
@@ -13,37 +11,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.multi_process import scripts
 import tfdist
 from tfdist.cli.local_cluster import LocalCluster
 
-ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = pathlib.Path(__file__).with_name("train_beside_evaluator.py")
-SECONDS = 120.0
 # 256 examples in batches of 16, three epochs, shared out over the workers.
 UPDATES = 3 * 16
 
 
-def environ(**more):
-    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
-
-
-def launch(mode, directory, num_workers):
+def train(mode, directory, num_workers):
     """Runs the script as a cluster with an evaluator; returns its output."""
-    command = [sys.executable, "-m", "tfdist", "launch", "--evaluator"]
-    command += [f"--num_workers={num_workers}", f"--timeout={SECONDS}"]
-    result = subprocess.run(
-        [*command, str(SCRIPT), "--", mode, str(directory)],
-        env=environ(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS + 30,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout
-    for task in ("ps 0", "evaluator 0"):
-        assert f"[tfdist] {task} is done" in result.stdout
-    return result.stdout
+    jobs = {"ps": 1, "worker": num_workers, "evaluator": 1}
+    outputs = scripts.run(directory, SCRIPT, [mode, directory], jobs)
+    return outputs["evaluator-0"]
 
 
 def left_by(directory, name):
@@ -59,7 +40,7 @@ def rows_of(directory):
 # when the evaluator starts.
 @pytest.mark.parametrize("mode,num_workers", [("unbuilt", 2)])
 def test_last_evaluation_is_the_chief_s(tmp_path, mode, num_workers):
-    output = launch(mode, tmp_path, num_workers)
+    output = train(mode, tmp_path, num_workers)
     chief = left_by(tmp_path, "worker-0.json")
     evaluator = left_by(tmp_path, "evaluator-0.json")
     assert chief["updates"] == [UPDATES]
@@ -97,7 +78,7 @@ def scalars(directory):
 
 
 def test_evaluator_that_comes_after_training_evaluates_once(tmp_path):
-    launch("late", tmp_path, 1)
+    train("late", tmp_path, 1)
     chief = left_by(tmp_path, "worker-0.json")
     evaluator = left_by(tmp_path, "evaluator-0.json")
     assert evaluator["evaluations"] == 1
@@ -113,25 +94,24 @@ def test_servers_end_without_an_evaluator_that_never_came(tmp_path):
         try:
             for task in cluster.tasks:
                 if task.job != "evaluator":
-                    tasks[task.job] = subprocess.Popen(
-                        [sys.executable, str(SCRIPT), "absent", str(tmp_path)],
-                        env=environ(TF_CONFIG=task.tf_config),
-                        stderr=subprocess.PIPE,
-                        text=True,
+                    tasks[task.job] = scripts.start(
+                        tmp_path,
+                        SCRIPT,
+                        ["absent", tmp_path],
+                        task.job,
+                        TF_CONFIG=task.tf_config,
                     )
-            tasks["worker"].communicate(timeout=SECONDS)
-            assert tasks["worker"].returncode == 0
+            assert tasks["worker"].wait() == 0
             ended = time.monotonic()
-            _, errors = tasks["ps"].communicate(timeout=SECONDS)
-            assert tasks["ps"].returncode == 0, errors
+            output = tasks["ps"].output
+            assert tasks["ps"].wait() == 0, output()
             # Three seconds of patience in this script, counted from the
             # start of the server where somebody has never been seen.
             assert time.monotonic() - ended < 3.0 + 20.0
-            assert "/job:evaluator/task:0 has not been seen" in errors
+            assert "/job:evaluator/task:0 has not been seen" in output()
         finally:
-            for process in tasks.values():
-                process.kill()
-                process.wait(SECONDS)
+            for task in tasks.values():
+                task.send(signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

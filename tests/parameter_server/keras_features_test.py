@@ -99,11 +99,10 @@ def test_shuffled_numpy_arrays_have_the_same_order():
     _assert_fits_the_same(lambda: compiled(perceptron()), shuffle=True)
 
 
-@pytest.mark.parametrize("steps", [2, 3])
-def test_steps_per_execution(steps):
+def test_steps_per_execution():
     """With 4 batches an epoch, 3 leaves an execution that is cut short."""
     found = _assert_fits_the_same(
-        lambda: compiled(perceptron(), "adam", steps_per_execution=steps)
+        lambda: compiled(perceptron(), "adam", steps_per_execution=3)
     )
     assert found[1]["optimizer"][0] == 8
 
@@ -129,8 +128,6 @@ def test_class_and_sample_weights():
     "constraint",
     [
         keras.constraints.MaxNorm(0.3),
-        keras.constraints.NonNeg(),
-        keras.constraints.UnitNorm(),
         keras.constraints.MinMaxNorm(0.4, 0.6, rate=0.5),
     ],
     ids=lambda constraint: type(constraint).__name__,
@@ -190,9 +187,8 @@ def test_shared_layer_gets_both_gradients():
     [
         lambda: keras.layers.Dropout(0.5),
         lambda: keras.layers.GaussianNoise(0.5),
-        lambda: keras.layers.SpatialDropout1D(0.5),
     ],
-    ids=["Dropout", "GaussianNoise", "SpatialDropout1D"],
+    ids=["Dropout", "GaussianNoise"],
 )
 def test_random_layers_draw_the_same_numbers(layer):
     def build():
@@ -234,7 +230,7 @@ def test_batch_normalization_statistics():
     assert np.max(np.abs(mean)) > 1e-3
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad", "ftrl"])
+@pytest.mark.parametrize("optimizer", ["adam", "ftrl"])
 def test_embedding_with_sparse_gradients(optimizer):
     random = np.random.default_rng(5)
     # Row 11 never occurs; within a batch, rows occur more than once.

@@ -37,8 +37,9 @@ def trained(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", model_cases.ON_SERVERS)
 def test_trains_on_servers_as_without_a_strategy(name, trained):
-    with np.load(trained / f"{CASES.index(name)}.npz") as arrays:
+    number = model_cases.ON_SERVERS.index(name)
+    with np.load(trained / f"{number}.npz") as arrays:
         found = list(arrays.values())
     assert_same(found, _plain(name), TOLERANCE)

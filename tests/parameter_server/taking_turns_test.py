@@ -25,8 +25,6 @@ CASES = [
     "Nadam",
     "ScheduleFreeAdamW",
     "SGD momentum",
-    "piecewise",
-    "average overwrites",
     "all at once",
 ]
 _runs = itertools.count()

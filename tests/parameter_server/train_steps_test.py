@@ -119,7 +119,7 @@ class Adversarial(keras.Model):
         return {"d": discriminator_loss, "g": generator_loss}
 
 
-@pytest.mark.parametrize("optimizers", [("sgd", "adam"), ("adam", "rmsprop")])
+@pytest.mark.parametrize("optimizers", [("sgd", "adam")])
 def test_two_optimizers_in_one_step(optimizers):
     def train(scope):
         with scope():

@@ -1,6 +1,6 @@
 """Training of many cases in one worker on two real servers."""
 
-from tests.cli.launched import Launched
+from tests.multi_process import scripts
 
 
 def train_on_servers(cases, directory):
@@ -11,10 +11,10 @@ def train_on_servers(cases, directory):
         writes `<number>.npz` to the directory that it is given.
       directory: Where to.
     """
-    cluster = ["--num_ps=2", "--num_workers=1"]
-    with Launched(*cluster, cases.__file__, "--", directory) as run:
-        for number, name in enumerate(cases.ON_SERVERS):
-            run.expect(rf"trained {number} {name}$")
-        run.expect(r"servers 2$")
-        status, text = run.finish()
-    assert status == 0, text
+    outputs = scripts.run(
+        directory, cases.__file__, [directory], {"ps": 2, "worker": 1}
+    )
+    told = outputs["worker-0"].splitlines()
+    for number, name in enumerate(cases.ON_SERVERS):
+        assert f"trained {number} {name}" in told
+    assert "servers 2" in told

@@ -28,6 +28,7 @@ def step(arrival, pulled, staleness, by_server=None, accepted=True):
         bytes_sent=0,
         bytes_received=0,
         local_steps=1,
+        nonfinite=False,
         pulled_by_server=by_server or (pulled,),
     )
 

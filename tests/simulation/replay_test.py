@@ -73,6 +73,7 @@ def rows_of(history, decided=True):
                 "bytes_sent": 1,
                 "bytes_received": 1,
                 "local_steps": 1,
+                "nonfinite": False,
                 "pulled_by_server": [int(job["pulled"])],
             }
         )

@@ -1,14 +1,15 @@
 """Models, data and figures of simulated trainings."""
 
+import contextlib
+import io
 import json
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.multi_process import scripts
 from tests.simulation import quadratic
 from tfdist import simulation
 from tfdist.simulation import Failure
@@ -187,19 +188,17 @@ print(hashlib.sha256(weights + jobs.encode()).hexdigest())
 """
 
 
-def test_two_processes_come_to_the_same_history_to_the_bit():
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", _PROGRAM],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=200,
-        ).stdout
-        for _ in range(2)
-    }
-    assert len(digests) == 1
-    assert len(digests.pop().strip()) == 64
+def test_two_processes_come_to_the_same_history_to_the_bit(tmp_path):
+    here, there = io.StringIO(), tmp_path / "program.py"
+    with contextlib.redirect_stdout(here):
+        exec(_PROGRAM, {})
+    there.write_text(_PROGRAM)
+    # Another seed of hashes: its parent is not this process.
+    task = scripts.start(tmp_path, there, [])
+    assert task.wait(200) == 0, task.output()
+    digest = task.output().splitlines()[-1]
+    assert digest == here.getvalue().strip()
+    assert len(digest) == 64
 
 
 def run(strategy="async", **settings):

@@ -62,6 +62,7 @@ class _Transactions:
             for last in (False, True)
         )
         self.go_on = self._function(self._go_on, [vector, number, number])
+        self.excuse = self._function(self._excuse, [vector, number, *there])
         self.work_on, self.join = (
             self._function(
                 functools.partial(self._tell, event), [vector, number, *there]
@@ -106,6 +107,11 @@ class _Transactions:
         state = event(self._unpack(vector), worker, now)
         return self._decisions(patience).decide(state, attendance).pack()
 
+    def _excuse(self, vector, worker, now, heard, ended, patience):
+        attendance = events.Attendance(now, heard, ended)
+        state = events.excuse(self._unpack(vector), worker)
+        return self._decisions(patience).decide(state, attendance).pack()
+
     def _go_on(self, vector, worker, now):
         return events.go_on(self._unpack(vector), worker, now).pack()
 
@@ -137,7 +143,14 @@ class Cluster:
     """
 
     def __init__(
-        self, method, num_workers, *, silent=SILENT, missing=NEVER, idle=NEVER
+        self,
+        method,
+        num_workers,
+        *,
+        silent=SILENT,
+        missing=NEVER,
+        idle=NEVER,
+        initial=None,
     ):
         self.method = method.resolve(num_workers)
         self.num_workers = num_workers
@@ -145,7 +158,9 @@ class Cluster:
         self.heard = np.full(num_workers, START)
         self.ended = np.zeros(num_workers, bool)
         self._patience = np.array([silent, missing, idle]) * SECOND
-        self._vector = tf.zeros([state_lib.size(num_workers)], tf.int64)
+        zeros = tf.zeros([state_lib.size(num_workers)], tf.int64)
+        state = state_lib.State.unpack(zeros, num_workers)
+        self._vector = events.absent(state, initial or num_workers).pack()
         self._transactions = _transactions(self.method, num_workers)
 
     def _there(self):
@@ -172,6 +187,12 @@ class Cluster:
     def leave(self, worker):
         """A worker says that it sends no more gradients."""
         self._vector = self._transactions.leave(
+            self._vector, worker, *self._there()
+        )
+
+    def excuse(self, worker):
+        """A worker that has to leave need not wait."""
+        self._vector = self._transactions.excuse(
             self._vector, worker, *self._there()
         )
 

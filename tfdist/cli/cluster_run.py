@@ -12,11 +12,15 @@ import enum
 import signal
 import time
 
+from tfdist.cli.control import RefusedError
 from tfdist.cli.output import OutputStream
 from tfdist.cli.task import Guard
 from tfdist.cli.task import Task
 
 _SECONDS_AFTER_KILL = 5.0
+# Before the first restart of a task; twice as long before each further one.
+_SECONDS_BEFORE_RESTART = 0.5
+_MOST_SECONDS_BEFORE_RESTART = 30.0
 
 
 class Phase(enum.IntEnum):
@@ -37,12 +41,18 @@ class Limits:
         max_restarts: how often each task that fails is started again.
         grace_seconds: how long tasks may end by themselves.
         terminate_seconds: how long they have between SIGTERM and SIGKILL.
+        leave_seconds: how long a worker that is not wanted any more has
+            between SIGTERM and SIGKILL.
+        min_workers: how many workers there are at least; 1 where there is no
+            chief.
         timeout: seconds for the whole run; 0 for no limit.
     """
 
     max_restarts: int = 0
     grace_seconds: float = 10.0
     terminate_seconds: float = 5.0
+    leave_seconds: float = 30.0
+    min_workers: int = 1
     timeout: float = 0.0
 
 
@@ -109,6 +119,10 @@ class ClusterRun:
         self._limits = limits
         self._report = report
         self._guard: Guard | None = None
+        # When those that failed are started again, and when those that were
+        # told to leave are killed, in seconds of `time.monotonic`.
+        self._restarts: dict[Task, float] = {}
+        self._leaving: dict[Task, float] = {}
 
     @property
     def running(self) -> list[Task]:
@@ -117,18 +131,82 @@ class ClusterRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether no task runs, or those that do are given up."""
-        return self.phase == Phase.ABANDONED or not self.running
+        """Whether no task runs or will, or those that do are given up."""
+        return self.phase == Phase.ABANDONED or not (
+            self.running or self._restarts
+        )
+
+    @property
+    def next_time(self) -> float:
+        """When `look_at_time` is due, in seconds of `time.monotonic`."""
+        times = [*self._restarts.values(), *self._leaving.values()]
+        return min([self.deadline, *times])
 
     def start(self, guard: Guard) -> None:
-        """Starts all tasks.
+        """Starts all tasks that are wanted.
 
         Args:
             guard: who kills them if the launcher is killed.
         """
         self._guard = guard
         for task in self._tasks:
-            self._start(task)
+            if task.is_wanted:
+                self._start(task)
+
+    def scale(self, workers: int) -> str:
+        """Starts workers, or tells some to leave.
+
+        Args:
+            workers: how many are to run: the first ones.
+
+        Returns:
+            What has been done, for people to read.
+
+        Raises:
+            RefusedError: if there are not so many, or the run is ending.
+        """
+        places = [task for task in self._tasks if task.worker is not None]
+        least = self._limits.min_workers
+        if not least <= workers <= len(places):
+            raise RefusedError(
+                f"Flag --workers must be from {least} to {len(places)} "
+                f"(--max_workers of the launcher). Received: "
+                f"--workers={workers}."
+            )
+        if self.phase != Phase.RUNNING:
+            raise RefusedError("The run is ending.")
+        said = [
+            self._enlist(task) if task.worker < workers else self._remove(task)
+            for task in places
+        ]
+        return "; ".join(filter(None, said)) or f"{workers} workers already"
+
+    def _enlist(self, task: Task) -> str:
+        """Sees to it that a worker runs; returns what has been done."""
+        if task.is_wanted:
+            return ""
+        task.is_wanted = True
+        if task.is_done:
+            return f"{task.label} has finished"
+        if task.is_running:
+            return f"{task.label} comes back when it has left"
+        self._start(task)
+        return f"{task.label} started"
+
+    def _remove(self, task: Task) -> str:
+        """Sees to it that a worker leaves; returns what has been done."""
+        if not task.is_wanted:
+            return ""
+        task.is_wanted = False
+        self._restarts.pop(task, None)
+        if not task.is_running:
+            return f"{task.label} stays away"
+        if task not in self._leaving:
+            seconds = self._limits.leave_seconds
+            self._leaving[task] = time.monotonic() + seconds
+            task.ask_to_leave()
+            self._report.say(f"{task.label}: {seconds:g} s to leave")
+        return f"{task.label} leaves"
 
     def look(self) -> None:
         """Sees to tasks that have ended."""
@@ -138,7 +216,15 @@ class ClusterRun:
                 self._on_end(task, status)
 
     def look_at_time(self) -> None:
-        """Enters the next phase where the time of this one is over."""
+        """Does what is due: restarts, and the next phase."""
+        now = time.monotonic()
+        for task in [t for t, when in self._restarts.items() if when <= now]:
+            del self._restarts[task]
+            self._start(task)
+        for task in [t for t, when in self._leaving.items() if when <= now]:
+            self._leaving[task] = float("inf")
+            self._report.say(f"{task.label} has not left: killing it")
+            task.signal(signal.SIGKILL)
         if self.is_over or time.monotonic() < self.deadline:
             return
         if self.phase == Phase.ENDING:
@@ -165,6 +251,7 @@ class ClusterRun:
         if phase < self.phase:
             return
         self.phase = phase
+        self._restarts.clear()
         if phase == Phase.ENDING:
             self._allow(self._limits.grace_seconds)
         elif phase == Phase.TERMINATING:
@@ -193,26 +280,42 @@ class ClusterRun:
         if status > 128 and status - 128 in set(signal.Signals):
             name = signal.Signals(status - 128).name
             what = f"{task.label} was ended by {name} (status {status})"
+        was_leaving = self._leaving.pop(task, None) is not None
         if self.phase >= Phase.TERMINATING:
             return
-        if not status:
+        if was_leaving:
+            self._on_left(task, status, what)
+        elif not status:
+            task.is_done = True
             self._report.say(f"{task.label} is done")
         elif (
             self.phase == Phase.RUNNING
             and task.restarts < self._limits.max_restarts
         ):
+            seconds = min(
+                _SECONDS_BEFORE_RESTART * 2**task.restarts,
+                _MOST_SECONDS_BEFORE_RESTART,
+            )
             task.restarts += 1
             self._report.say(
                 f"{what}; restart {task.restarts} of "
-                f"{self._limits.max_restarts}"
+                f"{self._limits.max_restarts} in {seconds:g} s"
             )
-            self._start(task)
+            self._restarts[task] = time.monotonic() + seconds
         else:
             self._fail(status, what)
         if self.phase == Phase.RUNNING and all(
-            other.is_server for other in self.running
+            other.is_server for other in (*self.running, *self._restarts)
         ):
             self.go_on(Phase.ENDING)
+
+    def _on_left(self, task: Task, status: int, what: str) -> None:
+        """A worker that was told to leave has ended, however."""
+        as_told = status in (0, 128 + signal.SIGTERM)
+        said = f"{task.label} has left" if as_told else f"{what} as it left"
+        self._report.say(said)
+        if task.is_wanted and self.phase == Phase.RUNNING:
+            self._start(task)
 
     def _fail(self, status: int, why: str) -> None:
         self._report.fail(status, why)

@@ -62,6 +62,13 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_integer(
         "num_workers", 2, "Workers, not counting the chief.", **define
     )
+    flags.DEFINE_integer(
+        "max_workers",
+        None,
+        "Workers that there may be at most, where `tfdist scale` adds some "
+        "while the cluster runs; default: --num_workers.",
+        **define,
+    )
     flags.DEFINE_bool(
         "chief",
         False,
@@ -93,7 +100,8 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_integer(
         "max_restarts",
         0,
-        "How often each task that fails is started again.",
+        "How often each task that fails is started again: after half a "
+        "second, and after twice as long each further time.",
         **define,
     )
     flags.DEFINE_float(
@@ -107,6 +115,13 @@ def define_flags() -> flags.FlagValues:
         "terminate_seconds",
         5.0,
         "How long tasks have between SIGTERM and SIGKILL.",
+        **define,
+    )
+    flags.DEFINE_float(
+        "leave_seconds",
+        30.0,
+        "How long a worker that `tfdist scale` takes away has between SIGTERM "
+        "and SIGKILL.",
         **define,
     )
     flags.DEFINE_float(
@@ -161,17 +176,25 @@ def main(argv: Sequence[str]) -> int:
     _check_flags(values)
     command = _command(values, rest)
     extra = _extra_environment(values.env)
+    max_workers = values.max_workers
+    initial_workers = None
+    if max_workers is None:
+        max_workers = values.num_workers
+    elif max_workers > values.num_workers:
+        initial_workers = values.num_workers + values.chief
     counts = {
         "ps": values.num_ps,
         "chief": int(values.chief),
-        "worker": values.num_workers,
+        "worker": max_workers,
         "evaluator": int(values.evaluator),
     }
     _make_log_dir(values.log_dir)
     isolation.leave_network(values.isolate)
     out, err = open_streams(values.color)
     with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster(counts, values.num_groups))
+        cluster = stack.enter_context(
+            LocalCluster(counts, values.num_groups, initial_workers)
+        )
         stack.enter_context(
             isolation.keep_others_out(
                 values.isolate, cluster.listeners, Report(err).say
@@ -189,6 +212,10 @@ def main(argv: Sequence[str]) -> int:
                     command,
                     environ,
                     is_server=task.job == "ps",
+                    worker=task.index if task.job == "worker" else None,
+                    is_wanted=(
+                        task.job != "worker" or task.index < values.num_workers
+                    ),
                     color=COLORS[number % len(COLORS)],
                     log_dir=values.log_dir,
                 )
@@ -197,6 +224,8 @@ def main(argv: Sequence[str]) -> int:
             max_restarts=values.max_restarts,
             grace_seconds=values.grace_seconds,
             terminate_seconds=values.terminate_seconds,
+            leave_seconds=values.leave_seconds,
+            min_workers=int(not values.chief),
             timeout=values.timeout,
         )
         return Supervisor(groups, out, err, limits).run()
@@ -210,7 +239,8 @@ def _check_flags(values: flags.FlagValues) -> None:
     usage.check(
         values.num_groups >= 1, "num_groups", "be at least 1", values.num_groups
     )
-    for name in ("grace_seconds", "terminate_seconds", "timeout"):
+    seconds = ("grace_seconds", "terminate_seconds", "leave_seconds", "timeout")
+    for name in seconds:
         value = values[name].value
         usage.check(
             math.isfinite(value) and value >= 0, name, "be at least 0", value
@@ -227,6 +257,19 @@ def _check_flags(values: flags.FlagValues) -> None:
         "num_workers",
         "be at least 1 unless there is a --chief",
         values.num_workers,
+    )
+    capacity = values.max_workers
+    usage.check(
+        capacity is None or capacity >= values.num_workers,
+        "max_workers",
+        f"be at least --num_workers={values.num_workers}",
+        capacity,
+    )
+    usage.check(
+        capacity is None or capacity == values.num_workers or values.num_ps,
+        "max_workers",
+        "be --num_workers without parameter servers: nobody can join then",
+        capacity,
     )
     usage.check(
         values.num_ps >= 1 or not values.evaluator,

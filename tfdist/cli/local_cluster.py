@@ -51,13 +51,20 @@ class LocalCluster(contextlib.AbstractContextManager):
     Groups that codistil have a cluster each, all of the same size.
     """
 
-    def __init__(self, counts: dict[str, int], num_groups: int = 1):
+    def __init__(
+        self,
+        counts: dict[str, int],
+        num_groups: int = 1,
+        initial_workers: int | None = None,
+    ):
         """Chooses the ports.
 
         Args:
             counts: job -> number of tasks of a cluster.
             num_groups: the number of groups; 1 for one cluster that knows
                 of no groups.
+            initial_workers: how many of the workers, the chief included, are
+                started at first; `None` for all.
         """
         self._sockets = contextlib.ExitStack()
         clusters = [
@@ -73,7 +80,7 @@ class LocalCluster(contextlib.AbstractContextManager):
         self.tasks = [
             task
             for group in range(num_groups)
-            for task in _tasks(clusters, group)
+            for task in _tasks(clusters, group, initial_workers)
         ]
 
     def __exit__(self, *exc_info):
@@ -93,10 +100,16 @@ class LocalCluster(contextlib.AbstractContextManager):
         return f"{host}:{port}"
 
 
-def _tasks(clusters: list[dict[str, list[str]]], group: int) -> list[LocalTask]:
+def _tasks(
+    clusters: list[dict[str, list[str]]],
+    group: int,
+    initial_workers: int | None,
+) -> list[LocalTask]:
     """Returns the tasks of one group's cluster."""
     cluster = clusters[group]
     config: dict[str, Any] = {"cluster": cluster}
+    if initial_workers is not None:
+        config["initial_workers"] = initial_workers
     if len(clusters) > 1:
         config["codistillation"] = {
             "group": group,

@@ -8,6 +8,7 @@ from tfdist.cli import advise
 from tfdist.cli import compare
 from tfdist.cli import doctor
 from tfdist.cli import launch
+from tfdist.cli import scale
 from tfdist.cli import simulate
 from tfdist.cli.usage import UsageError
 from tfdist.version import __version__
@@ -16,6 +17,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "advise": (advise.main, "predict what each method would give a cluster"),
     "launch": (launch.main, "run a cluster of processes on this machine"),
     "doctor": (doctor.main, "check a cluster before a run, or beside one"),
+    "scale": (scale.main, "add workers to a launched cluster, or remove some"),
     "simulate": (simulate.main, "train on a virtual cluster, in virtual time"),
     "compare": (compare.main, "simulate several methods, and judge them"),
 }

@@ -7,6 +7,7 @@ of its cluster is decided in `cluster_run.py`; what ends all clusters is here.
 """
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import select
@@ -14,6 +15,7 @@ import signal
 import socket
 import time
 
+from tfdist.cli import control
 from tfdist.cli.cluster_run import ClusterRun
 from tfdist.cli.cluster_run import Limits
 from tfdist.cli.cluster_run import Phase
@@ -57,6 +59,7 @@ class Supervisor:
             for tasks in clusters
         ]
         self._end_of_time = float("inf")
+        self._control: control.Control | None = None
 
     def run(self) -> int:
         """Runs the tasks.
@@ -72,6 +75,10 @@ class Supervisor:
             wakeups = stack.enter_context(_signals())
             guard = stack.enter_context(Guard())
             stack.callback(self._kill_what_is_left)
+            try:
+                self._control = stack.enter_context(control.Control())
+            except OSError as error:
+                self._report.say(f"`tfdist scale` cannot reach this: {error}")
             for cluster in self._clusters:
                 cluster.start(guard)
             while not all(cluster.is_over for cluster in self._clusters):
@@ -95,6 +102,8 @@ class Supervisor:
         for stream in (self._out, self._err):
             if stream.is_pending:
                 poll.register(stream, select.POLLOUT)
+        if self._control is not None:
+            poll.register(self._control, select.POLLIN)
         wait = self._next_deadline() - time.monotonic()
         milliseconds = None
         if wait != float("inf"):
@@ -102,6 +111,8 @@ class Supervisor:
         for descriptor, _ in poll.poll(milliseconds):
             if descriptor == wakeups.fileno():
                 self._on_signals(wakeups.recv(4096))
+            elif self._control and descriptor == self._control.fileno():
+                self._control.answer(self._on_question)
             elif descriptor in readers:
                 self._report.say(*readers[descriptor].read(descriptor))
         for stream in (self._out, self._err):
@@ -119,7 +130,7 @@ class Supervisor:
 
     def _next_deadline(self) -> float:
         left = [run for run in self._clusters if not run.is_over]
-        deadlines = [run.deadline for run in left]
+        deadlines = [run.next_time for run in left]
         if any(run.phase == Phase.RUNNING for run in left):
             deadlines.append(self._end_of_time)
         return min(deadlines)
@@ -135,6 +146,20 @@ class Supervisor:
                 self._report.say(f"got {name} again")
                 for cluster in self._clusters:
                     cluster.go_on(Phase.KILLING)
+
+    def _on_question(self, question: Mapping) -> str:
+        """Does what `tfdist scale` asks for; returns the answer."""
+        workers = question.get("workers")
+        if isinstance(workers, bool) or not isinstance(workers, int):
+            raise control.RefusedError(
+                f"The number of workers must be an integer, came: {workers!r}."
+            )
+        said = [
+            cluster.scale(workers)
+            for cluster in self._clusters
+            if not cluster.is_over
+        ]
+        return "; ".join(said)
 
     def _on_time(self) -> None:
         if time.monotonic() >= self._end_of_time and any(

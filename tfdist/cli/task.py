@@ -65,6 +65,9 @@ class Task:
         label: what people call it, as `worker 0`.
         address: its `host:port`.
         is_server: whether it ends only when the others have.
+        worker: its number among workers that come and go; `None` for others.
+        is_wanted: whether it is to run, or have run.
+        is_done: whether it has ended with status 0.
         restarts: how often it was started again.
     """
 
@@ -76,6 +79,8 @@ class Task:
         environ: Mapping[str, str],
         *,
         is_server: bool = False,
+        worker: int | None = None,
+        is_wanted: bool = True,
         color: int | None = None,
         log_dir: str | None = None,
     ):
@@ -87,12 +92,17 @@ class Task:
             command: the command, the first part an absolute path.
             environ: the environment.
             is_server: whether it ends only when the others have.
+            worker: its number among workers that come and go.
+            is_wanted: whether it is started with the others.
             color: the code of its label's colour.
             log_dir: where its output goes as well, as `worker-0.log`.
         """
         self.label = label
         self.address = address
         self.is_server = is_server
+        self.worker = worker
+        self.is_wanted = is_wanted
+        self.is_done = False
         self.restarts = 0
         self._command = command
         self._environ = environ
@@ -198,6 +208,11 @@ class Task:
         """Sends a signal to the process group, if there still is one."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
+
+    def ask_to_leave(self) -> None:
+        """Sends SIGTERM to the process alone, which looks after its own."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            self._process.send_signal(signal.SIGTERM)
 
     def _write(self, lines: list[bytes], stream: OutputStream) -> list[str]:
         notes = []

@@ -20,12 +20,14 @@ _ARGUMENT_NAMES = tf_config.KeyNames(
     task_type="ClusterConfig.task_type",
     task_index="ClusterConfig.task_index",
     rpc_layer="ClusterConfig.rpc_layer",
+    initial_workers="ClusterConfig.initial_workers",
 )
 _RESOLVER_NAMES = tf_config.KeyNames(
     cluster="cluster_resolver.cluster_spec()",
     task_type="cluster_resolver.task_type",
     task_index="cluster_resolver.task_id",
     rpc_layer="cluster_resolver.rpc_layer",
+    initial_workers="cluster_resolver.initial_workers",
 )
 
 
@@ -44,6 +46,9 @@ class ClusterConfig:
         task_type: the job of this process.
         task_index: the index of this process in its job.
         rpc_layer: the protocol, always `grpc`.
+        initial_workers: how many of the workers, the first ones (the chief
+            among them), are waited for when training begins and at its end;
+            the others may join later. All by default.
 
     Example:
     >>> config = ClusterConfig(
@@ -57,13 +62,19 @@ class ClusterConfig:
     task_type: str
     task_index: int
     rpc_layer: str = "grpc"
+    initial_workers: int | None = None
 
     def __post_init__(self):
         checked = tf_config.check(
             (self.spec, self.task_type, self.task_index, self.rpc_layer),
             _ARGUMENT_NAMES,
         )
-        for field, value in zip(dataclasses.fields(self), checked, strict=True):
+        initial_workers = tf_config.check_initial_workers(
+            self.initial_workers, checked[0], _ARGUMENT_NAMES
+        )
+        for field, value in zip(
+            dataclasses.fields(self), (*checked, initial_workers), strict=True
+        ):
             object.__setattr__(self, field.name, value)
 
     @classmethod
@@ -91,7 +102,11 @@ class ClusterConfig:
         if parts is None:
             return cls.local()
         names = tf_config.TF_CONFIG_NAMES
-        config = cls(*tf_config.check(parts, names))
+        checked = tf_config.check(parts[:4], names)
+        initial_workers = tf_config.check_initial_workers(
+            parts[4], checked[0], names
+        )
+        config = cls(*checked, initial_workers)
         if needs_servers:
             tf_config.check_servers(config.spec, names)
         return config
@@ -194,6 +209,16 @@ class ClusterConfig:
     def num_workers(self) -> int:
         """The number of tasks that train, the chief included."""
         return len(self.worker_names)
+
+    @property
+    def data_share(self) -> tuple[int, int]:
+        """Into how many shares data is divided, and which is this worker's.
+
+        A worker beyond the initial ones has the share of one of them: data is
+        shared out when nobody knows yet who will join.
+        """
+        number = self.initial_workers
+        return number, self.worker_id % number
 
     @property
     def num_ps(self) -> int:

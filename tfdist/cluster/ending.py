@@ -2,13 +2,17 @@
 
 from tfdist.cluster import members
 
+_OVER = (members.State.FINISHED, members.State.LEFT)
 
-def is_over(rows, *, known_for, patience, with_evaluators=False):
+
+def is_over(
+    rows, *, known_for, patience, with_evaluators=False, initial_workers=None
+):
     """Whether nobody trains any more.
 
     Training is over when every worker has finished. Once one of them has, a
     worker that has not been seen for `members.LOST_AFTER_SECONDS` is not
-    waited for.
+    waited for, nor one that has left because it was told to.
 
     Args:
       rows: List of `tfdist.cluster.members.Member`.
@@ -18,6 +22,8 @@ def is_over(rows, *, known_for, patience, with_evaluators=False):
         finished.
       with_evaluators: Whether evaluators among them count like workers: a
         server has to outlive them.
+      initial_workers: How many of the workers, the first, are waited for if
+        they have not been seen yet; None for all.
 
     Returns:
       A bool.
@@ -28,19 +34,44 @@ def is_over(rows, *, known_for, patience, with_evaluators=False):
     """
     workers = [
         m
-        for m in rows
-        if with_evaluators or not m.name.startswith("/job:evaluator")
+        for number, m in enumerate(rows)
+        if (with_evaluators or not m.name.startswith("/job:evaluator"))
+        and not _is_absent(number, m, initial_workers)
     ]
-    unfinished = [m for m in workers if m.state != members.State.FINISHED]
-    if not unfinished:
-        return True
-    silent_for = min(known_for, *(m.silent_for for m in unfinished))
-    if len(unfinished) < len(workers):
-        return silent_for > members.LOST_AFTER_SECONDS
+    unfinished = [m for m in workers if m.state not in _OVER]
+    if any(m.state == members.State.FINISHED for m in workers):
+        silent_for = [known_for, *(m.silent_for for m in unfinished)]
+        return not unfinished or min(silent_for) > members.LOST_AFTER_SECONDS
+    # If all have left, one may come back as well as one that was lost.
+    silent_for = min(known_for, *(m.silent_for for m in workers))
     if silent_for > patience:
-        names = ", ".join(m.name for m in unfinished)
+        names = ", ".join(m.name for m in workers)
         raise TimeoutError(
             f"Gave up after {patience:g} s without a sign of {names}, of "
             "which none has finished training."
         )
     return False
+
+
+def lost(rows, initial_workers):
+    """Names of those who have not finished when training is over.
+
+    Args:
+      rows: As for `is_over`.
+      initial_workers: As for `is_over`.
+    """
+    return [
+        m.name
+        for number, m in enumerate(rows)
+        if m.state not in _OVER and not _is_absent(number, m, initial_workers)
+    ]
+
+
+def _is_absent(number, member, initial_workers):
+    """Whether it is a worker that may join later, and has not yet."""
+    return (
+        initial_workers is not None
+        and number >= initial_workers
+        and member.state == members.State.UNKNOWN
+        and not member.name.startswith("/job:evaluator")
+    )

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.cluster import connection
 from tfdist.cluster import members
+from tfdist.cluster import preemption
 from tfdist.cluster import versions
 from tfdist.cluster.gate import gate
 
@@ -24,7 +25,7 @@ def join(config, devices, timeout):
 
     The servers are told how it ended: a script that ran to its end (or left
     with `sys.exit`) has finished, one that raised has failed and may be
-    started again.
+    started again, one that was told to leave has left and may come back.
 
     Args:
       config: The `ClusterConfig` of a worker or an evaluator.
@@ -56,4 +57,9 @@ def _connect_anew(config):
 
 def _leave(membership):
     raised = getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
-    membership.leave(members.State.FAILED if raised else members.State.FINISHED)
+    if raised:
+        membership.leave(members.State.FAILED)
+    elif preemption.received():
+        membership.leave(members.State.LEFT)
+    else:
+        membership.leave(members.State.FINISHED)

@@ -34,12 +34,17 @@ LOST_AFTER_SECONDS = 60.0
 
 
 class State(enum.IntEnum):
-    """What is known of a member."""
+    """What is known of a member.
+
+    LEFT: its process has ended before its training, because it was told to
+      (`preemption`); it may come back.
+    """
 
     UNKNOWN = 0
     ALIVE = 1
     FINISHED = 2
     FAILED = 3
+    LEFT = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,13 +131,37 @@ class MemberTable:
         Returns:
           A tuple of vectors: when they were last seen and when their
           processes entered, seconds since the epoch as float64 (0 for never),
-          and whether their processes have ended, bool.
+          whether their processes have ended, and whether they have left
+          before the end of training because they were told to, bool.
         """
         rows = tf.raw_ops.ReadVariableOp(
             resource=self._handle(), dtype=tf.float64
         )
         rows = tf.reshape(rows, [len(self._names), _COLUMNS])[:number]
-        return rows[:, 1], rows[:, 3], rows[:, 0] >= float(State.FINISHED)
+        state = rows[:, 0]
+        ended = state >= float(State.FINISHED)
+        return rows[:, 1], rows[:, 3], ended, tf.equal(state, float(State.LEFT))
+
+    def build_enlisted(self, number, initial_workers):
+        """Builds how many workers make up the cluster, in the scope's device.
+
+        Args:
+          number: Of the first rows, those of workers.
+          initial_workers: How many of them count before they have been seen.
+
+        Returns:
+          All but those that have never been there and those that were told to
+          leave, at least 1, a scalar float64 tensor.
+        """
+        rows = tf.raw_ops.ReadVariableOp(
+            resource=self._handle(), dtype=tf.float64
+        )
+        state = tf.reshape(rows, [len(self._names), _COLUMNS])[:number, 0]
+        unseen = tf.equal(state, float(State.UNKNOWN))
+        absent = unseen & (tf.range(number) >= initial_workers)
+        gone = absent | tf.equal(state, float(State.LEFT))
+        enlisted = tf.reduce_sum(tf.cast(~gone, tf.float64))
+        return tf.maximum(enlisted, 1.0)
 
     def _handle(self):
         return tf.raw_ops.VarHandleOp(

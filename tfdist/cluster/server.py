@@ -1,5 +1,6 @@
 """What a `ps` task does: serve until training is over."""
 
+import signal
 import time
 
 from absl import logging
@@ -9,12 +10,16 @@ from tfdist import quiet
 from tfdist.cluster import connection
 from tfdist.cluster import ending
 from tfdist.cluster import members
+from tfdist.cluster import preemption
 from tfdist.cluster import snapshots
 from tfdist.cluster import versions
 
 _POLL_SECONDS = 0.25
 # Workers were seen to take leave of TensorFlow within 0.7 to 1.5 s.
 _FAREWELL_SECONDS = 1.2
+# What workers that get SIGTERM at the same moment may take for their last step.
+_LAST_STEP_SECONDS = 2.0
+_TERMINATED_STATUS = 128 + signal.SIGTERM
 
 
 def serve(config, *, start_timeout, snapshot_dir=None, snapshot_every=30.0):
@@ -32,8 +37,10 @@ def serve(config, *, start_timeout, snapshot_dir=None, snapshot_every=30.0):
       snapshot_every: Seconds between two snapshots.
 
     Returns:
-      The exit status of the process, 0 when training has finished.
+      The exit status of the process: 0 when training has finished, 143 when
+      SIGTERM has ended it before.
     """
+    preemption.install(exits=False)
     with quiet.quietly():  # It logs its session configuration.
         tf.config.experimental_connect_to_cluster(
             tf.train.ClusterSpec({"ps": {config.task_index: config.address}}),
@@ -70,6 +77,9 @@ def serve(config, *, start_timeout, snapshot_dir=None, snapshot_every=30.0):
     status = _wait_for_end(config, table, start_timeout)
     if kept is not None and status == 0:
         kept.finish()
+    if kept is not None and status == _TERMINATED_STATUS:
+        # For its next life: nothing that it has applied is lost.
+        kept.write()
     return status
 
 
@@ -84,13 +94,16 @@ def _wait_for_end(config, table, timeout):
                 known_for=time.monotonic() - started,
                 patience=timeout,
                 with_evaluators=True,
+                initial_workers=config.initial_workers,
             )
         except TimeoutError as error:
             logging.error("%s: %s", config.task_name, error)
             return 1
         if over:
             break
-    lost = [m.name for m in rows if m.state != members.State.FINISHED]
+        if preemption.received():
+            return _end_early(config, table)
+    lost = ending.lost(rows, config.initial_workers)
     if lost:
         logging.warning(
             "%s: the others have finished, and %s not been seen for %g s: "
@@ -105,3 +118,23 @@ def _wait_for_end(config, table, timeout):
     # server that has gone before it.
     time.sleep(_FAREWELL_SECONDS)
     return 0
+
+
+def _end_early(config, table):
+    """Ends a server that got SIGTERM before training was over.
+
+    Returns:
+      The exit status, that of a process that SIGTERM has killed: what has
+      started the server is to start it again.
+    """
+    end = time.monotonic() + _LAST_STEP_SECONDS
+    while time.monotonic() < end and any(
+        m.state == members.State.ALIVE for m in table.read()
+    ):
+        time.sleep(_POLL_SECONDS)
+    logging.warning(
+        "%s got SIGTERM before training was over: it ends, and workers wait "
+        "for it to come back.",
+        config.task_name,
+    )
+    return _TERMINATED_STATUS

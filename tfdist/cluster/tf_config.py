@@ -6,9 +6,11 @@
 {"cluster": {"chief": ["host:port"], "worker": [...], "ps": [...],
              "evaluator": [...]},
  "task": {"type": "worker", "index": 0},
- "rpc_layer": "grpc"}
+ "rpc_layer": "grpc",
+ "initial_workers": 2}
 ```
 
+`initial_workers` is ours: how many of the workers are there from the beginning.
 `groups.py` knows one key more, `codistillation`, which TensorFlow has not.
 
 Each check says which key is wrong, what it held and what is allowed. The
@@ -30,7 +32,13 @@ from tfdist.cluster.refusal import shown
 JOBS = ("chief", "worker", "ps", "evaluator")
 """Allowed job names; chief and workers come in the order of worker ids."""
 
-_KNOWN_KEYS = ("cluster", "task", "rpc_layer", "codistillation")
+_KNOWN_KEYS = (
+    "cluster",
+    "task",
+    "rpc_layer",
+    "codistillation",
+    "initial_workers",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +50,14 @@ class KeyNames:
         task_type: name of the type of this task.
         task_index: name of the index of this task.
         rpc_layer: name of the protocol.
+        initial_workers: name of the number of workers at the beginning.
     """
 
     cluster: str
     task_type: str
     task_index: str
     rpc_layer: str
+    initial_workers: str
 
 
 TF_CONFIG_NAMES = KeyNames(
@@ -55,10 +65,11 @@ TF_CONFIG_NAMES = KeyNames(
     task_type='TF_CONFIG["task"]["type"]',
     task_index='TF_CONFIG["task"]["index"]',
     rpc_layer='TF_CONFIG["rpc_layer"]',
+    initial_workers='TF_CONFIG["initial_workers"]',
 )
 
 
-def parse_tf_config(text: str) -> tuple[Any, Any, Any, Any] | None:
+def parse_tf_config(text: str) -> tuple[Any, Any, Any, Any, Any] | None:
     """Splits the text of `TF_CONFIG` into its parts, unchecked.
 
     Keys beside `type` and `index` in `task` are ignored, because platforms
@@ -68,8 +79,8 @@ def parse_tf_config(text: str) -> tuple[Any, Any, Any, Any] | None:
         text: the value of the environment variable.
 
     Returns:
-        `(cluster, task_type, task_index, rpc_layer)`, or `None` where the
-        text names no cluster.
+        `(cluster, task_type, task_index, rpc_layer, initial_workers)`, or
+        `None` where the text names no cluster.
 
     Raises:
         ClusterConfigError: if the text is malformed.
@@ -101,7 +112,8 @@ def parse_tf_config(text: str) -> tuple[Any, Any, Any, Any] | None:
                 f'TF_CONFIG["task"]["{key}"] must {allowed}. Received: '
                 f'TF_CONFIG["task"]={shown(task)}, where it is missing.'
             )
-    return cluster, task["type"], task["index"], rpc_layer
+    initial_workers = config.get("initial_workers")
+    return cluster, task["type"], task["index"], rpc_layer, initial_workers
 
 
 def load(text: str) -> dict[str, Any]:
@@ -265,6 +277,42 @@ def check_rpc_layer(rpc_layer: Any, names: KeyNames) -> str:
     if rpc_layer is None or rpc_layer == "" or rpc_layer == "grpc":
         return "grpc"
     raise refusal(names.rpc_layer, "be 'grpc'", rpc_layer)
+
+
+def check_initial_workers(
+    number: Any, spec: Mapping[str, tuple[str, ...]], names: KeyNames
+) -> int:
+    """Checks the number of workers that are there from the beginning.
+
+    Args:
+        number: the number; `None` for all.
+        spec: the checked cluster; empty for one process without servers.
+        names: what the user calls it.
+
+    Returns:
+        The number.
+
+    Raises:
+        ClusterConfigError: if there are not so many workers, or none.
+    """
+    capacity = len(spec.get("chief", ())) + len(spec.get("worker", ())) or 1
+    if number is None:
+        return capacity
+    allowed = (
+        f"be an integer from 1 to {capacity}, the workers of the cluster "
+        "(chief included)"
+    )
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise refusal(names.initial_workers, allowed, number)
+    if not 1 <= number <= capacity:
+        raise refusal(names.initial_workers, allowed, number)
+    if number < capacity and not spec.get("ps"):
+        raise ClusterConfigError(
+            f"{names.initial_workers} may be less than the workers of the "
+            "cluster only where there are parameter servers. Received: "
+            f"{number} of {capacity} workers and no ps."
+        )
+    return number
 
 
 def canonical(spec: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:

@@ -4,12 +4,16 @@ import time
 
 from absl import logging
 
+from tfdist.cluster import preemption
+
 _POLL_SECONDS = 0.1
 REPORT_SECONDS = 5.0
 
 
 def wait_until(condition, *, what, timeout, hint=""):
     """Waits until `condition()` is true.
+
+    Ends the process if it gets notice to leave meanwhile (`preemption`).
 
     Args:
       condition: Callable without arguments; returns something true when the
@@ -31,10 +35,12 @@ def wait_until(condition, *, what, timeout, hint=""):
         value = condition()
         if value:
             return value
+        preemption.leave_if_noticed()
         now = time.monotonic()
         described = what() if callable(what) else what
-        if now - started > timeout:
-            message = f"Gave up after {timeout:g} s waiting for {described}."
+        bound = preemption.bounded(timeout)
+        if now - started > bound:
+            message = f"Gave up after {bound:g} s waiting for {described}."
             raise TimeoutError(f"{message} {hint}".strip())
         if now - reported > REPORT_SECONDS:
             reported = now

@@ -175,6 +175,19 @@ class Correction(abc.ABC):
         del slots
         return parameter
 
+    def for_workers(self, slots, num_workers):
+        """What has been saved, for another number of workers.
+
+        Args:
+          slots: Dict of slot name to NumPy array, of one parameter.
+          num_workers: Number of workers that go on with them.
+
+        Returns:
+          Such a dict, of the shapes that `slots` gives.
+        """
+        del num_workers
+        return slots
+
     def forget(self, worker, slots):
         """Removes what is kept of a worker that is gone.
 

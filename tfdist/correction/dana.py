@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.correction import base
@@ -54,8 +55,8 @@ class DANA(base.Correction):
     on the servers, "dc" what `backups` of `DelayCompensation` cost on top,
     "slim" M bytes on each worker; no traffic but that of "dc" with
     `backups="worker"`. The momentum of a worker that is gone, or whose `fit`
-    has ended, leaves the sum; with "slim" it stays with the worker. None of it
-    is part of checkpoints.
+    has ended, leaves the sum; with "slim" it stays with the worker. The
+    `ClusterCheckpoint` saves it.
 
     Args:
       variant: "zero", "slim" or "dc".
@@ -156,6 +157,18 @@ class DANA(base.Correction):
     def look_ahead(self, parameter, slots):
         scale = slots.read("rate") * (self.momentum / self._gradients)
         return parameter - scale * slots.read("sum")
+
+    def for_workers(self, slots, num_workers):
+        # Workers of the same number go on with their momentum; that of those
+        # who are not there any more leaves the sum.
+        momenta = slots["momenta"][:num_workers]
+        if len(momenta) < num_workers:
+            more = num_workers - len(momenta)
+            zeros = np.zeros((more, *momenta.shape[1:]), momenta.dtype)
+            momenta = np.concatenate([momenta, zeros])
+        elif len(momenta) == len(slots["momenta"]):
+            return slots
+        return {**slots, "momenta": momenta, "sum": momenta.sum(0)}
 
     def forget(self, worker, slots):
         momentum = slots.read("momenta", worker)

@@ -39,7 +39,7 @@ class DelayCompensation(base.Correction):
       tables only the rows that have gradients).
 
     As with every correction that is made on servers, large tables are pulled
-    whole, and what is kept is not part of checkpoints.
+    whole.
 
     Args:
       lambda_0: At least 0; default: 0.04, with `variance_decay` 2.0, which

@@ -11,20 +11,28 @@ import tensorflow as tf
 from tfdist.averaging import LocalSteps
 from tfdist.averaging import ParameterAveraging
 from tfdist.cluster import members
+from tfdist.cluster import preemption
 from tfdist.correction import Correction
 from tfdist.parameter_server import local
+from tfdist.parameter_server import nonfinite
 from tfdist.parameter_server import ring
 from tfdist.parameter_server import ring_local
 from tfdist.synchronization import Async
 from tfdist.synchronization import Synchronization
 
+_ON_PREEMPTION = ("exit", "note")
 ON_STALL = ("drop", "fail", "wait")
 
 _strategies = itertools.count()
 
 
 def check_arguments(
-    worker_timeout, start_timeout, variable_partitioner, communication
+    worker_timeout,
+    start_timeout,
+    variable_partitioner,
+    communication,
+    choice,
+    on_preemption,
 ):
     """Refuses malformed arguments of `ParameterServerStrategy`.
 
@@ -51,6 +59,11 @@ def check_arguments(
         raise ValueError(
             'communication must be "parameter_server" or "ring", came: '
             f"{communication!r}."
+        )
+    nonfinite.check_argument(choice)
+    if on_preemption not in _ON_PREEMPTION:
+        raise ValueError(
+            f'on_preemption must be "exit" or "note", came: {on_preemption!r}.'
         )
 
 
@@ -154,8 +167,16 @@ def end_local_steps(reference):
     """
     steps = reference()
     raised = getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
-    if steps is not None and not raised:
+    if steps is None or raised:
+        return
+    try:
         steps.finish()
+    except (tf.errors.OpError, TimeoutError) as error:
+        if not preemption.received():
+            raise
+        logging.warning(
+            "Has to leave, and its last local steps are lost: %s", error
+        )
 
 
 def namespace(config):

@@ -57,7 +57,7 @@ class CoordinatedExchange(exchange.Exchange):
                 kept.append(mine.keep())
         # The first server is always among them, and the first.
         decision = self._decision = ledger.arrive(
-            *parcels[0].extra, kept, self._last
+            *parcels[0].extra, kept, self._last, parcels[0].finite
         )
         answers = [
             self._carry_out(parcel, mine, decision)
@@ -193,7 +193,7 @@ class CoordinatedExchange(exchange.Exchange):
             return True
 
         def current_part():
-            if self._method.drops:
+            if self._method.drops or self._finite is not None:
                 return tf.cond(accepted, replay, discard)
             return replay()
 

@@ -7,6 +7,7 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.cluster import preemption
 from tfdist.cluster import waiting
 from tfdist.parameter_server import coordinated
 from tfdist.parameter_server import ledger as ledger_lib
@@ -16,6 +17,7 @@ from tfdist.synchronization import state as state_lib
 # A worker that is there and sends no gradient for so long is not waited for,
 # unless the strategy says otherwise.
 IDLE_SECONDS = 600.0
+_COUNTS = ("pushed", "accepted", "dropped", "nonfinite")
 _AS_PLANNED = (state_lib.Reason.LEFT,)
 _REASONS = {
     state_lib.Reason.LEFT: "its training has ended",
@@ -29,6 +31,7 @@ _REASONS = {
     ),
     state_lib.Reason.MISSING: "it has not begun within start_timeout",
     state_lib.Reason.REPLACED: "it has been started again, and trains later",
+    state_lib.Reason.PREEMPTED: "it was told to leave; it may come back",
 }
 
 
@@ -47,6 +50,8 @@ class Coordination:
       idle_timeout: Seconds after which a worker that is there and sends no
         gradient is not waited for.
       members_table: The first server's `MemberTable`, or None in one process.
+      initial_workers: How many of the workers, the first, are waited for at
+        first; None for all.
     """
 
     def __init__(
@@ -61,11 +66,13 @@ class Coordination:
         start_timeout,
         idle_timeout=IDLE_SECONDS,
         members_table,
+        initial_workers=None,
     ):
         self._store = store
         self._method = method
         self._correction = correction
         self._names = worker_names
+        self._initial_workers = initial_workers or len(worker_names)
         self._worker = worker_id
         self._patience = events.Patience.of_seconds(
             silent=worker_timeout, missing=start_timeout, idle=idle_timeout
@@ -116,6 +123,7 @@ class Coordination:
                     self._method,
                     self._correction,
                     num_workers=len(self._names),
+                    initial_workers=self._initial_workers,
                     worker_id=self._worker,
                     patience=self._patience,
                     attendance=self._attendance,
@@ -162,12 +170,13 @@ class Coordination:
             never = tf.zeros([number], tf.int64)
             ended = tf.zeros([number], tf.bool)
             return events.Attendance(_microseconds(now), never, ended)
-        seen, entered, ended = self._members.build_attendance(number)
+        seen, entered, ended, preempted = self._members.build_attendance(number)
         return events.Attendance(
             _microseconds(now),
             _microseconds(seen),
             ended,
             _microseconds(entered),
+            preempted,
         )
 
     def watch(self, call):
@@ -191,7 +200,9 @@ class Coordination:
                     self.leave()
         working = local is not None and local.has_progressed()
         for ledger in self.ledgers:
-            state = ledger.tick(working=working)
+            state = ledger.tick(
+                working=working, preempted=preemption.received()
+            )
             self._report_changes(ledger, state)
             self._report_wait(ledger, state)
 
@@ -201,7 +212,7 @@ class Coordination:
             # Not once more when `fit` ends: others may have begun the next.
             self._fit = None
             for ledger in self.ledgers:
-                ledger.tick(leaving=True)
+                ledger.tick(leaving=True, preempted=preemption.received())
 
     def leave_all_but(self, counters):
         """Tells the others that some optimizers take no more steps here.
@@ -239,13 +250,10 @@ class Coordination:
         """Gradients of each worker, over all optimizers.
 
         Returns:
-          A dict of worker name to a dict of `pushed`, `accepted` and
-          `dropped`.
+          A dict of worker name to a dict of `pushed`, `accepted`, `dropped`
+          and `nonfinite`.
         """
-        counts = {
-            name: dict.fromkeys(("pushed", "accepted", "dropped"), 0)
-            for name in self._names
-        }
+        counts = {name: dict.fromkeys(_COUNTS, 0) for name in self._names}
         for ledger in self.ledgers:
             state = ledger.tick()
             for worker, name in enumerate(self._names):
@@ -275,9 +283,13 @@ class Coordination:
                     ),
                 )
             elif before[worker] == gone:
-                logging.warning("%s takes part again.", name)
+                absent = state.reason[worker] == state_lib.Reason.ABSENT
+                again = "" if absent else " again"
+                logging.warning("%s takes part%s.", name, again)
         left = sum(s != gone for s in status)
-        wanted = self._method.gradients_per_update(len(status))
+        wanted = self._method.gradients_per_update(
+            int(state.enlisted.numpy().sum())
+        )
         if 0 < left < wanted:
             logging.warning(
                 "Updates take the gradients of %d workers, not of %d: so many "

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tfdist.correction import Copies
 from tfdist.correction import LateGradient
+from tfdist.parameter_server import saved_slots
 from tfdist.parameter_server import section as section_lib
 from tfdist.parameter_server.slots import ServerSlots
 from tfdist.parameter_server.slots import WorkerSlots
@@ -37,6 +38,19 @@ class Corrector:
     def correction(self):
         """The `Correction`."""
         return self._correction
+
+    @property
+    def ledgers(self):
+        """The `Ledger` of the optimizer that trains a variable, by ordinal."""
+        return dict(self._ledgers)
+
+    def own_variables(self):
+        """What this worker keeps, a dict of name to variable."""
+        return {
+            _own_key(counter, ordinal, name): variable
+            for (counter, ordinal), slots in self._own.items()
+            for name, variable in slots.variables.items()
+        }
 
     # On the worker.
 
@@ -99,10 +113,17 @@ class Corrector:
                 variable.shape.as_list(), self._num_workers
             )
             dtype = dtype_of(variable)
+
+            def first(name, shape):
+                saved = self._store.state.slot_of_worker(_own_key(*key, name))
+                if saved is None:
+                    return tf.zeros(shape, dtype)
+                return tf.constant(saved, dtype)
+
             self._own[key] = WorkerSlots(
                 {
                     name: self._store.worker_variable(
-                        lambda shape=shape: tf.zeros(shape, dtype),
+                        lambda name=name, shape=shape: first(name, shape),
                         f"correction_{name}",
                     )
                     for name, shape in shapes.items()
@@ -212,7 +233,8 @@ class Corrector:
         make = tf.function(self._build_slots, autograph=False)
         with tf.init_scope():
             make(ledger, new)
-        self._ledgers.update((v.ordinal, ledger) for v in new)
+            self._ledgers.update((v.ordinal, ledger) for v in new)
+            self._store.state.show_ahead()
 
     def prepare_again(self):
         """Makes the slots that a server has lost."""
@@ -243,16 +265,18 @@ class Corrector:
 
     def slots(self, ledger, shard, variable, piece):
         """The `Slots` of a variable or piece of it on a server."""
-        shapes = self._correction.slots(
-            variable.shape_of(piece).as_list(), self._num_workers
-        )
         return ServerSlots(
             ledger,
             shard,
             f"correction/{_name(variable, piece)}",
-            shapes,
+            self.shapes(variable, piece),
             dtype_of(variable),
         )
+
+    def shapes(self, variable, piece):
+        """What is kept of a variable or piece of it; see `Correction.slots`."""
+        shape = variable.shape_of(piece).as_list()
+        return self._correction.slots(shape, self._num_workers)
 
     def correct(self, ledger, parcel, taken, *, staleness, worker):
         """Corrects what was kept of one exchange, on its server.
@@ -342,6 +366,49 @@ class Corrector:
         self.note_given(shard, copies, given)
         return given
 
+    def show_ahead(self):
+        """Gives this worker what gradients are computed from.
+
+        When it is about to begin: each exchange does so, and the pull before
+        the first one gives the parameters themselves.
+        """
+        if self._correction.looks_ahead and self._ledgers:
+            with tf.init_scope():
+                tf.function(self._build_show_ahead, autograph=False)()
+
+    def _build_show_ahead(self):
+        store, pieces = self._store, {}
+        for shard in range(store.num_shards):
+            copies = [
+                (store.variables[ordinal], piece)
+                for ordinal in self._ledgers
+                for holder, piece in store.copies_of(store.variables[ordinal])
+                if holder == shard
+            ]
+            lock = store.lock(shard)
+            device = store.devices[shard]
+            with tf.control_dependencies([lock.op]), tf.device(device):
+                before = len(lock.graph.get_operations())
+                values = [
+                    read(store.handle(variable, shard, piece), variable.dtype)
+                    for variable, piece in copies
+                ]
+                given = self.give(shard, copies, values)
+                done = lock.graph.get_operations()[before:]
+            with tf.control_dependencies(
+                [op for op in done if op.type != "VarHandleOp"]
+            ):
+                store.unlock(shard, lock)
+            for (variable, piece), value in zip(copies, given, strict=True):
+                number = 0 if piece is None else piece.number
+                pieces.setdefault(variable.ordinal, {})[number] = value
+        with tf.device(store.worker_device):
+            for ordinal, found in pieces.items():
+                variable = store.variables[ordinal]
+                ordered = [found[number] for number in sorted(found)]
+                whole = tf.concat(ordered, 0) if variable.pieces else ordered[0]
+                variable.assign_replica(whole)
+
     def forget(self, ledger, parcel, worker):
         """Removes from a server what is kept of a worker."""
         for replay, _ in late_gradients(parcel.replays):
@@ -358,6 +425,10 @@ def late_gradients(replays):
         for replay in replays
         if replay.gradient is not None
     ]
+
+
+def _own_key(counter, ordinal, name):
+    return f"{saved_slots.ON_WORKER}{counter}/{ordinal}/{name}"
 
 
 def _name(variable, piece):

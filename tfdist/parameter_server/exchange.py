@@ -32,8 +32,11 @@ class Parcel:
       tables: Maps ordinals to tables of which only rows may change, and the
         version at which they were pulled.
       extra: What else was asked to be sent, a list.
+      number: Of the exchange, where it leaves a mark, else None.
       copies: What gradients were computed from, where that is needed: a dict
         of gradient (position, or pair of positions) to position.
+      finite: Whether all that is pushed is finite, to all servers, a scalar
+        bool; None if nobody has looked.
       weight: Position of how much the gradients count among those of an
         update, a scalar; None if all count the same.
       section: The `Section` to be built.
@@ -47,7 +50,9 @@ class Parcel:
     ahead: tf.Tensor | None
     tables: dict
     extra: list
+    number: tf.Tensor | None
     copies: dict
+    finite: tf.Tensor | None
     weight: int | None
     section: section_lib.Section
     arrived: tf.Tensor
@@ -70,6 +75,8 @@ class Exchange:
       local_steps: Steps that they stand for, a scalar int64 tensor; None for
         one.
       last: Whether this worker trains no more, so that nobody waits for it.
+      finite: Whether all that is pushed is finite, a scalar bool tensor: if
+        not, it is done nowhere. None for not to look.
     """
 
     def __init__(
@@ -86,6 +93,7 @@ class Exchange:
         weight=None,
         local_steps=None,
         last=False,
+        finite=None,
     ):
         self._store = store
         self._graph = graph
@@ -98,8 +106,12 @@ class Exchange:
         self._weight = weight
         self._local_steps = local_steps
         self._last = last
+        self._finite = finite
         self._ahead = None
         self._pulled = None
+        # All servers that take part, and the number that marks it there.
+        self._shards = []
+        self._number = None
         self._bytes_sent = []
         self._bytes_received = []
 
@@ -123,8 +135,11 @@ class Exchange:
             # Read before anything fresh comes.
             by_server = self._pulled_by_server()
             self._pulled = self._pulled_from(by_server)
+        self._shards = sorted(shards)
+        if store.marks is not None:
+            self._number = store.marks.next_number()
         # All servers are asked before any answer is waited for.
-        answers, accepted = self._ask(sorted(shards))
+        answers, accepted = self._ask(self._shards)
         done = [
             op
             for answer in answers
@@ -148,6 +163,7 @@ class Exchange:
                 bytes_sent=self._bytes_sent,
                 bytes_received=self._bytes_received,
                 local_steps=self._local_steps,
+                finite=self._finite,
             )
 
     def _pulled_by_server(self):
@@ -183,14 +199,15 @@ class Exchange:
           accepted, a scalar bool tensor.
         """
         answers = [self._apply(self._send(shard)) for shard in shards]
-        return answers, tf.constant(True)
+        accepted = tf.constant(True) if self._finite is None else self._finite
+        return answers, accepted
 
     def _note_pulled(self, answers):
         """Builds the notes of what else has been pulled; returns them."""
-        if not self._counts_applied:
+        if not self._is_counted:
             return []
         return [
-            self._store.set_pulled_applied(answer.shard, answer.more[0])
+            self._store.gradient_counts.set_pulled(answer.shard, answer.more[0])
             for answer in answers
         ]
 
@@ -242,6 +259,11 @@ class Exchange:
             ahead = outbox.add(self._ahead)
         settings = [outbox.add(read_replica(v)) for v in self._settings]
         extra = [outbox.add(tensor) for tensor in extra]
+        finite = self._gate()
+        if finite is not None:
+            # As a number it travels with others.
+            finite = outbox.add(tf.cast(finite, tf.int64))
+        number = None if self._number is None else outbox.add(self._number)
         copies = self._enclosed(replays, outbox)
         weight = None if self._weight is None else outbox.add(self._weight)
         sent = transfer.move(
@@ -255,6 +277,9 @@ class Exchange:
             section.local_values[variable.ref()] = sent[position]
         with tf.control_dependencies([t.op for t in sent]):
             arrived = section.now()
+        if finite is not None:
+            with tf.device(store.devices[shard]):
+                finite = tf.cast(sent[finite], tf.bool)
         return Parcel(
             shard=shard,
             replays=replays,
@@ -266,11 +291,17 @@ class Exchange:
                 for ordinal, (table, position) in tables.items()
             },
             extra=[sent[position] for position in extra],
+            number=None if number is None else sent[number],
             copies=copies,
+            finite=finite,
             weight=weight,
             section=section,
             arrived=arrived,
         )
+
+    def _gate(self):
+        """What servers have to be sent to carry out their part, or None."""
+        return self._finite
 
     def _enclosed(self, replays, outbox):
         """What is sent beside gradients: a dict of gradient to position."""
@@ -287,14 +318,36 @@ class Exchange:
             wait = section.now() - parcel.arrived
             version = store.counter("version", parcel.shard)
             staleness = version.read() - parcel.pulled
-            self._update(parcel, parcel.replays, parcel.sent, version)
-            if self._counts_applied:
-                store.count_applied(parcel.shard)
+            tables = self._update_if_finite(parcel, version)
         if section.late_inputs:
             private_tensorflow.add_control_inputs(lock.op, section.late_inputs)
-        with section.entered(), tf.control_dependencies([lock.op]):
-            tables = self._mark_rows(parcel.tables, section, before, version)
         return self._answer(parcel, lock, before, tables, [staleness, wait])
+
+    def _update_if_finite(self, parcel, version):
+        """Builds what was recorded; returns tables of which rows change."""
+        tables = []
+
+        def update():
+            graph = tf.compat.v1.get_default_graph()
+            first = len(graph.get_operations())
+            with parcel.section.entered():
+                self._update(parcel, parcel.replays, parcel.sent, version)
+                operations = graph.get_operations()[first:]
+                tables.extend(self._mark_rows(parcel, operations, version))
+            return True
+
+        if parcel.finite is None:
+            update()
+        else:
+            tf.cond(parcel.finite, update, lambda: False)
+        self._count(parcel)
+        return tables
+
+    def _count(self, parcel):
+        """Builds the counting of this worker's gradient."""
+        if self._is_counted:
+            counts = self._store.gradient_counts
+            counts.note(parcel.shard, parcel.finite)
 
     def _update(self, parcel, replays, sent, version):
         """Builds the replays, and the counting of an optimizer's step."""
@@ -324,12 +377,12 @@ class Exchange:
             and rows.is_candidate(record.variable, record.args)
         }
 
-    def _mark_rows(self, tables, section, before, version):
-        """Of `tables`, keeps those of which only rows do change."""
-        operations = self._graph.get_operations()[before:]
+    def _mark_rows(self, parcel, operations, version):
+        """The tables of which only rows are changed by `operations`."""
         kept = []
-        for table, since in tables.values():
-            changed = rows.changed_by(operations, section.handle(table))
+        for table, since in parcel.tables.values():
+            handle = parcel.section.handle(table)
+            changed = rows.changed_by(operations, handle)
             if changed is not None:
                 stamps = self._store.row_stamps(table)
                 rows.mark(stamps, changed, version.read())
@@ -364,6 +417,10 @@ class Exchange:
                     store.row_stamps(table), section.handle(table), table, since
                 )
             values.append(store.counter("version", shard).read())
+            if parcel.number is not None:
+                store.marks.leave(
+                    shard, self.iterations, parcel.number, self._shards
+                )
             figures = [*figures, *self._read_more(section)]
         effects = [
             op
@@ -404,11 +461,10 @@ class Exchange:
         )
 
     @property
-    def _counts_applied(self):
-        """Whether the servers count this as an update of this worker."""
-        return bool(self._store.counts_by_worker) and (
-            self.iterations is not None
-        )
+    def _is_counted(self):
+        """Whether the servers count this as a gradient of this worker."""
+        counts = self._store.gradient_counts
+        return counts is not None and self.iterations is not None
 
     def _given(self, parcel, copies, values):
         """What the worker gets as fresh values, a list of tensors.
@@ -423,9 +479,9 @@ class Exchange:
 
     def _read_more(self, section):
         """What else is read with the fresh values: a list of tensors."""
-        if not self._counts_applied:
+        if not self._is_counted:
             return []
-        return [self._store.read_applied(section.shard)]
+        return [self._store.gradient_counts.read_on(section.shard)]
 
 
 def _add(handle, value):

@@ -36,7 +36,7 @@ def distribute(dataset, config, store, before_training=None):
       A `tf.data.Dataset`.
 
     Raises:
-      ValueError: The data has fewer elements than the cluster has workers.
+      ValueError: The data has fewer elements than there are shares.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
@@ -54,26 +54,26 @@ def distribute(dataset, config, store, before_training=None):
             guarding.guard(frame.f_locals["self"], store.call)
     if purpose in ("evaluate", "validate") or config.num_workers == 1:
         return dataset
+    number, mine = config.data_share
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy == _AutoShardPolicy.OFF:
         return dataset
     if policy == _AutoShardPolicy.AUTO:
         policy = _AutoShardPolicy.DATA
-        if _has_enough_files(dataset, config.num_workers):
+        if _has_enough_files(dataset, number):
             policy = _AutoShardPolicy.FILE
-    shared = _share(dataset, policy, config.num_workers, config.worker_id)
+    shared = _share(dataset, policy, number, mine)
     cardinality = int(dataset.cardinality())
     if policy == _AutoShardPolicy.DATA and cardinality >= 0:
-        if cardinality < config.num_workers:
+        if cardinality < number:
             raise ValueError(
                 "The data set must have a batch (an element) for each worker "
                 f"of the cluster. Received: {cardinality} for "
-                f"{config.num_workers} workers. Make the batches smaller, or "
+                f"{number} workers. Make the batches smaller, or "
                 "start fewer workers."
             )
-        rest = cardinality % config.num_workers
-        mine = cardinality // config.num_workers + (config.worker_id < rest)
-        shared = shared.apply(tf.data.experimental.assert_cardinality(mine))
+        size = cardinality // number + (mine < cardinality % number)
+        shared = shared.apply(tf.data.experimental.assert_cardinality(size))
     return _with_policy(shared, _AutoShardPolicy.OFF)
 
 
@@ -119,10 +119,11 @@ def from_function(dataset_fn, config):
     Returns:
       A `tf.data.Dataset` that is not shared out once more.
     """
+    number, mine = config.data_share
     dataset = dataset_fn(
         tf.distribute.InputContext(
-            num_input_pipelines=config.num_workers,
-            input_pipeline_id=config.worker_id,
+            num_input_pipelines=number,
+            input_pipeline_id=mine,
             num_replicas_in_sync=1,
         )
     )

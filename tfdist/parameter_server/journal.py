@@ -34,6 +34,8 @@ class Exchange:
       bytes_received: Payload received from all servers.
       local_steps: Optimizer steps of this worker since the exchange before, 1
         where each step is exchanged.
+      nonfinite: Whether the gradients were dropped because something of what
+        was pushed was NaN or Inf.
       pulled_by_server: As `pulled`, of each server: all are asked at once,
         and one may have been asked an update later than another.
     """
@@ -50,6 +52,7 @@ class Exchange:
     bytes_sent: int
     bytes_received: int
     local_steps: int
+    nonfinite: bool
     pulled_by_server: tuple
 
 
@@ -92,10 +95,16 @@ class Journal:
         bytes_sent,
         bytes_received,
         local_steps=None,
+        finite=None,
     ):
-        """Builds the ops that note one exchange; see `Exchange`."""
+        """Builds the ops that note one exchange; see `Exchange`.
+
+        `finite` is None where nobody has looked.
+        """
         with tf.device(self._device):
             now = tf.timestamp()
+            if finite is None:
+                finite = tf.ones([], tf.bool)
             last = self._last.read_value()
             waited = tf.reduce_max(tf.stack(wait))
             row = tf.stack(
@@ -114,6 +123,7 @@ class Journal:
                     tf.constant(1.0, tf.float64)
                     if local_steps is None
                     else tf.cast(local_steps, tf.float64),
+                    tf.cast(tf.logical_not(finite), tf.float64),
                     *(tf.cast(p, tf.float64) for p in pulled_by_server),
                 ]
             )
@@ -123,8 +133,10 @@ class Journal:
             )
             self._count.assign_add(1, read_value=False)
             self._last.assign(now, read_value=False)
+            # Of the same batch the same would come again.
+            late = tf.logical_and(finite, tf.logical_not(accepted))
+            self._dropped.assign(late, read_value=False)
             dropped = tf.logical_not(accepted)
-            self._dropped.assign(dropped, read_value=False)
             self._drops.assign_add(tf.cast(dropped, tf.int64), read_value=False)
 
     def note_begun(self):
@@ -145,7 +157,7 @@ class Journal:
         return int(self._drops.numpy())
 
     def was_dropped(self):
-        """Whether the last gradients were dropped, a scalar bool tensor."""
+        """Whether the last gradients came too late, a scalar bool tensor."""
         return self._dropped.read_value()
 
     def note_other(self):

@@ -63,6 +63,7 @@ class Ledger:
       method: The `Synchronization`, resolved.
       correction: The `Correction` of late gradients, or None.
       num_workers: Number of workers.
+      initial_workers: How many of them, the first, are waited for at first.
       worker_id: Number of this one.
       patience: A `Patience`.
       attendance: Callable without arguments that builds, on the first server,
@@ -77,6 +78,7 @@ class Ledger:
         correction,
         *,
         num_workers,
+        initial_workers,
         worker_id,
         patience,
         attendance,
@@ -93,6 +95,7 @@ class Ledger:
         self._name = name
         self._store = store
         self._num_workers = num_workers
+        self._initial_workers = initial_workers
         self._worker = worker_id
         self._attendance = attendance
         self._mailboxes = mailboxes.Mailboxes(
@@ -121,6 +124,11 @@ class Ledger:
         )
 
     # Names.
+
+    @property
+    def name(self):
+        """The same on all workers, and this optimizer's alone."""
+        return self._name
 
     def resource(self, shard, name, dtype, shape):
         """Handle of a resource of this optimizer's on a server."""
@@ -183,7 +191,7 @@ class Ledger:
 
     # In the training step.
 
-    def arrive(self, key, pulled, after, last=False):
+    def arrive(self, key, pulled, after, last=False, finite=None):
         """Builds: tells of a gradient, waits until it is decided over.
 
         Args:
@@ -191,6 +199,8 @@ class Ledger:
           pulled: Version that it was computed from, scalar int64 tensor.
           after: Operations that have brought it to the servers.
           last: bool, whether this worker trains no more.
+          finite: Whether the gradient may count, scalar bool tensor; None if
+            all do.
 
         Returns:
           A `Decision`.
@@ -211,6 +221,7 @@ class Ledger:
                 pulled=pulled,
                 attendance=attendance,
                 last=last,
+                finite=finite,
             )
             state = state_lib.where(current, after, state)
             outcome = self._outcome(state, current)
@@ -229,8 +240,9 @@ class Ledger:
                 self._mailboxes.drain(mine)
                 current = self._is_current(my_epoch)
                 outcome = self._outcome(state, current)
+                over = current & events.is_decided(state, mine)
                 after = events.go_on(state, mine, attendance.now)
-                return state_lib.where(current, after, state), outcome
+                return state_lib.where(over, after, state), outcome
 
             outcome, unlock = self._transact(collected, after=[unlock])
         accepted, staleness, arrival, head, log = outcome
@@ -264,13 +276,14 @@ class Ledger:
     def _wait(self, after, epoch):
         """Sleeps until this worker's gradient is decided over.
 
-        Or until there is nothing to decide, as another epoch has begun.
+        Or until there is nothing to decide, as another epoch has begun, or it
+        is told to leave: the others will carry the decision out.
         """
 
-        def is_decided():
+        def is_over():
             state = self.read_state()
             return tf.logical_or(
-                events.is_decided(state, self._worker),
+                events.may_go_on(state, self._worker),
                 tf.logical_not(self._is_current(epoch)),
             )
 
@@ -279,13 +292,13 @@ class Ledger:
             with self._on_server():
                 token = self._mailboxes.sleep(self._worker)
                 with tf.control_dependencies([token]):
-                    return is_decided()
+                    return is_over()
 
         with tf.control_dependencies([after]), self._on_server():
-            (decided,) = tf.while_loop(
-                tf.logical_not, sleep, [is_decided()], parallel_iterations=1
+            (over,) = tf.while_loop(
+                tf.logical_not, sleep, [is_over()], parallel_iterations=1
             )
-            return tf.identity(decided).op
+            return tf.identity(over).op
 
     # Out of it.
 
@@ -360,7 +373,9 @@ class Ledger:
         agreement.check_layout(mine, theirs, self._signature)
         self._layouts.add(mine)
 
-    def tick(self, leaving=False, working=False, joining=False):
+    def tick(
+        self, leaving=False, working=False, joining=False, preempted=False
+    ):
         """Decides again; called with each heartbeat.
 
         So that nobody waits for a worker that has died or was stopped.
@@ -369,11 +384,12 @@ class Ledger:
           leaving: Whether this worker sends no more gradients for now.
           working: Whether it has made a step that it has not told of.
           joining: Whether it begins to train.
+          preempted: Whether it is to leave, and not to wait in a step.
 
         Returns:
           The `State` after it, of NumPy values.
         """
-        what = tf.constant([leaving, working, joining])
+        what = tf.constant([leaving, working, joining, preempted])
         return self._as_numpy(self._tick(what))
 
     def _as_numpy(self, vector):
@@ -400,9 +416,13 @@ class Ledger:
     def _create(self):
         """Builds the first state, on the first server."""
         size = state_lib.size(self._num_workers)
+        state = state_lib.State.unpack(
+            tf.zeros([size], tf.int64), self._num_workers
+        )
+        state = events.absent(state, self._initial_workers)
         done = [
             tf.raw_ops.AssignVariableOp(
-                resource=self.state_handle(), value=tf.zeros([size], tf.int64)
+                resource=self.state_handle(), value=state.pack()
             )
         ]
         for shard in range(self._store.num_shards):
@@ -420,18 +440,20 @@ class Ledger:
 
         def happened(state, attendance):
             mine, now = self._worker, attendance.now
-            leaving, working, joining = tf.unstack(what, num=3)
+            leaving, working, joining, preempted = tf.unstack(what, num=4)
             works = events.work_on(state, mine, now)
             state = state_lib.where(working, works, state)
-            left = events.leave(state, mine)
+            left = events.leave(state, mine, preempted)
             state = state_lib.where(leaving, left, state)
             joined = events.join(state, mine, now)
             state = state_lib.where(joining, joined, state)
+            excused = events.excuse(state, mine)
+            state = state_lib.where(preempted, excused, state)
             state = self._decisions.decide(state, attendance)
             if self.method.waits:
-                decided = events.is_decided(state, self._worker)
-                decided |= ~self._is_current(my_epoch)
-                self._mailboxes.wake_again(self._worker, decided)
+                over = events.may_go_on(state, self._worker)
+                over |= ~self._is_current(my_epoch)
+                self._mailboxes.wake_again(self._worker, over)
             return state, (state.pack(),)
 
         (vector,), _ = self._transact(happened, after=[what.op, my_epoch.op])

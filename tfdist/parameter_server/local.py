@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist.averaging import base as averaging
 from tfdist.parameter_server import agreement
+from tfdist.parameter_server import inner as inner_lib
 from tfdist.parameter_server import local_exchange
 from tfdist.parameter_server import local_faces
 from tfdist.parameter_server import local_speeds
@@ -100,6 +101,26 @@ class Local:
         """The variables that have a shadow."""
         return [v for v in self._store.variables if self._is_of_model(v)]
 
+    # What is saved.
+
+    @property
+    def inners(self):
+        """What is known of each inner optimizer, a list of `Inner`."""
+        return list(self._inners.values())
+
+    @property
+    def has_begun(self):
+        """Whether an optimizer has taken steps."""
+        return bool(self._inners)
+
+    def shadows(self):
+        """Pairs of a model's variable and its shadow, a list."""
+        return [
+            (variable, self._faces.shadow(variable))
+            for variable in self._of_model()
+            if self._faces.has_shadow(variable)
+        ]
+
     # While a step is traced.
 
     def before_step(self, graph, first, *, own):
@@ -184,7 +205,7 @@ class Local:
                     step_lib.check_elementwise(parameter, outer)
             store.commit()
             self._agree(clock)
-            inner = local_exchange.new_inner(
+            inner = inner_lib.new_inner(
                 store, self.method, clock, optimizer, outer, parameters, states
             )
             if not self._inners:
@@ -195,12 +216,15 @@ class Local:
 
     def _make_outer(self, parameters):
         self._creates_outer = True
+        first = len(self._store.variables)
         try:
             with self._store.variable_scope():
                 outer = self.method.outer_optimizer()
                 outer.build(parameters)
         finally:
             self._creates_outer = False
+        for variable in self._store.variables[first:]:
+            variable.is_own = True
         return outer
 
     def _agree(self, clock):

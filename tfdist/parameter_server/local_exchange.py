@@ -1,12 +1,11 @@
 """The exchange of what an optimizer has done in some local steps."""
 
-import dataclasses
 import functools
 
 import keras
 import tensorflow as tf
 
-from tfdist.averaging import base as averaging
+from tfdist.parameter_server import inner as inner_lib
 from tfdist.parameter_server import lifting
 from tfdist.parameter_server import records as records_lib
 from tfdist.parameter_server import ring as ring_lib
@@ -14,125 +13,6 @@ from tfdist.parameter_server import step as step_lib
 from tfdist.parameter_server.pull import assign
 from tfdist.parameter_server.section import read_replica
 from tfdist.parameter_server.variables import Role
-
-
-@dataclasses.dataclass
-class Inner:
-    """What is known of one inner optimizer.
-
-    Attributes:
-      clock: Its step counter.
-      optimizer: The Keras optimizer.
-      outer: The outer one.
-      parameters: List of the parameters that it trains.
-      states: List of other state that its steps assign.
-      since_push: Steps since its last push, a worker's int64.
-      since_fetch: The same since its last fetch.
-      examples: Examples in the steps since its last push, the same.
-      accrued: By ordinal, sums of gradients, where these are pushed.
-      set_since: Ordinals of parameters that have been set eagerly.
-    """
-
-    clock: object
-    optimizer: object
-    outer: object
-    parameters: list
-    states: list
-    since_push: object
-    since_fetch: object
-    examples: object
-    accrued: dict
-    set_since: set = dataclasses.field(default_factory=set)
-
-    def count(self, examples, gradients):
-        """Builds: a step has been taken.
-
-        Args:
-          examples: Number of its examples, scalar int64 tensor.
-          gradients: Its gradients, by ordinal.
-        """
-        self.since_push.assign_add(1, read_value=False)
-        self.since_fetch.assign_add(1, read_value=False)
-        self.examples.assign_add(examples, read_value=False)
-        for ordinal, total in self.accrued.items():
-            gradient = gradients[ordinal]
-            if isinstance(gradient, tf.IndexedSlices):
-                total.scatter_add(gradient)
-            else:
-                total.assign_add(gradient, read_value=False)
-
-    def pushed(self):
-        """Builds: what it has done has been pushed."""
-        self.since_push.assign(0, read_value=False)
-        self.examples.assign(0, read_value=False)
-        for total in self.accrued.values():
-            total.assign(tf.zeros_like(total), read_value=False)
-
-    def forget(self):
-        """What it has done since the last push is not pushed."""
-        zero = tf.zeros([], tf.int64)
-        for counter in (self.since_push, self.since_fetch, self.examples):
-            counter.assign_replica(zero)
-        for total in self.accrued.values():
-            total.assign_replica(tf.zeros(total.shape, total.dtype))
-
-    def was_set(self, variable):
-        """A variable has been set eagerly, with own value and anchor alike.
-
-        Once all parameters have been, nothing of what was done is left.
-        """
-        ordinals = {p.ordinal for p in self.parameters}
-        if variable.ordinal not in ordinals:
-            return
-        if self.accrued:
-            self.accrued[variable.ordinal].assign_replica(
-                tf.zeros(variable.shape, variable.dtype)
-            )
-        self.set_since.add(variable.ordinal)
-        if self.set_since == ordinals:
-            self.set_since.clear()
-            for counter in (self.since_push, self.examples):
-                counter.assign_replica(tf.zeros([], tf.int64))
-
-    def state(self, role):
-        """Its state of a role, a list of `ReplicaVariable`."""
-        values = [getattr(v, "value", v) for v in self.optimizer.variables]
-        return [value for value in values if value.role is role]
-
-
-def new_inner(store, method, clock, optimizer, outer, parameters, states):
-    """An `Inner` that has done nothing yet.
-
-    Args:
-      store: The `ParameterStore`.
-      method: The `LocalSteps`.
-      clock: See `Inner`, as the others.
-      optimizer: The Keras optimizer.
-      outer: The outer one.
-      parameters: List of the parameters that it trains.
-      states: List of other state that its steps assign.
-    """
-
-    def zero(name):
-        return store.worker_variable(tf.zeros([], tf.int64), name)
-
-    def zeros_like(parameter):
-        return store.worker_variable(
-            lambda: tf.zeros(parameter.shape, parameter.dtype), "accrued"
-        )
-
-    accrues = method.pushed is averaging.Pushed.GRADIENTS
-    return Inner(
-        clock,
-        optimizer,
-        outer,
-        parameters,
-        states,
-        zero("since_push"),
-        zero("since_fetch"),
-        zero("examples"),
-        {p.ordinal: zeros_like(p) for p in parameters if accrues},
-    )
 
 
 class LocalExchange:
@@ -179,34 +59,85 @@ class LocalExchange:
             and the shadows the anchors; else it is the other way round.
           last: Whether this worker trains no more.
         """
-        held = [*inner.parameters, *inner.states]
-        here = {v.ordinal: read_replica(v) for v in held}
-        there = {v.ordinal: read_replica(self._shadow(v)) for v in held}
-        own, anchors = (here, there) if shows_own else (there, here)
+        own, anchors = self._both(inner, shows_own)
         points = {**own, **points}
         records, sent = self._records(inner, own, anchors, points)
+        if this_round is None:
+            finite = self._check(inner, records, own)
+        else:
+            finite = self._was_finite(inner, this_round)
         if self.ring is not None:
             this_round = this_round or self.ring.build_round(inner)
-            records, sent = self.ring.average(inner, records, this_round)
+            records, sent = self.ring.average(
+                inner, records, this_round, finite
+            )
         before = None if adopt else self._versions()
-        self._exchange(inner, records, sent, this_round, last)
+        self._exchange(inner, records, sent, this_round, last, finite)
         for state in inner.states:
             assign(self._shadow(state).local_handle, read_replica(state))
         inner.pushed()
+        if finite is not None:
+            inner_lib.begin_anew(inner, finite)
         if adopt:
             takes_part = this_round is None or this_round.takes_part
             kept = None
             if self._method.keeps_own:
                 kept = functools.partial(
-                    self._kept, own, points, anchors, takes_part
+                    self._kept, own, points, anchors, takes_part, finite
                 )
             self._adopt(inner, kept, shows_own)
             return
         for variable in inner.parameters:
-            assign(variable.local_handle, own[variable.ordinal])
-        self._set_versions(before)
+            kept = own[variable.ordinal]
+            if finite is not None:
+                kept = tf.where(finite, kept, read_replica(variable))
+            assign(variable.local_handle, kept)
+        self._set_versions(before, finite)
 
-    def _exchange(self, inner, records, sent, this_round, last):
+    def look(self, inner):
+        """Builds the look at what a `Ring` is to be told of, in `inner`.
+
+        The replicas hold the worker's own values.
+
+        Args:
+          inner: The `Inner`.
+        """
+        own, anchors = self._both(inner, shows_own=True)
+        records, _ = self._records(inner, own, anchors, own)
+        self._check(inner, records, own)
+
+    def _both(self, inner, shows_own):
+        """Own values and anchors of what is exchanged, by ordinal."""
+        held = [*inner.parameters, *inner.states]
+        here = {v.ordinal: read_replica(v) for v in held}
+        there = {v.ordinal: read_replica(self._shadow(v)) for v in held}
+        return (here, there) if shows_own else (there, here)
+
+    def _check(self, inner, records, own):
+        """Builds: is all finite, a scalar bool tensor; None not to look."""
+        if self._store.nonfinite is None:
+            return None
+        more = []
+        if inner.accrued or self._method.keeps_own:
+            # What the worker goes on from is not what it pushes.
+            more = [
+                (v.name.split(":")[0], own[v.ordinal]) for v in inner.parameters
+            ]
+        finite = self._store.nonfinite.check(records, is_step=True, more=more)
+        if finite is not None:
+            inner.finite.assign(finite, read_value=False)
+        return finite
+
+    def _was_finite(self, inner, this_round):
+        """What `look` has found."""
+        nonfinite = self._store.nonfinite
+        if nonfinite is None or not nonfinite.looks:
+            return None
+        if not this_round.takes_part:
+            return tf.ones([], tf.bool)
+        return inner.finite.read_value()
+
+    def _exchange(self, inner, records, sent, this_round, last, finite):
         store, outer = self._store, inner.outer
         counter = step_lib.step_counter(outer)
         if store.corrector is not None:
@@ -229,19 +160,21 @@ class LocalExchange:
             weight=weight,
             local_steps=inner.since_push.read_value(),
             last=last,
+            finite=finite,
         ).build()
         # The outer optimizer's step ends here.
         tf.raw_ops.AssignAddVariableOp(
             resource=counter.local_handle, value=tf.ones([], counter.dtype)
         )
 
-    def _kept(self, own, points, anchors, takes_part, ordinal, fresh):
+    def _kept(self, own, points, anchors, takes_part, finite, ordinal, fresh):
         """What a worker that keeps its own weights goes on from."""
         if not takes_part:
             return own[ordinal]
-        return self._method.adopt(
+        kept = self._method.adopt(
             own[ordinal], points[ordinal], anchors[ordinal], fresh
         )
+        return kept if finite is None else tf.where(finite, kept, fresh)
 
     def _adopt(self, inner, kept, shows_own):
         """Builds what the worker goes on from.
@@ -266,7 +199,7 @@ class LocalExchange:
             else:
                 assign(shadow, own)
         if self._method.reset_momentum:
-            _reset(inner)
+            inner_lib.reset_momentum(inner)
         if self.speeds is not None:
             self.speeds.begin()
 
@@ -325,7 +258,10 @@ class LocalExchange:
         if self._averages:
             _replace(variable, value)
         else:
-            share = tf.cast(1.0 / self._num_workers, variable.dtype)
+            workers = tf.constant(self._num_workers, tf.float64)
+            if self._store.build_enlisted is not None:
+                workers = self._store.build_enlisted()
+            share = tf.cast(1.0 / workers, variable.dtype)
             variable.assign_add(share * (value - variable), read_value=False)
 
     # A push or a fetch alone.
@@ -336,7 +272,13 @@ class LocalExchange:
         versions = [store.pulled_version(k) for k in range(store.num_shards)]
         return [versions, *(one.pulled_by_server() for one in self._ledgers())]
 
-    def _set_versions(self, versions):
+    def _set_versions(self, versions, finite=None):
+        if finite is not None:
+            # Weights that are not finite have made room for fresh ones.
+            versions = [
+                [tf.where(finite, *pair) for pair in zip(*both, strict=False)]
+                for both in zip(versions, self._versions(), strict=False)
+            ]
         of_servers, *of_ledgers = versions
         for shard, version in enumerate(of_servers):
             self._store.set_pulled_version(shard, version)
@@ -364,10 +306,3 @@ def _advance(clock, steps):
     """A step counter on its server: the most steps that anybody has made."""
     steps = tf.cast(tf.round(steps), clock.dtype)
     clock.assign(tf.maximum(clock.read_value(), steps), read_value=False)
-
-
-def _reset(inner):
-    """Builds: an inner optimizer's momenta are as at the beginning."""
-    for variable in inner.state(Role.LOCAL):
-        if averaging.is_momentum(variable.name):
-            variable.assign(tf.zeros_like(variable), read_value=False)

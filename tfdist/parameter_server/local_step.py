@@ -137,6 +137,9 @@ class LocalStep:
         for end in self._ends:
             self._follow(end)
         self._local.before_step(self._root, self._first, own=self._trains)
+        if self._trains:
+            with tf.init_scope():
+                self._store.state.resume_local_steps()
 
 
 def _num_examples(arguments):

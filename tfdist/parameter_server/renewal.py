@@ -267,9 +267,10 @@ class Renewal:
             ),
             tf.fill([self._num_workers], tf.constant(Status.GONE, tf.int64)),
         )
-        silent = tf.where(
-            expected, zero, zero + tf.constant(Reason.SILENT, tf.int64)
-        )
+        silent = zero + tf.constant(Reason.SILENT, tf.int64)
+        # Who is gone by plan is still no part of the cluster.
+        silent = tf.where(old.enlisted, silent, old.reason)
+        silent = tf.where(expected, zero, silent)
         new = dataclasses.replace(
             old,
             version=tf.maximum(old.version, tf.reduce_max(updates)),

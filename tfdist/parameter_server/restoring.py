@@ -172,8 +172,8 @@ class Restorer:
         device = store.devices[shard]
         copies, values = self._copies_on(shard)
         tail = [self._mine(shard)]
-        if store.counts_by_worker:
-            tail.append(store.pulled_applied(shard))
+        if store.gradient_counts is not None:
+            tail.append(store.gradient_counts.pulled(shard))
         moved = transfer.move(
             [*values, *tail], source=store.worker_device, target=device
         )
@@ -191,9 +191,10 @@ class Restorer:
                 with tf.device(device):
                     kept, stale = self._assign(shard, copies, values, mine)
                     store.counter("version", shard).set(mine - 1)
-                    if store.counts_by_worker:
+                    if store.gradient_counts is not None:
                         tf.raw_ops.AssignVariableOp(
-                            resource=store.applied(shard), value=moved[-1]
+                            resource=store.gradient_counts.handle(shard),
+                            value=moved[-1],
                         )
                     if shard == 0:
                         self._synchronizer.build_leave_signatures()

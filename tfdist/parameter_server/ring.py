@@ -113,6 +113,7 @@ class Round:
       began: When its steps were done, seconds since the epoch, the same.
       waited: Seconds that it has waited for others, the same.
       num_bytes: What it has sent so far, int.
+      counts: Whether anybody's steps do, a scalar bool tensor.
     """
 
     takes_part: bool
@@ -120,6 +121,7 @@ class Round:
     began: tf.Tensor
     waited: tf.Tensor
     num_bytes: int
+    counts: tf.Tensor
 
 
 class Ring:
@@ -268,7 +270,9 @@ class Ring:
             with tf.control_dependencies([called]):
                 waited = tf.timestamp() - began
             share = tf.math.divide_no_nan(self._weight(inner), called[0])
-        return Round(True, share, began, waited, self._num_bytes([called]))
+            counts = called[0] > 0
+        num_bytes = self._num_bytes([called])
+        return Round(True, share, began, waited, num_bytes, counts)
 
     def exchange(self, number, called, takes_part, seconds, build):
         """Makes an exchange that was called, outside of a step.
@@ -289,7 +293,10 @@ class Ring:
                     mine = self._weight(inner)
                     share = tf.math.divide_no_nan(mine, weight)
                 num_bytes = self._num_bytes([Called(*[0] * 5).stacked()])
-                build(inner, Round(takes_part, share, began, waited, num_bytes))
+                this_round = Round(
+                    takes_part, share, began, waited, num_bytes, weight > 0
+                )
+                build(inner, this_round)
 
         self._call(
             f"exchange/{number}/{takes_part}",
@@ -302,17 +309,21 @@ class Ring:
 
     def _weight(self, inner):
         """How much a worker's steps count, a scalar float64 tensor."""
+        # In a mean one NaN is as good as all: such steps do not count.
+        finite = tf.cast(inner.finite.read_value(), tf.float64)
         if not self._method.weighted:
-            return tf.ones([], tf.float64)
-        return tf.cast(inner.examples.read_value(), tf.float64)
+            return finite
+        return finite * tf.cast(inner.examples.read_value(), tf.float64)
 
-    def average(self, inner, records, this_round):
+    def average(self, inner, records, this_round, finite=None):
         """Builds the means over all workers of what is to be done.
 
         Args:
           inner: The `Inner`.
           records: List of `Update`, of one tensor each.
           this_round: The `Round`.
+          finite: Whether what this worker has done is, a scalar bool tensor;
+            None if nobody has looked.
 
         Returns:
           Such a list, and the tensors that its members have.
@@ -323,7 +334,10 @@ class Ring:
             (value,) = record.args
             share = tf.cast(this_round.share, value.dtype)
             if this_round.takes_part:
-                values.append(value * share)
+                value *= share
+                if finite is not None:
+                    value = tf.where(finite, value, tf.zeros_like(value))
+                values.append(value)
             else:
                 # Whatever it is (not a number?), it does not count.
                 values.append(tf.zeros_like(value))
@@ -387,6 +401,13 @@ class RingExchange(exchange_lib.Exchange):
 
     def _started(self):
         return self._round.began
+
+    def _gate(self):
+        # All make the same update, also who has nothing that counts in it.
+        return None if self._finite is None else self._round.counts
+
+    def _count(self, parcel):
+        super()._count(dataclasses.replace(parcel, finite=self._finite))
 
     def _ask(self, shards):
         answers, accepted = super()._ask(shards)

@@ -119,6 +119,9 @@ class RingLocal(local.Local):
           What all workers have brought to it, a `Called`.
         """
         mine = [k for k, i in enumerate(self._ring.inners) if _has_steps(i)]
+        if mine:
+            inner = self._ring.inners[mine[0]]
+            self._call(("look", mine[0]), self._build_look, inner)
         began = time.time()
         called = self._ring.call(mine[0] if mine else None, training=training)
         seconds = began, time.time() - began
@@ -128,6 +131,10 @@ class RingLocal(local.Local):
                 number, called, bool(mine), seconds, self._build_turn
             )
         return called
+
+    def _build_look(self, inner):
+        self._faces.show(self._of_model(), own=True)
+        self._exchange.look(inner)
 
     def _build_turn(self, inner, this_round):
         with tf.control_dependencies([this_round.began]):

@@ -43,9 +43,13 @@ def changed_by(operations, handle):
       A list of tensors of row numbers, or None if whole tables change (an
       optimizer with momentum changes rows that have no gradient, too).
     """
-    rows = []
+    rows, handles = [], {id(handle)}
+    if operations:
+        # In a branch it goes by another name.
+        captures = getattr(operations[0].graph, "captures", ())
+        handles.update(id(i) for outer, i in captures if outer is handle)
     for operation in operations:
-        if not any(tensor is handle for tensor in operation.inputs):
+        if not any(id(tensor) in handles for tensor in operation.inputs):
             continue
         if operation.type in _SCATTERS:
             rows.append(

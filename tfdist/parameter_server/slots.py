@@ -9,14 +9,14 @@ class WorkerSlots(Slots):
     """Slots in variables of this worker."""
 
     def __init__(self, variables):
-        self._variables = variables
+        self.variables = variables
 
     def read(self, name, rows=None):
-        value = self._variables[name].read_value()
+        value = self.variables[name].read_value()
         return value if rows is None else tf.gather(value, rows)
 
     def assign(self, name, value, rows=None):
-        variable = self._variables[name]
+        variable = self.variables[name]
         if rows is None:
             variable.assign(value, read_value=False)
         else:

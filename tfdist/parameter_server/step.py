@@ -114,6 +114,8 @@ class Step:
         self._pending = {}
         # Ordinals of step counters whose local value is this step's ticket.
         self._ticketed = set()
+        if store.nonfinite is not None:
+            store.nonfinite.begin_step()
 
     def _here(self):
         """The pending records of the current graph."""
@@ -243,6 +245,13 @@ class Step:
         with graph.as_default(), tf.name_scope("exchange"):
             if optimizer and self._store.corrector is not None:
                 self._store.corrector.before_push(recorded, optimizer, counter)
+            finite = None
+            if self._store.nonfinite is not None:
+                finite = self._store.nonfinite.check(
+                    recorded,
+                    is_step=counter is not None,
+                    follows=bool(self._ticketed),
+                )
             exchange = self._make_exchange(
                 store=self._store,
                 graph=graph,
@@ -256,6 +265,7 @@ class Step:
                 lifter=lifting.Lifter(
                     graph, self._store, pending.barriers, pending.settled
                 ),
+                finite=finite,
             )
             exchange.build()
         if exchange.iterations is not None:

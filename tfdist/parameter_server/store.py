@@ -7,6 +7,7 @@ from tfdist.parameter_server import journal
 from tfdist.parameter_server import resources
 from tfdist.parameter_server import sharding
 from tfdist.parameter_server import synchronize
+from tfdist.parameter_server import training_state
 from tfdist.parameter_server.variables import Piece
 from tfdist.parameter_server.variables import ReplicaVariable
 from tfdist.parameter_server.variables import Role
@@ -44,9 +45,12 @@ class ParameterStore(resources.Resources):
     ):
         self._partitioner = partitioner
         self.worker_id = worker_id
+        self.is_chief = is_chief
         super().__init__(namespace, devices)
         self.worker_device = worker_device
         self.variables = []
+        # What users and Keras make and never leaves this worker.
+        self.locals = []
         self.metrics = []
         self._balancer = sharding.ByteBalancer(len(self.devices))
         self._pulled_versions = [
@@ -55,18 +59,23 @@ class ParameterStore(resources.Resources):
         ]
         # How decisions are made over gradients; None where none is needed.
         self.coordination = None
+        # Builds, in the scope of a server's device, how many workers make up
+        # the cluster, a scalar float64; None where that never changes.
+        self.build_enlisted = None
         # What is done about late gradients; None where nothing is.
         self.corrector = None
+        # What has become of gradients; None where a ledger counts them.
+        self.gradient_counts = None
+        # What is done about updates that are not finite; None for nothing.
+        self.nonfinite = None
         # Steps between exchanges; None where each step is exchanged.
         self.local = None
+        # What exchanges leave on servers; None where none can be half done.
+        self.marks = None
+        # What is saved and put back, a `TrainingState`.
+        self.state = training_state.TrainingState(self)
         # The strategy's creator of variables, for `variable_scope`.
         self.creator = None
-        # Whether servers count updates by worker, and of how many workers;
-        # else a ledger does, or there are no servers.
-        self.counts_by_worker = 0
-        self._pulled_applied = []
-        # By server: updates of this worker in earlier lives of its process.
-        self.applied_before = None
         # What brings servers back that have died; None without servers.
         self.recovery = None
         self.journal = journal.Journal(self)
@@ -121,14 +130,17 @@ class ParameterStore(resources.Resources):
                 role = self.local.role_of(role, made_by_optimizer)
             probe.role = role
             if kwargs.get("name") == "seed_generator_state":
-                self._spread_seed(probe)
+                self.spread_seed(probe)
             if role is Role.METRIC:
                 self.metrics.append(probe)
+            if role is Role.LOCAL:
+                self.locals.append(probe)
+                self.state.local_was_made()
             if role.is_on_server:
                 self._place(probe, reference)
             return probe
 
-    def _spread_seed(self, variable):
+    def spread_seed(self, variable):
         """Gives each worker a random stream of its own, the first Keras's.
 
         Workers are seeded alike; drawing the same dropout masks at the same
@@ -253,64 +265,6 @@ class ParameterStore(resources.Resources):
             resource=self._pulled_versions[shard].local_handle, value=value
         )
 
-    # Updates by worker.
-
-    def count_by_worker(self, num_workers):
-        """Makes servers count each worker's updates; before all else."""
-        self.counts_by_worker = num_workers
-        self._pulled_applied = [
-            self.worker_variable(
-                tf.zeros([num_workers], tf.int64), f"pulled_applied_{k}"
-            )
-            for k in range(self.num_shards)
-        ]
-
-    def applied(self, shard):
-        """Handle of the updates applied of each worker, an int64 vector."""
-        return self.resource(
-            shard, "applied", tf.int64, [self.counts_by_worker]
-        )
-
-    def read_applied(self, shard):
-        """Builds the reading of `applied`, in the scope's device."""
-        value = tf.raw_ops.ReadVariableOp(
-            resource=self.applied(shard), dtype=tf.int64
-        )
-        value.set_shape([self.counts_by_worker])
-        return value
-
-    def clear_applied(self, shard):
-        """Builds: no update has been applied; returns the operation."""
-        return tf.raw_ops.AssignVariableOp(
-            resource=self.applied(shard),
-            value=tf.zeros([self.counts_by_worker], tf.int64),
-        )
-
-    def count_applied(self, shard):
-        """Builds: one more update of this worker has been applied."""
-        return tf.raw_ops.ResourceScatterAdd(
-            resource=self.applied(shard),
-            indices=[self.worker_id],
-            updates=tf.ones([1], tf.int64),
-        )
-
-    def applied_here(self):
-        """Updates of this worker in its replicas, by server, list of int."""
-        return [
-            int(pulled.numpy()[self.worker_id])
-            for pulled in self._pulled_applied
-        ]
-
-    def pulled_applied(self, shard):
-        """What `applied` was at this worker's last pull, an int64 vector."""
-        return self._pulled_applied[shard].read_value()
-
-    def set_pulled_applied(self, shard, value):
-        """Sets what `pulled_applied` gives; returns the operation."""
-        return tf.raw_ops.AssignVariableOp(
-            resource=self._pulled_applied[shard].local_handle, value=value
-        )
-
     # Tables that are pulled by rows.
 
     def row_stamps(self, table):
@@ -347,11 +301,20 @@ class ParameterStore(resources.Resources):
         """The `Synchronizer`."""
         return self._synchronizer
 
+    @property
+    def committed(self):
+        """How many variables this worker knows servers to hold, an int."""
+        return self._synchronizer.committed
+
+    def is_held(self):
+        """Whether servers hold variables, of this worker or of another."""
+        return self._synchronizer.held() > 0
+
     def commit(self):
         """Brings new variables and the servers to one state; see there."""
         self._synchronizer.commit()
-        if self.counts_by_worker and self.applied_before is None:
-            self.applied_before = self.applied_here()
+        if self.gradient_counts is not None:
+            self.gradient_counts.begin()
 
     def pull(self):
         """Refreshes all local replicas from the servers.

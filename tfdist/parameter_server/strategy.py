@@ -15,6 +15,7 @@ from tfdist.cluster import connection
 from tfdist.cluster import ending
 from tfdist.cluster import life
 from tfdist.cluster import peers
+from tfdist.cluster import preemption
 from tfdist.cluster import reports
 from tfdist.cluster import server
 from tfdist.cluster import waiting
@@ -22,8 +23,12 @@ from tfdist.parameter_server import construction
 from tfdist.parameter_server import coordination
 from tfdist.parameter_server import corrector
 from tfdist.parameter_server import extended
+from tfdist.parameter_server import gradient_counts
 from tfdist.parameter_server import layout
+from tfdist.parameter_server import leaving
+from tfdist.parameter_server import marks
 from tfdist.parameter_server import metrics
+from tfdist.parameter_server import nonfinite as nonfinite_lib
 from tfdist.parameter_server import recovery
 from tfdist.parameter_server import ring
 from tfdist.parameter_server import store as store_lib
@@ -80,11 +85,21 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         `wait_for_warm_start`.
       joining: How the others begin: "at once", or "one by one", each
         `warmup_worker_steps` after the one before.
+      nonfinite: What is done about an update that has NaN or Inf: "drop"
+        leaves all of it out, on all servers, and logs it; "fail" makes the
+        worker whose update it is raise `tf.errors.InvalidArgumentError`
+        before anything is sent, which leaves the others alone; "ignore" does
+        not look.
       start_timeout: Seconds to wait for servers, for the chief's variables,
         and, where updates take the gradients of several workers, for workers
         that have not begun to train.
       worker_timeout: Seconds without a sign of life after which nobody waits
         for a worker; when it comes back, it takes part again.
+      on_preemption: What a worker or evaluator does that gets SIGTERM, unless
+        the script has a handler of its own. "exit": `fit` (or what runs) ends
+        by `SystemExit(0)` after the step, which counts; `finally` and
+        `atexit` run, and nobody waits for the worker. "note": it goes on, and
+        `preempted` is True. Without servers SIGTERM is left as it is.
       server_timeout: Seconds to wait for a server that has died, hangs or
         cannot be reached. When it is back, started again at the same address,
         training goes on.
@@ -123,8 +138,10 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         variable_partitioner=None,
         warmup_worker_steps=0,
         joining="at once",
+        nonfinite="drop",
         start_timeout=300.0,
         worker_timeout=10.0,
+        on_preemption="exit",
         server_timeout=300.0,
         stall_timeout=600.0,
         on_stall="drop",
@@ -133,7 +150,12 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         seed=None,
     ):
         construction.check_arguments(
-            worker_timeout, start_timeout, variable_partitioner, communication
+            worker_timeout,
+            start_timeout,
+            variable_partitioner,
+            communication,
+            nonfinite,
+            on_preemption,
         )
         construction.check_recovery(
             server_timeout,
@@ -179,6 +201,10 @@ class ParameterServerStrategy(tf.distribute.Strategy):
                     snapshot_every=snapshot_every,
                 )
             )
+        if config.num_ps:
+            preemption.install(
+                exits=on_preemption == "exit", stop=leaving.stop_loops
+            )
         others = None
         if in_ring:
             others = peers.join(config, start_timeout, worker_timeout)
@@ -209,6 +235,26 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             timeout=start_timeout,
             partitioner=variable_partitioner,
         )
+        self._store.nonfinite = nonfinite_lib.Nonfinite(
+            self._store, nonfinite, config.task_name
+        )
+        if config.num_ps > 1 and config.num_workers > 1:
+            self._store.marks = marks.Marks(
+                self._store,
+                num_workers=config.num_workers,
+                worker_id=self._store.worker_id,
+            )
+        self._store.state.set_methods(
+            num_workers=config.num_workers,
+            correction=correction,
+            local_steps=local_steps,
+        )
+        if self._membership is not None:
+            self._store.build_enlisted = functools.partial(
+                self._membership.tables[0].build_enlisted,
+                config.num_workers,
+                config.initial_workers,
+            )
         # As they were given: what another cluster would make of them.
         self._synchronization, self._correction = method, correction
         if config.is_local:
@@ -229,7 +275,9 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         if local_steps is not None:
             self._store.local = construction.make_local(
                 self._store,
-                local_steps.resolve(method, correction, config.num_workers),
+                # Those at the beginning: what follows from their number is
+                # part of the method, on which all workers agree.
+                local_steps.resolve(method, correction, config.initial_workers),
                 method,
                 num_workers=config.num_workers,
                 others=others,
@@ -243,8 +291,15 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             # Whoever is there and sends nothing is waited for, or not.
             idle = stall_timeout if on_stall == "drop" else _FOREVER_SECONDS
             self._coordinate(method, correction, worker_timeout, idle)
-        elif config.num_ps:
-            self._store.count_by_worker(config.num_workers)
+        else:
+            self._store.gradient_counts = gradient_counts.GradientCounts(
+                self._store,
+                config.num_workers,
+                # In a ring each counts its own.
+                {self._store.worker_id: config.task_name}
+                if in_ring
+                else dict(enumerate(config.worker_names)),
+            )
         if config.num_ps:
             self._store.recovery = recovery.Recovery(
                 self._store,
@@ -268,6 +323,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             method,
             correction,
             worker_names=config.worker_names,
+            initial_workers=config.initial_workers,
             worker_id=self._store.worker_id,
             worker_timeout=worker_timeout,
             start_timeout=self._start_timeout,
@@ -303,6 +359,27 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         return self._store.journal
 
     @property
+    def state(self):
+        """All that the training has come to, a `TrainingState`.
+
+        Also trackable: `tf.train.Checkpoint(model=model, state=strategy.state)`
+        saves with the model what Keras does not know of.
+        """
+        return self._store.state
+
+    def commit(self):
+        """Makes sure that servers hold all variables made so far.
+
+        The chief gives them their first values, the others wait for that.
+        Happens by itself at the first step.
+
+        Raises:
+          ModelMismatchError: The chief's variables are others.
+          TimeoutError: The chief did not do so within `start_timeout`.
+        """
+        self._store.commit()
+
+    @property
     def looks_ahead(self):
         """Whether workers compute with other values than the parameters.
 
@@ -316,6 +393,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
     def bytes_per_server(self):
         """Bytes of variables placed on each server, a tuple of ints."""
         return self._store.bytes_per_shard
+
+    @property
+    def preempted(self):
+        """Whether this process has got SIGTERM and is to leave.
+
+        For loops of one's own with `on_preemption="note"`.
+        """
+        return preemption.received()
 
     def layout(self, variables):
         """Where `variables` (Keras's) lie on servers; see `layout.describe`."""
@@ -351,6 +436,7 @@ class ParameterServerStrategy(tf.distribute.Strategy):
             self._store.call(self._membership.read),
             known_for=time.monotonic() - self._connected_at,
             patience=self._start_timeout,
+            initial_workers=self._cluster.initial_workers,
         )
 
     def gradient_counts(self):
@@ -360,11 +446,14 @@ class ParameterServerStrategy(tf.distribute.Strategy):
           A dict of worker name (such as `/job:worker/task:0`) to a dict with
           `pushed`, `accepted` and `dropped`, ints, over all lives of that
           worker; `pushed` is the sum of the others but for gradients that
-          are undecided at this moment. Empty with `Async` where no
-          correction is made on the servers: nothing is dropped then.
+          are undecided at this moment. `nonfinite` of the pushed ones were
+          NaN or Inf and are dropped for that. With `communication="ring"`
+          only this worker's are counted.
         """
-        coordination = self._store.coordination
-        return coordination.counts() if coordination is not None else {}
+        store = self._store
+        if store.coordination is not None:
+            return store.coordination.counts()
+        return store.gradient_counts.read()
 
     def resilient(self, function):
         """A function that outlives parameter servers that come back.
@@ -405,19 +494,11 @@ class ParameterServerStrategy(tf.distribute.Strategy):
         self.refresh()
         journal = self._store.journal
         pushed, dropped = journal.begun, journal.drops
-        if self._store.counts_by_worker:
-            before = self._store.applied_before or [0] * self._store.num_shards
-            applied = [
-                now - then
-                for now, then in zip(
-                    self._store.applied_here(), before, strict=True
-                )
-            ]
-        elif self._store.coordination is not None:
+        if self._store.coordination is None:
+            applied = self._store.gradient_counts.applied()
+        else:
             applied = [self._store.coordination.own_accepted()]
             applied *= self._store.num_shards
-        else:
-            applied = [pushed - dropped]
         return {
             "pushed": pushed,
             "dropped": dropped,

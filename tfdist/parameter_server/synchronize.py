@@ -10,7 +10,9 @@ import contextlib
 from absl import logging
 import tensorflow as tf
 
+from tfdist import private_tensorflow
 from tfdist.cluster import waiting
+from tfdist.parameter_server import consistent
 from tfdist.parameter_server import transfer
 from tfdist.parameter_server.section import read_replica
 from tfdist.parameter_server.variables import Role
@@ -45,10 +47,13 @@ class Synchronizer:
         self._batches = []
         self._functions = {}
         self._warned = False
+        self._reader = consistent.Reader(store)
+        # Exchanges made when all was last read at one moment.
+        self._together_at = None
 
     @property
     def committed(self):
-        """Number of variables that the servers hold for certain, int."""
+        """How many variables this worker knows servers to hold, an int."""
         return self._committed
 
     def commit(self):
@@ -63,14 +68,14 @@ class Synchronizer:
             return
         first, end = self._committed, len(variables)
         if self._is_chief:
-            held = self._held()
+            held = self.held()
         else:
             held = waiting.wait_until(
                 lambda: self._held_and_alike(end),
                 what=lambda: (
                     f"the chief to initialise variable {end - 1} of this "
                     f"model, {variables[end - 1].name!r} (it has initialised "
-                    f"{self._held()} so far)"
+                    f"{self.held()} so far)"
                 ),
                 timeout=self._timeout,
                 hint="Is the chief running, and does it build this model?",
@@ -81,9 +86,12 @@ class Synchronizer:
             self._check_up_to(first + len(known))
             self._pull(known)
         if new:
+            self._store.state.before_initialization(new)
             self._initialize(new)
         self._committed = end
         self._batches.append([first, end, self._store.journal.exchanges])
+        if new:
+            self._store.state.after_initialization(new)
 
     def pull_all(self):
         """Refreshes every replica of this worker."""
@@ -96,6 +104,21 @@ class Synchronizer:
             for batch in self._batches:
                 batch[-1] = self._store.journal.exchanges
 
+    def pull_together(self):
+        """Refreshes every replica, of all servers at one moment."""
+        self.commit()
+        variables = [
+            v for v in self._store.variables if v.role is not Role.CLOCK
+        ]
+        ledgers = len(self._ledgers())
+        self._reader.read(
+            ("pull", ledgers, len(variables)),
+            lambda: (self.build_pull(variables, together=True), ()),
+        )
+        self._together_at = self._store.journal.exchanges
+        for batch in self._batches:
+            batch[-1] = self._together_at
+
     def versions(self):
         """Updates applied by each server, a list of ints."""
         if not self._committed:
@@ -103,10 +126,18 @@ class Synchronizer:
         return [int(v) for v in self._call("versions", self._build_versions)]
 
     def before_read(self, variable):
-        """Refreshes lazily kept replicas before one of them is read."""
-        if variable.role not in _LAZY or variable.ordinal is None:
+        """Refreshes lazily kept replicas before one of them is read.
+
+        What is saved is refreshed as a whole, so that parameters and slots
+        are of one moment. Not in the midst of local steps.
+        """
+        if variable.ordinal is None or variable.ordinal >= self._committed:
             return
-        if variable.ordinal >= self._committed:
+        if self._store.local is None and private_tensorflow.is_saving():
+            if self._store.journal.exchanges != self._together_at:
+                self.pull_together()
+            return
+        if variable.role not in _LAZY:
             return
         exchanges = self._store.journal.exchanges
         for batch in self._batches:
@@ -164,7 +195,7 @@ class Synchronizer:
         Compares those that are: who waits for a variable that the chief's
         model does not have shall hear of the first that differs.
         """
-        held = self._held()
+        held = self.held()
         self._check_up_to(min(held, number))
         return held if held >= number else 0
 
@@ -174,7 +205,8 @@ class Synchronizer:
             self._check_signatures(unchecked)
             self._checked = number
 
-    def _held(self):
+    def held(self):
+        """How many variables the servers hold, an int."""
         return int(self._call("held", self._build_held))
 
     def _build_held(self):
@@ -221,9 +253,11 @@ class Synchronizer:
                     )
                 ]
                 if variables[0].ordinal == 0:
-                    done.append(store.counter("version", shard).set(0))
-                if store.counts_by_worker and variables[0].ordinal == 0:
-                    done.append(store.clear_applied(shard))
+                    version = store.counter("version", shard)
+                    done.append(version.set(store.state.first_version))
+                counts = store.gradient_counts
+                if counts is not None and variables[0].ordinal == 0:
+                    done.append(counts.clear(shard))
         self._leave_signatures(variables, done)
 
     def _leave_signatures(self, variables, after):
@@ -305,9 +339,21 @@ class Synchronizer:
         coordination = self._store.coordination
         return [] if coordination is None else coordination.ledgers
 
-    def build_pull(self, variables):
-        """Builds the refreshing of the replicas of `variables`."""
+    def build_pull(self, variables, together=False):
+        """Builds the refreshing of the replicas of `variables`.
+
+        Args:
+          variables: List of `ReplicaVariable`.
+          together: Whether all servers are read at one moment.
+
+        Returns:
+          Together, the marks that were there, see `consistent.build_marks`.
+        """
         store = self._store
+        locks, held, marks = [None] * store.num_shards, None, []
+        if together:
+            locks, held = consistent.lock_all(store)
+            marks = consistent.build_marks(store, held)
         pieces = {}
         for shard in range(store.num_shards):
             here = [
@@ -315,10 +361,10 @@ class Synchronizer:
                 for variable, piece in self.copies_on(shard, variables)
                 if piece is not None or variable.shard == shard
             ]
-            if not here:
+            if not here and not together:
                 continue
-            values, version, applied, updates = self._read_under_lock(
-                shard, here
+            values, version, counts, updates = self._read_under_lock(
+                shard, here, locks[shard], held, marks[shard : shard + 1]
             )
             for (variable, piece), value in zip(here, values, strict=True):
                 if piece is None:
@@ -328,8 +374,8 @@ class Synchronizer:
                     known[piece.number] = value
             if any(v.role is Role.PARAMETER for v, _ in here):
                 store.set_pulled_version(shard, version)
-                if applied is not None:
-                    store.set_pulled_applied(shard, applied)
+                if counts is not None:
+                    store.gradient_counts.set_pulled(shard, counts)
                 for ledger, number in zip(
                     self._ledgers(), updates, strict=True
                 ):
@@ -338,12 +384,23 @@ class Synchronizer:
             variable = store.variables[ordinal]
             ordered = [values[number] for number in sorted(values)]
             self._put(variable, tf.concat(ordered, 0))
+        return [self._home(mark) for mark in marks]
 
-    def _read_under_lock(self, shard, copies):
-        """Their values, brought here, and what the server has counted."""
+    def _read_under_lock(self, shard, copies, lock, held, marks):
+        """Their values, brought here, and what the server has counted.
+
+        Args:
+          shard: Number of the server.
+          copies: List of (variable, `Piece` or None).
+          lock: Its lock, None if it has not been taken.
+          held: The operation after which all locks are held, or None.
+          marks: What else is read before it is freed, a list of tensors.
+        """
         store = self._store
-        lock = store.lock(shard)
-        with tf.control_dependencies([lock.op]):
+        if lock is None:
+            lock = store.lock(shard)
+            held = lock.op
+        with tf.control_dependencies([held]):
             with tf.device(store.devices[shard]):
                 values = []
                 for variable, piece in copies:
@@ -358,17 +415,20 @@ class Synchronizer:
                     ledger.updates(shard) for ledger in self._ledgers()
                 ]
                 values += [counter.read() for counter in counters]
-                if store.counts_by_worker:
-                    values.append(store.read_applied(shard))
+                if store.gradient_counts is not None:
+                    values.append(store.gradient_counts.read_on(shard))
                 noted = self._note_given(shard, copies, values)
-        with tf.control_dependencies([*(v.op for v in values), *noted]):
+        read = [v.op for v in (*values, *marks)]
+        with tf.control_dependencies([*read, *noted]):
             store.unlock(shard, lock)
         home = transfer.move(
             values, source=store.devices[shard], target=store.worker_device
         )
         version, *updates = home[len(copies) :]
-        applied = updates.pop() if store.counts_by_worker else None
-        return home[: len(copies)], version, applied, updates
+        counts = None
+        if store.gradient_counts is not None:
+            counts = updates.pop()
+        return home[: len(copies)], version, counts, updates
 
     def _note_given(self, shard, copies, values):
         """What this worker now has, for the correction of its gradients."""

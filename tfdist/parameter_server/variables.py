@@ -139,6 +139,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         self.pieces = ()
         # ITERATIONS only: the value at the last pull.
         self.pulled = None
+        # Whether it is tfdist's own, and no part of a user's model.
+        self.is_own = False
         # Tables pulled by rows only: the version of the rows here.
         self.rows_pulled = None
         super().__init__(**kwargs)

@@ -81,7 +81,7 @@ class WarmStart:
         def has_ended():
             member = first_worker()
             return (
-                member.state is members.State.FINISHED
+                member.state in (members.State.FINISHED, members.State.LEFT)
                 or member.arrivals > arrivals
             )
 

@@ -15,6 +15,7 @@ class Async(base.Synchronization):
         return "Async()"
 
     def decide(self, state):
+        state = state.drop(state.unusable)
         arrived = state.arrived
         state = state.append(arrived, first=1, count=1)
         return state.grant(arrived)

@@ -38,5 +38,9 @@ class BoundedStaleness(base.Synchronization):
     def decide(self, state):
         ahead = state.clock - state.slowest_clock()
         released = tf.logical_and(state.arrived, ahead <= self.max_staleness)
+        # One that does not count holds its worker back all the same: how far
+        # the others have come is what it waits for.
+        state = state.drop(released & state.unusable)
+        released &= state.arrived
         state = state.append(released, first=1, count=1)
         return state.grant(released)

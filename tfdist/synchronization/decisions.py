@@ -21,7 +21,17 @@ class Decisions:
     patience: events.Patience
     forgets: bool = False
 
-    def arrive(self, state, worker, *, key, pulled, attendance, last=False):
+    def arrive(
+        self,
+        state,
+        worker,
+        *,
+        key,
+        pulled,
+        attendance,
+        last=False,
+        finite=None,
+    ):
         """A gradient has arrived.
 
         Args:
@@ -31,6 +41,8 @@ class Decisions:
           pulled: Version that it was computed from, scalar int64 tensor.
           attendance: An `Attendance`.
           last: bool, whether the worker trains no more.
+          finite: Whether the gradient may count, scalar bool tensor; None if
+            all do.
 
         Returns:
           The new `State`.
@@ -46,6 +58,7 @@ class Decisions:
             pulled=pulled,
             now=attendance.now,
             last=last,
+            finite=finite,
         )
         return self.decide(state, attendance)
 

@@ -18,12 +18,15 @@ class Attendance:
       heard: When each worker was last heard of, int64 vector; 0 for never.
       ended: Whether its process has ended, bool vector.
       entered: When its process began, int64 vector; None if that is unknown.
+      preempted: Whether its process has ended because it was told to, bool
+        vector; None where that does not happen.
     """
 
     now: tf.Tensor
     heard: tf.Tensor
     ended: tf.Tensor
     entered: tf.Tensor | None = None
+    preempted: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +57,7 @@ def _mask(state, worker):
     return _is(tf.range(state.num_workers, dtype=tf.int64), worker)
 
 
-def arrive(state, worker, *, key, pulled, now, last=False):
+def arrive(state, worker, *, key, pulled, now, last=False, finite=None):
     """A gradient of a worker has arrived.
 
     A worker that was gone takes part again; it enters no further back than
@@ -70,6 +73,8 @@ def arrive(state, worker, *, key, pulled, now, last=False):
       now: Microseconds, scalar int64 tensor.
       last: bool, whether it is the worker's last: it trains no more, and
         nobody waits for another one.
+      finite: Whether the gradient may count, scalar bool tensor; one that is
+        NaN or Inf is dropped. None if all may.
 
     Returns:
       The new `State`.
@@ -80,6 +85,8 @@ def arrive(state, worker, *, key, pulled, now, last=False):
     # A worker that was killed while it waited leaves an undecided gradient.
     lost = tf.cast(tf.logical_and(mine, state.arrived), tf.int64)
     clock = _clock_of(state, mine, state.clock + 1 - lost)
+    refused = tf.logical_not(tf.ones([], tf.bool) if finite is None else finite)
+    refused = tf.cast(refused, tf.int64)
     state = state.set(
         mine,
         status=Status.JOINED,
@@ -92,6 +99,8 @@ def arrive(state, worker, *, key, pulled, now, last=False):
         since=now,
         pushed=state.pushed + 1,
         dropped=state.dropped + lost,
+        refused=refused,
+        nonfinite=state.nonfinite + refused,
     )
     if last:
         state = _remove(state, mine, Reason.LEFT)
@@ -155,9 +164,57 @@ def _begin_anew(state, mine):
     )
 
 
-def leave(state, worker):
-    """A worker will send no more gradients for now."""
-    return _remove(state, _mask(state, worker), Reason.LEFT)
+def leave(state, worker, preempted=False):
+    """A worker will send no more gradients for now.
+
+    Args:
+      state: A `State`.
+      worker: Its number.
+      preempted: Whether it was told to leave, bool.
+
+    Returns:
+      The new `State`.
+    """
+    left, told = (tf.cast(r, tf.int64) for r in (Reason.LEFT, Reason.PREEMPTED))
+    reason = tf.where(preempted, told, left)
+    return _remove(state, _mask(state, worker), reason)
+
+
+def excuse(state, worker):
+    """A worker has to leave, and waits no longer for a decision.
+
+    What it has sent is decided over as if it waited. Nothing happens while it
+    computes: it will send one gradient more.
+
+    Args:
+      state: A `State`.
+      worker: Its number.
+
+    Returns:
+      The new `State`.
+    """
+    waits = _mask(state, worker) & state.waiting
+    return state.set(waits, status=Status.GONE, reason=Reason.PREEMPTED)
+
+
+def may_go_on(state, worker):
+    """Whether a worker need not wait (any more), a scalar bool tensor."""
+    excused = ~state.present & state.preempted
+    return tf.logical_or(is_decided(state, worker), excused[worker])
+
+
+def absent(state, initial_workers):
+    """The state of a cluster that begins with its first workers alone.
+
+    Args:
+      state: A `State` in which nothing has happened.
+      initial_workers: How many, int.
+
+    Returns:
+      The new `State`.
+    """
+    number = tf.range(state.num_workers, dtype=tf.int64)
+    return _remove(state, number >= initial_workers, Reason.ABSENT)
 
 
 def _remove(state, mask, reason):
@@ -236,6 +293,11 @@ def attend(state, attendance, patience):
         state.started_at > 0, now - state.started_at > patience.missing
     )
     joined = _is(state.status, Status.JOINED)
+    if attendance.preempted is not None:
+        left = attendance.preempted
+        state = _remove(state, left, Reason.PREEMPTED)
+        # Its training had ended before, as far as the others knew.
+        state = state.set(left & ~state.present, reason=Reason.PREEMPTED)
     state = _remove(state, attendance.ended, Reason.ENDED)
     state = _remove(state, silent, Reason.SILENT)
     state = _remove(state, tf.logical_and(joined, idle), Reason.IDLE)

@@ -17,7 +17,8 @@ class SoftSync(base.Synchronization):
       s: Gradients per update, at least 1.
       n: Instead of `s`, the paper's splitting parameter: the update is made
         of `s = floor(workers / n)` gradients, 1 <= n <= workers. `n` near 1
-        is slow and fresh; the staleness of a gradient is about `n`.
+        is slow and fresh; the staleness of a gradient is about `n`. Where
+        workers are added or told to leave, `s` follows.
     """
 
     def __init__(self, s=None, *, n=None):
@@ -33,7 +34,9 @@ class SoftSync(base.Synchronization):
         self.n = n
 
     def __repr__(self):
-        return f"SoftSync(s={self.s})" if self.s else f"SoftSync(n={self.n})"
+        return (
+            f"SoftSync(s={self.s})" if not self.n else f"SoftSync(n={self.n})"
+        )
 
     @property
     def averages(self):
@@ -48,18 +51,28 @@ class SoftSync(base.Synchronization):
                 f"SoftSync: n must be at most the number of workers, "
                 f"{num_workers}, came: {self.n}."
             )
-        return SoftSync(num_workers // self.n)
+        resolved = SoftSync(num_workers // self.n)
+        resolved.n = self.n
+        return resolved
 
     def alone(self):
         return self if self.s is not None else SoftSync(1)
 
     def decide(self, state):
+        state = state.drop(state.unusable)
         arrived = state.arrived
         number = state.in_round + tf.cast(tf.reduce_any(arrived), tf.int64)
-        full = number >= self.s
+        full = number >= self._gradients(state)
         state = state.append(
             arrived,
             first=tf.cast(tf.equal(number, 1), tf.int64),
             count=tf.where(full, number, 0),
         )
         return state.grant(arrived)
+
+    def _gradients(self, state):
+        """How many an update is made of now, scalar int64 tensor."""
+        if self.n is None:
+            return tf.constant(self.s, tf.int64)
+        enlisted = tf.reduce_sum(tf.cast(state.enlisted, tf.int64))
+        return tf.maximum(enlisted // self.n, 1)

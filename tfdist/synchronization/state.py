@@ -30,6 +30,8 @@ class Reason(enum.IntEnum):
     IDLE: it is heard of and has sent no gradient for too long.
     MISSING: it has not begun.
     REPLACED: another process has come in its place and has not begun.
+    PREEMPTED: it was told to leave before its training had ended.
+    ABSENT: the cluster has a place for it, and began without it.
     """
 
     NONE = 0
@@ -39,6 +41,8 @@ class Reason(enum.IntEnum):
     IDLE = 4
     MISSING = 5
     REPLACED = 6
+    PREEMPTED = 7
+    ABSENT = 8
 
 
 class Phase(enum.IntEnum):
@@ -74,6 +78,8 @@ _WORKERS = (
     "accepted",
     "dropped",
     "remembered",
+    "refused",
+    "nonfinite",
 )
 _LOG = ("log_key", "log_staleness", "log_first", "log_count", "log_worker")
 # In the place of a key: an update of the gradients before, and nothing more.
@@ -131,6 +137,9 @@ class State:
       since: When it last arrived or was told to go on, microseconds.
       pushed, accepted, dropped: Gradients so far.
       remembered: 1 if there are entries of it since it was last forgotten.
+      refused: 1 if its last gradient must not be part of an update.
+      nonfinite: Gradients so far that were refused because they are NaN or
+        Inf; as soon as they are decided over, they are among `dropped`.
 
     Vectors of the log, a ring that entry `k` enters at `k % log_size`:
       log_key: The gradient to be added, `NO_GRADIENT` or `FORGET`.
@@ -159,6 +168,8 @@ class State:
     accepted: tf.Tensor
     dropped: tf.Tensor
     remembered: tf.Tensor
+    refused: tf.Tensor
+    nonfinite: tf.Tensor
     log_key: tf.Tensor
     log_staleness: tf.Tensor
     log_first: tf.Tensor
@@ -189,13 +200,33 @@ class State:
 
     @property
     def num_workers(self):
-        """Workers that the cluster is made of, int."""
+        """Workers that the cluster has places for, int."""
         return self.status.shape[0]
+
+    @property
+    def enlisted(self):
+        """Who makes up the cluster for now, a bool vector.
+
+        Everybody but those who are gone by plan: absent from the beginning,
+        or told to leave. Who has died, or has ended its training, is enlisted.
+        """
+        by_plan = self.preempted | tf.equal(self.reason, _int64(Reason.ABSENT))
+        return self.present | ~by_plan
+
+    @property
+    def preempted(self):
+        """Whose last reason to go was a notice, a bool vector."""
+        return tf.equal(self.reason, _int64(Reason.PREEMPTED))
 
     @property
     def arrived(self):
         """Whose gradient is undecided, a bool vector."""
         return tf.equal(self.phase, _int64(Phase.ARRIVED))
+
+    @property
+    def unusable(self):
+        """Whose gradient is undecided and must be dropped, a bool vector."""
+        return self.arrived & tf.equal(self.refused, 1)
 
     @property
     def waiting(self):
@@ -305,7 +336,7 @@ class State:
         return self.set(mask, phase=Phase.GRANTED)
 
     def drop(self, mask):
-        """Workers whose gradient comes too late may go on without it."""
+        """Workers whose gradient does not count may go on without it."""
         state = self.set(mask, phase=Phase.DROPPED)
         dropped = self.dropped + _int64(mask)
         return dataclasses.replace(state, dropped=dropped)

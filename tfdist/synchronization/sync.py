@@ -15,7 +15,9 @@ class Sync(base.Synchronization):
     the new parameters. Without backup workers this is synchronous SGD over
     all workers.
 
-    Where fewer than N workers are left, the update is made of theirs.
+    Where fewer than N workers are left, the update is made of theirs. Of
+    workers that have not been started, or were told to leave, N + b does not
+    count any.
 
     Args:
       backup_workers: The paper's b, less than the number of workers.
@@ -66,24 +68,30 @@ class Sync(base.Synchronization):
     def decide(self, state):
         contributed = tf.equal(state.contributed, state.version + 1)
         current = tf.equal(state.pulled, state.version)
-        accepted = state.arrived & current & ~contributed
+        accepted = state.arrived & current & ~contributed & ~state.unusable
         state = state.append(
             accepted,
             first=tf.cast(tf.equal(state.in_round, 0), tf.int64),
             count=0,
         )
         state = state.accept(accepted)
-        there = tf.logical_or(
-            state.present, tf.equal(state.contributed, state.version + 1)
-        )
-        first = state.num_workers - self.backup_workers
-        wanted = tf.minimum(
-            tf.constant(first, tf.int64),
-            tf.reduce_sum(tf.cast(there, tf.int64)),
-        )
+        there = state.present | tf.equal(state.contributed, state.version + 1)
+        # Nobody waits for those whose gradient does not count; they wait for
+        # the update, as if theirs were part of it.
+        there &= contributed | ~(state.unusable & current)
+        contributed = tf.equal(state.contributed, state.version + 1)
+        enlisted = _number_of(state.enlisted | contributed)
+        wanted = tf.minimum(enlisted - self.backup_workers, _number_of(there))
         complete = tf.logical_and(state.in_round > 0, state.in_round >= wanted)
         state = state.close_round(complete)
+        # There is no update to wait for if nobody has a gradient that counts.
+        nothing = tf.equal(state.in_round, 0) & ~tf.reduce_any(there)
+        state = state.drop(state.unusable & nothing)
         # What is left is late, but for the second gradient of a worker that
         # was killed and has come back within one update: that is late soon.
         current = tf.equal(state.pulled, state.version)
         return state.drop(state.arrived & ~current)
+
+
+def _number_of(workers):
+    return tf.reduce_sum(tf.cast(workers, tf.int64))

@@ -1,0 +1,258 @@
+"""A training that is stopped and resumed is the one that never stopped."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tests.parameter_server.twins import assert_same
+from tests.parameter_server.twins import classification
+from tests.parameter_server.twins import compiled
+from tests.parameter_server.twins import perceptron
+from tests.parameter_server.twins import traces
+import tfdist
+from tfdist import averaging
+from tfdist import correction
+from tfdist.callbacks import ClusterCheckpoint
+from tfdist.callbacks import checkpoint_files
+from tfdist.parameter_server.synchronize import ModelMismatchError
+from tfdist.synchronization import Async
+
+_BATCH = 6
+# Eight steps of an epoch: no period of 5 and no accumulation of 3 ends with
+# an epoch, so that a save comes in the midst of each.
+X, Y = classification(8 * _BATCH)
+_PARTS = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+_SGD = keras.optimizers.SGD
+_ADAM = keras.optimizers.Adam
+
+
+def _net():
+    return keras.Sequential(
+        [
+            keras.Input((5,)),
+            keras.layers.Dense(4, activation="tanh"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def _corrected(method, **kwargs):
+    return lambda: tfdist.ParameterServerStrategy(correction=method, **kwargs)
+
+
+_CASES = {
+    "adam, schedule, accumulation": (
+        tfdist.AsyncStrategy,
+        lambda: _ADAM(
+            keras.optimizers.schedules.CosineDecay(0.05, 12),
+            gradient_accumulation_steps=3,
+        ),
+        _net,
+    ),
+    "DANA zero": (
+        _corrected(correction.DANA("zero"), variable_partitioner=_PARTS),
+        lambda: _SGD(0.02),
+        perceptron,
+    ),
+    "DANA slim": (
+        _corrected(correction.DANA("slim")),
+        lambda: _SGD(0.02),
+        perceptron,
+    ),
+    "DiLoCo": (
+        lambda: tfdist.DiLoCoStrategy(5, synchronization=Async()),
+        lambda: _ADAM(0.02),
+        _net,
+    ),
+    "BMUF": (
+        lambda: tfdist.BMUFStrategy(
+            5, block_momentum=0.5, synchronization=Async()
+        ),
+        lambda: _SGD(0.05, momentum=0.9),
+        perceptron,
+    ),
+    "elastic averaging": (
+        lambda: tfdist.ElasticAveragingStrategy(5, alpha=0.3),
+        lambda: _SGD(0.05, momentum=0.9),
+        perceptron,
+    ),
+    "Downpour": (
+        lambda: tfdist.ParameterServerStrategy(
+            local_steps=averaging.AccruedGradients(3, 5)
+        ),
+        lambda: _SGD(0.05),
+        perceptron,
+    ),
+}
+
+
+def _start(make_strategy, make_optimizer, net):
+    keras.utils.set_random_seed(5)
+    strategy = make_strategy()
+    with strategy.scope():
+        model = compiled(net(), make_optimizer())
+    return strategy, model
+
+
+def _fit(model, epochs, **kwargs):
+    model.fit(
+        X,
+        Y,
+        batch_size=_BATCH,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        **kwargs,
+    )
+
+
+# Workers compute with the look-ahead: a save must not put the parameters in
+# its place.
+_SAVED_IS_NOT_WORKED_WITH = "DANA zero"
+
+
+def _leave_two_epochs(directory):
+    """Removes what a run has saved that was killed after two epochs."""
+    files = checkpoint_files.CheckpointFiles(directory, keep=1)
+    number, state = files.newest()
+    while state.header["position"] != {"epoch": 2, "batch": 0}:
+        files.path(number).unlink()
+        number, state = files.newest()
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_resumed_training_is_the_one_that_never_stopped(tmp_path, name):
+    strategy, model = _start(*_CASES[name])
+    _fit(model, 3, callbacks=[ClusterCheckpoint(tmp_path, save_freq=5)])
+    strategy.settle()
+    expected, updates = traces(model), strategy.updates_applied()
+    if name == _SAVED_IS_NOT_WORKED_WITH:
+        plain, model = _start(*_CASES[name])
+        _fit(model, 3)
+        plain.settle()
+        assert_same(traces(model), expected)
+    _leave_two_epochs(tmp_path)
+
+    strategy, model = _start(*_CASES[name])
+    resumed = ClusterCheckpoint(tmp_path)
+    _fit(model, 3, callbacks=[resumed])
+    strategy.settle()
+    assert resumed.resumed_epoch == 2
+    assert_same(traces(model), expected)
+    assert strategy.updates_applied() == updates
+
+
+def test_what_others_have_done_since_is_not_undone_by_a_resumed_worker():
+    """It pushes what it has made of what it was given, not of what is there."""
+    x, y = classification(10 * _BATCH)
+    before = 8 * _BATCH
+    strategy, model = _start(*_CASES["BMUF"])
+    saved = []
+
+    class Save(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch + 1 == 8:
+                saved.append(strategy.state.read())
+
+    kwargs = {"batch_size": _BATCH, "shuffle": False, "verbose": 0}
+    model.fit(x, y, callbacks=[Save()], **kwargs)
+    expected = [weight + 1.0 for weight in model.get_weights()]
+
+    (state,) = saved
+    for number, (_, role, *_) in enumerate(state.header["variables"]):
+        if role == "parameter":
+            state.arrays[f"variable/{number}"] = (
+                state.arrays[f"variable/{number}"] + 1.0
+            )
+    strategy, model = _start(*_CASES["BMUF"])
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    strategy.state.restore(state)
+    # The second exchange is that of the tenth step.
+    model.fit(x[before:], y[before:], **kwargs)
+    assert_same(model.get_weights(), expected)
+
+
+def test_tensorflow_checkpoint_with_the_state_of_the_strategy(tmp_path):
+    """With the model it holds the outer momentum, and steps in a period."""
+    case = _CASES["DiLoCo"]
+    strategy, model = _start(*case)
+    _fit(model, 2)
+    expected = traces(model)
+
+    strategy, model = _start(*case)
+
+    class Save(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if not epoch:
+                tf.train.Checkpoint(model=model, state=strategy.state).write(
+                    tmp_path / "checkpoint"
+                )
+
+    _fit(model, 1, callbacks=[Save()])
+
+    strategy, model = _start(*case)
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    tf.train.Checkpoint(model=model, state=strategy.state).read(
+        tmp_path / "checkpoint"
+    ).assert_existing_objects_matched()
+    _fit(model, 1)
+    assert_same(traces(model), expected)
+
+
+def test_checkpoint_of_another_model_is_refused(tmp_path):
+    _, model = _start(tfdist.AsyncStrategy, _SGD, perceptron)
+    _fit(model, 1, callbacks=[ClusterCheckpoint(tmp_path)])
+    _, other = _start(tfdist.AsyncStrategy, _SGD, _net)
+    with pytest.raises(ModelMismatchError, match=r"number 2 of variables"):
+        _fit(other, 1, callbacks=[ClusterCheckpoint(tmp_path)])
+
+
+def test_next_fit_begins_where_it_is_told(tmp_path):
+    """Keras keeps the epoch that a callback has set."""
+    _, model = _start(tfdist.AsyncStrategy, _SGD, perceptron)
+    checkpoint = ClusterCheckpoint(
+        tmp_path / "made", delete_checkpoint=True, save_freq=4
+    )
+    _fit(model, 1, callbacks=[ClusterCheckpoint(tmp_path)])
+    _fit(model, 2, callbacks=[ClusterCheckpoint(tmp_path)])
+    history = model.fit(
+        X, Y, batch_size=_BATCH, epochs=2, verbose=0, callbacks=[checkpoint]
+    )
+    assert history.epoch == [0, 1]
+    assert not (tmp_path / "made").exists()
+
+
+def test_full_disk_does_not_end_the_training(tmp_path, monkeypatch, caplog):
+    def refuse(state, file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint_files.saved_state, "write", refuse)
+    _, model = _start(tfdist.AsyncStrategy, _SGD, perceptron)
+    _fit(model, 1, callbacks=[ClusterCheckpoint(tmp_path)])
+    assert "No space left on device" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"directory": ""}, "directory must be a path, came: ''"),
+        ({"save_freq": 0}, "save_freq must be .* came: 0"),
+        ({"save_freq": "batch"}, "save_freq must be .* came: 'batch'"),
+        ({"keep": 0}, "keep must be an integer of at least 1, came: 0"),
+    ],
+)
+def test_malformed_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ClusterCheckpoint(**{"directory": "somewhere", **arguments})
+
+
+def test_model_without_a_strategy_is_refused(tmp_path):
+    model = compiled(perceptron())
+    with pytest.raises(ValueError, match="scope of a tfdist strategy"):
+        _fit(model, 1, callbacks=[ClusterCheckpoint(tmp_path)])

@@ -1,0 +1,125 @@
+"""`tfdist scale`: workers of a running launcher come and go."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cli.launched import ROOT
+from tests.cli.launched import SECONDS
+from tests.cli.launched import Launched
+from tfdist.cli import control
+
+
+@pytest.fixture(autouse=True)
+def own_directory(monkeypatch, tmp_path):
+    """No launcher but that of the test is found."""
+    directory = tmp_path / "runtime"
+    directory.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+
+
+def scale(*flags):
+    """Runs the command; returns its status and output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdist", "scale", *flags],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+        timeout=SECONDS,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+# Leaves as a worker of tfdist does, or not at all.
+WORKER = """
+if job == "ps":
+    wait_for("done")
+    sys.exit()
+def leave(*_):
+    print("leaving", flush=True)
+    sys.exit(0)
+deaf = (tmp / "deaf").exists()
+signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else leave)
+print("initially", place.get("initial_workers"), flush=True)
+wait_for("done")
+"""
+
+
+def test_workers_are_added_and_told_to_leave_and_the_run_goes_on(script):
+    path = script(WORKER)
+    flags = ["--num_workers=1", "--max_workers=3", "--leave_seconds=2"]
+    with Launched(*flags, path) as run:
+        run.expect(r"\[worker 0\] initially 1")
+        status, text = scale("--workers=3")
+        assert (status, text) == (0, "worker 1 started; worker 2 started\n")
+        for _ in range(2):
+            run.expect(r"\[worker \d\] initially 1")
+        assert scale("--workers=3") == (0, "3 workers already\n")
+        status, text = scale("--workers=1", f"--pid={run.process.pid}")
+        assert (status, text) == (0, "worker 1 leaves; worker 2 leaves\n")
+        for _ in range(2):
+            run.expect(r"worker \d has left$")
+        # One that does not leave is killed, and is started again if wanted.
+        (path.parent / "deaf").touch()
+        pid = run.process.pid
+        assert control.ask(pid, {"workers": 2}) == "worker 1 started"
+        run.expect(r"\[worker 1\] initially 1")
+        assert control.ask(pid, {"workers": 1}) == "worker 1 leaves"
+        assert "when it has left" in control.ask(pid, {"workers": 2})
+        run.expect("worker 1 has not left: killing it")
+        run.expect("worker 1 was ended by SIGKILL .* as it left")
+        run.expect(r"\[worker 1\] initially 1")
+        (path.parent / "done").touch()
+        status, text = run.finish()
+    assert status == 0, text
+    assert "worker 2: pid" not in text.partition("has left")[2]
+
+
+def test_what_cannot_be_is_refused_with_what_can(script):
+    status, text = scale("--workers=2")
+    assert status == 2 and "No `tfdist launch` of this user runs" in text
+    path = script(WORKER)
+    with (
+        Launched("--num_workers=2", path) as run,
+        Launched("--num_workers=1", path) as other,
+    ):
+        for one in (run, other):
+            one.expect(r"\[worker 0\] initially None")
+        pids = sorted([run.process.pid, other.process.pid])
+        assert control.launchers() == pids
+        status, text = scale("--workers=2")
+        assert status == 2
+        several = ", ".join(map(str, pids))
+        assert (
+            f"--pid must say which launcher is meant: several run, {several}"
+            in (text)
+        )
+        flag = f"--pid={run.process.pid}"
+        for number in (0, 3):
+            status, text = scale(f"--workers={number}", flag)
+            assert status == 2
+            assert "Flag --workers must be from 1 to 2" in text
+            assert f"Received: --workers={number}." in text
+        other.process.kill()
+        other.process.wait(SECONDS)
+        # What a killed launcher leaves behind is no launcher.
+        assert control.launchers() == [run.process.pid]
+        (path.parent / "done").touch()
+        assert run.finish()[0] == 0
+    assert control.launchers() == []
+
+
+def test_a_task_that_fails_again_is_given_more_time(script):
+    path = script("sys.exit(3 if job == 'worker' else forever())")
+    flags = ["--num_workers=1", "--max_restarts=2", "--grace_seconds=0"]
+    with Launched(*flags, path) as run:
+        run.expect("status 3; restart 1 of 2 in 0.5 s")
+        run.expect("status 3; restart 2 of 2 in 1 s")
+        began = time.monotonic()
+        run.expect("worker 0: pid")
+        # Read a moment after it was written.
+        assert time.monotonic() - began > 0.8
+        assert run.finish()[0] == 3

@@ -1,0 +1,119 @@
+"""Workers that get SIGTERM leave; others join, and nobody waits in vain.
+
+Every gradient is a constant, so that the weights are minus the sum of what the
+updates were made of: a gradient that is lost, or counts twice, shows.
+"""
+
+import signal
+
+import pytest
+
+# What starts and ends of processes take on two cores; far less than
+# `start_timeout`, and than servers wait for workers that are lost.
+WITHIN = 50.0
+
+
+def start(made, index, **arguments):
+    """Starts a worker."""
+    return made.start("worker", index, "preemption_tasks:train", **arguments)
+
+
+def test_sigterm_in_a_step_the_step_counts_and_the_others_go_on(cluster):
+    made = cluster(num_workers=2)
+    (server,) = made.start_servers()
+    going = start(made, 0, value=1.0, until="stop")
+    leaving = start(made, 1, value=64.0, until="stop", hold=5, release="go on")
+    # The main thread is in a step, and waits for its data.
+    leaving.expect("holding")
+    leaving.send(signal.SIGTERM)
+    leaving.expect("Got SIGTERM: leaving as soon as this step is done")
+    assert leaving.runs() and leaving.steps() == 5
+    made.tell("go on")
+    assert leaving.wait(WITHIN) == 0
+    report = leaving.report()
+    # Not the end of training, at which callbacks delete backups.
+    assert report["preempted"] and not report["ended"]
+    assert leaving.steps() == 6
+    going.wait_for_steps(going.steps() + 10)
+    made.tell("stop")
+    made.finish()
+    assert server.wait() == 0
+    (updates,) = going.report()["updates"]
+    assert updates == going.steps() + 6
+    assert going.report()["weights"] == [-going.steps() - 6 * 64.0]
+
+
+def test_a_cluster_grows_and_shrinks_and_every_gradient_counts(cluster):
+    made = cluster(num_workers=3, initial_workers=1)
+    (server,) = made.start_servers(lost_after=1000.0)
+    bounded = {"method": "bounded", "until": "stop"}
+    # It does not wait for those that have not been started.
+    staying = start(made, 0, value=1.0, hold=20, release="go on", **bounded)
+    staying.expect("holding", timeout=WITHIN)
+    assert staying.steps() == 20
+    first = start(made, 1, value=3.0, **bounded)
+    # It begins where the other is, and then waits for it in its second step.
+    first.expect("Waiting for the gradients of /job:worker/task:0")
+    assert first.steps() == 1
+    first.send(signal.SIGTERM)
+    assert first.wait(WITHIN) == 0
+    assert first.steps() == 2 and staying.steps() == 20
+    made.tell("go on")
+    staying.wait_for_steps(30)
+    # Both again, and a notice at any moment.
+    second = start(made, 1, value=3.0, **bounded)
+    second.wait_for_steps(5)
+    second.send(signal.SIGTERM)
+    assert second.wait(WITHIN) == 0
+    staying.wait_for_steps(staying.steps() + 10)
+    made.tell("stop")
+    assert staying.wait(WITHIN) == 0
+    # Nor does it wait for a worker that never was there, or that may return.
+    assert server.wait(WITHIN) == 0
+    mine, others = staying.steps(), 2 + second.steps()
+    report = staying.report()
+    assert report["updates"] == [mine + others]
+    assert report["weights"] == [-mine * 1.0 - others * 3.0]
+    assert report["counts"] == {
+        f"/job:worker/task:{k}": {"pushed": n, "accepted": n, "dropped": 0}
+        for k, n in enumerate([mine, others, 0])
+    }
+    assert list(report["states"].values())[1:] == ["LEFT", "UNKNOWN"]
+
+
+def test_the_last_local_steps_are_part_of_the_next_average(cluster):
+    made = cluster(num_workers=2)
+    (server,) = made.start_servers()
+    averaging = {"method": "sync", "local_steps": 12}
+    staying = start(
+        made, 0, value=1.0, until=24, hold=10, release="go on", **averaging
+    )
+    leaving = start(
+        made, 1, value=5.0, until=24, hold=3, release="leave", **averaging
+    )
+    staying.expect("holding")
+    leaving.expect("holding")
+    leaving.send(signal.SIGTERM)
+    leaving.expect("Got SIGTERM")
+    made.tell("leave")
+    # It does not wait until the other has made its twelve steps.
+    assert leaving.wait(WITHIN) == 0
+    assert leaving.steps() == 4 and staying.steps() == 10
+    made.tell("go on")
+    assert staying.wait(WITHIN) == 0
+    assert server.wait(WITHIN) == 0
+    # Twelve steps of ones and four of fives, weighed by their number; then
+    # twelve of the one that is left.
+    mean = (12 * 12.0 * 1.0 + 4 * 4.0 * 5.0) / 16
+    (weight,) = staying.report()["weights"]
+    assert weight == pytest.approx(-mean - 12.0, rel=1e-6)
+    assert staying.report()["updates"] == [2]
+
+
+def test_a_server_that_is_told_to_end_asks_to_be_started_again(cluster):
+    made = cluster(num_workers=1)
+    (server,) = made.start_servers()
+    server.expect("serves on port")
+    server.send(signal.SIGTERM)
+    server.expect("before training was over: it ends, and workers wait")
+    assert server.wait(WITHIN) == 128 + signal.SIGTERM

@@ -1,0 +1,210 @@
+"""Saves all of a training on a cluster, and takes it up again."""
+
+from absl import logging
+import keras
+
+from tfdist import private_tensorflow
+from tfdist.callbacks import checkpoint_files
+
+_TOPIC = "checkpoint"
+
+
+class ClusterCheckpoint(keras.callbacks.Callback):
+    """Saves the state of the whole training, and resumes from the newest.
+
+    Pass it to `fit` on every worker. The chief saves: all variables of models
+    and optimizers as all servers hold them at one moment, what corrections
+    and local steps keep, and what belongs to the chief itself (learning rate,
+    random streams, gradient accumulators, own weights). When `fit` begins and
+    the directory holds a checkpoint, the training goes on from there, with
+    any number of servers and workers. Stopped and resumed with one worker, it
+    computes what it would have without the stop, if the data of an epoch does
+    not depend on the epochs before.
+
+    A file is there as a whole or not at all, whenever the chief is killed; a
+    damaged one is passed over with a warning. If the disk is full, an error is
+    logged and the training goes on. All workers have to see the directory.
+
+    A chief that is started again while the servers live takes its place in
+    the data from the newest checkpoint, and the parameters from the servers.
+    `docs/checkpoints.md` says what each worker gets.
+
+    Args:
+      directory: Where the files are, made if need be: nobody else's.
+      save_freq: "epoch", to save at the end of each; or a number: also every
+        so many batches of the chief. What was saved within an epoch is
+        resumed with all batches of that epoch: some come once more.
+      keep: How many of the newest files are kept, at least 1.
+      delete_checkpoint: Whether all are removed when `fit` has ended on all
+        workers. Left there, the next `fit` with this directory goes on from
+        the end of this one.
+      verbose: 1 prints a line for each save and for the resumption.
+
+    Attributes:
+      resumed_epoch: Number of the epoch that `fit` went on with, 0 if there
+        was nothing to resume.
+
+    Raises:
+      ValueError: An argument is malformed, or the model was not built under a
+        strategy of tfdist.
+      ModelMismatchError: The newest checkpoint is of another model.
+    """
+
+    def __init__(
+        self,
+        directory,
+        *,
+        save_freq="epoch",
+        keep=3,
+        delete_checkpoint=False,
+        verbose=0,
+    ):
+        super().__init__()
+        if not directory:
+            raise ValueError(f"directory must be a path, came: {directory!r}.")
+        if save_freq != "epoch" and not _is_count(save_freq):
+            raise ValueError(
+                'save_freq must be "epoch" or a positive number of batches, '
+                f"came: {save_freq!r}."
+            )
+        if not _is_count(keep):
+            raise ValueError(
+                f"keep must be an integer of at least 1, came: {keep!r}."
+            )
+        self._files = checkpoint_files.CheckpointFiles(directory, keep)
+        self._save_freq = save_freq
+        self._delete = delete_checkpoint
+        self._verbose = verbose
+        self.resumed_epoch = 0
+
+    def on_train_begin(self, logs=None):
+        del logs
+        strategy = self.model.distribute_strategy
+        if not hasattr(strategy, "state"):
+            raise ValueError(
+                "ClusterCheckpoint needs a model that was built and compiled "
+                "under the scope of a tfdist strategy with parameter servers, "
+                f"came: {type(strategy).__name__}."
+            )
+        self._strategy = strategy
+        self._epoch = self.resumed_epoch = 0
+        # Batches of this epoch that are done, and those since the last save.
+        self._batches = self._since_save = 0
+        optimizer = self.model.optimizer
+        if optimizer is not None and not optimizer.built:
+            with strategy.scope():
+                optimizer.build(self.model.trainable_variables)
+        cluster = strategy.cluster
+        if cluster.is_chief or not cluster.num_ps:
+            self._begin_as_chief()
+        else:
+            self._begin_as_worker()
+        if self.resumed_epoch:
+            private_tensorflow.set_initial_epoch(self.model, self.resumed_epoch)
+
+    def _begin_as_chief(self):
+        cluster = self._strategy.cluster
+        if cluster.is_chief:
+            self._files.directory.mkdir(parents=True, exist_ok=True)
+            self._files.remove_drafts()
+        found = self._files.newest()
+        if found is not None:
+            self._resume(*found)
+        self._publish(None if found is None else found[0])
+        # Now the others may ask.
+        self._strategy.commit()
+
+    def _begin_as_worker(self):
+        self._strategy.commit()
+        reports = self._strategy.collect(_TOPIC)
+        told = reports.get(self._strategy.cluster.worker_names[0])
+        if told is None or told["number"] is None:
+            return
+        found = self._files.newest(told["number"])
+        if found is not None:
+            self._resume(*found)
+            return
+        logging.warning(
+            "The chief has resumed from checkpoint %d; here %s has none. This "
+            "worker has the servers' parameters, and its own first learning "
+            "rate and optimizer state where these are not on servers. Let all "
+            "workers see the directory.",
+            told["number"],
+            self._files.directory,
+        )
+        self.resumed_epoch = told["epoch"]
+
+    def _resume(self, number, saved):
+        self._strategy.state.restore(saved)
+        position = saved.header["position"]
+        self.resumed_epoch = self._epoch = position["epoch"]
+        self._say(
+            f"Resumed from {self._files.path(number)}: epoch "
+            f"{self.resumed_epoch}, {saved.header['updates']} updates"
+        )
+
+    def _publish(self, number):
+        self._strategy.publish(_TOPIC, {"number": number, "epoch": self._epoch})
+
+    def on_epoch_begin(self, epoch, logs=None):
+        del logs
+        # Keras would begin the next `fit` there, too.
+        private_tensorflow.set_initial_epoch(self.model, None)
+        self._epoch, self._batches = epoch, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        del logs
+        # One call may stand for several batches (`steps_per_execution`).
+        self._since_save += batch + 1 - self._batches
+        self._batches = batch + 1
+        if self._save_freq != "epoch" and self._since_save >= self._save_freq:
+            self._save()
+
+    def on_epoch_end(self, epoch, logs=None):
+        del logs
+        self._epoch, self._batches = epoch + 1, 0
+        self._save()
+
+    def _save(self):
+        self._since_save = 0
+        if not self._strategy.cluster.is_chief:
+            return
+        state = self._strategy.state.read()
+        state.header["position"] = {
+            "epoch": self._epoch,
+            "batch": self._batches,
+        }
+        try:
+            number = self._files.write(state)
+        except OSError as error:
+            logging.error(
+                "No checkpoint could be written to %s (%s); training goes on, "
+                "and the newest one is number %s.",
+                self._files.directory,
+                error,
+                max(self._files.numbers(), default=None),
+            )
+            return
+        self._publish(number)
+        self._say(
+            f"Saved {self._files.path(number)}: epoch {self._epoch}, batch "
+            f"{self._batches}, {state.header['updates']} updates"
+        )
+
+    def on_train_end(self, logs=None):
+        del logs
+        private_tensorflow.set_initial_epoch(self.model, None)
+        if self._delete:
+            # The others may still need them.
+            self._strategy.settle()
+            if self._strategy.cluster.is_chief:
+                self._files.remove_all()
+
+    def _say(self, line):
+        if self._verbose:
+            print(line, flush=True)
+
+
+def _is_count(value):
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return is_int and value >= 1

@@ -1,0 +1,97 @@
+"""`tfdist scale`: more or fewer workers for a `tfdist launch` that runs."""
+
+from collections.abc import Sequence
+
+from absl import flags
+
+from tfdist.cli import control
+from tfdist.cli import usage
+
+USAGE = """\
+Starts workers of a running `tfdist launch`, or tells some to leave.
+
+Usage: tfdist scale --workers=N [--pid=PID]
+
+Example: tfdist launch --num_workers=2 --max_workers=4 train.py &
+         tfdist scale --workers=4
+
+Workers leave from the highest number on. Each gets SIGTERM, finishes its
+step and exits; after --leave_seconds of the launcher it is killed. The
+training goes on, and ends when those that are there have finished.
+
+The exit status is 0 when the launcher has been told, 2 for bad usage.
+"""
+
+
+def define_flags() -> flags.FlagValues:
+    """Returns the flags of the sub-command, not parsed yet."""
+    values = flags.FlagValues()
+    define = {"flag_values": values, "module_name": __name__}
+    flags.DEFINE_integer(
+        "workers",
+        None,
+        "Workers that are to run, not counting the chief, as in "
+        "`tfdist launch --num_workers`.",
+        **define,
+    )
+    flags.DEFINE_integer(
+        "pid",
+        None,
+        "The launcher's process id; not needed where one launcher runs.",
+        **define,
+    )
+    flags.DEFINE_bool("help", False, "Show this.", short_name="h", **define)
+    return values
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the sub-command.
+
+    Args:
+        argv: the arguments after `scale`.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        UsageError: if the arguments are wrong, or the launcher refuses.
+    """
+    values = define_flags()
+    rest = usage.parse(values, argv)
+    if values.help:
+        listing = values.module_help(__name__).partition(":")[2]
+        print(f"{USAGE}\nFlags:{listing}")
+        return 0
+    if rest:
+        raise usage.UsageError(
+            f"Nothing may follow the flags. Received: {' '.join(rest)}."
+        )
+    usage.check(
+        values.workers is not None and values.workers >= 0,
+        "workers",
+        "be given, and at least 0",
+        values.workers,
+    )
+    running = control.launchers()
+    pid = values.pid
+    if pid is None:
+        if not running:
+            raise usage.UsageError("No `tfdist launch` of this user runs here.")
+        if len(running) > 1:
+            raise usage.UsageError(
+                "Flag --pid must say which launcher is meant: several run, "
+                f"{', '.join(map(str, running))}."
+            )
+        (pid,) = running
+    usage.check(
+        pid in running,
+        "pid",
+        "be that of a `tfdist launch` of this user that runs here "
+        f"({', '.join(map(str, running)) or 'none does'})",
+        pid,
+    )
+    try:
+        print(control.ask(pid, {"workers": values.workers}))
+    except control.RefusedError as error:
+        raise usage.UsageError(str(error)) from error
+    return 0

@@ -1,0 +1,135 @@
+"""Counts of each worker's gradients where no ledger counts them.
+
+They lie on every server, which counts what it has applied, and travel with the
+fresh values: a server that is restored from a worker's replicas is given the
+counts that belong to them.
+"""
+
+import tensorflow as tf
+
+
+class GradientCounts:
+    """What has become of the gradients of all workers.
+
+    Args:
+      store: The `ParameterStore`.
+      num_workers: Number of workers.
+      worker_names: Dict of the workers' numbers to their names: of those
+        whose gradients go to the same servers.
+    """
+
+    def __init__(self, store, num_workers, worker_names):
+        self._store = store
+        self._names = worker_names
+        self._num_workers = num_workers
+        self._read_all = tf.function(self._build_read, autograph=False)
+        # By server: what was there at this worker's last pull.
+        self._pulled = [
+            store.worker_variable(
+                tf.zeros([2 * num_workers], tf.int64), f"pulled_counts_{k}"
+            )
+            for k in range(store.num_shards)
+        ]
+        # By server: this worker's in earlier lives of its process.
+        self._before = None
+
+    def handle(self, shard):
+        """The vector on a server: accepted by worker, then nonfinite."""
+        return self._store.resource(
+            shard, "gradients", tf.int64, [2 * self._num_workers]
+        )
+
+    def clear(self, shard):
+        """Builds, in the scope's device: there are none; the operation."""
+        return tf.raw_ops.AssignVariableOp(
+            resource=self.handle(shard),
+            value=tf.zeros([2 * self._num_workers], tf.int64),
+        )
+
+    def note(self, shard, finite):
+        """Builds, on the server: one more gradient of this worker.
+
+        Args:
+          shard: Number of the server.
+          finite: Whether it was applied, a scalar bool tensor.
+        """
+        row = self._store.worker_id
+        if finite is not None:
+            row += self._num_workers * (1 - tf.cast(finite, tf.int64))
+        tf.raw_ops.ResourceScatterAdd(
+            resource=self.handle(shard),
+            indices=[row],
+            updates=tf.ones([1], tf.int64),
+        )
+
+    def read_on(self, shard):
+        """Builds the reading of the vector, in the scope's device."""
+        value = tf.raw_ops.ReadVariableOp(
+            resource=self.handle(shard), dtype=tf.int64
+        )
+        value.set_shape([2 * self._num_workers])
+        return value
+
+    def pulled(self, shard):
+        """The vector at this worker's last pull."""
+        return self._pulled[shard].read_value()
+
+    def set_pulled(self, shard, value):
+        """Sets what `pulled` gives; returns the operation."""
+        return tf.raw_ops.AssignVariableOp(
+            resource=self._pulled[shard].local_handle, value=value
+        )
+
+    def begin(self):
+        """What has been pulled is of earlier lives of this process."""
+        if self._before is None:
+            self._before = self._accepted_here()
+
+    def applied(self):
+        """Gradients of this process that were applied, by server, as pulled.
+
+        Returns:
+          A list of int.
+        """
+        before = self._before or [0] * self._store.num_shards
+        here = self._accepted_here()
+        return [now - then for now, then in zip(here, before, strict=True)]
+
+    def _accepted_here(self):
+        row = self._store.worker_id
+        return [int(vector.numpy()[row]) for vector in self._pulled]
+
+    def read(self):
+        """Returns a dict of worker name to a dict of ints.
+
+        These are `pushed`, `accepted`, `dropped` and `nonfinite`, as the
+        first server has counted them.
+        """
+        found = self._store.call(self._read_all).numpy()
+        return {
+            name: {
+                "pushed": int(accepted + nonfinite),
+                "accepted": int(accepted),
+                "dropped": int(nonfinite),
+                "nonfinite": int(nonfinite),
+            }
+            for name, (accepted, nonfinite) in zip(
+                self._names.values(),
+                found.reshape(2, -1).T[list(self._names)],
+                strict=True,
+            )
+        }
+
+    def _build_read(self):
+        handle = self.handle(0)
+
+        def read():
+            with tf.device(self._store.devices[0]):
+                return self.read_on(0)
+
+        with tf.device(self._store.devices[0]):
+            known = tf.raw_ops.VarIsInitializedOp(resource=handle)
+            nothing = tf.zeros([2 * self._num_workers], tf.int64)
+            counts = tf.cond(known, read, lambda: nothing)
+        with tf.device(self._store.worker_device):
+            return tf.identity(counts)

@@ -1,0 +1,101 @@
+"""A saved state as a file: a ZIP archive that nothing is unpickled from.
+
+Arrays are `.npy` entries, uncompressed; `tfdist.json` says what they are. The
+checksum (CRC-32) of each entry is part of the format, and an archive that is
+cut off has no directory: what is damaged is not read.
+"""
+
+import dataclasses
+import json
+import zipfile
+
+import ml_dtypes  # noqa: F401  Makes NumPy know "bfloat16".
+import numpy as np
+
+_HEADER = "tfdist.json"
+_FORMAT = "tfdist-state"
+_VERSION = 1
+
+
+class UnusableStateError(ValueError):
+    """What was read is no saved state, or is damaged."""
+
+
+@dataclasses.dataclass
+class SavedState:
+    """A state of a training.
+
+    Attributes:
+      header: Dict that JSON can hold.
+      arrays: Dict of name to NumPy array.
+    """
+
+    header: dict
+    arrays: dict
+
+
+def write(state, file):
+    """Writes a `SavedState` to a binary file that is open for writing."""
+    dtypes = {name: array.dtype.name for name, array in state.arrays.items()}
+    content = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "header": state.header,
+        "dtypes": dtypes,
+    }
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in state.arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(
+                    entry, _plain(array), allow_pickle=False
+                )
+        archive.writestr(_HEADER, json.dumps(content))
+
+
+def read(file):
+    """Reads what `write` has written.
+
+    Args:
+      file: A binary file that is open for reading.
+
+    Returns:
+      A `SavedState`.
+
+    Raises:
+      UnusableStateError: It is damaged, or something else.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            content = json.loads(archive.read(_HEADER))
+            if content["format"] != _FORMAT:
+                raise ValueError(f"its format is {content['format']!r}")
+            if content["version"] != _VERSION:
+                raise ValueError(
+                    f"it is of version {content['version']} of the format, "
+                    f"{_VERSION} is known"
+                )
+            arrays = {
+                name: _read_array(archive, name, np.dtype(dtype))
+                for name, dtype in content["dtypes"].items()
+            }
+        return SavedState(content["header"], arrays)
+    except Exception as error:  # Of all kinds: it may be anything.
+        reason = str(error) or type(error).__name__
+        raise UnusableStateError(reason) from error
+
+
+def _read_array(archive, name, dtype):
+    with archive.open(f"{name}.npy") as entry:
+        array = np.lib.format.read_array(entry, allow_pickle=False)
+        # The checksum is compared at the end of an entry.
+        if entry.read(1):
+            raise ValueError(f"its entry {name!r} is too long")
+    return array if array.dtype == dtype else array.view(dtype)
+
+
+def _plain(array):
+    """`array`, as bits where NumPy has no name of its own for its type."""
+    array = np.asarray(array)
+    if array.dtype.isbuiltin == 1:
+        return array
+    return array.view(np.dtype(f"u{array.dtype.itemsize}"))
