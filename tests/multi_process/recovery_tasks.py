@@ -65,7 +65,7 @@ def train(
     pace=0.0,
     server_timeout=60.0,
     epochs=1,
-    rate=0.05,
+    rate=None,
 ):
     """Trains until told to stop; reports what became of its gradients.
 
@@ -75,11 +75,12 @@ def train(
         pace: seconds to pause after each step.
         server_timeout: of the strategy.
         epochs: how many to train.
-        rate: the learning rate.
+        rate: the learning rate; `None` for one for two workers.
     """
     momentum = 0.0 if strategy in ("dana", "averaging") else 0.5
     # DANA's momentum is 0.9.
-    rate = 0.005 if strategy == "dana" else 0.05
+    if rate is None:
+        rate = 0.005 if strategy == "dana" else 0.05
     strategy = STRATEGIES[strategy](
         start_timeout=60.0, worker_timeout=4.0, server_timeout=server_timeout
     )
