@@ -51,10 +51,12 @@ def regression():
 def applied_by_worker(strategy):
     """What each server has applied of each worker; empty with a ledger."""
     store = strategy._store
-    if not store.counts_by_worker:
+    if store.gradient_counts is None:
         return []
     return [
-        store.pulled_applied(shard).numpy().tolist()
+        store.gradient_counts.pulled(shard)
+        .numpy()[: strategy.cluster.num_workers]
+        .tolist()
         for shard in range(store.num_shards)
     ]
 
