@@ -51,10 +51,12 @@ def regression():
 def applied_by_worker(strategy):
     """What each server has applied of each worker; empty with a ledger."""
     store = strategy._store
-    if not store.counts_by_worker:
+    if store.gradient_counts is None:
         return []
     return [
-        store.pulled_applied(shard).numpy().tolist()
+        store.gradient_counts.pulled(shard)
+        .numpy()[: strategy.cluster.num_workers]
+        .tolist()
         for shard in range(store.num_shards)
     ]
 
@@ -65,7 +67,7 @@ def train(
     pace=0.0,
     server_timeout=60.0,
     epochs=1,
-    rate=0.05,
+    rate=None,
 ):
     """Trains until told to stop; reports what became of its gradients.
 
@@ -75,11 +77,12 @@ def train(
         pace: seconds to pause after each step.
         server_timeout: of the strategy.
         epochs: how many to train.
-        rate: the learning rate.
+        rate: the learning rate; `None` for one for two workers.
     """
     momentum = 0.0 if strategy in ("dana", "averaging") else 0.5
     # DANA's momentum is 0.9.
-    rate = 0.005 if strategy == "dana" else 0.05
+    if rate is None:
+        rate = 0.005 if strategy == "dana" else 0.05
     strategy = STRATEGIES[strategy](
         start_timeout=60.0, worker_timeout=4.0, server_timeout=server_timeout
     )
