@@ -80,6 +80,8 @@ def test_a_cluster_and_a_process_exchange_on_disk(groups, tmp_path):
         assert report["skipped"][0][0] == str(damaged)
         assert math.isfinite(report["loss"])
         check_teachers(received(report))
+    # Only the chief publishes.
+    assert not any("Another process publishes" in o.output() for o in ours)
     check_steps(reports)
     assert again.report()["summary"]["0"]["received"] > 0
 
