@@ -22,6 +22,11 @@ RUNTIME_ENVIRONMENT: dict[str, str] = {
     # Fail calls to a peer that is unreachable instead of holding them until
     # it comes back. Read when TensorFlow is imported.
     "GRPC_FAIL_FAST": "true",
+    # Keras waits at the end of each epoch, evaluation and prediction until the
+    # eager runtimes of all servers have nothing to do, and fails if one is
+    # away. TensorFlow's own strategy for parameter servers sets this, too.
+    # Read each time.
+    "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": "True",
     # Without keep-alive a peer that is stopped or cut off hangs a step for
     # ever; with these the step fails with UNAVAILABLE after about 7 seconds
     # and works again when the peer does. Read when TensorFlow is imported.

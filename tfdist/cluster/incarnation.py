@@ -1,5 +1,6 @@
 """Asks a server whether it is there, and which life it is in."""
 
+import contextlib
 import socket
 
 import tensorflow as tf
@@ -35,13 +36,19 @@ def read(address, task, timeout, protocol="grpc"):
         # A server that knows of others would ask them as well.
         device_filters=[f"/job:ps/task:{task}"],
     )
+    session = None
     try:
-        with tf.compat.v1.Session(
+        session = tf.compat.v1.Session(
             f"{protocol}://{address}", graph=tf.Graph(), config=config
-        ) as session:
-            for device in session.list_devices():
-                if f"/job:ps/replica:0/task:{task}/" in device.name:
-                    return device.incarnation
+        )
+        for device in session.list_devices():
+            if f"/job:ps/replica:0/task:{task}/" in device.name:
+                return device.incarnation
     except (tf.errors.OpError, OSError):
         pass
+    finally:
+        # As a context it would be closed in a thread, which prints errors.
+        if session is not None:
+            with contextlib.suppress(tf.errors.OpError):
+                session.close()
     return None

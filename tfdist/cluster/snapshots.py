@@ -24,6 +24,35 @@ _DATA = "data"
 _KEPT = 2
 
 
+def build_is_from_snapshot(value=None):
+    """Builds, in the scope's device: whether a server holds but a snapshot.
+
+    That is so from the moment at which its process has found one until a
+    worker says otherwise.
+
+    Args:
+      value: bool to set it; None to read it.
+
+    Returns:
+      A scalar bool tensor, or the operation.
+    """
+    handle = tf.raw_ops.VarHandleOp(
+        dtype=tf.bool, shape=[], shared_name="tfdist/from_snapshot"
+    )
+    if value is not None:
+        return tf.raw_ops.AssignVariableOp(
+            resource=handle, value=tf.constant(value)
+        )
+    # It is made when the server finds a snapshot.
+    return tf.cond(
+        tf.raw_ops.VarIsInitializedOp(resource=handle),
+        lambda: tf.ensure_shape(
+            tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.bool), []
+        ),
+        lambda: tf.constant(False),
+    )
+
+
 class Manifest:
     """What the members of a cluster say there is to be kept on one server.
 
@@ -171,6 +200,7 @@ class Snapshots:
                         dtype=value.dtype, shape=value.shape, shared_name=name
                     )
                     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+                build_is_from_snapshot(True)
             logging.warning(
                 "%s begins with its snapshot %s, which is %.1f s old: %d "
                 "variables.",

@@ -20,6 +20,7 @@ from tfdist.cluster import snapshots
 from tfdist.cluster import waiting
 from tfdist.cluster.gate import gate
 from tfdist.parameter_server import restoring
+from tfdist.parameter_server import settling
 from tfdist.parameter_server import watchdog
 
 # Seconds for a server to say which life it is in.
@@ -97,6 +98,7 @@ class Recovery:
         self._restorer = restoring.Restorer(
             store, store.synchronizer, config.num_workers
         )
+        self._settling = settling.Settling(store, config.ps_names)
         self._look_up = look_up
         self._addresses = dict(
             zip(config.ps_names, config.ps_addresses, strict=True)
@@ -123,6 +125,10 @@ class Recovery:
 
     def _note(self, incarnations):
         self.incarnations = incarnations
+
+    def wait_until_settled(self, is_chief, timeout):
+        """See `Settling.wait`."""
+        return self._settling.wait(is_chief, timeout)
 
     def leave_manifest(self):
         """Tells each server what to keep in snapshots; with each heartbeat."""
@@ -228,6 +234,7 @@ class Recovery:
                 here = [True] * self._config.num_workers
                 for shard in sorted(new):
                     done, here = self._restore(shard, began)
+                    self._settling.settle(shard)
                     if done:
                         mine.add(shard)
                 if self._store.coordination is not None:

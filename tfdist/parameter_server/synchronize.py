@@ -67,7 +67,14 @@ class Synchronizer:
         if self._committed == len(variables):
             return
         first, end = self._committed, len(variables)
+        empty = []
+        if not first and self._store.recovery is not None:
+            empty = self._store.recovery.wait_until_settled(
+                self._is_chief, self._timeout
+            )
         if self._is_chief:
+            if 0 < len(empty) < self._store.num_shards:
+                self._initialize(variables[:end], empty)
             held = self.held()
         else:
             held = waiting.wait_until(
@@ -230,16 +237,19 @@ class Synchronizer:
         name = f"signature/{variable.ordinal}"
         return self._store.resource(0, name, tf.string, [])
 
-    def _initialize(self, variables):
+    def _initialize(self, variables, shards=None):
+        """Gives variables their first values, on all servers or some."""
+        if shards is None:
+            shards = range(self._store.num_shards)
         self._call(
-            ("initialize", variables[0].ordinal, len(variables)),
-            lambda: self._build_initialize(variables),
+            ("initialize", variables[0].ordinal, len(variables), *shards),
+            lambda: self._build_initialize(variables, shards),
         )
 
-    def _build_initialize(self, variables):
+    def _build_initialize(self, variables, shards):
         store = self._store
         done = []
-        for shard in range(store.num_shards):
+        for shard in shards:
             here = self.copies_on(shard, variables)
             values = self._move_to(shard, here)
             with tf.device(store.devices[shard]):

@@ -1,0 +1,135 @@
+"""Whether servers hold what they should, for a worker that joins.
+
+A server that was started again is empty, or holds an old snapshot, until a
+worker that was there before has restored it. Who joins in between must neither
+take that for the state of the training nor for a cluster that begins.
+"""
+
+import enum
+import time
+
+from absl import logging
+import tensorflow as tf
+
+from tfdist.cluster import snapshots
+from tfdist.cluster import waiting
+
+# A worker that was there before notices the loss of a server within 10 s, and
+# at once where the server's port is closed.
+_ORPHAN_SECONDS = 12.0
+_SNAPSHOT_SECONDS = 5.0
+
+
+class Holding(enum.IntEnum):
+    """What a server holds of one strategy.
+
+    EMPTY: Nothing.
+    SNAPSHOT: What its process has found, and nobody has looked at.
+    SETTLED: The newest that there is.
+    """
+
+    EMPTY = 0
+    SNAPSHOT = 1
+    SETTLED = 2
+
+
+class Settling:
+    """Looks at all servers, and says that one is settled.
+
+    Args:
+      store: The `ParameterStore`.
+      names: Names of the servers.
+    """
+
+    def __init__(self, store, names):
+        self._store = store
+        self._names = names
+        self._look = tf.function(self._build_look, autograph=False)
+        self._settlers = {}
+
+    def look(self):
+        """What each server holds, a list of `Holding`."""
+        return [Holding(int(h)) for h in self._store.call(self._look).numpy()]
+
+    def settle(self, shard):
+        """Says that a server holds the newest that there is."""
+        if shard not in self._settlers:
+
+            def build():
+                with tf.device(self._store.devices[shard]):
+                    snapshots.build_is_from_snapshot(False)
+
+            self._settlers[shard] = tf.function(build, autograph=False)
+        self._settlers[shard]()
+
+    def wait(self, is_chief, timeout):
+        """Waits until a worker that joins can take what servers hold.
+
+        Args:
+          is_chief: Whether this worker gives first values.
+          timeout: Seconds.
+
+        Returns:
+          The numbers of the servers that are empty, a list: of all, where a
+          cluster begins; of some, where nobody is there to restore them.
+
+        Raises:
+          TimeoutError: Some servers stay empty; the message names them.
+        """
+        began = time.monotonic()
+        found = self.look()
+
+        def unsettled():
+            return ", ".join(
+                f"{name} ({holding.name.lower()})"
+                for name, holding in zip(self._names, found, strict=True)
+                if holding is not Holding.SETTLED
+            )
+
+        def is_settled():
+            found[:] = self.look()
+            if len(set(found)) == 1 and Holding.SNAPSHOT not in found:
+                return True
+            waited = time.monotonic() - began
+            if Holding.EMPTY in found:
+                return is_chief and waited > _ORPHAN_SECONDS
+            if waited > _SNAPSHOT_SECONDS:
+                for shard, holding in enumerate(found):
+                    if holding is Holding.SNAPSHOT:
+                        self.settle(shard)
+                return True
+            return False
+
+        waiting.wait_until(
+            is_settled,
+            what=lambda: (
+                "a worker that was there before to restore parameter server "
+                f"{unsettled()}"
+            ),
+            timeout=timeout,
+        )
+        empty = [k for k, h in enumerate(found) if h is Holding.EMPTY]
+        if 0 < len(empty) < len(found):
+            logging.warning(
+                "Nobody restores parameter server %s: what it held begins "
+                "anew.",
+                ", ".join(self._names[k] for k in empty),
+            )
+        return empty
+
+    def _build_look(self):
+        store = self._store
+        found = []
+        for shard in range(store.num_shards):
+            counter = store.counter("version", shard)
+            with tf.device(store.devices[shard]):
+                held = tf.raw_ops.VarIsInitializedOp(resource=counter.handle)
+                old = snapshots.build_is_from_snapshot()
+                holding = tf.where(
+                    held,
+                    tf.where(old, int(Holding.SNAPSHOT), int(Holding.SETTLED)),
+                    int(Holding.EMPTY),
+                )
+            with tf.device(store.worker_device):
+                found.append(tf.identity(holding))
+        return tf.stack(found)
