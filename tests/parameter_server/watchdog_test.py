@@ -88,6 +88,22 @@ def test_time_between_calls_is_no_stall(monkeypatch):
     assert messages == []
 
 
+def test_a_description_that_hangs_is_done_without(monkeypatch):
+    messages = logged(monkeypatch)
+    monkeypatch.setattr(watchdog, "_DESCRIBE_SECONDS", 0.05)
+    dog = watchdog.Watchdog(
+        "/job:worker/task:3",
+        lambda: 0,
+        lambda: time.sleep(60.0),
+        timeout=0.05,
+        fails=False,
+    )
+    before = dog.begin("pull")
+    wait_for(lambda: messages)
+    dog.end(before)
+    assert "Servers do not say who is waited for." in messages[0]
+
+
 PROGRAM = """
 import time
 from tfdist.parameter_server import watchdog

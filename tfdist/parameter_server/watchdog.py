@@ -9,6 +9,7 @@ import traceback
 from absl import logging
 
 _POLL_SECONDS = 1.0
+_DESCRIBE_SECONDS = 15.0
 # The exit status of a worker that gives up, as of a software error in sysexits.
 STALLED_STATUS = 70
 
@@ -92,6 +93,16 @@ class Watchdog:
             self._name,
             seconds,
             what,
-            self._describe(),
+            self._description(),
             stack,
         )
+
+    def _description(self):
+        """What is waited for; it asks servers, which may hang as well."""
+        told = ["Servers do not say who is waited for."]
+        thread = threading.Thread(
+            target=lambda: told.append(self._describe()), daemon=True
+        )
+        thread.start()
+        thread.join(_DESCRIBE_SECONDS)
+        return told[-1]
