@@ -81,21 +81,37 @@ class Reports:
 
     def _build_read(self, topic):
         with tf.device(self._device):
-            texts = []
-            for index in range(len(self._names)):
-                handle = self._handle(topic, index)
-                texts.append(
-                    tf.cond(
-                        tf.raw_ops.VarIsInitializedOp(resource=handle),
-                        lambda handle=handle: tf.reshape(
-                            tf.raw_ops.ReadVariableOp(
-                                resource=handle, dtype=tf.string
-                            ),
-                            [],
-                        ),
-                        lambda: tf.constant(""),
-                    )
-                )
-            stacked = tf.stack(texts)
+            stacked = build_texts(
+                [
+                    self._handle(topic, index)
+                    for index in range(len(self._names))
+                ]
+            )
         with tf.device(self._here):
             return tf.identity(stacked)
+
+
+def build_texts(handles):
+    """Builds the reading of texts, in the scope's device.
+
+    Args:
+      handles: List of resources of scalar strings.
+
+    Returns:
+      A vector; "" for what nobody has written.
+    """
+
+    def read(handle):
+        text = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
+        return tf.reshape(text, [])
+
+    return tf.stack(
+        [
+            tf.cond(
+                tf.raw_ops.VarIsInitializedOp(resource=handle),
+                lambda handle=handle: read(handle),
+                lambda: tf.constant(""),
+            )
+            for handle in handles
+        ]
+    )

@@ -17,6 +17,8 @@ import time
 from absl import logging
 import tensorflow as tf
 
+from tfdist.cluster import reports
+
 _MANIFEST = "tfdist/manifest"
 _META = "meta.json"
 _DATA = "data"
@@ -118,22 +120,9 @@ class Manifest:
 
     def _build_read(self):
         with tf.device(self._device):
-            texts = []
-            for row in range(self._num_members):
-                handle = self._handle(row)
-                texts.append(
-                    tf.cond(
-                        tf.raw_ops.VarIsInitializedOp(resource=handle),
-                        lambda handle=handle: tf.reshape(
-                            tf.raw_ops.ReadVariableOp(
-                                resource=handle, dtype=tf.string
-                            ),
-                            [],
-                        ),
-                        lambda: tf.constant(""),
-                    )
-                )
-            return tf.stack(texts)
+            return reports.build_texts(
+                [self._handle(row) for row in range(self._num_members)]
+            )
 
 
 class Snapshots:
