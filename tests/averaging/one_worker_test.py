@@ -137,7 +137,6 @@ def partitioner(shape, dtype):
 
 
 STRATEGIES = {
-    "one after the other": lambda: tfdist.ParameterAveragingStrategy(1),
     "synchronous, state averaged": lambda: tfdist.ParameterAveragingStrategy(
         PERIOD, average_optimizer_state=True
     ),

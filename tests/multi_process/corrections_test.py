@@ -22,10 +22,6 @@ VALUES = (1.0, 0.5, 2.0)
 CASES = {
     "gap aware": (("GapAware", {}), lambda: oracles.GapAware(RATE)),
     "FASGD": (("FASGD", {}), oracles.FASGD),
-    "delay compensation": (
-        ("DelayCompensation", {"lambda_0": 4.0}),
-        lambda: oracles.DelayCompensation(4.0),
-    ),
     "adaptive delay compensation by workers": (
         ("DelayCompensation", {"variance_decay": 0.9, "backups": "worker"}),
         lambda: oracles.DelayCompensation(2.0, 0.9),

@@ -44,15 +44,6 @@ class Case:
 
 
 CASES = {
-    # On one server: several apply gradients in orders of their own. There
-    # the statistics of a batch come in the order of updates, too.
-    "async": Case(
-        "AsyncStrategy",
-        "async",
-        "dc_asgd:lambda_0=2.0",
-        num_ps=1,
-        model={"optimizer": MOMENTUM, "normalized": True},
-    ),
     "softsync": Case(
         "SoftSyncStrategy",
         "softsync:s=2",
@@ -65,12 +56,6 @@ CASES = {
         "bounded_staleness:max_staleness=3",
         "sync",
         arguments={"max_staleness": 3},
-    ),
-    "backup workers": Case(
-        "BackupWorkersStrategy",
-        "backup_workers:backup_workers=1",
-        "sync",
-        arguments={"backup_workers": 1},
     ),
 }
 

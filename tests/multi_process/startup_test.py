@@ -21,7 +21,7 @@ def rounds(request):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("servers_are_up", [True, False])
+@pytest.mark.parametrize("servers_are_up", [False])
 def test_no_start_fails(zygote, tmp_path, rounds, servers_are_up):
     generator = random.Random(rounds)
     failures = []

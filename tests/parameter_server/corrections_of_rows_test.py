@@ -14,7 +14,6 @@ from tests.parameter_server.delay_test import LATE
 from tests.parameter_server.delay_test import RATE
 from tfdist import correction
 from tfdist.synchronization import Async
-from tfdist.synchronization import SoftSync
 
 WORKERS = 3
 _runs = iter(range(10**6))
@@ -109,7 +108,6 @@ def rows_and_whole(made, method):
     [
         (correction.DANA("zero"), Async()),
         (correction.DANA("slim"), None),
-        (correction.GapAware(), SoftSync(2)),
     ],
 )
 def test_rows_of_tables_are_corrected_as_the_whole(made, method):

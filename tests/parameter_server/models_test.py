@@ -12,7 +12,9 @@ from tests.parameter_server.twins import assert_same
 import tfdist
 
 TOLERANCE = 1e-5
-CASES = list(model_cases.CASES)
+# A siamese net, one model called twice, is shown placed; here it
+# costs a minute of collecting garbage.
+CASES = [name for name in model_cases.CASES if name != "siamese net"]
 
 
 @functools.cache
