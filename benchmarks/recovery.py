@@ -13,6 +13,7 @@ same is done to the server of `tf.distribute.ParameterServerStrategy` with its
 
 import contextlib
 import json
+import re
 import statistics
 import tempfile
 import threading
@@ -226,10 +227,8 @@ def outcome_of_tensorflow():
         thread.join(timeout=30.0)
         if "error" not in result:
             return {"outcome": "still waits", "seconds": time.time() - killed}
-        lines = [
-            line for line in result["error"].splitlines() if "Error" in line
-        ]
-        name = lines[-1].split(":")[0].split(".")[-1] if lines else "an error"
+        found = re.search(r"errors\w*\.(\w+Error)", result["error"])
+        name = found.group(1) if found else "an error"
         return {
             "outcome": f"the job ends with {name}",
             "seconds": round(result["time"] - killed, 1),
