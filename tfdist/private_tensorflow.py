@@ -90,6 +90,12 @@ def enable_collectives(server_def):
     context.context().enable_collective_ops(server_def)
 
 
+# For how long a server keeps what is of a client that it does not hear of,
+# about 4 MB. Clients send a heartbeat each second; one that was stopped for
+# longer connects anew. In public it is 600 s.
+_CONTEXT_SECONDS = 60
+
+
 def move_servers(addresses):
     """Connects this process to servers that are new or at other addresses.
 
@@ -105,7 +111,9 @@ def move_servers(addresses):
     servers = jobs.get("ps") or definition.cluster.job.add(name="ps")
     for task, address in enumerate(addresses):
         servers.tasks[task] = address
-    context.context().update_server_def(definition)
+    context.context().update_server_def(
+        definition, keep_alive_secs=_CONTEXT_SECONDS
+    )
 
 
 def check_peer(task, seconds):
