@@ -51,12 +51,6 @@ CASES = {
         arguments={"s": 2},
         model={"optimizer": ["Adam", {"learning_rate": 0.01}]},
     ),
-    "bounded staleness": Case(
-        "BoundedStalenessStrategy",
-        "bounded_staleness:max_staleness=3",
-        "sync",
-        arguments={"max_staleness": 3},
-    ),
 }
 
 
