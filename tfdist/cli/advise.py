@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
     if values.help:
         print(f"{USAGE}\n{simulation_flags.listing(values, __name__)}")
         return 0
-    simulation_flags.refuse_arguments(rest)
+    usage.refuse_arguments(rest)
     counts = _check_flags(values)
     problem = simulation_flags.make_problem(values)
     simulation = own_code.import_quietly("tfdist.simulation")

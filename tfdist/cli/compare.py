@@ -117,7 +117,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"{USAGE}\n{simulation_flags.listing(values, __name__)}")
         print(f"\n{pipelines.listing(values)}")
         return 0
-    simulation_flags.refuse_arguments(rest)
+    usage.refuse_arguments(rest)
     if pipelines.is_asked_for(values):
         pipelines.compare(values)
         return 0

@@ -95,12 +95,9 @@ def main(argv: Sequence[str]) -> int:
     """
     values = define_flags()
     rest = usage.parse(values, argv)
-    if values.help:
-        listing = values.module_help(__name__).partition(":")[2]
-        print(f"{USAGE}\nFlags:{listing}")
+    if usage.shows_help(values, USAGE, __name__):
         return 0
-    if rest:
-        raise usage.UsageError(f"Unknown arguments: {' '.join(rest)}.")
+    usage.refuse_arguments(rest)
     _check_flags(values)
     try:
         config, has_task = _read(values.tf_config)

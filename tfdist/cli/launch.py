@@ -169,9 +169,7 @@ def main(argv: Sequence[str]) -> int:
     """
     values = define_flags()
     rest = usage.parse(values, argv)
-    if values.help:
-        listing = values.module_help(__name__).partition(":")[2]
-        print(f"{USAGE}\nFlags:{listing}")
+    if usage.shows_help(values, USAGE, __name__):
         return 0
     _check_flags(values)
     command = _command(values, rest)

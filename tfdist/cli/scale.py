@@ -58,14 +58,9 @@ def main(argv: Sequence[str]) -> int:
     """
     values = define_flags()
     rest = usage.parse(values, argv)
-    if values.help:
-        listing = values.module_help(__name__).partition(":")[2]
-        print(f"{USAGE}\nFlags:{listing}")
+    if usage.shows_help(values, USAGE, __name__):
         return 0
-    if rest:
-        raise usage.UsageError(
-            f"Nothing may follow the flags. Received: {' '.join(rest)}."
-        )
+    usage.refuse_arguments(rest)
     usage.check(
         values.workers is not None and values.workers >= 0,
         "workers",

@@ -224,14 +224,6 @@ def listing(values: flags.FlagValues, module_name: str) -> str:
     )
 
 
-def refuse_arguments(rest: Sequence[str]) -> None:
-    """Refuses what stands beside the flags."""
-    if rest:
-        raise usage.UsageError(
-            f"There must be flags alone. Received: {' '.join(rest)}."
-        )
-
-
 def check(values: flags.FlagValues) -> None:
     """Refuses what can be seen to be wrong without TensorFlow.
 

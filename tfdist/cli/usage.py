@@ -34,6 +34,40 @@ def parse(flag_values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
         raise UsageError(str(error)) from error
 
 
+def shows_help(
+    flag_values: flags.FlagValues, text: str, module_name: str
+) -> bool:
+    """Prints what a sub-command does and its flags, if that was asked for.
+
+    Args:
+        flag_values: the sub-command's flags, parsed, `help` among them.
+        text: what it does.
+        module_name: of the module whose flags they are.
+
+    Returns:
+        Whether it was.
+    """
+    if flag_values.help:
+        listing = flag_values.module_help(module_name).partition(":")[2]
+        print(f"{text}\nFlags:{listing}")
+    return flag_values.help
+
+
+def refuse_arguments(rest: Sequence[str]) -> None:
+    """Refuses what stands beside the flags.
+
+    Args:
+        rest: the arguments that `parse` has left.
+
+    Raises:
+        UsageError: if there are any.
+    """
+    if rest:
+        raise UsageError(
+            f"There must be flags alone. Received: {' '.join(rest)}."
+        )
+
+
 def check(condition: bool, name: str, allowed: str, received: object) -> None:
     """Raises a `UsageError` that names the flag unless `condition` holds.
 

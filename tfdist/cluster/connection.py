@@ -18,8 +18,6 @@ _RETRIED = (
 )
 
 _RESERVED_FUNCTIONS = 33
-# Seconds for a server to say that it is there.
-_PROBE_SECONDS = 3.0
 
 # Clusters that this process is connected to.
 _connected = set()
@@ -111,13 +109,11 @@ def absent(config):
     Args:
       config: The `ClusterConfig`.
     """
+    lives = incarnation.read_all(config)
     return [
         name
-        for k, (name, address) in enumerate(
-            zip(config.ps_names, config.ps_addresses, strict=True)
-        )
-        if incarnation.read(address, k, _PROBE_SECONDS, config.rpc_layer)
-        is None
+        for name, life in zip(config.ps_names, lives, strict=True)
+        if life is None
     ]
 
 

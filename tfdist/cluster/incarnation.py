@@ -1,14 +1,16 @@
-"""Asks a server whether it is there, and which life it is in."""
+"""Asks servers whether they are there, and which life they are in."""
 
 import contextlib
-import socket
 
 import tensorflow as tf
 
-_CONNECT_SECONDS = 2.0
+from tfdist.cluster import sessions
+
+# Seconds for a server to say so.
+SECONDS = 3.0
 
 
-def read(address, task, timeout, protocol="grpc"):
+def read(address, task, timeout):
     """The number that a server's runtime has drawn when it started.
 
     It needs nothing of the cluster that this process is connected to: a
@@ -18,28 +20,14 @@ def read(address, task, timeout, protocol="grpc"):
       address: `host:port` of a `ps` task.
       task: Its number.
       timeout: Seconds for its answer.
-      protocol: TensorFlow's, of the server.
 
     Returns:
       An int, or None where nobody answers in time.
     """
-    host, port = address.rsplit(":", 1)
-    try:
-        # TensorFlow would go on trying where nobody listens.
-        socket.create_connection(
-            (host.strip("[]"), int(port)), min(timeout, _CONNECT_SECONDS)
-        ).close()
-    except OSError:
-        return None
-    config = tf.compat.v1.ConfigProto(
-        operation_timeout_in_ms=max(1, round(timeout * 1000)),
-        # A server that knows of others would ask them as well.
-        device_filters=[f"/job:ps/task:{task}"],
-    )
     session = None
     try:
-        session = tf.compat.v1.Session(
-            f"{protocol}://{address}", graph=tf.Graph(), config=config
+        session = sessions.open_session(
+            address, "ps", task, tf.Graph(), sessions.Deadline(timeout)
         )
         for device in session.list_devices():
             if f"/job:ps/replica:0/task:{task}/" in device.name:
@@ -52,3 +40,18 @@ def read(address, task, timeout, protocol="grpc"):
             with contextlib.suppress(tf.errors.OpError):
                 session.close()
     return None
+
+
+def read_all(config):
+    """The numbers of all servers of a cluster, one after the other.
+
+    Args:
+      config: The `ClusterConfig`.
+
+    Returns:
+      A list of int, None where nobody answers within `SECONDS`.
+    """
+    return [
+        read(address, task, SECONDS)
+        for task, address in enumerate(config.ps_addresses)
+    ]

@@ -160,10 +160,6 @@ class Ledger:
         """`Counter` of the epoch that a server is in."""
         return self._counter("epoch", shard)
 
-    def lost(self):
-        """Handle of the gradients lost of each worker, on the first server."""
-        return self.resource(0, "lost", tf.int64, [self._num_workers])
-
     def incarnations(self):
         """Handle of the lives of the servers that the state is about."""
         return self.resource(

@@ -14,21 +14,14 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist.cluster import connection
-from tfdist.cluster import incarnation
 from tfdist.cluster import members
 from tfdist.cluster import snapshots
-from tfdist.cluster import waiting
+from tfdist.cluster import whereabouts
 from tfdist.cluster.gate import gate
-from tfdist.parameter_server import restoring
+from tfdist.parameter_server import election
 from tfdist.parameter_server import settling
 from tfdist.parameter_server import watchdog
 
-# Seconds for a server to say which life it is in.
-_PROBE_SECONDS = 3.0
-# Seconds for other workers to say what they hold, after this one has.
-_GATHER_SECONDS = 2.0
-# Seconds after which the next best worker restores instead.
-_STAGGER_SECONDS = 3.0
 _POLL_SECONDS = 0.1
 # Seconds for other threads of this process to end their calls.
 _GATE_SECONDS = 30.0
@@ -92,17 +85,12 @@ class Recovery:
         on_stall="drop",
     ):
         self._store = store
-        self._config = config
+        self._whereabouts = whereabouts.Whereabouts(config, look_up)
+        self._name = config.task_name
         self._membership = membership
         self._timeout = float("inf") if on_stall == "wait" else timeout
-        self._restorer = restoring.Restorer(
-            store, store.synchronizer, config.num_workers
-        )
+        self._election = election.Election(store, config, self._timeout)
         self._settling = settling.Settling(store, config.ps_names)
-        self._look_up = look_up
-        self._addresses = dict(
-            zip(config.ps_names, config.ps_addresses, strict=True)
-        )
         self._active = threading.local()
         self._watchdog = watchdog.Watchdog(
             config.task_name,
@@ -113,7 +101,7 @@ class Recovery:
         )
         self._hiccups = []
         self.events = []
-        self.incarnations = [None] * config.num_ps
+        self.incarnations = self._whereabouts.wait(self._timeout)
         names = members.names_of(config)
         self._row = names.index(config.task_name)
         self._manifests = [
@@ -121,10 +109,6 @@ class Recovery:
         ]
         # By server: its life, and how much it has been told of.
         self._told = {}
-        self._wait_for_servers(time.monotonic(), note=self._note)
-
-    def _note(self, incarnations):
-        self.incarnations = incarnations
 
     def wait_until_settled(self, is_chief, timeout):
         """See `Settling.wait`."""
@@ -179,13 +163,7 @@ class Recovery:
 
     def _describe_wait(self):
         """What a call may be waiting for, a str."""
-        silent = [
-            f"{name} at {address}"
-            for (name, address), life in zip(
-                self._addresses.items(), self._probe_all(), strict=True
-            )
-            if life is None
-        ]
+        silent = self._whereabouts.silent(self._whereabouts.lives())
         if silent:
             return f"Parameter servers that do not answer: {', '.join(silent)}."
         if self._store.coordination is not None:
@@ -217,7 +195,8 @@ class Recovery:
         lost, mine = set(), set()
         first = True
         while True:
-            now = self._wait_for_servers(began, error=error)
+            left = self._timeout - (time.monotonic() - began)
+            now = self._whereabouts.wait(left, error)
             new = {
                 k
                 for k, (a, b) in enumerate(
@@ -231,9 +210,9 @@ class Recovery:
             try:
                 self._connect(now, began)
                 lost |= new
-                here = [True] * self._config.num_workers
+                here = [True] * self._whereabouts.config.num_workers
                 for shard in sorted(new):
-                    done, here = self._restore(shard, began)
+                    done, here = self._election.restore(shard, began)
                     self._settling.settle(shard)
                     if done:
                         mine.add(shard)
@@ -248,7 +227,7 @@ class Recovery:
                     "Recovery begins again (%s).", type(again).__name__
                 )
                 time.sleep(random.uniform(0.5, 1.5))
-        names = self._config.ps_names
+        names = self._whereabouts.config.ps_names
         event = Event(
             time=time.time(),
             seconds=time.monotonic() - began,
@@ -258,7 +237,7 @@ class Recovery:
         self.events.append(event)
         logging.warning(
             "%s goes on after %.1f s%s.",
-            self._config.task_name,
+            self._name,
             event.seconds,
             f" without {', '.join(event.servers)}" if lost else "",
         )
@@ -278,69 +257,10 @@ class Recovery:
                 f"of a server: {error.message}"
             ) from error
 
-    def _wait_for_servers(self, began, note=None, error=None):
-        """Waits until all servers answer; returns their incarnations."""
-        found = [None] * len(self._addresses)
-
-        def all_answer():
-            if None in found:
-                self._find_addresses()
-            for k, address in enumerate(self._addresses.values()):
-                found[k] = incarnation.read(
-                    address, k, _PROBE_SECONDS, self._config.rpc_layer
-                )
-            return None not in found
-
-        def missing():
-            return ", ".join(
-                f"parameter server {name} at {address}"
-                for (name, address), number in zip(
-                    self._addresses.items(), found, strict=True
-                )
-                if number is None
-            )
-
-        if not all_answer() and error is not None:
-            logging.warning(
-                "No answer from %s (%s). Waiting for it to come back.",
-                missing(),
-                type(error).__name__,
-            )
-        left = self._timeout - (time.monotonic() - began)
-        waiting.wait_until(
-            all_answer,
-            what=lambda: f"{missing()} to come back",
-            timeout=left,
-            hint="Is it running? A server that is started again at the same "
-            "address is found by all workers.",
-        )
-        if note is not None:
-            note(list(found))
-        return list(found)
-
-    def _find_addresses(self):
-        """Asks where the servers are now."""
-        if self._look_up is None:
-            return
-        config = self._look_up()
-        addresses = config.ps_addresses
-        if len(addresses) != self._config.num_ps:
-            raise ValueError(
-                "The cluster resolver must go on giving "
-                f"{self._config.num_ps} parameter servers while training "
-                f"runs, came: {len(addresses)}."
-            )
-        if addresses != self._config.ps_addresses:
-            logging.warning(
-                "The parameter servers are at %s now.", ", ".join(addresses)
-            )
-            self._config = config
-            self._addresses = dict(zip(config.ps_names, addresses, strict=True))
-
     def _connect(self, incarnations, began):
         """Connects to servers that are new, and enters their tables."""
         with gate.alone(_GATE_SECONDS):
-            connection.reconnect(self._config)
+            connection.reconnect(self._whereabouts.config)
             while True:
                 try:
                     self._membership.enter_again()
@@ -349,78 +269,8 @@ class Recovery:
                     # It answers before it is ready, or has died again.
                     self._check_time(began, error)
                     time.sleep(_POLL_SECONDS)
-                    if self._probe_all() != incarnations:
+                    if self._whereabouts.lives() != incarnations:
                         raise
-
-    def _probe_all(self):
-        return [
-            incarnation.read(address, k, _PROBE_SECONDS, self._config.rpc_layer)
-            for k, address in enumerate(self._addresses.values())
-        ]
-
-    def _restore(self, shard, began):
-        """Sees to it that a server holds the newest that any worker has.
-
-        Returns:
-          Whether it was this worker that restored it; and a list of bool,
-          which workers are there.
-        """
-        store, config = self._store, self._config
-        takes_part = config.is_worker and store.synchronizer.committed > 0
-        name = config.ps_names[shard]
-        started = time.monotonic()
-        while True:
-            offers = self._restorer.offer(shard, takes_part)
-            best = max(offers.versions)
-            waited = time.monotonic() - started
-            here = [version > 0 for version in offers.versions]
-            if offers.held and offers.held >= best:
-                return False, here
-            mine = offers.versions[store.worker_id] if takes_part else 0
-            all_there = all(offers.versions)
-            rank = sum(
-                (v, -k) > (mine, -store.worker_id)
-                for k, v in enumerate(offers.versions)
-            )
-            due = rank * _STAGGER_SECONDS
-            if not all_there:
-                due += _GATHER_SECONDS
-            if mine and waited >= due:
-                break
-            if not best and waited > _GATHER_SECONDS:
-                # Nobody has anything: the chief gives first values again.
-                return False, here
-            if waited > self._timeout:
-                raise TimeoutError(
-                    f"Gave up after {waited:.0f} s waiting for a worker that "
-                    f"restores {name}."
-                )
-            time.sleep(_POLL_SECONDS)
-        if store.local is not None:
-            store.local.show_anchor()
-        restored = self._restorer.restore(shard)
-        if restored.done:
-            self._report(name, restored, time.monotonic() - began)
-        return restored.done, here
-
-    def _report(self, name, restored, seconds):
-        slots = ""
-        if restored.kept:
-            slots += f"; {restored.kept} of its other variables (optimizer "
-            slots += f"state) are from its snapshot of update {restored.before}"
-        if restored.stale:
-            slots += f"; {restored.stale} of its other variables (optimizer "
-            slots += "state) begin anew, for want of a snapshot"
-        logging.warning(
-            "%s restored %s, %.1f s after it was missed: parameters from this "
-            "worker's replicas, as of update %d%s. Updates that no worker had "
-            "pulled yet are lost.",
-            self._config.task_name,
-            name,
-            seconds,
-            restored.version,
-            slots,
-        )
 
     def _refresh(self):
         store = self._store

@@ -66,14 +66,10 @@ class Renewal:
 
     def build_create(self):
         """Builds, on the first server, what a new ledger has beside a state."""
-        zeros = tf.zeros([self._num_workers], tf.int64)
         lives = [0] * self._store.num_shards
         if self._store.recovery is not None:
             lives = self._store.recovery.incarnations
         return [
-            tf.raw_ops.AssignVariableOp(
-                resource=self._ledger.lost(), value=zeros
-            ),
             tf.raw_ops.AssignVariableOp(
                 resource=self._ledger.incarnations(),
                 value=tf.constant(lives, tf.int64),
@@ -153,9 +149,6 @@ class Renewal:
                     ),
                     tf.raw_ops.AssignVariableOp(
                         resource=ledger.incarnations(), value=mine
-                    ),
-                    tf.raw_ops.AssignAddVariableOp(
-                        resource=ledger.lost(), value=lost
                     ),
                 ]
             # TensorFlow does not know that branches have these in common.

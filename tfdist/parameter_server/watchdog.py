@@ -38,7 +38,6 @@ class Watchdog:
         self._fails = fails
         # The call that is under way: what, and its thread; None between calls.
         self._call = None
-        self._stop = threading.Event()
         self._thread = None
 
     def begin(self, what):
@@ -66,7 +65,8 @@ class Watchdog:
 
     def _run(self):
         seen, since, told = None, time.monotonic(), 0
-        while not self._stop.wait(_POLL_SECONDS):
+        while True:
+            time.sleep(_POLL_SECONDS)
             call = self._call
             state = (call, self._progress())
             now = time.monotonic()

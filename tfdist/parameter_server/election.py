@@ -1,0 +1,108 @@
+"""Which worker gives a server back what it has lost.
+
+There is no leader. Each worker *offers* the server the version that its
+replicas show; the one with the newest restores, and if it does not, the next
+best does. That there is but one is not decided here: see `restoring`.
+"""
+
+import time
+
+from absl import logging
+
+from tfdist.parameter_server import restoring
+
+# Seconds for other workers to say what they hold, after this one has.
+_GATHER_SECONDS = 2.0
+# Seconds after which the next best worker restores instead.
+_STAGGER_SECONDS = 3.0
+_POLL_SECONDS = 0.1
+
+
+class Election:
+    """One worker's part in it.
+
+    Args:
+      store: The `ParameterStore`.
+      config: The `ClusterConfig` of a worker or an evaluator.
+      timeout: Seconds to wait for a worker that restores.
+    """
+
+    def __init__(self, store, config, timeout):
+        self._store = store
+        self._config = config
+        self._timeout = timeout
+        self._restorer = restoring.Restorer(
+            store, store.synchronizer, config.num_workers
+        )
+
+    def restore(self, shard, began):
+        """Sees to it that a server holds the newest that any worker has.
+
+        Args:
+          shard: Number of the server.
+          began: `time.monotonic()` when the server was missed, for the log.
+
+        Returns:
+          Whether it was this worker that restored it; and a list of bool,
+          which workers are there.
+
+        Raises:
+          TimeoutError: No worker restores it.
+        """
+        store, config = self._store, self._config
+        takes_part = config.is_worker and store.synchronizer.committed > 0
+        name = config.ps_names[shard]
+        started = time.monotonic()
+        while True:
+            offers = self._restorer.offer(shard, takes_part)
+            best = max(offers.versions)
+            waited = time.monotonic() - started
+            here = [version > 0 for version in offers.versions]
+            if offers.held and offers.held >= best:
+                return False, here
+            mine = offers.versions[store.worker_id] if takes_part else 0
+            all_there = all(offers.versions)
+            rank = sum(
+                (v, -k) > (mine, -store.worker_id)
+                for k, v in enumerate(offers.versions)
+            )
+            due = rank * _STAGGER_SECONDS
+            if not all_there:
+                due += _GATHER_SECONDS
+            if mine and waited >= due:
+                break
+            if not best and waited > _GATHER_SECONDS:
+                # Nobody has anything: the chief gives first values again.
+                return False, here
+            if waited > self._timeout:
+                raise TimeoutError(
+                    f"Gave up after {waited:.0f} s waiting for a worker that "
+                    f"restores {name}."
+                )
+            time.sleep(_POLL_SECONDS)
+        if store.local is not None:
+            store.local.show_anchor()
+        restored = self._restorer.restore(shard)
+        if restored.done:
+            self._report(name, restored, time.monotonic() - began)
+        return restored.done, here
+
+    def _report(self, name, restored, seconds):
+        """Logs what was restored from what."""
+        slots = ""
+        if restored.kept:
+            slots += f"; {restored.kept} of its other variables (optimizer "
+            slots += f"state) are from its snapshot of update {restored.before}"
+        if restored.stale:
+            slots += f"; {restored.stale} of its other variables (optimizer "
+            slots += "state) begin anew, for want of a snapshot"
+        logging.warning(
+            "%s restored %s, %.1f s after it was missed: parameters from this "
+            "worker's replicas, as of update %d%s. Updates that no worker had "
+            "pulled yet are lost.",
+            self._config.task_name,
+            name,
+            seconds,
+            restored.version,
+            slots,
+        )
