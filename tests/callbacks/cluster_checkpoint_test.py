@@ -14,7 +14,7 @@ from tfdist import averaging
 from tfdist import correction
 from tfdist.callbacks import ClusterCheckpoint
 from tfdist.callbacks import checkpoint_files
-from tfdist.parameter_server.synchronize import ModelMismatchError
+from tfdist.parameter_server.first_values import ModelMismatchError
 from tfdist.synchronization import Async
 
 _BATCH = 6

@@ -11,6 +11,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdist.parameter_server import copies
 from tfdist.parameter_server import transfer
 from tfdist.parameter_server.section import read_replica
 from tfdist.parameter_server.variables import Role
@@ -170,7 +171,7 @@ class Restorer:
     def _build_restore(self, shard):
         store = self._store
         device = store.devices[shard]
-        copies, values = self._copies_on(shard)
+        held, values = self._copies_on(shard)
         tail = [self._mine(shard)]
         if store.gradient_counts is not None:
             tail.append(store.gradient_counts.pulled(shard))
@@ -189,7 +190,7 @@ class Restorer:
 
             def restore():
                 with tf.device(device):
-                    kept, stale = self._assign(shard, copies, values, mine)
+                    kept, stale = self._assign(shard, held, values, mine)
                     store.counter("version", shard).set(mine - 1)
                     if store.gradient_counts is not None:
                         tf.raw_ops.AssignVariableOp(
@@ -222,20 +223,20 @@ class Restorer:
         """What the server held, and this worker's values of it."""
         store = self._store
         variables = store.variables[: self._synchronizer.committed]
-        copies = self._synchronizer.copies_on(shard, variables)
+        held = copies.held_by(store, shard, variables)
         values = []
-        for variable, piece in copies:
+        for variable, piece in held:
             value = read_replica(variable)
             if variable.role is Role.ITERATIONS:
                 value = read_replica(variable.pulled)
             values.append(value if piece is None else piece.of(value))
-        return copies, values
+        return held, values
 
-    def _assign(self, shard, copies, values, mine):
+    def _assign(self, shard, held, values, mine):
         """Puts the values there; those of slots where there are none."""
         store = self._store
         kept, stale = [], []
-        for (variable, piece), value in zip(copies, values, strict=True):
+        for (variable, piece), value in zip(held, values, strict=True):
             handle = store.handle(variable, shard, piece)
 
             def put(handle=handle, value=value):

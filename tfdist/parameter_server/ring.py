@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist.averaging import base as averaging
 from tfdist.cluster import tf_config
 from tfdist.parameter_server import exchange as exchange_lib
-from tfdist.parameter_server import synchronize
+from tfdist.parameter_server import first_values
 from tfdist.parameter_server.pull import assign
 from tfdist.parameter_server.variables import Role
 from tfdist.synchronization import Sync
@@ -156,7 +156,7 @@ class Ring:
           TimeoutError: A worker has not come within the bound.
           ValueError: Another worker trains in another way.
         """
-        signatures = [synchronize.signature(v) for v in self._store.variables]
+        signatures = [first_values.signature(v) for v in self._store.variables]
         mine = [len(signatures), _checksum(text)]
         if (differing := self._differing("begin", mine)).size:
             if differing[0]:
@@ -164,7 +164,7 @@ class Ring:
                     "All workers must train in the same way. Another one has "
                     f"not {text}."
                 )
-            raise synchronize.ModelMismatchError(
+            raise first_values.ModelMismatchError(
                 "Another worker's model has more or fewer variables than this "
                 f"one's {len(signatures)}. All workers have to build the same "
                 "model and optimizer in the same order."
@@ -173,7 +173,7 @@ class Ring:
         sums = [_checksum(s.split(" ", 1)[1]) for s in signatures]
         differing = self._differing(f"variables/{len(sums)}", sums)
         if differing.size:
-            raise synchronize.ModelMismatchError(
+            raise first_values.ModelMismatchError(
                 "Another worker's model differs from this one's. First "
                 f"difference, variable {differing[0]}: here "
                 f"{signatures[differing[0]]}. All workers have to build the "

@@ -70,8 +70,8 @@ class Settling:
           timeout: Seconds.
 
         Returns:
-          The numbers of the servers that are empty, a list: of all, where a
-          cluster begins; of some, where nobody is there to restore them.
+          Whether some servers, not all, are empty, and nobody is there to
+          restore them.
 
         Raises:
           TimeoutError: Some servers stay empty; the message names them.
@@ -109,13 +109,14 @@ class Settling:
             timeout=timeout,
         )
         empty = [k for k, h in enumerate(found) if h is Holding.EMPTY]
-        if 0 < len(empty) < len(found):
+        orphans = 0 < len(empty) < len(found)
+        if orphans:
             logging.warning(
                 "Nobody restores parameter server %s: what it held begins "
                 "anew.",
                 ", ".join(self._names[k] for k in empty),
             )
-        return empty
+        return orphans
 
     def _build_look(self):
         store = self._store

@@ -15,9 +15,9 @@ from tfdist.parameter_server import local_state
 from tfdist.parameter_server import saved_slots
 from tfdist.parameter_server import saved_state
 from tfdist.parameter_server import transfer
+from tfdist.parameter_server.first_values import ModelMismatchError
 from tfdist.parameter_server.saved_state import SavedState
 from tfdist.parameter_server.section import read_replica
-from tfdist.parameter_server.synchronize import ModelMismatchError
 from tfdist.parameter_server.variables import Role
 
 # Of which the servers hold what counts; of others the worker does.

@@ -1,0 +1,231 @@
+"""What servers hold of a model, and how it comes there.
+
+The chief gives each new variable its first value on the servers, and leaves
+word of what it was. The other workers, and a chief that comes back, compare
+that with what they have: two workers with different models do not train
+together.
+"""
+
+import tensorflow as tf
+
+from tfdist.parameter_server import copies
+
+
+class ModelMismatchError(ValueError):
+    """Two workers of one cluster built different models."""
+
+
+class FirstValues:
+    """One worker's view of it.
+
+    Args:
+      store: The `ParameterStore`.
+      traced: The `Traced` that calls what is built here.
+    """
+
+    def __init__(self, store, traced):
+        self._store = store
+        self._traced = traced
+        self._checked = 0
+
+    def held(self):
+        """How many variables the servers hold, an int."""
+        return int(self._traced.call("held", self._build_held))
+
+    def held_and_alike(self, number):
+        """How many variables are held, 0 for less than `number`.
+
+        Compares those that are: who waits for a variable that the chief's
+        model does not have shall hear of the first that differs.
+
+        Raises:
+          ModelMismatchError: The chief's variables are others.
+        """
+        held = self.held()
+        self.check(min(held, number))
+        return held if held >= number else 0
+
+    def check(self, number):
+        """Compares the first `number` variables with those of the servers.
+
+        Raises:
+          ModelMismatchError: The chief's variables are others.
+        """
+        unchecked = self._store.variables[self._checked : number]
+        if unchecked:
+            self._compare(unchecked)
+            self._checked = number
+
+    def give(self, variables):
+        """Gives variables their first values, on all servers.
+
+        Args:
+          variables: List of `ReplicaVariable`, in the order of the model.
+        """
+        self._traced.call(
+            ("give", variables[0].ordinal, len(variables)),
+            lambda: self._build_give(variables),
+        )
+
+    def fill(self, variables):
+        """Gives first values to what some server does not hold.
+
+        Args:
+          variables: List of `ReplicaVariable`, in the order of the model.
+        """
+        self._traced.call(
+            ("fill", variables[0].ordinal, len(variables)),
+            lambda: self._build_fill(variables),
+        )
+
+    def build_leave_signatures(self, variables):
+        """Builds what the first server knows of the variables it holds.
+
+        For one that was started again. A model that another worker has added
+        variables to is committed again there.
+
+        Args:
+          variables: List of `ReplicaVariable`, all that are known to be held.
+        """
+        self._leave_signatures(variables, [])
+
+    def _build_held(self):
+        held = self._store.counter("held", 0)
+        with tf.device(self._store.devices[0]):
+            known = tf.raw_ops.VarIsInitializedOp(resource=held.handle)
+            number = tf.cond(known, held.read, lambda: tf.zeros([], tf.int64))
+        with tf.device(self._store.worker_device):
+            return tf.identity(number)
+
+    def _signature_handle(self, variable):
+        name = f"signature/{variable.ordinal}"
+        return self._store.resource(0, name, tf.string, [])
+
+    def _build_give(self, variables):
+        store = self._store
+        done = []
+        for shard in range(store.num_shards):
+            handles, values = self._first_values_on(shard, variables)
+            with tf.device(store.devices[shard]):
+                done += [
+                    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+                    for handle, value in zip(handles, values, strict=True)
+                ]
+                if variables[0].ordinal == 0:
+                    done += self._begin_counting(shard)
+        self._leave_signatures(variables, done)
+
+    def _build_fill(self, variables):
+        store = self._store
+        done = []
+        for shard in range(store.num_shards):
+            handles, values = self._first_values_on(shard, variables)
+            filled = [
+                self._put_if_missing(shard, handle, value)
+                for handle, value in zip(handles, values, strict=True)
+            ]
+            version = store.counter("version", shard)
+            with tf.control_dependencies(filled):
+                with tf.device(store.devices[shard]):
+                    known = tf.raw_ops.VarIsInitializedOp(
+                        resource=version.handle
+                    )
+
+                    def begin(shard=shard):
+                        with tf.control_dependencies(
+                            self._begin_counting(shard)
+                        ):
+                            return tf.constant(True)
+
+                    done.append(tf.cond(known, lambda: False, begin))
+        for variable in variables:
+            done.append(
+                self._put_if_missing(
+                    0,
+                    self._signature_handle(variable),
+                    tf.constant(signature(variable)),
+                )
+            )
+        self._tell_held(variables, done)
+
+    def _put_if_missing(self, shard, handle, value):
+        device = self._store.devices[shard]
+        with tf.device(device):
+            known = tf.raw_ops.VarIsInitializedOp(resource=handle)
+
+            def put():
+                with tf.device(device):
+                    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+                return True
+
+            return tf.cond(known, lambda: False, put)
+
+    def _begin_counting(self, shard):
+        """Builds the server's version, and what it counts of gradients."""
+        store = self._store
+        done = [store.counter("version", shard).set(store.state.first_version)]
+        if store.gradient_counts is not None:
+            done.append(store.gradient_counts.clear(shard))
+        return done
+
+    def _first_values_on(self, shard, variables):
+        """Handles of what a server is to hold, and this worker's values."""
+        held = copies.held_by(self._store, shard, variables)
+        handles = [self._store.handle(v, shard, piece) for v, piece in held]
+        return handles, copies.build_send(self._store, shard, held)
+
+    def _leave_signatures(self, variables, after):
+        """Builds what tells the others that servers hold `variables`."""
+        done = list(after)
+        with tf.device(self._store.devices[0]):
+            done += [
+                tf.raw_ops.AssignVariableOp(
+                    resource=self._signature_handle(variable),
+                    value=tf.constant(signature(variable)),
+                )
+                for variable in variables
+            ]
+        self._tell_held(variables, done)
+
+    def _tell_held(self, variables, after):
+        with tf.device(self._store.devices[0]), tf.control_dependencies(after):
+            self._store.counter("held", 0).set(variables[-1].ordinal + 1)
+
+    def _compare(self, variables):
+        store = self._store
+
+        def build():
+            with tf.device(store.devices[0]):
+                texts = [
+                    tf.raw_ops.ReadVariableOp(
+                        resource=self._signature_handle(v), dtype=tf.string
+                    )
+                    for v in variables
+                ]
+                stacked = tf.stack([tf.reshape(t, []) for t in texts])
+            with tf.device(store.worker_device):
+                return tf.identity(stacked)
+
+        key = ("signatures", variables[0].ordinal, len(variables))
+        for variable, there in zip(
+            variables, self._traced.call(key, build).numpy(), strict=True
+        ):
+            mine, theirs = signature(variable), there.decode()
+            # Keras numbers layers by what the process made before: the
+            # names may differ where the models do not.
+            if mine.split(" ", 1)[1] != theirs.split(" ", 1)[1]:
+                raise ModelMismatchError(
+                    "This worker's model differs from the chief's. First "
+                    f"difference, variable {variable.ordinal}: here {mine}; "
+                    f"there {theirs}. All workers have to build the same "
+                    "model and optimizer in the same order."
+                )
+
+
+def signature(variable):
+    """Name, role, type and shape of a variable, a str."""
+    name = variable.name.split(":")[0].replace(" ", "_")
+    shape = variable.shape.as_list()
+    pieces = f" in {len(variable.pieces)} pieces" if variable.pieces else ""
+    kind = f"{variable.role.value} {variable.dtype.name}"
+    return f"{name} {kind} {shape}{pieces}"
