@@ -2,15 +2,20 @@
 
     python benchmarks/server_memory.py [--quick]
 
-One server that writes snapshots, and one worker. First the worker trains;
-then it is killed (SIGKILL) and another one takes its place, again and again.
-What counts is how the server's resident memory grows, as the slope of a line
-through what was measured, after a beginning in which allocators fill up.
+One server that writes snapshots, and one worker. First the worker trains: how
+the server's resident memory grows with the steps is the slope of a line through
+what was measured, after a beginning in which allocators fill up.
+
+Then the worker is killed (SIGKILL) and another one takes its place, again and
+again. A server keeps what is of a client for a minute after its last sign of
+life; so that is done in rounds with a pause between them, and what counts is
+how much the server holds at the end of the last pause beyond that of the first.
 """
 
 import contextlib
 import json
 import tempfile
+import time
 
 from absl import app
 from absl import flags
@@ -25,14 +30,19 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "workers",
     None,
-    "Workers that take the place of the first, one after the other. Default: "
-    "30, or 3 if --quick.",
+    "Workers of each round, one after the other. Default: 30, or 3 if --quick.",
     lower_bound=1,
 )
 flags.DEFINE_integer("variables", 20, "Parameters.", lower_bound=1)
 flags.DEFINE_integer("size", 10_000, "Elements of each.", lower_bound=1)
 
+flags.DEFINE_integer(
+    "rounds", None, "Default: 3, or 1 if --quick.", lower_bound=1
+)
+
 LOOKS = 20
+# Seconds after which a server has forgotten who was killed, and some more.
+PAUSE = 90.0
 # Of these the first quarter is left out.
 BEGINNING = 4
 
@@ -43,6 +53,7 @@ def main(argv):
         raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     steps = FLAGS.steps or (1500 if FLAGS.quick else 20000)
     workers = FLAGS.workers or (3 if FLAGS.quick else 30)
+    rounds = FLAGS.rounds or (1 if FLAGS.quick else 3)
     # Here, because it takes seconds to import TensorFlow, which the processes
     # that import this file do not all need.
     from harness import clusters
@@ -86,13 +97,24 @@ def main(argv):
             made = (look + 1) * (steps // LOOKS)
             print(f"{'':>8} {made:>8} {by_steps[-1]:>8.1f}", flush=True)
         print(f"{'workers':>8}")
-        by_workers = []
-        for number in range(workers):
-            worker.kill()
-            worker = start()
-            by_workers.append(resident_mb(server.pid))
-            print(f"{number + 1:>8} {'':>8} {by_workers[-1]:>8.1f}", flush=True)
+        at_once, later, come = [], [], 0
+        for _ in range(rounds):
+            before = resident_mb(server.pid)
+            for _ in range(workers):
+                worker.kill()
+                worker = start()
+                come += 1
+                mb = resident_mb(server.pid)
+                print(f"{come:>8} {'':>8} {mb:>8.1f}", flush=True)
+            at_once.append((mb - before) / workers)
+            if rounds > 1:
+                time.sleep(PAUSE)
+                later.append(resident_mb(server.pid))
+                print(f"{'a pause':>8} {'':>8} {later[-1]:>8.1f}", flush=True)
         worker.kill()
+    lasting = None
+    if rounds > 1:
+        lasting = (later[-1] - later[0]) / (workers * (rounds - 1))
     figures = {
         "steps": steps,
         "mb_first": round(by_steps[BEGINNING], 1),
@@ -100,13 +122,15 @@ def main(argv):
         "mb_per_1000_steps": round(
             slope(by_steps[BEGINNING:]) * LOOKS / steps * 1000, 3
         ),
-        "workers": workers,
-        "mb_after_workers": round(by_workers[-1], 1),
-        "mb_per_worker": round(slope(by_workers), 3),
+        "workers": workers * rounds,
+        "mb_after_rounds": [round(mb, 1) for mb in later],
+        "mb_per_worker_at_once": round(at_once[0], 3),
+        "mb_per_worker_lasting": lasting and round(lasting, 3),
     }
     print(
-        f"{figures['mb_per_1000_steps']:+.2f} MB per 1000 steps, "
-        f"{figures['mb_per_worker']:+.2f} MB per worker that came and went."
+        f"{figures['mb_per_1000_steps']:+.2f} MB per 1000 steps. "
+        f"{at_once[0]:+.2f} MB for a minute per worker that came and went"
+        + (f", {lasting:+.2f} MB for ever." if rounds > 1 else ".")
     )
     print(json.dumps({"benchmark": "server_memory", **figures}))
 
