@@ -48,10 +48,18 @@ def test_steps_before_a_recovery_are_not_pushed_after_it(method):
     other.pull()
     np.testing.assert_array_equal(made.weights(1), held)
 
-    # A whole period lies between this and its next push, which is of the
-    # steps since then alone.
+    # A whole period lies between this and its next push.
     exchanges = [made.step(0, *batch) for batch in data[PERIOD + 2 :]]
     assert [len(each) for each in exchanges] == [0, 0, 1]
     assert exchanges[-1][0].local_steps == PERIOD
     (counted,) = other.updates_applied()
     assert counted == before + 1
+    if not METHODS[method].keeps_own:
+        # It is of the steps since then alone.
+        other.pull()
+        twin = VirtualWorkers(2, METHODS[method])
+        for batch in [*data[:PERIOD], *data[PERIOD + 2 :]]:
+            twin.step(0, *batch)
+        twin.stores[1].pull()
+        np.testing.assert_allclose(made.weights(1), twin.weights(1), rtol=1e-6)
+        assert (made.weights(1) != held).all()
