@@ -5,6 +5,7 @@ import itertools
 import json
 import resource
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -168,59 +169,59 @@ def test_without_room_the_one_before_stays_and_it_goes_on(tmp_path, prefix):
     assert get(f"{prefix}/version", tf.int64) == 8
 
 
-def test_it_is_one_state_under_the_lock(tmp_path, prefix):
-    """Two variables that change together, in another thread, all the time."""
-    import threading
+class Lock:
+    """The lock of a server, as a training step holds it."""
 
+    def __init__(self, prefix):
+        self._taken, self._free = threading.Event(), threading.Event()
+
+        def hold():
+            self._taken.set()
+            assert self._free.wait(30.0)
+
+        @tf.function(autograph=False)
+        def step():
+            mutex = tf.raw_ops.MutexV2(shared_name=f"{prefix}/lock")
+            lock = tf.raw_ops.MutexLock(mutex=mutex)
+            with tf.control_dependencies([lock]):
+                held = tf.numpy_function(hold, [], [])
+            with tf.control_dependencies([held]):
+                tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+
+        self._thread = threading.Thread(target=step)
+
+    def __enter__(self):
+        self._thread.start()
+        assert self._taken.wait(30.0)
+
+    def __exit__(self, *exc_info):
+        self._free.set()
+        self._thread.join(30.0)
+
+
+def test_it_waits_for_the_lock_and_reads_one_state(tmp_path, prefix):
     fill(prefix)
     put(f"{prefix}/other", np.int64(7))
     tell(prefix, 1, {"version": "int64", "other": "int64"})
-
-    @tf.function(autograph=False)
-    def update():
-        mutex = tf.raw_ops.MutexV2(shared_name=f"{prefix}/lock")
-        lock = tf.raw_ops.MutexLock(mutex=mutex)
-        after = [lock]
-        for name in ("version", "other"):
-            with tf.control_dependencies(after):
-                handle = tf.raw_ops.VarHandleOp(
-                    dtype=tf.int64, shape=[], shared_name=f"{prefix}/{name}"
-                )
-                one = tf.raw_ops.AssignAddVariableOp(
-                    resource=handle, value=tf.ones([], tf.int64)
-                )
-                # Long enough to look in between.
-                with tf.control_dependencies([one]):
-                    work = tf.linalg.matmul(
-                        tf.ones([150, 150]), tf.ones([150, 150])
-                    )
-                after = [one, work.op]
-        with tf.control_dependencies(after):
-            tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-
-    stop = threading.Event()
-
-    def run():
-        while not stop.is_set():
-            update()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        for _ in range(10):
-            assert make(tmp_path).write()
-            (directory,) = tmp_path.iterdir()
-            newest = max(p for p in directory.iterdir() if p.name.isdigit())
-            version, other = tf.raw_ops.RestoreV2(
-                prefix=str(newest / "data"),
-                tensor_names=[f"{prefix}/version", f"{prefix}/other"],
-                shape_and_slices=["", ""],
-                dtypes=[tf.int64, tf.int64],
-            )
-            assert int(version) == int(other)
-    finally:
-        stop.set()
-        thread.join(10.0)
+    writer = make(tmp_path)
+    assert writer.write()  # All that it calls is traced.
+    written = []
+    thread = threading.Thread(target=lambda: written.append(writer.write()))
+    with Lock(prefix):
+        # The first half of an update.
+        put(f"{prefix}/version", np.int64(8))
+        thread.start()
+        thread.join(1.0)
+        assert thread.is_alive()
+        # The second one.
+        put(f"{prefix}/other", np.int64(8))
+    thread.join(30.0)
+    assert written == [True]
+    forget(prefix)
+    put(f"{prefix}/other", np.int64(0))
+    make(tmp_path).restore()
+    assert get(f"{prefix}/version", tf.int64) == 8
+    assert get(f"{prefix}/other", tf.int64) == 8
 
 
 def test_at_the_end_of_training_they_go(tmp_path, prefix):

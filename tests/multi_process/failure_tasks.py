@@ -94,20 +94,28 @@ def train(
         raise
     exchanges = strategy.journal.read_new()
     handshake.report(
-        updates=strategy.updates_applied(),
-        iterations=int(model.optimizer.iterations.numpy()),
-        parts=[p.numpy().ravel().tolist() for p in model.layers[-1].parts],
-        placement=[p.value.shard for p in model.layers[-1].parts],
         losses=losses,
         versions=[e.version for e in exchanges],
         staleness=[e.staleness for e in exchanges],
         states=states(strategy),
-        counts=strategy.push_counts(),
-        recoveries=[
+        **outcome(strategy, model),
+    )
+
+
+def outcome(strategy, model):
+    """What has become of a `SumOfWeights` and of what was pushed, a dict."""
+    parts = model.layers[-1].parts
+    return {
+        "updates": strategy.updates_applied(),
+        "iterations": int(model.optimizer.iterations.numpy()),
+        "parts": [p.numpy().ravel().tolist() for p in parts],
+        "placement": [p.value.shard for p in parts],
+        "counts": strategy.push_counts(),
+        "recoveries": [
             [event.servers, event.restored_by_this_worker]
             for event in strategy.recoveries
         ],
-    )
+    }
 
 
 def states(strategy):

@@ -108,6 +108,37 @@ def test_softsync_of_one_gradient_is_async_to_the_bit(method, rule):
     np.testing.assert_array_equal(trajectory(run, method, rule), expected)
 
 
+def test_a_gradient_of_an_epoch_that_has_ended_is_void():
+    """Servers were lost, and one worker knows while the other does not."""
+    first, second = make_workers("epochs", 2, Async(), rule="momentum")
+    data = iter(delay_test.batches(5, seed=2))
+    for worker in (first, second):
+        worker.step(*next(data))
+    ledgers = [w.store.coordination.ledgers[0] for w in (first, second)]
+    # The only server is in another life.
+    assert ledgers[0].renew([1]).began
+    first.store.pull()
+    before = first.weights()
+
+    second.model.train_on_batch(*next(data))
+    (exchange,) = second.store.journal.read_new()
+    assert not exchange.accepted
+    assert second.store.journal.drops == 1
+    np.testing.assert_array_equal(second.weights(), before)
+    assert first.store.updates_applied() == [2]
+
+    assert not ledgers[1].renew([1]).began
+    for number, worker in enumerate((second, first), start=3):
+        worker.model.train_on_batch(*next(data))
+        (exchange,) = worker.store.journal.read_new()
+        assert exchange.accepted
+        assert exchange.version == number
+    assert (first.weights() != before).all()
+    assert second.store.journal.drops == 1
+    counts = first.store.coordination.counts()
+    assert [c["accepted"] for c in counts.values()] == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("s", "rule"), [(1, "sgd"), (2, "momentum"), (3, "adam")]
 )

@@ -58,10 +58,14 @@ class Election:
             best = max(offers.versions)
             waited = time.monotonic() - started
             here = [version > 0 for version in offers.versions]
-            if offers.held and offers.held >= best:
+            all_there = all(offers.versions)
+            # To train on from a snapshot that is newer than this worker's
+            # replicas, where another worker has newer ones still, would lose
+            # what these hold.
+            known = offers.settled or all_there or waited >= _GATHER_SECONDS
+            if offers.held and offers.held >= best and known:
                 return False, here
             mine = offers.versions[store.worker_id] if takes_part else 0
-            all_there = all(offers.versions)
             rank = sum(
                 (v, -k) > (mine, -store.worker_id)
                 for k, v in enumerate(offers.versions)
@@ -69,7 +73,7 @@ class Election:
             due = rank * _STAGGER_SECONDS
             if not all_there:
                 due += _GATHER_SECONDS
-            if mine and waited >= due:
+            if mine > offers.held and waited >= due:
                 break
             if not best and waited > _GATHER_SECONDS:
                 # Nobody has anything: the chief gives first values again.

@@ -32,6 +32,8 @@ class Marks:
         self._store = store
         self._num_workers = num_workers
         self._worker = worker_id
+        # By sites.
+        self._settlers = {}
         # No exchange of an earlier life of this worker has a greater one.
         self._number = store.worker_variable(
             tf.constant(time.time_ns() // 1000, tf.int64), "exchange_number"
@@ -86,6 +88,55 @@ class Marks:
         with tf.device(device):
             known = tf.raw_ops.VarIsInitializedOp(resource=handle)
         return tf.cond(known, lambda: False, make).op
+
+    def settle(self):
+        """Says of this worker's exchanges that none is on its way any more.
+
+        After a server was lost, which knows no marks then: of the exchange
+        that was under way it has what it will ever have.
+        """
+        sites = self.sites()
+        if sites not in self._settlers:
+            self._settlers[sites] = tf.function(
+                self._build_settle, autograph=False
+            )
+        self._settlers[sites]()
+
+    def _build_settle(self):
+        store = self._store
+        size = 1 + store.num_shards
+        for site in self.sites():
+            handles = [
+                self._handle(shard, self._worker, site)
+                for shard in range(store.num_shards)
+            ]
+            found = []
+            for shard, handle in enumerate(handles):
+                value = self._read_or_zeros(shard, handle, size)
+                with tf.device(store.worker_device):
+                    found.append(tf.identity(value))
+            with tf.device(store.worker_device):
+                found = tf.stack(found)
+                newest = found[tf.argmax(found[:, 0])]
+            for shard, handle in enumerate(handles):
+                with tf.device(store.devices[shard]):
+                    tf.raw_ops.AssignVariableOp(
+                        resource=handle, value=tf.identity(newest)
+                    )
+
+    def _read_or_zeros(self, shard, handle, size):
+        device = self._store.devices[shard]
+
+        def read():
+            with tf.device(device):
+                value = tf.raw_ops.ReadVariableOp(
+                    resource=handle, dtype=tf.int64
+                )
+                return tf.ensure_shape(value, [size])
+
+        with tf.device(device):
+            known = tf.raw_ops.VarIsInitializedOp(resource=handle)
+            return tf.cond(known, read, lambda: tf.zeros([size], tf.int64))
 
     def sites(self):
         """What exchanges are told apart by, a tuple of strings."""

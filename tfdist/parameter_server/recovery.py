@@ -219,6 +219,8 @@ class Recovery:
                 if self._store.coordination is not None:
                     self._store.coordination.renew(now, here)
                 self.incarnations = now
+                if lost:
+                    self._settle_marks()
                 self._refresh()
                 break
             except tf.errors.OpError as again:
@@ -271,6 +273,12 @@ class Recovery:
                     time.sleep(_POLL_SECONDS)
                     if self._whereabouts.lives() != incarnations:
                         raise
+
+    def _settle_marks(self):
+        marks = self._store.marks
+        # An evaluator leaves none.
+        if marks is not None and self._whereabouts.config.is_worker:
+            marks.settle()
 
     def _refresh(self):
         store = self._store

@@ -11,6 +11,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdist.cluster import snapshots
 from tfdist.parameter_server import copies
 from tfdist.parameter_server import transfer
 from tfdist.parameter_server.section import read_replica
@@ -29,10 +30,13 @@ class Offers:
       versions: By worker, one more than the version that its replicas show;
         0 for a worker that has offered nothing to this life of the server.
       held: One more than the version that the server holds, 0 for none.
+      settled: Whether a worker has found that to be the newest that there is;
+        else it may be but a snapshot.
     """
 
     versions: tuple
     held: int
+    settled: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +88,10 @@ class Restorer:
         function = self._function(
             ("offer", shard, takes_part), self._build_offer, shard, takes_part
         )
-        versions, held = function()
-        return Offers(tuple(versions.numpy().tolist()), int(held))
+        versions, held, settled = function()
+        return Offers(
+            tuple(versions.numpy().tolist()), int(held), bool(settled)
+        )
 
     def restore(self, shard):
         """Puts this worker's replicas onto a server that has nothing newer.
@@ -164,9 +170,11 @@ class Restorer:
                     resource=offers, dtype=tf.int64
                 )
                 there = self._there(shard)
-        with tf.control_dependencies([versions.op, there.op]):
+                settled = ~snapshots.build_is_from_snapshot()
+        found = [versions, there, settled]
+        with tf.control_dependencies([t.op for t in found]):
             store.unlock(shard, lock)
-        return self._home(versions), self._home(there)
+        return [self._home(t) for t in found]
 
     def _build_restore(self, shard):
         store = self._store
