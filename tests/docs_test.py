@@ -79,6 +79,16 @@ def test_programs_of_checkpoints_run(tmp_path, monkeypatch):
     exec(compile(own, "docs/checkpoints.md", "exec"), names)
 
 
+@pytest.mark.parametrize("name", ["elasticity", "nonfinite", "operations"])
+def test_short_programs_run(tmp_path, monkeypatch, name):
+    text = (DOCS / f"{name}.md").read_text("utf-8")
+    programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert programs
+    monkeypatch.chdir(tmp_path)
+    for program in programs:
+        exec(compile(program, f"docs/{name}.md", "exec"), {})
+
+
 def test_programs_of_placement_run(capsys):
     programs = re.findall(r"```python\n(.*?)```", PLACEMENT, re.DOTALL)
     assert len(programs) == 3

@@ -1,94 +1,31 @@
-"""When groups exchange, what they do with it, and what never stops them."""
+"""When groups exchange, and what they do with it."""
 
 import contextlib
 import json
-import logging
-import threading
-import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.codistillation.exchanging import STEPS
+from tests.codistillation.exchanging import Watch
+from tests.codistillation.exchanging import build
+from tests.codistillation.exchanging import codistilled
+from tests.codistillation.exchanging import fit
+from tests.codistillation.exchanging import train
+from tests.codistillation.exchanging import weights
 from tests.codistillation.scripted_exchange import ScriptedExchange
 from tests.codistillation.scripted_exchange import checkpoint
 import tfdist
 from tfdist.codistillation import Codistillation
-from tfdist.codistillation import CodistillationLoss
 from tfdist.codistillation import CodistillationMixin
-from tfdist.codistillation import Codistilled
 from tfdist.codistillation import Group
 from tfdist.codistillation import PeerUnavailableError
-from tfdist.codistillation import UnusableCheckpointError
-from tfdist.codistillation import callback as callback_lib
 from tfdist.codistillation.weights import digest
 from tfdist.codistillation.weights import snapshot
 
 layers = keras.layers
-STEPS = 12
-
-
-def build(seed=1, units=3):
-    keras.utils.set_random_seed(seed)
-    return keras.Sequential([keras.Input((2,)), layers.Dense(units)])
-
-
-def codistilled(student, burn_in_steps=0):
-    model = Codistilled(
-        student,
-        burn_in_steps=burn_in_steps,
-        loss=CodistillationLoss("mean_squared_logits", from_logits=True),
-    )
-    model.compile(
-        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    )
-    return model
-
-
-def train(exchange, *, model=None, callbacks=(), group=0, **kwargs):
-    """Trains for `STEPS` steps; returns the callback and the logs."""
-    arguments = {"exchange_every": 5, "background": False, "verbose": 0}
-    arguments.update(kwargs)
-    callback = Codistillation(exchange, group=group, num_groups=2, **arguments)
-    logs = fit(model or codistilled(build()), [*callbacks, callback])
-    return callback, logs
-
-
-def fit(model, callbacks):
-    """Trains for `STEPS` steps; returns the history."""
-    stream = np.random.default_rng(0)
-    x = stream.standard_normal((STEPS * 2, 2)).astype("float32")
-    y = stream.integers(0, 3, len(x))
-    return model.fit(
-        x, y, batch_size=2, shuffle=False, verbose=0, callbacks=callbacks
-    ).history
-
-
-def weights(seed=2):
-    return snapshot(build(seed))
-
-
-class Watch(keras.callbacks.Callback):
-    """Notes after each step what has been added to the loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.totals = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        del logs
-        tracker = self.model._codistillation_tracker
-        self.totals.append(float(tracker.total))
-
-    @property
-    def steps(self):
-        """Steps, from 1, to whose loss something was added."""
-        return [
-            step
-            for step, moved in enumerate(np.diff([0.0, *self.totals]), 1)
-            if moved > 0
-        ]
 
 
 def test_exchanges_begin_with_the_end_of_the_burn_in():
@@ -173,198 +110,6 @@ def test_staleness_is_recorded(tmp_path):
     path = tmp_path / "logs" / "codistillation-0-worker-0.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines == callback.records
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        UnusableCheckpointError("it is damaged"),
-        OSError("the disk is gone"),
-        checkpoint([np.full((2, 3), np.nan), np.zeros(3)]),
-        checkpoint(snapshot(build(2, units=4))),
-        checkpoint(weights()[:1]),
-        checkpoint([one.astype("datetime64[s]") for one in weights()]),
-        PeerUnavailableError("no answer"),
-    ],
-    ids=[
-        "damaged",
-        "error",
-        "not finite",
-        "shape",
-        "number",
-        "dtype",
-        "unavailable",
-    ],
-)
-def test_training_goes_on_with_the_teacher_before(bad, caplog):
-    exchange = ScriptedExchange([checkpoint(weights(), step=3), bad])
-    watch = Watch()
-    with caplog.at_level(logging.WARNING, logger="absl"):
-        callback, _ = train(exchange, callbacks=[watch])
-    assert watch.steps == list(range(1, STEPS + 1))
-    assert callback.summary["1"]["received"] == 1
-    assert callback.summary["1"]["step"] == 3
-    problem = callback.records[1]["problem"]
-    assert problem
-    unusable = not isinstance(bad, (PeerUnavailableError, OSError))
-    assert callback.summary["1"]["skipped"] == unusable
-    assert (f"not used: {problem}" in caplog.text) == unusable
-
-
-def test_problem_says_what_differs():
-    bad = checkpoint(snapshot(build(2, units=4)))
-    callback, _ = train(ScriptedExchange([bad]))
-    problem = callback.records[0]["problem"]
-    assert "shape (2, 4)" in problem
-    assert "(2, 3)" in problem
-    assert "whole_models=True" in problem
-
-
-def test_what_does_not_fit_is_told_and_read_once(caplog):
-    bad = checkpoint(snapshot(build(2, units=4)), number=4)
-    exchange = ScriptedExchange([bad])
-    with caplog.at_level(logging.WARNING, logger="absl"):
-        callback, _ = train(exchange)
-    assert caplog.text.count("another architecture") == 1
-    assert callback.summary["1"]["skipped"] == 1
-    known = [known and known.number for _, known in exchange.asked]
-    assert known == [None, 4, 4, 4]
-
-
-def test_training_goes_on_when_nothing_can_be_published(caplog):
-    exchange = ScriptedExchange()
-    exchange.publish = lambda checkpoint: (_ for _ in ()).throw(
-        OSError("no space left")
-    )
-    with caplog.at_level(logging.WARNING, logger="absl"):
-        train(exchange)
-    assert "step 5 could not be published: OSError: no space" in caplog.text
-
-
-def test_weights_that_are_not_finite_are_not_published(caplog):
-    student = build()
-    student.layers[0].bias.assign([np.nan, 0, 0])
-    exchange = ScriptedExchange()
-    with caplog.at_level(logging.WARNING, logger="absl"):
-        train(exchange, model=codistilled(student))
-    assert exchange.published == []
-    assert "not finite" in caplog.text
-
-
-def test_an_exchange_that_hangs_stops_nobody(monkeypatch, caplog):
-    monkeypatch.setattr(callback_lib, "_LAST_SECONDS", 0.1)
-    hung, go_on = threading.Event(), threading.Event()
-
-    def hang():
-        hung.set()
-        go_on.wait()
-
-    class UntilItHangs(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 5:
-                assert hung.wait(60)
-
-    exchange = ScriptedExchange([checkpoint(weights(), step=3), hang])
-    watch = Watch()
-    with caplog.at_level(logging.WARNING, logger="absl"):
-        callback, _ = train(
-            exchange, background=True, callbacks=[watch, UntilItHangs()]
-        )
-    assert len(watch.totals) == STEPS
-    assert watch.steps[-1] == STEPS
-    assert callback.summary["1"]["received"] == 1
-    assert "The exchange before that of step 10 has not ended" in caplog.text
-    assert "has not ended within" in caplog.text
-    go_on.set()
-
-
-def test_what_was_due_is_made_up_for_when_the_thread_is_free():
-    go_on = threading.Event()
-
-    class LetItGoOn(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 6:
-                go_on.set()
-                callback._pending.result(60)
-
-    exchange = ScriptedExchange([lambda: go_on.wait(60) and None])
-    callback = Codistillation(
-        exchange, group=0, num_groups=2, exchange_every=5, verbose=0
-    )
-    # It finds what is done before the next step, or after that one.
-    fit(codistilled(build()), [LetItGoOn(), callback])
-    first, second, *_ = [one.step for one in exchange.published]
-    assert first == 0
-    assert second == 7
-
-
-def test_in_the_background_a_missing_peer_is_looked_for_often(monkeypatch):
-    monkeypatch.setattr(callback_lib, "_LOOK_SECONDS", 0.0)
-    came = threading.Event()
-
-    def come():
-        came.set()
-        return checkpoint(weights())
-
-    class UntilItCame(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == STEPS - 3:
-                assert came.wait(60)
-            elif batch == STEPS - 2 and callback._pending is not None:
-                callback._pending.result(60)
-
-    watch = Watch()
-    exchange = ScriptedExchange([PeerUnavailableError("not yet"), come])
-    callback = Codistillation(
-        exchange, group=0, num_groups=2, exchange_every=1000, verbose=0
-    )
-    fit(codistilled(build()), [watch, UntilItCame(), callback])
-    assert watch.steps[-1] == STEPS
-    # Looking is not publishing.
-    assert [one.step for one in exchange.published] == [0, STEPS]
-
-
-def test_old_teachers_retire_until_a_newer_one_comes():
-    old = checkpoint(weights(2), number=1, time=0.0)
-    young = checkpoint(weights(3), number=2)
-    watch = Watch()
-    callback, logs = train(
-        ScriptedExchange([old, young]),
-        callbacks=[watch],
-        max_age_seconds=1000.0,
-    )
-    assert watch.steps == list(range(6, STEPS + 1))
-    assert callback.summary["1"]["received"] == 2
-    assert logs["teachers"] == [1.0]
-
-
-def test_silent_peers_are_reported(caplog):
-    exchange = ScriptedExchange([checkpoint(weights(), step=3)])
-    with caplog.at_level(logging.WARNING, logger="absl"):
-        train(exchange, exchange_every=1)
-    told = [m for m in caplog.messages if "nothing new" in m]
-    assert len(told) == 1
-    assert "Group 1 has published nothing new for 10 exchanges" in told[0]
-    assert "its weights of step 3" in told[0]
-
-
-@pytest.mark.parametrize("seconds", [200, 0])
-def test_weights_of_an_earlier_training_are_reported(seconds, caplog):
-    taken = time.time() - seconds
-    exchange = ScriptedExchange([checkpoint(weights(), step=7, time=taken)])
-    with caplog.at_level(logging.WARNING, logger="absl"):
-        train(exchange)
-    told = "first weights of group 1 are of its step 7, and were taken 20"
-    assert (told in caplog.text) == bool(seconds)
-
-
-@pytest.mark.parametrize("alike", [True, False])
-def test_groups_that_began_alike_are_reported(alike, caplog):
-    initial = digest(snapshot(build())) if alike else "other"
-    exchange = ScriptedExchange([checkpoint(weights(), initial=initial)])
-    with caplog.at_level(logging.WARNING, logger="absl"):
-        train(exchange)
-    assert ("began with the same weights" in caplog.text) == alike
 
 
 @pytest.mark.parametrize(

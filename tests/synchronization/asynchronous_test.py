@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 
-from tests.synchronization import virtual_run
+from tests.synchronization import virtual_scripts
 from tests.synchronization.virtual_run import Run
 from tests.synchronization.virtual_server import RATE
 from tests.synchronization.virtual_server import SIZE
@@ -38,7 +38,7 @@ class DownpourOracle:
 
 
 @settings(max_examples=25, deadline=None)
-@given(num_workers=st.sampled_from([1, 3, 4]), script=virtual_run.scripts())
+@given(num_workers=st.sampled_from([1, 3, 4]), script=virtual_scripts.scripts())
 def test_parameters_are_those_of_the_paper(num_workers, script):
     run = Run(Async(), num_workers, oracle=DownpourOracle(num_workers))
     run.play(script).drain()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from tests.synchronization import virtual_run
+from tests.synchronization import virtual_scripts
 from tests.synchronization import virtual_server
 from tests.synchronization.virtual_cluster import Cluster
 from tests.synchronization.virtual_run import Run
@@ -123,7 +123,7 @@ def check_read(bound):
 
 
 @settings(max_examples=40, deadline=None)
-@given(case=st.sampled_from(CASES), script=virtual_run.scripts())
+@given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_parameters_and_gap_are_those_of_the_paper(case, script):
     run = Run(
         BoundedStaleness(case[1]),
@@ -136,7 +136,7 @@ def test_parameters_and_gap_are_those_of_the_paper(case, script):
 
 
 @settings(max_examples=20, deadline=None)
-@given(case=st.sampled_from(CASES), script=virtual_run.scripts())
+@given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_reads_are_guaranteed_where_servers_lag(case, script):
     """Two servers that carry out the log at their own times."""
     run = Run(
@@ -145,7 +145,7 @@ def test_reads_are_guaranteed_where_servers_lag(case, script):
         num_servers=2,
         watch=check_gap(case[1]),
         on_read=check_read(case[1]),
-        allows=virtual_run.one_kill_each,
+        allows=virtual_scripts.one_kill_each,
     )
     run.play(script).drain()
 
@@ -153,7 +153,7 @@ def test_reads_are_guaranteed_where_servers_lag(case, script):
 @settings(max_examples=15, deadline=None)
 @given(
     num_workers=st.sampled_from([1, 2, 4]),
-    script=virtual_run.scripts(failures=(), max_size=40),
+    script=virtual_scripts.scripts(failures=(), max_size=40),
 )
 def test_without_staleness_it_is_bulk_synchronous(num_workers, script):
     run = Run(BoundedStaleness(0), num_workers).play(script)

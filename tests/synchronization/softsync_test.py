@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.synchronization import virtual_run
+from tests.synchronization import virtual_scripts
 from tests.synchronization.virtual_run import Run
 from tests.synchronization.virtual_server import RATE
 from tests.synchronization.virtual_server import SIZE
@@ -76,7 +76,7 @@ def check_updates(number):
 
 
 @settings(max_examples=50, deadline=None)
-@given(case=st.sampled_from(CASES), script=virtual_run.scripts())
+@given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_parameters_are_those_of_the_paper(case, script):
     run = Run(
         SoftSync(case[1]),
@@ -91,7 +91,7 @@ def test_parameters_are_those_of_the_paper(case, script):
 @given(
     case=st.sampled_from(CASES),
     factor=st.sampled_from([1.0, 0.3]),
-    script=virtual_run.scripts(max_size=30),
+    script=virtual_scripts.scripts(max_size=30),
 )
 def test_late_gradients_count_less_if_asked_for(case, factor, script):
     correction = InverseStaleness(factor)
@@ -107,20 +107,20 @@ def test_late_gradients_count_less_if_asked_for(case, factor, script):
 
 
 @settings(max_examples=15, deadline=None)
-@given(case=st.sampled_from(CASES), script=virtual_run.scripts())
+@given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_updates_are_as_they_came_where_servers_lag(case, script):
     run = Run(
         SoftSync(case[1]),
         case[0],
         num_servers=2,
         watch=check_updates(case[1]),
-        allows=virtual_run.one_kill_each,
+        allows=virtual_scripts.one_kill_each,
     )
     run.play(script).drain()
 
 
 @settings(max_examples=15, deadline=None)
-@given(num_workers=st.sampled_from([1, 3, 4]), script=virtual_run.scripts())
+@given(num_workers=st.sampled_from([1, 3, 4]), script=virtual_scripts.scripts())
 def test_of_one_gradient_is_asynchronous(num_workers, script):
     states = []
     for method in (SoftSync(1), Async()):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from tests.synchronization import virtual_run
+from tests.synchronization import virtual_scripts
 from tests.synchronization import virtual_server
 from tests.synchronization.virtual_cluster import Cluster
 from tests.synchronization.virtual_run import Run
@@ -106,7 +106,7 @@ def check_updates(num_workers, backup_workers):
 
 
 @settings(max_examples=40, deadline=None)
-@given(case=st.sampled_from(CASES), script=virtual_run.scripts())
+@given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_parameters_are_those_of_the_paper(case, script):
     run = Run(
         Sync(case[1]),
@@ -118,7 +118,7 @@ def test_parameters_are_those_of_the_paper(case, script):
 
 
 @settings(max_examples=20, deadline=None)
-@given(case=st.sampled_from(CASES), script=virtual_run.scripts())
+@given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_updates_are_of_current_gradients_where_servers_lag(case, script):
     """Two servers that carry out the log at their own times."""
     run = Run(
@@ -126,7 +126,7 @@ def test_updates_are_of_current_gradients_where_servers_lag(case, script):
         case[0],
         num_servers=2,
         watch=check_updates(*case),
-        allows=virtual_run.one_kill_each,
+        allows=virtual_scripts.one_kill_each,
     )
     run.play(script).drain()
 
@@ -134,7 +134,7 @@ def test_updates_are_of_current_gradients_where_servers_lag(case, script):
 @settings(max_examples=15, deadline=None)
 @given(
     num_workers=st.sampled_from([1, 2, 4]),
-    script=virtual_run.scripts(failures=(), max_size=40),
+    script=virtual_scripts.scripts(failures=(), max_size=40),
 )
 def test_without_backup_workers_it_is_one_large_batch(num_workers, script):
     run = Run(Sync(), num_workers).play(script)
@@ -155,7 +155,7 @@ def test_without_backup_workers_it_is_one_large_batch(num_workers, script):
 @settings(max_examples=15, deadline=None)
 @given(
     num_workers=st.sampled_from([2, 4]),
-    script=virtual_run.scripts(failures=(), max_size=40),
+    script=virtual_scripts.scripts(failures=(), max_size=40),
 )
 def test_with_all_but_one_as_backup_the_first_gradient_wins(
     num_workers, script

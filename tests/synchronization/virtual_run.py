@@ -5,55 +5,18 @@ its log out; a script says what happens next: every interleaving, with kills,
 stops and returns.
 """
 
-import dataclasses
-
-from hypothesis import strategies as st
 import numpy as np
 
 from tests.synchronization.virtual_cluster import SECOND
 from tests.synchronization.virtual_cluster import SILENT
 from tests.synchronization.virtual_cluster import Cluster
+from tests.synchronization.virtual_process import Process
 from tests.synchronization.virtual_server import SIZE
 from tests.synchronization.virtual_server import Gradient
 from tests.synchronization.virtual_server import Server
 from tests.synchronization.virtual_server import batch_gradient
-from tfdist.synchronization import state as state_lib
 from tfdist.synchronization.state import Phase
 from tfdist.synchronization.state import Status
-
-
-@dataclasses.dataclass
-class Process:
-    """One worker's process.
-
-    Attributes:
-      parameters: Its replica, vector.
-      pulled: The version of it.
-      steps: Gradients computed by all its lives.
-      computing: Whether it computes one, or waits.
-      decision: The `State` that it was told of, to be carried out, or None.
-      unread: Servers that are still to carry it out.
-      alive: Whether there is a process.
-      stopped: Whether it does nothing for now.
-      left: Whether it has run out of data.
-      lives: How many processes it has been.
-    """
-
-    parameters: np.ndarray
-    pulled: int = 0
-    steps: int = 0
-    computing: bool = True
-    decision: state_lib.State | None = None
-    unread: list = dataclasses.field(default_factory=list)
-    alive: bool = True
-    stopped: bool = False
-    left: bool = False
-    lives: int = 1
-
-    @property
-    def runs(self):
-        """Whether it is heard of."""
-        return self.alive and not self.stopped
 
 
 class Run:
@@ -404,41 +367,3 @@ class Run:
             for _ in range(4 + 4 * len(self.servers)):
                 assert self._able(worker), "it waits for those who are gone"
                 self.advance(worker)
-
-
-def one_kill_each(run, action, worker):
-    """For `allows` of a `Run` with servers that lag.
-
-    The ring of the log is for workers that are behind by one gradient each,
-    and as many again in their second lives.
-    """
-    kills = ("kill", "end", "crash")
-    return action not in kills or run.processes[worker].lives == 1
-
-
-FAILURES = (
-    "kill",
-    "restart",
-    "crash",
-    "stop",
-    "resume",
-    "wait",
-    "end",
-    "leave",
-    "begin",
-)
-
-
-def scripts(failures=FAILURES, max_size=60):
-    """A strategy for scripts of `Run.play`; mostly workers advance.
-
-    Args:
-      failures: Actions beside that.
-      max_size: Length of the longest.
-    """
-    action = st.sampled_from(("advance",) * 2 * len(failures) + failures)
-    advance = st.just("advance")
-    event = st.tuples(action if failures else advance, st.integers(0, 11))
-    # Left to itself, hypothesis prefers lists of some five elements.
-    long = st.lists(event, min_size=max_size // 2, max_size=max_size)
-    return st.one_of(st.lists(event, max_size=max_size // 2), long)

@@ -23,6 +23,15 @@ def held_by(store, shard, variables):
     ]
 
 
+def primary_on(store, shard, variables):
+    """As `held_by`, of what is read: a counter is held everywhere."""
+    return [
+        (variable, piece)
+        for variable, piece in held_by(store, shard, variables)
+        if piece is not None or variable.shard == shard
+    ]
+
+
 def build_send(store, shard, copies):
     """Builds the way of this worker's replicas to a server.
 

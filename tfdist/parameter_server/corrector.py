@@ -4,10 +4,9 @@ import tensorflow as tf
 
 from tfdist.correction import Copies
 from tfdist.correction import LateGradient
-from tfdist.parameter_server import saved_slots
 from tfdist.parameter_server import section as section_lib
+from tfdist.parameter_server import worker_corrections
 from tfdist.parameter_server.slots import ServerSlots
-from tfdist.parameter_server.slots import WorkerSlots
 from tfdist.parameter_server.slots import dtype_of
 from tfdist.parameter_server.slots import read
 from tfdist.parameter_server.slots import widened
@@ -29,8 +28,9 @@ class Corrector:
         self._correction = correction
         self._num_workers = num_workers
         self._worker = worker_id
-        # What this worker keeps, by step counter and variable.
-        self._own = {}
+        self._on_worker = worker_corrections.WorkerCorrections(
+            store, correction, num_workers
+        )
         # The ledger of the optimizer that trains a variable, by its ordinal.
         self._ledgers = {}
 
@@ -46,11 +46,7 @@ class Corrector:
 
     def own_variables(self):
         """What this worker keeps, a dict of name to variable."""
-        return {
-            _own_key(counter, ordinal, name): variable
-            for (counter, ordinal), slots in self._own.items()
-            for name, variable in slots.variables.items()
-        }
+        return self._on_worker.variables()
 
     # On the worker.
 
@@ -80,56 +76,9 @@ class Corrector:
                     f"{variable.role.value} of {variable.dtype.name}."
                 )
             if self._correction.on_worker:
-                slots = self._own_slots(counter, variable)
                 gradient, *rest = record.args
-                corrected = self._correct_here(gradient, variable, slots)
+                corrected = self._on_worker.correct(gradient, variable, counter)
                 record.args = (corrected, *rest)
-
-    def _correct_here(self, gradient, variable, slots):
-        zero = tf.zeros([], tf.int64)
-        if not isinstance(gradient, tf.IndexedSlices):
-            late = LateGradient(widened(gradient), None, zero, zero)
-            corrected = self._correction.correct(late, slots)
-            return tf.cast(corrected, gradient.dtype)
-        values, indices = gradient.values, gradient.indices
-        late = LateGradient(widened(values), indices, zero, zero)
-        corrected = self._correction.correct(late, slots)
-        return tf.IndexedSlices(
-            tf.cast(corrected, values.dtype),
-            self._indices_of(late, variable.shape),
-            gradient.dense_shape,
-        )
-
-    def _indices_of(self, late, shape):
-        """The rows of a sparse gradient after its correction."""
-        if self._correction.densifies:
-            return tf.range(shape[0], dtype=late.indices.dtype)
-        return late.indices
-
-    def _own_slots(self, counter, variable):
-        key = (counter.ordinal, variable.ordinal)
-        if key not in self._own:
-            shapes = self._correction.slots(
-                variable.shape.as_list(), self._num_workers
-            )
-            dtype = dtype_of(variable)
-
-            def first(name, shape):
-                saved = self._store.state.slot_of_worker(_own_key(*key, name))
-                if saved is None:
-                    return tf.zeros(shape, dtype)
-                return tf.constant(saved, dtype)
-
-            self._own[key] = WorkerSlots(
-                {
-                    name: self._store.worker_variable(
-                        lambda name=name, shape=shape: first(name, shape),
-                        f"correction_{name}",
-                    )
-                    for name, shape in shapes.items()
-                }
-            )
-        return self._own[key]
 
     # What gradients were computed from.
 
@@ -317,8 +266,8 @@ class Corrector:
             result = self._correction.correct(late, slots)
             corrected[position] = tf.cast(result, values.dtype)
             if sparse:
-                corrected[gradient[1]] = self._indices_of(
-                    late, variable.shape_of(piece)
+                corrected[gradient[1]] = worker_corrections.indices_of(
+                    self._correction, late, variable.shape_of(piece)
                 )
         return corrected
 
@@ -425,10 +374,6 @@ def late_gradients(replays):
         for replay in replays
         if replay.gradient is not None
     ]
-
-
-def _own_key(counter, ordinal, name):
-    return f"{saved_slots.ON_WORKER}{counter}/{ordinal}/{name}"
 
 
 def _name(variable, piece):

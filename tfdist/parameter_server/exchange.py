@@ -5,57 +5,15 @@ what was recorded in the order of the program, counts, and reads the fresh
 values, which then flow back into the replicas.
 """
 
-import dataclasses
-
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.parameter_server import parcel as parcel_lib
 from tfdist.parameter_server import pull
 from tfdist.parameter_server import records as records_lib
 from tfdist.parameter_server import rows
-from tfdist.parameter_server import section as section_lib
 from tfdist.parameter_server import transfer
 from tfdist.parameter_server.section import read_replica
-
-
-@dataclasses.dataclass
-class Parcel:
-    """What is sent to one server; tensors are on it.
-
-    Attributes:
-      shard: Number of the server.
-      replays: List of `Replay`.
-      sent: List of all tensors sent.
-      pulled: The version of the server at this worker's last pull, scalar.
-      ahead: Steps of this worker before this one that were not exchanged
-        (gradient accumulation), scalar; None without an optimizer.
-      tables: Maps ordinals to tables of which only rows may change, and the
-        version at which they were pulled.
-      extra: What else was asked to be sent, a list.
-      number: Of the exchange, where it leaves a mark, else None.
-      copies: What gradients were computed from, where that is needed: a dict
-        of gradient (position, or pair of positions) to position.
-      finite: Whether all that is pushed is finite, to all servers, a scalar
-        bool; None if nobody has looked.
-      weight: Position of how much the gradients count among those of an
-        update, a scalar; None if all count the same.
-      section: The `Section` to be built.
-      arrived: Time at which all was there, seconds, scalar float64.
-    """
-
-    shard: int
-    replays: list
-    sent: list
-    pulled: tf.Tensor
-    ahead: tf.Tensor | None
-    tables: dict
-    extra: list
-    number: tf.Tensor | None
-    copies: dict
-    finite: tf.Tensor | None
-    weight: int | None
-    section: section_lib.Section
-    arrived: tf.Tensor
 
 
 class Exchange:
@@ -100,10 +58,15 @@ class Exchange:
         self._records = records
         self.iterations = counter
         self._rate = rate
-        self._settings = settings
-        self._frozen = frozen
-        self._lifter = lifter
-        self._weight = weight
+        self._sender = parcel_lib.Sender(
+            store,
+            graph,
+            records,
+            settings=settings,
+            frozen=frozen,
+            lifter=lifter,
+            weight=weight,
+        )
         self._local_steps = local_steps
         self._last = last
         self._finite = finite
@@ -211,93 +174,23 @@ class Exchange:
             for answer in answers
         ]
 
-    def _live(self, record, shard):
-        """Variables that the value of `record` reads afresh on `shard`."""
-        live = self._store.live_on(shard) - self._frozen
-        if isinstance(record, records_lib.Mutation):
-            live = live | {record.variable.ordinal}
-            if record.variable.pieces:
-                # An average of a split parameter: rows depend on rows alone.
-                live = live | {
-                    v.ordinal
-                    for v in self._store.variables
-                    if v.pieces == record.variable.pieces
-                }
-        return live
-
     def _send(self, shard, extra=()):
         """Sends to a server what it needs, and `extra` tensors.
 
         Returns:
           A `Parcel`.
         """
-        store = self._store
-        records = [
-            r for r in self._records if shard in records_lib.shards_of(r, store)
-        ]
-        outbox = section_lib.Outbox()
-        replays = [
-            records_lib.prepare(
-                record,
-                piece,
-                live=self._live(record, shard),
-                lifter=self._lifter,
-                outbox=outbox,
-            )
-            for record in records
-            for piece in records_lib.pieces_on(shard, record.variable)
-        ]
-        # Nothing is applied before all has arrived, and so before this
-        # worker has noted that it has begun.
-        with tf.control_dependencies(self._begun):
-            with tf.device(store.worker_device):
-                pulled = tf.identity(store.pulled_version(shard))
-        pulled = outbox.add(pulled)
-        tables = self._tables(records, outbox)
-        ahead = None
-        if self.iterations is not None:
-            ahead = outbox.add(self._ahead)
-        settings = [outbox.add(read_replica(v)) for v in self._settings]
-        extra = [outbox.add(tensor) for tensor in extra]
-        finite = self._gate()
-        if finite is not None:
-            # As a number it travels with others.
-            finite = outbox.add(tf.cast(finite, tf.int64))
-        number = None if self._number is None else outbox.add(self._number)
-        copies = self._enclosed(replays, outbox)
-        weight = None if self._weight is None else outbox.add(self._weight)
-        sent = transfer.move(
-            outbox.tensors,
-            source=store.worker_device,
-            target=store.devices[shard],
+        parcel = self._sender.send(
+            shard,
+            begun=self._begun,
+            ahead=self._ahead,
+            finite=self._gate(),
+            number=self._number,
+            extra=extra,
+            enclosed=self._enclosed,
         )
-        self._bytes_sent += [transfer.num_bytes(t) for t in outbox.tensors]
-        section = section_lib.Section(store, shard, self._graph)
-        for variable, position in zip(self._settings, settings, strict=True):
-            section.local_values[variable.ref()] = sent[position]
-        with tf.control_dependencies([t.op for t in sent]):
-            arrived = section.now()
-        if finite is not None:
-            with tf.device(store.devices[shard]):
-                finite = tf.cast(sent[finite], tf.bool)
-        return Parcel(
-            shard=shard,
-            replays=replays,
-            sent=sent,
-            pulled=sent[pulled],
-            ahead=None if ahead is None else sent[ahead],
-            tables={
-                ordinal: (table, sent[position])
-                for ordinal, (table, position) in tables.items()
-            },
-            extra=[sent[position] for position in extra],
-            number=None if number is None else sent[number],
-            copies=copies,
-            finite=finite,
-            weight=weight,
-            section=section,
-            arrived=arrived,
-        )
+        self._bytes_sent += parcel.sizes
+        return parcel
 
     def _gate(self):
         """What servers have to be sent to carry out their part, or None."""
@@ -364,18 +257,6 @@ class Exchange:
 
     def _run(self, replay, sent, section):
         replay.run(sent, section)
-
-    def _tables(self, records, outbox):
-        """Tables of which only rows may change; when they were pulled."""
-        return {
-            record.variable.ordinal: (
-                record.variable,
-                outbox.add(self._store.rows_pulled(record.variable)),
-            )
-            for record in records
-            if isinstance(record, records_lib.Update)
-            and rows.is_candidate(record.variable, record.args)
-        }
 
     def _mark_rows(self, parcel, operations, version):
         """The tables of which only rows are changed by `operations`."""

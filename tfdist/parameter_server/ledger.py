@@ -1,57 +1,25 @@
 """Where all decisions of a synchronization are made: one state, one lock.
 
-The state (`tfdist.synchronization.state.State`) lives on the first server as
-one vector, so that it changes in one assignment. Whoever has an event to tell
-takes the lock, reads, decides, assigns, and wakes those who may go on, all on
-that server; a worker that dies in between leaves the state as it was before
-or as it is after.
-
-A worker that has to wait does so in a mailbox of its own, outside the lock.
-What counts is the state: a waiting worker whose token was lost is given
-another with its next heartbeat.
+Whoever has an event to tell changes the state (`shared_state`): a worker that
+has a gradient (`arrival`), each heartbeat (`Ledger.tick`), and who finds that
+servers have lost what they held (`renewal`).
 """
 
-import dataclasses
 import time
 
 import tensorflow as tf
 
-from tfdist import private_tensorflow
 from tfdist.parameter_server import agreement
+from tfdist.parameter_server import arrival
 from tfdist.parameter_server import mailboxes
 from tfdist.parameter_server import renewal
+from tfdist.parameter_server import shared_state
 from tfdist.synchronization import decisions
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
 
 _NAME = "ledger"
 _MAX_WORKERS = 4096
-
-
-@dataclasses.dataclass(frozen=True)
-class Decision:
-    """What became of a worker's gradient; tensors on the first server.
-
-    Attributes:
-      accepted: Whether it is part of an update, scalar bool.
-      staleness: Updates that it is late by, scalar int64.
-      arrival: Number of its arrival among all arrivals, scalar int64.
-      wait: Seconds from its arrival until the worker might go on, scalar
-        float64.
-      head: Length of the log, scalar int64.
-      log: The log's ring, int64 of shape (5, ring): key, staleness, first,
-        count, worker; see `State`.
-      epoch: The `Ledger.epoch` in which the worker sent the gradient, scalar
-        int64.
-    """
-
-    accepted: tf.Tensor
-    staleness: tf.Tensor
-    arrival: tf.Tensor
-    wait: tf.Tensor
-    head: tf.Tensor
-    log: tf.Tensor
-    epoch: tf.Tensor
 
 
 class Ledger:
@@ -97,9 +65,18 @@ class Ledger:
         self._num_workers = num_workers
         self._initial_workers = initial_workers
         self._worker = worker_id
-        self._attendance = attendance
         self._mailboxes = mailboxes.Mailboxes(
             store, f"{_NAME}/{name}/mailbox", num_workers
+        )
+        self._shared = shared_state.SharedState(
+            store,
+            f"{_NAME}/{name}",
+            num_workers,
+            attendance=attendance,
+            mailboxes=self._mailboxes if method.waits else None,
+        )
+        self._arrival = arrival.Arrival(
+            self, self._shared, self._decisions, self._mailboxes, worker_id
         )
         # One function for all that happens out of a step: TensorFlow is not
         # safe where threads make first calls side by side, and this one is
@@ -143,7 +120,7 @@ class Ledger:
     @property
     def lock_name(self):
         """Name of the lock of the state, on the first server."""
-        return f"{_NAME}/{self._name}/lock"
+        return self._shared.lock_name
 
     def _counter(self, name, shard):
         return self._store.counter(f"{_NAME}/{self._name}/{name}", shard)
@@ -165,6 +142,10 @@ class Ledger:
         return self.resource(
             0, "incarnations", tf.int64, [self._store.num_shards]
         )
+
+    def read_epoch(self):
+        """Builds the reading of what this worker takes for the epoch."""
+        return self._epoch.read_value()
 
     def set_epoch(self, epoch):
         """Sets what this worker takes for the epoch, eagerly."""
@@ -201,100 +182,7 @@ class Ledger:
         Returns:
           A `Decision`.
         """
-        mine = self._worker
-        my_epoch = self._epoch.read_value()
-        with tf.control_dependencies(after), self._on_server():
-            began = _now()
-            key, pulled = tf.identity(key), tf.identity(pulled)
-            my_epoch = tf.identity(my_epoch)
-
-        def arrived(state, attendance):
-            current = self._is_current(my_epoch)
-            after = self._decisions.arrive(
-                state,
-                mine,
-                key=key,
-                pulled=pulled,
-                attendance=attendance,
-                last=last,
-                finite=finite,
-            )
-            state = state_lib.where(current, after, state)
-            outcome = self._outcome(state, current)
-            if not self.method.waits:
-                after = events.go_on(state, mine, attendance.now)
-                state = state_lib.where(current, after, state)
-            return state, outcome
-
-        outcome, unlock = self._transact(
-            arrived, after=[began.op, key.op, pulled.op, my_epoch.op]
-        )
-        if self.method.waits:
-            unlock = self._wait(unlock, my_epoch)
-
-            def collected(state, attendance):
-                self._mailboxes.drain(mine)
-                current = self._is_current(my_epoch)
-                outcome = self._outcome(state, current)
-                over = current & events.is_decided(state, mine)
-                after = events.go_on(state, mine, attendance.now)
-                return state_lib.where(over, after, state), outcome
-
-            outcome, unlock = self._transact(collected, after=[unlock])
-        accepted, staleness, arrival, head, log = outcome
-        with tf.control_dependencies([unlock]), self._on_server():
-            wait = tf.cast(_now() - began, tf.float64) * 1e-6
-        return Decision(accepted, staleness, arrival, wait, head, log, my_epoch)
-
-    def _is_current(self, epoch):
-        """Whether the state, on the first server, is of that epoch."""
-        return tf.equal(self.epoch(0).read(), epoch)
-
-    def _outcome(self, state, current):
-        dropped = tf.equal(
-            state.phase[self._worker],
-            tf.constant(state_lib.Phase.DROPPED, tf.int64),
-        )
-        log = tf.stack(
-            [
-                state.log_key,
-                state.log_staleness,
-                state.log_first,
-                state.log_count,
-                state.log_worker,
-            ]
-        )
-        staleness = state.staleness[self._worker]
-        arrival = state.order[self._worker]
-        accepted = tf.logical_and(current, tf.logical_not(dropped))
-        return accepted, staleness, arrival, state.head, log
-
-    def _wait(self, after, epoch):
-        """Sleeps until this worker's gradient is decided over.
-
-        Or until there is nothing to decide, as another epoch has begun, or it
-        is told to leave: the others will carry the decision out.
-        """
-
-        def is_over():
-            state = self.read_state()
-            return tf.logical_or(
-                events.may_go_on(state, self._worker),
-                tf.logical_not(self._is_current(epoch)),
-            )
-
-        def sleep(go_on):
-            del go_on
-            with self._on_server():
-                token = self._mailboxes.sleep(self._worker)
-                with tf.control_dependencies([token]):
-                    return is_over()
-
-        with tf.control_dependencies([after]), self._on_server():
-            (over,) = tf.while_loop(
-                tf.logical_not, sleep, [is_over()], parallel_iterations=1
-            )
-            return tf.identity(over).op
+        return self._arrival.build(key, pulled, after, last, finite)
 
     # Out of it.
 
@@ -386,14 +274,7 @@ class Ledger:
           The `State` after it, of NumPy values.
         """
         what = tf.constant([leaving, working, joining, preempted])
-        return self._as_numpy(self._tick(what))
-
-    def _as_numpy(self, vector):
-        state = state_lib.State.unpack(vector, self._num_workers)
-        fields = dataclasses.fields(state)
-        return state_lib.State(
-            **{f.name: getattr(state, f.name).numpy() for f in fields}
-        )
+        return self._shared.as_numpy(self._tick(what))
 
     def _agree(self, name, mine, create=None):
         """The text that the first worker has left under `name`, a str."""
@@ -430,7 +311,7 @@ class Ledger:
 
     def _build_tick(self, what):
         my_epoch = self._epoch.read_value()
-        with self._on_server():
+        with self._shared.on_server():
             what = tf.identity(what)
             my_epoch = tf.identity(my_epoch)
 
@@ -448,70 +329,26 @@ class Ledger:
             state = self._decisions.decide(state, attendance)
             if self.method.waits:
                 over = events.may_go_on(state, self._worker)
-                over |= ~self._is_current(my_epoch)
+                over |= ~self.is_current(my_epoch)
                 self._mailboxes.wake_again(self._worker, over)
             return state, (state.pack(),)
 
-        (vector,), _ = self._transact(happened, after=[what.op, my_epoch.op])
+        (vector,), _ = self._shared.transact(
+            happened, after=[what.op, my_epoch.op]
+        )
         with tf.device(self._store.worker_device):
             return tf.identity(vector)
 
     # On the server.
 
-    def _on_server(self):
-        return tf.device(self._store.devices[0])
+    def is_current(self, epoch):
+        """Builds: whether the state, on the first server, is of that epoch."""
+        return tf.equal(self.epoch(0).read(), epoch)
 
     def state_handle(self):
         """Handle of the packed `State`, on the first server."""
-        size = state_lib.size(self._num_workers)
-        return self.resource(0, "state", tf.int64, [size])
+        return self._shared.handle()
 
     def read_state(self):
         """Builds the reading of the `State`, under its lock."""
-        vector = tf.raw_ops.ReadVariableOp(
-            resource=self.state_handle(), dtype=tf.int64
-        )
-        vector = tf.ensure_shape(vector, [state_lib.size(self._num_workers)])
-        return state_lib.State.unpack(vector, self._num_workers)
-
-    def _transact(self, change, after):
-        """Changes the state under its lock.
-
-        Args:
-          change: Callable of a `State` and an `Attendance` that returns a new
-            `State` and a tuple of tensors.
-          after: Operations to wait for before the lock is taken.
-
-        Returns:
-          The tuple of tensors, and the operation that frees the lock.
-        """
-        graph = tf.compat.v1.get_default_graph()
-        with tf.control_dependencies(after):
-            lock = self._store.lock(0, self.lock_name)
-        before = len(graph.get_operations())
-        with tf.control_dependencies([lock.op]), self._on_server():
-            attendance = self._attendance()
-            old = self.read_state()
-            new, results = change(old, attendance)
-            results = tuple(tf.identity(result) for result in results)
-            assigned = tf.raw_ops.AssignVariableOp(
-                resource=self.state_handle(), value=new.pack()
-            )
-            with tf.control_dependencies([assigned]):
-                if self.method.waits:
-                    self._mailboxes.wake(old.waiting & ~new.waiting)
-        effects = [
-            op
-            for op in graph.get_operations()[before:]
-            if op.op_def.is_stateful and op.type != "VarHandleOp"
-        ]
-        effects += [result.op for result in results]
-        with tf.control_dependencies(effects):
-            return results, self._store.unlock(0, lock)
-
-
-def _now():
-    """Microseconds since the epoch, by the clock of the device in scope."""
-    time = tf.timestamp()
-    private_tensorflow.run_independently(time.op)
-    return tf.cast(time * 1e6, tf.int64)
+        return self._shared.read()

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist.parameter_server import inner as inner_lib
 from tfdist.parameter_server import lifting
 from tfdist.parameter_server import records as records_lib
-from tfdist.parameter_server import ring as ring_lib
+from tfdist.parameter_server import ring_exchange
 from tfdist.parameter_server import step as step_lib
 from tfdist.parameter_server.pull import assign
 from tfdist.parameter_server.section import read_replica
@@ -145,7 +145,7 @@ class LocalExchange:
         graph = tf.compat.v1.get_default_graph()
         maker, weight = step_lib.exchange_maker(store), None
         if this_round is not None:
-            maker = functools.partial(ring_lib.RingExchange, this_round)
+            maker = functools.partial(ring_exchange.RingExchange, this_round)
         elif self._averages and self._method.weighted:
             weight = tf.cast(inner.examples.read_value(), tf.float64)
         maker(

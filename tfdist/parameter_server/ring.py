@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from tfdist.averaging import base as averaging
 from tfdist.cluster import tf_config
-from tfdist.parameter_server import exchange as exchange_lib
 from tfdist.parameter_server import first_values
 from tfdist.parameter_server.pull import assign
 from tfdist.parameter_server.variables import Role
@@ -385,39 +384,6 @@ class Ring:
             function = tf.function(build, autograph=False)
             self._functions[key] = function.get_concrete_function(*specs)
         return self._functions[key](*args)
-
-
-class RingExchange(exchange_lib.Exchange):
-    """What follows on each worker, with its own copy of all parameters.
-
-    Args:
-      this_round: The `Round`.
-      **kwargs: See `Exchange`.
-    """
-
-    def __init__(self, this_round, **kwargs):
-        super().__init__(**kwargs)
-        self._round = this_round
-
-    def _started(self):
-        return self._round.began
-
-    def _gate(self):
-        # All make the same update, also who has nothing that counts in it.
-        return None if self._finite is None else self._round.counts
-
-    def _count(self, parcel):
-        super()._count(dataclasses.replace(parcel, finite=self._finite))
-
-    def _ask(self, shards):
-        answers, accepted = super()._ask(shards)
-        answers = [
-            dataclasses.replace(a, wait=a.wait + self._round.waited)
-            for a in answers
-        ]
-        self._bytes_sent = [self._round.num_bytes]
-        self._bytes_received = [self._round.num_bytes]
-        return answers, accepted
 
 
 def _checksum(text):

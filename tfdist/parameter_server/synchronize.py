@@ -15,7 +15,7 @@ from tfdist.cluster import waiting
 from tfdist.parameter_server import consistent
 from tfdist.parameter_server import copies
 from tfdist.parameter_server import first_values
-from tfdist.parameter_server import pulling
+from tfdist.parameter_server import refresh
 from tfdist.parameter_server import traced
 from tfdist.parameter_server.section import read_replica
 from tfdist.parameter_server.variables import Role
@@ -45,7 +45,7 @@ class Synchronizer:
         self._batches = []
         self._traced = traced.Traced(store)
         self._first = first_values.FirstValues(store, self._traced)
-        self._pulling = pulling.Pulling(store)
+        self._refresh = refresh.Refresh(store)
         # Whether servers came back that nobody was there to restore.
         self._orphans = False
         self._warned = False
@@ -128,7 +128,7 @@ class Synchronizer:
         variables = [
             v for v in self._store.variables if v.role is not Role.CLOCK
         ]
-        ledgers = len(self._pulling.ledgers)
+        ledgers = len(self._refresh.ledgers)
         self._reader.read(
             ("pull", ledgers, len(variables)),
             lambda: (self.build_pull(variables, together=True), ()),
@@ -208,11 +208,11 @@ class Synchronizer:
         )
 
     def build_pull(self, variables, together=False):
-        """See `Pulling.build`."""
-        return self._pulling.build(variables, together)
+        """See `Refresh.build`."""
+        return self._refresh.build(variables, together)
 
     def _pull(self, variables):
-        ledgers = len(self._pulling.ledgers)
+        ledgers = len(self._refresh.ledgers)
         key = ("pull", ledgers, tuple(v.ordinal for v in variables))
         self._traced.call(key, lambda: self.build_pull(variables))
 
@@ -265,7 +265,7 @@ class Synchronizer:
                             value=value,
                         )
                     ]
-                    done += self._pulling.note_given(
+                    done += self._refresh.note_given(
                         shard, [(variable, piece)], [value]
                     )
                     if variable.rows_pulled is not None:

@@ -10,11 +10,10 @@ import io
 from absl import logging
 import tensorflow as tf
 
-from tfdist.parameter_server import consistent
 from tfdist.parameter_server import local_state
 from tfdist.parameter_server import saved_slots
 from tfdist.parameter_server import saved_state
-from tfdist.parameter_server import transfer
+from tfdist.parameter_server import server_values
 from tfdist.parameter_server.first_values import ModelMismatchError
 from tfdist.parameter_server.saved_state import SavedState
 from tfdist.parameter_server.section import read_replica
@@ -42,7 +41,7 @@ class TrainingState(tf.train.experimental.PythonState):
         super().__init__()
         self._store = store
         self.set_methods(num_workers=1)
-        self._reader = consistent.Reader(store)
+        self._served = server_values.ServerValues(store)
         # What was put back last; variables that come later look here.
         self._saved = None
         self._on_servers = False
@@ -94,7 +93,12 @@ class TrainingState(tf.train.experimental.PythonState):
         ]
         arrays, updates = {}, 0
         if store.committed:
-            arrays, updates = self._read_servers(served)
+            values, slots, updates = self._served.read(served)
+            arrays = {
+                _name(variable): value
+                for variable, value in zip(served, values, strict=True)
+            }
+            arrays.update(slots)
         # Not yet on servers, or the worker's own.
         for variable in variables:
             arrays.setdefault(_name(variable), read_replica(variable).numpy())
@@ -142,70 +146,6 @@ class TrainingState(tf.train.experimental.PythonState):
             "variables": [_signature(v) for v in store.variables],
             "locals": [_signature(v) for v in store.locals],
         }
-
-    def _read_servers(self, variables):
-        slots = saved_slots.on_servers(self._store)
-        key = (tuple(v.ordinal for v in variables), tuple(slots))
-        values, kept, versions = self._reader.read(
-            key, lambda: self._build_read(variables, slots)
-        )
-        arrays = {
-            _name(variable): value.numpy()
-            for variable, value in zip(variables, values, strict=True)
-        }
-        found = {}
-        for one, value in zip(slots, kept, strict=True):
-            found.setdefault(one.key, []).append(value.numpy())
-        arrays.update(saved_slots.joined(slots, found))
-        return arrays, max(int(version) for version in versions)
-
-    def _build_read(self, variables, slots):
-        store = self._store
-        locks, held = consistent.lock_all(store)
-        marks = consistent.build_marks(store, held)
-        values = {v.ordinal: {} for v in variables}
-        kept, versions = {}, []
-        for shard in range(store.num_shards):
-            copies = [
-                (variable, piece)
-                for variable in variables
-                for holder, piece in store.copies_of(variable)
-                if holder == shard and (piece or variable.shard == shard)
-            ]
-            here = [k for k, one in enumerate(slots) if one.shard == shard]
-            device = store.devices[shard]
-            with tf.control_dependencies([held]), tf.device(device):
-                read = [
-                    tf.ensure_shape(
-                        tf.raw_ops.ReadVariableOp(
-                            resource=store.handle(variable, shard, piece),
-                            dtype=variable.dtype,
-                        ),
-                        variable.shape_of(piece),
-                    )
-                    for variable, piece in copies
-                ]
-                read += [slots[k].read() for k in here]
-                read.append(store.counter("version", shard).read())
-            before = [t.op for t in (*read, *marks[shard : shard + 1])]
-            with tf.control_dependencies(before):
-                store.unlock(shard, locks[shard])
-            *home, version = transfer.move(
-                read, source=device, target=store.worker_device
-            )
-            for (variable, piece), value in zip(copies, home, strict=False):
-                values[variable.ordinal][piece.number if piece else 0] = value
-            kept.update(zip(here, home[len(copies) :], strict=True))
-            versions.append(version)
-        with tf.device(store.worker_device):
-            whole = [
-                tf.concat([found[k] for k in sorted(found)], 0)
-                if len(found) > 1
-                else found[0]
-                for found in values.values()
-            ]
-            marks = [tf.identity(mark) for mark in marks]
-        return marks, (whole, [kept[k] for k in sorted(kept)], versions)
 
     # Putting back.
 

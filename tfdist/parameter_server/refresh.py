@@ -8,7 +8,7 @@ from tfdist.parameter_server import transfer
 from tfdist.parameter_server.variables import Role
 
 
-class Pulling:
+class Refresh:
     """Builds it for one store.
 
     Args:
@@ -41,11 +41,7 @@ class Pulling:
             marks = consistent.build_marks(store, held)
         pieces = {}
         for shard in range(store.num_shards):
-            here = [
-                (variable, piece)
-                for variable, piece in copies.held_by(store, shard, variables)
-                if piece is not None or variable.shard == shard
-            ]
+            here = copies.primary_on(store, shard, variables)
             if not here and not together:
                 continue
             values, version, counts, updates = self._read_under_lock(

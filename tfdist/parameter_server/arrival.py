@@ -1,0 +1,159 @@
+"""A worker tells of its gradient, and waits until it is decided over.
+
+It waits in a mailbox of its own, outside the lock of the state. What counts is
+the state: a waiting worker whose token was lost is given another with its next
+heartbeat.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+from tfdist.synchronization import events
+from tfdist.synchronization import state as state_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What became of a worker's gradient; tensors on the first server.
+
+    Attributes:
+      accepted: Whether it is part of an update, scalar bool.
+      staleness: Updates that it is late by, scalar int64.
+      arrival: Number of its arrival among all arrivals, scalar int64.
+      wait: Seconds from its arrival until the worker might go on, scalar
+        float64.
+      head: Length of the log, scalar int64.
+      log: The log's ring, int64 of shape (5, ring): key, staleness, first,
+        count, worker; see `State`.
+      epoch: The `Ledger.epoch` in which the worker sent the gradient, scalar
+        int64.
+    """
+
+    accepted: tf.Tensor
+    staleness: tf.Tensor
+    arrival: tf.Tensor
+    wait: tf.Tensor
+    head: tf.Tensor
+    log: tf.Tensor
+    epoch: tf.Tensor
+
+
+class Arrival:
+    """Builds the part of a training step in which its gradient arrives.
+
+    Args:
+      ledger: The `Ledger`.
+      shared: Its `SharedState`.
+      decisions: Its `Decisions`.
+      mailboxes: Its `Mailboxes`.
+      worker: Number of this worker.
+    """
+
+    def __init__(self, ledger, shared, decisions, mailboxes, worker):
+        self._ledger = ledger
+        self._shared = shared
+        self._decisions = decisions
+        self._mailboxes = mailboxes
+        self._worker = worker
+
+    def build(self, key, pulled, after, last=False, finite=None):
+        """See `Ledger.arrive`."""
+        mine = self._worker
+        my_epoch = self._ledger.read_epoch()
+        with tf.control_dependencies(after), self._shared.on_server():
+            began = _now()
+            key, pulled = tf.identity(key), tf.identity(pulled)
+            my_epoch = tf.identity(my_epoch)
+
+        def arrived(state, attendance):
+            current = self._ledger.is_current(my_epoch)
+            after = self._decisions.arrive(
+                state,
+                mine,
+                key=key,
+                pulled=pulled,
+                attendance=attendance,
+                last=last,
+                finite=finite,
+            )
+            state = state_lib.where(current, after, state)
+            outcome = self._outcome(state, current)
+            if not self._ledger.method.waits:
+                after = events.go_on(state, mine, attendance.now)
+                state = state_lib.where(current, after, state)
+            return state, outcome
+
+        outcome, unlock = self._shared.transact(
+            arrived, after=[began.op, key.op, pulled.op, my_epoch.op]
+        )
+        if self._ledger.method.waits:
+            unlock = self._wait(unlock, my_epoch)
+
+            def collected(state, attendance):
+                self._mailboxes.drain(mine)
+                current = self._ledger.is_current(my_epoch)
+                outcome = self._outcome(state, current)
+                over = current & events.is_decided(state, mine)
+                after = events.go_on(state, mine, attendance.now)
+                return state_lib.where(over, after, state), outcome
+
+            outcome, unlock = self._shared.transact(collected, after=[unlock])
+        accepted, staleness, arrival, head, log = outcome
+        with tf.control_dependencies([unlock]), self._shared.on_server():
+            wait = tf.cast(_now() - began, tf.float64) * 1e-6
+        return Decision(accepted, staleness, arrival, wait, head, log, my_epoch)
+
+    def _outcome(self, state, current):
+        dropped = tf.equal(
+            state.phase[self._worker],
+            tf.constant(state_lib.Phase.DROPPED, tf.int64),
+        )
+        log = tf.stack(
+            [
+                state.log_key,
+                state.log_staleness,
+                state.log_first,
+                state.log_count,
+                state.log_worker,
+            ]
+        )
+        staleness = state.staleness[self._worker]
+        arrival = state.order[self._worker]
+        accepted = tf.logical_and(current, tf.logical_not(dropped))
+        return accepted, staleness, arrival, state.head, log
+
+    def _wait(self, after, epoch):
+        """Sleeps until this worker's gradient is decided over.
+
+        Or until there is nothing to decide, as another epoch has begun, or it
+        is told to leave: the others will carry the decision out.
+        """
+
+        def is_over():
+            state = self._shared.read()
+            return tf.logical_or(
+                events.may_go_on(state, self._worker),
+                tf.logical_not(self._ledger.is_current(epoch)),
+            )
+
+        def sleep(go_on):
+            del go_on
+            with self._shared.on_server():
+                token = self._mailboxes.sleep(self._worker)
+                with tf.control_dependencies([token]):
+                    return is_over()
+
+        with tf.control_dependencies([after]), self._shared.on_server():
+            (over,) = tf.while_loop(
+                tf.logical_not, sleep, [is_over()], parallel_iterations=1
+            )
+            return tf.identity(over).op
+
+
+def _now():
+    """Microseconds since the epoch, by the clock of the device in scope."""
+    time = tf.timestamp()
+    private_tensorflow.run_independently(time.op)
+    return tf.cast(time * 1e6, tf.int64)
