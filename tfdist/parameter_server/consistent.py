@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.parameter_server import marks as marks_lib
+from tfdist.parameter_server import traced
 
 # An update that does not get on for so long is that of a worker that has died
 # or was stopped in the midst of it.
@@ -76,7 +77,7 @@ class Reader:
 
     def __init__(self, store):
         self._store = store
-        self._functions = {}
+        self._traced = traced.Traced(store)
         # Exchanges that nobody will complete.
         self._abandoned = set()
         self.attempts = 0
@@ -92,20 +93,17 @@ class Reader:
         Returns:
           What else was wanted.
         """
-        function = self._function(key, build)
         if self._store.marks is not None:
-            self._store.call(
-                self._function(
-                    ("missing marks", self._store.marks.sites()),
-                    self._store.marks.build_missing,
-                )
+            self._traced.call(
+                ("missing marks", self._store.marks.sites()),
+                self._store.marks.build_missing,
             )
         began = time.monotonic()
         seen = {}
         self.attempts = 0
         while True:
             self.attempts += 1
-            marks, wanted = self._store.call(function)
+            marks, wanted = self._traced.call(key, build)
             if not marks:
                 return wanted
             late = marks_lib.half_done(np.stack([m.numpy() for m in marks]))
@@ -135,9 +133,3 @@ class Reader:
                 late[worker, number],
                 self.attempts,
             )
-
-    def _function(self, key, build):
-        if key not in self._functions:
-            function = tf.function(build, autograph=False)
-            self._functions[key] = function.get_concrete_function()
-        return self._functions[key]

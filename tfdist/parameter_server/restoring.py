@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.cluster import snapshots
 from tfdist.parameter_server import copies
+from tfdist.parameter_server import traced
 from tfdist.parameter_server import transfer
 from tfdist.parameter_server.section import read_replica
 from tfdist.parameter_server.variables import Role
@@ -73,7 +74,7 @@ class Restorer:
         self._store = store
         self._synchronizer = synchronizer
         self._num_workers = num_workers
-        self._functions = {}
+        self._traced = traced.Traced(store)
 
     def offer(self, shard, takes_part):
         """Tells a server what this worker holds, and reads what others do.
@@ -85,10 +86,10 @@ class Restorer:
         Returns:
           The `Offers`.
         """
-        function = self._function(
-            ("offer", shard, takes_part), self._build_offer, shard, takes_part
+        versions, held, settled = self._traced.call(
+            ("offer", shard, takes_part),
+            lambda: self._build_offer(shard, takes_part),
         )
-        versions, held, settled = function()
         return Offers(
             tuple(versions.numpy().tolist()), int(held), bool(settled)
         )
@@ -103,18 +104,12 @@ class Restorer:
           A `Restored`.
         """
         number = self._synchronizer.committed
-        done, before, version, kept, stale = self._function(
-            ("restore", shard, number), self._build_restore, shard
-        )()
+        done, before, version, kept, stale = self._traced.call(
+            ("restore", shard, number), lambda: self._build_restore(shard)
+        )
         return Restored(
             bool(done), int(before), int(version), int(kept), int(stale)
         )
-
-    def _function(self, key, build, *args):
-        if key not in self._functions:
-            function = tf.function(lambda: build(*args), autograph=False)
-            self._functions[key] = function.get_concrete_function()
-        return self._functions[key]
 
     def _home(self, tensor):
         with tf.device(self._store.worker_device):
