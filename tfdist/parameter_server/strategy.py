@@ -64,8 +64,8 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         TensorFlow's ring collectives between workers, with the same results.
         For `Sync()` with `local_steps` that average. `TF_CONFIG` has no `ps`
         then. Nobody goes on without a worker: where one has died, the others
-        raise `tf.errors.UnavailableError` at their next exchange, at once
-        (one that is stopped or cut off: within about 10 s, `worker_timeout`
+        raise `tf.errors.UnavailableError` at their next exchange, at once or
+        within about 10 s (one that is stopped or cut off: `worker_timeout`
         if that is longer). `publish` and `collect`, and so
         `cluster_metrics`, know of this worker alone.
       variable_partitioner: Splits large parameters over servers along their
