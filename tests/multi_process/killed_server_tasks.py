@@ -12,11 +12,13 @@ from tests.multi_process import failure_tasks
 from tests.multi_process import handshake
 from tests.multi_process import tasks
 import tfdist
+from tfdist import synchronization as methods
 from tfdist.callbacks import ClusterCheckpoint
 
 # Two on each of two servers.
 SHAPES = ((8,),) * 4
 WEIGHTS = "saved.weights.h5"
+_METHODS = {"async": methods.Async(), "sync": methods.Sync()}
 _STAY_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 
@@ -110,9 +112,17 @@ class _WhenTold(keras.callbacks.Callback):
             print(f"over: {name}", flush=True)
 
 
-def train():
-    """Pushes ones until told to stop; the chief pulls and saves when told."""
-    strategy = tfdist.AsyncStrategy(start_timeout=60.0, server_timeout=60.0)
+def train(synchronization="async"):
+    """Pushes ones until told to stop; the chief pulls and saves when told.
+
+    Args:
+        synchronization: a key of `_METHODS`.
+    """
+    strategy = tfdist.ParameterServerStrategy(
+        synchronization=_METHODS[synchronization],
+        start_timeout=60.0,
+        server_timeout=60.0,
+    )
     with strategy.scope():
         optimizer = StaysInUpdate()
     model = tasks.build_sum_of_weights(strategy, optimizer, SHAPES)
@@ -131,7 +141,10 @@ def train():
         callbacks=callbacks,
     )
     strategy.settle()
-    handshake.report(**failure_tasks.outcome(strategy, model))
+    handshake.report(
+        **failure_tasks.outcome(strategy, model),
+        all_counts=strategy.gradient_counts(),
+    )
 
 
 def _pace(logs):

@@ -30,15 +30,18 @@ def wait_for_text(path):
 class Scene:
     """A cluster of two servers and two workers that trains."""
 
-    def __init__(self, made):
+    def __init__(self, made, **arguments):
         """Starts it.
 
         Args:
             made: a `ClusterUnderTest`.
+            **arguments: of `killed_server_tasks.train`.
         """
         self.made = made
         self.servers = [self._start(index) for index in range(2)]
-        self.workers = made.start_workers("killed_server_tasks:train")
+        self.workers = made.start_workers(
+            "killed_server_tasks:train", **arguments
+        )
         go_on(self.workers, 5)
 
     def _start(self, index):
@@ -58,6 +61,18 @@ class Scene:
             worker.expect(
                 r"goes on after [\d.]+ s without /job:ps/task:" + str(index)
             )
+
+    def kill_in_the_midst_of_an_update(self, index):
+        """Of an update of its two variables a server has applied one."""
+        armed = self.made.directory / f"apply-{index}"
+        armed.touch()
+        applying = self.made.directory / f"applying-{index}"
+        assert float(wait_for_text(applying)) < 0
+        armed.unlink()
+        # A snapshot would have come by now, but that it needs the lock.
+        time.sleep(4 * _SNAPSHOT_EVERY)
+        self.kill_and_restart(index)
+        go_on(self.workers, 5)
 
     @contextlib.contextmanager
     def chief_does(self, name, stopped=None):
@@ -140,14 +155,7 @@ def test_killed_while_it_applies_is_pulled_from_and_is_saved(cluster):
     with scene.chief_does("save 0"):
         pass
 
-    # Of an update of its two variables it has applied one.
-    scene.made.tell("apply-1")
-    assert float(wait_for_text(directory / "applying-1")) < 0
-    (directory / "apply-1").unlink()
-    # A snapshot would have come by now, but that it needs the lock.
-    time.sleep(4 * _SNAPSHOT_EVERY)
-    scene.kill_and_restart(1)
-    go_on(scene.workers)
+    scene.kill_in_the_midst_of_an_update(1)
 
     with scene.chief_does("pull 0", stopped=0):
         scene.kill_and_restart(0)
@@ -199,3 +207,26 @@ def check_saved(files, weights, report):
     first, second = updates_in([part.numpy() for part in parts], placement)
     assert first - second == apart
     assert max(first, second) == newest.header["updates"]
+
+
+def test_killed_while_it_applies_what_it_has_decided_over(cluster):
+    scene = Scene(cluster(num_ps=2, num_workers=2), synchronization="sync")
+    scene.kill_in_the_midst_of_an_update(0)
+    scene.made.tell("stop")
+    scene.made.finish()
+    for index, worker in enumerate(scene.workers):
+        report = worker.report()
+        counts, updates = report["counts"], report["updates"]
+        found = updates_in(report["parts"], report["placement"])
+        assert found == tuple(updates)
+        assert counts["dropped"] == 0
+        for number, applied, lost in zip(
+            updates, counts["applied"], counts["lost"], strict=True
+        ):
+            assert counts["pushed"] == applied + lost
+            # That gradient which was under way may be part of an update of
+            # the server that was not killed.
+            assert 0 <= lost <= 1
+            assert applied <= number <= applied + lost
+        mine = report["all_counts"][f"/job:worker/task:{index}"]
+        assert mine["pushed"] == mine["accepted"] == counts["applied"][0]
