@@ -28,7 +28,7 @@ def wait_for_text(path):
 
 
 class Scene:
-    """A cluster of two servers and two workers that trains."""
+    """A cluster that trains."""
 
     def __init__(self, made, **arguments):
         """Starts it.
@@ -38,7 +38,7 @@ class Scene:
             **arguments: of `killed_server_tasks.train`.
         """
         self.made = made
-        self.servers = [self._start(index) for index in range(2)]
+        self.servers = [self._start(index) for index in range(made.num_ps)]
         self.workers = made.start_workers(
             "killed_server_tasks:train", **arguments
         )
@@ -141,7 +141,7 @@ def local_model():
     with strategy.scope():
         optimizer = keras.optimizers.SGD(1.0)
     model = tasks.build_sum_of_weights(
-        strategy, optimizer, killed_server_tasks.SHAPES
+        strategy, optimizer, killed_server_tasks.shapes()
     )
     with strategy.scope():
         optimizer.build(model.trainable_variables)
@@ -230,3 +230,14 @@ def test_killed_while_it_applies_what_it_has_decided_over(cluster):
             assert applied <= number <= applied + lost
         mine = report["all_counts"][f"/job:worker/task:{index}"]
         assert mine["pushed"] == mine["accepted"] == counts["applied"][0]
+
+
+def test_killed_when_the_worker_has_a_part_of_the_answer(cluster):
+    # Each weight is sent by itself, as soon as its own update is done.
+    scene = Scene(
+        cluster(num_ps=1, num_workers=1), nonfinite="ignore", elements=20000
+    )
+    scene.kill_in_the_midst_of_an_update(0)
+    scene.made.tell("stop")
+    scene.made.finish()
+    check_exact(scene.workers)

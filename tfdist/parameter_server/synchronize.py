@@ -364,25 +364,45 @@ class Synchronizer:
         if together:
             locks, held = consistent.lock_all(store)
             marks = consistent.build_marks(store, held)
-        pieces = {}
+        found = []
         for shard in range(store.num_shards):
             here = [
                 (variable, piece)
                 for variable, piece in self.copies_on(shard, variables)
                 if piece is not None or variable.shard == shard
             ]
-            if not here and not together:
-                continue
-            values, version, counts, updates = self._read_under_lock(
-                shard, here, locks[shard], held, marks[shard : shard + 1]
-            )
-            for (variable, piece), value in zip(here, values, strict=True):
+            if here or together:
+                read = self._read_under_lock(
+                    shard, here, locks[shard], held, marks[shard : shard + 1]
+                )
+                found.append((shard, here, *read))
+        # As a whole or not at all, see `pull.arrivals`.
+        arrived = [
+            tensor.op
+            for _, _, values, version, counts, updates in found
+            for tensor in (*values, version, counts, *updates)
+            if tensor is not None
+        ]
+        with tf.control_dependencies(arrived):
+            self._put_all(found)
+        return [self._home(mark) for mark in marks]
+
+    def _put_all(self, found):
+        """Puts what has been read into the replicas.
+
+        Args:
+          found: List of number of a server, pairs of variable and piece, and
+            what `_read_under_lock` has returned for them.
+        """
+        store, pieces = self._store, {}
+        for shard, copies, values, version, counts, updates in found:
+            for (variable, piece), value in zip(copies, values, strict=True):
                 if piece is None:
                     self._put(variable, value)
                 else:
                     known = pieces.setdefault(variable.ordinal, {})
                     known[piece.number] = value
-            if any(v.role is Role.PARAMETER for v, _ in here):
+            if any(v.role is Role.PARAMETER for v, _ in copies):
                 store.set_pulled_version(shard, version)
                 if counts is not None:
                     store.gradient_counts.set_pulled(shard, counts)
@@ -394,7 +414,6 @@ class Synchronizer:
             variable = store.variables[ordinal]
             ordered = [values[number] for number in sorted(values)]
             self._put(variable, tf.concat(ordered, 0))
-        return [self._home(mark) for mark in marks]
 
     def _read_under_lock(self, shard, copies, lock, held, marks):
         """Their values, brought here, and what the server has counted.
