@@ -12,13 +12,19 @@ from tests.multi_process import failure_tasks
 from tests.multi_process import handshake
 from tests.multi_process import tasks
 import tfdist
+from tfdist import synchronization as methods
 from tfdist.callbacks import ClusterCheckpoint
 
-# Two on each of two servers.
-SHAPES = ((8,),) * 4
+ELEMENTS = 8
 WEIGHTS = "saved.weights.h5"
+_METHODS = {"async": methods.Async(), "sync": methods.Sync()}
 _STAY_SECONDS = 60.0
 _POLL_SECONDS = 0.05
+
+
+def shapes(elements=ELEMENTS):
+    """Of the model's weights, of which each of two servers has two."""
+    return ((elements,),) * 4
 
 
 class StaysInUpdate(keras.optimizers.SGD):
@@ -110,12 +116,23 @@ class _WhenTold(keras.callbacks.Callback):
             print(f"over: {name}", flush=True)
 
 
-def train():
-    """Pushes ones until told to stop; the chief pulls and saves when told."""
-    strategy = tfdist.AsyncStrategy(start_timeout=60.0, server_timeout=60.0)
+def train(synchronization="async", nonfinite="drop", elements=ELEMENTS):
+    """Pushes ones until told to stop; the chief pulls and saves when told.
+
+    Args:
+        synchronization: a key of `_METHODS`.
+        nonfinite: of the strategy.
+        elements: of each of the model's weights.
+    """
+    strategy = tfdist.ParameterServerStrategy(
+        synchronization=_METHODS[synchronization],
+        nonfinite=nonfinite,
+        start_timeout=60.0,
+        server_timeout=60.0,
+    )
     with strategy.scope():
         optimizer = StaysInUpdate()
-    model = tasks.build_sum_of_weights(strategy, optimizer, SHAPES)
+    model = tasks.build_sum_of_weights(strategy, optimizer, shapes(elements))
     checkpoint = ClusterCheckpoint("checkpoints", save_freq=10**6, keep=10)
     callbacks = [checkpoint, failure_tasks.TellProgress("stop", _pace)]
     if strategy.cluster.is_chief:
@@ -131,7 +148,10 @@ def train():
         callbacks=callbacks,
     )
     strategy.settle()
-    handshake.report(**failure_tasks.outcome(strategy, model))
+    handshake.report(
+        **failure_tasks.outcome(strategy, model),
+        all_counts=strategy.gradient_counts(),
+    )
 
 
 def _pace(logs):

@@ -28,17 +28,20 @@ def wait_for_text(path):
 
 
 class Scene:
-    """A cluster of two servers and two workers that trains."""
+    """A cluster that trains."""
 
-    def __init__(self, made):
+    def __init__(self, made, **arguments):
         """Starts it.
 
         Args:
             made: a `ClusterUnderTest`.
+            **arguments: of `killed_server_tasks.train`.
         """
         self.made = made
-        self.servers = [self._start(index) for index in range(2)]
-        self.workers = made.start_workers("killed_server_tasks:train")
+        self.servers = [self._start(index) for index in range(made.num_ps)]
+        self.workers = made.start_workers(
+            "killed_server_tasks:train", **arguments
+        )
         go_on(self.workers, 5)
 
     def _start(self, index):
@@ -58,6 +61,18 @@ class Scene:
             worker.expect(
                 r"goes on after [\d.]+ s without /job:ps/task:" + str(index)
             )
+
+    def kill_in_the_midst_of_an_update(self, index):
+        """Of an update of its two variables a server has applied one."""
+        armed = self.made.directory / f"apply-{index}"
+        armed.touch()
+        applying = self.made.directory / f"applying-{index}"
+        assert float(wait_for_text(applying)) < 0
+        armed.unlink()
+        # A snapshot would have come by now, but that it needs the lock.
+        time.sleep(4 * _SNAPSHOT_EVERY)
+        self.kill_and_restart(index)
+        go_on(self.workers, 5)
 
     @contextlib.contextmanager
     def chief_does(self, name, stopped=None):
@@ -126,7 +141,7 @@ def local_model():
     with strategy.scope():
         optimizer = keras.optimizers.SGD(1.0)
     model = tasks.build_sum_of_weights(
-        strategy, optimizer, killed_server_tasks.SHAPES
+        strategy, optimizer, killed_server_tasks.shapes()
     )
     with strategy.scope():
         optimizer.build(model.trainable_variables)
@@ -140,14 +155,7 @@ def test_killed_while_it_applies_is_pulled_from_and_is_saved(cluster):
     with scene.chief_does("save 0"):
         pass
 
-    # Of an update of its two variables it has applied one.
-    scene.made.tell("apply-1")
-    assert float(wait_for_text(directory / "applying-1")) < 0
-    (directory / "apply-1").unlink()
-    # A snapshot would have come by now, but that it needs the lock.
-    time.sleep(4 * _SNAPSHOT_EVERY)
-    scene.kill_and_restart(1)
-    go_on(scene.workers)
+    scene.kill_in_the_midst_of_an_update(1)
 
     with scene.chief_does("pull 0", stopped=0):
         scene.kill_and_restart(0)
@@ -199,3 +207,37 @@ def check_saved(files, weights, report):
     first, second = updates_in([part.numpy() for part in parts], placement)
     assert first - second == apart
     assert max(first, second) == newest.header["updates"]
+
+
+def test_killed_while_it_applies_what_it_has_decided_over(cluster):
+    scene = Scene(cluster(num_ps=2, num_workers=2), synchronization="sync")
+    scene.kill_in_the_midst_of_an_update(0)
+    scene.made.tell("stop")
+    scene.made.finish()
+    for index, worker in enumerate(scene.workers):
+        report = worker.report()
+        counts, updates = report["counts"], report["updates"]
+        found = updates_in(report["parts"], report["placement"])
+        assert found == tuple(updates)
+        assert counts["dropped"] == 0
+        for number, applied, lost in zip(
+            updates, counts["applied"], counts["lost"], strict=True
+        ):
+            assert counts["pushed"] == applied + lost
+            # That gradient which was under way may be part of an update of
+            # the server that was not killed.
+            assert 0 <= lost <= 1
+            assert applied <= number <= applied + lost
+        mine = report["all_counts"][f"/job:worker/task:{index}"]
+        assert mine["pushed"] == mine["accepted"] == counts["applied"][0]
+
+
+def test_killed_when_the_worker_has_a_part_of_the_answer(cluster):
+    # Each weight is sent by itself, as soon as its own update is done.
+    scene = Scene(
+        cluster(num_ps=1, num_workers=1), nonfinite="ignore", elements=20000
+    )
+    scene.kill_in_the_midst_of_an_update(0)
+    scene.made.tell("stop")
+    scene.made.finish()
+    check_exact(scene.workers)

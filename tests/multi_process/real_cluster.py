@@ -224,6 +224,7 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
         """
         self._zygote = zygote
         self.directory = directory
+        self.num_ps = num_ps
         self.num_workers = num_workers
         self._ports = local_cluster.LocalCluster(
             {"ps": num_ps, "worker": num_workers},

@@ -103,13 +103,14 @@ class Exchange:
             self._number = store.marks.next_number()
         # All servers are asked before any answer is waited for.
         answers, accepted = self._ask(self._shards)
-        done = [
-            op
-            for answer in answers
-            for op in pull.bring_home(store, answer, is_step)
-        ]
-        done += pull.join_pieces(store, answers)
-        done += self._note_pulled(answers)
+        with tf.control_dependencies(pull.arrivals(answers)):
+            done = [
+                op
+                for answer in answers
+                for op in pull.bring_home(store, answer, is_step)
+            ]
+            done += pull.join_pieces(store, answers)
+            done += self._note_pulled(answers)
         if not is_step:
             store.journal.note_other()
             return

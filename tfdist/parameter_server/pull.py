@@ -58,6 +58,23 @@ def pulled_from(store, shard, records, iterations):
     return [fresh[ordinal] for ordinal in sorted(fresh)]
 
 
+def arrivals(answers):
+    """The operations after which all answers are here as a whole.
+
+    Nothing is put into replicas before: where a server dies in the midst of
+    its answer, they stay of one update, to which it may be restored.
+
+    Args:
+      answers: List of `Answer`.
+    """
+    found = []
+    for answer in answers:
+        found += [value for _, _, value in answer.fresh]
+        found += [tensor for _, *both in answer.rows for tensor in both]
+        found += [answer.version, *answer.more]
+    return [tensor.op for tensor in found]
+
+
 def bring_home(store, answer, is_step):
     """Puts what a server has answered into the replicas.
 

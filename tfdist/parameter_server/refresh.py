@@ -39,14 +39,35 @@ class Refresh:
         if together:
             locks, held = consistent.lock_all(store)
             marks = consistent.build_marks(store, held)
-        pieces = {}
+        found = []
         for shard in range(store.num_shards):
             here = copies.primary_on(store, shard, variables)
-            if not here and not together:
-                continue
-            values, version, counts, updates = self._read_under_lock(
-                shard, here, locks[shard], held, marks[shard : shard + 1]
-            )
+            if here or together:
+                read = self._read_under_lock(
+                    shard, here, locks[shard], held, marks[shard : shard + 1]
+                )
+                found.append((shard, here, *read))
+        # As a whole or not at all, see `pull.arrivals`.
+        arrived = [
+            tensor.op
+            for _, _, values, version, counts, updates in found
+            for tensor in (*values, version, counts, *updates)
+            if tensor is not None
+        ]
+        with tf.control_dependencies(arrived):
+            self._put_all(found)
+        with tf.device(store.worker_device):
+            return [tf.identity(mark) for mark in marks]
+
+    def _put_all(self, found):
+        """Puts what has been read into the replicas.
+
+        Args:
+          found: List of number of a server, pairs of variable and piece, and
+            what `_read_under_lock` has returned for them.
+        """
+        store, pieces = self._store, {}
+        for shard, here, values, version, counts, updates in found:
             for (variable, piece), value in zip(here, values, strict=True):
                 if piece is None:
                     self._put(variable, value)
@@ -63,8 +84,6 @@ class Refresh:
             variable = store.variables[ordinal]
             ordered = [values[number] for number in sorted(values)]
             self._put(variable, tf.concat(ordered, 0))
-        with tf.device(store.worker_device):
-            return [tf.identity(mark) for mark in marks]
 
     def _read_under_lock(self, shard, here, lock, held, marks):
         """Their values, brought here, and what the server has counted.
