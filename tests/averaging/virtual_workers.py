@@ -202,7 +202,7 @@ class VirtualWorkers:
             store.journal.read_new()
         for store in self.stores:
             store.pull()
-            store.local._call("reset", store.local._build_adopt)
+            store.local._traced.call("reset", store.local._build_adopt)
 
 
 def vector(model):

@@ -93,6 +93,28 @@ def test_what_is_written_is_found(tmp_path, prefix):
     check_filled(prefix)
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_member_forgets_when_it_joins_anew_is_kept(
+    tmp_path, prefix, again
+):
+    fill(prefix)
+    writer = make(tmp_path)
+    assert writer.write()
+    if again:
+        # The server, too, has been started again.
+        writer = make(tmp_path)
+        assert writer.restore() == 4
+    put(f"{prefix}/version", np.int64(8))
+    tell(prefix, 0, {"version": "int64"})
+    snapshots.Manifest(DEVICE, 3).write(2, [])
+    assert writer.write()
+    forget(prefix)
+    assert make(tmp_path).restore() == 4
+    assert get(f"{prefix}/version", tf.int64) == 8
+    put(f"{prefix}/version", np.int64(7))
+    check_filled(prefix)
+
+
 def test_without_a_snapshot_nothing_is_restored(tmp_path, prefix):
     assert make(tmp_path).restore() == 0
     # Nobody has told what to keep, or what is told has no value yet.
@@ -237,6 +259,7 @@ def test_at_the_end_of_training_they_go(tmp_path, prefix):
         writer._stop.wait(0.05)
     (kept,) = (p for p in directory.iterdir() if p.name.isdigit())
     meta = json.loads((kept / "meta.json").read_text())
-    assert meta["variables"][f"{prefix}/half"] == "float16"
+    (group,) = meta["groups"].values()
+    assert group[1][f"{prefix}/half"] == "float16"
     writer.finish()
     assert list(tmp_path.iterdir()) == []

@@ -130,6 +130,16 @@ def test_a_log_that_has_gone_round_counts_what_it_still_holds():
     check_counts(new)
 
 
+def test_what_had_arrived_by_a_snapshot_is_as_if_it_had_not_been_sent():
+    state = applied(arrived(empty(), 0, 1), 0)
+    new, lost, torn = run(
+        state, same=[False, True], executed=[1, 1], updates=[1, 1]
+    )
+    assert (lost, torn) == ([0, 0, 0], 0)
+    assert new.pushed.numpy().tolist() == [1, 0, 0]
+    check_counts(new)
+
+
 def test_without_the_first_server_who_is_there_is_expected():
     new, lost, torn = run(
         empty(),

@@ -147,6 +147,9 @@ class Snapshots:
         self._name = f"/job:ps/task:{task}"
         self._every = every
         self._manifest = Manifest(device, num_members)
+        # By lock: counter, and dtypes by name. Only ever more: a member that
+        # has just been started again knows less than it did.
+        self._groups = {}
         self._readers = {}
         self._last = None
         self._failed = False
@@ -165,15 +168,22 @@ class Snapshots:
         for path in reversed(self._found()):
             try:
                 meta = json.loads((path / _META).read_text())
-                names = list(meta["variables"])
+                groups = {
+                    lock: (counter, dict(variables))
+                    for lock, (counter, variables) in meta["groups"].items()
+                }
+                dtypes = {
+                    name: dtype
+                    for _, variables in groups.values()
+                    for name, dtype in variables.items()
+                }
+                names = list(dtypes)
                 with tf.device(self._device):
                     values = tf.raw_ops.RestoreV2(
                         prefix=str(path / _DATA),
                         tensor_names=names,
                         shape_and_slices=[""] * len(names),
-                        dtypes=[
-                            tf.as_dtype(t) for t in meta["variables"].values()
-                        ],
+                        dtypes=[tf.as_dtype(t) for t in dtypes.values()],
                     )
             except (OSError, ValueError, KeyError, tf.errors.OpError) as error:
                 logging.warning(
@@ -190,6 +200,7 @@ class Snapshots:
                     )
                     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
                 build_is_from_snapshot(True)
+            self._groups = groups
             logging.warning(
                 "%s begins with its snapshot %s, which is %.1f s old: %d "
                 "variables.",
@@ -249,12 +260,15 @@ class Snapshots:
         )
 
     def _write(self):
-        groups = self._manifest.read()
-        names, values, counters = [], [], []
-        for lock, (counter, variables) in sorted(groups.items()):
+        for lock, (counter, variables) in self._manifest.read().items():
+            _, known = self._groups.setdefault(lock, (counter, {}))
+            known.update(variables)
+        names, values, counters, groups = [], [], [], {}
+        for lock, (counter, variables) in sorted(self._groups.items()):
             known = self._held(variables)
             if counter not in known:
                 continue
+            groups[lock] = (counter, known)
             read = self._reader(lock, tuple(known.items()))()
             names += list(known)
             values += read
@@ -276,11 +290,7 @@ class Snapshots:
                     shape_and_slices=[""] * len(names),
                     tensors=values,
                 )
-            dtypes = [value.dtype.name for value in values]
-            meta = {
-                "time": time.time(),
-                "variables": dict(zip(names, dtypes, strict=True)),
-            }
+            meta = {"time": time.time(), "groups": groups}
             (draft / _META).write_text(json.dumps(meta))
             for path in draft.iterdir():
                 _sync(path)
@@ -311,7 +321,7 @@ class Snapshots:
                         for name, dtype in key
                     ]
 
-            self._readers[key] = tf.function(check, autograph=False)
+            self._readers[key] = _traced(check)
         held = self._readers[key]()
         return {
             item[0]: item[1]
@@ -340,7 +350,7 @@ class Snapshots:
                         tf.raw_ops.ConsumeMutexLock(mutex_lock=taken)
                     return values
 
-            self._readers[key] = tf.function(read, autograph=False)
+            self._readers[key] = _traced(read)
         return self._readers[key]
 
 
@@ -348,6 +358,10 @@ def _handle(name, dtype):
     return tf.raw_ops.VarHandleOp(
         dtype=tf.as_dtype(dtype), shape=None, shared_name=name
     )
+
+
+def _traced(function):
+    return tf.function(function, autograph=False).get_concrete_function()
 
 
 def _sync(path):

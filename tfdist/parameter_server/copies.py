@@ -1,5 +1,7 @@
 """What of a model one server holds, as pairs of variable and piece."""
 
+import tensorflow as tf
+
 from tfdist.parameter_server import transfer
 from tfdist.parameter_server.section import read_replica
 
@@ -52,3 +54,27 @@ def build_send(store, shard, copies):
         source=store.worker_device,
         target=store.devices[shard],
     )
+
+
+def build_put_if_missing(store, shard, handle, value):
+    """Builds: a server gets a value that it has not.
+
+    Args:
+      store: The `ParameterStore`.
+      shard: Number of the server.
+      handle: Of the resource there.
+      value: Tensor there.
+
+    Returns:
+      Whether it had none, a scalar bool tensor.
+    """
+    device = store.devices[shard]
+
+    def put():
+        with tf.device(device):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+        return True
+
+    with tf.device(device):
+        known = tf.raw_ops.VarIsInitializedOp(resource=handle)
+    return tf.cond(known, lambda: False, put)

@@ -9,8 +9,6 @@ import time
 
 from absl import logging
 
-from tfdist.parameter_server import restoring
-
 # Seconds for other workers to say what they hold, after this one has.
 _GATHER_SECONDS = 2.0
 # Seconds after which the next best worker restores instead.
@@ -23,17 +21,16 @@ class Election:
 
     Args:
       store: The `ParameterStore`.
+      restorer: Its `Restorer`.
       config: The `ClusterConfig` of a worker or an evaluator.
       timeout: Seconds to wait for a worker that restores.
     """
 
-    def __init__(self, store, config, timeout):
+    def __init__(self, store, restorer, config, timeout):
         self._store = store
         self._config = config
         self._timeout = timeout
-        self._restorer = restoring.Restorer(
-            store, store.synchronizer, config.num_workers
-        )
+        self._restorer = restorer
 
     def restore(self, shard, began):
         """Sees to it that a server holds the newest that any worker has.
@@ -49,9 +46,35 @@ class Election:
         Raises:
           TimeoutError: No worker restores it.
         """
-        store, config = self._store, self._config
-        takes_part = config.is_worker and store.synchronizer.committed > 0
-        name = config.ps_names[shard]
+        store, name = self._store, self._config.ps_names[shard]
+        takes_part = self._config.is_worker and store.synchronizer.committed > 0
+        is_elected, here = self._wait_for_turn(shard, name, takes_part)
+        if not takes_part:
+            return False, here
+        if store.local is not None:
+            store.local.show_anchor()
+        done = False
+        if is_elected:
+            restored = self._restorer.restore(shard)
+            done = restored.done
+            if done:
+                self._report(name, restored, time.monotonic() - began)
+        if missing := self._restorer.complete(shard):
+            logging.warning(
+                "%s lacked %d variables that this worker knows; they are as "
+                "%s has read them last.",
+                name,
+                missing,
+                self._config.task_name,
+            )
+        return done, here
+
+    def _wait_for_turn(self, shard, name, takes_part):
+        """Whether it is this worker that restores a server, once that shows.
+
+        And, as `restore` says it, which workers are there.
+        """
+        store = self._store
         started = time.monotonic()
         while True:
             offers = self._restorer.offer(shard, takes_part)
@@ -74,7 +97,7 @@ class Election:
             if not all_there:
                 due += _GATHER_SECONDS
             if mine > offers.held and waited >= due:
-                break
+                return True, here
             if not best and waited > _GATHER_SECONDS:
                 # Nobody has anything: the chief gives first values again.
                 return False, here
@@ -84,12 +107,6 @@ class Election:
                     f"restores {name}."
                 )
             time.sleep(_POLL_SECONDS)
-        if store.local is not None:
-            store.local.show_anchor()
-        restored = self._restorer.restore(shard)
-        if restored.done:
-            self._report(name, restored, time.monotonic() - began)
-        return restored.done, here
 
     def _report(self, name, restored, seconds):
         """Logs what was restored from what."""

@@ -78,24 +78,52 @@ class FirstValues:
             lambda: self._build_fill(variables),
         )
 
-    def build_leave_signatures(self, variables):
-        """Builds what the first server knows of the variables it holds.
+    # For a first server that was started again.
 
-        For one that was started again. A model that another worker has added
-        variables to is committed again there.
+    def build_lacks_word(self, variables):
+        """Builds: whether the first server does not know that it holds them.
 
         Args:
-          variables: List of `ReplicaVariable`, all that are known to be held.
+          variables: The first variables of the model, a list.
+
+        Returns:
+          A scalar bool tensor on the first server.
         """
-        self._leave_signatures(variables, [])
+        held = self._read_held()
+        with tf.device(self._store.devices[0]):
+            known = [
+                tf.raw_ops.VarIsInitializedOp(
+                    resource=self._signature_handle(variable)
+                )
+                for variable in variables
+            ]
+            return ~tf.reduce_all(known) | (held < len(variables))
+
+    def build_leave_word(self, variables):
+        """Builds: the first server knows that it holds them, or more.
+
+        Args:
+          variables: The first variables of the model, a list.
+
+        Returns:
+          The operation after which it does.
+        """
+        done = self._put_missing_signatures(variables)
+        held = self._read_held()
+        with tf.device(self._store.devices[0]):
+            number = tf.maximum(held, len(variables))
+        return self._tell_held(number, done)
 
     def _build_held(self):
+        number = self._read_held()
+        with tf.device(self._store.worker_device):
+            return tf.identity(number)
+
+    def _read_held(self):
         held = self._store.counter("held", 0)
         with tf.device(self._store.devices[0]):
             known = tf.raw_ops.VarIsInitializedOp(resource=held.handle)
-            number = tf.cond(known, held.read, lambda: tf.zeros([], tf.int64))
-        with tf.device(self._store.worker_device):
-            return tf.identity(number)
+            return tf.cond(known, held.read, lambda: tf.zeros([], tf.int64))
 
     def _signature_handle(self, variable):
         name = f"signature/{variable.ordinal}"
@@ -113,7 +141,15 @@ class FirstValues:
                 ]
                 if variables[0].ordinal == 0:
                     done += self._begin_counting(shard)
-        self._leave_signatures(variables, done)
+        with tf.device(store.devices[0]):
+            done += [
+                tf.raw_ops.AssignVariableOp(
+                    resource=self._signature_handle(variable),
+                    value=tf.constant(signature(variable)),
+                )
+                for variable in variables
+            ]
+        self._tell_held(variables[-1].ordinal + 1, done)
 
     def _build_fill(self, variables):
         store = self._store
@@ -121,7 +157,7 @@ class FirstValues:
         for shard in range(store.num_shards):
             handles, values = self._first_values_on(shard, variables)
             filled = [
-                self._put_if_missing(shard, handle, value)
+                copies.build_put_if_missing(store, shard, handle, value)
                 for handle, value in zip(handles, values, strict=True)
             ]
             version = store.counter("version", shard)
@@ -138,27 +174,8 @@ class FirstValues:
                             return tf.constant(True)
 
                     done.append(tf.cond(known, lambda: False, begin))
-        for variable in variables:
-            done.append(
-                self._put_if_missing(
-                    0,
-                    self._signature_handle(variable),
-                    tf.constant(signature(variable)),
-                )
-            )
-        self._tell_held(variables, done)
-
-    def _put_if_missing(self, shard, handle, value):
-        device = self._store.devices[shard]
-        with tf.device(device):
-            known = tf.raw_ops.VarIsInitializedOp(resource=handle)
-
-            def put():
-                with tf.device(device):
-                    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-                return True
-
-            return tf.cond(known, lambda: False, put)
+        done += self._put_missing_signatures(variables)
+        self._tell_held(variables[-1].ordinal + 1, done)
 
     def _begin_counting(self, shard):
         """Builds the server's version, and what it counts of gradients."""
@@ -174,22 +191,23 @@ class FirstValues:
         handles = [self._store.handle(v, shard, piece) for v, piece in held]
         return handles, copies.build_send(self._store, shard, held)
 
-    def _leave_signatures(self, variables, after):
-        """Builds what tells the others that servers hold `variables`."""
-        done = list(after)
-        with tf.device(self._store.devices[0]):
-            done += [
-                tf.raw_ops.AssignVariableOp(
-                    resource=self._signature_handle(variable),
-                    value=tf.constant(signature(variable)),
+    def _put_missing_signatures(self, variables):
+        store = self._store
+        done = []
+        for variable in variables:
+            with tf.device(store.devices[0]):
+                mine = tf.constant(signature(variable))
+            done.append(
+                copies.build_put_if_missing(
+                    store, 0, self._signature_handle(variable), mine
                 )
-                for variable in variables
-            ]
-        self._tell_held(variables, done)
+            )
+        return done
 
-    def _tell_held(self, variables, after):
+    def _tell_held(self, number, after):
+        """Builds what tells the others how many variables servers hold."""
         with tf.device(self._store.devices[0]), tf.control_dependencies(after):
-            self._store.counter("held", 0).set(variables[-1].ordinal + 1)
+            return self._store.counter("held", 0).set(number)
 
     def _compare(self, variables):
         store = self._store

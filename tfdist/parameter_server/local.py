@@ -8,6 +8,7 @@ variable's *shadow*. So an evaluation in the middle of a period shows the
 parameters of the cluster, and no step of the worker is lost.
 """
 
+import functools
 import threading
 
 from absl import logging
@@ -20,6 +21,7 @@ from tfdist.parameter_server import local_exchange
 from tfdist.parameter_server import local_faces
 from tfdist.parameter_server import local_speeds
 from tfdist.parameter_server import step as step_lib
+from tfdist.parameter_server import traced
 from tfdist.parameter_server.pull import assign
 from tfdist.parameter_server.section import read_replica
 from tfdist.parameter_server.variables import Role
@@ -54,7 +56,7 @@ class Local:
             num_workers=num_workers,
             shadow=self._faces.shadow,
         )
-        self._functions = {}
+        self._traced = traced.Traced(store)
         # The call of `fit` that is under way; not to be replaced while what
         # the one before has left is exchanged.
         self.fit = None
@@ -286,7 +288,9 @@ class Local:
         if not clocks:
             return 0
         own = [read_replica(clock) for clock in clocks]
-        self._call(("clocks", len(clocks)), self._store.build_pull, clocks)
+        self._traced.call(
+            ("clocks", len(clocks)), lambda: self._store.build_pull(clocks)
+        )
         made = max(int(clock.numpy()) for clock in clocks)
         if self._inners:
             # Who has begun goes on counting its own.
@@ -298,7 +302,7 @@ class Local:
         """Makes the replicas hold what the servers gave last."""
         if self._faces.any_own():
             number = len(self._store.variables)
-            self._call(("show", number), self._build_show_anchor)
+            self._traced.call(("show", number), self._build_show_anchor)
 
     def _build_show_anchor(self):
         self._faces.show(self._of_model(), own=False)
@@ -319,7 +323,7 @@ class Local:
         """Called after all replicas were refreshed."""
         if not (self.method.keeps_own and self._inners):
             number = len(self._store.variables)
-            self._call(("adopt", number), self._build_adopt)
+            self._traced.call(("adopt", number), self._build_adopt)
 
     def _build_adopt(self):
         for variable in self._of_model():
@@ -350,7 +354,9 @@ class Local:
                 if int(inner.since_push.numpy()):
                     number = len(self._store.variables)
                     key = ("flush", inner.clock.ordinal, last, number)
-                    self._call(key, self._build_flush, inner, last)
+                    self._traced.call(
+                        key, functools.partial(self._build_flush, inner, last)
+                    )
 
     def _build_flush(self, inner, last):
         self._exchange.build(inner, {}, shows_own=False, last=last)
@@ -416,12 +422,6 @@ class Local:
         shadow.assign_replica(read_replica(variable))
         for inner in self._inners.values():
             inner.was_set(variable)
-
-    def _call(self, key, build, *args):
-        if key not in self._functions:
-            function = tf.function(lambda: build(*args), autograph=False)
-            self._functions[key] = function.get_concrete_function()
-        self._store.call(self._functions[key])
 
 
 def _check_is_here(tensor, method):

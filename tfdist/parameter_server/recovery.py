@@ -19,6 +19,7 @@ from tfdist.cluster import snapshots
 from tfdist.cluster import whereabouts
 from tfdist.cluster.gate import gate
 from tfdist.parameter_server import election
+from tfdist.parameter_server import restoring
 from tfdist.parameter_server import settling
 from tfdist.parameter_server import watchdog
 
@@ -29,11 +30,14 @@ _GATE_SECONDS = 30.0
 # so often in a row within so many seconds, they are not about servers.
 _HICCUPS = 5
 _HICCUP_SECONDS = 60.0
+_HICCUP_PAUSE_SECONDS = 0.3
 _TRANSIENT = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
+    # A server lacks what another worker is about to put back.
+    tf.errors.FailedPreconditionError,
 )
 
 
@@ -89,7 +93,12 @@ class Recovery:
         self._name = config.task_name
         self._membership = membership
         self._timeout = float("inf") if on_stall == "wait" else timeout
-        self._election = election.Election(store, config, self._timeout)
+        self._election = election.Election(
+            store,
+            restoring.Restorer(store, store.synchronizer, config.num_workers),
+            config,
+            self._timeout,
+        )
         self._settling = settling.Settling(store, config.ps_names)
         self._active = threading.local()
         self._watchdog = watchdog.Watchdog(
@@ -251,6 +260,7 @@ class Recovery:
         self._hiccups.append(now)
         if not isinstance(error, _TRANSIENT) or len(self._hiccups) > _HICCUPS:
             raise error
+        time.sleep(_HICCUP_PAUSE_SECONDS * (len(self._hiccups) - 1))
 
     def _check_time(self, began, error):
         if time.monotonic() - began > self._timeout:
@@ -284,7 +294,7 @@ class Recovery:
         store = self._store
         if store.local is not None:
             store.local.drop_unpushed()
-        store.synchronizer.pull_all()
+        store.synchronizer.pull_committed()
         if store.local is not None:
             store.local.after_pull()
 

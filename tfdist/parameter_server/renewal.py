@@ -252,6 +252,8 @@ class Renewal:
             0,
         )
         undecided = tf.cast(old.arrived & healthy, tf.int64)
+        # What had arrived by a snapshot may have been decided over since.
+        forgotten = tf.cast(old.arrived & ~healthy, tf.int64)
         zero = tf.zeros([self._num_workers], tf.int64)
         survivors = tf.where(
             expected,
@@ -275,6 +277,7 @@ class Renewal:
             contributed=zero,
             since=tf.fill([self._num_workers], now),
             started_at=tf.where(healthy, old.started_at, now),
+            pushed=old.pushed - forgotten,
             accepted=old.accepted - by_worker,
             dropped=old.dropped + by_worker + undecided,
             remembered=tf.where(healthy, old.remembered, zero + 1),

@@ -73,6 +73,7 @@ class Restorer:
     def __init__(self, store, synchronizer, num_workers):
         self._store = store
         self._synchronizer = synchronizer
+        self._first_values = synchronizer.first_values
         self._num_workers = num_workers
         self._traced = traced.Traced(store)
 
@@ -109,6 +110,30 @@ class Restorer:
         )
         return Restored(
             bool(done), int(before), int(version), int(kept), int(stale)
+        )
+
+    def complete(self, shard):
+        """Puts onto a server what it has not, of all that this worker knows.
+
+        A snapshot may have been made before variables were there, or a worker
+        have restored the server that has joined but now.
+
+        Args:
+          shard: Number of the server.
+
+        Returns:
+          How many variables that were.
+        """
+        number = self._synchronizer.committed
+        if not self._traced.call(
+            ("lacks", shard, number), lambda: self._build_lacks(shard)
+        ):
+            return 0
+        return int(
+            self._traced.call(
+                ("complete", shard, number),
+                lambda: self._build_complete(shard),
+            )
         )
 
     def _home(self, tensor):
@@ -201,7 +226,7 @@ class Restorer:
                             value=moved[-1],
                         )
                     if shard == 0:
-                        self._synchronizer.build_leave_signatures()
+                        self._first_values.build_leave_word(self._variables())
                 return True, kept, stale
 
             def leave():
@@ -222,11 +247,58 @@ class Restorer:
         home = [self._home(t) for t in (done, there - 1, now - 1, kept, stale)]
         return home
 
+    def _variables(self):
+        return self._store.variables[: self._synchronizer.committed]
+
+    def _build_lacks(self, shard):
+        store = self._store
+        held = copies.held_by(store, shard, self._variables())
+        lacks = self._count_missing(shard, held) > 0
+        if not shard:
+            lacks |= self._first_values.build_lacks_word(self._variables())
+        return self._home(lacks)
+
+    def _count_missing(self, shard, held):
+        handles = [
+            self._store.handle(variable, shard, piece)
+            for variable, piece in held
+        ]
+        with tf.device(self._store.devices[shard]):
+            known = [
+                tf.raw_ops.VarIsInitializedOp(resource=handle)
+                for handle in handles
+            ]
+            return tf.math.count_nonzero(~tf.stack(known))
+
+    def _build_complete(self, shard):
+        store = self._store
+        held, values = self._copies_on(shard)
+        moved = transfer.move(
+            values, source=store.worker_device, target=store.devices[shard]
+        )
+        with tf.control_dependencies([value.op for value in moved]):
+            lock = store.lock(shard)
+        with tf.control_dependencies([lock.op]):
+            missing = self._count_missing(shard, held)
+        with tf.control_dependencies([missing.op]):
+            done = [
+                copies.build_put_if_missing(
+                    store, shard, store.handle(variable, shard, piece), value
+                )
+                for (variable, piece), value in zip(held, moved, strict=True)
+            ]
+            if not shard:
+                done.append(
+                    self._first_values.build_leave_word(self._variables())
+                )
+        with tf.control_dependencies(done):
+            store.unlock(shard, lock)
+        return self._home(missing)
+
     def _copies_on(self, shard):
         """What the server held, and this worker's values of it."""
         store = self._store
-        variables = store.variables[: self._synchronizer.committed]
-        held = copies.held_by(store, shard, variables)
+        held = copies.held_by(store, shard, self._variables())
         values = []
         for variable, piece in held:
             value = read_replica(variable)
@@ -242,18 +314,13 @@ class Restorer:
         for (variable, piece), value in zip(held, values, strict=True):
             handle = store.handle(variable, shard, piece)
 
-            def put(handle=handle, value=value):
+            if variable.role in _PULLED or variable.role is Role.ITERATIONS:
                 with tf.device(store.devices[shard]):
                     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-                return True
-
-            if variable.role in _PULLED or variable.role is Role.ITERATIONS:
-                put()
                 continue
-            known = tf.raw_ops.VarIsInitializedOp(resource=handle)
-            tf.cond(known, lambda: False, put)
-            kept.append(tf.cast(known, tf.int32))
-            stale.append(1 - kept[-1])
+            put = copies.build_put_if_missing(store, shard, handle, value)
+            stale.append(tf.cast(put, tf.int32))
+            kept.append(1 - stale[-1])
         for table in store.variables:
             if table.rows_pulled is not None and table.shard == shard:
                 stamps = store.row_stamps(table)

@@ -69,7 +69,7 @@ class RingLocal(local.Local):
         if self._inners:
             self._store.commit()
             self._ring.spread()
-            self._call(
+            self._traced.call(
                 ("adopt others", len(self._store.variables)),
                 self._adopt_others,
             )
@@ -121,7 +121,9 @@ class RingLocal(local.Local):
         mine = [k for k, i in enumerate(self._ring.inners) if _has_steps(i)]
         if mine:
             inner = self._ring.inners[mine[0]]
-            self._call(("look", mine[0]), self._build_look, inner)
+            self._traced.call(
+                ("look", mine[0]), lambda: self._build_look(inner)
+            )
         began = time.time()
         called = self._ring.call(mine[0] if mine else None, training=training)
         seconds = began, time.time() - began

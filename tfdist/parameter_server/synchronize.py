@@ -107,6 +107,11 @@ class Synchronizer:
             hint="Is the chief running, and does it build this model?",
         )
 
+    @property
+    def first_values(self):
+        """The `FirstValues`."""
+        return self._first
+
     def held(self):
         """How many variables the servers hold, an int."""
         return self._first.held()
@@ -114,13 +119,17 @@ class Synchronizer:
     def pull_all(self):
         """Refreshes every replica of this worker."""
         self.commit()
-        if self._committed:
-            # With local steps each worker goes on counting its own.
-            self._pull(
-                [v for v in self._store.variables if v.role is not Role.CLOCK]
-            )
-            for batch in self._batches:
-                batch[-1] = self._store.journal.exchanges
+        self.pull_committed()
+
+    def pull_committed(self):
+        """Refreshes every replica of what servers are known to hold."""
+        if not self._committed:
+            return
+        # With local steps each worker goes on counting its own.
+        known = self._store.variables[: self._committed]
+        self._pull([v for v in known if v.role is not Role.CLOCK])
+        for batch in self._batches:
+            batch[-1] = self._store.journal.exchanges
 
     def pull_together(self):
         """Refreshes every replica, of all servers at one moment."""
@@ -200,12 +209,6 @@ class Synchronizer:
         """Makes the server keep the versions of the rows of `table`."""
         key = ("rows", table.ordinal)
         self._traced.call(key, lambda: self._build_stamp_rows(table))
-
-    def build_leave_signatures(self):
-        """Builds what the first server knows of the variables it holds."""
-        self._first.build_leave_signatures(
-            self._store.variables[: self._committed]
-        )
 
     def build_pull(self, variables, together=False):
         """See `Refresh.build`."""
