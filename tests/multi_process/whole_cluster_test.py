@@ -22,7 +22,7 @@ def newest(directory):
 def version_in(snapshot):
     """Updates that a server had applied when it wrote a snapshot."""
     meta = json.loads((snapshot / "meta.json").read_text())
-    (name,) = (n for n in meta["variables"] if n.endswith("/version"))
+    ((name, _),) = meta["groups"].values()
     (version,) = tf.raw_ops.RestoreV2(
         prefix=str(snapshot / "data"),
         tensor_names=[name],

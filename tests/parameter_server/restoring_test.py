@@ -51,10 +51,10 @@ def test_a_worker_puts_back_what_a_snapshot_lacks_and_nothing_else():
     assert restorer.complete(0) == 0
 
 
-@pytest.mark.parametrize("held", [1, 9])
-def test_word_of_what_is_held_is_never_of_less(held):
+@pytest.mark.parametrize(("held", "without"), [(1, None), (9, "signature/0")])
+def test_word_of_what_is_held_is_never_of_less(held, without):
     store, _ = first_values_test.trained()
     restorer = restoring.Restorer(store, store.synchronizer, 1)
-    leave_word(store, held)
+    leave_word(store, held, without)
     assert restorer.complete(0) == 0
     assert store.synchronizer.held() == max(held, len(store.variables))
