@@ -6,6 +6,9 @@ updates were made of: a gradient that is lost, or counts twice, shows.
 
 import signal
 
+from tests.multi_process.server_failure_test import check_exact
+from tests.multi_process.server_recovery_test import go_on
+
 # What starts and ends of processes take on two cores; far less than
 # `start_timeout`, and than servers wait for workers that are lost.
 WITHIN = 50.0
@@ -84,10 +87,30 @@ def test_a_cluster_grows_and_shrinks_and_every_gradient_counts(cluster):
     assert list(report["states"].values())[1:] == ["LEFT", "UNKNOWN"]
 
 
-def test_a_server_that_is_told_to_end_asks_to_be_started_again(cluster):
+def test_a_server_that_is_told_to_end_leaves_a_snapshot_and_asks_to_be_back(
+    cluster, tmp_path
+):
     made = cluster(num_workers=1)
-    (server,) = made.start_servers()
-    server.expect("serves on port")
+
+    def serve():
+        # It writes none before it is told to end.
+        return made.start(
+            "ps",
+            0,
+            "recovery_tasks:serve",
+            directory=str(tmp_path / "kept"),
+            every=1e6,
+        )
+
+    server = serve()
+    workers = made.start_workers("failure_tasks:train", value=1.0, until="stop")
+    go_on(workers, 5)
     server.send(signal.SIGTERM)
     server.expect("before training was over: it ends, and workers wait")
     assert server.wait(WITHIN) == 128 + signal.SIGTERM
+    server = serve()
+    server.expect("begins with its snapshot")
+    go_on(workers, 5)
+    made.tell("stop")
+    assert [task.wait(WITHIN) for task in (*workers, server)] == [0, 0]
+    check_exact(workers)
