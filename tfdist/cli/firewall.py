@@ -48,6 +48,8 @@ class PortRule(contextlib.AbstractContextManager):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            # Or it leaves a history of commands there.
+            env={**os.environ, "HOME": os.devnull},
             bufsize=0,
             # Ctrl-C is for the launcher, which then still needs the rule.
             start_new_session=True,
