@@ -73,6 +73,7 @@ def train(
     end=lambda model: None,
     policy="float32",
     constraint=None,
+    others=(),
     **arguments,
 ):
     """Trains; returns what it has come to."""
@@ -93,6 +94,10 @@ def train(
     fitted = model.fit(
         x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0
     )
+    for size in others:
+        batches = tf.data.Dataset.from_tensor_slices((x, y))
+        batches = batches.batch(size, drop_remainder=True)
+        model.fit(batches, verbose=0)
     end(model)
     return {
         "losses": fitted.history["loss"],
@@ -128,6 +133,10 @@ def test_optimizers(optimizer):
     if optimizer not in ("loss scale", "two"):
         assert steps == STEPS * EPOCHS
         assert strategy.updates_applied()[0] == 3
+
+
+def test_batches_of_sizes_for_which_steps_are_traced_anew():
+    check(tfdist.ParameterServerStrategy(local_steps=PERIOD), others=(4, 8))
 
 
 def partitioner(shape, dtype):

@@ -176,11 +176,10 @@ class Local:
 
     def _inner(self, clock, optimizer, parameters, states):
         """What is known of an inner optimizer, made at its first step."""
-        ordinals = [v.ordinal for v in parameters]
         if clock.ordinal in self._inners:
             inner = self._inners[clock.ordinal]
-            known = [v.ordinal for v in inner.parameters]
-            if known != ordinals or set(inner.states) != set(states):
+            known = _ordinals(inner.parameters), set(_ordinals(inner.states))
+            if known != (_ordinals(parameters), set(_ordinals(states))):
                 raise ValueError(
                     "With local steps all steps of an optimizer have to train "
                     f"the same variables: {_names(inner.parameters)} and "
@@ -433,6 +432,10 @@ def _check_is_here(tensor, method):
             "steps only now and then (gradient_accumulation_steps?). Leave "
             "that out: local steps accumulate."
         )
+
+
+def _ordinals(variables):
+    return [v.ordinal for v in variables]
 
 
 def _names(variables):
