@@ -14,12 +14,12 @@ FEATURES, CLASSES, BATCH = 6, 4, 8
 
 
 class TellWhatCame(keras.callbacks.Callback):
-    """Says how often weights have come from a peer."""
+    """Says how often weights have come from a peer, and when none could."""
 
     def __init__(self, codistilling):
         super().__init__()
         self._codistilling = codistilling
-        self._told = 0
+        self._told = self._missed = 0
 
     def on_train_batch_end(self, batch, logs=None):
         del batch, logs
@@ -28,6 +28,10 @@ class TellWhatCame(keras.callbacks.Callback):
         if received > self._told:
             self._told = received
             print(f"received {received}", flush=True)
+        missed = len(records) - received
+        if missed > self._missed:
+            self._missed = missed
+            print(f"missed {missed}", flush=True)
 
 
 def data(group):
