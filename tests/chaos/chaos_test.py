@@ -7,7 +7,7 @@ from tests.chaos import driver
 EVENTS = 4
 # Strategy -> seed and seconds between snapshots. The schedules kill and stop
 # both servers and workers; without snapshots, workers restore all.
-RUNS = {"backup": (8, 1.0)}
+RUNS = {"backup": (8, 1.0), "elastic": (3, 0.0)}
 
 
 @pytest.mark.parametrize("strategy", RUNS)
