@@ -148,7 +148,10 @@ class Chaos:
             self._wait_for_others(event)
             # What follows is later by as much.
             origin += time.monotonic() - waited
-            self._let_pass(origin + event.time)
+            # By the schedule nothing happens to who is away; but what ends
+            # there is later here, by what it took to make it happen.
+            back = [at for at, _, t in self._returns if t in event.targets]
+            self._let_pass(max([origin + event.time, *back]))
             self._make_happen(event)
             outcome.events += 1
         self._let_pass(max([r[0] for r in self._returns], default=0.0))
