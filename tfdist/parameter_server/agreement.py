@@ -46,6 +46,26 @@ def build(store, lock_name, name, mine, create=None):
         return tf.identity(text)
 
 
+def agree(store, lock_name, name, mine, create=None):
+    """Leaves a text on the first server, unless there is one.
+
+    Args:
+      store: The `ParameterStore`.
+      lock_name: As the others, see `build`.
+      name: Of the text, the same on all workers.
+      mine: The text, a str.
+      create: See `build`.
+
+    Returns:
+      The text that is there, a str.
+    """
+    function = tf.function(
+        lambda text: build(store, lock_name, name, text, create),
+        autograph=False,
+    )
+    return function(tf.constant(mine)).numpy().decode()
+
+
 def layout_of(records):
     """Of which variables a step has gradients, in their order, a str.
 

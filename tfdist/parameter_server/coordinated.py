@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdist import private_tensorflow
 from tfdist.parameter_server import exchange
 from tfdist.parameter_server import records as records_lib
+from tfdist.parameter_server import resources
 from tfdist.parameter_server import staging
 from tfdist.parameter_server.variables import Role
 from tfdist.synchronization import state as state_lib
@@ -250,12 +251,7 @@ class CoordinatedExchange(exchange.Exchange):
             if_(tf.equal(key, state_lib.FORGET), forget, gradient)
         else:
             gradient()
-        effects = [
-            op
-            for op in graph.get_operations()
-            if op.op_def.is_stateful and op.type != "VarHandleOp"
-        ]
-        with tf.control_dependencies(effects):
+        with tf.control_dependencies(resources.effects(graph.get_operations())):
             # After all that it stands for: a worker that dies before leaves
             # the entry to the next one.
             with tf.control_dependencies([done.add(1)]):

@@ -11,6 +11,7 @@ from tfdist import private_tensorflow
 from tfdist.parameter_server import parcel as parcel_lib
 from tfdist.parameter_server import pull
 from tfdist.parameter_server import records as records_lib
+from tfdist.parameter_server import resources
 from tfdist.parameter_server import rows
 from tfdist.parameter_server import transfer
 from tfdist.parameter_server.section import read_replica
@@ -304,11 +305,7 @@ class Exchange:
                     shard, self.iterations, parcel.number, self._shards
                 )
             figures = [*figures, *self._read_more(section)]
-        effects = [
-            op
-            for op in self._graph.get_operations()[before:]
-            if op.op_def.is_stateful and op.type != "VarHandleOp"
-        ]
+        effects = resources.effects(self._graph.get_operations()[before:])
         with tf.control_dependencies(
             effects + [v.op for v in values + figures]
         ):

@@ -89,7 +89,7 @@ class FirstValues:
         Returns:
           A scalar bool tensor on the first server.
         """
-        held = self._read_held()
+        held = self._store.counter("held", 0).read_or_zero()
         with tf.device(self._store.devices[0]):
             known = [
                 tf.raw_ops.VarIsInitializedOp(
@@ -109,21 +109,15 @@ class FirstValues:
           The operation after which it does.
         """
         done = self._put_missing_signatures(variables)
-        held = self._read_held()
+        held = self._store.counter("held", 0).read_or_zero()
         with tf.device(self._store.devices[0]):
             number = tf.maximum(held, len(variables))
         return self._tell_held(number, done)
 
     def _build_held(self):
-        number = self._read_held()
+        number = self._store.counter("held", 0).read_or_zero()
         with tf.device(self._store.worker_device):
             return tf.identity(number)
-
-    def _read_held(self):
-        held = self._store.counter("held", 0)
-        with tf.device(self._store.devices[0]):
-            known = tf.raw_ops.VarIsInitializedOp(resource=held.handle)
-            return tf.cond(known, held.read, lambda: tf.zeros([], tf.int64))
 
     def _signature_handle(self, variable):
         name = f"signature/{variable.ordinal}"

@@ -278,17 +278,13 @@ class Ledger:
 
     def _agree(self, name, mine, create=None):
         """The text that the first worker has left under `name`, a str."""
-        build = tf.function(
-            lambda mine: agreement.build(
-                self._store,
-                self.lock_name,
-                f"{_NAME}/{self._name}/{name}",
-                mine,
-                create,
-            ),
-            autograph=False,
+        return agreement.agree(
+            self._store,
+            self.lock_name,
+            f"{_NAME}/{self._name}/{name}",
+            mine,
+            create,
         )
-        return build(tf.constant(mine)).numpy().decode()
 
     def _create(self):
         """Builds the first state, on the first server."""

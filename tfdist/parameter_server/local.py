@@ -235,13 +235,9 @@ class Local:
           ValueError: Another worker takes local steps of another kind.
         """
         mine = f"local_steps={self.method!r}"
-        build = tf.function(
-            lambda text: agreement.build(
-                self._store, "lock", f"local/{clock.ordinal}", text
-            ),
-            autograph=False,
+        theirs = agreement.agree(
+            self._store, "lock", f"local/{clock.ordinal}", mine
         )
-        theirs = build(tf.constant(mine)).numpy().decode()
         if mine != theirs:
             raise ValueError(
                 f"All workers must train in the same way. Here {mine}, on the "

@@ -13,6 +13,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from tfdist.parameter_server import copies
 from tfdist.parameter_server.variables import Role
 
 # Of exchanges that are no optimizer's step.
@@ -75,19 +76,10 @@ class Marks:
                 store.unlock(shard, lock)
 
     def _make(self, shard, worker, site, size):
-        device = self._store.devices[shard]
         handle = self._handle(shard, worker, site)
-
-        def make():
-            with tf.device(device):
-                tf.raw_ops.AssignVariableOp(
-                    resource=handle, value=tf.zeros([size], tf.int64)
-                )
-                return True
-
-        with tf.device(device):
-            known = tf.raw_ops.VarIsInitializedOp(resource=handle)
-        return tf.cond(known, lambda: False, make).op
+        with tf.device(self._store.devices[shard]):
+            zeros = tf.zeros([size], tf.int64)
+        return copies.build_put_if_missing(self._store, shard, handle, zeros).op
 
     def settle(self):
         """Says of this worker's exchanges that none is on its way any more.

@@ -12,6 +12,7 @@ import dataclasses
 from absl import logging
 import tensorflow as tf
 
+from tfdist.parameter_server import resources
 from tfdist.synchronization import state as state_lib
 from tfdist.synchronization.state import Phase
 from tfdist.synchronization.state import Reason
@@ -120,8 +121,8 @@ class Renewal:
         with tf.control_dependencies([locks[-1].op]):
             counted = [
                 (
-                    self._known(ledger.executed(k), k),
-                    self._known(ledger.updates(k), k),
+                    ledger.executed(k).read_or_zero(),
+                    ledger.updates(k).read_or_zero(),
                 )
                 for k in range(store.num_shards)
             ]
@@ -142,7 +143,7 @@ class Renewal:
                 new = state_lib.where(stale, new, old)
                 new = self._know_accepted(new, accepted)
                 lost = tf.where(stale, lost, tf.zeros_like(lost))
-                epoch = tf.where(stale, now, self._known(ledger.epoch(0), 0))
+                epoch = tf.where(stale, now, ledger.epoch(0).read_or_zero())
                 done = [
                     tf.raw_ops.AssignVariableOp(
                         resource=ledger.state_handle(), value=new.pack()
@@ -159,11 +160,7 @@ class Renewal:
             with tf.control_dependencies(done), tf.device(store.devices[0]):
                 # Who waits is to look.
                 ledger.build_wake(tf.logical_and(stale, old.waiting))
-        effects = [
-            op
-            for op in graph.get_operations()[before:]
-            if op.op_def.is_stateful and op.type != "VarHandleOp"
-        ]
+        effects = resources.effects(graph.get_operations()[before:])
         after = [*effects, lost.op, torn.op, epoch.op]
         for shard in reversed(range(store.num_shards)):
             with tf.control_dependencies(after):
@@ -185,18 +182,6 @@ class Renewal:
             accepted=state.accepted + missing,
             pushed=state.pushed + missing,
         )
-
-    def _known(self, counter, shard):
-        """The value of a counter, 0 where a server has lost it."""
-        device = self._store.devices[shard]
-        with tf.device(device):
-            known = tf.raw_ops.VarIsInitializedOp(resource=counter.handle)
-
-        def read():
-            with tf.device(device):
-                return counter.read()
-
-        return tf.cond(known, read, lambda: tf.zeros([], tf.int64))
 
     def _renew_server(self, shard, stale, epoch, version):
         ledger = self._ledger

@@ -20,6 +20,18 @@ class Counter:
         value.set_shape([])
         return value
 
+    def read_or_zero(self):
+        """Its value, 0 where a server that was started again has lost it."""
+        device = self.handle.device
+        with tf.device(device):
+            known = tf.raw_ops.VarIsInitializedOp(resource=self.handle)
+
+        def read():
+            with tf.device(device):
+                return self.read()
+
+        return tf.cond(known, read, lambda: tf.zeros([], tf.int64))
+
     def add(self, amount):
         """Adds `amount` (int or scalar int64 tensor)."""
         return tf.raw_ops.AssignAddVariableOp(
@@ -31,6 +43,18 @@ class Counter:
         return tf.raw_ops.AssignVariableOp(
             resource=self.handle, value=tf.convert_to_tensor(value, tf.int64)
         )
+
+
+def effects(operations):
+    """Those of `operations` that read or change something, a list.
+
+    What frees a lock comes after all of them.
+    """
+    return [
+        op
+        for op in operations
+        if op.op_def.is_stateful and op.type != "VarHandleOp"
+    ]
 
 
 class Resources:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.cluster import snapshots
 from tfdist.parameter_server import copies
+from tfdist.parameter_server import resources
 from tfdist.parameter_server import traced
 from tfdist.parameter_server import transfer
 from tfdist.parameter_server.section import read_replica
@@ -142,14 +143,9 @@ class Restorer:
 
     def _there(self, shard):
         """One more than the version that the server holds, 0 for none."""
-        counter = self._store.counter("version", shard)
-        known = tf.raw_ops.VarIsInitializedOp(resource=counter.handle)
-
-        def read():
-            with tf.device(self._store.devices[shard]):
-                return counter.read() + 1
-
-        return tf.cond(known, read, lambda: tf.zeros([], tf.int64))
+        version = self._store.counter("version", shard)
+        known = tf.raw_ops.VarIsInitializedOp(resource=version.handle)
+        return version.read_or_zero() + tf.cast(known, tf.int64)
 
     def _mine(self, shard):
         return self._store.pulled_version(shard) + 1
@@ -165,16 +161,9 @@ class Restorer:
         with tf.control_dependencies([mine.op]):
             lock = store.lock(shard, _LOCK)
         with tf.control_dependencies([lock.op]), tf.device(device):
-            known = tf.raw_ops.VarIsInitializedOp(resource=offers)
-
-            def create():
-                with tf.device(device):
-                    tf.raw_ops.AssignVariableOp(
-                        resource=offers, value=tf.zeros(size, tf.int64)
-                    )
-                return True
-
-            made = tf.cond(known, lambda: False, create)
+            made = copies.build_put_if_missing(
+                store, shard, offers, tf.zeros(size, tf.int64)
+            )
             with tf.control_dependencies([made]):
                 done = [made]
                 if takes_part:
@@ -212,7 +201,8 @@ class Restorer:
         # Who joins just now may train already from what a snapshot held.
         with tf.control_dependencies([own.op]):
             lock = store.lock(shard)
-        before = len(tf.compat.v1.get_default_graph().get_operations())
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
         with tf.control_dependencies([lock.op]), tf.device(device):
             there = self._there(shard)
 
@@ -235,11 +225,7 @@ class Restorer:
 
             done, kept, stale = tf.cond(there < mine, restore, leave)
             now = tf.where(done, mine, there)
-        effects = [
-            op
-            for op in tf.compat.v1.get_default_graph().get_operations()[before:]
-            if op.op_def.is_stateful and op.type != "VarHandleOp"
-        ]
+        effects = resources.effects(graph.get_operations()[before:])
         with tf.control_dependencies([*effects, now.op]):
             unlock = store.unlock(shard, lock)
         with tf.control_dependencies([unlock]):
@@ -268,7 +254,8 @@ class Restorer:
                 tf.raw_ops.VarIsInitializedOp(resource=handle)
                 for handle in handles
             ]
-            return tf.math.count_nonzero(~tf.stack(known))
+            # There are none where a model has fewer variables than servers.
+            return tf.math.count_nonzero(~tf.convert_to_tensor(known, tf.bool))
 
     def _build_complete(self, shard):
         store = self._store
@@ -313,7 +300,6 @@ class Restorer:
         kept, stale = [], []
         for (variable, piece), value in zip(held, values, strict=True):
             handle = store.handle(variable, shard, piece)
-
             if variable.role in _PULLED or variable.role is Role.ITERATIONS:
                 with tf.device(store.devices[shard]):
                     tf.raw_ops.AssignVariableOp(resource=handle, value=value)

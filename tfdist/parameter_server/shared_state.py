@@ -10,6 +10,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdist.parameter_server import resources
 from tfdist.synchronization import state as state_lib
 
 
@@ -87,11 +88,7 @@ class SharedState:
             with tf.control_dependencies([assigned]):
                 if self._mailboxes is not None:
                     self._mailboxes.wake(old.waiting & ~new.waiting)
-        effects = [
-            op
-            for op in graph.get_operations()[before:]
-            if op.op_def.is_stateful and op.type != "VarHandleOp"
-        ]
-        effects += [result.op for result in results]
-        with tf.control_dependencies(effects):
+        done = resources.effects(graph.get_operations()[before:])
+        done += [result.op for result in results]
+        with tf.control_dependencies(done):
             return results, self._store.unlock(0, lock)

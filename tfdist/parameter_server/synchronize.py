@@ -231,17 +231,12 @@ class Synchronizer:
         store = self._store
         lock = store.lock(table.shard)
         stamps = store.row_stamps(table)
-        with tf.device(store.devices[table.shard]):
-            with tf.control_dependencies([lock.op]):
-                known = tf.raw_ops.VarIsInitializedOp(resource=stamps)
-
-            def create():
-                tf.raw_ops.AssignVariableOp(
-                    resource=stamps, value=tf.zeros(table.shape[:1], tf.int64)
-                )
-                return True
-
-            created = tf.cond(known, lambda: False, create)
+        with tf.control_dependencies([lock.op]):
+            with tf.device(store.devices[table.shard]):
+                zeros = tf.zeros(table.shape[:1], tf.int64)
+            created = copies.build_put_if_missing(
+                store, table.shard, stamps, zeros
+            )
         with tf.control_dependencies([created]):
             store.unlock(table.shard, lock)
 
