@@ -17,8 +17,6 @@ _RETRIED = (
     tf.errors.AbortedError,
 )
 
-_RESERVED_FUNCTIONS = 33
-
 # Clusters that this process is connected to.
 _connected = set()
 # The one that this process's runtime was started for.
@@ -67,7 +65,7 @@ def connect(config, timeout):
         return devices
     addresses = dict(zip(config.ps_names, config.ps_addresses, strict=True))
     wait_for_listeners("parameter server", addresses, timeout)
-    _wait_for_servers(config, devices, timeout)
+    _wait_for_servers(config, timeout)
     _connected.add(config)
     return devices
 
@@ -77,8 +75,7 @@ def reconnect(config):
 
     Their addresses may be others than before. TensorFlow asks each server
     that it knew whether it is still in the same life; those that are not lose
-    what this process had there, and are new. No other thread may talk to
-    servers meanwhile.
+    what this process had there, and are new.
 
     Args:
       config: The `ClusterConfig` of a worker or an evaluator.
@@ -139,39 +136,6 @@ def start_runtime(config):
         ) from error
 
 
-def _reserve_functions(devices):
-    """Makes room in TensorFlow's table of functions on servers.
-
-    The table is a vector, which moves in memory when it grows. Growing it
-    while a heartbeat looks into it is, by the stack, what has crashed workers
-    in `EagerClusterFunctionLibraryRuntime::Run`. A vector doubles its room; so
-    what is entered here, before there are other threads, leaves room for as
-    much again: most of what a worker ever calls.
-
-    Args:
-      devices: As returned by `connect`.
-    """
-    worker, servers = devices
-
-    @tf.function(autograph=False)
-    def touch():
-        with tf.device(servers[0]):
-            time = tf.timestamp()
-        with tf.device(worker):
-            return tf.identity(time)
-
-    function = touch.get_concrete_function()
-    with tf.device(worker):
-        for number in range(_RESERVED_FUNCTIONS):
-            # Another `config` makes it another function.
-            tf.raw_ops.StatefulPartitionedCall(
-                args=[],
-                Tout=[tf.float64],
-                f=function,
-                config=f"reserved {number}",
-            )
-
-
 def wait_for_listeners(kind, addresses, timeout):
     """Waits until every port is open.
 
@@ -210,7 +174,7 @@ def _listens(address):
         return False
 
 
-def _wait_for_servers(config, devices, timeout):
+def _wait_for_servers(config, timeout):
     """Connects to the servers, whose ports are open."""
     silent = config.ps_names
     reason = ""
@@ -224,7 +188,6 @@ def _wait_for_servers(config, devices, timeout):
             return False
         try:
             reconnect(config)
-            _reserve_functions(devices)
         except _RETRIED as error:
             reason = error.message.split("\n", 1)[0]
             tasks = re.findall(r"/job:ps/replica:0/task:(\d+)", error.message)

@@ -10,10 +10,6 @@ from tfdist.cluster import connection
 from tfdist.cluster import members
 from tfdist.cluster import preemption
 from tfdist.cluster import versions
-from tfdist.cluster.gate import gate
-
-# Seconds for heartbeats to end that are under way.
-_GATE_SECONDS = 30.0
 
 # One membership per cluster, however many strategies a script makes: the row
 # in the servers' tables is the process's.
@@ -40,19 +36,19 @@ def join(config, devices, timeout):
         _memberships[key] = members.Membership(config, devices)
         atexit.register(_leave, _memberships[key])
         _memberships[key].wait_until_entered(
-            timeout, lambda: _connect_anew(config)
+            timeout, lambda: _connect_anew(config, _memberships[key])
         )
         versions.compare(config)
     return _memberships[key]
 
 
-def _connect_anew(config):
+def _connect_anew(config, membership):
     """For servers that were started again since this process connected."""
     if connection.absent(config):
         return
-    with contextlib.suppress(tf.errors.OpError, TimeoutError):
-        with gate.alone(_GATE_SECONDS):
-            connection.reconnect(config)
+    with contextlib.suppress(tf.errors.OpError):
+        connection.reconnect(config)
+        membership.reconnected(config)
 
 
 def _leave(membership):

@@ -5,17 +5,17 @@ heartbeat, the server reads it to know when training is over. The heartbeat
 also keeps the connection in use, so that a stopped peer is noticed.
 """
 
-import contextlib
 import dataclasses
 import enum
 import threading
 import time
 
 from absl import logging
+import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster import server_client
 from tfdist.cluster import waiting
-from tfdist.cluster.gate import gate
 
 _NAME = "tfdist/members"
 _COLUMNS = 4
@@ -23,11 +23,6 @@ HEARTBEAT_SECONDS = 1.0
 # Between attempts to enter the table of a server that has none yet.
 _RETRY_SECONDS = 0.1
 _MEND_SECONDS = 3.0
-# TensorFlow's table of remote functions may move in memory when one is called
-# for the first time, while another thread looks into it: 1 of some 800 starts
-# crashed in `EagerClusterFunctionLibraryRuntime::Run`, in a thread that
-# entered beside others. So they enter one after the other.
-_entering = threading.Lock()
 # A worker that has not been seen for so long is not waited for. It covers a
 # restart of the worker.
 LOST_AFTER_SECONDS = 60.0
@@ -87,7 +82,6 @@ class MemberTable:
         self._names = names
         self._create = tf.function(self._build_create, autograph=False)
         self._read = tf.function(self._build_read, autograph=False)
-        self._write = tf.function(self._build_write, autograph=False)
 
     def create(self):
         """Makes an empty table; the server calls it before all else."""
@@ -108,18 +102,18 @@ class MemberTable:
             )
         ]
 
-    def write(self, index, state, arrivals=0, age=0.0):
-        """Sets the row `index`; it has been seen now.
+    def build_write(self, index, values):
+        """Builds, in the scope's device: a member has been seen now.
 
         Args:
-          index: Number of the row.
-          state: A `State`.
-          arrivals: See `Member`.
-          age: Seconds since its process entered.
+          index: Number of its row.
+          values: Its `State`, its arrivals (see `Member`) and the seconds
+            since its process entered, a float64 tensor.
         """
-        self._write(
-            tf.constant(index),
-            tf.constant([float(state), float(arrivals), age], tf.float64),
+        now = tf.timestamp()
+        row = tf.stack([values[0], now, values[1], now - values[2]])
+        tf.raw_ops.ResourceScatterUpdate(
+            resource=self._handle(), indices=[index], updates=[row]
         )
 
     def build_attendance(self, number):
@@ -187,14 +181,6 @@ class MemberTable:
         with tf.device(_here()):
             return tf.reshape(rows, [len(self._names), _COLUMNS]), now + 0.0
 
-    def _build_write(self, index, values):
-        with tf.device(self._device):
-            now = tf.timestamp()
-            row = tf.stack([values[0], now, values[1], now - values[2]])
-            tf.raw_ops.ResourceScatterUpdate(
-                resource=self._handle(), indices=[index], updates=[row]
-            )
-
 
 def _here():
     return tf.config.list_logical_devices("CPU")[0].name
@@ -209,45 +195,61 @@ class Membership:
     Args:
       config: The `ClusterConfig` of this task.
       devices: The servers' devices.
+
+    Attributes:
+      row: Number of this worker's row.
+      clients: A `ServerClient` for each server.
+      tables: A `MemberTable` for each, for the main thread to read.
+      on_beat: Functions that are called after each beat at the first server,
+        in its thread: they use `clients` alone.
     """
 
     def __init__(self, config, devices):
         names = names_of(config)
-        self._index = names.index(config.task_name)
+        self.row = names.index(config.task_name)
         self.tables = [MemberTable(device, names) for device in devices]
+        self.clients = [
+            server_client.ServerClient(address, task)
+            for task, address in enumerate(config.ps_addresses)
+        ]
+        # Of each server, what sets this worker's row there.
+        self._writes = [self._make_write(k) for k in range(len(devices))]
         self._arrivals = 0
         self._began = time.monotonic()
-        # Called after each beat at the first server, in that thread.
         self.on_beat = []
         self._stop = threading.Event()
         # By server; set once this worker is in its table.
         self._entered = {name: threading.Event() for name in config.ps_names}
         self._threads = [
             threading.Thread(target=self._beat, args=arguments, daemon=True)
-            for arguments in zip(
-                self.tables, self._entered.values(), strict=True
-            )
+            for arguments in enumerate(self._entered.values())
         ]
         for thread in self._threads:
             thread.start()
 
-    def _beat(self, table, entered):
+    def _make_write(self, server):
+        def build(values):
+            self.tables[server].build_write(self.row, values)
+
+        return self.clients[server].function(
+            build, [tf.TensorSpec([3], tf.float64)]
+        )
+
+    def _beat(self, server, entered):
         while not self._stop.is_set():
-            with gate.shared():
-                with (
-                    contextlib.nullcontext() if entered.is_set() else _entering
-                ):
-                    if self._write(table):
-                        entered.set()
-                if table is self.tables[0]:
-                    self._call_on_beat()
+            if self._write(server):
+                entered.set()
+            if not server:
+                self._call_on_beat()
             self._stop.wait(
                 HEARTBEAT_SECONDS if entered.is_set() else _RETRY_SECONDS
             )
 
-    def _put(self, table, state):
+    def _put(self, server, state):
         age = time.monotonic() - self._began
-        table.write(self._index, state, self._arrivals, age)
+        self._writes[server](
+            np.array([float(state), float(self._arrivals), age])
+        )
 
     def _call_on_beat(self):
         for function in list(self.on_beat):
@@ -259,9 +261,9 @@ class Membership:
                 # The heartbeat goes on, or this worker would look dead.
                 logging.exception("A task of the heartbeat has failed.")
 
-    def _write(self, table):
+    def _write(self, server):
         try:
-            self._put(table, State.ALIVE)
+            self._put(server, State.ALIVE)
         except tf.errors.OpError:
             # The server is away; the training step says so if it needs it.
             # The next beat tries again.
@@ -300,28 +302,40 @@ class Membership:
             timeout=timeout,
         )
 
+    def reconnected(self, config, lives=None):
+        """This process has connected anew; threads may talk to servers.
+
+        Args:
+          config: The `ClusterConfig` as it is now.
+          lives: The servers' incarnations, None for those that they are in.
+        """
+        lives = lives or [None] * len(self.clients)
+        for client, address, life in zip(
+            self.clients, config.ps_addresses, lives, strict=True
+        ):
+            client.reconnected(address, life)
+
     def enter_again(self):
         """Enters this worker into all tables, one after the other.
-
-        After this process has connected anew; in its thread, alone.
 
         Raises:
           tf.errors.OpError: A server is not there, or not ready yet.
         """
-        for table in self.tables:
-            self._put(table, State.ALIVE)
+        for server in range(len(self.clients)):
+            self._put(server, State.ALIVE)
 
     def leave(self, state):
         """Stops the heartbeat and leaves `state` as the last word."""
         if self._stop.is_set():
             return
         self._stop.set()
-        for thread, table in zip(self._threads, self.tables, strict=True):
+        for server, thread in enumerate(self._threads):
             thread.join(timeout=10.0)
             if thread.is_alive():
                 continue
             try:
-                self._put(table, state)
+                self._put(server, state)
+                self.clients[server].close()
             except tf.errors.OpError:
                 pass
 
@@ -336,7 +350,7 @@ class Membership:
 
     def tell(self):
         """Writes this worker's row in the first server's table at once."""
-        self._put(self.tables[0], State.ALIVE)
+        self._put(0, State.ALIVE)
 
     def missing(self, arrivals):
         """Names of the workers that are there and have not arrived so often.

@@ -55,6 +55,17 @@ def build_is_from_snapshot(value=None):
     )
 
 
+def manifest_text(groups):
+    """What a member knows of, as a text.
+
+    Args:
+      groups: List of dicts: `lock`, the name of a lock, `counter`, the name of
+        an int64 that changes with what is kept, and `variables`, a dict of
+        name to the name of a dtype.
+    """
+    return json.dumps(groups)
+
+
 class Manifest:
     """What the members of a cluster say there is to be kept on one server.
 
@@ -66,19 +77,16 @@ class Manifest:
     def __init__(self, device, num_members):
         self._device = device
         self._num_members = num_members
-        self._write = tf.function(self._build_write, autograph=False)
         self._read = tf.function(self._build_read, autograph=False)
 
-    def write(self, row, groups):
-        """Leaves what one member knows of.
+    def build_write(self, row, text):
+        """Builds, in the scope's device: leaves what one member knows of.
 
         Args:
           row: Number of the member.
-          groups: List of dicts: `lock`, the name of a lock, `counter`, the
-            name of an int64 that changes with what is kept, and `variables`,
-            a list of (name, name of a dtype).
+          text: What `manifest_text` has made, a string tensor.
         """
-        self._write(tf.constant(row), tf.constant(json.dumps(groups)))
+        tf.raw_ops.AssignVariableOp(resource=self._handle(row), value=text)
 
     def read(self):
         """What all members know of: a dict of lock to (counter, variables).
@@ -98,25 +106,6 @@ class Manifest:
         return tf.raw_ops.VarHandleOp(
             dtype=tf.string, shape=[], shared_name=f"{_MANIFEST}/{row}"
         )
-
-    def _build_write(self, row, text):
-        with tf.device(self._device):
-            row, text = tf.identity(row), tf.identity(text)
-
-            def write(number):
-                with tf.device(self._device):
-                    tf.raw_ops.AssignVariableOp(
-                        resource=self._handle(number), value=text
-                    )
-                return True
-
-            tf.switch_case(
-                row,
-                [
-                    lambda number=number: write(number)
-                    for number in range(self._num_members)
-                ],
-            )
 
     def _build_read(self):
         with tf.device(self._device):

@@ -1,11 +1,13 @@
-"""Whether a call that began some time ago is still running."""
+"""Whether a call of `fit` that began some time ago is still running."""
 
 import sys
 import threading
 
+import keras
+
 
 class Call:
-    """A call of a Python function, looked at from another thread.
+    """A call of `fit`, looked at from another thread.
 
     Keras tells nobody but its callbacks that `fit` has ended, and a strategy
     has none.
@@ -17,6 +19,23 @@ class Call:
     def __init__(self, frame):
         self._frame = frame
         self._thread = threading.get_ident()
+        self._is_seen_to = False
+
+    def before_end(self, function):
+        """Has a function called when training has ended.
+
+        After all callbacks, in the thread of the call. Not if an exception
+        ends it, or in a `fit` of somebody's own that has no callbacks.
+
+        Args:
+          function: Callable without arguments; the first one counts.
+        """
+        if self._is_seen_to:
+            return
+        self._is_seen_to = True
+        callbacks = self._frame.f_locals.get("callbacks")
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks.callbacks.append(_AtEnd(callbacks, function))
 
     def is_over(self):
         """Whether it has returned or raised."""
@@ -26,3 +45,20 @@ class Call:
                 return False
             frame = frame.f_back
         return True
+
+
+class _AtEnd(keras.callbacks.Callback):
+    """Calls a function when training has ended, and is gone."""
+
+    def __init__(self, callbacks, function):
+        super().__init__()
+        self._callbacks = callbacks
+        self._function = function
+
+    def on_train_end(self, logs=None):
+        del logs
+        # A list of the user's own may be used again. It is being gone through.
+        self._callbacks.callbacks = [
+            one for one in self._callbacks.callbacks if one is not self
+        ]
+        self._function()

@@ -18,6 +18,7 @@ from tfdist.synchronization import state as state_lib
 # unless the strategy says otherwise.
 IDLE_SECONDS = 600.0
 _COUNTS = ("pushed", "accepted", "dropped", "nonfinite")
+_WAITING = (state_lib.Phase.ARRIVED, state_lib.Phase.ACCEPTED)
 _AS_PLANNED = (state_lib.Reason.LEFT,)
 _REASONS = {
     state_lib.Reason.LEFT: "its training has ended",
@@ -190,14 +191,12 @@ class Coordination:
 
     def tick(self):
         """Called with each heartbeat of this worker, in its thread."""
+        local = self._store.local
         with self._watching:
-            local = self._store.local
             if self._fit is not None and self._fit.is_over():
-                if local is not None and local.unpushed():
-                    self._fit = None
-                    local.flush_after_fit()
-                else:
-                    self.leave()
+                # If an exception has ended it, local steps may be left. The
+                # others do not wait for them.
+                self.leave()
         working = local is not None and local.has_progressed()
         for ledger in self.ledgers:
             state = ledger.tick(
@@ -230,7 +229,7 @@ class Coordination:
         slow = []
         for ledger in self.ledgers:
             state = ledger.tick()
-            if state.waiting[self._worker]:
+            if state.phase[self._worker] in _WAITING:
                 slow += self._slow(state)
         return sorted(set(slow))
 
@@ -287,9 +286,7 @@ class Coordination:
                 again = "" if absent else " again"
                 logging.warning("%s takes part%s.", name, again)
         left = sum(s != gone for s in status)
-        wanted = self._method.gradients_per_update(
-            int(state.enlisted.numpy().sum())
-        )
+        wanted = self._method.gradients_per_update(ledger.num_enlisted)
         if 0 < left < wanted:
             logging.warning(
                 "Updates take the gradients of %d workers, not of %d: so many "
@@ -304,10 +301,7 @@ class Coordination:
         order = state.order[self._worker]
         now = time.monotonic()
         began, number, told = self._waiting.get(ledger, (now, None, 0))
-        if number != order or phase not in (
-            state_lib.Phase.ARRIVED,
-            state_lib.Phase.ACCEPTED,
-        ):
+        if number != order or phase not in _WAITING:
             self._waiting[ledger] = (now, order, 0)
             return
         periods = int((now - began) / waiting.REPORT_SECONDS)

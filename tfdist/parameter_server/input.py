@@ -51,7 +51,7 @@ def distribute(dataset, config, store, before_training=None):
             before_training()
         store.watch(frame)
         if store.recovery is not None:
-            guarding.guard(frame.f_locals["self"], store.call)
+            guarding.guard(frame.f_locals["self"], store.call_in_fit)
     if purpose in ("evaluate", "validate") or config.num_workers == 1:
         return dataset
     number, mine = config.data_share

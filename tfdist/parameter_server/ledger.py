@@ -7,6 +7,7 @@ servers have lost what they held (`renewal`).
 
 import time
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.parameter_server import agreement
@@ -78,10 +79,6 @@ class Ledger:
         self._arrival = arrival.Arrival(
             self, self._shared, self._decisions, self._mailboxes, worker_id
         )
-        # One function for all that happens out of a step: TensorFlow is not
-        # safe where threads make first calls side by side, and this one is
-        # first called by `prepare`.
-        self._tick = tf.function(self._build_tick, autograph=False)
         # By server: updates of this optimizer that are in the replicas.
         self._pulled = [
             store.worker_variable(tf.zeros([], tf.int64), f"pulled_{k}")
@@ -90,7 +87,11 @@ class Ledger:
         # Begins anew when a server has lost what it held. What a worker sends
         # of an epoch that has ended counts nowhere any more.
         self._epoch = store.worker_variable(tf.zeros([], tf.int64), "epoch")
+        # The same, for `tick`, which is called in other threads as well.
+        self._known_epoch = 0
         self._renewal = renewal.Renewal(self, store, num_workers)
+        # How many workers made up the cluster at the last `tick`.
+        self.num_enlisted = num_workers
         # No other gradient of any worker ever has the same key: it counts on
         # from the microseconds at which this process got here.
         self._key = store.worker_variable(
@@ -98,6 +99,11 @@ class Ledger:
                 time.time_ns() // 1000 * _MAX_WORKERS + worker_id, tf.int64
             ),
             "gradient_key",
+        )
+        self._tick = store.function(
+            0,
+            self._build_tick,
+            [tf.TensorSpec([4], tf.bool), tf.TensorSpec([], tf.int64)],
         )
 
     # Names.
@@ -150,6 +156,7 @@ class Ledger:
     def set_epoch(self, epoch):
         """Sets what this worker takes for the epoch, eagerly."""
         self._epoch.assign_replica(epoch)
+        self._known_epoch = int(epoch)
 
     def pulled_by_server(self):
         """Updates in the replicas of each server, scalar int64 tensors."""
@@ -260,7 +267,7 @@ class Ledger:
     def tick(
         self, leaving=False, working=False, joining=False, preempted=False
     ):
-        """Decides again; called with each heartbeat.
+        """Decides again; called with each heartbeat, in any thread.
 
         So that nobody waits for a worker that has died or was stopped.
 
@@ -273,8 +280,12 @@ class Ledger:
         Returns:
           The `State` after it, of NumPy values.
         """
-        what = tf.constant([leaving, working, joining, preempted])
-        return self._shared.as_numpy(self._tick(what))
+        vector, enlisted = self._tick(
+            np.array([leaving, working, joining, preempted]),
+            np.int64(self._known_epoch),
+        )
+        self.num_enlisted = int(enlisted)
+        return self._shared.as_numpy(vector)
 
     def _agree(self, name, mine, create=None):
         """The text that the first worker has left under `name`, a str."""
@@ -305,12 +316,7 @@ class Ledger:
                 done.append(self.epoch(shard).set(0))
         return done + self._renewal.build_create()
 
-    def _build_tick(self, what):
-        my_epoch = self._epoch.read_value()
-        with self._shared.on_server():
-            what = tf.identity(what)
-            my_epoch = tf.identity(my_epoch)
-
+    def _build_tick(self, what, my_epoch):
         def happened(state, attendance):
             mine, now = self._worker, attendance.now
             leaving, working, joining, preempted = tf.unstack(what, num=4)
@@ -327,13 +333,10 @@ class Ledger:
                 over = events.may_go_on(state, self._worker)
                 over |= ~self.is_current(my_epoch)
                 self._mailboxes.wake_again(self._worker, over)
-            return state, (state.pack(),)
+            return state, (state.pack(), tf.math.count_nonzero(state.enlisted))
 
-        (vector,), _ = self._shared.transact(
-            happened, after=[what.op, my_epoch.op]
-        )
-        with tf.device(self._store.worker_device):
-            return tf.identity(vector)
+        results, _ = self._shared.transact(happened, after=[])
+        return list(results)
 
     # On the server.
 

@@ -9,9 +9,7 @@ parameters of the cluster, and no step of the worker is lost.
 """
 
 import functools
-import threading
 
-from absl import logging
 import tensorflow as tf
 
 from tfdist.averaging import base as averaging
@@ -57,10 +55,8 @@ class Local:
             shadow=self._faces.shadow,
         )
         self._traced = traced.Traced(store)
-        # The call of `fit` that is under way; not to be replaced while what
-        # the one before has left is exchanged.
+        # The call of `fit` that is under way, or was last.
         self.fit = None
-        self._flushing = threading.RLock()
         # Steps counted at the last heartbeat.
         self._progress = []
 
@@ -248,8 +244,15 @@ class Local:
 
     def watch(self, call):
         """Takes note of a call of `fit`, a `Call`."""
-        with self._flushing:
-            self.fit = call
+        self.fit = call
+
+    def see_to_end_of_fit(self):
+        """Exchanges what is left when `fit` ends; called in its midst.
+
+        Others wait for it, and nobody knows when the script will do something
+        that asks for it.
+        """
+        self.fit.before_end(functools.partial(self.flush, last=True))
 
     def begin_fit(self):
         """Called when the others wait for this worker's next push."""
@@ -262,7 +265,8 @@ class Local:
     def unpushed(self):
         """Whether this worker has taken steps that no server has heard of."""
         return any(
-            int(inner.since_push.numpy()) for inner in self._inners.values()
+            int(read_replica(inner.since_push))
+            for inner in list(self._inners.values())
         )
 
     def has_progressed(self):
@@ -272,7 +276,10 @@ class Local:
         """
         before = self._progress
         self._progress = [
-            (int(inner.clock.numpy()), int(inner.since_push.numpy()))
+            (
+                int(read_replica(inner.clock)),
+                int(read_replica(inner.since_push)),
+            )
             for inner in list(self._inners.values())
         ]
         return self._progress != before
@@ -332,50 +339,28 @@ class Local:
           last: Whether this worker trains no more for now, so that nobody
             waits for it.
         """
-        with self._flushing:
-            self.show_anchor()
-            left = [
-                inner
-                for inner in list(self._inners.values())
-                if int(inner.since_push.numpy())
-            ]
-            if last and left and self._store.coordination is not None:
-                # Or two workers with steps of different optimizers left would
-                # wait for each other.
-                self._store.coordination.leave_all_but(
-                    [step_lib.step_counter(inner.outer) for inner in left]
+        self.show_anchor()
+        left = [
+            inner
+            for inner in self._inners.values()
+            if int(inner.since_push.numpy())
+        ]
+        if last and left and self._store.coordination is not None:
+            # Or two workers with steps of different optimizers left would
+            # wait for each other.
+            self._store.coordination.leave_all_but(
+                [step_lib.step_counter(inner.outer) for inner in left]
+            )
+        for inner in left:
+            if int(inner.since_push.numpy()):
+                number = len(self._store.variables)
+                key = ("flush", inner.clock.ordinal, last, number)
+                self._traced.call(
+                    key, functools.partial(self._build_flush, inner, last)
                 )
-            for inner in left:
-                if int(inner.since_push.numpy()):
-                    number = len(self._store.variables)
-                    key = ("flush", inner.clock.ordinal, last, number)
-                    self._traced.call(
-                        key, functools.partial(self._build_flush, inner, last)
-                    )
 
     def _build_flush(self, inner, last):
         self._exchange.build(inner, {}, shows_own=False, last=last)
-
-    def flush_after_fit(self):
-        """Begins to exchange what is left, in a thread of its own.
-
-        Called by the heartbeat when `fit` is over: others wait for it, and
-        nobody knows when the script will do something that asks for it.
-        """
-
-        def flush():
-            try:
-                with self._flushing:
-                    if not self._is_training():
-                        self.flush(last=True)
-            except tf.errors.OpError as error:
-                logging.warning(
-                    "The last local steps of this worker are not exchanged "
-                    "yet: %s",
-                    error.message,
-                )
-
-        threading.Thread(target=flush, daemon=True).start()
 
     def drop_unpushed(self):
         """Forgets the steps that have not been exchanged; returns how many.

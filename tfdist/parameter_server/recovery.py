@@ -17,15 +17,12 @@ from tfdist.cluster import connection
 from tfdist.cluster import members
 from tfdist.cluster import snapshots
 from tfdist.cluster import whereabouts
-from tfdist.cluster.gate import gate
 from tfdist.parameter_server import election
 from tfdist.parameter_server import restoring
 from tfdist.parameter_server import settling
 from tfdist.parameter_server import watchdog
 
 _POLL_SECONDS = 0.1
-# Seconds for other threads of this process to end their calls.
-_GATE_SECONDS = 30.0
 # Calls that fail while all servers are there and in the life that is known:
 # so often in a row within so many seconds, they are not about servers.
 _HICCUPS = 5
@@ -112,9 +109,12 @@ class Recovery:
         self.events = []
         self.incarnations = self._whereabouts.wait(self._timeout)
         names = members.names_of(config)
-        self._row = names.index(config.task_name)
+        # By server, what tells it what to keep in snapshots.
         self._manifests = [
-            snapshots.Manifest(device, len(names)) for device in store.devices
+            self._make_manifest(snapshots.Manifest(device, len(names)), client)
+            for device, client in zip(
+                store.devices, membership.clients, strict=True
+            )
         ]
         # By server: its life, and how much it has been told of.
         self._told = {}
@@ -122,6 +122,12 @@ class Recovery:
     def wait_until_settled(self, is_chief, timeout):
         """See `Settling.wait`."""
         return self._settling.wait(is_chief, timeout)
+
+    def _make_manifest(self, manifest, client):
+        def build(text):
+            manifest.build_write(self._membership.row, text)
+
+        return client.function(build, [tf.TensorSpec([], tf.string)])
 
     def leave_manifest(self):
         """Tells each server what to keep in snapshots; with each heartbeat."""
@@ -140,7 +146,9 @@ class Recovery:
                 "counter": self._store.name_of("version"),
                 "variables": variables,
             }
-            manifest.write(self._row, [group])
+            manifest(snapshots.manifest_text([group]))
+            # It is seldom called.
+            manifest.close()
             self._told[shard] = state
 
     def call(self, function, *args):
@@ -156,7 +164,7 @@ class Recovery:
         Raises:
           TimeoutError: A server is gone for too long; the message names it.
         """
-        if gate.is_inside or getattr(self._active, "now", False):
+        if getattr(self._active, "now", False):
             return function(*args)  # Whoever calls this handles errors.
         while True:
             before = self._watchdog.begin(_name_of(function))
@@ -271,18 +279,19 @@ class Recovery:
 
     def _connect(self, incarnations, began):
         """Connects to servers that are new, and enters their tables."""
-        with gate.alone(_GATE_SECONDS):
-            connection.reconnect(self._whereabouts.config)
-            while True:
-                try:
-                    self._membership.enter_again()
-                    return
-                except tf.errors.OpError as error:
-                    # It answers before it is ready, or has died again.
-                    self._check_time(began, error)
-                    time.sleep(_POLL_SECONDS)
-                    if self._whereabouts.lives() != incarnations:
-                        raise
+        config = self._whereabouts.config
+        connection.reconnect(config)
+        self._membership.reconnected(config, incarnations)
+        while True:
+            try:
+                self._membership.enter_again()
+                return
+            except tf.errors.OpError as error:
+                # It answers before it is ready, or has died again.
+                self._check_time(began, error)
+                time.sleep(_POLL_SECONDS)
+                if self._whereabouts.lives() != incarnations:
+                    raise
 
     def _settle_marks(self):
         marks = self._store.marks

@@ -6,8 +6,6 @@ reads, decides, assigns, and wakes those who may go on, all on that server; a
 worker that dies in between leaves the state as it was before or as it is after.
 """
 
-import dataclasses
-
 import tensorflow as tf
 
 from tfdist.parameter_server import resources
@@ -55,12 +53,8 @@ class SharedState:
         return state_lib.State.unpack(vector, self._num_workers)
 
     def as_numpy(self, vector):
-        """The `State`, of NumPy values, that a vector is."""
-        state = state_lib.State.unpack(vector, self._num_workers)
-        fields = dataclasses.fields(state)
-        return state_lib.State(
-            **{f.name: getattr(state, f.name).numpy() for f in fields}
-        )
+        """The `State`, of NumPy values, that an array is."""
+        return state_lib.State.unpack_array(vector, self._num_workers)
 
     def transact(self, change, after):
         """Changes the state under its lock.

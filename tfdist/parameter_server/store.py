@@ -76,6 +76,8 @@ class ParameterStore(resources.Resources):
         self.state = training_state.TrainingState(self)
         # The strategy's creator of variables, for `variable_scope`.
         self.creator = None
+        # A `ServerClient` for each server; None without servers.
+        self.clients = None
         # What brings servers back that have died; None without servers.
         self.recovery = None
         self.journal = journal.Journal(self)
@@ -295,6 +297,32 @@ class ParameterStore(resources.Resources):
         if self.recovery is None:
             return function(*args)
         return self.recovery.call(function, *args)
+
+    def call_in_fit(self, function, *args):
+        """The same of what Keras's `fit` calls."""
+        if self.local is not None:
+            self.local.see_to_end_of_fit()
+        return self.call(function, *args)
+
+    def function(self, shard, build, signature):
+        """Makes a function on a server that any thread may call.
+
+        Args:
+          shard: Number of the server.
+          build: Callable that builds it on the server's device, of tensors;
+            returns a list of tensors.
+          signature: List of `tf.TensorSpec`, its arguments.
+
+        Returns:
+          A callable that takes and returns NumPy arrays.
+        """
+        if self.clients is not None:
+            return self.clients[shard].function(build, signature)
+        # In a process of its own there are no other threads.
+        function = tf.function(
+            build, input_signature=signature, autograph=False
+        )
+        return lambda *values: [t.numpy() for t in function(*values)]
 
     @property
     def synchronizer(self):

@@ -245,6 +245,7 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
             local_steps=local_steps,
         )
         if self._membership is not None:
+            self._store.clients = self._membership.clients
             self._store.build_enlisted = functools.partial(
                 self._membership.tables[0].build_enlisted,
                 config.num_workers,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import math
 
 import tensorflow as tf
 
@@ -190,6 +191,21 @@ class State:
             shape = [len(names)] if n == 1 and names is _TOTALS else [-1, n]
             values = tf.unstack(tf.reshape(piece, shape), num=len(names))
             fields.update(zip(names, values, strict=True))
+        return cls(**fields)
+
+    @classmethod
+    def unpack_array(cls, array, num_workers):
+        """The same of a NumPy array, without TensorFlow."""
+        fields, begin = {}, 0
+        for names, shape in (
+            (_TOTALS, []),
+            (_WORKERS, [num_workers]),
+            (_LOG, [log_size(num_workers)]),
+        ):
+            for name in names:
+                end = begin + math.prod(shape)
+                fields[name] = array[begin:end].reshape(shape)
+                begin = end
         return cls(**fields)
 
     def pack(self):
