@@ -1,9 +1,11 @@
 """Workers whose training ends in the middle of a period."""
 
 import dataclasses
+import threading
 
 import numpy as np
 
+from tests.multi_process import eager_calls
 from tests.multi_process import handshake
 from tests.multi_process import tasks
 import tfdist
@@ -17,6 +19,7 @@ def train(steps, value, period):
         value: the gradient.
         period: local steps between two exchanges.
     """
+    seen = eager_calls.watch()
     strategy = tfdist.ParameterAveragingStrategy(
         period, start_timeout=60.0, worker_timeout=4.0
     )
@@ -31,8 +34,14 @@ def train(steps, value, period):
         model.predict(np.ones([1, 1]), verbose=0)
         print(f"trained {number}", flush=True)
         handshake.wait_for(f"go on {number}")
+    # What the watchdog asks when there is no progress, in a thread as well.
+    asking = threading.Thread(target=strategy._store.recovery._describe_wait)
+    asking.start()
+    asking.join()
     strategy.settle()
     handshake.report(
+        eager_calls=seen,
+        threads=sorted(thread.name for thread in threading.enumerate()),
         exchanges=[dataclasses.asdict(e) for e in strategy.journal.read_new()],
         weights=[float(np.mean(w)) for w in model.trainable_weights],
         updates=strategy.updates_applied(),

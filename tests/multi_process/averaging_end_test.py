@@ -25,6 +25,9 @@ def test_what_is_left_is_exchanged_while_a_script_does_something_else(cluster):
         assert report["iterations"] == 2 * steps
         assert all(e["accepted"] for e in report["exchanges"])
         assert not any(e["staleness"] for e in report["exchanges"])
+        # Heartbeats, ticks, manifests: none of them enters the eager runtime.
+        assert len(report["threads"]) >= 3, report["threads"]
+        assert report["eager_calls"] == []
     assert first["updates"] == second["updates"]
     # In each `fit` what is left of one counts by its steps in the second
     # average, and the last steps of the other are an average by themselves.
