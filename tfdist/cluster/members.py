@@ -53,12 +53,14 @@ class Member:
         infinite for never.
       arrivals: How many times it has come to the point where workers wait
         for each other.
+      entered: When its process did, seconds since the epoch; 0 for never.
     """
 
     name: str
     state: State
     silent_for: float
     arrivals: int
+    entered: float = 0.0
 
 
 def names_of(config):
@@ -96,8 +98,9 @@ class MemberTable:
                 State(int(state)),
                 now - seen if seen else float("inf"),
                 int(arrivals),
+                float(entered),
             )
-            for name, (state, seen, arrivals, _) in zip(
+            for name, (state, seen, arrivals, entered) in zip(
                 self._names, rows, strict=True
             )
         ]

@@ -11,6 +11,7 @@ from tfdist.cluster import connection
 from tfdist.cluster import ending
 from tfdist.cluster import members
 from tfdist.cluster import preemption
+from tfdist.cluster import remnants
 from tfdist.cluster import snapshots
 from tfdist.cluster import versions
 
@@ -85,9 +86,11 @@ def serve(config, *, start_timeout, snapshot_dir=None, snapshot_every=30.0):
 
 def _wait_for_end(config, table, timeout):
     started = time.monotonic()
+    left = remnants.Remnants(config.address)
     while True:
         time.sleep(_POLL_SECONDS)
         rows = table.read()
+        left.look(rows)
         try:
             over = ending.is_over(
                 rows,

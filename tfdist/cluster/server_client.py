@@ -156,8 +156,15 @@ class ServerFunction:
           tf.errors.OpError: It has failed, or not ended in time.
         """
         deadline = sessions.Deadline(SECONDS)
-        session = self._opened(deadline)
         feeds = dict(zip(self._feeds, values, strict=True))
+        try:
+            return self._run(feeds, deadline)
+        except tf.errors.AbortedError:
+            # The server was started again, or has ended all sessions.
+            return self._run(feeds, deadline)
+
+    def _run(self, feeds, deadline):
+        session = self._opened(deadline)
         try:
             return sessions.run(session, self._fetches, deadline, feeds)
         except _LASTING:

@@ -1,0 +1,41 @@
+"""When a server ends the sessions that killed processes have left."""
+
+import pytest
+
+from tfdist.cluster import members
+from tfdist.cluster import remnants
+from tfdist.cluster import sessions
+
+ADDRESS = "localhost:7"
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Addresses of the servers all of whose sessions were ended."""
+    found = []
+    monkeypatch.setattr(sessions, "end_all", found.append)
+    return found
+
+
+def rows(*entered):
+    return [
+        members.Member(f"worker {k}", members.State.ALIVE, 0.0, 0, seconds)
+        for k, seconds in enumerate(entered)
+    ]
+
+
+def test_sessions_are_ended_once_for_each_sixteen_lives(ended):
+    left = remnants.Remnants(ADDRESS)
+    left.look(rows(0.0, 0.0))
+    # The first life of each is no other.
+    left.look(rows(100.0, 103.0))
+    for life in range(1, 33):
+        left.look(rows(100.0 + 10.0 * life, 103.0))
+        assert ended == [ADDRESS] * (life // 16)
+
+
+def test_a_message_that_takes_long_is_no_other_life(ended):
+    left = remnants.Remnants(ADDRESS)
+    for number in range(100):
+        left.look(rows(100.0 + 1.5 * (number % 2), 103.0))
+    assert not ended
