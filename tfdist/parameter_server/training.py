@@ -69,8 +69,8 @@ class Training:
           worker; `pushed` is the sum of the others but for gradients that
           are undecided at this moment. `nonfinite` of the pushed ones were
           NaN or Inf and are dropped for that. `staleness` is the sum of the
-          updates that the accepted ones were late by. With `communication="ring"`
-          only this worker's are counted.
+          updates that the accepted ones were late by. With
+          `communication="ring"` only this worker's are counted.
         """
         store = self._store
         if store.coordination is not None:
