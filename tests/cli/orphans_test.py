@@ -117,7 +117,7 @@ program = (
     "time.sleep(999)"
 )
 for kind in ("child", "orphan"):
-    subprocess.Popen([sys.executable, "-c", program, kind])
+    subprocess.Popen([sys.executable, "-c", program, kind], env={environ})
 wait_for("go")
 """
 
@@ -130,7 +130,8 @@ def start_detached(path):
 
 
 def test_a_session_of_its_own_does_not_outlive_a_launcher_that_ends(script):
-    path = script(_DETACHED)
+    # Nothing tells whose they are but their place in the tree.
+    path = script(_DETACHED.replace("{environ}", "{}"))
     run, processes = start_detached(path)
     with run:
         (path.parent / "go").touch()
@@ -141,7 +142,8 @@ def test_a_session_of_its_own_does_not_outlive_a_launcher_that_ends(script):
 def test_a_session_of_its_own_does_not_outlive_a_launcher_that_is_killed(
     script,
 ):
-    run, processes = start_detached(script(_DETACHED))
+    path = script(_DETACHED.replace("{environ}", "None"))
+    run, processes = start_detached(path)
     with run:
         run.process.kill()
         assert_gone(processes)
