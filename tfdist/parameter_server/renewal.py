@@ -192,6 +192,8 @@ class Renewal:
                 ledger.executed(shard).set(0)
                 ledger.updates(shard).set(version)
                 ledger.epoch(shard).set(epoch)
+                # Those that a server still has stay true.
+                ledger.leftovers.create(shard)
                 if self._staged.get(shard):
                     tf.raw_ops.MapClear(
                         dtypes=self._staged[shard],

@@ -81,6 +81,7 @@ _WORKERS = (
     "refused",
     "nonfinite",
     "staleness_sum",
+    "fence",
 )
 _LOG = ("log_key", "log_staleness", "log_first", "log_count", "log_worker")
 # In the place of a key: an update of the gradients before, and nothing more.
@@ -143,6 +144,7 @@ class State:
         Inf; as soon as they are decided over, they are among `dropped`.
       staleness_sum: Updates that its accepted gradients so far were late by,
         together.
+      fence: Gradients of smaller keys that have not arrived are void.
 
     Vectors of the log, a ring that entry `k` enters at `k % log_size`:
       log_key: The gradient to be added, `NO_GRADIENT` or `FORGET`.
@@ -174,6 +176,7 @@ class State:
     refused: tf.Tensor
     nonfinite: tf.Tensor
     staleness_sum: tf.Tensor
+    fence: tf.Tensor
     log_key: tf.Tensor
     log_staleness: tf.Tensor
     log_first: tf.Tensor
