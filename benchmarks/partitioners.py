@@ -124,8 +124,8 @@ def measure_pipelines(graph):
     for name, pipeline in {
         "gpipe, 8 micro-batches": chain.Pipeline("gpipe", 8),
         "1f1b": chain.Pipeline("1f1b"),
-        "pipedream, replicas": chain.Pipeline(
-            "pipedream", max_replicas=FLAGS.devices
+        "1f1b, 8, with replicas": chain.Pipeline(
+            "1f1b", 8, max_replicas=FLAGS.devices
         ),
     }.items():
         began = time.perf_counter()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.callbacks import leave_early
 from tests.callbacks import train_with_monitor as script
 from tests.multi_process import scripts
 import tfdist
@@ -293,6 +294,37 @@ def test_each_worker_writes_its_own_steps(trained):
         versions += [row["version"] for row in rows]
     # Each update of the server is one step of one worker.
     assert sorted(versions) == list(range(1, sum(trained.steps) + 1))
+
+
+@pytest.mark.parametrize("method", ["async", "bounded"])
+def test_workers_that_left_are_in_the_summary(tmp_path, method):
+    outputs = scripts.run(
+        tmp_path,
+        leave_early.__file__,
+        [tmp_path, method],
+        {"ps": 1, "worker": 3},
+        initial_workers=2,
+    )
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    late = [
+        [row["staleness"] for row in rows_of(path)]
+        for path in sorted(tmp_path.glob("steps-worker-*.jsonl"))
+    ]
+    workers = summary["workers"]
+    assert [len(steps) for steps in late] == [leave_early.BATCHES, 2, 2]
+    assert [worker["steps"] for worker in workers] == list(map(len, late))
+    assert late[1][-1] == leave_early.LATE_BY
+    for worker, steps in zip(workers, late, strict=True):
+        assert worker["staleness_mean"] == pytest.approx(np.mean(steps))
+    everything = np.concatenate(late)
+    assert summary["staleness"]["mean"] == pytest.approx(everything.mean())
+    # Who was told to leave could say how long that took; who just ended, not.
+    assert [w["seconds"] > 0 for w in workers] == [True, False, True]
+    said = {
+        "async": "its share of the data, one of 2;",
+        "bounded": "the data that it is given (sharding is off);",
+    }[method]
+    assert f"those of /job:worker/task:0 on {said}" in outputs["worker-0"]
 
 
 class LateWorker(keras.callbacks.Callback):

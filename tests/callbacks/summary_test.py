@@ -51,9 +51,14 @@ def gradients(pushed, accepted, dropped):
     }
 
 
-def counts(pushed, accepted, dropped):
+def counts(pushed, accepted, dropped, staleness=0):
     """One worker's counts, as the strategy calls them."""
-    return {"pushed": pushed, "accepted": accepted, "dropped": dropped}
+    return {
+        "pushed": pushed,
+        "accepted": accepted,
+        "dropped": dropped,
+        "staleness": staleness,
+    }
 
 
 def gradients_of(summary):
@@ -78,7 +83,7 @@ def test_a_worker_adds_up_its_exchanges_over_several_calls():
         "exchanges": 3,
         "seconds": 8.0,
         "staleness": [(0, 1), (2, 2)],
-        "counts_before": {"pushed": 0, "accepted": 0, "dropped": 0},
+        "counts_before": counts(0, 0, 0),
         "accepted": 2,
         **{name: 3 * value for name, value in parts.items()},
     }
@@ -98,7 +103,7 @@ def test_the_cluster_is_the_sum_of_its_workers():
             for staleness in (0, 0, 1, 3)
         ]
     )
-    idle = {"steps": 0, "seconds": 0.0, "staleness": []}
+    idle = summary_lib.WorkerFigures().report(0.0)
     summary = summary_lib.summarize(
         {
             "/job:worker/task:1": report_of([8], seconds=2.0),
@@ -230,7 +235,7 @@ def test_the_table_shows_what_was_dropped_within_80_columns():
     assert lines[0].endswith("gradients pushed: 123458, dropped: 100000.")
     assert lines[3].split()[:4] == ["worker", "steps", "accepted", "dropped"]
     assert [line.split()[:4] for line in lines[4:]] == [
-        ["/job:worker/task:11", "0", "23456", "100000"],
+        ["/job:worker/task:11", "123456", "23456", "100000"],
         ["/job:worker/task:12", "2", "2", "0"],
     ]
     assert {len(line) for line in lines[3:]} == {80}
@@ -255,13 +260,31 @@ def test_without_counts_of_the_servers_the_workers_own_count():
 def test_gradients_of_a_worker_that_died_before_it_could_report_count():
     reports = {"a": report_of([0, 0])}
     summary = summary_lib.summarize(
-        reports, [6], {"a": counts(2, 2, 0), "b": counts(5, 4, 1)}
+        reports, [6], {"a": counts(2, 2, 0), "b": counts(5, 4, 1, 12)}
     )
     assert gradients_of(summary) == gradients(7, 6, 1)
     a, b = summary["workers"]
     assert gradients_of(a) == gradients(2, 2, 0)
-    assert (b["name"], b["steps"], b["seconds"]) == ("b", 0, 0.0)
+    assert (b["name"], b["steps"], b["seconds"]) == ("b", 5, 0.0)
     assert gradients_of(b) == gradients(5, 4, 1)
+    # 4 of the 6 were late by 12 updates together.
+    assert (a["staleness_mean"], b["staleness_mean"]) == (0.0, 3.0)
+    assert summary["staleness"]["mean"] == 2.0
+
+
+def test_what_a_worker_did_after_its_last_report_counts():
+    figures = summary_lib.WorkerFigures(counts(10, 10, 0, 100))
+    figures.add([exchange(2, local_steps=4), exchange(0, local_steps=4)])
+    # Then it pushed three more times, and died.
+    summary = summary_lib.summarize(
+        {"a": figures.report(2.0)}, [5], {"a": counts(15, 15, 0, 120)}
+    )
+    (worker,) = summary["workers"]
+    assert worker["steps"] == 20
+    # Of the time that is known.
+    assert worker["steps_per_second"] == 4.0
+    assert worker["staleness_mean"] == summary["staleness"]["mean"] == 4.0
+    assert gradients_of(worker) == gradients(5, 5, 0)
 
 
 def test_gradients_of_an_earlier_training_do_not_count():

@@ -60,7 +60,7 @@ def test_kill_9_of_launcher_and_guard_ends_the_tasks(script):
         run.expect(r"\] up")
     processes = run.descendants()
     with run:
-        guards = [p for p in processes if p.cmdline()[-1] == "guard"]
+        guards = [p for p in processes if "guard" in p.cmdline()]
         assert len(guards) == 1
         guards[0].kill()
         run.process.kill()
@@ -103,6 +103,72 @@ def test_what_a_task_leaves_behind_ends_with_it(script):
         (path.parent / "seen").touch()
         assert run.finish()[0] == 0
         assert_gone([child])
+
+
+# A child that is nobody's any more, in a session of its own, and one whose
+# parent is the task; both do as they like about signals.
+_DETACHED = """
+program = (
+    "import os, signal, sys, time;"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "sys.argv[1] == 'orphan' and os.fork() and os._exit(0);"
+    "os.setsid();"
+    "print(sys.argv[1], os.getpid(), flush=True);"
+    "time.sleep(999)"
+)
+for kind in ("child", "orphan"):
+    subprocess.Popen([sys.executable, "-c", program, kind], env={environ})
+wait_for("go")
+"""
+
+
+def start_detached(path):
+    run = Launched("--num_ps=0", "--num_workers=1", path)
+    lines = [run.expect(r"(child|orphan) (\d+)") for _ in range(2)]
+    assert {line[1] for line in lines} == {"child", "orphan"}
+    return run, [psutil.Process(int(line[2])) for line in lines]
+
+
+def test_a_session_of_its_own_does_not_outlive_a_launcher_that_ends(script):
+    # Nothing tells whose they are but their place in the tree.
+    path = script(_DETACHED.replace("{environ}", "{}"))
+    run, processes = start_detached(path)
+    with run:
+        (path.parent / "go").touch()
+        assert run.finish()[0] == 0
+        assert not any(map(runs, processes))
+
+
+def test_a_session_of_its_own_does_not_outlive_a_launcher_that_is_killed(
+    script,
+):
+    path = script(_DETACHED.replace("{environ}", "None"))
+    run, processes = start_detached(path)
+    with run:
+        run.process.kill()
+        assert_gone(processes)
+
+
+def test_adopted_processes_that_end_are_no_zombies(script):
+    path = script(
+        """
+        program = "import os, sys; os.fork() and os._exit(0); os.setsid()"
+        pipe = subprocess.run(
+            [sys.executable, "-c", program + "; print(os.getpid())"],
+            stdout=subprocess.PIPE,
+        )
+        print("orphan", int(pipe.stdout))
+        wait_for("go")
+        """
+    )
+    with Launched("--num_ps=0", "--num_workers=1", path) as run:
+        pid = int(run.expect(r"orphan (\d+)")[1])
+        end = time.monotonic() + SECONDS
+        while psutil.pid_exists(pid):
+            assert time.monotonic() < end, psutil.Process(pid)
+            time.sleep(0.01)
+        (path.parent / "go").touch()
+        assert run.finish()[0] == 0
 
 
 def test_a_stopped_task_does_not_keep_the_launcher(script):

@@ -40,7 +40,14 @@ def start(directory, script, flags, label="task", **environ):
 
 
 def run(
-    directory, script, flags, jobs, num_groups=1, seconds=120.0, environ=None
+    directory,
+    script,
+    flags,
+    jobs,
+    num_groups=1,
+    seconds=120.0,
+    environ=None,
+    initial_workers=None,
 ):
     """Runs a script as every task of a cluster, until all have exited with 0.
 
@@ -52,6 +59,8 @@ def run(
         num_groups: number of such clusters, which teach each other.
         seconds: how long they may take.
         environ: dict of changes of their environment.
+        initial_workers: how many of the workers are there at first; all if
+            it is None.
 
     Returns:
         What each has printed: a dict from labels such as `worker-0`, or
@@ -60,7 +69,7 @@ def run(
     end = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(
-            local_cluster.LocalCluster(jobs, num_groups)
+            local_cluster.LocalCluster(jobs, num_groups, initial_workers)
         )
         tasks = []
         for one in cluster.tasks:

@@ -186,12 +186,14 @@ def test_dropped_gradient_leaves_no_trace():
         "accepted": 1,
         "dropped": 0,
         "nonfinite": 0,
+        "staleness": 0,
     }
     assert counts["worker 1"] == {
         "pushed": 1,
         "accepted": 0,
         "dropped": 1,
         "nonfinite": 0,
+        "staleness": 0,
     }
     # The next one is based on them.
     late.model.train_on_batch(late_x, late_y)

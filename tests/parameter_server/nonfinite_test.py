@@ -114,6 +114,7 @@ def test_a_refused_update_leaves_no_trace(name):
         "accepted": accepted,
         "dropped": len(POISONED),
         "nonfinite": len(POISONED),
+        "staleness": 0,
     }
     if name == "rows":
         # The look costs no more than that: rows still come alone.
@@ -224,6 +225,7 @@ def test_loss_scaling_is_no_poison(choice):
         "accepted": 16 - skipped,
         "dropped": 0,
         "nonfinite": 0,
+        "staleness": 0,
     }
 
 

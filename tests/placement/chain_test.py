@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 import pytest
 
 from tests.placement import cost_graphs
+from tfdist.pipeline import pipelined
+from tfdist.placement import chain
 from tfdist.placement.chain import Pipeline
 from tfdist.placement.chain import partition_chain
 from tfdist.placement.graph import CostGraph
@@ -19,13 +21,22 @@ from tfdist.placement.graph import Edge
 from tfdist.placement.graph import Node
 from tfdist.placement.memory import PlacementError
 
-pipelines = st.builds(
-    Pipeline,
-    st.sampled_from(["gpipe", "1f1b", "pipedream", "pipedream_2bw"]),
-    st.integers(1, 4),
-    st.booleans(),
-    st.integers(1, 3),
-) | st.builds(Pipeline, st.just("pipedream"), st.none())
+pipelines = (
+    st.builds(
+        Pipeline,
+        st.sampled_from(["gpipe", "1f1b"]),
+        st.integers(1, 4),
+        st.booleans(),
+        st.integers(1, 3),
+    )
+    | st.builds(
+        Pipeline,
+        st.sampled_from(["pipedream", "pipedream_2bw"]),
+        st.integers(1, 4),
+        st.booleans(),
+    )
+    | st.builds(Pipeline, st.sampled_from(["1f1b", "pipedream"]), st.none())
+)
 
 
 def partitions(size, devices, replicas):
@@ -68,8 +79,11 @@ def costs(graph, devices, pipeline, stages):
         seconds /= min(devices.speeds[device] for device in used)
         weights = sum(n.weight_bytes for n in nodes)
         if replicas > 1:
+            # Micro-batches in turn, and then one all-reduce for all of them.
+            batch = pipeline.micro_batches
+            shares = [len(range(n, batch, replicas)) for n in range(replicas)]
             ring = link(devices, weights / replicas) * 2 * (replicas - 1)
-            seconds = max(seconds, ring) / replicas
+            seconds = (max(shares) * seconds + ring) / batch
         compute.append(seconds)
         received = 0
         if number:
@@ -100,9 +114,8 @@ def brute_force(graph, devices, pipeline, objective):
     """The least objective of all partitions that fit, infinite if none."""
     combine = max if objective == "throughput" else lambda *some: sum(some)
     best = math.inf
-    for stages in partitions(
-        len(graph.nodes), len(devices), pipeline.max_replicas
-    ):
+    most = min(pipeline.max_replicas, pipeline.micro_batches or math.inf)
+    for stages in partitions(len(graph.nodes), len(devices), most):
         stage_of = {
             str(layer): number
             for number, (layers, _) in enumerate(stages)
@@ -178,16 +191,24 @@ def test_stages_without_a_pipeline_are_the_best_of_all(
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(cost_graphs.chains(8), st.integers(1, 4), st.sampled_from([0.5, 1, 4]))
-def test_replicas_as_in_the_recursion_of_pipedream(graph, machines, rate):
-    # As published, from the first layer to the last; no groups there.
+@given(
+    cost_graphs.chains(8),
+    st.integers(1, 4),
+    st.sampled_from([0.5, 1, 4]),
+    st.sampled_from([12, 24]),
+)
+def test_replicas_as_in_the_recursion_of_pipedream(
+    graph, machines, rate, batch
+):
+    # As published, from the first layer to the last; no groups there. But
+    # gradients are summed once per batch, of which all have as much.
     graph = CostGraph(graph.nodes, graph.edges)
     nodes, edges = graph.nodes, graph.edges
 
     def stage(i, j, m):
         computing = sum(n.seconds for n in nodes[i : j + 1])
         weights = sum(n.weight_bytes for n in nodes[i : j + 1])
-        return max(computing, 2 * (m - 1) * weights / (m * rate)) / m
+        return computing / m + 2 * (m - 1) * weights / (m * rate) / batch
 
     @functools.cache
     def slowest(j, m):
@@ -203,7 +224,9 @@ def test_replicas_as_in_the_recursion_of_pipedream(graph, machines, rate):
 
     devices = Devices(tuple("ABCD"[:machines]), bytes_per_second=rate)
     found = partition_chain(
-        graph, devices, pipeline=Pipeline(max_replicas=machines)
+        graph,
+        devices,
+        pipeline=Pipeline(micro_batches=batch, max_replicas=machines),
     )
     # Fewer machines are allowed too.
     fewest = min(slowest(len(nodes) - 1, m) for m in range(1, machines + 1))
@@ -239,6 +262,41 @@ def test_the_error_counts_replicas_where_they_help():
         PlacementError, match="5 bytes short: '0' needs 20 bytes with 2 micro"
     ):
         partition_chain(graph, Devices(("A", "B"), 15), pipeline=pipeline)
+
+
+def test_replicas_pay_for_their_all_reduce_once_per_batch():
+    # Two replicas: 3 / 2 of computing, and 2 (2 - 1) 10 / 2 for all of M.
+    graph = cost_graphs.chain(3, weight_bytes=10, resident_bytes=10)
+    devices = Devices(("A", "B"), bytes_per_second=1)
+    for batch, seconds, replicas in (
+        (64, 1.5 + 10 / 64, 2),
+        (8, 1.5 + 10 / 8, 2),
+        # In turn: one has 3 of 5.
+        (5, 3, 1),
+    ):
+        pipeline = Pipeline("1f1b", batch, max_replicas=2)
+        (stage,) = partition_chain(graph, devices, pipeline=pipeline).stages
+        assert stage.seconds == pytest.approx(seconds)
+        assert len(stage.devices) == replicas
+
+
+@pytest.mark.parametrize("schedule", chain.SCHEDULES)
+def test_every_plan_is_one_that_the_pipeline_takes(schedule):
+    names = ("CPU:0", "CPU:1", "CPU:2", "CPU:3")
+    options = pipelined.Options(micro_batches=2, schedule=schedule)
+    if schedule in chain.SYNCHRONOUS:
+        pipeline = Pipeline(schedule, 2, max_replicas=3)
+        found = partition_chain(
+            cost_graphs.chain(4, 1), Devices(names), pipeline=pipeline
+        )
+        # With two micro-batches a third replica would have none.
+        assert len(found.stages[0].devices) == 2
+        pipelined.check(options, [stage.devices for stage in found.stages])
+    else:
+        with pytest.raises(ValueError, match="max_replicas must be 1"):
+            Pipeline(schedule, 2, max_replicas=2)
+        with pytest.raises(ValueError, match="replicas"):
+            pipelined.check(options, [names[:2]])
 
 
 def test_fewer_devices_if_more_do_not_help():
@@ -302,6 +360,14 @@ def test_what_skips_a_stage_is_handed_on_through_it():
         (lambda: Pipeline("gpipe"), "micro_batches must be given"),
         (lambda: Pipeline(micro_batches=0), "micro_batches must be an int"),
         (lambda: Pipeline(max_replicas=True), "max_replicas must be an int"),
+        (
+            lambda: Pipeline("pipedream", 8, max_replicas=2),
+            "max_replicas must be 1 with 'pipedream'.*Received: 2",
+        ),
+        (
+            lambda: Pipeline("1f1b", max_replicas=2),
+            "micro_batches must be given with max_replicas=2",
+        ),
         (
             lambda: partition_chain(
                 cost_graphs.chain(1), Devices(("A",)), "speed"

@@ -34,7 +34,9 @@ class ClusterMonitor(keras.callbacks.Callback):
 
     When training ends, every worker waits for the others
     (`strategy.settle`), and the chief prints a summary, also found in
-    `summary`.
+    `summary`. Of workers that have died or left it knows what they did until
+    the end of their last epoch, or until they were told to leave; and their
+    steps and mean staleness as the servers have counted them.
 
     Args:
       log_dir: Directory of the files, made if need be; None writes none.
@@ -96,16 +98,22 @@ class ClusterMonitor(keras.callbacks.Callback):
         if cluster.num_workers > 1 and cluster.is_chief and self._verbose:
             # Reports of others are left on servers.
             all_of = "cluster_* are those of all"
+            shares = strategy.data_shares
+            data = "the data that it is given (sharding is off)"
+            if shares is not None:
+                data = f"its share of the data, one of {shares}"
             print(
                 f"Progress and metrics are those of {cluster.task_name} on "
-                f"its share of the data, one of {cluster.num_workers}; "
-                f"{all_of if cluster.num_ps else 'so are cluster_*'}."
+                f"{data}; {all_of if cluster.num_ps else 'so are cluster_*'}."
             )
 
     def on_train_batch_end(self, batch, logs=None):
         del logs
         if (batch + 1) % self._every == 0:
             self._record()
+        if self._strategy.preempted:
+            # `fit` ends here, and not by `on_train_end`.
+            self._report()
 
     def on_epoch_begin(self, epoch, logs=None):
         del epoch, logs
@@ -130,7 +138,7 @@ class ClusterMonitor(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         del epoch
-        self._record()
+        self._report()
         self._publish_metrics()
         if logs is not None:
             metrics = self._strategy.cluster_metrics(self.model)
@@ -141,9 +149,7 @@ class ClusterMonitor(keras.callbacks.Callback):
         del logs
         # The last local steps are part of what is recorded.
         self._strategy.flush()
-        self._record()
-        seconds = time.time() - self._began
-        self._strategy.publish("figures", self._figures.report(seconds))
+        self._report()
         if self._file is not None:
             self._file.close()
         if self._events is not None:
@@ -158,6 +164,12 @@ class ClusterMonitor(keras.callbacks.Callback):
             self.summary["metrics"] = self._strategy.cluster_metrics(self.model)
             if self._verbose:
                 print(summary_lib.table(self.summary))
+
+    def _report(self):
+        """Leaves this worker's figures so far for the chief."""
+        self._record()
+        seconds = time.time() - self._began
+        self._strategy.publish("figures", self._figures.report(seconds))
 
     def _record(self):
         exchanges = self._strategy.journal.read_new()

@@ -10,8 +10,10 @@ _SUMS = (
     "bytes_sent",
     "bytes_received",
 )
-_NO_COUNTS = {"pushed": 0, "accepted": 0, "dropped": 0}
-_NO_REPORT = {"steps": 0, "seconds": 0.0, "staleness": []}
+_GRADIENTS = ("pushed", "accepted", "dropped")
+# With the updates that the accepted ones were late by, together.
+_NO_COUNTS = dict.fromkeys((*_GRADIENTS, "staleness"), 0)
+_NO_REPORT = {"steps": 0, "exchanges": 0, "seconds": 0.0, "staleness": []}
 # Of the printed table: title, key, width, format; 80 with the worker's name.
 _COLUMNS = (
     ("steps", "steps", 7, ""),
@@ -37,7 +39,7 @@ class WorkerFigures:
     def __init__(self, counts_before=None):
         self.exchanges = 0
         self.steps = 0
-        self._counts_before = dict(counts_before or _NO_COUNTS)
+        self._counts_before = {**_NO_COUNTS, **(counts_before or {})}
         self._staleness = collections.Counter()
         self._sums = dict.fromkeys(_SUMS, 0)
 
@@ -72,8 +74,8 @@ def summarize(reports, versions, counts=None):
       reports: Dict of task name to `WorkerFigures.report`.
       versions: Updates applied by each server since training first began.
       counts: What the servers have counted, `strategy.gradient_counts()`.
-        They know of workers that died before they could report, too. If
-        empty, as where nothing can be dropped, the reports count.
+        They know of what was not reported, too: by workers that died or
+        left, or in an earlier life. If empty, the reports count.
 
     Returns:
       A dict: `updates_applied`, `gradients_pushed`, `gradients_accepted`,
@@ -83,45 +85,53 @@ def summarize(reports, versions, counts=None):
       `bytes_sent`, `bytes_received`, and `workers`, a list of dicts with
       `name`, `steps`, `seconds`, `steps_per_second`, `staleness_mean`,
       `exchange_share`, `wait_share`, `waited_seconds` and the three counts
-      of gradients. A worker that has left no report has those alone.
+      of gradients. What a worker has pushed and not reported is part of its
+      steps, its mean staleness (and the cluster's) and its counts, and of
+      nothing else.
     """
     counts = counts or {}
     staleness = collections.Counter()
+    means = []
+    # With local steps a push stands for several.
+    steps_each = _ratio(_sum(reports, "steps"), _sum(reports, "exchanges")) or 1
     workers = []
     for name in sorted(reports.keys() | counts.keys()):
         report = reports.get(name, _NO_REPORT)
         own = collections.Counter(dict(report["staleness"]))
         staleness.update(own)
+        gradients = _gradients(report, counts.get(name))
+        steps, late = report["steps"], (_total(own), own.total())
+        not_reported = gradients["pushed"] - report["exchanges"]
+        if not_reported > 0:
+            steps += round(steps_each * not_reported)
+            late = gradients["staleness"], gradients["accepted"]
+        means.append(late)
         seconds = report["seconds"]
         waited = report.get("wait_seconds", 0.0)
         workers.append(
             {
                 "name": name,
-                "steps": report["steps"],
+                "steps": steps,
                 "seconds": seconds,
                 "steps_per_second": _ratio(report["steps"], seconds),
-                "staleness_mean": _mean(own),
+                "staleness_mean": _ratio(*late),
                 "exchange_share": _ratio(
                     report.get("exchange_seconds", 0.0), seconds
                 ),
                 "wait_share": _ratio(waited, seconds),
                 "waited_seconds": waited,
-                **_gradients(report, counts.get(name)),
+                **{f"gradients_{n}": gradients[n] for n in _GRADIENTS},
             }
         )
     total = sum(w["seconds"] for w in workers)
     return {
         "updates_applied": versions[0],
         **{
-            name: sum(worker[name] for worker in workers)
-            for name in (
-                "gradients_pushed",
-                "gradients_accepted",
-                "gradients_dropped",
-            )
+            f"gradients_{n}": sum(w[f"gradients_{n}"] for w in workers)
+            for n in _GRADIENTS
         },
         "staleness": {
-            "mean": _mean(staleness),
+            "mean": _ratio(sum(m[0] for m in means), sum(m[1] for m in means)),
             "p95": _quantile(staleness, 0.95),
             "max": max(staleness, default=0),
         },
@@ -164,26 +174,22 @@ def table(summary):
 
 
 def _gradients(report, count):
-    """The three counts of one worker's gradients.
+    """The counts of one worker's gradients in this training, a dict.
 
     Args:
       report: Its `WorkerFigures.report`.
       count: What the servers have counted, or None.
     """
     if count is None:
-        pushed = report.get("exchanges", 0)
+        pushed = report["exchanges"]
         accepted = report.get("accepted", pushed)
-        count = {
+        return {
             "pushed": pushed,
             "accepted": accepted,
             "dropped": pushed - accepted,
         }
-        before = _NO_COUNTS
-    else:
-        before = report.get("counts_before", _NO_COUNTS)
-    return {
-        f"gradients_{name}": count[name] - before[name] for name in _NO_COUNTS
-    }
+    before = report.get("counts_before", _NO_COUNTS)
+    return {name: count[name] - before[name] for name in _NO_COUNTS}
 
 
 def _ratio(part, whole):
@@ -194,9 +200,8 @@ def _sum(reports, name):
     return sum(report.get(name, 0) for report in reports.values())
 
 
-def _mean(counts):
-    total = sum(counts.values())
-    return _ratio(sum(value * n for value, n in counts.items()), total)
+def _total(counts):
+    return sum(value * n for value, n in counts.items())
 
 
 def _quantile(counts, share):

@@ -6,21 +6,29 @@ Two small programs, run as `python -I -S lifeline.py MODE ...`:
 dies and then becomes COMMAND. That is done here and not in a `preexec_fn`,
 which would run Python code in the child of a fork.
 
-`guard` reads `+PGID` and `-PGID` lines and, when its input ends, kills the
+`guard MARK` reads `+PGID` and `-PGID` lines and, when its input ends, kills the
 process groups that are left. The launcher holds the other end of its input,
 so that its death, of whatever kind, is the end of the input. This is for the
 processes that a task has started itself: the kernel's signal does not reach
 them.
 
-What a task detaches on purpose, by a session of its own, is not followed.
+Some of these may be in a session of their own. While the launcher lives it
+finds them itself (`descendants.py`). When it has been killed they are
+nobody's any more; the guard knows them by their environment, in which tasks
+got the MARK (Linux alone). Only one that was given another environment, or
+has overwritten it, outlives a launcher that was killed; and so do those of
+whose guard was killed as well.
 """
 
 import ctypes
 import os
 import signal
 import sys
+import time
 
+MARK = "TFDIST_LAUNCH"
 _PR_SET_PDEATHSIG = 1
+_MOST_ROUNDS = 500
 
 
 def exec_command(parent: int, command: list[str]) -> None:
@@ -35,8 +43,11 @@ def exec_command(parent: int, command: list[str]) -> None:
     os.execv(command[0], command)
 
 
-def guard() -> None:
-    """Kills the process groups on its list when its input ends."""
+def guard(mark: str) -> None:
+    """Kills the process groups on its list when its input ends.
+
+    And the processes in whose environment `mark` is.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups = set()
@@ -50,10 +61,36 @@ def guard() -> None:
             os.killpg(group, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             pass
+    if sys.platform == "linux":
+        # More than once: they may be starting others.
+        for _ in range(_MOST_ROUNDS):
+            if not kill_marked(mark):
+                break
+            time.sleep(0.01)
+
+
+def kill_marked(mark: str) -> bool:
+    """Kills the processes in whose environment `mark` is.
+
+    Returns:
+        Whether there were any.
+    """
+    variable = f"{MARK}={mark}".encode()
+    found = False
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if variable in file.read().split(b"\0"):
+                        os.kill(int(name), signal.SIGKILL)
+                        found = True
+            except OSError:
+                pass  # It has ended, or is another user's.
+    return found
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "exec":
         exec_command(int(sys.argv[2]), sys.argv[3:])
     else:
-        guard()
+        guard(sys.argv[2])

@@ -20,6 +20,7 @@ from tfdist.cli.cluster_run import ClusterRun
 from tfdist.cli.cluster_run import Limits
 from tfdist.cli.cluster_run import Phase
 from tfdist.cli.cluster_run import Report
+from tfdist.cli.descendants import Descendants
 from tfdist.cli.output import OutputStream
 from tfdist.cli.task import Guard
 from tfdist.cli.task import Task
@@ -74,6 +75,7 @@ class Supervisor:
         with contextlib.ExitStack() as stack:
             wakeups = stack.enter_context(_signals())
             guard = stack.enter_context(Guard())
+            descendants = stack.enter_context(Descendants())
             stack.callback(self._kill_what_is_left)
             try:
                 self._control = stack.enter_context(control.Control())
@@ -85,6 +87,7 @@ class Supervisor:
                 self._poll(wakeups)
                 for cluster in self._clusters:
                     cluster.look()
+                descendants.reap([task.pid for task in self._running()])
                 self._on_time()
             self._flush(wakeups)
         return self._report.status or 0

@@ -8,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import uuid
 
 from tfdist.cli import lifeline
 from tfdist.cli.lines import LineAssembler
@@ -20,15 +21,19 @@ _MOST_LEFT_READS = 32  # Of a dead task: more than a pipe can hold.
 
 
 class Guard(contextlib.AbstractContextManager):
-    """The process that kills the groups of tasks if the launcher is killed.
+    """The process that kills what tasks are if the launcher is killed.
 
     See `lifeline.py`. Should somebody kill the guard, the tasks themselves
     still die with the launcher.
+
+    Attributes:
+        mark: what it knows their processes by, in their environment.
     """
 
     def __init__(self):
+        self.mark = uuid.uuid4().hex
         self._process = subprocess.Popen(
-            [*_LIFELINE, "guard"],
+            [*_LIFELINE, "guard", self.mark],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -142,7 +147,7 @@ class Task:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=dict(self._environ),
+            env={**self._environ, lifeline.MARK: guard.mark},
             start_new_session=True,
             bufsize=0,
         )

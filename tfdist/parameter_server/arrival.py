@@ -25,8 +25,9 @@ class Decision:
       wait: Seconds from its arrival until the worker might go on, scalar
         float64.
       head: Length of the log, scalar int64.
-      log: The log's ring, int64 of shape (5, ring): key, staleness, first,
-        count, worker; see `State`.
+      log: The log's ring, int64 of shape (6, ring): key, staleness, first,
+        count, worker, see `State`; and, in the first places of the last row,
+        up to which key each worker's gradients are void, see `events.fence`.
       epoch: The `Ledger.epoch` in which the worker sent the gradient, scalar
         int64.
     """
@@ -79,11 +80,9 @@ class Arrival:
                 finite=finite,
             )
             state = state_lib.where(current, after, state)
-            outcome = self._outcome(state, current)
-            if not self._ledger.method.waits:
-                after = events.go_on(state, mine, attendance.now)
-                state = state_lib.where(current, after, state)
-            return state, outcome
+            if self._ledger.method.waits:
+                return state, ()
+            return self._over(state, attendance, current, current)
 
         outcome, unlock = self._shared.transact(
             arrived, after=[began.op, key.op, pulled.op, my_epoch.op]
@@ -94,10 +93,8 @@ class Arrival:
             def collected(state, attendance):
                 self._mailboxes.drain(mine)
                 current = self._ledger.is_current(my_epoch)
-                outcome = self._outcome(state, current)
                 over = current & events.is_decided(state, mine)
-                after = events.go_on(state, mine, attendance.now)
-                return state_lib.where(over, after, state), outcome
+                return self._over(state, attendance, current, over)
 
             outcome, unlock = self._shared.transact(collected, after=[unlock])
         accepted, staleness, arrival, head, log = outcome
@@ -105,7 +102,22 @@ class Arrival:
             wait = tf.cast(_now() - began, tf.float64) * 1e-6
         return Decision(accepted, staleness, arrival, wait, head, log, my_epoch)
 
-    def _outcome(self, state, current):
+    def _over(self, state, attendance, current, over):
+        """The state after this worker has gone on if `over`; and `outcome`."""
+        mine = self._worker
+        fenced, void = events.fence(
+            state,
+            mine,
+            self._ledger.leftovers.read(0),
+            attendance,
+            self._decisions.patience,
+        )
+        state = state_lib.where(current, fenced, state)
+        outcome = self._outcome(state, current, void)
+        after = events.go_on(state, mine, attendance.now)
+        return state_lib.where(over, after, state), outcome
+
+    def _outcome(self, state, current, void):
         dropped = tf.equal(
             state.phase[self._worker],
             tf.constant(state_lib.Phase.DROPPED, tf.int64),
@@ -117,6 +129,7 @@ class Arrival:
                 state.log_first,
                 state.log_count,
                 state.log_worker,
+                tf.pad(void, [[0, state.log_key.shape[0] - void.shape[0]]]),
             ]
         )
         staleness = state.staleness[self._worker]

@@ -117,11 +117,12 @@ class CoordinatedExchange(exchange.Exchange):
         store, section, shard = self._store, parcel.section, parcel.shard
         with tf.device(store.devices[shard]):
             head = tf.identity(decision.head)
-            log = tf.unstack(tf.identity(decision.log), num=5)
+            *log, void = tf.unstack(tf.identity(decision.log), num=6)
+            void = void[: self._ledger.num_workers]
             accepted = tf.identity(decision.accepted)
             epoch = tf.identity(decision.epoch)
         with tf.control_dependencies(
-            [parcel.arrived.op, head.op, epoch.op, *_ops(log)]
+            [parcel.arrived.op, head.op, epoch.op, void.op, *_ops(log)]
         ):
             lock = store.lock(shard)
         before = len(self._graph.get_operations())
@@ -142,7 +143,7 @@ class CoordinatedExchange(exchange.Exchange):
                 parallel_iterations=1,
             )
             with tf.control_dependencies(reached):
-                self._own_part(parcel, staged, own, accepted, current)
+                self._own_part(parcel, staged, own, accepted, current, void)
         late = section.late_inputs
         if late:
             private_tensorflow.add_control_inputs(lock.op, late)
@@ -174,10 +175,11 @@ class CoordinatedExchange(exchange.Exchange):
             for answer in answers
         ]
 
-    def _own_part(self, parcel, staged, replays, accepted, current):
+    def _own_part(self, parcel, staged, replays, accepted, current, void):
         """What only this worker's own gradient brings with it.
 
-        The statistics of its batch count if its gradient does.
+        The statistics of its batch count if its gradient does. And what is
+        void is freed, now that the log has been carried out.
         """
         section = parcel.section
 
@@ -190,15 +192,16 @@ class CoordinatedExchange(exchange.Exchange):
 
         def discard():
             with section.entered():
-                staged.take(parcel.extra[0])
+                staged.discard_own()
             return True
 
         def current_part():
-            if self._method.drops or self._finite is not None:
-                return tf.cond(accepted, replay, discard)
-            return replay()
+            done = tf.cond(accepted, replay, discard)
+            with section.entered():
+                staged.free(void)
+            return done
 
-        tf.cond(current, current_part, lambda: False)
+        tf.cond(current, current_part, discard)
 
     def _entry(self, parcel, staged, log, number, done):
         """Carries out one entry of the log; returns the next one's number."""

@@ -17,8 +17,15 @@ from tfdist.synchronization import state as state_lib
 # A worker that is there and sends no gradient for so long is not waited for,
 # unless the strategy says otherwise.
 IDLE_SECONDS = 600.0
-_COUNTS = ("pushed", "accepted", "dropped", "nonfinite")
 _WAITING = (state_lib.Phase.ARRIVED, state_lib.Phase.ACCEPTED)
+# What is counted of gradients, and the field of a `State` that does.
+_COUNTS = {
+    "pushed": "pushed",
+    "accepted": "accepted",
+    "dropped": "dropped",
+    "nonfinite": "nonfinite",
+    "staleness": "staleness_sum",
+}
 _AS_PLANNED = (state_lib.Reason.LEFT,)
 _REASONS = {
     state_lib.Reason.LEFT: "its training has ended",
@@ -249,15 +256,15 @@ class Coordination:
         """Gradients of each worker, over all optimizers.
 
         Returns:
-          A dict of worker name to a dict of `pushed`, `accepted`, `dropped`
-          and `nonfinite`.
+          A dict of worker name to a dict of `pushed`, `accepted`, `dropped`,
+          `nonfinite` and `staleness`.
         """
         counts = {name: dict.fromkeys(_COUNTS, 0) for name in self._names}
         for ledger in self.ledgers:
             state = ledger.tick()
             for worker, name in enumerate(self._names):
-                for what in counts[name]:
-                    counts[name][what] += int(getattr(state, what)[worker])
+                for what, field in _COUNTS.items():
+                    counts[name][what] += int(getattr(state, field)[worker])
         return counts
 
     def _report_changes(self, ledger, state):

@@ -214,6 +214,7 @@ class Exchange:
             version = store.counter("version", parcel.shard)
             staleness = version.read() - parcel.pulled
             tables = self._update_if_finite(parcel, version)
+            self._count(parcel, staleness)
         if section.late_inputs:
             private_tensorflow.add_control_inputs(lock.op, section.late_inputs)
         return self._answer(parcel, lock, before, tables, [staleness, wait])
@@ -235,14 +236,13 @@ class Exchange:
             update()
         else:
             tf.cond(parcel.finite, update, lambda: False)
-        self._count(parcel)
         return tables
 
-    def _count(self, parcel):
+    def _count(self, parcel, staleness):
         """Builds the counting of this worker's gradient."""
         if self._is_counted:
             counts = self._store.gradient_counts
-            counts.note(parcel.shard, parcel.finite)
+            counts.note(parcel.shard, parcel.finite, staleness)
 
     def _update(self, parcel, replays, sent, version):
         """Builds the replays, and the counting of an optimizer's step."""

@@ -26,7 +26,7 @@ class GradientCounts:
         # By server: what was there at this worker's last pull.
         self._pulled = [
             store.worker_variable(
-                tf.zeros([2 * num_workers], tf.int64), f"pulled_counts_{k}"
+                tf.zeros([3 * num_workers], tf.int64), f"pulled_counts_{k}"
             )
             for k in range(store.num_shards)
         ]
@@ -34,32 +34,38 @@ class GradientCounts:
         self._before = None
 
     def handle(self, shard):
-        """The vector on a server: accepted by worker, then nonfinite."""
+        """The vector on a server, by worker.
+
+        Gradients accepted, then those that are not finite, then the staleness
+        of all that were accepted, together.
+        """
         return self._store.resource(
-            shard, "gradients", tf.int64, [2 * self._num_workers]
+            shard, "gradients", tf.int64, [3 * self._num_workers]
         )
 
     def clear(self, shard):
         """Builds, in the scope's device: there are none; the operation."""
         return tf.raw_ops.AssignVariableOp(
             resource=self.handle(shard),
-            value=tf.zeros([2 * self._num_workers], tf.int64),
+            value=tf.zeros([3 * self._num_workers], tf.int64),
         )
 
-    def note(self, shard, finite):
+    def note(self, shard, finite, staleness):
         """Builds, on the server: one more gradient of this worker.
 
         Args:
           shard: Number of the server.
-          finite: Whether it was applied, a scalar bool tensor.
+          finite: Whether it was applied, a scalar bool tensor, or None.
+          staleness: Updates that it was late by, a scalar int64 tensor.
         """
-        row = self._store.worker_id
+        mine = row = self._store.worker_id
         if finite is not None:
             row += self._num_workers * (1 - tf.cast(finite, tf.int64))
+            staleness *= tf.cast(finite, tf.int64)
         tf.raw_ops.ResourceScatterAdd(
             resource=self.handle(shard),
-            indices=[row],
-            updates=tf.ones([1], tf.int64),
+            indices=tf.stack([row, mine + 2 * self._num_workers]),
+            updates=tf.stack([tf.ones([], tf.int64), staleness]),
         )
 
     def read_on(self, shard):
@@ -67,7 +73,7 @@ class GradientCounts:
         value = tf.raw_ops.ReadVariableOp(
             resource=self.handle(shard), dtype=tf.int64
         )
-        value.set_shape([2 * self._num_workers])
+        value.set_shape([3 * self._num_workers])
         return value
 
     def pulled(self, shard):
@@ -102,8 +108,8 @@ class GradientCounts:
     def read(self):
         """Returns a dict of worker name to a dict of ints.
 
-        These are `pushed`, `accepted`, `dropped` and `nonfinite`, as the
-        first server has counted them.
+        These are `pushed`, `accepted`, `dropped`, `nonfinite` and
+        `staleness`, as the first server has counted them.
         """
         found = self._store.call(self._read_all).numpy()
         return {
@@ -112,10 +118,11 @@ class GradientCounts:
                 "accepted": int(accepted),
                 "dropped": int(nonfinite),
                 "nonfinite": int(nonfinite),
+                "staleness": int(staleness),
             }
-            for name, (accepted, nonfinite) in zip(
+            for name, (accepted, nonfinite, staleness) in zip(
                 self._names.values(),
-                found.reshape(2, -1).T[list(self._names)],
+                found.reshape(3, -1).T[list(self._names)],
                 strict=True,
             )
         }
@@ -129,7 +136,7 @@ class GradientCounts:
 
         with tf.device(self._store.devices[0]):
             known = tf.raw_ops.VarIsInitializedOp(resource=handle)
-            nothing = tf.zeros([2 * self._num_workers], tf.int64)
+            nothing = tf.zeros([3 * self._num_workers], tf.int64)
             counts = tf.cond(known, read, lambda: nothing)
         with tf.device(self._store.worker_device):
             return tf.identity(counts)

@@ -56,6 +56,8 @@ def distribute(dataset, config, store, before_training=None):
         return dataset
     number, mine = config.data_share
     policy = dataset.options().experimental_distribute.auto_shard_policy
+    if purpose == "train":
+        store.data_shares = None if policy == _AutoShardPolicy.OFF else number
     if policy == _AutoShardPolicy.OFF:
         return dataset
     if policy == _AutoShardPolicy.AUTO:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.parameter_server import agreement
 from tfdist.parameter_server import arrival
+from tfdist.parameter_server import leftovers
 from tfdist.parameter_server import mailboxes
 from tfdist.parameter_server import renewal
 from tfdist.parameter_server import shared_state
@@ -76,6 +77,7 @@ class Ledger:
             attendance=attendance,
             mailboxes=self._mailboxes if method.waits else None,
         )
+        self.leftovers = leftovers.Leftovers(self.resource, num_workers)
         self._arrival = arrival.Arrival(
             self, self._shared, self._decisions, self._mailboxes, worker_id
         )
@@ -168,8 +170,21 @@ class Ledger:
             resource=self._pulled[shard].local_handle, value=value
         )
 
+    @property
+    def num_workers(self):
+        """Number of workers."""
+        return self._num_workers
+
+    @property
+    def worker(self):
+        """Number of this one."""
+        return self._worker
+
     def next_key(self):
-        """A key that no other gradient has, scalar int64 tensor."""
+        """A key that no other gradient has, scalar int64 tensor.
+
+        Larger than all that any life of this worker has had before.
+        """
         self._key.assign_add(_MAX_WORKERS, read_value=False)
         return self._key.read_value()
 
@@ -210,6 +225,15 @@ class Ledger:
             self.renew(self._store.recovery.incarnations)
         state = self.tick()
         self.accepted_before = int(state.accepted[self._worker])
+        self._begin_keys(
+            max(state.key[self._worker], state.fence[self._worker])
+        )
+
+    def _begin_keys(self, known):
+        """Keys go on from there if the clock was set back since."""
+        last = int(known) // _MAX_WORKERS * _MAX_WORKERS + self._worker
+        key = max(int(self._key.numpy()), last + _MAX_WORKERS)
+        self._key.assign_replica(tf.constant(key, tf.int64))
 
     def own_accepted(self):
         """Gradients of this process that were accepted, an int."""
@@ -314,6 +338,7 @@ class Ledger:
                 done.append(self.executed(shard).set(0))
                 done.append(self.updates(shard).set(0))
                 done.append(self.epoch(shard).set(0))
+                done += self.leftovers.create(shard)
         return done + self._renewal.build_create()
 
     def _build_tick(self, what, my_epoch):

@@ -192,6 +192,8 @@ class Renewal:
                 ledger.executed(shard).set(0)
                 ledger.updates(shard).set(version)
                 ledger.epoch(shard).set(epoch)
+                # Those that a server still has stay true.
+                ledger.leftovers.create(shard)
                 if self._staged.get(shard):
                     tf.raw_ops.MapClear(
                         dtypes=self._staged[shard],
@@ -229,13 +231,11 @@ class Renewal:
         gone = gradients & ((numbers > closed) | (numbers >= most))
         torn = gradients & ~gone & (numbers >= least)
         workers = tf.range(self._num_workers, dtype=tf.int64)
-        by_worker = tf.reduce_sum(
-            tf.cast(
-                gone[:, None] & tf.equal(old.log_worker[:, None], workers),
-                tf.int64,
-            ),
-            0,
+        theirs = tf.cast(
+            gone[:, None] & tf.equal(old.log_worker[:, None], workers), tf.int64
         )
+        by_worker = tf.reduce_sum(theirs, 0)
+        late = tf.reduce_sum(theirs * old.log_staleness[:, None], 0)
         undecided = tf.cast(old.arrived & healthy, tf.int64)
         # What had arrived by a snapshot may have been decided over since.
         forgotten = tf.cast(old.arrived & ~healthy, tf.int64)
@@ -265,6 +265,7 @@ class Renewal:
             pushed=old.pushed - forgotten,
             accepted=old.accepted - by_worker,
             dropped=old.dropped + by_worker + undecided,
+            staleness_sum=old.staleness_sum - late,
             remembered=tf.where(healthy, old.remembered, zero + 1),
             log_key=tf.zeros_like(old.log_key),
             log_staleness=tf.zeros_like(old.log_key),

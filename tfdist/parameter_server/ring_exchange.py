@@ -24,8 +24,9 @@ class RingExchange(exchange.Exchange):
         # All make the same update, also who has nothing that counts in it.
         return None if self._finite is None else self._round.counts
 
-    def _count(self, parcel):
-        super()._count(dataclasses.replace(parcel, finite=self._finite))
+    def _count(self, parcel, staleness):
+        parcel = dataclasses.replace(parcel, finite=self._finite)
+        super()._count(parcel, staleness)
 
     def _ask(self, shards):
         answers, accepted = super()._ask(shards)

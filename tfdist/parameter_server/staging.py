@@ -27,6 +27,8 @@ class Staged:
         self.gradients = list(found)
         positions = [p for one in self.gradients for p in positions_of(one)]
         self._positions = [*positions, *parcel.copies.values()]
+        self._dtypes = [parcel.sent[p].dtype for p in self._positions]
+        self._key = parcel.extra[0]
         # Others' gradients may be of other numbers of rows.
         self._in_rows = {
             position
@@ -38,22 +40,27 @@ class Staged:
 
     def keep(self):
         """Keeps this worker's gradients; returns the operation."""
+        ledger, shard, key = self._ledger, self._parcel.shard, self._key
         with tf.device(self._device):
+            noted = ledger.leftovers.note(shard, ledger.worker, key)
             if not self._positions:
-                return tf.no_op()
-            self._ledger.note_staged(
-                self._parcel.shard,
-                [self._parcel.sent[p].dtype for p in self._positions],
-            )
-            kept = tf.raw_ops.MapStage(
-                key=self._parcel.extra[0],
-                indices=tf.range(len(self._positions)),
-                values=[self._parcel.sent[p] for p in self._positions],
-                dtypes=[self._parcel.sent[p].dtype for p in self._positions],
-                shared_name=self._ledger.name_of("gradients"),
-            )
+                return noted
+            ledger.note_staged(shard, self._dtypes)
+            with tf.control_dependencies([noted]):
+                kept = self._stage(
+                    key, [self._parcel.sent[p] for p in self._positions]
+                )
         private_tensorflow.run_independently(kept)
         return kept
+
+    def _stage(self, key, values):
+        return tf.raw_ops.MapStage(
+            key=key,
+            indices=tf.range(len(self._positions)),
+            values=values,
+            dtypes=self._dtypes,
+            shared_name=self._ledger.name_of("gradients"),
+        )
 
     def take(self, key):
         """Takes away what is kept under `key`.
@@ -63,18 +70,41 @@ class Staged:
         """
         if not self._positions:
             return {}
-        values = tf.raw_ops.MapUnstage(
-            key=key,
-            indices=tf.range(len(self._positions)),
-            dtypes=[self._parcel.sent[p].dtype for p in self._positions],
-            shared_name=self._ledger.name_of("gradients"),
-        )
+        values = self._unstage(key)
         for value, position in zip(values, self._positions, strict=True):
             shape = self._parcel.sent[position].shape
             if position in self._in_rows:
                 shape = [None, *shape[1:]]
             value.set_shape(shape)
         return dict(zip(self._positions, values, strict=True))
+
+    def discard(self, key):
+        """Frees what may be kept under `key`; returns the operation."""
+        if not self._positions:
+            return tf.no_op()
+        # To take what is not there would wait for ever; to keep something
+        # under a key that has something already changes nothing.
+        nothing = [tf.zeros([0], dtype) for dtype in self._dtypes]
+        with tf.control_dependencies([self._stage(key, nothing)]):
+            return self._unstage(key)[0].op
+
+    def discard_own(self):
+        """Frees this worker's own gradient."""
+        self.discard(self._key)
+
+    def free(self, void):
+        """Frees what is void, see `Leftovers.free`."""
+        self._ledger.leftovers.free(
+            self._parcel.shard, void, self._key, self.discard
+        )
+
+    def _unstage(self, key):
+        return tf.raw_ops.MapUnstage(
+            key=key,
+            indices=tf.range(len(self._positions)),
+            dtypes=self._dtypes,
+            shared_name=self._ledger.name_of("gradients"),
+        )
 
 
 class Sums:

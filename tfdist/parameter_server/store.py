@@ -68,6 +68,9 @@ class ParameterStore(resources.Resources):
         self.gradient_counts = None
         # What is done about updates that are not finite; None for nothing.
         self.nonfinite = None
+        # How many shares the data of the last `fit` was divided into; None
+        # where each worker has all that it is given.
+        self.data_shares = None
         # Steps between exchanges; None where each step is exchanged.
         self.local = None
         # What exchanges leave on servers; None where none can be half done.

@@ -52,6 +52,14 @@ class Training:
             initial_workers=self._cluster.initial_workers,
         )
 
+    @property
+    def data_shares(self):
+        """Into how many shares the data of the last `fit` was divided, int.
+
+        None where it was not: each worker has all that it is given.
+        """
+        return self._store.data_shares
+
     def gradient_counts(self):
         """What has become of the gradients of each worker.
 
@@ -60,8 +68,9 @@ class Training:
           `pushed`, `accepted` and `dropped`, ints, over all lives of that
           worker; `pushed` is the sum of the others but for gradients that
           are undecided at this moment. `nonfinite` of the pushed ones were
-          NaN or Inf and are dropped for that. With `communication="ring"`
-          only this worker's are counted.
+          NaN or Inf and are dropped for that. `staleness` is the sum of the
+          updates that the accepted ones were late by. With
+          `communication="ring"` only this worker's are counted.
         """
         store = self._store
         if store.coordination is not None:

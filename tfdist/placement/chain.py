@@ -7,11 +7,15 @@ devices, from the last stage to the first, as only so it is known how many
 micro-batches a stage has in flight:
 
     A(i, m) = min over j, r of max(T(i..j, r), 2 C_j, A(j + 1, m - r))
-    T(i..j, r) = max(sum of t, W) / r,   W = 2 (r - 1) |w| / (r B)
+    T(i..j, 1) = sum of t
+    T(i..j, r) = (ceil(M / r) (sum of t) + W) / M,   W = 2 (r - 1) |w| / (r B)
 
 with `C_j` the transfer over the cut behind layer j, `2 C_j` it and that of its
 gradient, r the replicas of a stage, and W the all-reduce of its gradients over
-a ring (each of its 2 (r - 1) steps has the link's latency too).
+a ring (each of its 2 (r - 1) steps has the link's latency too). PipeDream's
+replicas sum the gradients of each micro-batch. Those here take the M
+micro-batches of a batch in turn and sum once, after the last: only the
+schedules that update once per batch can have replicas (`pipeline.pipelined`).
 """
 
 import dataclasses
@@ -31,6 +35,8 @@ SCHEDULES = (
     "spectrain",
     "ftpipe",
 )
+# They update once per batch; the others after each micro-batch, or in between.
+SYNCHRONOUS = ("gpipe", "1f1b")
 
 _ROUNDING = 1e-9
 
@@ -46,7 +52,8 @@ class Pipeline:
       micro_batches: Of one mini-batch; None (not with "gpipe"): no end.
       recompute: Whether a stage keeps only what came to it, and computes the
         forward pass again before the backward pass.
-      max_replicas: Devices that may share one stage.
+      max_replicas: Devices that may share one stage, with "gpipe" and "1f1b";
+        no more than there are micro-batches do.
 
     Raises:
       ValueError: An argument is not allowed.
@@ -80,6 +87,22 @@ class Pipeline:
                     f"Pipeline: {name} must be an integer of at least 1. "
                     f"Received: {value!r}."
                 )
+        if self.max_replicas > 1:
+            self._check_replicas()
+
+    def _check_replicas(self):
+        if self.schedule not in SYNCHRONOUS:
+            raise ValueError(
+                f"Pipeline: max_replicas must be 1 with {self.schedule!r}: "
+                f"only the schedules {' and '.join(SYNCHRONOUS)} can have "
+                f"replicas. Received: {self.max_replicas!r}."
+            )
+        if self.micro_batches is None:
+            raise ValueError(
+                "Pipeline: micro_batches must be given with max_replicas="
+                f"{self.max_replicas}: replicas sum their gradients once for "
+                "so many. Received: None."
+            )
 
     def in_flight(self, devices, replicas):
         """Micro-batches that each replica of a stage holds at most.
@@ -109,7 +132,7 @@ class Stage:
     Attributes:
       nodes: Their names.
       devices: Names of the devices.
-      seconds: Per micro-batch, `T` above.
+      seconds: Per micro-batch, `T` above: of a batch, its share.
       transfer_seconds: Over the cut behind it and back; 0 for the last.
       bytes: That each of its devices holds at most.
       in_flight: Micro-batches of which it holds activations.
@@ -244,7 +267,9 @@ class _Costs:
         steps = 2 * (replicas - 1)
         each = self._weights / (replicas * self.devices.bytes_per_second)
         latency = self.devices.latency_seconds * (self._weights > 0)
-        return np.maximum(computing, steps * (latency + each)) / replicas
+        batch = self.pipeline.micro_batches
+        most = math.ceil(batch / replicas)
+        return (most * computing + steps * (latency + each)) / batch
 
     def bytes(self, in_use, replicas):
         """What each device of a stage holds."""
@@ -322,6 +347,9 @@ def _solve(costs, table_of, nothing):
     """
     total, size = len(costs.devices), costs.size
     most = costs.pipeline.max_replicas
+    if most > 1:
+        # Each has a micro-batch to take.
+        most = min(most, costs.pipeline.micro_batches)
     equal = costs.devices.are_equal
     best, choice = {}, {}
     for first in range(total, -1, -1):

@@ -85,8 +85,10 @@ def arrive(state, worker, *, key, pulled, now, last=False, finite=None):
     # A worker that was killed while it waited leaves an undecided gradient.
     lost = tf.cast(tf.logical_and(mine, state.arrived), tf.int64)
     clock = _clock_of(state, mine, state.clock + 1 - lost)
-    refused = tf.logical_not(tf.ones([], tf.bool) if finite is None else finite)
-    refused = tf.cast(refused, tf.int64)
+    finite = tf.ones([], tf.bool) if finite is None else finite
+    nonfinite = tf.cast(tf.logical_not(finite), tf.int64)
+    # Servers may have freed it already.
+    fenced = tf.cast(key < state.fence[worker], tf.int64)
     state = state.set(
         mine,
         status=Status.JOINED,
@@ -99,8 +101,8 @@ def arrive(state, worker, *, key, pulled, now, last=False, finite=None):
         since=now,
         pushed=state.pushed + 1,
         dropped=state.dropped + lost,
-        refused=refused,
-        nonfinite=state.nonfinite + refused,
+        refused=tf.maximum(nonfinite, fenced),
+        nonfinite=state.nonfinite + nonfinite,
     )
     if last:
         state = _remove(state, mine, Reason.LEFT)
@@ -236,6 +238,36 @@ def forget(state, returning=None):
     if returning is not None:
         settled |= _mask(state, returning)
     return state.forget(gone & settled)
+
+
+def fence(state, worker, staged, attendance, patience):
+    """Finds gradients that nobody will take any more, and bars the way to them.
+
+    Args:
+      state: A `State`.
+      worker: Number of the worker that goes on now.
+      staged: Keys of the last gradients that each worker has brought to the
+        first server, newest first, int64 of shape (num_workers, 2 or more).
+      attendance: An `Attendance`.
+      patience: A `Patience`.
+
+    Returns:
+      The new `State`; and keys, an int64 vector: up to that of each worker,
+      its gradients are void, or are in the log.
+    """
+    silent = (attendance.heard > 0) & (
+        attendance.now - attendance.heard > patience.silent
+    )
+    # The last one that has arrived is decided over, as all before it. What a
+    # worker has brought since it may be about to tell of; but not if it is
+    # dead, and never of what it brought before that.
+    known = tf.where(_mask(state, worker), state.key, state.key - 1)
+    known = tf.maximum(known, staged[:, 1])
+    newest = tf.maximum(staged[:, 0], state.key)
+    known = tf.where(attendance.ended | silent, newest, known)
+    void = tf.where(state.arrived, state.key - 1, known)
+    fence = tf.maximum(state.fence, void + 1)
+    return dataclasses.replace(state, fence=fence), void
 
 
 def work_on(state, worker, now):

@@ -81,6 +81,8 @@ _WORKERS = (
     "remembered",
     "refused",
     "nonfinite",
+    "staleness_sum",
+    "fence",
 )
 _LOG = ("log_key", "log_staleness", "log_first", "log_count", "log_worker")
 # In the place of a key: an update of the gradients before, and nothing more.
@@ -141,6 +143,9 @@ class State:
       refused: 1 if its last gradient must not be part of an update.
       nonfinite: Gradients so far that were refused because they are NaN or
         Inf; as soon as they are decided over, they are among `dropped`.
+      staleness_sum: Updates that its accepted gradients so far were late by,
+        together.
+      fence: Gradients of smaller keys that have not arrived are void.
 
     Vectors of the log, a ring that entry `k` enters at `k % log_size`:
       log_key: The gradient to be added, `NO_GRADIENT` or `FORGET`.
@@ -171,6 +176,8 @@ class State:
     remembered: tf.Tensor
     refused: tf.Tensor
     nonfinite: tf.Tensor
+    staleness_sum: tf.Tensor
+    fence: tf.Tensor
     log_key: tf.Tensor
     log_staleness: tf.Tensor
     log_first: tf.Tensor
@@ -298,6 +305,7 @@ class State:
             version=self.version + number * updates,
             staleness=tf.where(mask, staleness, self.staleness),
             accepted=self.accepted + mine,
+            staleness_sum=self.staleness_sum + mine * staleness,
             remembered=tf.maximum(self.remembered, mine),
         )
 

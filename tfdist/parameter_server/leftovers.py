@@ -1,0 +1,116 @@
+"""Gradients that lie on servers and that nobody will take any more.
+
+A worker that dies between bringing its gradient to the servers and telling the
+ledger of it leaves one that no decision knows of; so does one that dies before
+it could discard its own. Every server keeps the keys under which each worker
+has last brought gradients. With each decision the ledger says up to which key
+those of each worker are void (`events.fence`), and makes sure that none of
+these is accepted later; who carries the decision out frees them.
+"""
+
+import tensorflow as tf
+
+# Of each worker: what it brings now, and what earlier attempts left.
+_KEYS = 4
+
+
+class Leftovers:
+    """The keys of gradients on servers, and up to which they were freed.
+
+    Args:
+      resource: Callable of server, name, dtype and shape that gives the handle
+        of a resource of one ledger's.
+      num_workers: Number of workers.
+    """
+
+    def __init__(self, resource, num_workers):
+        self._resource = resource
+        self._num_workers = num_workers
+
+    def _staged(self, shard):
+        shape = [self._num_workers, _KEYS]
+        return self._resource(shard, "staged", tf.int64, shape)
+
+    def _freed(self, shard):
+        return self._resource(shard, "freed", tf.int64, [self._num_workers])
+
+    def create(self, shard):
+        """Builds, in the scope's device: no keys, where there are none yet."""
+        device = self._staged(shard).device
+        done = []
+        for handle, shape in (
+            (self._staged(shard), [self._num_workers, _KEYS]),
+            (self._freed(shard), [self._num_workers]),
+        ):
+            known = tf.raw_ops.VarIsInitializedOp(resource=handle)
+
+            def make(handle=handle, shape=shape):
+                with tf.device(device):
+                    tf.raw_ops.AssignVariableOp(
+                        resource=handle, value=tf.zeros(shape, tf.int64)
+                    )
+                return True
+
+            done.append(tf.cond(known, lambda: False, make).op)
+        return done
+
+    def note(self, shard, worker, key):
+        """Builds, on the server: a worker is about to bring a gradient.
+
+        It alone writes its row, and without the server's lock.
+
+        Args:
+          shard: Number of the server.
+          worker: Number of the worker.
+          key: Scalar int64 tensor, larger than all before.
+
+        Returns:
+          The operation.
+        """
+        row = tf.concat([key[None], self.read(shard)[worker, :-1]], 0)
+        return tf.raw_ops.ResourceScatterUpdate(
+            resource=self._staged(shard), indices=[worker], updates=row[None]
+        )
+
+    def read(self, shard):
+        """Builds, on the server: the keys, newest first.
+
+        Returns:
+          An int64 tensor of shape (num_workers, keys); 0 for none.
+        """
+        value = tf.raw_ops.ReadVariableOp(
+            resource=self._staged(shard), dtype=tf.int64
+        )
+        return tf.ensure_shape(value, [self._num_workers, _KEYS])
+
+    def free(self, shard, void, own, discard):
+        """Builds, under the server's lock: void gradients are freed.
+
+        Args:
+          shard: Number of the server.
+          void: Keys up to which gradients of each worker are void, or have
+            been taken here, int64 vector.
+          own: Key of this worker's gradient, which it sees to itself.
+          discard: Callable that builds the freeing of what may lie under a
+            key.
+        """
+        staged, freed = self.read(shard), self._freed(shard)
+        before = tf.raw_ops.ReadVariableOp(resource=freed, dtype=tf.int64)
+        before = tf.ensure_shape(before, [self._num_workers])
+        stale = (staged > before[:, None]) & (staged <= void[:, None])
+        keys = tf.boolean_mask(staged, stale & tf.not_equal(staged, own))
+
+        def body(number):
+            with tf.control_dependencies([discard(keys[number])]):
+                return number + 1
+
+        done = tf.while_loop(
+            lambda number: number < tf.size(keys),
+            body,
+            [tf.zeros([], tf.int32)],
+            parallel_iterations=1,
+        )
+        with tf.control_dependencies(done):
+            tf.raw_ops.AssignVariableOp(
+                resource=freed, value=tf.maximum(before, void)
+            )
