@@ -14,11 +14,14 @@ import time
 from absl import logging
 import tensorflow as tf
 
+from tfdist.cluster import fits
 from tfdist.cluster import waiting
 from tfdist.cluster.gate import gate
 
 _NAME = "tfdist/members"
-_COLUMNS = 4
+# State, seen, arrivals, entered; and what it tells of its training.
+_OWN_COLUMNS = 4
+_COLUMNS = _OWN_COLUMNS + fits.SIZE
 HEARTBEAT_SECONDS = 1.0
 # Between attempts to enter the table of a server that has none yet.
 _RETRY_SECONDS = 0.1
@@ -58,12 +61,14 @@ class Member:
         infinite for never.
       arrivals: How many times it has come to the point where workers wait
         for each other.
+      word: What it tells of its training, a `fits.Word`.
     """
 
     name: str
     state: State
     silent_for: float
     arrivals: int
+    word: fits.Word = fits.Word()
 
 
 def names_of(config):
@@ -102,13 +107,14 @@ class MemberTable:
                 State(int(state)),
                 now - seen if seen else float("inf"),
                 int(arrivals),
+                fits.Word.unpack(word),
             )
-            for name, (state, seen, arrivals, _) in zip(
+            for name, (state, seen, arrivals, _, *word) in zip(
                 self._names, rows, strict=True
             )
         ]
 
-    def write(self, index, state, arrivals=0, age=0.0):
+    def write(self, index, state, arrivals=0, age=0.0, word=None):
         """Sets the row `index`; it has been seen now.
 
         Args:
@@ -116,11 +122,30 @@ class MemberTable:
           state: A `State`.
           arrivals: See `Member`.
           age: Seconds since its process entered.
+          word: From `fits.Fits.pack`; None to tell nothing.
         """
+        word = fits.Word().pack() if word is None else word
         self._write(
             tf.constant(index),
-            tf.constant([float(state), float(arrivals), age], tf.float64),
+            tf.constant(
+                [float(state), float(arrivals), age, *word], tf.float64
+            ),
         )
+
+    def build_word(self, index):
+        """Builds the reading of a row's `Word`, in the scope's device.
+
+        Args:
+          index: Number of the row.
+
+        Returns:
+          A float64 vector of `fits.SIZE`, packed.
+        """
+        rows = tf.raw_ops.ReadVariableOp(
+            resource=self._handle(), dtype=tf.float64
+        )
+        rows = tf.reshape(rows, [len(self._names), _COLUMNS])
+        return rows[index, _OWN_COLUMNS:]
 
     def build_attendance(self, number):
         """Builds what is known of the first rows, in the scope's device.
@@ -190,7 +215,8 @@ class MemberTable:
     def _build_write(self, index, values):
         with tf.device(self._device):
             now = tf.timestamp()
-            row = tf.stack([values[0], now, values[1], now - values[2]])
+            own = tf.stack([values[0], now, values[1], now - values[2]])
+            row = tf.concat([own, values[3:]], 0)
             tf.raw_ops.ResourceScatterUpdate(
                 resource=self._handle(), indices=[index], updates=[row]
             )
@@ -216,6 +242,7 @@ class Membership:
         self._index = names.index(config.task_name)
         self.tables = [MemberTable(device, names) for device in devices]
         self._arrivals = 0
+        self.fits = fits.Fits()
         self._began = time.monotonic()
         # Called after each beat at the first server, in that thread.
         self.on_beat = []
@@ -247,7 +274,7 @@ class Membership:
 
     def _put(self, table, state):
         age = time.monotonic() - self._began
-        table.write(self._index, state, self._arrivals, age)
+        table.write(self._index, state, self._arrivals, age, self.fits.pack())
 
     def _call_on_beat(self):
         for function in list(self.on_beat):
@@ -324,6 +351,11 @@ class Membership:
                 self._put(table, state)
             except tf.errors.OpError:
                 pass
+
+    @property
+    def arrivals(self):
+        """How many times this worker has come to the meeting point."""
+        return self._arrivals
 
     def arrive(self):
         """This worker has come to the meeting point; `tell` the others.

@@ -96,6 +96,11 @@ class Coordination:
         return list(self._by_counter.values())
 
     @property
+    def waits(self):
+        """Whether workers wait for the gradients of others."""
+        return self._method.waits
+
+    @property
     def retries(self):
         """Whether a batch whose gradient was dropped is computed again."""
         return self._method.retries
