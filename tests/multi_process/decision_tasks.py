@@ -26,7 +26,7 @@ METHODS = {
         2, **kwargs
     ),
     "diloco": lambda **kwargs: tfdist.DiLoCoStrategy(
-        2, outer_optimizer=lambda: keras.optimizers.SGD(0.5), **kwargs
+        2, outer_optimizer=lambda workers: keras.optimizers.SGD(0.5), **kwargs
     ),
 }
 
@@ -66,6 +66,19 @@ def data(*values):
     )
     x = np.array(values, np.float32)[:, None, None]
     return tf.data.Dataset.from_tensor_slices((x, x)).with_options(options)
+
+
+class AddSlope(keras.layers.Layer):
+    """Adds a weight to what it is given: its gradient is one."""
+
+    def build(self, input_shape):
+        """Makes the weight."""
+        del input_shape
+        self.slope = self.add_weight(shape=(), initializer="zeros")
+
+    def call(self, inputs):
+        """Returns the sum."""
+        return inputs + self.slope
 
 
 class Program:
@@ -180,6 +193,29 @@ class Program:
         self.note(name)
         self.seen[name].append(between)
 
+    def frozen(self):
+        """A layer is frozen for the second of three calls of `fit`."""
+        with self.strategy.scope():
+            self.model = keras.Sequential(
+                [
+                    keras.Input((1,)),
+                    keras.layers.Dense(
+                        1, use_bias=False, kernel_initializer="ones"
+                    ),
+                    AddSlope(),
+                ]
+            )
+        slope = self.model.layers[-1]
+        optimizer = None
+        for trainable in (True, False, True):
+            slope.trainable = trainable
+            with self.strategy.scope():
+                optimizer = optimizer or keras.optimizers.SGD(2.0**-4)
+                self.compile(optimizer)
+            self.fit(*[self.value] * 2)
+        self.note("frozen")
+        self.seen["frozen"].append(float(slope.slope.numpy()))
+
     def run(self, trials):
         """Tries what is asked for, one after the other."""
         for trial in trials:
@@ -189,7 +225,8 @@ class Program:
                 self.assigned(trial, by_all=False)
             else:
                 getattr(self, trial)()
-            self.reset()
+            if trial != "frozen":
+                self.reset()
         return self.seen
 
 

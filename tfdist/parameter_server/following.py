@@ -119,6 +119,8 @@ class Following:
         self._start_timeout = start_timeout
         self._stalled_after = stalled_after
         self._fit = None
+        # The model that was trained last, and which of its variables.
+        self._trained = (lambda: None, [])
         # Whether this worker has assigned what servers hold, since it took
         # their values over last.
         self._wrote = False
@@ -156,8 +158,7 @@ class Following:
             return  # One within another, of a callback.
         number = self._next_number()
         if self.is_chief:
-            coordination = self._store.coordination
-            if coordination is not None and coordination.waits:
+            if self._begins_together(frame.f_locals["self"]):
                 self._meet(number - 1)
         elif number > 1:
             self._wait_for_chief(
@@ -165,6 +166,19 @@ class Following:
             )
         self._fit = _Fit(frame, number)
         self._fits.watch(calls.Call(frame), number)
+
+    def _begins_together(self, model):
+        """Whether the chief begins after all have ended the call before.
+
+        Where workers wait for each other; and where layers have been frozen,
+        of which it would see nothing new.
+        """
+        trained = [id(v) for v in model.trainable_variables]
+        before, self._trained = self._trained, (weakref.ref(model), trained)
+        coordination = self._store.coordination
+        if coordination is not None and coordination.waits:
+            return True
+        return before[0]() is model and before[1] != trained
 
     def call(self, function, *args):
         """Calls a `train_function` of Keras."""
@@ -249,7 +263,8 @@ class Following:
                 rates=self._own_rates(fit),
                 version=self._version(),
             )
-            self._wrote = False
+            if fit.number > 1:
+                self._take_over()
             return
         if fit.number > 1 or self._wrote:
             chief = self._wait_for_chief(
@@ -316,15 +331,13 @@ class Following:
                 variable.assign(rate)
 
     def _chief_decides(self, fit):
-        """Whether the chief is there and trains, so that this worker goes on.
+        """Whether the chief decides on the end, or has, of this call.
 
         Called when code of this worker has stopped training here alone.
         """
         chief = self._store.call(self._membership.read)[_CHIEF]
-        # Else the next exchange will tell.
-        if chief.word.stopped != fit.number and (
-            not self._is_there(chief)
-            or chief.word.reached >= fits.ended(fit.number)
+        if chief.word.reached < fits.ended(fit.number) and not self._is_there(
+            chief
         ):
             return False
         if not self._warned:
