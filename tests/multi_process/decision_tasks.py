@@ -146,13 +146,13 @@ class Program:
 
     # What is tried.
 
-    def rates(self):
-        """The chief halves its rate; another one decides otherwise."""
-        mine = {3: set_rate(0.5)}
+    def rates(self, name, chief):
+        """Worker 1 sets a rate, and stops; the chief does `chief`."""
+        mine = chief if self.is_chief else {}
         if self.worker == 1:
             mine = {2: set_rate(0.25), 4: stop}
         self.fit(*[self.value] * 6, callbacks=[At(mine)])
-        self.note("rates")
+        self.note(name)
 
     def stops(self):
         """The chief stops after its third batch; the others would not."""
@@ -177,9 +177,8 @@ class Program:
             validation_data=data(1.0),
         )
         here = self.weight()
-        self.strategy.settle()
         best = float(np.ravel(early.best_weights[0])[0])
-        self.seen["best"] = [best, here, self.weight()]
+        self.seen["best"] = [best, here]
 
     def assigned(self, name, by_all):
         """The weight is assigned between two calls of `fit`."""
@@ -206,11 +205,11 @@ class Program:
                 ]
             )
         slope = self.model.layers[-1]
-        optimizer = None
+        with self.strategy.scope():
+            optimizer = keras.optimizers.SGD(2.0**-4)
         for trainable in (True, False, True):
             slope.trainable = trainable
             with self.strategy.scope():
-                optimizer = optimizer or keras.optimizers.SGD(2.0**-4)
                 self.compile(optimizer)
             self.fit(*[self.value] * 2)
         self.note("frozen")
@@ -219,7 +218,11 @@ class Program:
     def run(self, trials):
         """Tries what is asked for, one after the other."""
         for trial in trials:
-            if trial == "assigned by all":
+            if trial.startswith("halved"):
+                self.rates(trial, {3: set_rate(0.5)})
+            elif trial == "kept":
+                self.rates(trial, {})
+            elif trial == "assigned by all":
                 self.assigned(trial, by_all=True)
             elif trial == "assigned by chief":
                 self.assigned(trial, by_all=False)
@@ -230,10 +233,14 @@ class Program:
         return self.seen
 
 
-def run(methods, value, trials):
-    """Runs programs one after the other; reports what each has come to."""
+def run(programs):
+    """Runs programs one after the other; reports what each has come to.
+
+    Args:
+        programs: a list of a method, the workers' values, and what is tried.
+    """
     seen = {}
-    for method in methods:
+    for method, values, trials in programs:
         print("program", method, flush=True)
-        seen[method] = Program(method, value).run(trials)
+        seen[method] = Program(method, values).run(trials)
     handshake.report(**seen)
