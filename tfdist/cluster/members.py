@@ -243,6 +243,8 @@ class Membership:
         self.tables = [MemberTable(device, names) for device in devices]
         self._arrivals = 0
         self.fits = fits.Fits()
+        # By table: so that nothing older is written after what is newer.
+        self._writing = {table: threading.Lock() for table in self.tables}
         self._began = time.monotonic()
         # Called after each beat at the first server, in that thread.
         self.on_beat = []
@@ -273,8 +275,10 @@ class Membership:
             )
 
     def _put(self, table, state):
-        age = time.monotonic() - self._began
-        table.write(self._index, state, self._arrivals, age, self.fits.pack())
+        with self._writing[table]:
+            age = time.monotonic() - self._began
+            word = self.fits.pack()
+            table.write(self._index, state, self._arrivals, age, word)
 
     def _call_on_beat(self):
         for function in list(self.on_beat):

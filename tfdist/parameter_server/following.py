@@ -208,7 +208,11 @@ class Following:
     def after_callbacks(self):
         """Called when the user's callbacks have seen a batch or an epoch."""
         fit = self._fit
-        if fit is None or not fit.is_in_loop or not fit.model.stop_training:
+        if fit is None or not fit.is_in_loop:
+            return
+        if fit.stopped:
+            fit.model.stop_training = True
+        if not fit.model.stop_training:
             return
         if fit.thread != threading.get_ident():
             return  # No callback of the user's has seen a batch.
@@ -444,6 +448,8 @@ class Following:
     def _take_over(self):
         """Takes over what servers hold."""
         self._store.pull()
+        if self._store.corrector is not None:
+            self._store.corrector.show_ahead()
         self._wrote = False
 
 
