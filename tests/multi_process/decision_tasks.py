@@ -5,6 +5,8 @@ optimizer SGD at a rate of one: a gradient is the mean of its batch, and the
 weight is minus the sum of all that was applied.
 """
 
+import pathlib
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -92,6 +94,7 @@ class Program:
             value: by worker, of its batches.
             **kwargs: of the strategy.
         """
+        self.method = method
         self.strategy = METHODS[method](start_timeout=60.0, **kwargs)
         self.is_chief = self.strategy.cluster.is_chief
         self.worker = self.strategy.cluster.worker_id
@@ -148,9 +151,17 @@ class Program:
 
     def rates(self, name, chief):
         """Worker 1 sets a rate, and stops; the chief does `chief`."""
-        mine = chief if self.is_chief else {}
+        mine = {}
+        went_on = f"{self.method} {name} went on"
+        if self.is_chief:
+            # While it trains, another one's decision does not count.
+            mine = {**chief, 6: lambda model: handshake.wait_for(went_on)}
         if self.worker == 1:
-            mine = {2: set_rate(0.25), 4: stop}
+            mine = {
+                2: set_rate(0.25),
+                4: stop,
+                5: lambda model: pathlib.Path(went_on).touch(),
+            }
         self.fit(*[self.value] * 6, callbacks=[At(mine)])
         self.note(name)
 

@@ -335,13 +335,15 @@ class Following:
                 variable.assign(rate)
 
     def _chief_decides(self, fit):
-        """Whether the chief decides on the end, or has, of this call.
+        """Whether the chief is there and trains, so that this worker goes on.
 
         Called when code of this worker has stopped training here alone.
         """
         chief = self._store.call(self._membership.read)[_CHIEF]
-        if chief.word.reached < fits.ended(fit.number) and not self._is_there(
-            chief
+        # Where the chief has stopped, the next exchange will tell.
+        if chief.word.stopped != fit.number and (
+            chief.word.reached >= fits.ended(fit.number)
+            or not self._is_there(chief)
         ):
             return False
         if not self._warned:
