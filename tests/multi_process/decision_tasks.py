@@ -203,6 +203,28 @@ class Program:
         self.note(name)
         self.seen[name].append(between)
 
+    def outlive_chief(self):
+        """Worker 1 would stop at once; the chief never."""
+        steps = []
+
+        class Count(keras.callbacks.Callback):
+            """Counts batches, and stops after each."""
+
+            def on_train_batch_end(self, batch, logs=None):
+                steps.append(batch)
+                if len(steps) == 5:
+                    print("goes on", flush=True)
+                self.model.stop_training = True
+
+        endless = data(1.0).repeat()
+        mine = [] if self.is_chief else [Count()]
+        self.model.fit(
+            endless, steps_per_epoch=10**6, verbose=0, callbacks=mine
+        )
+        # Nor is the chief waited for, or followed, later on.
+        self.fit(1.0, 1.0, 1.0, callbacks=[At({2: stop})])
+        return len(steps)
+
     def frozen(self):
         """A layer is frozen for the second of three calls of `fit`."""
         with self.strategy.scope():
@@ -255,3 +277,16 @@ def run(programs):
         print("program", method, flush=True)
         seen[method] = Program(method, values).run(trials)
     handshake.report(**seen)
+
+
+def decide_alone():
+    """Without the chief's decisions; then until the chief is killed."""
+    program = Program("async", [1.0, 1.0], decisions="each")
+    mine = {1: set_rate(0.5), 2: stop} if program.worker else {}
+    program.fit(*[1.0] * 6, callbacks=[At(mine)])
+    program.note("each")
+
+    program.seen["after the chief"] = Program(
+        "async", [1.0, 1.0], worker_timeout=4.0
+    ).outlive_chief()
+    handshake.report(**program.seen)

@@ -125,3 +125,19 @@ def test_the_chief_decides_for_all(cluster, num_workers):
             best, _ = reports[0][method]["best"]
             for report in reports:
                 assert report[method]["best"][1] == best
+
+
+def test_without_the_chief_each_worker_decides(cluster):
+    made = cluster(num_workers=2)
+    made.start_servers()
+    chief, other = made.start_workers("decision_tasks:decide_alone")
+    other.expect("goes on")
+    chief.kill()
+    made.finish()
+
+    seen = other.report()
+    weight, _, counts = seen["each"]
+    # Six batches of the chief, and two of the other, one at half the rate.
+    assert weight == -6 - 1 - 0.5
+    assert sorted(counts.values()) == [2, 6]
+    assert seen["after the chief"] >= 5

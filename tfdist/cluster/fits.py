@@ -38,6 +38,11 @@ class Word:
         """The number of the call that it is in, or was in last."""
         return math.ceil(self.reached / 3)
 
+    @property
+    def is_between_fits(self):
+        """Whether it has made its last step in that call."""
+        return self.reached > begun(self.number) > 0
+
     def pack(self):
         """The same as a list of `SIZE` floats."""
         rates = [*self.rates, *[math.nan] * MAX_RATES][:MAX_RATES]

@@ -100,7 +100,7 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         "chief": where the chief's callbacks or code stop training or set the
         rate, all do so at their next step, and what others decide does not
         count while the chief trains; a later call of `fit` begins when the
-        chief's does. "each": each worker for itself. See docs/callbacks.md.
+        chief's does. "each": each worker for itself. See docs/decisions.md.
       server_timeout: Seconds to wait for a server that has died, hangs or
         cannot be reached. When it is back, started again at the same address,
         training goes on.
