@@ -79,7 +79,9 @@ def test_programs_of_checkpoints_run(tmp_path, monkeypatch):
     exec(compile(own, "docs/checkpoints.md", "exec"), names)
 
 
-@pytest.mark.parametrize("name", ["elasticity", "nonfinite", "operations"])
+@pytest.mark.parametrize(
+    "name", ["decisions", "elasticity", "nonfinite", "operations"]
+)
 def test_short_programs_run(tmp_path, monkeypatch, name):
     text = (DOCS / f"{name}.md").read_text("utf-8")
     programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -57,6 +57,7 @@ def train(
         synchronization=getattr(synchronization, method)(**arguments),
         start_timeout=60.0,
         worker_timeout=worker_timeout,
+        decisions=failure_tasks.decisions_of(until),
     )
     model = tasks.build_sum_of_weights(
         strategy, shapes=synchronization_tasks.SHAPES

@@ -13,6 +13,11 @@ import tfdist
 from tfdist.cluster import members
 
 
+def decisions_of(until):
+    """Who decides when workers stop: each, if each counts its own steps."""
+    return "each" if isinstance(until, int) else "chief"
+
+
 class TellProgress(keras.callbacks.Callback):
     """Counts steps where `kill -9` cannot reach, and stops when told."""
 
@@ -67,7 +72,9 @@ def train(
     """
     members.LOST_AFTER_SECONDS = lost_after
     strategy = tfdist.AsyncStrategy(
-        start_timeout=start_timeout, server_timeout=server_timeout
+        start_timeout=start_timeout,
+        server_timeout=server_timeout,
+        decisions=decisions_of(until),
     )
     print("connected", flush=True)
     model = tasks.build_sum_of_weights(strategy, shapes=shapes or tasks.SHAPES)

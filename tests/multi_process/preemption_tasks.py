@@ -51,6 +51,7 @@ def train(
         synchronization=_METHODS[method],
         local_steps=local_steps and averaging.ParameterAveraging(local_steps),
         start_timeout=120.0,
+        decisions=failure_tasks.decisions_of(until),
     )
     model = tasks.build_sum_of_weights(strategy, shapes=SHAPES)
     note = _NoteEnd()

@@ -84,7 +84,10 @@ def train(
     if rate is None:
         rate = 0.005 if strategy == "dana" else 0.05
     strategy = STRATEGIES[strategy](
-        start_timeout=60.0, worker_timeout=4.0, server_timeout=server_timeout
+        start_timeout=60.0,
+        worker_timeout=4.0,
+        server_timeout=server_timeout,
+        decisions=failure_tasks.decisions_of(until),
     )
     print("connected", flush=True)
     with strategy.scope():

@@ -56,6 +56,7 @@ def train(
         arguments,
         worker_timeout=worker_timeout,
         start_timeout=missing,
+        decisions=failure_tasks.decisions_of(until),
     )
     model = tasks.build_sum_of_weights(strategy, shapes=SHAPES)
     if before is not None:

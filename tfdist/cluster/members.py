@@ -14,11 +14,14 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster import fits
 from tfdist.cluster import server_client
 from tfdist.cluster import waiting
 
 _NAME = "tfdist/members"
-_COLUMNS = 4
+# State, seen, arrivals, entered; and what it tells of its training.
+_OWN_COLUMNS = 4
+_COLUMNS = _OWN_COLUMNS + fits.SIZE
 HEARTBEAT_SECONDS = 1.0
 # Between attempts to enter the table of a server that has none yet.
 _RETRY_SECONDS = 0.1
@@ -54,6 +57,7 @@ class Member:
       arrivals: How many times it has come to the point where workers wait
         for each other.
       entered: When its process did, seconds since the epoch; 0 for never.
+      word: What it tells of its training, a `fits.Word`.
     """
 
     name: str
@@ -61,6 +65,7 @@ class Member:
     silent_for: float
     arrivals: int
     entered: float = 0.0
+    word: fits.Word = fits.Word()
 
 
 def names_of(config):
@@ -99,8 +104,9 @@ class MemberTable:
                 now - seen if seen else float("inf"),
                 int(arrivals),
                 float(entered),
+                fits.Word.unpack(word),
             )
-            for name, (state, seen, arrivals, entered) in zip(
+            for name, (state, seen, arrivals, entered, *word) in zip(
                 self._names, rows, strict=True
             )
         ]
@@ -110,14 +116,30 @@ class MemberTable:
 
         Args:
           index: Number of its row.
-          values: Its `State`, its arrivals (see `Member`) and the seconds
-            since its process entered, a float64 tensor.
+          values: Its `State`, its arrivals (see `Member`), the seconds since
+            its process entered and its `Word`, packed, a float64 tensor.
         """
         now = tf.timestamp()
-        row = tf.stack([values[0], now, values[1], now - values[2]])
+        own = tf.stack([values[0], now, values[1], now - values[2]])
+        row = tf.concat([own, values[3:]], 0)
         tf.raw_ops.ResourceScatterUpdate(
             resource=self._handle(), indices=[index], updates=[row]
         )
+
+    def build_word(self, index):
+        """Builds the reading of a row's `Word`, in the scope's device.
+
+        Args:
+          index: Number of the row.
+
+        Returns:
+          A float64 vector of `fits.SIZE`, packed.
+        """
+        rows = tf.raw_ops.ReadVariableOp(
+            resource=self._handle(), dtype=tf.float64
+        )
+        rows = tf.reshape(rows, [len(self._names), _COLUMNS])
+        return rows[index, _OWN_COLUMNS:]
 
     def build_attendance(self, number):
         """Builds what is known of the first rows, in the scope's device.
@@ -218,6 +240,9 @@ class Membership:
         # Of each server, what sets this worker's row there.
         self._writes = [self._make_write(k) for k in range(len(devices))]
         self._arrivals = 0
+        self.fits = fits.Fits()
+        # By server: so that nothing older is written after what is newer.
+        self._writing = [threading.Lock() for _ in self.tables]
         self._began = time.monotonic()
         self.on_beat = []
         self._stop = threading.Event()
@@ -235,7 +260,7 @@ class Membership:
             self.tables[server].build_write(self.row, values)
 
         return self.clients[server].function(
-            build, [tf.TensorSpec([3], tf.float64)]
+            build, [tf.TensorSpec([3 + fits.SIZE], tf.float64)]
         )
 
     def _beat(self, server, entered):
@@ -249,10 +274,10 @@ class Membership:
             )
 
     def _put(self, server, state):
-        age = time.monotonic() - self._began
-        self._writes[server](
-            np.array([float(state), float(self._arrivals), age])
-        )
+        with self._writing[server]:
+            age = time.monotonic() - self._began
+            own = [float(state), float(self._arrivals), age]
+            self._writes[server](np.array([*own, *self.fits.pack()]))
 
     def _call_on_beat(self):
         for function in list(self.on_beat):
@@ -341,6 +366,11 @@ class Membership:
                 self.clients[server].close()
             except tf.errors.OpError:
                 pass
+
+    @property
+    def arrivals(self):
+        """How many times this worker has come to the meeting point."""
+        return self._arrivals
 
     def arrive(self):
         """This worker has come to the meeting point; `tell` the others.

@@ -66,6 +66,27 @@ def agree(store, lock_name, name, mine, create=None):
     return function(tf.constant(mine)).numpy().decode()
 
 
+def left(store, name):
+    """The text that is there under `name`, a str; "" if there is none."""
+
+    def build():
+        handle = store.resource(0, name, tf.string, [])
+
+        def read():
+            with tf.device(store.devices[0]):
+                return tf.raw_ops.ReadVariableOp(
+                    resource=handle, dtype=tf.string
+                )
+
+        with tf.device(store.devices[0]):
+            known = tf.raw_ops.VarIsInitializedOp(resource=handle)
+        text = tf.cond(known, read, lambda: tf.constant(""))
+        with tf.device(store.worker_device):
+            return tf.identity(text)
+
+    return tf.function(build, autograph=False)().numpy().decode()
+
+
 def layout_of(records):
     """Of which variables a step has gradients, in their order, a str.
 
@@ -91,14 +112,21 @@ def check_layout(mine, theirs, method):
       ValueError: They differ. Names alone may: Keras numbers layers by what a
         process has made before.
     """
-
-    def numbers(layout):
-        return [text.split(" ")[0] for text in layout.split(", ")]
-
-    if numbers(mine) != numbers(theirs):
+    if not is_same_layout(mine, theirs):
         raise ValueError(
             f"With {method} all steps of an optimizer need gradients of the "
             f"same variables, in the same order. These have those of {mine}; "
             f"others those of {theirs}. Use an optimizer for each set of "
-            "variables, or AsyncStrategy without a correction."
+            "variables, freeze layers between two calls of fit, or use "
+            "AsyncStrategy without a correction."
         )
+
+
+def is_same_layout(one, other):
+    """Whether two texts from `layout_of` are of the same variables."""
+    return numbers_of(one) == numbers_of(other)
+
+
+def numbers_of(layout):
+    """The numbers of the variables of a layout, a list of str."""
+    return [text.split(" ")[0] for text in layout.split(", ")]

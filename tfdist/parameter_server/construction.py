@@ -13,6 +13,7 @@ from tfdist.averaging import ParameterAveraging
 from tfdist.cluster import members
 from tfdist.cluster import preemption
 from tfdist.correction import Correction
+from tfdist.parameter_server import following
 from tfdist.parameter_server import local
 from tfdist.parameter_server import nonfinite
 from tfdist.parameter_server import ring
@@ -64,6 +65,20 @@ def check_arguments(
     if on_preemption not in _ON_PREEMPTION:
         raise ValueError(
             f'on_preemption must be "exit" or "note", came: {on_preemption!r}.'
+        )
+
+
+def check_decisions(decisions):
+    """Refuses a malformed argument of `ParameterServerStrategy`.
+
+    Raises:
+      ValueError: It is not allowed; the message says what is.
+    """
+    if decisions not in following.CHOICES:
+        raise ValueError(
+            "Argument `decisions` must be one of "
+            f"{', '.join(following.CHOICES)}. Received: "
+            f"decisions={decisions!r}"
         )
 
 

@@ -219,11 +219,12 @@ class CoordinatedExchange(exchange.Exchange):
                 self._ledger, parcel, taken, staleness=staleness, worker=worker
             )
 
-        def update(gradients):
+        def update(gradients, settings):
             sent = list(parcel.sent)
             for position, value in gradients.items():
                 sent[position] = value
-            self._update(parcel, updates, sent, version)
+            with parcel.section.with_settings(settings):
+                self._update(parcel, updates, sent, version)
             self._ledger.updates(parcel.shard).add(1)
 
         def forget():
@@ -242,13 +243,18 @@ class CoordinatedExchange(exchange.Exchange):
 
         def gradient():
             if not self._method.averages:
-                update(take())
+                taken = take()
+                update(taken, staged.settings(taken))
                 return
             if_(
                 tf.not_equal(key, state_lib.NO_GRADIENT),
-                lambda: staged.sums.add(take(), first),
+                lambda: staged.sums.add(take(), first, worker),
             )
-            if_(count > 0, lambda: update(staged.sums.average(count)))
+            sums = staged.sums
+            if_(
+                count > 0,
+                lambda: update(sums.average(count), sums.settings()),
+            )
 
         if self._ledger.forgets:
             if_(tf.equal(key, state_lib.FORGET), forget, gradient)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist import private_tensorflow
 from tfdist.cluster import preemption
 from tfdist.cluster import waiting
+from tfdist.parameter_server import agreement
 from tfdist.parameter_server import coordinated
 from tfdist.parameter_server import ledger as ledger_lib
 from tfdist.synchronization import events
@@ -88,7 +89,12 @@ class Coordination:
         self._members = members_table
         self._timeout = worker_timeout
         self._idle = idle_timeout
-        self._by_counter = {}
+        # By name.
+        self._ledgers = {}
+        # By the ordinal of a step counter: the one in use, and the number of
+        # the call of `fit` that it was chosen in.
+        self._current = {}
+        self._num_fits = 0
         # The call of `fit` that is under way; not to be replaced while the
         # heartbeat makes this worker leave at the end of the one before.
         self._fit = None
@@ -100,8 +106,16 @@ class Coordination:
 
     @property
     def ledgers(self):
-        """One `Ledger` per optimizer, in the order of their first steps."""
-        return list(self._by_counter.values())
+        """All, in the order of their first steps, a list of `Ledger`.
+
+        One per optimizer and set of variables that it has trained.
+        """
+        return list(self._ledgers.values())
+
+    @property
+    def waits(self):
+        """Whether workers wait for the gradients of others."""
+        return self._method.waits
 
     @property
     def retries(self):
@@ -113,36 +127,76 @@ class Coordination:
         counter = kwargs["counter"]
         ledger = None
         if counter is not None:
-            ledger = self.prepare(counter)
-            ledger.check_layout(kwargs["records"])
+            ledger = self._ledger_for(counter, kwargs["records"])
             if self._store.corrector is not None:
                 self._store.corrector.prepare(ledger, kwargs["records"])
         return coordinated.CoordinatedExchange(
             ledger=ledger, method=self._method, **kwargs
         )
 
-    def prepare(self, counter):
-        """The `Ledger` of the optimizer with that step counter."""
-        if counter.ordinal not in self._by_counter:
-            with tf.init_scope():
-                ledger = ledger_lib.Ledger(
-                    self._store,
-                    str(counter.ordinal),
-                    self._method,
-                    self._correction,
-                    num_workers=len(self._names),
-                    initial_workers=self._initial_workers,
-                    worker_id=self._worker,
-                    patience=self._patience,
-                    attendance=self._attendance,
+    def _ledger_for(self, counter, records):
+        """The `Ledger` of an optimizer and the variables that it trains.
+
+        They may be others in another call of `fit`, where layers have been
+        frozen: gradients of others are another sequence of decisions.
+
+        Args:
+          counter: The optimizer's step counter.
+          records: List of `Update` and `Mutation` of the step.
+
+        Raises:
+          ValueError: They are others within one call of `fit`, or on another
+            worker.
+        """
+        layout = agreement.layout_of(records)
+        ordinal = counter.ordinal
+        ledger, since = self._current.get(ordinal, (None, None))
+        with tf.init_scope():
+            if ledger is None or since != self._num_fits:
+                ledger = self._ledger_with(
+                    layout, counter, may_be_new=ledger is not None
                 )
-                ledger.prepare()
-                if self._store.local is not None:
-                    ledger.tick(joining=True)
-                self._by_counter[counter.ordinal] = ledger
-                # Now it is known which updates the replicas hold.
-                self._store.pull()
-        return self._by_counter[counter.ordinal]
+                self._current[ordinal] = ledger, self._num_fits
+            ledger.check_layout(layout)
+        return ledger
+
+    def prepare(self, counter):
+        """The first `Ledger` of the optimizer with that step counter."""
+        with tf.init_scope():
+            return self._ledger_named(str(counter.ordinal))
+
+    def _ledger_with(self, layout, counter, may_be_new):
+        """The first of an optimizer; another where that is of others."""
+        first = self.prepare(counter)
+        theirs = first.known_layout()
+        if not theirs or agreement.is_same_layout(layout, theirs):
+            return first
+        name = ledger_lib.later_name(first.name, layout)
+        # A worker that comes late finds what the others train by now.
+        if may_be_new or ledger_lib.is_held(self._store, name):
+            return self._ledger_named(name)
+        return first
+
+    def _ledger_named(self, name):
+        if name not in self._ledgers:
+            ledger = ledger_lib.Ledger(
+                self._store,
+                name,
+                self._method,
+                self._correction,
+                num_workers=len(self._names),
+                initial_workers=self._initial_workers,
+                worker_id=self._worker,
+                patience=self._patience,
+                attendance=self._attendance,
+            )
+            ledger.prepare()
+            if self._store.local is not None:
+                ledger.tick(joining=True)
+            self._ledgers[name] = ledger
+            # Now it is known which updates the replicas hold.
+            self._store.pull()
+        return self._ledgers[name]
 
     def renew(self, incarnations, expected):
         """Goes on after servers have lost what they held.
@@ -164,7 +218,7 @@ class Coordination:
 
     def _accepted_by(self, ledger):
         """Gradients of this worker that it knows were accepted, an int."""
-        if len(self._by_counter) > 1:
+        if len(self._ledgers) > 1:
             return 0  # The journal does not tell optimizers apart.
         journal = self._store.journal
         return ledger.accepted_before + journal.count - journal.drops
@@ -191,6 +245,7 @@ class Coordination:
         """Takes note of a `Call` of `fit`, at whose end this worker leaves."""
         with self._watching:
             self._fit = call
+            self._num_fits += 1
         if self._store.local is not None:
             # From now on, or what it makes of the parameters would be late.
             for ledger in self.ledgers:
@@ -226,9 +281,14 @@ class Coordination:
         Args:
           counters: The step counters of those that do.
         """
-        kept = {counter.ordinal for counter in counters}
-        for ordinal, ledger in list(self._by_counter.items()):
-            if ordinal not in kept:
+        ordinals = {counter.ordinal for counter in counters}
+        kept = [
+            ledger
+            for ordinal, (ledger, _) in self._current.items()
+            if ordinal in ordinals
+        ]
+        for ledger in self.ledgers:
+            if ledger not in kept:
                 ledger.tick(leaving=True)
 
     def waited_for(self):

@@ -112,6 +112,11 @@ class Exchange:
             ]
             done += pull.join_pieces(store, answers)
             done += self._note_pulled(answers)
+            done += [
+                store.following.build_note(answer.told)
+                for answer in answers
+                if answer.told is not None
+            ]
         if not is_step:
             store.journal.note_other()
             return
@@ -305,6 +310,9 @@ class Exchange:
                     shard, self.iterations, parcel.number, self._shards
                 )
             figures = [*figures, *self._read_more(section)]
+            follows = shard == 0 and store.follows
+            if follows:
+                figures.append(store.following.build_read())
         effects = resources.effects(self._graph.get_operations()[before:])
         with tf.control_dependencies(
             effects + [v.op for v in values + figures]
@@ -321,6 +329,7 @@ class Exchange:
         self._bytes_received += [transfer.num_bytes(v) for v in values]
         home, figures = home[: len(values)], home[len(values) :]
         *values, version = home
+        told = figures.pop() if follows else None
         staleness, wait, *more = figures
         rest = values[len(fresh) :]
         return pull.Answer(
@@ -337,6 +346,7 @@ class Exchange:
             wait,
             version,
             more,
+            told,
         )
 
     @property

@@ -49,9 +49,13 @@ def distribute(dataset, config, store, before_training=None):
     if purpose == "train":
         if before_training is not None:
             before_training()
+        call = store.call_in_fit
+        if store.following is not None:
+            store.following.watch(frame)
+            call = store.following.call
         store.watch(frame)
         if store.recovery is not None:
-            guarding.guard(frame.f_locals["self"], store.call_in_fit)
+            guarding.guard(frame.f_locals["self"], call)
     if purpose in ("evaluate", "validate") or config.num_workers == 1:
         return dataset
     number, mine = config.data_share

@@ -5,6 +5,7 @@ has a gradient (`arrival`), each heartbeat (`Ledger.tick`), and who finds that
 servers have lost what they held (`renewal`).
 """
 
+import hashlib
 import time
 
 import numpy as np
@@ -22,6 +23,24 @@ from tfdist.synchronization import state as state_lib
 
 _NAME = "ledger"
 _MAX_WORKERS = 4096
+# Before the digest in the name of a ledger that is not an optimizer's first.
+LATER = "-"
+
+
+def later_name(name, layout):
+    """The name of an optimizer's ledger for gradients of other variables.
+
+    Args:
+      name: That of its first one.
+      layout: From `agreement.layout_of`.
+    """
+    numbers = " ".join(agreement.numbers_of(layout)).encode()
+    return f"{name}{LATER}{hashlib.sha256(numbers).hexdigest()[:16]}"
+
+
+def is_held(store, name):
+    """Whether there is a ledger of that name on the servers."""
+    return bool(agreement.left(store, f"{_NAME}/{name}/method"))
 
 
 class Ledger:
@@ -269,24 +288,28 @@ class Ledger:
         for layout in self._layouts:
             self._agree("layout", layout)
 
-    def check_layout(self, records):
+    def known_layout(self):
+        """Of which variables gradients are decided over; "" if none yet."""
+        if self._layouts:
+            return next(iter(self._layouts))
+        return agreement.left(self._store, self._text_name("layout"))
+
+    def check_layout(self, layout):
         """Refuses steps that have gradients of other variables than before.
 
         Each worker carries out what any has pushed, as its own.
 
         Args:
-          records: List of `Update` and `Mutation` of the step.
+          layout: From `agreement.layout_of`, of the step.
 
         Raises:
           ValueError: Another step, here or on another worker, has others.
         """
-        mine = agreement.layout_of(records)
-        if mine in self._layouts:
+        if layout in self._layouts:
             return
-        with tf.init_scope():
-            theirs = self._agree("layout", mine)
-        agreement.check_layout(mine, theirs, self._signature)
-        self._layouts.add(mine)
+        theirs = self._agree("layout", layout)
+        agreement.check_layout(layout, theirs, self._signature)
+        self._layouts.add(layout)
 
     def tick(
         self, leaving=False, working=False, joining=False, preempted=False
@@ -314,12 +337,11 @@ class Ledger:
     def _agree(self, name, mine, create=None):
         """The text that the first worker has left under `name`, a str."""
         return agreement.agree(
-            self._store,
-            self.lock_name,
-            f"{_NAME}/{self._name}/{name}",
-            mine,
-            create,
+            self._store, self.lock_name, self._text_name(name), mine, create
         )
+
+    def _text_name(self, name):
+        return f"{_NAME}/{self._name}/{name}"
 
     def _create(self):
         """Builds the first state, on the first server."""

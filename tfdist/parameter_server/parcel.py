@@ -33,6 +33,8 @@ class Parcel:
         bool; None if nobody has looked.
       weight: Position of how much the gradients count among those of an
         update, a scalar; None if all count the same.
+      settings: The worker-local variables that are sent with the gradients,
+        a dict of `ref()` to position.
       section: The `Section` to be built.
       arrived: Time at which all was there, seconds, scalar float64.
     """
@@ -49,6 +51,7 @@ class Parcel:
     copies: dict
     finite: tf.Tensor | None
     weight: int | None
+    settings: dict
     section: section_lib.Section
     arrived: tf.Tensor
 
@@ -119,7 +122,9 @@ class Sender:
         tables = self._tables(records, outbox)
         if ahead is not None:
             ahead = outbox.add(ahead)
-        settings = [outbox.add(read_replica(v)) for v in self._settings]
+        settings = {
+            v.ref(): outbox.add(read_replica(v)) for v in self._settings
+        }
         extra = [outbox.add(tensor) for tensor in extra]
         if finite is not None:
             # As a number it travels with others.
@@ -133,8 +138,8 @@ class Sender:
             target=store.devices[shard],
         )
         section = section_lib.Section(store, shard, self._graph)
-        for variable, position in zip(self._settings, settings, strict=True):
-            section.local_values[variable.ref()] = sent[position]
+        for reference, position in settings.items():
+            section.local_values[reference] = sent[position]
         with tf.control_dependencies([t.op for t in sent]):
             arrived = section.now()
         if finite is not None:
@@ -156,6 +161,7 @@ class Sender:
             copies=copies,
             finite=finite,
             weight=weight,
+            settings=settings,
             section=section,
             arrived=arrived,
         )

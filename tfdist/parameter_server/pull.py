@@ -22,6 +22,7 @@ class Answer:
       wait: Seconds between arrival and turn, scalar float64 tensor.
       version: Updates applied, scalar int64 tensor.
       more: What else was read, a list of scalar tensors.
+      told: What the chief has told, see `Following`; None if nobody looks.
     """
 
     shard: int
@@ -31,6 +32,7 @@ class Answer:
     wait: tf.Tensor
     version: tf.Tensor
     more: list
+    told: tf.Tensor | None = None
 
 
 def pulled_from(store, shard, records, iterations):
@@ -72,6 +74,8 @@ def arrivals(answers):
         found += [value for _, _, value in answer.fresh]
         found += [tensor for _, *both in answer.rows for tensor in both]
         found += [answer.version, *answer.more]
+        if answer.told is not None:
+            found.append(answer.told)
     return [tensor.op for tensor in found]
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from tfdist.parameter_server import ledger as ledger_lib
 from tfdist.parameter_server.slots import dtype_of
 
 ON_SERVERS = "correction/"
@@ -173,6 +174,8 @@ def _saved_of(variable, saved):
     for key, value in saved.arrays.items():
         if key.startswith(ON_SERVERS):
             _, counter, ordinal, name = key.split("/", 3)
+            # The first that an optimizer has is what it begins with.
+            counter = counter.split(ledger_lib.LATER)[0]
             if int(ordinal) == variable.ordinal:
                 found.setdefault(counter, {})[name] = value
     return found

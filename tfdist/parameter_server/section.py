@@ -21,6 +21,8 @@ class Section:
         self.late_inputs = []
         # What has been sent of worker-local variables, by their `ref()`.
         self.local_values = {}
+        # The same of the worker whose settings an update takes.
+        self._settings = {}
 
     @contextlib.contextmanager
     def entered(self):
@@ -44,6 +46,19 @@ class Section:
             yield
         finally:
             self.piece_number = None
+
+    @contextlib.contextmanager
+    def with_settings(self, values):
+        """Makes worker-local variables those of another worker.
+
+        Args:
+          values: A dict of `ref()` to tensor on this server.
+        """
+        self._settings = values
+        try:
+            yield
+        finally:
+            self._settings = {}
 
     @property
     def is_on_piece(self):
@@ -76,6 +91,8 @@ class Section:
 
     def read_local(self, variable):
         """The value of a worker-local variable, sent before the lock."""
+        if variable.ref() in self._settings:
+            return self._settings[variable.ref()]
         # Once: an optimizer reads its learning rate for each variable, and
         # each tensor sent by itself costs as much as some ten operations.
         if variable.ref() not in self.local_values:

@@ -26,7 +26,11 @@ class Staged:
             found[parcel.weight] = None
         self.gradients = list(found)
         positions = [p for one in self.gradients for p in positions_of(one)]
-        self._positions = [*positions, *parcel.copies.values()]
+        self._positions = [
+            *positions,
+            *parcel.copies.values(),
+            *parcel.settings.values(),
+        ]
         self._dtypes = [parcel.sent[p].dtype for p in self._positions]
         self._key = parcel.extra[0]
         # Others' gradients may be of other numbers of rows.
@@ -77,6 +81,17 @@ class Staged:
                 shape = [None, *shape[1:]]
             value.set_shape(shape)
         return dict(zip(self._positions, values, strict=True))
+
+    def settings(self, taken):
+        """The settings of the worker whose gradients were taken.
+
+        Returns:
+          A dict of `ref()` to tensor.
+        """
+        return {
+            reference: taken[position]
+            for reference, position in self._parcel.settings.items()
+        }
 
     def discard(self, key):
         """Frees what may be kept under `key`; returns the operation."""
@@ -132,11 +147,14 @@ class Sums:
             shape,
         )
 
-    def add(self, taken, first):
+    def add(self, taken, first, worker):
         """Adds gradients; with `first` they replace what was there.
 
-        Where gradients have weights, they are multiplied by them.
+        Where gradients have weights, they are multiplied by them. Settings
+        are kept of the worker with the lowest number.
         """
+        mine = list(self._parcel.settings.values())
+        settings = [worker, *(taken[position] for position in mine)]
         taken = self._weighed(taken)
         dense = [g for g in self._gradients if not isinstance(g, tuple)]
         sparse = [g for g in self._gradients if isinstance(g, tuple)]
@@ -144,9 +162,11 @@ class Sums:
         def begin():
             for position in (*dense, *(p for pair in sparse for p in pair)):
                 self._assign(position, taken[position])
+            self._set_settings(settings)
             return True
 
         def go_on():
+            self._set_settings(self._of_lower(settings))
             for position in dense:
                 tf.raw_ops.AssignAddVariableOp(
                     resource=self._handle(position, taken[position].shape),
@@ -176,7 +196,61 @@ class Sums:
             if position == weight
             else value * tf.cast(taken[weight], value.dtype)
             for position, value in taken.items()
+            if position in self._numbers
         }
+
+    def _setting_handles(self):
+        """Of the number of a worker, and its settings: pairs with a type."""
+        dtypes = [tf.int64]
+        dtypes += [
+            self._parcel.sent[position].dtype
+            for position in self._parcel.settings.values()
+        ]
+        return [
+            (
+                self._ledger.resource(
+                    self._parcel.shard, f"setting/{number}", dtype, []
+                ),
+                dtype,
+            )
+            for number, dtype in enumerate(dtypes)
+        ]
+
+    def _set_settings(self, values):
+        if self._parcel.settings:
+            handles = self._setting_handles()
+            for (handle, _), value in zip(handles, values, strict=True):
+                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+    def _read_settings(self):
+        values = []
+        for handle, dtype in self._setting_handles():
+            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+            value.set_shape([])
+            values.append(value)
+        return values
+
+    def _of_lower(self, settings):
+        """`settings` or what is kept: of the worker of the lower number."""
+        if not self._parcel.settings:
+            return []
+        known = self._read_settings()
+        lower = settings[0] < known[0]
+        return [
+            tf.where(lower, new, old)
+            for new, old in zip(settings, known, strict=True)
+        ]
+
+    def settings(self):
+        """Those of the workers of one update: of the lowest number.
+
+        Returns:
+          A dict of `ref()` to tensor.
+        """
+        if not self._parcel.settings:
+            return {}
+        _, *values = self._read_settings()
+        return dict(zip(self._parcel.settings, values, strict=True))
 
     def _shape(self, position):
         shape = self._parcel.sent[position].shape

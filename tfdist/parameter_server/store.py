@@ -81,6 +81,8 @@ class ParameterStore(resources.Resources):
         self.creator = None
         # A `ServerClient` for each server; None without servers.
         self.clients = None
+        # How the chief's decisions are those of all; None where each decides.
+        self.following = None
         # What brings servers back that have died; None without servers.
         self.recovery = None
         self.journal = journal.Journal(self)
@@ -295,6 +297,11 @@ class ParameterStore(resources.Resources):
 
     # Eager life.
 
+    @property
+    def follows(self):
+        """Whether this worker follows the decisions of another one."""
+        return self.following is not None and not self.following.is_chief
+
     def call(self, function, *args):
         """Calls what talks to servers; outlives servers that come back."""
         if self.recovery is None:
@@ -394,11 +401,14 @@ class ParameterStore(resources.Resources):
 
     def before_eager_read(self, variable):
         """Called before a replica is read eagerly."""
-        self.before_eager_write(variable)
+        if self.local is not None:
+            self.local.before_read(variable)
         self._synchronizer.before_read(variable)
 
     def before_eager_write(self, variable):
         """Called before a replica is assigned eagerly."""
+        if self.following is not None and self._synchronizer.holds(variable):
+            self.following.before_write()
         if self.local is not None:
             self.local.before_read(variable)
 

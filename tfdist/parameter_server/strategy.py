@@ -20,6 +20,7 @@ from tfdist.parameter_server import construction
 from tfdist.parameter_server import coordination
 from tfdist.parameter_server import corrector
 from tfdist.parameter_server import extended
+from tfdist.parameter_server import following
 from tfdist.parameter_server import gradient_counts
 from tfdist.parameter_server import layout
 from tfdist.parameter_server import leaving
@@ -95,6 +96,11 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         by `SystemExit(0)` after the step, which counts; `finally` and
         `atexit` run, and nobody waits for the worker. "note": it goes on, and
         `preempted` is True. Without servers SIGTERM is left as it is.
+      decisions: Who decides, in `fit`, on its end and on learning rates.
+        "chief": where the chief's callbacks or code stop training or set the
+        rate, all do so at their next step, and what others decide does not
+        count while the chief trains; a later call of `fit` begins when the
+        chief's does. "each": each worker for itself. See docs/decisions.md.
       server_timeout: Seconds to wait for a server that has died, hangs or
         cannot be reached. When it is back, started again at the same address,
         training goes on.
@@ -137,6 +143,7 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         start_timeout=300.0,
         worker_timeout=10.0,
         on_preemption="exit",
+        decisions="chief",
         server_timeout=300.0,
         stall_timeout=600.0,
         on_stall="drop",
@@ -152,6 +159,7 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
             nonfinite,
             on_preemption,
         )
+        construction.check_decisions(decisions)
         construction.check_recovery(
             server_timeout,
             stall_timeout,
@@ -307,6 +315,20 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
                 on_stall=on_stall,
             )
             self._membership.on_beat.append(self._store.recovery.leave_manifest)
+        if (
+            decisions == "chief"
+            and config.num_ps
+            and config.is_worker
+            and config.num_workers > 1
+        ):
+            self._store.following = following.Following(
+                self._store,
+                self._membership,
+                config,
+                worker_timeout=worker_timeout,
+                start_timeout=start_timeout,
+                stalled_after=self._stalled_after,
+            )
         super().__init__(
             extended.ParameterServerExtended(self, self._store, config)
         )

@@ -58,6 +58,11 @@ class Synchronizer:
         """How many variables this worker knows servers to hold, an int."""
         return self._committed
 
+    def holds(self, variable):
+        """Whether this worker knows servers to hold `variable`."""
+        ordinal = variable.ordinal
+        return ordinal is not None and ordinal < self._committed
+
     def commit(self):
         """Makes sure that the servers hold all variables made so far.
 

@@ -83,6 +83,7 @@ class WarmStart:
             return (
                 member.state in (members.State.FINISHED, members.State.LEFT)
                 or member.arrivals > arrivals
+                or member.word.is_between_fits
             )
 
         while made < wanted and not has_ended():

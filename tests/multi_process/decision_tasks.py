@@ -1,0 +1,292 @@
+"""Workers with an arithmetic model, whose callbacks decide.
+
+The model is a dense layer without a bias, the loss its mean output and the
+optimizer SGD at a rate of one: a gradient is the mean of its batch, and the
+weight is minus the sum of all that was applied.
+"""
+
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.multi_process import handshake
+import tfdist
+
+METHODS = {
+    "async": tfdist.AsyncStrategy,
+    "sync": lambda **kwargs: tfdist.ParameterServerStrategy(
+        synchronization=tfdist.synchronization.Sync(), **kwargs
+    ),
+    "backup": tfdist.BackupWorkersStrategy,
+    "softsync": lambda **kwargs: tfdist.SoftSyncStrategy(2, **kwargs),
+    "delay_compensation": lambda **kwargs: tfdist.DCASGDStrategy(
+        lambda_0=0.0, **kwargs
+    ),
+    "averaging": lambda **kwargs: tfdist.ParameterAveragingStrategy(
+        2, **kwargs
+    ),
+    "diloco": lambda **kwargs: tfdist.DiLoCoStrategy(
+        2, outer_optimizer=lambda workers: keras.optimizers.SGD(0.5), **kwargs
+    ),
+}
+
+
+class At(keras.callbacks.Callback):
+    """Calls functions after batches, by their number from 1."""
+
+    def __init__(self, functions):
+        super().__init__()
+        self._functions = functions
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Calls that of this batch."""
+        if batch + 1 in self._functions:
+            self._functions[batch + 1](self.model)
+
+
+def set_rate(rate):
+    """A function that sets the learning rate of a model."""
+
+    def apply(model):
+        model.optimizer.learning_rate = rate
+
+    return apply
+
+
+def stop(model):
+    """Stops the training of a model."""
+    model.stop_training = True
+
+
+def data(*values):
+    """A batch with each of the values, for this worker alone."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    x = np.array(values, np.float32)[:, None, None]
+    return tf.data.Dataset.from_tensor_slices((x, x)).with_options(options)
+
+
+class AddSlope(keras.layers.Layer):
+    """Adds a weight to what it is given: its gradient is one."""
+
+    def build(self, input_shape):
+        """Makes the weight."""
+        del input_shape
+        self.slope = self.add_weight(shape=(), initializer="zeros")
+
+    def call(self, inputs):
+        """Returns the sum."""
+        return inputs + self.slope
+
+
+class Program:
+    """One strategy and one model, which several calls of `fit` train."""
+
+    def __init__(self, method, value, **kwargs):
+        """Makes them.
+
+        Args:
+            method: a key of `METHODS`.
+            value: by worker, of its batches.
+            **kwargs: of the strategy.
+        """
+        self.method = method
+        self.strategy = METHODS[method](start_timeout=60.0, **kwargs)
+        self.is_chief = self.strategy.cluster.is_chief
+        self.worker = self.strategy.cluster.worker_id
+        self.value = value[self.worker]
+        with self.strategy.scope():
+            self.model = keras.Sequential(
+                [
+                    keras.Input((1,)),
+                    keras.layers.Dense(
+                        1, use_bias=False, kernel_initializer="zeros"
+                    ),
+                ]
+            )
+            self.compile(keras.optimizers.SGD(1.0))
+        self.seen = {}
+
+    def compile(self, optimizer):
+        """Compiles the model."""
+        self.model.compile(optimizer, lambda y, output: tf.reduce_mean(output))
+
+    def fit(self, *values, callbacks=(), **kwargs):
+        """Trains on a batch with each value."""
+        self.model.fit(
+            data(*values), verbose=0, callbacks=[*callbacks], **kwargs
+        )
+
+    def weight(self):
+        """The weight, as it is here."""
+        return float(self.model.get_weights()[0][0, 0])
+
+    def note(self, name):
+        """Notes what the cluster has come to, together with the others."""
+        self.strategy.settle()
+        self.seen[name] = [
+            self.weight(),
+            int(self.model.optimizer.iterations.numpy()),
+            {
+                worker: counts["accepted"]
+                for worker, counts in self.strategy.gradient_counts().items()
+            },
+        ]
+
+    def set_weight(self, weight):
+        """Assigns the weight."""
+        self.model.set_weights([np.array([[weight]], np.float32)])
+
+    def reset(self):
+        """All begin again with a weight of zero and a rate of one."""
+        self.strategy.settle()
+        self.set_weight(0.0)
+        self.model.optimizer.learning_rate = 1.0
+
+    # What is tried.
+
+    def rates(self, name, chief):
+        """Worker 1 sets a rate, and stops; the chief does `chief`."""
+        mine = {}
+        went_on = f"{self.method} {name} went on"
+        if self.is_chief:
+            # While it trains, another one's decision does not count.
+            mine = {**chief, 6: lambda model: handshake.wait_for(went_on)}
+        if self.worker == 1:
+            mine = {
+                2: set_rate(0.25),
+                4: stop,
+                5: lambda model: pathlib.Path(went_on).touch(),
+            }
+        self.fit(*[self.value] * 6, callbacks=[At(mine)])
+        self.note(name)
+
+    def stops(self):
+        """The chief stops after its third batch; the others would not."""
+        endless = data(self.value).repeat()
+        mine = At({3: stop} if self.is_chief else {})
+        self.model.fit(
+            endless, steps_per_epoch=10**6, verbose=0, callbacks=[mine]
+        )
+        self.note("stops")
+
+    def best(self):
+        """Stops early, and goes back to the best weights."""
+        early = keras.callbacks.EarlyStopping(
+            "val_loss", patience=1, restore_best_weights=True
+        )
+        self.fit(
+            *[2.0] * 2,
+            *[-1.0] * 20,
+            callbacks=[early],
+            steps_per_epoch=2,
+            epochs=11,
+            validation_data=data(1.0),
+        )
+        here = self.weight()
+        best = float(np.ravel(early.best_weights[0])[0])
+        self.seen["best"] = [best, here]
+
+    def assigned(self, name, by_all):
+        """The weight is assigned between two calls of `fit`."""
+        self.fit(*[self.value] * 4)
+        if by_all or self.is_chief:
+            self.set_weight(100.0)
+            between = int(self.model.optimizer.iterations.numpy())
+        else:
+            between = 0
+        self.fit(*[self.value] * 4)
+        self.note(name)
+        self.seen[name].append(between)
+
+    def outlive_chief(self):
+        """Worker 1 would stop at once; the chief never."""
+        steps = []
+
+        class Count(keras.callbacks.Callback):
+            """Counts batches, and stops after each."""
+
+            def on_train_batch_end(self, batch, logs=None):
+                steps.append(batch)
+                if len(steps) == 5:
+                    print("goes on", flush=True)
+                self.model.stop_training = True
+
+        endless = data(1.0).repeat()
+        mine = [] if self.is_chief else [Count()]
+        self.model.fit(
+            endless, steps_per_epoch=10**6, verbose=0, callbacks=mine
+        )
+        # Nor is the chief waited for, or followed, later on.
+        self.fit(1.0, 1.0, 1.0, callbacks=[At({2: stop})])
+        return len(steps)
+
+    def frozen(self):
+        """A layer is frozen for the second of three calls of `fit`."""
+        with self.strategy.scope():
+            self.model = keras.Sequential(
+                [
+                    keras.Input((1,)),
+                    keras.layers.Dense(
+                        1, use_bias=False, kernel_initializer="ones"
+                    ),
+                    AddSlope(),
+                ]
+            )
+        slope = self.model.layers[-1]
+        with self.strategy.scope():
+            optimizer = keras.optimizers.SGD(2.0**-4)
+        for trainable in (True, False, True):
+            slope.trainable = trainable
+            with self.strategy.scope():
+                self.compile(optimizer)
+            self.fit(*[self.value] * 2)
+        self.note("frozen")
+        self.seen["frozen"].append(float(slope.slope.numpy()))
+
+    def run(self, trials):
+        """Tries what is asked for, one after the other."""
+        for trial in trials:
+            if trial.startswith("halved"):
+                self.rates(trial, {3: set_rate(0.5)})
+            elif trial == "kept":
+                self.rates(trial, {})
+            elif trial == "assigned by all":
+                self.assigned(trial, by_all=True)
+            elif trial == "assigned by chief":
+                self.assigned(trial, by_all=False)
+            else:
+                getattr(self, trial)()
+            if trial != "frozen":
+                self.reset()
+        return self.seen
+
+
+def run(programs):
+    """Runs programs one after the other; reports what each has come to.
+
+    Args:
+        programs: a list of a method, the workers' values, and what is tried.
+    """
+    seen = {}
+    for method, values, trials in programs:
+        print("program", method, flush=True)
+        seen[method] = Program(method, values).run(trials)
+    handshake.report(**seen)
+
+
+def decide_alone():
+    """Without the chief's decisions; then until the chief is killed."""
+    program = Program("async", [1.0, 1.0], decisions="each")
+    mine = {1: set_rate(0.5), 2: stop} if program.worker else {}
+    program.fit(*[1.0] * 6, callbacks=[At(mine)])
+    program.note("each")
+
+    program.seen["after the chief"] = Program(
+        "async", [1.0, 1.0], worker_timeout=4.0
+    ).outlive_chief()
+    handshake.report(**program.seen)

@@ -1,0 +1,143 @@
+"""One decision for the cluster, with arithmetic models and real processes.
+
+The weight is minus the sum of all that was applied: what it must be follows
+from the values of the workers' batches, see `decision_tasks`.
+"""
+
+import pytest
+
+VALUES = (1.0, 3.0, 5.0)
+ONES = (1.0, 1.0, 1.0)
+ASSIGNED = ["assigned by all", "assigned by chief"]
+HALVED = ["halved 1", "halved 2", "halved 3", "halved 4"]
+# A method, its workers' values, what is tried of it. Where updates take
+# gradients of whoever comes first, all are the same.
+PROGRAMS = [
+    ("async", VALUES, ["kept", *ASSIGNED, "stops", "best", "frozen"]),
+    ("sync", VALUES, [*HALVED, *ASSIGNED, "stops", "best", "frozen"]),
+    ("backup", ONES, ["kept", *ASSIGNED, "stops", "best", "frozen"]),
+    ("softsync", ONES, ["kept", *ASSIGNED, "stops", "best", "frozen"]),
+    ("delay_compensation", VALUES, ["kept", "frozen"]),
+    ("averaging", ONES, ["halved 1", *ASSIGNED, "stops", "best"]),
+    ("diloco", ONES, ["halved 1", *ASSIGNED, "stops", "best"]),
+]
+
+
+def iterations(seen, name):
+    """Updates of the trial `name`: all, and by worker those accepted."""
+    names = list(seen)
+    before = names[: names.index(name)]
+    total, counts = seen[name][1:3]
+    if before:
+        total -= seen[before[-1]][1]
+        known = seen[before[-1]][2]
+        counts = {worker: n - known[worker] for worker, n in counts.items()}
+    return total, [counts[worker] for worker in sorted(counts)]
+
+
+def check_gradient_by_gradient(seen, values):
+    """`Async`: minus the sum of all."""
+    assert seen["kept"][0] == -6 * sum(values)
+    if "stops" in seen:
+        check_assigned(seen, 100 - 4 * sum(values))
+        weight, _, _ = seen["stops"]
+        _, accepted = iterations(seen, "stops")
+        assert accepted[0] == 3
+        assert weight == -sum(
+            number * value
+            for number, value in zip(accepted, values, strict=True)
+        )
+    kernel, _, _, slope = seen["frozen"]
+    assert kernel == 1 - 6 * sum(values) / 16
+    assert slope == -4 * len(values) / 16
+
+
+def check_sync(seen, values):
+    """Minus the sum of the means, at the chief's rate."""
+    mean = sum(values) / len(values)
+    for name in HALVED:
+        assert seen[name][0] == -3 * mean - 3 * mean / 2
+    check_assigned(seen, 100 - 4 * mean)
+    # Three steps of all, and one in which the others hear of it.
+    others = values[1:]
+    assert seen["stops"][0] == -3 * mean - sum(others) / len(others)
+    kernel, _, _, slope = seen["frozen"]
+    assert kernel == pytest.approx(1 - 6 * mean / 16)
+    assert slope == -4 / 16
+
+
+def check_updates(seen, values):
+    """Each update moves the weight by one, however many it is made of."""
+    assert seen["kept"][0] == -iterations(seen, "kept")[0]
+    for name in ASSIGNED:
+        weight, after, _, between = seen[name]
+        assert weight == 100 - (after - between)
+    assert seen["stops"][0] == -iterations(seen, "stops")[0]
+    kernel, updates, _, slope = seen["frozen"]
+    assert kernel == 1 - updates / 16
+    # Each call of `fit` makes two updates or more, and one is not of it.
+    assert 4 <= -slope * 16 <= updates - 2
+
+
+def check_local(seen, values, outer_rate):
+    """Means of two local steps each, times the outer rate."""
+    others = len(values) - 1
+    # The chief's third step is at the old rate, its fourth at the new one;
+    # the others hear of it when that round is over.
+    second = (1.5 + 2 * others) / len(values)
+    moved = 2 + second + 1
+    assert seen["halved 1"][0] == pytest.approx(-outer_rate * moved)
+    check_assigned(seen, 100 - outer_rate * 4)
+    # The chief has made one step in its second round, the others two; each
+    # weighs as much as it has seen of the data.
+    second = (1 * 1 + 2 * 2 * others) / (1 + 2 * others)
+    assert seen["stops"][0] == pytest.approx(-outer_rate * (2 + second))
+
+
+def check_assigned(seen, expected):
+    """The chief's assignment came between what was pushed before and after."""
+    for name in ASSIGNED:
+        assert seen[name][0] == pytest.approx(expected)
+
+
+CHECKS = {
+    "async": check_gradient_by_gradient,
+    "delay_compensation": check_gradient_by_gradient,
+    "sync": check_sync,
+    "backup": check_updates,
+    "softsync": check_updates,
+    "averaging": lambda seen, values: check_local(seen, values, 1.0),
+    "diloco": lambda seen, values: check_local(seen, values, 0.5),
+}
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_the_chief_decides_for_all(cluster, num_workers):
+    made = cluster(num_workers=num_workers)
+    made.start_servers()
+    workers = made.start_workers("decision_tasks:run", programs=PROGRAMS)
+    made.finish(timeout=240)
+
+    reports = [worker.report() for worker in workers]
+    for method, values, trials in PROGRAMS:
+        CHECKS[method](reports[0][method], values[:num_workers])
+        if "best" in trials:
+            best, _ = reports[0][method]["best"]
+            for report in reports:
+                assert report[method]["best"][1] == best
+
+
+def test_without_the_chief_each_worker_decides(cluster):
+    made = cluster(num_workers=2)
+    made.start_servers()
+    chief, other = made.start_workers("decision_tasks:decide_alone")
+    other.expect("goes on")
+    chief.kill()
+    made.finish()
+
+    seen = other.report()
+    weight, _, counts = seen["each"]
+    # Six batches of the chief, and two of the other, one at half the rate.
+    assert weight == -6 - 1 - 0.5
+    assert sorted(counts.values()) == [2, 6]
+    assert seen["after the chief"] >= 5

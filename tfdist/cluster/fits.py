@@ -1,0 +1,128 @@
+"""How far each worker has come in its calls of `fit`, and what it decided.
+
+Some numbers that each worker writes beside its sign of life in the table of
+members (`tfdist.cluster.members`), so that they are there again, too, when a
+server has been started again.
+"""
+
+import dataclasses
+import math
+import threading
+
+# Learning rates of one model's optimizers that others can follow.
+MAX_RATES = 4
+# Numbers of a `Word`.
+SIZE = 3 + MAX_RATES
+
+
+@dataclasses.dataclass(frozen=True)
+class Word:
+    """What one worker has told.
+
+    Attributes:
+      reached: How far it has come: `begun`, `ended` or `closed` of the number
+        of a call of `fit`; 0 before the first.
+      stopped: The call that it has stopped before its end; 0 for none.
+      version: Updates that it had pulled when it decided last.
+      rates: Learning rates of the optimizers that it trains with, a tuple of
+        floats.
+    """
+
+    reached: int = 0
+    stopped: int = 0
+    version: int = 0
+    rates: tuple = ()
+
+    @property
+    def number(self):
+        """The number of the call that it is in, or was in last."""
+        return math.ceil(self.reached / 3)
+
+    @property
+    def is_between_fits(self):
+        """Whether it has made its last step in that call."""
+        return self.reached > begun(self.number) > 0
+
+    def pack(self):
+        """The same as a list of `SIZE` floats."""
+        rates = [*self.rates, *[math.nan] * MAX_RATES][:MAX_RATES]
+        return [
+            float(self.reached),
+            float(self.stopped),
+            float(self.version),
+            *rates,
+        ]
+
+    @classmethod
+    def unpack(cls, numbers):
+        """The `Word` that numbers from `pack` are."""
+        reached, stopped, version, *rates = map(float, numbers)
+        known = tuple(rate for rate in rates if not math.isnan(rate))
+        return cls(int(reached), int(stopped), int(version), known)
+
+
+def begun(number):
+    """A call of `fit` makes its first step: all before it has been done."""
+    return 3 * number - 2
+
+
+def ended(number):
+    """It has made its last, and servers have all that it made."""
+    return 3 * number - 1
+
+
+def closed(number):
+    """Its callbacks have done what they do at the end of training."""
+    return 3 * number
+
+
+class Fits:
+    """What this process tells, whatever strategy it trains under.
+
+    Attributes:
+      word: The `Word`.
+    """
+
+    def __init__(self):
+        self.word = Word()
+        # Calls of `fit` of this process; the numbers of others may be ahead.
+        self.number = 0
+        self._call = None
+        # Between the thread that trains and those that write.
+        self._lock = threading.RLock()
+
+    def watch(self, call, number):
+        """Takes note of a call of `fit` that is about to begin.
+
+        Args:
+          call: A `tfdist.parameter_server.calls.Call`.
+          number: Its number.
+        """
+        with self._lock:
+            self.number = number
+            self._call = call
+            self.tell(reached=closed(number - 1))
+
+    def is_running(self):
+        """Whether the call of `fit` is under way."""
+        call = self._call
+        return call is not None and not call.is_over()
+
+    def tell(self, **changes):
+        """Changes the `word`, which travels with the next sign of life."""
+        with self._lock:
+            self.word = dataclasses.replace(self.word, **changes)
+
+    def close(self):
+        """The call of `fit` is over."""
+        with self._lock:
+            self._call = None
+            self.tell(reached=closed(self.number))
+
+    def pack(self):
+        """What is to be written, called with each sign of life."""
+        with self._lock:
+            if self._call is not None and self._call.is_over():
+                # An exception has ended it, or it had nothing to do.
+                self.close()
+            return self.word.pack()
