@@ -44,8 +44,28 @@ def is_cached(dataset):
     """
     if type(dataset).__name__ == "CacheDataset":
         return True
+    return any(is_cached(part) for part in inputs_of(dataset))
+
+
+def inputs_of(dataset):
+    """The data sets that a `tf.data.Dataset` is made of, a list.
+
+    Whether its files are enough is asked of what reads them, and not of what
+    the user does to their lines; there is no public name for it.
+    """
     # pylint: disable-next=protected-access
-    return any(is_cached(part) for part in dataset._inputs())
+    return dataset._inputs()
+
+
+def without_prefetch(dataset):
+    """The `tf.data.Dataset` before it was told to `prefetch`, if it was.
+
+    Keras prefetches what a Python generator gives. What is read and not used
+    is lost, and nothing public takes a stage of a pipeline away.
+    """
+    if type(dataset).__name__ == "_PrefetchDataset":
+        (dataset,) = inputs_of(dataset)
+    return dataset
 
 
 def add_control_inputs(operation, inputs):
@@ -211,6 +231,20 @@ def is_saving():
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith(_SAVING):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def is_building_model():
+    """Whether Keras takes a batch only to build a model for it.
+
+    It asks for that as for an epoch, and throws the iterator away. Only the
+    calls that are under way show it.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_maybe_symbolic_build":
             return True
         frame = frame.f_back
     return False

@@ -85,6 +85,8 @@ class Coordination:
         # heartbeat makes this worker leave at the end of the one before.
         self._fit = None
         self._watching = threading.RLock()
+        # Whether this worker is in a `fit` that finds no data for it.
+        self._stays_away = False
         # By ledger: the last status of all workers, and the number of the
         # arrival that this one has been waiting with, since when.
         self._status = {}
@@ -183,6 +185,7 @@ class Coordination:
         """Takes note of a `Call` of `fit`, at whose end this worker leaves."""
         with self._watching:
             self._fit = call
+            self._stays_away = False
         if self._store.local is not None:
             # From now on, or what it makes of the parameters would be late.
             for ledger in self.ledgers:
@@ -198,6 +201,8 @@ class Coordination:
                     local.flush_after_fit()
                 else:
                     self.leave()
+            if self._stays_away:
+                self._leave()
         working = local is not None and local.has_progressed()
         for ledger in self.ledgers:
             state = ledger.tick(
@@ -211,8 +216,29 @@ class Coordination:
         with self._watching:
             # Not once more when `fit` ends: others may have begun the next.
             self._fit = None
-            for ledger in self.ledgers:
-                ledger.tick(leaving=True, preempted=preemption.received())
+            self._leave()
+
+    def _leave(self):
+        for ledger in self.ledgers:
+            ledger.tick(leaving=True, preempted=preemption.received())
+
+    def stay_away(self):
+        """Tells the others, again and again, that there is no data here.
+
+        Until the next step or `fit`: others that begin to train again expect
+        whoever has left with them.
+        """
+        if self._store.local is not None:
+            self._store.local.flush(last=True)
+        with self._watching:
+            self._stays_away = True
+            self._leave()
+
+    def come_back(self):
+        """Called before a step, which may be the end of `stay_away`."""
+        if self._stays_away:
+            with self._watching:
+                self._stays_away = False
 
     def leave_all_but(self, counters):
         """Tells the others that some optimizers take no more steps here.

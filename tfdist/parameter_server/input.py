@@ -4,20 +4,25 @@ Training data is shared out over the workers; data for evaluation and
 prediction is not, so that every worker that evaluates gets the same answer.
 """
 
+import functools
 import inspect
+import types
 
 import keras
 import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist import quiet
+from tfdist.parameter_server import empty_epochs
+from tfdist.parameter_server import epoch_data
+from tfdist.parameter_server import generators
 from tfdist.parameter_server import guarding
 
 _AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 
 
 def distribute(dataset, config, store, before_training=None):
-    """The dataset that this worker iterates over.
+    """The data that this worker iterates over.
 
     Called by `strategy.experimental_distribute_dataset`, and by Keras for
     every `fit`, `evaluate` and `predict`.
@@ -26,17 +31,18 @@ def distribute(dataset, config, store, before_training=None):
       dataset: A `tf.data.Dataset`. Its `AutoShardPolicy` says how it is
         shared out: FILE and DATA as TensorFlow defines them, AUTO (default)
         by file where there are enough files and no cache and else by element,
-        OFF not at all.
+        OFF not at all. What Keras makes of a Python generator: `generators`.
       config: The `ClusterConfig`.
       store: The `ParameterStore`; its replicas are refreshed before an
         evaluation.
       before_training: Called, if given, before this worker begins to train.
 
     Returns:
-      A `tf.data.Dataset`.
+      A `tf.data.Dataset`; for Keras an `EpochData`.
 
     Raises:
-      ValueError: The data has fewer elements than there are shares.
+      ValueError: The data is known to have fewer elements, or files, than
+        there are shares.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
@@ -44,6 +50,9 @@ def distribute(dataset, config, store, before_training=None):
             f"{type(dataset).__name__}."
         )
     purpose, frame = _keras_purpose()
+    if frame is None:
+        return _share_out(dataset, config)
+    model = frame.f_locals["self"]
     if purpose == "evaluate":
         store.pull()
     if purpose == "train":
@@ -51,20 +60,56 @@ def distribute(dataset, config, store, before_training=None):
             before_training()
         store.watch(frame)
         if store.recovery is not None:
-            guarding.guard(frame.f_locals["self"], store.call)
-    if purpose in ("evaluate", "validate") or config.num_workers == 1:
+            guarding.guard(
+                model, functools.partial(empty_epochs.call, store)
+            )
+    mine = dataset
+    if purpose == "train":
+        x = frame.f_locals["x"]
+        mine = _share_out(dataset, config, x, _data_adapter())
+    return epoch_data.EpochData(mine, dataset, model)
+
+
+def _share_out(dataset, config, x=None, adapter=None):
+    """This worker's share of a data set.
+
+    Args:
+      dataset: A `tf.data.Dataset`.
+      config: The `ClusterConfig`.
+      x: What Keras's `fit` was called with, if it was.
+      adapter: The Keras `DataAdapter` that has made `dataset` of it.
+
+    Returns:
+      A `tf.data.Dataset`.
+    """
+    if config.num_workers == 1:
         return dataset
     number, mine = config.data_share
     policy = dataset.options().experimental_distribute.auto_shard_policy
-    if policy == _AutoShardPolicy.OFF:
+    if policy == _AutoShardPolicy.OFF or number == 1:
         return dataset
+    if isinstance(x, types.GeneratorType):
+        return generators.share(dataset, adapter, number, mine)
     if policy == _AutoShardPolicy.AUTO:
-        policy = _AutoShardPolicy.DATA
-        if _has_enough_files(dataset, number):
-            policy = _AutoShardPolicy.FILE
-    shared = _share(dataset, policy, number, mine)
-    cardinality = int(dataset.cardinality())
-    if policy == _AutoShardPolicy.DATA and cardinality >= 0:
+        by_file = not private_tensorflow.is_cached(dataset)
+        by_file = by_file and _has_enough_files(dataset, number)
+    else:
+        by_file = policy == _AutoShardPolicy.FILE
+        if by_file and not _has_enough_files(dataset, number):
+            raise ValueError(
+                "A data set with `AutoShardPolicy.FILE` must read a file for "
+                "each worker of the cluster. Received: fewer files than "
+                f"{number} workers. Use `AutoShardPolicy.DATA`, or start "
+                "fewer workers."
+            )
+    if by_file:
+        shared = _share_by_file(dataset, number, mine)
+        return _with_policy(shared, _AutoShardPolicy.OFF)
+    shared = dataset.shard(number, mine)
+    cardinality = None if adapter is None else adapter.num_batches
+    if cardinality is None:
+        cardinality = int(dataset.cardinality())
+    if cardinality >= 0:
         if cardinality < number:
             raise ValueError(
                 "The data set must have a batch (an element) for each worker "
@@ -85,10 +130,38 @@ def _with_policy(dataset, policy):
         return dataset.with_options(options)
 
 
-def _share(dataset, policy, num_workers, index):
+def _share_by_file(dataset, num_workers, index):
+    """The share of a worker of the files that a data set reads.
+
+    Raises:
+      tf.errors.NotFoundError: It reads none.
+    """
     return private_tensorflow.auto_shard_dataset(
-        _with_policy(dataset, policy), num_workers, index
+        _with_policy(dataset, _AutoShardPolicy.FILE), num_workers, index
     )
+
+
+def _reads_files(dataset):
+    try:
+        _share_by_file(dataset, 2, 0)
+    except tf.errors.NotFoundError:
+        return False
+    return True
+
+
+def _readers(dataset):
+    """The parts of a data set that read files, as near to them as can be.
+
+    Args:
+      dataset: A `tf.data.Dataset` that reads files.
+
+    Returns:
+      A list of `tf.data.Dataset`.
+    """
+    parts = private_tensorflow.inputs_of(dataset)
+    if not parts or not all(map(_reads_files, parts)):
+        return [dataset]
+    return [reader for part in parts for reader in _readers(part)]
 
 
 def _has_enough_files(dataset, num_workers):
@@ -96,14 +169,15 @@ def _has_enough_files(dataset, num_workers):
 
     TensorFlow says so only when the first element is asked for, and only to
     some workers; so all of them ask for that of the first worker, and come
-    to the same answer.
+    to the same answer. Nothing is asked of data that is not from files, and
+    nothing is done with what is read.
     """
-    if private_tensorflow.is_cached(dataset):
+    if not _reads_files(dataset):
         return False
     try:
-        shared = _share(dataset, _AutoShardPolicy.FILE, num_workers, 0)
-        next(iter(shared), None)
-    except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
+        for reader in _readers(dataset):
+            next(iter(_share_by_file(reader, num_workers, 0)), None)
+    except tf.errors.InvalidArgumentError:
         return False
     return True
 
@@ -155,6 +229,22 @@ def _keras_purpose():
                     return "validate" if training else "train", frame
             frame = frame.f_back
         return None, None
+    finally:
+        del frame
+
+
+def _data_adapter():
+    """The Keras `DataAdapter` of the data that a Keras model asks for."""
+    frame = inspect.currentframe()
+    try:
+        while frame.f_code.co_name != "fit":
+            caller = frame.f_locals.get("self")
+            if frame.f_code.co_name == "__init__" and hasattr(
+                caller, "data_adapter"
+            ):
+                return caller.data_adapter
+            frame = frame.f_back
+        raise RuntimeError("Keras's `fit` asks for data in an unknown way.")
     finally:
         del frame
 
