@@ -44,17 +44,41 @@ def is_cached(dataset):
     """
     if type(dataset).__name__ == "CacheDataset":
         return True
-    return any(is_cached(part) for part in inputs_of(dataset))
-
-
-def inputs_of(dataset):
-    """The data sets that a `tf.data.Dataset` is made of, a list.
-
-    Whether its files are enough is asked of what reads them, and not of what
-    the user does to their lines; there is no public name for it.
-    """
     # pylint: disable-next=protected-access
-    return dataset._inputs()
+    return any(is_cached(part) for part in dataset._inputs())
+
+
+# What hands on what other data sets read.
+_PLAIN_STAGES = (
+    "_BatchDataset",
+    "_ConcatenateDataset",
+    "_FilterDataset",
+    "_MapDataset",
+    "_OptionsDataset",
+    "_PaddedBatchDataset",
+    "_ParallelBatchDataset",
+    "_ParallelMapDataset",
+    "_PrefetchDataset",
+    "_RepeatDataset",
+    "_ShuffleDataset",
+    "_SkipDataset",
+    "_TakeDataset",
+    "_ZipDataset",
+)
+
+
+def readers_of(dataset):
+    """The parts of a `tf.data.Dataset` that read its files, a list.
+
+    Whether there are enough files is asked of these, and not of what the user
+    does to their lines. What a data set is made of has no public name; where
+    it is not known, the list has the whole.
+    """
+    if type(dataset).__name__ not in _PLAIN_STAGES:
+        return [dataset]
+    # pylint: disable-next=protected-access
+    parts = dataset._inputs()
+    return [reader for part in parts for reader in readers_of(part)]
 
 
 def without_prefetch(dataset):
@@ -64,7 +88,8 @@ def without_prefetch(dataset):
     is lost, and nothing public takes a stage of a pipeline away.
     """
     if type(dataset).__name__ == "_PrefetchDataset":
-        (dataset,) = inputs_of(dataset)
+        # pylint: disable-next=protected-access
+        (dataset,) = dataset._inputs()
     return dataset
 
 

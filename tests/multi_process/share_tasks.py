@@ -107,7 +107,9 @@ def _strategy(method, workers):
     alone = synchronization.Sync(backup_workers=workers - 1, on_drop="retry")
     make = {
         "Async": lambda: tfdist.AsyncStrategy(**kwargs),
-        "Sync": lambda: tfdist.SyncStrategy(**kwargs),
+        "Sync": lambda: tfdist.ParameterServerStrategy(
+            synchronization=synchronization.Sync(), **kwargs
+        ),
         "backup workers": lambda: tfdist.ParameterServerStrategy(
             synchronization=alone, **kwargs
         ),

@@ -22,11 +22,13 @@ class EpochData:
       dataset: The `tf.data.Dataset` of this worker.
       source: That of all workers, for elements where this one has none.
       model: The `keras.Model` that asks.
+      readers: The `Readers` of the data.
     """
 
-    def __init__(self, dataset, source, model):
+    def __init__(self, dataset, source, model, readers):
         self._dataset = dataset
         self._source = source
+        self._readers = readers
         self._is_built = model.built
         # The iterator of the first epoch, where an element of it is known.
         self._begun = None
@@ -34,6 +36,7 @@ class EpochData:
     def __iter__(self):
         if private_tensorflow.is_building_model():
             return iter([self._batch_to_build_for()])
+        self._readers.begin()
         begun, self._begun = self._begun, None
         return iter(self._dataset) if begun is None else begun
 
@@ -41,6 +44,7 @@ class EpochData:
         spec = self._dataset.element_spec
         if all(map(self._says_enough, keras.tree.flatten(spec))):
             return keras.tree.map_structure(_without_optional, spec)
+        self._readers.begin()
         iterator = iter(self._dataset)
         first = next(iterator, None)
         if first is not None:

@@ -17,6 +17,7 @@ from tfdist.parameter_server import empty_epochs
 from tfdist.parameter_server import epoch_data
 from tfdist.parameter_server import generators
 from tfdist.parameter_server import guarding
+from tfdist.parameter_server import py_datasets
 
 _AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 
@@ -63,11 +64,20 @@ def distribute(dataset, config, store, before_training=None):
             guarding.guard(
                 model, functools.partial(empty_epochs.call, store)
             )
-    mine = dataset
-    if purpose == "train":
-        x = frame.f_locals["x"]
-        mine = _share_out(dataset, config, x, _data_adapter())
-    return epoch_data.EpochData(mine, dataset, model)
+    adapter = _data_adapter()
+    if purpose != "train":
+        readers = py_datasets.Readers(adapter)
+        return epoch_data.EpochData(dataset, dataset, model, readers)
+    mine = _share_out(dataset, config, frame.f_locals["x"], adapter)
+    readers = py_datasets.Readers(
+        adapter, frame.f_locals["steps_per_epoch"], _shares(config)[0]
+    )
+    return epoch_data.EpochData(mine, dataset, model, readers)
+
+
+def _shares(config):
+    """The number of shares, and this worker's; that of a `ClusterConfig`."""
+    return (1, 0) if config.num_workers == 1 else config.data_share
 
 
 def _share_out(dataset, config, x=None, adapter=None):
@@ -82,9 +92,7 @@ def _share_out(dataset, config, x=None, adapter=None):
     Returns:
       A `tf.data.Dataset`.
     """
-    if config.num_workers == 1:
-        return dataset
-    number, mine = config.data_share
+    number, mine = _shares(config)
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy == _AutoShardPolicy.OFF or number == 1:
         return dataset
@@ -106,17 +114,15 @@ def _share_out(dataset, config, x=None, adapter=None):
         shared = _share_by_file(dataset, number, mine)
         return _with_policy(shared, _AutoShardPolicy.OFF)
     shared = dataset.shard(number, mine)
-    cardinality = None if adapter is None else adapter.num_batches
-    if cardinality is None:
-        cardinality = int(dataset.cardinality())
+    cardinality = int(dataset.cardinality())
+    count = cardinality if adapter is None else adapter.num_batches
+    if count is not None and 0 <= count < number:
+        raise ValueError(
+            "The data set must have a batch (an element) for each worker "
+            f"of the cluster. Received: {count} for {number} workers. "
+            "Make the batches smaller, or start fewer workers."
+        )
     if cardinality >= 0:
-        if cardinality < number:
-            raise ValueError(
-                "The data set must have a batch (an element) for each worker "
-                f"of the cluster. Received: {cardinality} for "
-                f"{number} workers. Make the batches smaller, or "
-                "start fewer workers."
-            )
         size = cardinality // number + (mine < cardinality % number)
         shared = shared.apply(tf.data.experimental.assert_cardinality(size))
     return _with_policy(shared, _AutoShardPolicy.OFF)
@@ -143,25 +149,11 @@ def _share_by_file(dataset, num_workers, index):
 
 def _reads_files(dataset):
     try:
+        # Nothing is looked for where there is one worker.
         _share_by_file(dataset, 2, 0)
     except tf.errors.NotFoundError:
         return False
     return True
-
-
-def _readers(dataset):
-    """The parts of a data set that read files, as near to them as can be.
-
-    Args:
-      dataset: A `tf.data.Dataset` that reads files.
-
-    Returns:
-      A list of `tf.data.Dataset`.
-    """
-    parts = private_tensorflow.inputs_of(dataset)
-    if not parts or not all(map(_reads_files, parts)):
-        return [dataset]
-    return [reader for part in parts for reader in _readers(part)]
 
 
 def _has_enough_files(dataset, num_workers):
@@ -175,7 +167,7 @@ def _has_enough_files(dataset, num_workers):
     if not _reads_files(dataset):
         return False
     try:
-        for reader in _readers(dataset):
+        for reader in private_tensorflow.readers_of(dataset):
             next(iter(_share_by_file(reader, num_workers, 0)), None)
     except tf.errors.InvalidArgumentError:
         return False
@@ -237,14 +229,9 @@ def _data_adapter():
     """The Keras `DataAdapter` of the data that a Keras model asks for."""
     frame = inspect.currentframe()
     try:
-        while frame.f_code.co_name != "fit":
-            caller = frame.f_locals.get("self")
-            if frame.f_code.co_name == "__init__" and hasattr(
-                caller, "data_adapter"
-            ):
-                return caller.data_adapter
+        while frame.f_code.co_name != "__init__":
             frame = frame.f_back
-        raise RuntimeError("Keras's `fit` asks for data in an unknown way.")
+        return frame.f_locals["self"].data_adapter
     finally:
         del frame
 
