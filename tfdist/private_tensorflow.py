@@ -81,6 +81,15 @@ def readers_of(dataset):
     return [reader for part in parts for reader in readers_of(part)]
 
 
+def adapts_generator(adapter):
+    """Whether a Keras `DataAdapter` is that of a Python generator.
+
+    Its `generator` makes iterators of what is left; of other adapters, only
+    that of Python generators reads what can be read once only.
+    """
+    return type(adapter).__name__ == "GeneratorDataAdapter"
+
+
 def without_prefetch(dataset):
     """The `tf.data.Dataset` before it was told to `prefetch`, if it was.
 

@@ -154,9 +154,7 @@ def train(method, workers, programs):
         results[name] = {
             "seen": seen.copy(),
             "weight": model.get_weights()[0].item(),
-            "loss": model.evaluate(
-                np.ones(_SHAPE), np.ones(_SHAPE), verbose=0
-            ),
+            "loss": model.evaluate(np.ones(_SHAPE), np.ones(_SHAPE), verbose=0),
         }
         seen.clear()
         # Nobody trains on before all have looked.

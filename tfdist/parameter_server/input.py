@@ -6,7 +6,6 @@ prediction is not, so that every worker that evaluates gets the same answer.
 
 import functools
 import inspect
-import types
 
 import keras
 import tensorflow as tf
@@ -51,9 +50,7 @@ def distribute(dataset, config, store, before_training=None):
             f"{type(dataset).__name__}."
         )
     purpose, frame = _keras_purpose()
-    if frame is None:
-        return _share_out(dataset, config)
-    model = frame.f_locals["self"]
+    adapter = _data_adapter(frame)
     if purpose == "evaluate":
         store.pull()
     if purpose == "train":
@@ -61,18 +58,18 @@ def distribute(dataset, config, store, before_training=None):
             before_training()
         store.watch(frame)
         if store.recovery is not None:
-            guarding.guard(
-                model, functools.partial(empty_epochs.call, store)
-            )
-    adapter = _data_adapter()
-    if purpose != "train":
-        readers = py_datasets.Readers(adapter)
-        return epoch_data.EpochData(dataset, dataset, model, readers)
-    mine = _share_out(dataset, config, frame.f_locals["x"], adapter)
-    readers = py_datasets.Readers(
-        adapter, frame.f_locals["steps_per_epoch"], _shares(config)[0]
-    )
-    return epoch_data.EpochData(mine, dataset, model, readers)
+            call = functools.partial(empty_epochs.call, store)
+            guarding.guard(frame.f_locals["self"], call)
+    shared, steps_per_epoch = dataset, None
+    if purpose not in ("evaluate", "validate"):
+        if adapter is not None:
+            steps_per_epoch = frame.f_locals["steps_per_epoch"]
+        shared = _share_out(dataset, config, adapter)
+    if adapter is None:
+        return shared
+    readers = py_datasets.Readers(adapter, steps_per_epoch, _shares(config)[0])
+    model = frame.f_locals["self"]
+    return epoch_data.EpochData(shared, dataset, model, readers)
 
 
 def _shares(config):
@@ -80,14 +77,13 @@ def _shares(config):
     return (1, 0) if config.num_workers == 1 else config.data_share
 
 
-def _share_out(dataset, config, x=None, adapter=None):
+def _share_out(dataset, config, adapter):
     """This worker's share of a data set.
 
     Args:
       dataset: A `tf.data.Dataset`.
       config: The `ClusterConfig`.
-      x: What Keras's `fit` was called with, if it was.
-      adapter: The Keras `DataAdapter` that has made `dataset` of it.
+      adapter: The Keras `DataAdapter` that has made it; None if none has.
 
     Returns:
       A `tf.data.Dataset`.
@@ -96,8 +92,11 @@ def _share_out(dataset, config, x=None, adapter=None):
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy == _AutoShardPolicy.OFF or number == 1:
         return dataset
-    if isinstance(x, types.GeneratorType):
+    if private_tensorflow.adapts_generator(adapter):
         return generators.share(dataset, adapter, number, mine)
+    if policy == _AutoShardPolicy.HINT:
+        shared = _auto_shard(dataset, policy, number, mine)
+        return _with_policy(shared, _AutoShardPolicy.OFF)
     if policy == _AutoShardPolicy.AUTO:
         by_file = not private_tensorflow.is_cached(dataset)
         by_file = by_file and _has_enough_files(dataset, number)
@@ -111,7 +110,7 @@ def _share_out(dataset, config, x=None, adapter=None):
                 "fewer workers."
             )
     if by_file:
-        shared = _share_by_file(dataset, number, mine)
+        shared = _auto_shard(dataset, _AutoShardPolicy.FILE, number, mine)
         return _with_policy(shared, _AutoShardPolicy.OFF)
     shared = dataset.shard(number, mine)
     cardinality = int(dataset.cardinality())
@@ -136,21 +135,16 @@ def _with_policy(dataset, policy):
         return dataset.with_options(options)
 
 
-def _share_by_file(dataset, num_workers, index):
-    """The share of a worker of the files that a data set reads.
-
-    Raises:
-      tf.errors.NotFoundError: It reads none.
-    """
+def _auto_shard(dataset, policy, num_workers, index):
     return private_tensorflow.auto_shard_dataset(
-        _with_policy(dataset, _AutoShardPolicy.FILE), num_workers, index
+        _with_policy(dataset, policy), num_workers, index
     )
 
 
 def _reads_files(dataset):
     try:
         # Nothing is looked for where there is one worker.
-        _share_by_file(dataset, 2, 0)
+        _auto_shard(dataset, _AutoShardPolicy.FILE, 2, 0)
     except tf.errors.NotFoundError:
         return False
     return True
@@ -168,7 +162,8 @@ def _has_enough_files(dataset, num_workers):
         return False
     try:
         for reader in private_tensorflow.readers_of(dataset):
-            next(iter(_share_by_file(reader, num_workers, 0)), None)
+            shared = _auto_shard(reader, _AutoShardPolicy.FILE, num_workers, 0)
+            next(iter(shared), None)
     except tf.errors.InvalidArgumentError:
         return False
     return True
@@ -225,13 +220,23 @@ def _keras_purpose():
         del frame
 
 
-def _data_adapter():
-    """The Keras `DataAdapter` of the data that a Keras model asks for."""
+def _data_adapter(call):
+    """The Keras `DataAdapter` of the data that is asked for.
+
+    Args:
+      call: The frame of a Keras model's method, or None.
+
+    Returns:
+      None if not Keras asks, but the user, in a callback or a `fit` of theirs.
+    """
     frame = inspect.currentframe()
     try:
-        while frame.f_code.co_name != "__init__":
+        while call is not None and frame is not call:
+            if frame.f_code.co_name == "__init__":
+                caller = frame.f_locals["self"]
+                return getattr(caller, "data_adapter", None)
             frame = frame.f_back
-        return frame.f_locals["self"].data_adapter
+        return None
     finally:
         del frame
 
