@@ -53,13 +53,14 @@ def _from_generator(number):
     ).prefetch(2)
 
 
-def _one_full_file(workers, full):
-    """A file for each worker; nothing of all but one passes a filter."""
+def _files(workers, full, others=0):
+    """A file for each worker; of those of others less passes a filter."""
     names = []
     for worker in range(workers):
-        path = pathlib.Path(f"{full}-{worker}-{tasks.label()}.txt")
-        sign = 1 if worker == full else -1
-        path.write_text("".join(f"{sign * k}\n" for k in range(1, STEPS + 1)))
+        path = pathlib.Path(f"{full}-{others}-{worker}-{tasks.label()}.txt")
+        last = STEPS if worker == full else others
+        numbers = [k if k <= last else -k for k in range(1, STEPS + 1)]
+        path.write_text("".join(f"{number}\n" for number in numbers))
         names.append(str(path))
 
     def parse(line):
@@ -91,8 +92,15 @@ PROGRAMS = {
     "generator": lambda n: [
         {"x": _generate(range(1, STEPS * n + 1)), "epochs": 2}
     ],
-    "other file": lambda n: [{"x": _one_full_file(n, n - 1), "epochs": 2}],
-    "first file": lambda n: [{"x": _one_full_file(n, 0), "epochs": 2}],
+    "last file": lambda n: [{"x": _files(n, n - 1), "epochs": 2}],
+    "first file": lambda n: [{"x": _files(n, 0), "epochs": 2}],
+    "first file longer": lambda n: [
+        {
+            "x": _files(n, 0, STEPS // 2),
+            "steps_per_epoch": STEPS // 2,
+            "epochs": 2,
+        }
+    ],
     "tf.data": lambda n: [{"x": _from_generator(STEPS * n)}],
     "PyDataset": lambda n: [{"x": _Batches(STEPS * n), "shuffle": False}],
     "threads": lambda n: [

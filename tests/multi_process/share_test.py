@@ -20,6 +20,12 @@ METHODS = [
 def shares(name, workers):
     """Returns what each worker is to train on, by hand."""
     steps = share_tasks.STEPS
+    if name == "first file longer":
+        # Half of them in the first epoch, and the first worker goes on.
+        half = [*range(1, steps // 2 + 1)]
+        return [
+            [*range(1, steps + 1)] if k == 0 else half for k in range(workers)
+        ]
     if "file" in name:
         # One has the numbers, over again in each of two epochs.
         full = 0 if name == "first file" else workers - 1
@@ -77,6 +83,10 @@ def test_every_batch_is_trained_on_once(zygote, tmp_path, method, workers):
     with ClusterUnderTest(zygote, tmp_path, num_workers=workers) as cluster:
         cluster.start_servers()
         names = list(share_tasks.PROGRAMS)
+        if workers == 2:
+            # The chief, which has the first values, begins without data.
+            names.remove("last file")
+            names.insert(0, "last file")
         tasks = cluster.start_workers(
             "share_tasks:train", method=method, workers=workers, programs=names
         )
@@ -102,8 +112,10 @@ def test_every_batch_is_trained_on_once(zygote, tmp_path, method, workers):
             # Of an input of one.
             assert report[name]["loss"] == report[name]["weight"], name
     for worker, output in enumerate(outputs):
-        alone = 2 * sum(
-            not shares(n, workers)[worker] for n in ("first file", "other file")
+        # In both epochs where the file is empty; in the second one of the
+        # generator, and of the shorter files.
+        files = (
+            not shares(n, workers)[worker] for n in ("first file", "last file")
         )
-        # And all of them in the second epoch of the generator.
-        assert output.count("no data for this worker") == 1 + alone
+        expected = 2 * sum(files) + 1 + (worker > 0)
+        assert output.count("no data for this worker") == expected
