@@ -85,8 +85,9 @@ class Coordination:
         # heartbeat makes this worker leave at the end of the one before.
         self._fit = None
         self._watching = threading.RLock()
-        # Whether this worker is in a `fit` that finds no data for it.
-        self._stays_away = False
+        # Steps that this worker had begun to send when it last found no data;
+        # None if it has begun a `fit` since.
+        self._without_data = None
         # By ledger: the last status of all workers, and the number of the
         # arrival that this one has been waiting with, since when.
         self._status = {}
@@ -185,7 +186,7 @@ class Coordination:
         """Takes note of a `Call` of `fit`, at whose end this worker leaves."""
         with self._watching:
             self._fit = call
-            self._stays_away = False
+            self._without_data = None
         if self._store.local is not None:
             # From now on, or what it makes of the parameters would be late.
             for ledger in self.ledgers:
@@ -201,7 +202,8 @@ class Coordination:
                     local.flush_after_fit()
                 else:
                     self.leave()
-            if self._stays_away:
+            known = self._without_data
+            if known is not None and known == self._store.journal.begun:
                 self._leave()
         working = local is not None and local.has_progressed()
         for ledger in self.ledgers:
@@ -225,20 +227,14 @@ class Coordination:
     def stay_away(self):
         """Tells the others, again and again, that there is no data here.
 
-        Until the next step or `fit`: others that begin to train again expect
-        whoever has left with them.
+        Until the next exchange or `fit`: others that begin to train again
+        expect whoever has left with them.
         """
         if self._store.local is not None:
             self._store.local.flush(last=True)
         with self._watching:
-            self._stays_away = True
+            self._without_data = self._store.journal.begun
             self._leave()
-
-    def come_back(self):
-        """Called before a step, which may be the end of `stay_away`."""
-        if self._stays_away:
-            with self._watching:
-                self._stays_away = False
 
     def leave_all_but(self, counters):
         """Tells the others that some optimizers take no more steps here.

@@ -21,9 +21,6 @@ def call(store, function, *args):
     Returns:
       What it returns.
     """
-    coordination = store.coordination
-    if coordination is not None:
-        coordination.come_back()
     try:
         return store.call(function, *args)
     except (StopIteration, tf.errors.OutOfRangeError):
@@ -32,8 +29,8 @@ def call(store, function, *args):
                 "There is no data for this worker in this epoch: it trains on "
                 "nothing, and nobody waits for it."
             )
-            if coordination is not None:
-                coordination.stay_away()
+            if store.coordination is not None:
+                store.coordination.stay_away()
         raise
 
 
