@@ -48,6 +48,60 @@ def is_cached(dataset):
     return any(is_cached(part) for part in dataset._inputs())
 
 
+# What hands on what other data sets read.
+_PLAIN_STAGES = (
+    "_BatchDataset",
+    "_ConcatenateDataset",
+    "_FilterDataset",
+    "_MapDataset",
+    "_OptionsDataset",
+    "_PaddedBatchDataset",
+    "_ParallelBatchDataset",
+    "_ParallelMapDataset",
+    "_PrefetchDataset",
+    "_RepeatDataset",
+    "_ShuffleDataset",
+    "_SkipDataset",
+    "_TakeDataset",
+    "_ZipDataset",
+)
+
+
+def readers_of(dataset):
+    """The parts of a `tf.data.Dataset` that read its files, a list.
+
+    Whether there are enough files is asked of these, and not of what the user
+    does to their lines. What a data set is made of has no public name; where
+    it is not known, the list has the whole.
+    """
+    if type(dataset).__name__ not in _PLAIN_STAGES:
+        return [dataset]
+    # pylint: disable-next=protected-access
+    parts = dataset._inputs()
+    return [reader for part in parts for reader in readers_of(part)]
+
+
+def adapts_generator(adapter):
+    """Whether a Keras `DataAdapter` is that of a Python generator.
+
+    Its `generator` makes iterators of what is left; of other adapters, only
+    that of Python generators reads what can be read once only.
+    """
+    return type(adapter).__name__ == "GeneratorDataAdapter"
+
+
+def without_prefetch(dataset):
+    """The `tf.data.Dataset` before it was told to `prefetch`, if it was.
+
+    Keras prefetches what a Python generator gives. What is read and not used
+    is lost, and nothing public takes a stage of a pipeline away.
+    """
+    if type(dataset).__name__ == "_PrefetchDataset":
+        # pylint: disable-next=protected-access
+        (dataset,) = dataset._inputs()
+    return dataset
+
+
 def add_control_inputs(operation, inputs):
     """Makes `operation` run after `inputs`, which were built later.
 
@@ -211,6 +265,20 @@ def is_saving():
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith(_SAVING):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def is_building_model():
+    """Whether Keras takes a batch only to build a model for it.
+
+    It asks for that as for an epoch, and throws the iterator away. Only the
+    calls that are under way show it.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_maybe_symbolic_build":
             return True
         frame = frame.f_back
     return False

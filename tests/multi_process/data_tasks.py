@@ -151,10 +151,29 @@ def train_on_each_kind():
     handshake.report(seen=result, updates=strategy.updates_applied())
 
 
+class _OneBatch(_Numbers):
+    """A `PyDataset` of one batch."""
+
+    def __len__(self):
+        return 1
+
+
 def train_on_one_batch():
     """Trains on data that has a share for the first worker alone."""
     strategy = tfdist.AsyncStrategy(start_timeout=60.0)
     model = tasks.build_sum_of_weights(strategy)
+    messages = []
+    for data in (
+        {"x": _ids(), "y": _ids(), "batch_size": EXAMPLES},
+        {"x": _OneBatch()},
+        {"x": _files(_POLICY.FILE, (EXAMPLES,))},
+        {"x": _with_policy(_slices().batch(BATCH_SIZE), _POLICY.FILE)},
+    ):
+        try:
+            model.fit(**data, verbose=0)
+        except ValueError as error:
+            messages.append(str(error))
+    handshake.report(messages=messages, updates=strategy.updates_applied())
     model.fit(_slices().batch(EXAMPLES), verbose=0)
 
 

@@ -70,13 +70,25 @@ def test_uneven_shares_hang_nobody(reports):
 def test_less_data_than_workers_is_refused_by_all_of_them(cluster):
     made = cluster(num_workers=2)
     made.start_servers()
+    too_few = (
+        "The data set must have a batch (an element) for each worker of the "
+        "cluster. Received: 1 for 2 workers."
+    )
+    files = (
+        "A data set with `AutoShardPolicy.FILE` must read a file for each "
+        "worker of the cluster. Received: fewer files than 2 workers."
+    )
     for worker in made.start_workers("data_tasks:train_on_one_batch"):
         assert worker.wait() == 1
         message = worker.output().splitlines()[-1]
-        assert message.startswith(
-            "ValueError: The data set must have a batch (an element) for each "
-            "worker of the cluster. Received: 1 for 2 workers."
-        )
+        assert message.startswith(f"ValueError: {too_few}")
+        report = worker.report()
+        for message, expected in zip(
+            report["messages"], [too_few, too_few, files, files], strict=True
+        ):
+            assert message.startswith(expected)
+        # All before the first step.
+        assert report["updates"] == [0]
 
 
 def test_every_worker_evaluates_to_the_same_numbers(cluster):

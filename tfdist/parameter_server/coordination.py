@@ -99,6 +99,9 @@ class Coordination:
         # heartbeat makes this worker leave at the end of the one before.
         self._fit = None
         self._watching = threading.RLock()
+        # Steps that this worker had begun to send when it last found no data;
+        # None if it has begun a `fit` since.
+        self._without_data = None
         # By ledger: the last status of all workers, and the number of the
         # arrival that this one has been waiting with, since when.
         self._status = {}
@@ -246,6 +249,7 @@ class Coordination:
         with self._watching:
             self._fit = call
             self._num_fits += 1
+            self._without_data = None
         if self._store.local is not None:
             # From now on, or what it makes of the parameters would be late.
             for ledger in self.ledgers:
@@ -259,6 +263,9 @@ class Coordination:
                 # If an exception has ended it, local steps may be left. The
                 # others do not wait for them.
                 self.leave()
+            known = self._without_data
+            if known is not None and known == self._store.journal.begun:
+                self._leave()
         working = local is not None and local.has_progressed()
         for ledger in self.ledgers:
             state = ledger.tick(
@@ -272,8 +279,23 @@ class Coordination:
         with self._watching:
             # Not once more when `fit` ends: others may have begun the next.
             self._fit = None
-            for ledger in self.ledgers:
-                ledger.tick(leaving=True, preempted=preemption.received())
+            self._leave()
+
+    def _leave(self):
+        for ledger in self.ledgers:
+            ledger.tick(leaving=True, preempted=preemption.received())
+
+    def stay_away(self):
+        """Tells the others, again and again, that there is no data here.
+
+        Until the next exchange or `fit`: others that begin to train again
+        expect whoever has left with them.
+        """
+        if self._store.local is not None:
+            self._store.local.flush(last=True)
+        with self._watching:
+            self._without_data = self._store.journal.begun
+            self._leave()
 
     def leave_all_but(self, counters):
         """Tells the others that some optimizers take no more steps here.

@@ -180,18 +180,24 @@ class Following:
             return True
         return before[0]() is model and before[1] != trained
 
-    def call(self, function, *args):
-        """Calls a `train_function` of Keras."""
+    def call(self, call, function, *args):
+        """Calls a `train_function` of Keras.
+
+        Args:
+          call: Callable of it and its arguments that does so.
+          function: The `train_function`.
+          *args: Its arguments.
+        """
         fit = self._fit
         if fit is None:
-            return self._store.call_in_fit(function, *args)
+            return call(function, *args)
         if not fit.is_in_loop:
             self._begin_loop(fit)
         if self.is_chief:
             self._tell_rates(fit)
         else:
             self._adopt_rates(fit)
-        result = self._store.call_in_fit(function, *args)
+        result = call(function, *args)
         if not self.is_chief:
             self._look(fit)
         return result

@@ -4,6 +4,7 @@ Training data is shared out over the workers; data for evaluation and
 prediction is not, so that every worker that evaluates gets the same answer.
 """
 
+import functools
 import inspect
 
 import keras
@@ -11,13 +12,17 @@ import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist import quiet
+from tfdist.parameter_server import empty_epochs
+from tfdist.parameter_server import epoch_data
+from tfdist.parameter_server import generators
 from tfdist.parameter_server import guarding
+from tfdist.parameter_server import py_datasets
 
 _AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 
 
 def distribute(dataset, config, store, before_training=None):
-    """The dataset that this worker iterates over.
+    """The data that this worker iterates over.
 
     Called by `strategy.experimental_distribute_dataset`, and by Keras for
     every `fit`, `evaluate` and `predict`.
@@ -26,17 +31,18 @@ def distribute(dataset, config, store, before_training=None):
       dataset: A `tf.data.Dataset`. Its `AutoShardPolicy` says how it is
         shared out: FILE and DATA as TensorFlow defines them, AUTO (default)
         by file where there are enough files and no cache and else by element,
-        OFF not at all.
+        OFF not at all. What Keras makes of a Python generator: `generators`.
       config: The `ClusterConfig`.
       store: The `ParameterStore`; its replicas are refreshed before an
         evaluation.
       before_training: Called, if given, before this worker begins to train.
 
     Returns:
-      A `tf.data.Dataset`.
+      A `tf.data.Dataset`; for Keras an `EpochData`.
 
     Raises:
-      ValueError: The data has fewer elements than there are shares.
+      ValueError: The data is known to have fewer elements, or files, than
+        there are shares.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
@@ -44,40 +50,86 @@ def distribute(dataset, config, store, before_training=None):
             f"{type(dataset).__name__}."
         )
     purpose, frame = _keras_purpose()
+    adapter = _data_adapter(frame)
     if purpose == "evaluate":
         store.pull()
     if purpose == "train":
         if before_training is not None:
             before_training()
-        call = store.call_in_fit
+        call = functools.partial(empty_epochs.call, store)
         if store.following is not None:
             store.following.watch(frame)
-            call = store.following.call
+            call = functools.partial(store.following.call, call)
         store.watch(frame)
         if store.recovery is not None:
             guarding.guard(frame.f_locals["self"], call)
-    if purpose in ("evaluate", "validate") or config.num_workers == 1:
-        return dataset
-    number, mine = config.data_share
-    policy = dataset.options().experimental_distribute.auto_shard_policy
+    shared, steps_per_epoch = dataset, None
     if purpose == "train":
-        store.data_shares = None if policy == _AutoShardPolicy.OFF else number
-    if policy == _AutoShardPolicy.OFF:
+        policy = dataset.options().experimental_distribute.auto_shard_policy
+        store.data_shares = (
+            None if policy == _AutoShardPolicy.OFF else _shares(config)[0]
+        )
+    if purpose not in ("evaluate", "validate"):
+        if adapter is not None:
+            steps_per_epoch = frame.f_locals["steps_per_epoch"]
+        shared = _share_out(dataset, config, adapter)
+    if adapter is None:
+        return shared
+    readers = py_datasets.Readers(adapter, steps_per_epoch, _shares(config)[0])
+    model = frame.f_locals["self"]
+    return epoch_data.EpochData(shared, dataset, model, readers)
+
+
+def _shares(config):
+    """The number of shares, and this worker's; that of a `ClusterConfig`."""
+    return (1, 0) if config.num_workers == 1 else config.data_share
+
+
+def _share_out(dataset, config, adapter):
+    """This worker's share of a data set.
+
+    Args:
+      dataset: A `tf.data.Dataset`.
+      config: The `ClusterConfig`.
+      adapter: The Keras `DataAdapter` that has made it; None if none has.
+
+    Returns:
+      A `tf.data.Dataset`.
+    """
+    number, mine = _shares(config)
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy == _AutoShardPolicy.OFF or number == 1:
         return dataset
+    if private_tensorflow.adapts_generator(adapter):
+        return generators.share(dataset, adapter, number, mine)
+    if policy == _AutoShardPolicy.HINT:
+        shared = _auto_shard(dataset, policy, number, mine)
+        return _with_policy(shared, _AutoShardPolicy.OFF)
     if policy == _AutoShardPolicy.AUTO:
-        policy = _AutoShardPolicy.DATA
-        if _has_enough_files(dataset, number):
-            policy = _AutoShardPolicy.FILE
-    shared = _share(dataset, policy, number, mine)
-    cardinality = int(dataset.cardinality())
-    if policy == _AutoShardPolicy.DATA and cardinality >= 0:
-        if cardinality < number:
+        by_file = not private_tensorflow.is_cached(dataset)
+        by_file = by_file and _has_enough_files(dataset, number)
+    else:
+        by_file = policy == _AutoShardPolicy.FILE
+        if by_file and not _has_enough_files(dataset, number):
             raise ValueError(
-                "The data set must have a batch (an element) for each worker "
-                f"of the cluster. Received: {cardinality} for "
-                f"{number} workers. Make the batches smaller, or "
-                "start fewer workers."
+                "A data set with `AutoShardPolicy.FILE` must read a file for "
+                "each worker of the cluster. Received: fewer files than "
+                f"{number} workers. Use `AutoShardPolicy.DATA`, or start "
+                "fewer workers."
             )
+    if by_file:
+        shared = _auto_shard(dataset, _AutoShardPolicy.FILE, number, mine)
+        return _with_policy(shared, _AutoShardPolicy.OFF)
+    shared = dataset.shard(number, mine)
+    cardinality = int(dataset.cardinality())
+    count = cardinality if adapter is None else adapter.num_batches
+    if count is not None and 0 <= count < number:
+        raise ValueError(
+            "The data set must have a batch (an element) for each worker "
+            f"of the cluster. Received: {count} for {number} workers. "
+            "Make the batches smaller, or start fewer workers."
+        )
+    if cardinality >= 0:
         size = cardinality // number + (mine < cardinality % number)
         shared = shared.apply(tf.data.experimental.assert_cardinality(size))
     return _with_policy(shared, _AutoShardPolicy.OFF)
@@ -91,10 +143,19 @@ def _with_policy(dataset, policy):
         return dataset.with_options(options)
 
 
-def _share(dataset, policy, num_workers, index):
+def _auto_shard(dataset, policy, num_workers, index):
     return private_tensorflow.auto_shard_dataset(
         _with_policy(dataset, policy), num_workers, index
     )
+
+
+def _reads_files(dataset):
+    try:
+        # Nothing is looked for where there is one worker.
+        _auto_shard(dataset, _AutoShardPolicy.FILE, 2, 0)
+    except tf.errors.NotFoundError:
+        return False
+    return True
 
 
 def _has_enough_files(dataset, num_workers):
@@ -102,14 +163,16 @@ def _has_enough_files(dataset, num_workers):
 
     TensorFlow says so only when the first element is asked for, and only to
     some workers; so all of them ask for that of the first worker, and come
-    to the same answer.
+    to the same answer. Nothing is asked of data that is not from files, and
+    nothing is done with what is read.
     """
-    if private_tensorflow.is_cached(dataset):
+    if not _reads_files(dataset):
         return False
     try:
-        shared = _share(dataset, _AutoShardPolicy.FILE, num_workers, 0)
-        next(iter(shared), None)
-    except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
+        for reader in private_tensorflow.readers_of(dataset):
+            shared = _auto_shard(reader, _AutoShardPolicy.FILE, num_workers, 0)
+            next(iter(shared), None)
+    except tf.errors.InvalidArgumentError:
         return False
     return True
 
@@ -161,6 +224,27 @@ def _keras_purpose():
                     return "validate" if training else "train", frame
             frame = frame.f_back
         return None, None
+    finally:
+        del frame
+
+
+def _data_adapter(call):
+    """The Keras `DataAdapter` of the data that is asked for.
+
+    Args:
+      call: The frame of a Keras model's method, or None.
+
+    Returns:
+      None if not Keras asks, but the user, in a callback or a `fit` of theirs.
+    """
+    frame = inspect.currentframe()
+    try:
+        while call is not None and frame is not call:
+            if frame.f_code.co_name == "__init__":
+                caller = frame.f_locals["self"]
+                return getattr(caller, "data_adapter", None)
+            frame = frame.f_back
+        return None
     finally:
         del frame
 

@@ -51,6 +51,8 @@ class ParameterStore(resources.Resources):
         self.variables = []
         # What users and Keras make and never leaves this worker.
         self.locals = []
+        # Calls of `fit` on this worker.
+        self.fits = 0
         self.metrics = []
         self._balancer = sharding.ByteBalancer(len(self.devices))
         self._pulled_versions = [
@@ -391,6 +393,7 @@ class ParameterStore(resources.Resources):
 
     def watch(self, frame):
         """Takes note of a call of `fit`, by its frame."""
+        self.fits += 1
         call = calls.Call(frame)
         if self.local is not None:
             self.local.watch(call)

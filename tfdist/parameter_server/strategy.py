@@ -222,7 +222,7 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
             if config.num_ps
             else reports.OwnReports(config)
         )
-        self._settled_at = 0
+        self._settled_at = (0, 0)
         construction.set_seed(config, seed)
         if config.num_workers > 1:
             # Keras expects the steps of the whole data set, and calls the

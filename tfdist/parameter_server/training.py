@@ -176,7 +176,8 @@ class Training:
         """
         if self._store.local is not None:
             self._store.local.finish()
-        count = self._store.journal.count
+        # Also who has found no data has trained.
+        count = self._store.journal.count, self._store.fits
         if count == self._settled_at:
             return
         self._settled_at = count

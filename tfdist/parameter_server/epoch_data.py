@@ -1,0 +1,79 @@
+"""Data as Keras iterates over it: once for each epoch, and not to build."""
+
+import itertools
+
+import keras
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+
+
+class EpochData:
+    """A data set of which `fit`, `evaluate` and `predict` lose nothing.
+
+    Under a strategy Keras begins each of them by taking a batch from an
+    iterator that it then throws away, to build the model for such batches.
+    What that takes from a Python generator is lost, and differs from worker
+    to worker by what has been prefetched; of other data it costs the first
+    batch. Here the model is built for what the data set says of its elements,
+    or for an element that the first epoch gets, too.
+
+    Args:
+      dataset: The `tf.data.Dataset` of this worker.
+      source: That of all workers, for elements where this one has none.
+      model: The `keras.Model` that asks.
+      readers: The `Readers` of the data.
+    """
+
+    def __init__(self, dataset, source, model, readers):
+        self._dataset = dataset
+        self._source = source
+        self._readers = readers
+        self._is_built = model.built
+        # The iterator of the first epoch, where an element of it is known.
+        self._begun = None
+
+    def __iter__(self):
+        if private_tensorflow.is_building_model():
+            return iter([self._batch_to_build_for()])
+        self._readers.begin()
+        begun, self._begun = self._begun, None
+        return iter(self._dataset) if begun is None else begun
+
+    def _batch_to_build_for(self):
+        spec = self._dataset.element_spec
+        if all(map(self._says_enough, keras.tree.flatten(spec))):
+            return keras.tree.map_structure(_without_optional, spec)
+        self._readers.begin()
+        iterator = iter(self._dataset)
+        first = next(iterator, None)
+        if first is not None:
+            chained = tf.data.Dataset.from_generator(
+                lambda: itertools.chain([first], iterator),
+                output_signature=spec,
+            )
+            self._begun = iter(chained.with_options(self._dataset.options()))
+            return first
+        first = next(iter(self._source), None)
+        if first is None:
+            raise ValueError(
+                "The data set must have an element, or an `element_spec` that "
+                "says for which shapes the model is to be built. Received: "
+                f"no element, element_spec={spec}."
+            )
+        return first
+
+    def _says_enough(self, spec):
+        """Whether a model can be built for the `TypeSpec` of a tensor."""
+        if isinstance(spec, tf.OptionalSpec):
+            return True
+        if spec.shape.rank is None:
+            return False
+        # No element says more of how long its rows are.
+        is_ragged = isinstance(spec, tf.RaggedTensorSpec)
+        return self._is_built or is_ragged or None not in spec.shape[1:]
+
+
+def _without_optional(spec):
+    """What stands for a tensor; Keras's adapters make None an `Optional`."""
+    return None if isinstance(spec, tf.OptionalSpec) else spec
