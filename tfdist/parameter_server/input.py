@@ -12,6 +12,8 @@ import tensorflow as tf
 from tfdist import private_tensorflow
 from tfdist import quiet
 from tfdist.parameter_server import guarding
+from tfdist.saving import callbacks
+from tfdist.saving import models
 
 _AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 
@@ -44,6 +46,9 @@ def distribute(dataset, config, store, before_training=None):
             f"{type(dataset).__name__}."
         )
     purpose, frame = _keras_purpose()
+    if purpose in ("train", "evaluate") and store.files is not None:
+        models.see(frame.f_locals["self"], store.files)
+        callbacks.see(frame.f_locals.get("callbacks"), store.files)
     if purpose == "evaluate":
         store.pull()
     if purpose == "train":

@@ -12,6 +12,7 @@ from tfdist.parameter_server.variables import Piece
 from tfdist.parameter_server.variables import ReplicaVariable
 from tfdist.parameter_server.variables import Role
 from tfdist.parameter_server.variables import role_of
+from tfdist.saving import refusals
 
 _SEED_STRIDE = 1_000_003
 _MAX_SEED = 2**31 - 1
@@ -76,6 +77,9 @@ class ParameterStore(resources.Resources):
         self.state = training_state.TrainingState(self)
         # The strategy's creator of variables, for `variable_scope`.
         self.creator = None
+        # Which files this task writes, a `Files`; None where no other task
+        # runs the same program.
+        self.files = None
         # What brings servers back that have died; None without servers.
         self.recovery = None
         self.journal = journal.Journal(self)
@@ -363,6 +367,8 @@ class ParameterStore(resources.Resources):
 
     def before_eager_read(self, variable):
         """Called before a replica is read eagerly."""
+        if self.files is not None:
+            refusals.before_read(self.files)
         self.before_eager_write(variable)
         self._synchronizer.before_read(variable)
 

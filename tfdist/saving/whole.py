@@ -1,0 +1,52 @@
+"""Files that are there as a whole or not at all."""
+
+import contextlib
+import os
+
+_DRAFT = ".draft-"
+
+
+@contextlib.contextmanager
+def written(path):
+    """Scope in which a file is written beside its place, then moved there.
+
+    Whoever reads the file meanwhile, or kills the process, finds the one
+    before.
+
+    Args:
+      path: Of the file, in a directory that is there.
+
+    Yields:
+      The path to write to: in the same directory, with the same ending.
+    """
+    # What a link names is replaced, not the link.
+    target = os.path.realpath(path)
+    directory, name = os.path.split(target)
+    draft = os.path.join(directory, f"{_DRAFT}{os.getpid()}-{name}")
+    try:
+        yield draft
+        _bring_to_disk(draft)
+        os.replace(draft, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+        raise
+
+
+def can_be_written(path):
+    """Whether `path` can be written so: a local file, there or not."""
+    path = os.fspath(path)
+    if "://" in path or os.path.basename(path).startswith(_DRAFT):
+        return False
+    directory = os.path.dirname(os.path.realpath(path))
+    return os.access(directory, os.W_OK) and (
+        os.path.isfile(path) or not os.path.exists(path)
+    )
+
+
+def _bring_to_disk(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
