@@ -82,6 +82,7 @@ def _is_same(path, report):
 
 def _weights(path):
     model = saving_tasks.build()
+    model.optimizer.build(model.trainable_variables)
     model.load_weights(path)
     _is_chief_s(model.layers[1].writer.numpy(), path)
 

@@ -14,9 +14,23 @@ import keras
 from tfdist import instances
 from tfdist.cluster import waiting
 
-_NEVER = sys.maxsize
 _RESTORE_SECONDS = 20.0
 _GIVEN = "_tfdist_given"
+_NEVER = {"save_freq": sys.maxsize}
+# Class, the attribute that says where it writes, and what makes it write
+# nothing. `OrbaxCheckpoint` is not in every version of Keras 3.
+_RULES = [
+    (keras.callbacks.ModelCheckpoint, "filepath", _NEVER),
+    (getattr(keras.callbacks, "OrbaxCheckpoint", ()), "directory", _NEVER),
+    (
+        keras.callbacks.BackupAndRestore,
+        "backup_dir",
+        {**_NEVER, "delete_checkpoint": False},
+    ),
+    (keras.callbacks.CSVLogger, "filename", {"filename": os.devnull}),
+    # It opens its files whatever it is told: elsewhere, then.
+    (keras.callbacks.TensorBoard, "log_dir", {"log_dir": None}),
+]
 
 
 def see(callbacks, files):
@@ -37,33 +51,19 @@ def see(callbacks, files):
 
 
 def _leave_to_chief(callback, files):
-    for kind, where, instead in (
-        (keras.callbacks.ModelCheckpoint, "filepath", {"save_freq": _NEVER}),
-        # Not in every version of Keras 3.
-        (
-            getattr(keras.callbacks, "OrbaxCheckpoint", ()),
-            "directory",
-            {"save_freq": _NEVER},
-        ),
-        (
-            keras.callbacks.BackupAndRestore,
-            "backup_dir",
-            {"save_freq": _NEVER, "delete_checkpoint": False},
-        ),
-        (keras.callbacks.CSVLogger, "filename", {"filename": os.devnull}),
-        (keras.callbacks.TensorBoard, "log_dir", {"log_dir": None}),
-    ):
+    given = {}
+    for kind, where, instead in _RULES:
         if not isinstance(callback, kind):
             continue
         files.leave_to_chief(kind.__name__, getattr(callback, where))
-        if "log_dir" in instead:
-            # It opens files before anything could tell it not to.
-            instead = {"log_dir": files.scratch()}
-        setattr(callback, _GIVEN, {n: getattr(callback, n) for n in instead})
         for name, value in instead.items():
+            given[name] = getattr(callback, name)
+            if value is None:
+                value = files.scratch()
             setattr(callback, name, value)
         if kind is keras.callbacks.BackupAndRestore:
             instances.specialize(callback, RestoresWhileWritten)
+    setattr(callback, _GIVEN, given)
 
 
 class RestoresWhileWritten:
