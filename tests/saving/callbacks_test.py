@@ -1,5 +1,6 @@
 """Keras's callbacks that write files write them on the chief alone."""
 
+import copy
 import os
 import pathlib
 import threading
@@ -96,8 +97,10 @@ def test_other_workers_resume_from_the_chief_s_backup(tmp_path):
     other = _MAKE["BackupAndRestore"](tmp_path)
     assert len(fit(other, clusters.files_of(), epochs=5)) == 3
     assert {path: path.read_bytes() for path in tree(tmp_path)} == before
+    assert type(copy.copy(other)) is keras.callbacks.BackupAndRestore
     # `delete_checkpoint=True`, Keras's default, is the chief's to do.
-    fit(keras.callbacks.BackupAndRestore(tmp_path), clusters.files_of())
+    backup = keras.callbacks.BackupAndRestore(tmp_path)
+    fit(backup, clusters.files_of(), epochs=3)
     assert tree(tmp_path) == list(before)
 
 

@@ -16,12 +16,23 @@ class Files:
 
     Args:
       config: The `ClusterConfig`.
+
+    Attributes:
+      task_id: Of this task, unlike those of other clusters; a string that can
+        be part of a name. The same when the task is started again.
     """
 
     def __init__(self, config):
         self._is_chief = config.is_chief
         self._trains = config.is_worker
         self._task = config.task_name
+        self.task_id = "-".join(
+            (
+                f"{config.fingerprint:08x}",
+                config.task_type,
+                str(config.task_index),
+            )
+        )
         self._chief = config.worker_names[0]
         self._own = 0
         self._told = set()
@@ -84,8 +95,9 @@ class Files:
             "Save on the chief alone:\n"
             "    if strategy.cluster.is_chief:\n"
             f"        {call}(...)\n"
-            "(`model.save`, `model.save_weights` and `model.export` see to "
-            "that by themselves), or, with a name of this task's own, inside "
+            "(`model.save`, `save_weights` and `export` of a model that was "
+            "compiled under strategy.scope() see to that by themselves), or, "
+            "with a name of this task's own, inside "
             "`with strategy.own_files():`."
         )
 

@@ -65,7 +65,7 @@ def _save(model, name, method, args, kwargs):
         return None
     if not _is_one_file(model, name, path, args, kwargs):
         return method(*args, **kwargs)
-    with whole.written(path) as draft:
+    with whole.written(path, files.task_id) as draft:
         if args:
             return method(draft, *args[1:], **kwargs)
         return method(**{**kwargs, "filepath": draft})

@@ -2,12 +2,13 @@
 
 import contextlib
 import os
+import shutil
 
 _DRAFT = ".draft-"
 
 
 @contextlib.contextmanager
-def written(path):
+def written(path, writer):
     """Scope in which a file is written beside its place, then moved there.
 
     Whoever reads the file meanwhile, or kills the process, finds the one
@@ -15,6 +16,8 @@ def written(path):
 
     Args:
       path: Of the file, in a directory that is there.
+      writer: Who writes, part of a name. A draft that a killed process has
+        left is written over by the next one of the same name.
 
     Yields:
       The path to write to: in the same directory, with the same ending.
@@ -22,9 +25,11 @@ def written(path):
     # What a link names is replaced, not the link.
     target = os.path.realpath(path)
     directory, name = os.path.split(target)
-    draft = os.path.join(directory, f"{_DRAFT}{os.getpid()}-{name}")
+    draft = os.path.join(directory, f"{_DRAFT}{writer}-{name}")
     try:
         yield draft
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copymode(target, draft)
         _bring_to_disk(draft)
         os.replace(draft, target)
     except BaseException:
