@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import zipfile
 
 from absl import flags
 
@@ -34,6 +35,8 @@ def test_program_trains_on_a_cluster(tmp_path):
     assert "Updates applied: 675;" in outputs["worker-0"]
     evaluated = re.findall(r"12/12 .* accuracy: ([0-9.]+)", outputs["worker-0"])
     assert float(evaluated[-1]) > 0.9
+    with zipfile.ZipFile(tmp_path / "digits.keras") as saved:
+        assert saved.testzip() is None
 
 
 def test_cluster_description_is_a_good_one():

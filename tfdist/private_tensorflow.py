@@ -5,7 +5,9 @@ why the public interface does not do, so that an upgrade of TensorFlow has one
 file to check.
 """
 
+import os
 import sys
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -282,6 +284,63 @@ def is_building_model():
             return True
         frame = frame.f_back
     return False
+
+
+class SavingCall(NamedTuple):
+    """A call that writes a model or a checkpoint to files.
+
+    Attributes:
+      name: What a user calls, such as "keras.saving.save_model".
+      path: Where to.
+      variables: Of the model, Keras's; empty where there is none.
+    """
+
+    name: str
+    path: str | os.PathLike
+    variables: list
+
+
+# What writes files, by module and name: what it is in public, and the
+# argument that says where to.
+SAVING_CALLS = {
+    ("keras.src.saving.saving_lib", "save_model"): (
+        "keras.saving.save_model",
+        "filepath",
+    ),
+    ("keras.src.saving.saving_lib", "save_weights_only"): (
+        "keras.saving.save_weights",
+        "filepath",
+    ),
+    ("keras.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5"): (
+        "keras.saving.save_model",
+        "filepath",
+    ),
+    # `tf.saved_model.save` calls it as well.
+    ("tensorflow.python.checkpoint.checkpoint", "save"): (
+        "tf.train.Checkpoint.save",
+        "file_prefix",
+    ),
+}
+
+
+def saving_call():
+    """The `SavingCall` that is under way, or None.
+
+    As for `is_saving`; a model that is pickled or copied is none.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        known = SAVING_CALLS.get((module, frame.f_code.co_name))
+        if known is not None:
+            path = frame.f_locals.get(known[1])
+            if isinstance(path, str | os.PathLike):
+                model = frame.f_locals.get("model")
+                return SavingCall(
+                    known[0], path, getattr(model, "variables", [])
+                )
+        frame = frame.f_back
+    return None
 
 
 def set_initial_epoch(model, epoch):

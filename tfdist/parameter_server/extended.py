@@ -13,6 +13,7 @@ from tfdist.parameter_server import local_step
 from tfdist.parameter_server import step as step_lib
 from tfdist.parameter_server.variables import ReplicaVariable
 from tfdist.parameter_server.variables import active
+from tfdist.saving import models
 
 
 class ParameterServerExtended(one_replica.OneReplicaExtended):
@@ -53,6 +54,8 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             "shape",
         )
         kwargs = {key: kwargs[key] for key in known if key in kwargs}
+        if self._store.files is not None:
+            models.see_callers(self._store.files)
         made_by_optimizer = _is_made_by_optimizer()
         if made_by_optimizer:
             # Keras leaves some of an optimizer's state (the product of

@@ -17,6 +17,8 @@ from tfdist.parameter_server import epoch_data
 from tfdist.parameter_server import generators
 from tfdist.parameter_server import guarding
 from tfdist.parameter_server import py_datasets
+from tfdist.saving import callbacks
+from tfdist.saving import models
 
 _AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 
@@ -51,6 +53,9 @@ def distribute(dataset, config, store, before_training=None):
         )
     purpose, frame = _keras_purpose()
     adapter = _data_adapter(frame)
+    if purpose in ("train", "evaluate") and store.files is not None:
+        models.see(frame.f_locals["self"], store.files)
+        callbacks.see(frame.f_locals.get("callbacks"), store.files)
     if purpose == "evaluate":
         store.pull()
     if purpose == "train":

@@ -12,6 +12,7 @@ from tfdist.parameter_server.variables import Piece
 from tfdist.parameter_server.variables import ReplicaVariable
 from tfdist.parameter_server.variables import Role
 from tfdist.parameter_server.variables import role_of
+from tfdist.saving import refusals
 
 _SEED_STRIDE = 1_000_003
 _MAX_SEED = 2**31 - 1
@@ -85,6 +86,9 @@ class ParameterStore(resources.Resources):
         self.clients = None
         # How the chief's decisions are those of all; None where each decides.
         self.following = None
+        # Which files this task writes, a `Files`; None where no other task
+        # runs the same program.
+        self.files = None
         # What brings servers back that have died; None without servers.
         self.recovery = None
         self.journal = journal.Journal(self)
@@ -404,6 +408,8 @@ class ParameterStore(resources.Resources):
 
     def before_eager_read(self, variable):
         """Called before a replica is read eagerly."""
+        if self.files is not None:
+            refusals.before_read(self.files)
         if self.local is not None:
             self.local.before_read(variable)
         self._synchronizer.before_read(variable)

@@ -31,6 +31,8 @@ from tfdist.parameter_server import ring
 from tfdist.parameter_server import store as store_lib
 from tfdist.parameter_server import training
 from tfdist.parameter_server import warm_start
+from tfdist.saving import files
+from tfdist.saving import refusals
 from tfdist.synchronization import Async
 
 _FOREVER_SECONDS = 1e9
@@ -238,6 +240,10 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
             timeout=start_timeout,
             partitioner=variable_partitioner,
         )
+        if config.num_workers > 1 or not config.is_chief:
+            self._store.files = files.Files(config)
+            if not config.is_chief:
+                refusals.refuse_to_open()
         self._store.nonfinite = nonfinite_lib.Nonfinite(
             self._store, nonfinite, config.task_name
         )

@@ -3,6 +3,7 @@
 The part of `ParameterServerStrategy` that is not its construction.
 """
 
+import contextlib
 import functools
 import time
 
@@ -95,6 +96,24 @@ class Training:
           A callable.
         """
         return functools.partial(self._store.call, function)
+
+    def own_files(self):
+        """Scope in which this task writes what it saves, chief or not.
+
+        Every task runs the same program, and of what it saves (`model.save`,
+        `save_weights`, `export`, Keras's callbacks) the chief's files are
+        written. For files of this task's own, with a name of its own:
+
+        ```
+        with strategy.own_files():
+            model.save(f"{strategy.cluster.worker_id}.keras")
+        ```
+
+        Around `fit`, its callbacks write as well.
+        """
+        if self._store.files is None:
+            return contextlib.nullcontext()
+        return self._store.files.own()
 
     @property
     def recoveries(self):

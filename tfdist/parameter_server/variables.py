@@ -14,6 +14,7 @@ import threading
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.saving import models
 
 
 class Role(enum.Enum):
@@ -176,6 +177,11 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         return self._handle
 
     @property
+    def files(self):
+        """The `Files` of the task, or None."""
+        return self._store.files
+
+    @property
     def num_bytes(self):
         """Size in bytes, int."""
         return self.shape.num_elements() * self.dtype.size
@@ -208,6 +214,9 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
             return active.section.read_local(self)
         if active.section is None and tf.executing_eagerly():
             self._store.before_eager_read(self)
+        elif active.section is None and self.files is not None:
+            # Of a model that calls its layers in a loop of the user's own.
+            models.see_callers(self.files)
         return super()._read_variable_op(no_copy)
 
     def _mutate(self, kind, value, kwargs):

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import instances
 from tfdist import private_tensorflow
 from tfdist.pipeline import asynchronous
 from tfdist.pipeline import micro_batches as micro_batches_lib
@@ -16,7 +17,6 @@ from tfdist.pipeline import schedules
 from tfdist.pipeline import stages as stages_lib
 from tfdist.pipeline import synchronous
 from tfdist.placement import devices as devices_lib
-from tfdist.placement import instances
 from tfdist.placement import placed
 from tfdist.placement.place import place
 

@@ -6,9 +6,9 @@ import threading
 import keras
 import tensorflow as tf
 
+from tfdist import instances
 from tfdist import private_tensorflow
 from tfdist.placement import devices
-from tfdist.placement import instances
 from tfdist.placement import layers
 from tfdist.placement import moving
 from tfdist.placement import operations

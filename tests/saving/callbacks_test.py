@@ -1,0 +1,144 @@
+"""Keras's callbacks that write files write them on the chief alone."""
+
+import copy
+import os
+import pathlib
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+from tests.saving import clusters
+from tfdist.saving import callbacks
+from tfdist.saving import models
+
+X = np.ones([8, 3], "float32")
+Y = np.ones([8, 2], "float32")
+
+
+def fit(given, files=None, epochs=2):
+    """Fits on a task, as a strategy has Keras do it; returns the losses."""
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+    model.compile("adam", "mse")
+    if files is not None:
+        models.see(model, files)
+        callbacks.see(given, files)
+    return model.fit(X, Y, epochs=epochs, verbose=0, callbacks=given).history[
+        "loss"
+    ]
+
+
+class Subclass(keras.callbacks.CSVLogger):
+    """One of a user's own, that counts on the file."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Writes more."""
+        super().on_epoch_end(epoch, logs)
+        self.csv_file.write("more")
+
+
+_MAKE = {
+    "ModelCheckpoint": lambda path: keras.callbacks.ModelCheckpoint(
+        path / "deep" / "a.keras"
+    ),
+    "by batches": lambda path: keras.callbacks.ModelCheckpoint(
+        path / "a.weights.h5", save_weights_only=True, save_freq=1
+    ),
+    "BackupAndRestore": lambda path: keras.callbacks.BackupAndRestore(
+        path, delete_checkpoint=False
+    ),
+    "CSVLogger": lambda path: keras.callbacks.CSVLogger(path / "a.csv"),
+    "appended": lambda path: keras.callbacks.CSVLogger(
+        path / "a.csv", append=True
+    ),
+    "Subclass": lambda path: Subclass(path / "a.csv"),
+    "TensorBoard": lambda path: keras.callbacks.TensorBoard(path),
+}
+
+
+def tree(path):
+    """All files under a directory."""
+    return sorted(p for p in path.rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize("name", _MAKE)
+def test_another_worker_writes_but_its_own_files(tmp_path, name, caplog):
+    files = clusters.files_of()
+    callback = _MAKE[name](tmp_path)
+    given = dict(vars(callback))
+    fit([[callback]], files)
+    fit(callback, files)
+    assert not os.listdir(tmp_path)
+    told = [r.message for r in caplog.records if "left to" in r.message]
+    assert len(told) == 1 and str(tmp_path) in told[0]
+    with files.own():
+        fit([callback], files)
+    assert tree(tmp_path)
+    for attribute in ("save_freq", "delete_checkpoint", "filename", "log_dir"):
+        if attribute in given:
+            assert getattr(callback, attribute) == given[attribute]
+
+
+@pytest.mark.parametrize(
+    "files", [clusters.chief(), clusters.files_of("evaluator", 0)]
+)
+def test_chief_and_evaluator_write_as_ever(tmp_path, files):
+    fit([_MAKE["CSVLogger"](tmp_path), _MAKE["TensorBoard"](tmp_path)], files)
+    assert len(tree(tmp_path)) == 2
+    rows = (tmp_path / "a.csv").read_text().splitlines()
+    assert len(rows) == 3
+
+
+def test_other_workers_resume_from_the_chief_s_backup(tmp_path):
+    backup = _MAKE["BackupAndRestore"](tmp_path)
+    fit(backup, clusters.chief())
+    before = {path: path.read_bytes() for path in tree(tmp_path)}
+    other = _MAKE["BackupAndRestore"](tmp_path)
+    assert len(fit(other, clusters.files_of(), epochs=5)) == 3
+    assert {path: path.read_bytes() for path in tree(tmp_path)} == before
+    assert type(copy.copy(other)) is keras.callbacks.BackupAndRestore
+    # `delete_checkpoint=True`, Keras's default, is the chief's to do.
+    backup = keras.callbacks.BackupAndRestore(tmp_path)
+    fit(backup, clusters.files_of(), epochs=3)
+    assert tree(tmp_path) == list(before)
+
+
+def test_a_backup_that_is_being_written_is_read_when_it_is_whole(tmp_path):
+    fit(_MAKE["BackupAndRestore"](tmp_path), clusters.chief())
+    metadata = pathlib.Path(tmp_path, "training_metadata.json")
+    whole = metadata.read_text()
+    metadata.write_text("")
+    read = threading.Event()
+
+    class Reads(keras.callbacks.BackupAndRestore):
+        def on_train_begin(self, logs=None):
+            try:
+                super().on_train_begin(logs)
+            finally:
+                read.set()
+
+    def write():
+        read.wait()
+        metadata.write_text(whole)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert len(fit(Reads(tmp_path), clusters.files_of(), epochs=5)) == 3
+    finally:
+        read.set()
+        writer.join()
+
+
+def test_orbax_is_told_by_an_attribute_that_it_has():
+    kind = getattr(keras.callbacks, "OrbaxCheckpoint", None)
+    if kind is None:
+        pytest.skip("This version of Keras has none.")
+    callback = kind.__new__(kind)  # It needs a package that is not there.
+    callback.save_freq, callback.directory = "epoch", "somewhere"
+    callback._last_batch_seen = None
+    callback._batches_seen_since_last_saving = callback._total_batches_seen = 0
+    callbacks.see(callback, clusters.files_of())
+    assert not callback._should_save_on_batch(10**9)
+    assert callback.save_freq != "epoch"

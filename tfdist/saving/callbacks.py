@@ -1,0 +1,98 @@
+"""Keras's callbacks that write files, on a task that writes none.
+
+They are told so by their public attributes, when `fit` begins and before they
+have opened anything.
+"""
+
+import json
+import os
+import sys
+
+from absl import logging
+import keras
+
+from tfdist import instances
+from tfdist.cluster import waiting
+
+_RESTORE_SECONDS = 20.0
+_GIVEN = "_tfdist_given"
+_NEVER = {"save_freq": sys.maxsize}
+# Class, the attribute that says where it writes, and what makes it write
+# nothing. `OrbaxCheckpoint` is not in every version of Keras 3.
+_RULES = [
+    (keras.callbacks.ModelCheckpoint, "filepath", _NEVER),
+    (getattr(keras.callbacks, "OrbaxCheckpoint", ()), "directory", _NEVER),
+    (
+        keras.callbacks.BackupAndRestore,
+        "backup_dir",
+        {**_NEVER, "delete_checkpoint": False},
+    ),
+    (keras.callbacks.CSVLogger, "filename", {"filename": os.devnull}),
+    # It opens its files whatever it is told: elsewhere, then.
+    (keras.callbacks.TensorBoard, "log_dir", {"log_dir": None}),
+]
+
+
+def see(callbacks, files):
+    """Makes callbacks follow the rule of files.
+
+    Args:
+      callbacks: What `fit`, `evaluate` or `predict` was given.
+      files: The `Files`.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    for callback in keras.tree.flatten(callbacks or []):
+        # As it was given, in case that it has been used before.
+        for name, value in vars(callback).pop(_GIVEN, {}).items():
+            setattr(callback, name, value)
+        if not files.writes_logs:
+            _leave_to_chief(callback, files)
+
+
+def _leave_to_chief(callback, files):
+    given = {}
+    for kind, where, instead in _RULES:
+        if not isinstance(callback, kind):
+            continue
+        files.leave_to_chief(kind.__name__, getattr(callback, where))
+        for name, value in instead.items():
+            given[name] = getattr(callback, name)
+            if value is None:
+                value = files.scratch()
+            setattr(callback, name, value)
+        if kind is keras.callbacks.BackupAndRestore:
+            instances.specialize(callback, RestoresWhileWritten)
+    setattr(callback, _GIVEN, given)
+
+
+class RestoresWhileWritten:
+    """A mixin: a `BackupAndRestore` whose files another task may write.
+
+    Weights are there as a whole; the number of the epoch beside them may be
+    half written, and both may be deleted between two looks.
+    """
+
+    def on_train_begin(self, logs=None):
+        """As Keras's, again while what it reads is not whole."""
+        begin = super().on_train_begin
+        failures = []
+
+        def is_restored():
+            try:
+                begin(logs)
+            except (OSError, json.JSONDecodeError) as error:
+                failures.append(error)
+                return False
+            return True
+
+        try:
+            waiting.wait_until(
+                is_restored,
+                what=f"{self.backup_dir} to be readable",
+                timeout=_RESTORE_SECONDS,
+            )
+        except TimeoutError:
+            raise failures[-1] from None
+        if failures:
+            logging.info("Restored at attempt %d.", len(failures) + 1)

@@ -1,0 +1,108 @@
+"""Which task of a cluster writes the files that its program saves.
+
+Every task runs the same program. Where each wrote what it saves, they would
+write one file at the same time, and leave that of whoever came last.
+"""
+
+import contextlib
+import os
+import tempfile
+
+from absl import logging
+
+
+class Files:
+    """The files of one strategy on one task.
+
+    Args:
+      config: The `ClusterConfig`.
+
+    Attributes:
+      task_id: Of this task, unlike those of other clusters; a string that can
+        be part of a name. The same when the task is started again.
+    """
+
+    def __init__(self, config):
+        self._is_chief = config.is_chief
+        self._trains = config.is_worker
+        self._task = config.task_name
+        self.task_id = "-".join(
+            (
+                f"{config.fingerprint:08x}",
+                config.task_type,
+                str(config.task_index),
+            )
+        )
+        self._chief = config.worker_names[0]
+        self._own = 0
+        self._told = set()
+        self._scratch = None
+
+    @property
+    def writes(self):
+        """Whether this task writes what it saves, now."""
+        return self._is_chief or self._own > 0
+
+    @property
+    def writes_logs(self):
+        """Whether callbacks of this task write logs, now.
+
+        Those of an evaluator are about its evaluations, and nobody else's.
+        """
+        return self.writes or not self._trains
+
+    @contextlib.contextmanager
+    def own(self):
+        """Scope in which this task writes what it saves, chief or not."""
+        self._own += 1
+        try:
+            yield
+        finally:
+            self._own -= 1
+
+    def leave_to_chief(self, call, path):
+        """Logs, once for a call and a directory, that nothing is written.
+
+        Args:
+          call: What was called, a string such as "model.save".
+          path: Where it would have written.
+        """
+        key = call, os.path.dirname(os.fspath(path))
+        if key in self._told:
+            return
+        self._told.add(key)
+        logging.warning(
+            "%s of %s is left to the chief, %s. For files of this task's own: "
+            "`with strategy.own_files(): ...`",
+            call,
+            path,
+            self._chief,
+        )
+
+    def refusal(self, call, path):
+        """The error for a call that cannot be left to the chief.
+
+        Args:
+          call: What was called, a string.
+          path: Where it would have written.
+
+        Returns:
+          A `RuntimeError`.
+        """
+        return RuntimeError(
+            f"{call} to {str(path)!r} on {self._task}: the chief "
+            f"({self._chief}) runs the same program and writes the same file. "
+            "Save on the chief alone:\n"
+            "    if strategy.cluster.is_chief:\n"
+            f"        {call}(...)\n"
+            "(`model.save`, `save_weights` and `export` of a model that was "
+            "compiled under strategy.scope() see to that by themselves), or, "
+            "with a name of this task's own, inside "
+            "`with strategy.own_files():`."
+        )
+
+    def scratch(self):
+        """A directory of this process for what nobody wants; ends with it."""
+        if self._scratch is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-")
+        return self._scratch.name
