@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist import one_replica
 from tfdist import private_tensorflow
+from tfdist.parameter_server import compiled
 from tfdist.parameter_server import input as input_lib
 from tfdist.parameter_server import local_step
 from tfdist.parameter_server import step as step_lib
@@ -95,10 +96,8 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
 
     def _record(self, fn, args, kwargs):
         if private_tensorflow.is_compiled_by_xla():
-            raise ValueError(
-                "A step that is compiled by XLA cannot talk to servers: use "
-                "jit_compile=False in model.compile or tf.function."
-            )
+            with compiled.in_parts():
+                return self._record(fn, args, kwargs)
         coordination = self._store.coordination
         if coordination is None or not coordination.retries:
             return self._record_once(fn, args, kwargs)
@@ -135,7 +134,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             # At the end of the data nothing must count a batch that is not
             # there, as an operation would that does not depend on it.
             with tf.control_dependencies(_tensors_in((args, kwargs))):
-                result = fn(*args, **kwargs)
+                result = compiled.call(fn, args, kwargs)
                 active.step.finish()
             if single and active.step.num_optimizers > 1:
                 raise ValueError(

@@ -11,6 +11,7 @@ import inspect
 import keras
 import tensorflow as tf
 
+from tfdist.parameter_server import compiled
 from tfdist.parameter_server import exchange as exchange_lib
 from tfdist.parameter_server import lifting
 from tfdist.parameter_server import records
@@ -242,7 +243,11 @@ class Step:
         with tf.init_scope():
             self._store.commit()
         counter = step_counter(optimizer) if optimizer else None
-        with graph.as_default(), tf.name_scope("exchange"):
+        with (
+            graph.as_default(),
+            compiled.outside(),
+            tf.name_scope("exchange"),
+        ):
             if optimizer and self._store.corrector is not None:
                 self._store.corrector.before_push(recorded, optimizer, counter)
             finite = None

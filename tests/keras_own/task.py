@@ -1,0 +1,72 @@
+"""A task that runs tests of Keras under a strategy; see `main`.
+
+    tfdist launch --module=tests.keras_own.task -- STRATEGY TESTS [NAMES]
+"""
+
+import pathlib
+import sys
+
+import keras
+from keras.src import testing
+import pytest
+
+from tests.keras_own import exceptions
+import tfdist
+
+STRATEGIES = {
+    "async": tfdist.AsyncStrategy,
+    "sync": lambda: tfdist.ParameterServerStrategy(
+        synchronization=tfdist.synchronization.Sync()
+    ),
+    "local_steps": lambda: tfdist.ParameterAveragingStrategy(period=2),
+}
+
+
+class UnderStrategy:
+    """A plugin of pytest: tests of Keras run in the scope of a strategy.
+
+    Args:
+        name: of one of `STRATEGIES`.
+    """
+
+    def __init__(self, name):
+        self._name = name
+        strategy = STRATEGIES[name]()
+        set_up = testing.TestCase.setUp
+
+        def set_up_in_scope(case):
+            set_up(case)
+            scope = strategy.scope()
+            scope.__enter__()
+            case.addCleanup(scope.__exit__, None, None, None)
+
+        testing.TestCase.setUp = set_up_in_scope
+
+    def pytest_collection_modifyitems(self, items):
+        """Marks the exceptions."""
+        for item in items:
+            reason = exceptions.reason(item.nodeid, self._name)
+            if reason:
+                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+def main(name, tests, names=""):
+    """Runs tests, or is the server.
+
+    Args:
+        name: of one of `STRATEGIES`.
+        tests: folder or file below `keras/src`.
+        names: of tests, as in `pytest -k`.
+
+    Returns:
+        The exit status of pytest.
+    """
+    plugin = UnderStrategy(name)
+    root = pathlib.Path(keras.__file__).parent / "src" / tests
+    files = [root] if root.is_file() else sorted(root.rglob("*_test.py"))
+    flags = ["-q", "-p", "no:cacheprovider", "--tb=short", "--timeout=300"]
+    return pytest.main([*flags, "-k", names, *map(str, files)], [plugin])
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
