@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist import one_replica
 from tfdist import private_tensorflow
 from tfdist.parameter_server import compiled
+from tfdist.parameter_server import eager_step
 from tfdist.parameter_server import input as input_lib
 from tfdist.parameter_server import local_step
 from tfdist.parameter_server import step as step_lib
@@ -33,6 +34,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         self._store = store
         self._config = config
         self._traced = weakref.WeakKeyDictionary()
+        self._eager_steps = eager_step.EagerSteps(store)
         store.creator = self._create_variable
 
     # Variables.
@@ -89,10 +91,25 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             return strategy.run(fn.python_function, args, kwargs)
         with tf.distribute.ReplicaContext(strategy, replica_id_in_sync_group=0):
             if eagerly:
-                return fn(*args, **kwargs)
+                return self._run_eagerly(fn, args, kwargs)
             if active.step is not None:
                 raise RuntimeError("strategy.run inside strategy.run.")
             return self._record(fn, args, kwargs)
+
+    def _run_eagerly(self, fn, args, kwargs):
+        coordination = self._store.coordination
+        retries = coordination is not None and coordination.retries
+        while True:
+            before, active.step = active.step, self._eager_steps.begin(
+                fn, (args, kwargs)
+            )
+            try:
+                result = fn(*args, **kwargs)
+                active.step.finish()
+            finally:
+                active.step = before
+            if not (retries and bool(self._store.journal.was_dropped())):
+                return result
 
     def _record(self, fn, args, kwargs):
         if private_tensorflow.is_compiled_by_xla():
@@ -193,11 +210,14 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
                 self._container_strategy().settle()
                 with self._store.collective_writes():
                     return fn(var, *args, **kwargs)
+            if self._config.num_workers == 1 and tf.executing_eagerly():
+                # Each assignment goes to the servers by itself.
+                return fn(var, *args, **kwargs)
             raise RuntimeError(
-                f"An update of {var.name!r} outside strategy.run: an "
-                "optimizer's step has to be traced to be sent to the servers. "
-                "Call it as strategy.run(step_fn) inside a tf.function; in "
-                "model.compile leave run_eagerly=False."
+                f"An update of {var.name!r} outside strategy.run: with several "
+                "workers, and inside a tf.function, an optimizer's step must "
+                "be part of a step to be sent to the servers. Call it as "
+                "strategy.run(step_fn)."
             )
         active.step.update(var, fn, tuple(args), kwargs)
         return None
