@@ -265,6 +265,20 @@ def is_saving():
     return False
 
 
+def build_model(model, batch):
+    """Builds a compiled Keras model as `fit` does, if it has not been built.
+
+    In public a model is built by a call with tensors, its losses and
+    optimizer only by `fit`.
+
+    Args:
+      model: A compiled `keras.Model`.
+      batch: What a batch is like: None, or what has a shape and a dtype.
+    """
+    # pylint: disable-next=protected-access
+    model._symbolic_build(data_batch=batch)
+
+
 def set_initial_epoch(model, epoch):
     """Makes the `fit` of a Keras model that is beginning begin with `epoch`.
 

@@ -49,14 +49,23 @@ class UnderStrategy:
         for mark in ("requires_trainable_backend", "multi_device"):
             config.addinivalue_line("markers", mark)
 
-    @pytest.hookimpl(hookwrapper=True)
-    def pytest_runtest_call(self, item):
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item, call):
         """Skips tests for packages that are not there."""
-        del item
-        outcome = yield
-        if isinstance(outcome.exception, ModuleNotFoundError):
-            message = str(outcome.exception)
-            outcome.force_exception(pytest.skip.Exception(message))
+        report = yield
+        missing = call.excinfo and call.excinfo.errisinstance(
+            ModuleNotFoundError
+        )
+        if report.failed and missing:
+            report.outcome = "skipped"
+            report.longrepr = (str(item.path), 0, str(call.excinfo.value))
+        return report
+
+    def pytest_runtest_logreport(self, report):
+        """Says at once what fails."""
+        if report.failed:
+            print(f"\nfailed: {report.nodeid.rpartition('/')[2]}", flush=True)
+            print(report.longrepr, flush=True)
 
     def pytest_collection_modifyitems(self, items):
         """Marks the exceptions."""
@@ -85,7 +94,7 @@ def main(name, tests, names=""):
     # Those of data adapters train no model.
     files = [root] if root.is_file() else sorted(root.glob("*_test.py"))
     files += [] if root.is_file() else sorted(root.glob("schedules/*_test.py"))
-    flags = ["-q", "-p", "no:cacheprovider", "--tb=short", "--timeout=300"]
+    flags = ["-q", "-p", "no:cacheprovider", "--tb=short", "--no-summary", "--timeout=300"]
     return pytest.main([*flags, "-k", names, *map(str, files)], [plugin])
 
 

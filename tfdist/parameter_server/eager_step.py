@@ -274,7 +274,9 @@ class _Leaves:
             if isinstance(leaf, tf.IndexedSlices):
                 self._add(leaf.values, [None, *leaf.values.shape[1:]])
                 self._add(leaf.indices, [None])
-                key.append("slices")
+                if leaf.dense_shape is not None:
+                    self._add(leaf.dense_shape)
+                key.append(("slices", leaf.dense_shape is None))
             elif isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)):
                 self._add(tf.convert_to_tensor(leaf))
                 key.append("tensor")
@@ -299,8 +301,10 @@ class _Leaves:
 
         def fill(leaf):
             if isinstance(leaf, tf.IndexedSlices):
-                values, indices = next(tensors), next(tensors)
-                return tf.IndexedSlices(values, indices, leaf.dense_shape)
+                values, indices, shape = next(tensors), next(tensors), None
+                if leaf.dense_shape is not None:
+                    shape = next(tensors)
+                return tf.IndexedSlices(values, indices, shape)
             if isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)):
                 return next(tensors)
             return leaf

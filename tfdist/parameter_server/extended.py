@@ -1,5 +1,6 @@
 """What `tf.distribute.Strategy` delegates to, for parameter servers."""
 
+import contextlib
 import inspect
 import weakref
 
@@ -104,8 +105,9 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
                 fn, (args, kwargs)
             )
             try:
-                result = fn(*args, **kwargs)
-                active.step.finish()
+                with _foreign_objects_explained():
+                    result = fn(*args, **kwargs)
+                    active.step.finish()
             finally:
                 active.step = before
             if not (retries and bool(self._store.journal.was_dropped())):
@@ -150,7 +152,10 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         try:
             # At the end of the data nothing must count a batch that is not
             # there, as an operation would that does not depend on it.
-            with tf.control_dependencies(_tensors_in((args, kwargs))):
+            with (
+                _foreign_objects_explained(),
+                tf.control_dependencies(_tensors_in((args, kwargs))),
+            ):
                 result = compiled.call(fn, args, kwargs)
                 active.step.finish()
             if single and active.step.num_optimizers > 1:
@@ -159,14 +164,6 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
                     "one has several optimizers, of which only one may have "
                     'been dropped: use on_drop="next".'
                 )
-        except RuntimeError as error:
-            if not _is_about_foreign_strategy(error):
-                raise
-            raise ValueError(
-                "A model or an optimizer was created outside "
-                "strategy.scope(): create both, and compile, inside the "
-                "scope of the one strategy that trains."
-            ) from error
         finally:
             active.step = None
         return result
@@ -275,10 +272,20 @@ def _is_made_by_optimizer():
         del frame
 
 
-def _is_about_foreign_strategy(error):
-    """Whether TensorFlow found an object of another strategy."""
+@contextlib.contextmanager
+def _foreign_objects_explained():
+    """Scope in which TensorFlow may find an object of another strategy."""
     complaints = ("Mixing different tf.distribute.Strategy", "Must not nest")
-    return any(complaint in str(error) for complaint in complaints)
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(complaint in str(error) for complaint in complaints):
+            raise
+        raise ValueError(
+            "A model or an optimizer was created outside "
+            "strategy.scope(): create both, and compile, inside the "
+            "scope of the one strategy that trains."
+        ) from error
 
 
 def _tensors_in(structure):

@@ -44,6 +44,8 @@ def distribute(dataset, config, store, before_training=None):
             f"{type(dataset).__name__}."
         )
     purpose, frame = _keras_purpose()
+    if frame is not None:
+        _build_without_optionals(frame.f_locals["self"], dataset)
     if purpose == "evaluate":
         store.pull()
     if purpose == "train":
@@ -75,6 +77,22 @@ def distribute(dataset, config, store, before_training=None):
         size = cardinality // number + (mine < cardinality % number)
         shared = shared.apply(tf.data.experimental.assert_cardinality(size))
     return _with_policy(shared, _AutoShardPolicy.OFF)
+
+
+def _build_without_optionals(model, dataset):
+    """Builds a model from data that has nothing for some of its inputs.
+
+    A generator's None comes as a `tf.experimental.Optional`, and Keras takes
+    it for a tensor where it builds a model under a strategy.
+    """
+    specs = keras.tree.flatten(dataset.element_spec)
+    if any(isinstance(spec, tf.OptionalSpec) for spec in specs):
+        batch = keras.tree.map_structure(
+            lambda spec: None if isinstance(spec, tf.OptionalSpec) else spec,
+            dataset.element_spec,
+        )
+        with model.distribute_strategy.scope():
+            private_tensorflow.build_model(model, batch)
 
 
 def _with_policy(dataset, policy):
