@@ -5,13 +5,15 @@
 #   make lint     check formatting and style
 #   make format   format, and mend what the linter can
 #   make chaos    train under all strategies while processes die at random
+#   make keras-tests  run Keras's own tests in the scope of three strategies
 #   make bench    run the benchmarks
 #   make clean    remove what was built
 #
 # PYTHON is the interpreter for the virtual environment (3.10 to 3.13),
 # TESTS what `make test` runs, TEST_SECONDS the bound of one test,
 # TEST_PROCESSES how many files of tests run side by side (0: one, in the
-# same process). CHAOS_FLAGS: `python -m tests.chaos.main --help`.
+# same process). CHAOS_FLAGS: `python -m tests.chaos.main --help`,
+# KERAS_TESTS_FLAGS: `python -m tests.keras_own.main --help`.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -19,13 +21,14 @@ TESTS ?= tests
 TEST_SECONDS ?= 300
 TEST_PROCESSES ?= 2
 CHAOS_FLAGS ?= --events=200 --strategy=all
+KERAS_TESTS_FLAGS ?= --strategy=all
 TRAIN_FLAGS ?= --output_dir=build/train
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := train
-.PHONY: train test lint format chaos bench clean
+.PHONY: train test lint format chaos keras-tests bench clean
 
 train: $(STAMP)
 	$(BIN)/tfdist launch --num_ps=1 --num_workers=2 \
@@ -45,6 +48,9 @@ format: $(STAMP)
 
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos.main $(CHAOS_FLAGS)
+
+keras-tests: $(STAMP)
+	$(BIN)/python -m tests.keras_own.main $(KERAS_TESTS_FLAGS)
 
 bench: $(STAMP)
 	set -e; for script in benchmarks/*.py; do \

@@ -5,6 +5,7 @@ why the public interface does not do, so that an upgrade of TensorFlow has one
 file to check.
 """
 
+import contextlib
 import os
 import sys
 from typing import NamedTuple
@@ -117,10 +118,58 @@ def add_control_inputs(operation, inputs):
 def is_compiled_by_xla():
     """Whether what is being traced is part of a `jit_compile=True` function.
 
-    A step that talks to servers has to be refused there, and nothing public
-    tells a step how it will be compiled.
+    XLA cannot compile the exchange with servers, and nothing public tells a
+    step how it will be compiled.
     """
     return control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph())
+
+
+def take_back_from_xla():
+    """Has the functions that are being traced not compiled by XLA as a whole.
+
+    `jit_compile=True` is an attribute that a `tf.function` gives its graph
+    when that has been traced. Keras makes such functions around
+    `strategy.run`, and nothing public changes what they are.
+
+    Returns:
+      Whether the functions were found.
+    """
+    found = False
+    frame = sys._getframe(1)
+    while frame is not None:
+        options = frame.f_locals.get("tracing_options")
+        attributes = getattr(options, "attributes", None) or {}
+        if "_XlaMustCompile" in attributes:
+            attributes["_XlaMustCompile"] = False
+            found = True
+        frame = frame.f_back
+    return found
+
+
+@contextlib.contextmanager
+def outside_of_xla():
+    """Scope in which what is built is built as for no XLA.
+
+    Loops and branches are built in another way for XLA, and then cannot have
+    parts on other machines. `control_dependencies(None)` is the public way
+    to leave such a context in one graph; which graphs enclose one is not
+    public.
+    """
+    with contextlib.ExitStack() as stack:
+        graph = ops.get_default_graph()
+        while graph is not None:
+            stack.enter_context(graph.control_dependencies(None))
+            graph = getattr(graph, "outer_graph", None)
+        yield
+
+
+def clear_attribute(operation, name):
+    """Takes an attribute from an operation of a graph.
+
+    In public, attributes are given when it is built, by code of others.
+    """
+    # pylint: disable-next=protected-access
+    operation._clear_attr(name)
 
 
 def run_independently(operation):

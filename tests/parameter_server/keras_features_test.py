@@ -53,6 +53,32 @@ def test_fit_evaluate_predict():
     assert set(history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
 
 
+class _Either(keras.Model):
+    """Has an input that may be missing."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, inputs):
+        x, other = inputs
+        return self.dense(x if other is None else x + other)
+
+
+def test_a_generator_with_nothing_for_an_input():
+    def batches():
+        for first in range(0, 24, 6):
+            yield (X[first : first + 6], None), Y[first : first + 6]
+
+    def train(scope):
+        with scope():
+            model = compiled(_Either(), "adam")
+        history = model.fit(batches(), verbose=0).history
+        return history, model.evaluate(batches(), verbose=0), traces(model)
+
+    assert_trains_the_same(train)
+
+
 class _Sequence(keras.utils.PyDataset):
     def __len__(self):
         return len(X) // 6

@@ -326,17 +326,20 @@ CASES = {
 ON_SERVERS = ["convolutional net", "transformer block", "gan", "wide and deep"]
 
 
-def train(name, scope):
+def train(name, scope, **settings):
     """Trains one model; returns what shows how it went, a list of arrays.
 
     Args:
       name: A key of `CASES`.
       scope: Context in which the model is made.
+      **settings: Attributes of the model to set, such as `jit_compile`.
     """
     keras.utils.set_random_seed(SEED)
     build, data = CASES[name]
     with scope:
         model = build()
+    for attribute, value in settings.items():
+        setattr(model, attribute, value)
     history = model.fit(
         *data, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0
     ).history

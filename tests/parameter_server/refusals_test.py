@@ -16,20 +16,6 @@ def _fit(model):
     return model.fit(X, Y, batch_size=6, verbose=0)
 
 
-def test_run_eagerly():
-    with tfdist.AsyncStrategy().scope():
-        model = compiled(perceptron(), run_eagerly=True)
-    with pytest.raises(RuntimeError, match="run_eagerly=False"):
-        _fit(model)
-
-
-def test_jit_compile():
-    with tfdist.AsyncStrategy().scope():
-        model = compiled(perceptron(), jit_compile=True)
-    with pytest.raises(ValueError, match="jit_compile=False"):
-        _fit(model)
-
-
 @pytest.mark.parametrize("fitted_inside", [False, True])
 def test_model_built_outside_the_scope(fitted_inside):
     model = perceptron()

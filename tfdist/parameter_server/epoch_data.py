@@ -53,7 +53,7 @@ class EpochData:
                 output_signature=spec,
             )
             self._begun = iter(chained.with_options(self._dataset.options()))
-            return first
+            return keras.tree.map_structure(_without_optional, first)
         first = next(iter(self._source), None)
         if first is None:
             raise ValueError(
@@ -61,7 +61,7 @@ class EpochData:
                 "says for which shapes the model is to be built. Received: "
                 f"no element, element_spec={spec}."
             )
-        return first
+        return keras.tree.map_structure(_without_optional, first)
 
     def _says_enough(self, spec):
         """Whether a model can be built for the `TypeSpec` of a tensor."""
@@ -74,6 +74,7 @@ class EpochData:
         return self._is_built or is_ragged or None not in spec.shape[1:]
 
 
-def _without_optional(spec):
+def _without_optional(part):
     """What stands for a tensor; Keras's adapters make None an `Optional`."""
-    return None if isinstance(spec, tf.OptionalSpec) else spec
+    optional = tf.OptionalSpec, tf.experimental.Optional
+    return None if isinstance(part, optional) else part

@@ -1,5 +1,6 @@
 """What `tf.distribute.Strategy` delegates to, for parameter servers."""
 
+import contextlib
 import inspect
 import weakref
 
@@ -8,6 +9,8 @@ import tensorflow as tf
 
 from tfdist import one_replica
 from tfdist import private_tensorflow
+from tfdist.parameter_server import compiled
+from tfdist.parameter_server import eager_step
 from tfdist.parameter_server import input as input_lib
 from tfdist.parameter_server import local_step
 from tfdist.parameter_server import step as step_lib
@@ -33,6 +36,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         self._store = store
         self._config = config
         self._traced = weakref.WeakKeyDictionary()
+        self._eager_steps = eager_step.EagerSteps(store)
         store.creator = self._create_variable
 
     # Variables.
@@ -91,17 +95,31 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             return strategy.run(fn.python_function, args, kwargs)
         with tf.distribute.ReplicaContext(strategy, replica_id_in_sync_group=0):
             if eagerly:
-                return fn(*args, **kwargs)
+                return self._run_eagerly(fn, args, kwargs)
             if active.step is not None:
                 raise RuntimeError("strategy.run inside strategy.run.")
             return self._record(fn, args, kwargs)
 
+    def _run_eagerly(self, fn, args, kwargs):
+        coordination = self._store.coordination
+        retries = coordination is not None and coordination.retries
+        while True:
+            before, active.step = active.step, self._eager_steps.begin(
+                fn, (args, kwargs)
+            )
+            try:
+                with _foreign_objects_explained():
+                    result = fn(*args, **kwargs)
+                    active.step.finish()
+            finally:
+                active.step = before
+            if not (retries and bool(self._store.journal.was_dropped())):
+                return result
+
     def _record(self, fn, args, kwargs):
         if private_tensorflow.is_compiled_by_xla():
-            raise ValueError(
-                "A step that is compiled by XLA cannot talk to servers: use "
-                "jit_compile=False in model.compile or tf.function."
-            )
+            with compiled.in_parts():
+                return self._record(fn, args, kwargs)
         coordination = self._store.coordination
         if coordination is None or not coordination.retries:
             return self._record_once(fn, args, kwargs)
@@ -137,8 +155,11 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         try:
             # At the end of the data nothing must count a batch that is not
             # there, as an operation would that does not depend on it.
-            with tf.control_dependencies(_tensors_in((args, kwargs))):
-                result = fn(*args, **kwargs)
+            with (
+                _foreign_objects_explained(),
+                tf.control_dependencies(_tensors_in((args, kwargs))),
+            ):
+                result = compiled.call(fn, args, kwargs)
                 active.step.finish()
             if single and active.step.num_optimizers > 1:
                 raise ValueError(
@@ -146,14 +167,6 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
                     "one has several optimizers, of which only one may have "
                     'been dropped: use on_drop="next".'
                 )
-        except RuntimeError as error:
-            if not _is_about_foreign_strategy(error):
-                raise
-            raise ValueError(
-                "A model or an optimizer was created outside "
-                "strategy.scope(): create both, and compile, inside the "
-                "scope of the one strategy that trains."
-            ) from error
         finally:
             active.step = None
         return result
@@ -197,11 +210,14 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
                 self._container_strategy().settle()
                 with self._store.collective_writes():
                     return fn(var, *args, **kwargs)
+            if self._config.num_workers == 1 and tf.executing_eagerly():
+                # Each assignment goes to the servers by itself.
+                return fn(var, *args, **kwargs)
             raise RuntimeError(
-                f"An update of {var.name!r} outside strategy.run: an "
-                "optimizer's step has to be traced to be sent to the servers. "
-                "Call it as strategy.run(step_fn) inside a tf.function; in "
-                "model.compile leave run_eagerly=False."
+                f"An update of {var.name!r} outside strategy.run: with several "
+                "workers, and inside a tf.function, an optimizer's step must "
+                "be part of a step to be sent to the servers. Call it as "
+                "strategy.run(step_fn)."
             )
         active.step.update(var, fn, tuple(args), kwargs)
         return None
@@ -259,10 +275,20 @@ def _is_made_by_optimizer():
         del frame
 
 
-def _is_about_foreign_strategy(error):
-    """Whether TensorFlow found an object of another strategy."""
+@contextlib.contextmanager
+def _foreign_objects_explained():
+    """Scope in which TensorFlow may find an object of another strategy."""
     complaints = ("Mixing different tf.distribute.Strategy", "Must not nest")
-    return any(complaint in str(error) for complaint in complaints)
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(complaint in str(error) for complaint in complaints):
+            raise
+        raise ValueError(
+            "A model or an optimizer was created outside "
+            "strategy.scope(): create both, and compile, inside the "
+            "scope of the one strategy that trains."
+        ) from error
 
 
 def _tensors_in(structure):

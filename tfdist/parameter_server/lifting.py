@@ -144,7 +144,8 @@ class Lifter:
             attributes = {
                 key: value
                 for key, value in operation.node_def.attr.items()
-                if key != "_class"
+                # No server compiles for XLA what a worker does.
+                if key != "_class" and not key.startswith("_Xla")
             }
             copy = tf.compat.v1.get_default_graph().create_op(
                 operation.type,

@@ -8,6 +8,7 @@ variable's *shadow*. So an evaluation in the middle of a period shows the
 parameters of the cluster, and no step of the worker is lost.
 """
 
+import contextlib
 import functools
 
 import tensorflow as tf
@@ -46,6 +47,8 @@ class Local:
         # By the ordinals of step counters, and of parameters.
         self._inners = {}
         self._creates_outer = False
+        # Whether own values and what servers gave first have been told apart.
+        self._has_begun = False
         self._faces = local_faces.Faces(store)
         self._exchange = local_exchange.LocalExchange(
             store,
@@ -205,11 +208,35 @@ class Local:
             inner = inner_lib.new_inner(
                 store, self.method, clock, optimizer, outer, parameters, states
             )
-            if not self._inners:
-                # Shadows may have been made before the servers were asked.
-                self._build_adopt()
+            self._begin()
         self._inners[clock.ordinal] = inner
         return inner
+
+    def _begin(self):
+        """Called before the first step has changed anything."""
+        if not self._has_begun:
+            # Shadows may have been made before the servers were asked.
+            self._build_adopt()
+            self._has_begun = True
+
+    def show_own(self):
+        """Makes the replicas hold this worker's own values."""
+        self._store.commit()
+        self._begin()
+        number = len(self._store.variables)
+        self._traced.call(
+            ("own", number),
+            lambda: self._faces.show(self._of_model(), own=True),
+        )
+
+    @contextlib.contextmanager
+    def own_values_kept(self):
+        """Scope after which the replicas hold the own values of before."""
+        before = [(v, read_replica(v)) for v in self._of_model()]
+        yield
+        self.show_own()
+        for variable, value in before:
+            variable.assign_replica(value)
 
     def _make_outer(self, parameters):
         self._creates_outer = True

@@ -34,6 +34,7 @@ class LocalStep:
     """
 
     is_local = True
+    is_eager = False
     # Of how many optimizers a step may have been dropped.
     num_optimizers = 0
 
@@ -80,6 +81,9 @@ class LocalStep:
         """Keeps the weights at which the step's gradients are computed."""
         if variable.ordinal not in self._points:
             self._points[variable.ordinal] = variable.read_value()
+
+    def before_mutation(self, variable):
+        """Called before a variable is assigned in the user's code."""
 
     def assigned(self, variable):
         """Called after a variable was assigned in the user's code."""
@@ -136,10 +140,13 @@ class LocalStep:
             self._ends[-1].states += self._states.values()
         for end in self._ends:
             self._follow(end)
-        self._local.before_step(self._root, self._first, own=self._trains)
+        self._show_before()
         if self._trains:
             with tf.init_scope():
                 self._store.state.resume_local_steps()
+
+    def _show_before(self):
+        self._local.before_step(self._root, self._first, own=self._trains)
 
 
 def _num_examples(arguments):

@@ -11,6 +11,7 @@ import inspect
 import keras
 import tensorflow as tf
 
+from tfdist.parameter_server import compiled
 from tfdist.parameter_server import exchange as exchange_lib
 from tfdist.parameter_server import lifting
 from tfdist.parameter_server import records
@@ -100,21 +101,25 @@ class Step:
 
     Args:
       store: The `ParameterStore`.
+      ticketed: Ordinals of the step counters of optimizers whose updates the
+        same step has exchanged before.
 
     Attributes:
       is_local: Whether optimizers act on the replicas, as in a `LocalStep`.
+      is_eager: Whether it runs eagerly, as an `EagerStep`.
     """
 
     is_local = False
+    is_eager = False
 
-    def __init__(self, store):
+    def __init__(self, store, ticketed=()):
         self._store = store
         self._make_exchange = exchange_maker(store)
         self._root = tf.compat.v1.get_default_graph()
         self._pending = {}
         # Ordinals of step counters whose local value is this step's ticket.
-        self._ticketed = set()
-        if store.nonfinite is not None:
+        self._ticketed = set(ticketed)
+        if store.nonfinite is not None and not ticketed:
             store.nonfinite.begin_step()
 
     def _here(self):
@@ -242,7 +247,30 @@ class Step:
         with tf.init_scope():
             self._store.commit()
         counter = step_counter(optimizer) if optimizer else None
-        with graph.as_default(), tf.name_scope("exchange"):
+        self.exchange(
+            graph, recorded, optimizer, pending.barriers, pending.settled
+        )
+        if counter is not None:
+            self._ticketed.add(counter.ordinal)
+            for other, known in self._pending.items():
+                known.settled = len(other.get_operations())
+
+    def exchange(self, graph, recorded, optimizer, barriers, settled):
+        """Builds the exchange of what was recorded.
+
+        Args:
+          graph: The graph to build in.
+          recorded: List of `Update` and `Mutation`.
+          optimizer: Whose step it is, or None.
+          barriers: See `Lifter`, as the next one.
+          settled: The same.
+        """
+        counter = step_counter(optimizer) if optimizer else None
+        with (
+            graph.as_default(),
+            compiled.outside(),
+            tf.name_scope("exchange"),
+        ):
             if optimizer and self._store.corrector is not None:
                 self._store.corrector.before_push(recorded, optimizer, counter)
             finite = None
@@ -262,13 +290,7 @@ class Step:
                 ),
                 settings=settings_of(optimizer) if optimizer else [],
                 frozen=self._ticketed,
-                lifter=lifting.Lifter(
-                    graph, self._store, pending.barriers, pending.settled
-                ),
+                lifter=lifting.Lifter(graph, self._store, barriers, settled),
                 finite=finite,
             )
             exchange.build()
-        if exchange.iterations is not None:
-            self._ticketed.add(exchange.iterations.ordinal)
-            for other, known in self._pending.items():
-                known.settled = len(other.get_operations())

@@ -117,6 +117,12 @@ class _Active(threading.local):
     step = None
     section = None
 
+    def eager_step(self):
+        """The step that runs eagerly, None if it is traced."""
+        if self.step is None or not self.step.is_eager:
+            return None
+        return self.step if tf.executing_eagerly() else None
+
 
 active = _Active()
 
@@ -212,18 +218,21 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
     def _read_variable_op(self, no_copy=False):
         if active.section is not None and not self.role.is_on_server:
             return active.section.read_local(self)
-        if active.section is None and tf.executing_eagerly():
-            self._store.before_eager_read(self)
-        elif active.section is None and self.files is not None:
+        if (
+            active.section is None
+            and self.files is not None
+            and not tf.executing_eagerly()
+        ):
             # Of a model that calls its layers in a loop of the user's own.
             models.see_callers(self.files)
+        self._before_read()
         return super()._read_variable_op(no_copy)
 
     def _mutate(self, kind, value, kwargs):
         method = getattr(super(), kind)
         if active.section is not None or not self.role.is_on_server:
             return method(value, **kwargs)
-        if tf.executing_eagerly():
+        if tf.executing_eagerly() and active.eager_step() is None:
             self._store.before_eager_write(self)
             result = method(value, **kwargs)
             self._store.after_eager_write(self)
@@ -234,27 +243,29 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
                 "strategy.run: its primary on the server would not hear of "
                 "it. Assign it eagerly, or inside strategy.run."
             )
+        active.step.before_mutation(self)
         if active.step.is_local:
             result = method(value, **kwargs)
             active.step.assigned(self)
             return result
-        active.step.before_mutation(self)
         before = super()._read_variable_op()
         result = method(value, **kwargs)
         active.step.record_mutation(self, kind, value, before)
         return result
 
     def sparse_read(self, indices, name=None):
-        self._before_rows_are_read()
+        self._before_read()
         return super().sparse_read(indices, name)
 
     def gather_nd(self, indices, name=None):
-        self._before_rows_are_read()
+        self._before_read()
         return super().gather_nd(indices, name)
 
-    def _before_rows_are_read(self):
+    def _before_read(self):
         if active.section is None and tf.executing_eagerly():
-            self._store.before_eager_read(self)
+            # A step sees what the last exchange has brought.
+            if active.eager_step() is None:
+                self._store.before_eager_read(self)
 
     def assign(self, value, use_locking=None, name=None, read_value=True):
         kwargs = {"name": name, "read_value": read_value}

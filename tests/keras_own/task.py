@@ -1,0 +1,102 @@
+"""A task that runs tests of Keras under a strategy; see `main`.
+
+    tfdist launch --module=tests.keras_own.task -- STRATEGY TESTS [NAMES]
+"""
+
+import importlib.util
+import pathlib
+import sys
+import types
+
+import keras
+from keras.src import testing
+import pytest
+
+from tests.keras_own import exceptions
+import tfdist
+
+STRATEGIES = {
+    "async": tfdist.AsyncStrategy,
+    "sync": lambda: tfdist.ParameterServerStrategy(
+        synchronization=tfdist.synchronization.Sync()
+    ),
+    "local_steps": lambda: tfdist.ParameterAveragingStrategy(period=2),
+}
+
+
+class UnderStrategy:
+    """A plugin of pytest: tests of Keras run in the scope of a strategy.
+
+    Args:
+        name: of one of `STRATEGIES`.
+    """
+
+    def __init__(self, name):
+        self._name = name
+        strategy = STRATEGIES[name]()
+        set_up = testing.TestCase.setUp
+
+        def set_up_in_scope(case):
+            set_up(case)
+            scope = strategy.scope()
+            scope.__enter__()
+            case.addCleanup(scope.__exit__, None, None, None)
+
+        testing.TestCase.setUp = set_up_in_scope
+
+    def pytest_configure(self, config):
+        """Says which marks Keras's own configuration knows."""
+        for mark in ("requires_trainable_backend", "multi_device"):
+            config.addinivalue_line("markers", mark)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        """Skips tests for packages that are not there."""
+        report = yield
+        missing = call.excinfo and call.excinfo.errisinstance(
+            ModuleNotFoundError
+        )
+        if report.failed and missing:
+            report.outcome = "skipped"
+            report.longrepr = (str(item.path), 0, str(call.excinfo.value))
+        return report
+
+    def pytest_runtest_logreport(self, report):
+        """Says at once what fails."""
+        if report.failed:
+            print(f"\nfailed: {report.nodeid.rpartition('/')[2]}", flush=True)
+            print(report.longrepr, flush=True)
+
+    def pytest_collection_modifyitems(self, items):
+        """Marks the exceptions."""
+        for item in items:
+            reason = exceptions.reason(item.nodeid, self._name)
+            if reason:
+                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+def main(name, tests, names=""):
+    """Runs tests, or is the server.
+
+    Args:
+        name: of one of `STRATEGIES`.
+        tests: folder or file below `keras/src`.
+        names: of tests, as in `pytest -k`.
+
+    Returns:
+        The exit status of pytest.
+    """
+    plugin = UnderStrategy(name)
+    if importlib.util.find_spec("jax") is None:
+        # Some files import it for what they have for its backend.
+        sys.modules["jax"] = types.ModuleType("jax")
+    root = pathlib.Path(keras.__file__).parent / "src" / tests
+    # Those of data adapters train no model.
+    files = [root] if root.is_file() else sorted(root.glob("*_test.py"))
+    files += [] if root.is_file() else sorted(root.glob("schedules/*_test.py"))
+    flags = ["-q", "-p", "no:cacheprovider", "--tb=short", "--no-summary", "--timeout=300"]
+    return pytest.main([*flags, "-k", names, *map(str, files)], [plugin])
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

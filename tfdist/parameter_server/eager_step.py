@@ -1,0 +1,382 @@
+"""Training steps that run eagerly, as with `run_eagerly=True`.
+
+The user's code runs line by line, in a debugger if need be. What it does to
+variables on servers is recorded as by a traced step; where that would build an
+exchange, a function is called that is one, with the recorded tensors as its
+arguments. It is traced once for steps that record the same.
+"""
+
+import collections
+import contextlib
+import inspect
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.parameter_server import local_step
+from tfdist.parameter_server import records
+from tfdist.parameter_server import step as step_lib
+from tfdist.parameter_server.variables import Role
+
+# What is traced is kept for as many kinds of exchanges.
+_MOST_FUNCTIONS = 16
+
+
+class EagerSteps:
+    """Makes the steps of one strategy.
+
+    Args:
+      store: The `ParameterStore`.
+    """
+
+    def __init__(self, store):
+        self._store = store
+        self._functions = _Functions()
+        # Code of steps that optimizers take.
+        self._training = set()
+
+    def begin(self, function, arguments):
+        """The step that calls `function`, an `EagerStep` or the like.
+
+        Args:
+          function: What `strategy.run` has got.
+          arguments: What it is called with.
+        """
+        self._store.commit()
+        if self._store.local is None:
+            return EagerStep(self._store, self._functions)
+        function = inspect.unwrap(function)
+        function = getattr(function, "__func__", function)
+        return EagerLocalStep(
+            self._store,
+            arguments,
+            self._functions,
+            training=self._training,
+            code=getattr(function, "__code__", function),
+        )
+
+
+class EagerStep(step_lib.Step):
+    """Records one call of `strategy.run` that runs eagerly.
+
+    What a value was made of is not known: instead of the new value of a
+    variable its change is sent, or workers would undo each other's.
+
+    Args:
+      store: The `ParameterStore`.
+      functions: A `_Functions`.
+    """
+
+    is_eager = True
+
+    def __init__(self, store, functions):
+        super().__init__(store)
+        self._functions = functions
+
+    def _here(self):
+        _check_is_eager()
+        return super()._here()
+
+    def reduced(self, tensors):
+        """Takes note of gradients that an optimizer is about to apply.
+
+        Args:
+          tensors: List of tensors, as handed to the optimizer.
+        """
+        self._here().expected = len(tensors)
+
+    def before_mutation(self, variable):
+        """Called before a variable is assigned in the user's code."""
+        self._here()
+        _commit(self._store, variable)
+
+    def record_mutation(self, variable, kind, value, before):
+        """Records `variable.<kind>(value)` for the server.
+
+        Args:
+          variable: A `ReplicaVariable`.
+          kind: Name of the method.
+          value: Its argument.
+          before: The value of the replica before.
+        """
+        if kind != "assign" or variable.role is Role.ITERATIONS:
+            super().record_mutation(variable, kind, value, before)
+            return
+        value = tf.convert_to_tensor(value, dtype=variable.dtype)
+        super().record_mutation(variable, "assign_add", value - before, before)
+
+    def exchange(self, graph, recorded, optimizer, barriers, settled):
+        """Exchanges what was recorded; see `Step.exchange`."""
+        del graph, barriers
+        pushed, ticketed = _Pushed(recorded), frozenset(self._ticketed)
+        settled = None if settled is None else 0
+
+        def build(*tensors):
+            step = step_lib.Step(self._store, ticketed)
+            step.exchange(
+                tf.compat.v1.get_default_graph(),
+                pushed.filled(tensors),
+                optimizer,
+                set(),
+                settled,
+            )
+
+        # What is kept refers to no step.
+        key = (pushed.key, id(optimizer), ticketed, settled)
+        self._functions.call(key, build, pushed.tensors, pushed.specs)
+
+
+class EagerLocalStep(local_step.LocalStep):
+    """Follows one call of `strategy.run` that runs eagerly.
+
+    Args:
+      store: The `ParameterStore`.
+      arguments: See `LocalStep`.
+      functions: A `_Functions`.
+      training: Set of the code of steps that optimizers have taken.
+      code: What this step runs. Whether it trains, and needs this worker's
+        own weights, is known from its earlier calls.
+    """
+
+    is_eager = True
+
+    def __init__(self, store, arguments, functions, *, training, code):
+        super().__init__(store, arguments)
+        self._functions = functions
+        self._training = training
+        self._code = code
+        self._shows_own = False
+        if code in training:
+            self._show_own()
+
+    def _show_own(self):
+        if not self._shows_own:
+            self._shows_own = True
+            self._local.show_own()
+
+    def update(self, variable, fn, args, kwargs):
+        """Does `fn(variable, *args, **kwargs)` here."""
+        _check_is_eager()
+        self._show_own()
+        super().update(variable, fn, args, kwargs)
+
+    def before_mutation(self, variable):
+        """Called before a variable is assigned in the user's code."""
+        _check_is_eager()
+        _commit(self._store, variable)
+        self._show_own()
+
+    def _show_before(self):
+        if self._trains:
+            self._training.add(self._code)
+
+    def _follow(self, end):
+        points, gradients = _Leaves(end.points), _Leaves(end.gradients)
+        examples = tf.convert_to_tensor(self._examples, tf.int64)
+        local = self._local
+
+        def build(examples, *tensors):
+            tensors = iter(tensors)
+            local.after_step(
+                end.clock,
+                end.optimizer,
+                end.parameters,
+                states=end.states,
+                points=points.filled(tensors),
+                gradients=gradients.filled(tensors),
+                examples=examples,
+            )
+
+        key = (
+            end.clock.ordinal,
+            tuple(v.ordinal for v in end.parameters + end.states),
+            points.key,
+            gradients.key,
+        )
+        self._functions.call(
+            key,
+            build,
+            [examples, *points.tensors, *gradients.tensors],
+            [tf.TensorSpec([], tf.int64), *points.specs, *gradients.specs],
+            # What is asked for then refreshes the replicas.
+            tracing=self._local.own_values_kept,
+        )
+
+
+def _check_is_eager():
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "A step that runs eagerly (run_eagerly=True, or strategy.run "
+            "outside a tf.function) must do by itself what it does to "
+            "variables. It is done inside a tf.function that the step calls: "
+            "call it without, or trace the whole step."
+        )
+
+
+def _commit(store, variable):
+    """Brings a new variable to the servers before a step changes it."""
+    if variable.ordinal >= store.committed:
+        store.commit()
+
+
+class _Functions:
+    """Functions that were traced, the last that were called."""
+
+    def __init__(self):
+        self._known = collections.OrderedDict()
+
+    def call(
+        self,
+        key,
+        build,
+        tensors,
+        specs,
+        tracing=contextlib.nullcontext,
+    ):
+        """Calls what `build` builds from `tensors`.
+
+        Args:
+          key: Hashable that stands for it.
+          build: Callable of tensors.
+          tensors: List of tensors.
+          specs: List of their `tf.TensorSpec`.
+          tracing: Callable that gives a scope to trace in.
+        """
+        key = (key, tuple(specs))
+        if key not in self._known:
+            function = tf.function(
+                build, input_signature=specs, autograph=False
+            )
+            with tracing():
+                self._known[key] = function.get_concrete_function()
+        self._known.move_to_end(key)
+        while len(self._known) > _MOST_FUNCTIONS:
+            self._known.popitem(last=False)
+        self._known[key](*tensors)
+
+
+class _Leaves:
+    """A structure whose tensors are arguments of a function.
+
+    Args:
+      structure: Nested structure.
+
+    Attributes:
+      tensors: List of its tensors.
+      specs: List of their `tf.TensorSpec`.
+      key: Hashable that stands for all but the values of tensors.
+    """
+
+    def __init__(self, structure):
+        self._structure = structure
+        self.tensors, self.specs, key = [], [], []
+        for leaf in tf.nest.flatten(structure):
+            if isinstance(leaf, tf.IndexedSlices):
+                self._add(leaf.values, [None, *leaf.values.shape[1:]])
+                self._add(leaf.indices, [None])
+                if leaf.dense_shape is not None:
+                    self._add(leaf.dense_shape)
+                key.append(("slices", leaf.dense_shape is None))
+            elif isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)):
+                self._add(tf.convert_to_tensor(leaf))
+                key.append("tensor")
+            elif isinstance(leaf, (bool, int, float, str, type(None))):
+                key.append(leaf)
+            else:
+                key.append(id(leaf))
+        keys = sorted(structure) if isinstance(structure, dict) else ()
+        self.key = (tuple(keys), tuple(key))
+
+    def _add(self, tensor, shape=None):
+        shape = tensor.shape if shape is None else shape
+        self.tensors.append(tensor)
+        self.specs.append(tf.TensorSpec(shape, tensor.dtype))
+
+    def filled(self, tensors):
+        """The structure with other tensors.
+
+        Args:
+          tensors: Iterator of tensors.
+        """
+
+        def fill(leaf):
+            if isinstance(leaf, tf.IndexedSlices):
+                values, indices, shape = next(tensors), next(tensors), None
+                if leaf.dense_shape is not None:
+                    shape = next(tensors)
+                return tf.IndexedSlices(values, indices, shape)
+            if isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)):
+                return next(tensors)
+            return leaf
+
+        leaves = [fill(leaf) for leaf in tf.nest.flatten(self._structure)]
+        return tf.nest.pack_sequence_as(self._structure, leaves)
+
+
+class _Pushed:
+    """Records whose tensors are arguments of a function.
+
+    Args:
+      recorded: List of `Update` and `Mutation`.
+
+    Attributes:
+      tensors: See `_Leaves`, as the others.
+      specs: The same.
+      key: The same.
+    """
+
+    def __init__(self, recorded):
+        self._recorded = recorded
+        self._leaves = [_Leaves(_tensors_of(record)) for record in recorded]
+        self.tensors = [x for one in self._leaves for x in one.tensors]
+        self.specs = [x for one in self._leaves for x in one.specs]
+        self.key = tuple(
+            (record.variable.ordinal, _rule(record), leaves.key)
+            for record, leaves in zip(recorded, self._leaves, strict=True)
+        )
+
+    def filled(self, tensors):
+        """The records with other tensors, a list.
+
+        Args:
+          tensors: List of tensors.
+        """
+        tensors = iter(tensors)
+        result = []
+        for record, leaves in zip(self._recorded, self._leaves, strict=True):
+            values = leaves.filled(tensors)
+            if isinstance(record, records.Mutation):
+                value, before = values
+                result.append(
+                    records.Mutation(
+                        record.variable, record.kind, value, before
+                    )
+                )
+                continue
+            args, kwargs, before = values
+            result.append(
+                records.Update(
+                    record.variable,
+                    record.fn,
+                    args,
+                    kwargs,
+                    record.is_gradient,
+                    before,
+                )
+            )
+        return result
+
+
+def _tensors_of(record):
+    if isinstance(record, records.Mutation):
+        return [record.value, record.before]
+    return [record.args, record.kwargs, record.before]
+
+
+def _rule(record):
+    """What stands for what a record does."""
+    if isinstance(record, records.Mutation):
+        return record.kind
+    function = inspect.unwrap(record.fn)
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return function.__code__, tuple(map(id, cells)), record.is_gradient
