@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tfdist.cli import advise
+from tfdist.cli import simulation_flags
 from tfdist.cli.main import main
 from tfdist.simulation.advise import OVERHEAD_SECONDS
 from tfdist.simulation.advise import STRATEGIES
@@ -60,7 +61,16 @@ def test_a_step_of_another_machine_and_stragglers(tmp_path, capsys):
     assert rates["async", 2] == pytest.approx(1 + 1 / 3, rel=0.05)
     assert rates["async", 4] == pytest.approx(3 + 1 / 3, rel=0.05)
     assert figures["recommended"]["method"] == "async"
-    assert "Use async with 4 workers" in capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Use async with 4 workers" in text
+    for assumption in (
+        "The cluster: 1 server",
+        "takes 1e+03 ms (--step_seconds), with --slow=0:3",
+        "a server for 0.001 ms (--server_ms)",
+        "links without a limit",
+        "exchange 0 ms besides",
+    ):
+        assert assumption in text
 
 
 def test_a_distribution_can_stand_for_what_is_measured(tmp_path):
@@ -155,7 +165,8 @@ def test_defaults_are_those_of_the_library():
     flags = advise.define_flags()
     assert tuple(flags["strategies"].default) == STRATEGIES
     assert flags["min_speed_up"].default == MIN_SPEED_UP
-    assert flags["overhead_ms"].default == 1e3 * OVERHEAD_SECONDS
+    assert flags["overhead_ms"].default is None
+    assert simulation_flags.OVERHEAD_MS == 1e3 * OVERHEAD_SECONDS
 
 
 def test_the_tail_of_any_worker_is_the_one_machines_too(tmp_path):

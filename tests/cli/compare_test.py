@@ -32,6 +32,8 @@ def ran(tmp_path_factory):
                 "--epochs=1",
                 "--target=0.5",
                 "--slow=0:2",
+                "--compute=gamma:0.1:100",
+                "--overhead_ms=0",
                 f"--output_dir={directory}/out",
             ]
         )
@@ -95,6 +97,46 @@ def test_it_prints_the_rows(ran):
     assert f"{rows[1]['utilization'] * 100:.1f} %" in taken
     assert "target 0.500" in learned
     assert f"Results: {directory}" in taken
+
+
+def test_the_assumed_cluster_stands_above_the_table(ran):
+    text = " ".join(ran[0].split())
+    assert text.startswith(
+        "The cluster: 1 server (--num_servers). A gradient takes "
+        "gamma:0.1:100 seconds (given; --compute), with --slow=0:2;"
+    )
+    assert "exchange 0 ms besides (--overhead_ms)" in text
+
+
+@pytest.mark.parametrize("compute", [[], ["--compute=constant:0.01"]])
+def test_it_agrees_with_advise(tmp_path, capsys, compute):
+    own = own_problem.write(tmp_path)
+    problem = [f"--model={own}:model", f"--data={own}:pair", *compute]
+    cluster = ["--num_workers=2", "--overhead_ms=20", "--server_ms=0.01"]
+    arguments = [*problem, *cluster, "--strategies=sync", "--batch_size=4"]
+    assert main(["advise", *arguments, f"--json={tmp_path}/a.json"]) == 0
+    assert (
+        main(
+            ["compare", *arguments, "--epochs=2", "--learning_rates=0.1"]
+            + [f"--output_dir={tmp_path}"]
+        )
+        == 0
+    )
+    advised = json.loads((tmp_path / "a.json").read_text())
+    compared = json.loads((tmp_path / "comparison.json").read_text())
+    (prediction,) = advised["predictions"]
+    row = compared["rows"][1]
+    assert row["method"] == prediction["method"] == "sync"
+    # Two workers exchange for 20 ms what takes one machine far less: both
+    # say to stay there, of the same cluster.
+    assert prediction["speed_up"] < 0.8
+    assert row["speed_up"] < 0.8
+    assert row["examples_per_second"] == pytest.approx(
+        prediction["examples_per_second"], rel=0.2
+    )
+    # A gradient of this model takes far less than the tenth of a second that
+    # is assumed of a task.
+    assert row["seconds"] < 1.0
 
 
 def test_it_draws_what_a_person_wants_to_see(ran):

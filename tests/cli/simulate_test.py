@@ -27,6 +27,9 @@ def ran(tmp_path_factory):
         "--epochs=2",
         "--slow=0:2",
         "--latency_ms=5",
+        "--compute=gamma:0.1:100",
+        "--overhead_ms=0",
+        "--server_ms=1",
         "--seed=3",
         f"--output_dir={directory}/out",
     ]
@@ -65,9 +68,9 @@ def test_the_files_hold_the_training(ran):
 def test_it_prints_the_figures_and_the_evaluations(ran):
     result, directory = ran
     history = json.loads((directory / "out" / "history.json").read_text())
-    figures = dict(
-        line.rsplit("  ", 1) for line in result.stdout.splitlines()[2:14]
-    )
+    assumed, table, *_ = result.stdout.split("\n\n")
+    assert assumed.startswith("The cluster: 1 server")
+    figures = dict(line.rsplit("  ", 1) for line in table.splitlines()[2:])
     figures = {k.strip(): v.strip() for k, v in figures.items()}
     assert figures["gradients"] == "16"
     assert figures["updates"] == str(history["updates"])
@@ -100,7 +103,7 @@ def test_it_is_what_simulate_does(ran):
         evaluate_every=0.5,
         validation_data=validation,
         compute=simulation.SlowWorkers(simulation.Gamma(0.1), {0: 2.0}),
-        network=simulation.Network(latency_seconds=0.005),
+        network=simulation.Network(latency_seconds=0.005, server_seconds=0.001),
         seed=3,
     )
     assert written["evaluations"] == history.evaluations

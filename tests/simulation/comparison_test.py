@@ -124,7 +124,8 @@ def test_the_table_shows_the_figures(compared):
     row = compared.rows()[1]
     lines = [line for line in text.splitlines() if line.startswith("async")]
     learned, taken = (line.split() for line in lines)
-    assert learned[1:4] == ["2", "0.5", f"{row['final_mean']:.3f}"]
+    # Of the two rates that were tried the greater was best.
+    assert learned[1:4] == ["2", "0.5*", f"{row['final_mean']:.3f}"]
     assert f"{row['staleness_mean']:.2f}" in taken
     assert f"target {compared.target:.3f}" in text
     assert max(map(len, text.splitlines())) < 140
@@ -179,6 +180,8 @@ def test_less_of_a_loss_is_better():
         }
     }
     compared = comparison_of(runs)
+    assert compared.at_the_edge() == []
+    assert "*" not in compared.table()
     assert compared.metric == "loss" and compared.smaller_is_better
     assert compared.picked["a", 2] == 0.2
     assert compared.target == pytest.approx(0.5 / 0.95)
@@ -199,6 +202,22 @@ def test_rates_that_diverge_are_the_worst():
     compared = comparison_of({("a", 2): {1.0: none, 0.5: half}})
     assert compared.picked["a", 2] == 0.5
     assert compared.rows()[0]["diverged"] == 1
+
+
+def test_the_best_rate_at_the_edge_of_the_grid_is_marked():
+    def runs(best):
+        rates = {0.1: 0.2, 0.2: 0.3, 0.4: 0.2}
+        rates[best] = 0.9
+        return {r: [made(values=(0.1, v))] for r, v in rates.items()}
+
+    grid = {("a", 2): runs(0.1), ("b", 2): runs(0.2), ("c", 2): runs(0.4)}
+    # One rate is no choice.
+    grid["d", 2] = {0.4: [made(values=(0.1, 0.5))]}
+    compared = comparison_of(grid)
+    assert compared.at_the_edge() == [("a", 2), ("c", 2)]
+    text = compared.table()
+    assert "0.1*" in text and "0.4*" in text and "0.2*" not in text
+    assert "* 2 of 4 did best with the least or the greatest" in text
 
 
 def test_numbers_that_are_none_can_be_written(tmp_path):

@@ -1,14 +1,15 @@
 """`tfdist advise`: what each method would give on a cluster."""
 
-from collections.abc import Callable
 from collections.abc import Sequence
 import json
 import math
 import pathlib
+import textwrap
 from typing import Any
 
 from absl import flags
 
+from tfdist.cli import assumed_cluster
 from tfdist.cli import own_code
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
@@ -65,13 +66,6 @@ def define_flags() -> flags.FlagValues:
         **define,
     )
     flags.DEFINE_float(
-        "overhead_ms",
-        2.0,
-        "Milliseconds that an exchange takes a worker beside the network and "
-        "the update; benchmarks/step_overhead.py measures it.",
-        **define,
-    )
-    flags.DEFINE_float(
         "min_speed_up",
         1.5,
         "Times the examples per second of one machine that a cluster has to "
@@ -116,23 +110,29 @@ def main(argv: Sequence[str]) -> int:
         steps=values.steps_measured,
         step_seconds=values.step_seconds,
     )
+    overhead_seconds = simulation_flags.overhead_seconds(values)
     one_machine = values.step_seconds
     if one_machine is None:
         # Of a machine that no flag makes slow.
-        is_given = isinstance(arguments["compute"], simulation.ComputeTime)
         one_machine = undisturbed.mean(0) + (
-            measurement.update_seconds if is_given else measurement.step_seconds
+            measurement.update_seconds
+            if assumed_cluster.is_given(values)
+            else measurement.step_seconds
         )
     advice = simulation.advise(
         measurement,
         num_workers=counts,
         strategies=values.strategies,
-        overhead_seconds=values.overhead_ms / 1e3,
+        overhead_seconds=overhead_seconds,
         min_speed_up=values.min_speed_up,
         seed=values.seed,
         one_machine_seconds=one_machine,
         **arguments,
     )
+    description = assumed_cluster.describe(
+        values, measurement, overhead_seconds
+    )
+    print(f"{textwrap.fill(description, 79)}\n")
     print(advice.table())
     if values.json is not None:
         _write(values.json, advice.as_dict())
@@ -149,7 +149,6 @@ def _check_flags(values: flags.FlagValues) -> list[int]:
     for name, is_good, allowed in (
         ("steps_measured", lambda value: value >= 1, "at least 1"),
         ("step_seconds", lambda value: value > 0, "above 0"),
-        ("overhead_ms", lambda value: value >= 0, "at least 0"),
         ("min_speed_up", lambda value: value > 0, "above 0"),
     ):
         value = values[name].value
@@ -189,32 +188,20 @@ def _cluster_arguments(
     That is the `ComputeTime` of one that no flag names, beside what is
     measured where that is what a step takes.
     """
-    is_given = values["compute"].present or values.trace is not None
-    if not is_given:
-        # The distribution that the flags then mean is what they add to that
-        # which is measured.
-        values.compute = "constant:0"
     cluster = simulation_flags.make_cluster(values, counts)
-    compute = cluster.compute
-    if not is_given:
-        compute = _added(values, cluster.compute, simulation)
+    compute, undisturbed = cluster.compute, cluster.undisturbed
+    if not assumed_cluster.is_given(values):
+
+        def compute(measured: Any) -> Any:
+            return virtual_cluster.make(values, counts, measured).compute
+
+        nothing = simulation.Constant(0.0)
+        undisturbed = virtual_cluster.make(values, counts, nothing).undisturbed
     return {
         "num_servers": cluster.num_servers,
         "network": cluster.network,
         "compute": compute,
-    }, cluster.undisturbed
-
-
-def _added(
-    values: flags.FlagValues, extra: Any, simulation: Any
-) -> Callable[[Any], Any]:
-    """Returns what makes of measured times those with stragglers."""
-    slow = dict(virtual_cluster.check(values)["slow"])
-
-    def compute(measured: Any) -> Any:
-        return simulation.SlowWorkers(measured, slow) + extra
-
-    return compute
+    }, undisturbed
 
 
 def _check_strategies(

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from collections.abc import Sequence
 import math
 import re
+import textwrap
 from typing import Any
 
 from absl import flags
 
+from tfdist.cli import assumed_cluster
 from tfdist.cli import own_code
 from tfdist.cli import pipelines
 from tfdist.cli import simulation_flags
@@ -133,7 +135,8 @@ def main(argv: Sequence[str]) -> int:
         usage.check(finite, name, "be a finite number", value)
     simulation_flags.check(values)
     output_dir = simulation_flags.make_output_dir(values)
-    cluster = simulation_flags.make_cluster(values, num_workers)
+    # Before the user's code runs: what flags alone have wrong.
+    simulation_flags.make_cluster(values, num_workers)
     trained = simulation_flags.make_problem(values)
     usage.check(
         not learning_rates or trained.learning_rate is not None,
@@ -146,6 +149,7 @@ def main(argv: Sequence[str]) -> int:
     )
     if values.metric is not None:
         _check_metric(values.metric, trained)
+    cluster = assumed_cluster.make(values, trained, num_workers)
 
     simulation = own_code.import_quietly("tfdist.simulation")
     comparison = simulation.compare(
@@ -157,7 +161,7 @@ def main(argv: Sequence[str]) -> int:
         momentum=trained.momentum,
         seeds=seeds,
         single=values.single,
-        single_compute=cluster.undisturbed,
+        single_compute=cluster.single_compute,
         metric=values.metric,
         target=values.target,
         at_seconds=values.at_seconds,
@@ -169,6 +173,7 @@ def main(argv: Sequence[str]) -> int:
         progress=simulation_flags.show_progress(values),
         **cluster.arguments,
     )
+    print(f"{textwrap.fill(cluster.description, 79)}\n")
     print(comparison.table())
     comparison.write_csv(output_dir / "comparison.csv")
     comparison.write_json(output_dir / "comparison.json")

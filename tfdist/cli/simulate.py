@@ -1,9 +1,11 @@
 """`tfdist simulate`: one training on a virtual cluster."""
 
 from collections.abc import Sequence
+import textwrap
 
 from absl import flags
 
+from tfdist.cli import assumed_cluster
 from tfdist.cli import own_code
 from tfdist.cli import pipelines
 from tfdist.cli import simulation_flags
@@ -90,11 +92,13 @@ def main(argv: Sequence[str]) -> int:
         usage.check(value >= 1, name, "be at least 1", value)
     simulation_flags.check(values)
     output_dir = simulation_flags.make_output_dir(values)
-    cluster = simulation_flags.make_cluster(values, values.num_workers)
+    # Before the user's code runs: what flags alone have wrong.
+    simulation_flags.make_cluster(values, values.num_workers)
     trained = simulation_flags.make_problem(values)
     simulation_flags.check_methods(
         "strategy", [values.strategy], [values.num_workers], trained
     )
+    cluster = assumed_cluster.make(values, trained, values.num_workers)
 
     simulation = own_code.import_quietly("tfdist.simulation")
     from tfdist.simulation import comparison
@@ -119,6 +123,7 @@ def main(argv: Sequence[str]) -> int:
         progress=simulation_flags.show_progress(values),
         **cluster.arguments,
     )
+    print(f"{textwrap.fill(cluster.description, 79)}\n")
     print(tables.of_history(history))
     history.write_json(output_dir / "history.json")
     history.write_csv(output_dir / "evaluations.csv")

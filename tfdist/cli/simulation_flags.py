@@ -18,6 +18,9 @@ from tfdist.cli import problem
 from tfdist.cli import usage
 from tfdist.cli import virtual_cluster
 
+OVERHEAD_MS = 2.0
+"""The default of `--overhead_ms`, what `simulation.advise` assumes."""
+
 _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     **{
         name: (lambda value: value >= 1, "at least 1")
@@ -25,7 +28,13 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     },
     **{
         name: (lambda value: value >= 0, "at least 0")
-        for name in ("seed", "latency_ms", "server_ms", "worker_timeout")
+        for name in (
+            "seed",
+            "latency_ms",
+            "overhead_ms",
+            "server_ms",
+            "worker_timeout",
+        )
     },
     **{
         name: (lambda value: value > 0, "above 0")
@@ -145,7 +154,8 @@ def define_cluster(values: flags.FlagValues) -> None:
         "compute",
         "gamma:0.1:100",
         "How long a gradient takes: DISTRIBUTION:SECONDS[:SHAPE] with "
-        "constant, gamma, lognormal or pareto, and the mean in seconds.",
+        "constant, gamma, lognormal or pareto, and the mean in seconds. For "
+        "--model, and in `advise`, what was measured unless this is given.",
         **define,
     )
     flags.DEFINE_string(
@@ -208,7 +218,16 @@ def define_cluster(values: flags.FlagValues) -> None:
     flags.DEFINE_float(
         "server_ms",
         0.0,
-        "Milliseconds that a server is busy with each update.",
+        "Milliseconds that a server is busy with each update. For --model, "
+        "and in `advise`, 0 means what the optimizer was measured to take.",
+        **define,
+    )
+    flags.DEFINE_float(
+        "overhead_ms",
+        None,
+        "Milliseconds that an exchange takes a worker beside the network and "
+        "the update; benchmarks/step_overhead.py measures it. Default: "
+        f"{OVERHEAD_MS:g} for --model and in `advise`, 0 for a task.",
         **define,
     )
 
@@ -259,7 +278,7 @@ def make_problem(values: flags.FlagValues) -> problem.Problem:
 def make_cluster(
     values: flags.FlagValues, num_workers: int | Sequence[int]
 ) -> virtual_cluster.Cluster:
-    """Returns the cluster.
+    """Returns the cluster as the flags have it, with nothing measured.
 
     Args:
         values: flags that `check` accepts.
@@ -270,6 +289,12 @@ def make_cluster(
             there.
     """
     return virtual_cluster.make(values, num_workers)
+
+
+def overhead_seconds(values: flags.FlagValues) -> float:
+    """What an exchange takes a worker beside the network and the update."""
+    given = values.overhead_ms
+    return (OVERHEAD_MS if given is None else given) / 1e3
 
 
 def check_methods(

@@ -47,12 +47,18 @@ class Cluster:
         }
 
 
-def make(values: flags.FlagValues, num_workers: int | Sequence[int]) -> Cluster:
+def make(
+    values: flags.FlagValues,
+    num_workers: int | Sequence[int],
+    base: Any = None,
+) -> Cluster:
     """Returns the cluster.
 
     Args:
         values: flags that `check` accepts.
         num_workers: the number of workers, or all that are simulated.
+        base: the `ComputeTime` of a gradient where it was measured; `None`
+            for that of `--compute` or `--trace`.
 
     Raises:
         UsageError: if a flag does not fit, or names a worker that is not
@@ -62,7 +68,8 @@ def make(values: flags.FlagValues, num_workers: int | Sequence[int]) -> Cluster:
     specs = check(values)
     _check_workers(values, specs, min(counts))
     simulation = own_code.import_quietly("tfdist.simulation")
-    base = _base_compute(values, simulation)
+    if base is None:
+        base = _base_compute(values, simulation)
     tail = []
     if specs["tail"]:
         probability, seconds = specs["tail"]

@@ -62,6 +62,21 @@ class Comparison:
         if at_seconds is None:
             self.at_seconds = self._default_at_seconds()
 
+    def at_the_edge(self):
+        """Those whose best learning rate is the least or the greatest tried.
+
+        A better one may lie beyond it.
+
+        Returns:
+          List of (method, number of workers).
+        """
+        return [
+            key
+            for key, rate in self.picked.items()
+            if len(self._runs[key]) > 1
+            and rate in (min(self._runs[key]), max(self._runs[key]))
+        ]
+
     def _score(self, histories):
         """What is greater for the better learning rate."""
         diverged = sum(history.diverged for history in histories)

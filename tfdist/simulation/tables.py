@@ -47,6 +47,7 @@ def of_comparison(comparison):
     """The two tables of a `Comparison`."""
     rows = comparison.rows()
     metric = comparison.metric
+    at_the_edge = comparison.at_the_edge()
     better = "less" if comparison.smaller_is_better else "more"
     learned = aligned(
         [
@@ -65,7 +66,8 @@ def of_comparison(comparison):
             [
                 row["method"],
                 str(row["num_workers"]),
-                _rate(row["learning_rate"]),
+                _rate(row["learning_rate"])
+                + "*" * ((row["method"], row["num_workers"]) in at_the_edge),
                 _with_spread(row),
                 number(row["best_mean"]),
                 number(row["mean_over_epochs"]),
@@ -106,11 +108,19 @@ def of_comparison(comparison):
             for row in rows
         ],
     )
+    warning = ""
+    if at_the_edge:
+        warning = (
+            f"\n\n* {len(at_the_edge)} of {len(rows)} did best with the least "
+            "or the greatest learning rate that was\n  tried: a better one may "
+            "lie beyond it. Widen --learning_rates (learning_rates=)\n  before "
+            "methods are compared."
+        )
     return (
         f"What is learned: {metric} on the validation data, {better} is "
         f"better, target {number(comparison.target)}\n"
         f"(all seconds are virtual; rate: the best of those tried)\n\n"
-        f"{learned}\n\nWhat it takes\n\n{taken}"
+        f"{learned}{warning}\n\nWhat it takes\n\n{taken}"
     ).replace("train_loss on the validation data", "train_loss")
 
 
