@@ -297,6 +297,7 @@ class ClusterRun:
             if name == "SIGKILL":
                 what += ", as by the system when memory runs out"
         cause = task.cause(status) if status else None
+        cannot_start = cause is not None and cause.is_final
         if cause is not None:
             what += f": {cause}"
         was_leaving = self._leaving.pop(task, None) is not None
@@ -310,7 +311,7 @@ class ClusterRun:
         elif (
             self.phase == Phase.RUNNING
             and task.restarts < self._limits.max_restarts
-            and not (cause is not None and cause.is_final)
+            and not cannot_start
         ):
             seconds = min(
                 _SECONDS_BEFORE_RESTART * 2**task.restarts,
@@ -323,6 +324,8 @@ class ClusterRun:
             )
             self._restarts[task] = time.monotonic() + seconds
         else:
+            if cannot_start and self._limits.max_restarts:
+                what += ", which no restart would change"
             self._fail(task, status, what)
         if self._only_servers_run:
             if self._has_failed:

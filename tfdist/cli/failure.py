@@ -12,7 +12,9 @@ import pathlib
 import re
 import signal
 import sysconfig
+import traceback
 
+from tfdist.cli import lines
 from tfdist.cli import log_levels
 
 # In the tracebacks of exception groups.
@@ -42,6 +44,7 @@ _FAULT_SIGNALS = (
     signal.SIGSEGV,
     signal.SIGTRAP,
 )
+_ARGUMENTS = re.compile(r"\s*Arguments received by .*", re.DOTALL)
 _IMPORT_ERROR = re.compile(
     rb"(SyntaxError|IndentationError|TabError|ImportError|ModuleNotFoundError)"
     rb"(:|$)"
@@ -184,6 +187,20 @@ class ErrorReader:
         path = os.path.relpath(file) if os.path.isabs(file) else file
         place = f"{file if path.startswith('..') else path}:{line}"
         return f"{place}, in {function}" if function else place
+
+
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Returns where an error was on its way through the user's own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if _is_own(frame.filename)]
+
+
+def message_of(error: BaseException) -> str:
+    """Returns what an error of Keras says, on one line."""
+    text = lines.without_escapes(str(error).encode()).decode()
+    if _PREFACE.search(text.partition("\n")[0].encode()):
+        text = text.partition("\n")[2]
+    return _shortened(_ARGUMENTS.sub("", text).encode())
 
 
 def _is_own(file: str) -> bool:

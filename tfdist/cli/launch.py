@@ -9,19 +9,17 @@ import pathlib
 import re
 import shutil
 import sys
-import tempfile
 
 from absl import flags
 
 from tfdist.cli import capacity
 from tfdist.cli import isolation
+from tfdist.cli import output
 from tfdist.cli import shown
 from tfdist.cli import usage
 from tfdist.cli.cluster_run import Limits
 from tfdist.cli.cluster_run import Report
 from tfdist.cli.local_cluster import LocalCluster
-from tfdist.cli.output import COLORS
-from tfdist.cli.output import open_streams
 from tfdist.cli.shown import LineFilter
 from tfdist.cli.supervisor import Supervisor
 from tfdist.cli.task import Task
@@ -58,8 +56,6 @@ _LAUNCHED_ENVIRONMENT = {
     # process takes all of their memory.
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
 }
-# Values of TF_CPP_MIN_LOG_LEVEL by which a user asks for more than the default.
-_ALL = ("0", "1")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -223,12 +219,13 @@ def main(argv: Sequence[str]) -> int:
         min_workers=int(not values.chief),
         timeout=values.timeout,
     )
-    shown.check(values.show, counts)
     capacity.check(counts, values.num_groups)
-    is_verbose = values.verbose or extra.get("TF_CPP_MIN_LOG_LEVEL") in _ALL
-    _make_log_dir(values.log_dir)
+    shown.check(values.show, counts)
+    cpp_level = {**os.environ, **extra}["TF_CPP_MIN_LOG_LEVEL"]
+    is_verbose = values.verbose or cpp_level in ("0", "1")
+    output.make_log_dir(values.log_dir)
     isolation.leave_network(values.isolate)
-    out, err = open_streams(values.color)
+    out, err = output.open_streams(values.color)
     report = Report(err)
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(
@@ -239,7 +236,7 @@ def main(argv: Sequence[str]) -> int:
                 values.isolate, cluster.listeners, report.say
             )
         )
-        log_dir = values.log_dir or _temporary_log_dir(report)
+        log_dir = values.log_dir or output.temporary_log_dir(report.say)
         groups: list[list[Task]] = [[] for _ in range(values.num_groups)]
         for number, task in enumerate(cluster.tasks):
             environ = _environment(os.environ, extra, task.tf_config)
@@ -256,7 +253,7 @@ def main(argv: Sequence[str]) -> int:
                     is_wanted=(
                         task.job != "worker" or task.index < values.num_workers
                     ),
-                    color=COLORS[number % len(COLORS)],
+                    color=output.COLORS[number % len(output.COLORS)],
                     log_dir=log_dir,
                     line_filter=LineFilter(
                         shown.includes(values.show, task, values.chief),
@@ -405,24 +402,3 @@ def _environment(
         result.setdefault(name, value)
     environment.apply(result)
     return result
-
-
-def _make_log_dir(log_dir: str | None) -> None:
-    if log_dir is None:
-        return
-    try:
-        pathlib.Path(log_dir).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise usage.UsageError(
-            "Flag --log_dir must be a directory that exists or can be made. "
-            f"Received: --log_dir={log_dir}: {error.strerror}."
-        ) from error
-
-
-def _temporary_log_dir(report: Report) -> str | None:
-    """Returns a new directory, or `None` where there is no place for it."""
-    try:
-        return tempfile.mkdtemp(prefix="tfdist-")
-    except OSError as error:
-        report.say(f"there are no files of the output: {error}")
-        return None
