@@ -37,6 +37,15 @@ WRONG = {
         ["--max_restarts=-1", "SCRIPT"],
         ["--max_restarts", "at least 0", "-1"],
     ),
+    "num_workers_huge": (
+        ["--num_workers=1000000", "SCRIPT"],
+        ["at most", "tasks", "Received: 1000001", "--num_workers"],
+    ),
+    "show": (
+        ["--show=worker:2", "SCRIPT"],
+        ["--show", "all, chief, or tasks", "--show=worker:2"],
+    ),
+    "show_nothing": (["--show=", "SCRIPT"], ["--show", "--show="]),
     "grace_seconds": (
         ["--grace_seconds=-0.5", "SCRIPT"],
         ["--grace_seconds", "at least 0", "-0.5"],

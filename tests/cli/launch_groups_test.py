@@ -229,7 +229,7 @@ def test_time_is_up_for_all_groups_at_once(script):
     with Launched(*flags, "--timeout=1", path) as run:
         status, text = run.finish()
     assert status == 124
-    assert text.count("not done after 1 s") == 1
+    assert text.count("not done after 1 s\n") == 1
     for group in range(3):
         assert text.count(f"terminating group {group} ps 0") == 1
     assert "by itself" not in text

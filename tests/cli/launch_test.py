@@ -117,20 +117,76 @@ def test_the_others_may_end_by_themselves_after_a_failure(script):
     path = script(
         """
         if job == "worker" and index == 1:
-            (tmp / "failed").touch()
             sys.exit(4)
         wait_for("failed")
-        # Its end is handled once the launcher has read this line's end.
-        print(job, "ends by itself")
-        sys.exit(5 if job == "ps" else 0)
+        print("ends by itself")
         """
     )
-    with Launched("--grace_seconds=50", path) as run:
+    with Launched("--grace_seconds=1000", path) as run:
+        run.expect("ps 0, worker 0: 1000 s left to end")
+        (path.parent / "failed").touch()
         status, text = run.finish()
-    assert status in (4, 5)  # They race; either may be seen to fail first.
-    assert "[ps 0] ps ends by itself" in text
-    assert "[worker 0] worker ends by itself" in text
-    assert "terminating" not in text
+    assert status == 4
+    assert "[worker 0] ends by itself" in text
+    assert "[tfdist] worker 0 is done" in text
+
+
+def test_servers_go_at_once_when_a_run_that_has_failed_is_over(script):
+    path = script("sys.exit(4) if job == 'worker' else forever()")
+    with Launched("--grace_seconds=1000", "--num_workers=1", path) as run:
+        status, text = run.finish()
+    assert status == 4
+    assert "terminating ps 0" in text and "left to end" not in text
+
+
+def test_what_cannot_be_imported_is_not_started_again(script):
+    path = script("import no_such_module")
+    flags = ["--num_ps=0", "--num_workers=1", "--max_restarts=3"]
+    with Launched(*flags, path) as run:
+        status, text = run.finish()
+    assert status == 1
+    assert text.count("worker 0: pid") == 1
+    assert "No module named 'no_such_module'" in text.splitlines()[-1]
+    assert "which no restart would change" in text.splitlines()[-1]
+
+
+def test_the_last_line_names_what_failed_first(script):
+    path = script(
+        """
+        def load(shard):
+            raise RuntimeError(f"bad shard {shard}")
+        if index == 1:
+            print("not shown")
+            load(17)
+        wait_for("failed")
+        raise ValueError("a consequence")
+        """
+    )
+    flags = ["--num_ps=0", "--grace_seconds=1000", "--show=chief"]
+    with Launched(*flags, path) as run:
+        run.expect("worker 1 exited with status 1: RuntimeError: bad shard 17")
+        (path.parent / "failed").touch()
+        status, text = run.finish()
+        last = re.fullmatch(
+            r"\[tfdist\] ended: worker 1 exited with status 1: "
+            r"RuntimeError: bad shard 17 \((.*):(\d+), in load\); "
+            r"output: (.*/worker-1.log)",
+            text.splitlines()[-1],
+        )
+        assert last, text
+        assert last[1] == str(path)
+        line = path.read_text().splitlines()[int(last[2]) - 1]
+        assert "raise RuntimeError" in line
+        with open(last[3], encoding="utf-8") as log:
+            assert "not shown\n" in log.readlines()
+    assert status == 1
+    assert "ValueError: a consequence" in text and "] not shown" not in text
+
+
+def test_files_of_a_run_that_succeeds_are_not_left(script):
+    with Launched("--num_ps=0", "--num_workers=1", script("")) as run:
+        assert run.finish()[0] == 0
+        assert not [name for name in os.listdir(run.tmp) if "output" in name]
 
 
 def test_a_signal_counts_as_128_plus_n(script):

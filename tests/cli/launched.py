@@ -1,11 +1,15 @@
 """A launcher in a process of its own, watched with bounded waits only."""
 
+import contextlib
 import os
 import pathlib
 import queue
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -16,7 +20,10 @@ SECONDS = 60.0
 
 
 class Launched:
-    """`tfdist launch` with the given arguments; use as a context."""
+    """`tfdist launch` with the given arguments; use as a context.
+
+    It shows what all tasks write, unless the arguments say other.
+    """
 
     def __init__(self, *arguments, env=None, **popen):
         environ = {
@@ -25,14 +32,17 @@ class Launched:
             if name not in ("TF_CONFIG", "NO_COLOR")
         }
         environ["PYTHONPATH"] = str(ROOT)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tfdist", "launch", *map(str, arguments)],
-            stdout=popen.pop("stdout", subprocess.PIPE),
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**environ, **(env or {})},
-            **popen,
-        )
+        self.tmp = environ["TMPDIR"] = tempfile.mkdtemp()
+        command = [sys.executable, "-m", "tfdist", "launch", "--show=all"]
+        with default_signals():
+            self.process = subprocess.Popen(
+                [*command, *map(str, arguments)],
+                stdout=popen.pop("stdout", subprocess.PIPE),
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**environ, **(env or {})},
+                **popen,
+            )
         self.lines = []
         self._queue = queue.Queue()
         if self.process.stdout:
@@ -44,6 +54,7 @@ class Launched:
     def __exit__(self, *exc_info):
         self.process.kill()
         self.process.wait(SECONDS)
+        shutil.rmtree(self.tmp)
 
     def expect(self, pattern):
         """Returns the match of the next line that matches."""
@@ -74,6 +85,27 @@ class Launched:
             for line in stream:
                 self._queue.put(line.decode("utf-8", "replace").rstrip("\n"))
         self._queue.put(None)
+
+
+@contextlib.contextmanager
+def default_signals():
+    """Scope in which processes start that take signals as by default.
+
+    A shell that starts the tests in the background lets them ignore some, and
+    what is ignored is inherited. A handler is not, and this one ignores, too.
+    """
+    ignored = [
+        number
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) == signal.SIG_IGN
+    ]
+    for number in ignored:
+        signal.signal(number, lambda *_: None)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def assert_gone(processes):

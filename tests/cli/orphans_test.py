@@ -43,6 +43,8 @@ def test_a_signal_to_the_launcher_ends_everything(script, name):
         status, text = run.finish()
         assert status == 128 + number
         assert f"got {name}" in text
+        # They have no time to end by themselves.
+        assert "left to end" not in text
         assert_gone(processes)
 
 
@@ -221,7 +223,9 @@ def wait_until_full(writer):
         time.sleep(0.01)
 
 
-def test_nohup_is_honoured(script):
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGINT", "SIGTERM"])
+def test_what_the_launcher_inherits_as_ignored_stays_so(script, name):
+    number = getattr(signal, name)
     path = script(
         """
         print("up")
@@ -230,14 +234,27 @@ def test_nohup_is_honoured(script):
     )
 
     def ignore():
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(number, signal.SIG_IGN)
 
     with Launched(path, preexec_fn=ignore) as run:
         for _ in range(3):
             run.expect(r"\] up")
-        run.process.send_signal(signal.SIGHUP)
+        run.process.send_signal(number)
         (path.parent / "go").touch()
         assert run.finish()[0] == 0
+
+
+def test_the_tests_may_run_in_the_background(script):
+    # As a shell without job control starts `make test &`.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Launched("--num_workers=1", script("forever()")) as run:
+            run.expect("worker 0: pid")
+            run.process.send_signal(signal.SIGINT)
+            assert run.finish()[0] == 128 + signal.SIGINT
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_shim_refuses_to_outlive_a_parent_that_is_gone():

@@ -60,6 +60,29 @@ def dataset():
     return tf.data.Dataset.from_tensor_slices(examples())
 
 
+def five_wide():
+    x, y = examples()
+    return np.concatenate([x, x[:, :2]], axis=1), y
+
+
+def one_hot():
+    x, y = examples()
+    return x, np.eye(2)[y]
+
+
+def own_layer():
+    class Layer(keras.layers.Layer):
+        def call(self, x):
+            if not isinstance(x, keras.KerasTensor):
+                raise ValueError("a layer of mine")
+            return x
+
+    changed = keras.Sequential([*model().layers, Layer()])
+    changed.build((None, 3))
+    changed.compile("sgd", "sparse_categorical_crossentropy")
+    return changed
+
+
 def few():
     return examples(5)
 

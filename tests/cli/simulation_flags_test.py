@@ -223,6 +223,21 @@ WRONG_PROBLEM = {
     "task": ("--task=mnist", "--task=mnist", "digits|text|teacher"),
     "model_alone": ("--model=OWN:model", "--model", "together with --data"),
     "data_alone": ("--data=OWN:pair", "--data", "together with --model"),
+    "not_python": (
+        "--model=DIR/bad.py:model --data=OWN:pair",
+        "--model=DIR/bad.py:model",
+        "DIR/bad.py:2: SyntaxError: invalid syntax",
+    ),
+    "data_unfit": (
+        "--model=OWN:model --data=OWN:five_wide",
+        "--data=OWN:five_wide, with x of shape (72, 5) and type float32",
+        "to have value 3, but received",
+    ),
+    "labels_unfit": (
+        "--model=OWN:model --data=OWN:one_hot",
+        "--data=OWN:one_hot",
+        "y of shape (72, 2)",
+    ),
     "both": (
         "--task=text --model=OWN:model --data=OWN:pair",
         "--model",
@@ -301,8 +316,10 @@ WRONG_PROBLEM = {
 
 @pytest.mark.parametrize("name", WRONG_PROBLEM)
 def test_a_wrong_problem_is_refused(name, own):
+    (own.parent / "bad.py").write_text("import keras\ndef model(:\n")
     argv, received, allowed = (
-        text.replace("OWN", str(own)) for text in WRONG_PROBLEM[name]
+        text.replace("OWN", str(own)).replace("DIR", str(own.parent))
+        for text in WRONG_PROBLEM[name]
     )
     with pytest.raises(usage.UsageError) as caught:
         problem(*argv.split())
@@ -321,6 +338,11 @@ def test_an_error_in_the_users_code_is_shown_as_it_is(tmp_path):
     path.write_text("import does_not_exist\n")
     with pytest.raises(ModuleNotFoundError, match="does_not_exist"):
         own_code.load_function("model", f"{path}:model")
+
+
+def test_an_error_in_the_users_layers_is_shown_as_it_is(own):
+    with pytest.raises(ValueError, match="a layer of mine"):
+        problem(*own_flags(own, "own_layer"))
 
 
 # Methods.

@@ -114,3 +114,13 @@ def test_a_server_that_is_told_to_end_leaves_a_snapshot_and_asks_to_be_back(
     made.tell("stop")
     assert [task.wait(WITHIN) for task in (*workers, server)] == [0, 0]
     check_exact(workers)
+
+
+def test_a_server_whose_workers_have_failed_asks_for_nothing(cluster):
+    made = cluster(num_workers=1)
+    (server,) = made.start_servers()
+    (worker,) = made.start_workers("failure_tasks:raise_after_a_step")
+    assert worker.wait(WITHIN) == 1
+    server.send(signal.SIGTERM)
+    assert server.wait(WITHIN) == 128 + signal.SIGTERM
+    assert "before training was over" not in server.output()

@@ -61,6 +61,8 @@ class Report:
 
     Attributes:
         status: that of the first failure; `None` before.
+        first_failure: what the user is told about it in the end, where the
+            launcher's last line is all that is looked at.
     """
 
     def __init__(self, err: OutputStream):
@@ -70,6 +72,7 @@ class Report:
             err: where the launcher's messages go.
         """
         self.status: int | None = None
+        self.first_failure = ""
         self._err = err
 
     def say(self, *messages: str) -> None:
@@ -77,10 +80,19 @@ class Report:
         for message in messages:
             self._err.write_line("tfdist", None, message.encode())
 
-    def fail(self, status: int, why: str) -> None:
-        """Notes a failure; the first one is the status of all."""
+    def fail(self, status: int, why: str, output: str | None = None) -> None:
+        """Notes a failure; the first one is the status of all.
+
+        Args:
+            status: the exit status.
+            why: what has happened.
+            output: the file or directory to read about it.
+        """
         if self.status is None:
             self.status = status
+            self.first_failure = why
+            if output is not None:
+                self.first_failure += f"; output: {output}"
         self.say(why)
 
 
@@ -123,6 +135,7 @@ class ClusterRun:
         # told to leave are killed, in seconds of `time.monotonic`.
         self._restarts: dict[Task, float] = {}
         self._leaving: dict[Task, float] = {}
+        self._has_failed = False
 
     @property
     def running(self) -> list[Task]:
@@ -234,11 +247,12 @@ class ClusterRun:
             )
         self.go_on(Phase(self.phase + 1))
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Gives the tasks of a run that has failed some time to end."""
+        self._has_failed = True
         if self.phase == Phase.RUNNING:
             seconds = self._limits.grace_seconds
-            if self.running:
+            if seconds and not self._only_servers_run:
                 self._report.say(f"{self._names()}: {seconds:g} s left to end")
             self.go_on(Phase.ENDING)
 
@@ -269,7 +283,7 @@ class ClusterRun:
         try:
             task.start(self._out, self._err, self._guard)
         except OSError as error:
-            self._fail(126, f"{task.label} cannot start: {error}")
+            self._fail(task, 126, f"{task.label} cannot start: {error}")
         else:
             self._report.say(f"{task.label}: pid {task.pid}, {task.address}")
 
@@ -280,6 +294,12 @@ class ClusterRun:
         if status > 128 and status - 128 in set(signal.Signals):
             name = signal.Signals(status - 128).name
             what = f"{task.label} was ended by {name} (status {status})"
+            if name == "SIGKILL":
+                what += ", as by the system when memory runs out"
+        cause = task.cause(status) if status else None
+        cannot_start = cause is not None and cause.is_final
+        if cause is not None:
+            what += f": {cause}"
         was_leaving = self._leaving.pop(task, None) is not None
         if self.phase >= Phase.TERMINATING:
             return
@@ -291,6 +311,7 @@ class ClusterRun:
         elif (
             self.phase == Phase.RUNNING
             and task.restarts < self._limits.max_restarts
+            and not cannot_start
         ):
             seconds = min(
                 _SECONDS_BEFORE_RESTART * 2**task.restarts,
@@ -303,11 +324,22 @@ class ClusterRun:
             )
             self._restarts[task] = time.monotonic() + seconds
         else:
-            self._fail(status, what)
-        if self.phase == Phase.RUNNING and all(
+            if cannot_start and self._limits.max_restarts:
+                what += ", which no restart would change"
+            self._fail(task, status, what)
+        if self._only_servers_run:
+            if self._has_failed:
+                # They would wait for those that failed to come back.
+                self.go_on(Phase.TERMINATING)
+            elif self.phase == Phase.RUNNING:
+                self.go_on(Phase.ENDING)
+
+    @property
+    def _only_servers_run(self) -> bool:
+        """Whether nobody trains any more, nor will."""
+        return all(
             other.is_server for other in (*self.running, *self._restarts)
-        ):
-            self.go_on(Phase.ENDING)
+        )
 
     def _on_left(self, task: Task, status: int, what: str) -> None:
         """A worker that was told to leave has ended, however."""
@@ -317,14 +349,15 @@ class ClusterRun:
         if task.is_wanted and self.phase == Phase.RUNNING:
             self._start(task)
 
-    def _fail(self, status: int, why: str) -> None:
-        self._report.fail(status, why)
-        self.end()
+    def _fail(self, task: Task, status: int, why: str) -> None:
+        self._report.fail(status, why, task.log_path)
+        self._end()
 
     def _signal(self, number: int, what: str) -> None:
         if self.running:
             self._report.say(f"{what} {self._names()}")
         for task in self.running:
+            task.line_filter.is_ending = True
             task.signal(number)
 
     def _allow(self, seconds: float) -> None:

@@ -7,17 +7,20 @@ import math
 import os
 import pathlib
 import re
+import shutil
 import sys
 
 from absl import flags
 
+from tfdist.cli import capacity
 from tfdist.cli import isolation
+from tfdist.cli import output
+from tfdist.cli import shown
 from tfdist.cli import usage
 from tfdist.cli.cluster_run import Limits
 from tfdist.cli.cluster_run import Report
 from tfdist.cli.local_cluster import LocalCluster
-from tfdist.cli.output import COLORS
-from tfdist.cli.output import open_streams
+from tfdist.cli.shown import LineFilter
 from tfdist.cli.supervisor import Supervisor
 from tfdist.cli.task import Task
 from tfdist.cluster import environment
@@ -33,6 +36,12 @@ Usage: tfdist launch [FLAGS...] SCRIPT [--] [ARGUMENTS OF THE SCRIPT...]
 
 Example: tfdist launch --num_ps=1 --num_workers=2 train.py -- --epochs=3
 
+Shown is what the chief writes, and the warnings and errors of all tasks: of
+other tasks tracebacks, standard error but for lines marked INFO or DEBUG and
+progress bars, and what standard output marks as a warning or an error. All
+output is in files, which the last line of a run that fails names, with the
+task that failed first, its error, and the place in your code.
+
 The exit status is 0 when all tasks succeed, else that of the first task that
 failed (128 + n where signal n ended it), 128 + n when signal n ended the
 launcher, 124 when --timeout is over, 2 for bad usage.
@@ -41,6 +50,8 @@ launcher, 124 when --timeout is over, 2 for bad usage.
 _LAUNCHED_ENVIRONMENT = {
     # Output shows when it is written, not when a buffer is full.
     "PYTHONUNBUFFERED": "1",
+    # Where a signal ends Python, it says where it was (`failure.py`).
+    "PYTHONFAULTHANDLER": "1",
     # The tasks share this machine's accelerators; by default the first
     # process takes all of their memory.
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
@@ -94,7 +105,21 @@ def define_flags() -> flags.FlagValues:
         "log_dir",
         None,
         "A directory for the output of each task as a file (worker-0.log, "
-        "or group-1-worker-0.log where there are groups).",
+        "or group-1-worker-0.log where there are groups). Default: a "
+        "temporary one, which stays when the run fails.",
+        **define,
+    )
+    flags.DEFINE_list(
+        "show",
+        ["chief"],
+        "Whose output is shown beside everybody's warnings and errors: "
+        "chief, all, or tasks, as worker:1 or chief,ps:0.",
+        **define,
+    )
+    flags.DEFINE_bool(
+        "verbose",
+        False,
+        "Show also what TensorFlow's C++ libraries say about themselves.",
         **define,
     )
     flags.DEFINE_integer(
@@ -186,18 +211,32 @@ def main(argv: Sequence[str]) -> int:
         "worker": max_workers,
         "evaluator": int(values.evaluator),
     }
-    _make_log_dir(values.log_dir)
+    limits = Limits(
+        max_restarts=values.max_restarts,
+        grace_seconds=values.grace_seconds,
+        terminate_seconds=values.terminate_seconds,
+        leave_seconds=values.leave_seconds,
+        min_workers=int(not values.chief),
+        timeout=values.timeout,
+    )
+    capacity.check(counts, values.num_groups)
+    shown.check(values.show, counts)
+    cpp_level = {**os.environ, **extra}["TF_CPP_MIN_LOG_LEVEL"]
+    is_verbose = values.verbose or cpp_level in ("0", "1")
+    output.make_log_dir(values.log_dir)
     isolation.leave_network(values.isolate)
-    out, err = open_streams(values.color)
+    out, err = output.open_streams(values.color)
+    report = Report(err)
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(
             LocalCluster(counts, values.num_groups, initial_workers)
         )
         stack.enter_context(
             isolation.keep_others_out(
-                values.isolate, cluster.listeners, Report(err).say
+                values.isolate, cluster.listeners, report.say
             )
         )
+        log_dir = values.log_dir or output.temporary_log_dir(report.say)
         groups: list[list[Task]] = [[] for _ in range(values.num_groups)]
         for number, task in enumerate(cluster.tasks):
             environ = _environment(os.environ, extra, task.tf_config)
@@ -214,19 +253,18 @@ def main(argv: Sequence[str]) -> int:
                     is_wanted=(
                         task.job != "worker" or task.index < values.num_workers
                     ),
-                    color=COLORS[number % len(COLORS)],
-                    log_dir=values.log_dir,
+                    color=output.COLORS[number % len(output.COLORS)],
+                    log_dir=log_dir,
+                    line_filter=LineFilter(
+                        shown.includes(values.show, task, values.chief),
+                        is_verbose,
+                    ),
                 )
             )
-        limits = Limits(
-            max_restarts=values.max_restarts,
-            grace_seconds=values.grace_seconds,
-            terminate_seconds=values.terminate_seconds,
-            leave_seconds=values.leave_seconds,
-            min_workers=int(not values.chief),
-            timeout=values.timeout,
-        )
-        return Supervisor(groups, out, err, limits).run()
+        status = Supervisor(groups, out, err, limits, log_dir).run()
+        if not status and log_dir and not values.log_dir:
+            shutil.rmtree(log_dir, ignore_errors=True)
+        return status
 
 
 def _check_flags(values: flags.FlagValues) -> None:
@@ -364,15 +402,3 @@ def _environment(
         result.setdefault(name, value)
     environment.apply(result)
     return result
-
-
-def _make_log_dir(log_dir: str | None) -> None:
-    if log_dir is None:
-        return
-    try:
-        pathlib.Path(log_dir).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise usage.UsageError(
-            "Flag --log_dir must be a directory that exists or can be made. "
-            f"Received: --log_dir={log_dir}: {error.strerror}."
-        ) from error

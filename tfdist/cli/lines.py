@@ -14,6 +14,10 @@ _BREAKS = re.compile(rb"(\r*\n|\x08*\r+|\x08+)")
 _ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
+class Redrawn(bytes):
+    """A line that was redrawn, as those of progress bars are."""
+
+
 class LineAssembler:
     r"""Turns chunks of bytes into lines that stay whole.
 
@@ -52,8 +56,9 @@ class LineAssembler:
         """Returns what is left as the last line, if anything is."""
         self._held = b""
         rest = bytes(self._text) or self._replaced
+        kind = bytes if self._shown_at is None else Redrawn
         self._reset()
-        return [rest] if rest else []
+        return [kind(rest)] if rest else []
 
     def _assemble(self, data: bytes) -> list[bytes]:
         lines = []
@@ -79,7 +84,9 @@ class LineAssembler:
         if redrawn:
             text = (text or self._replaced).rstrip(b" ")
         self._reset()
-        return [] if redrawn and not text else [text]
+        if redrawn:
+            return [Redrawn(text)] if text else []
+        return [text]
 
     def _redraw(self) -> list[bytes]:
         now = self._clock()
@@ -91,7 +98,7 @@ class LineAssembler:
             return []
         self._shown_at = now
         line, self._replaced = self._replaced, b""
-        return [line.rstrip(b" ")]
+        return [Redrawn(line.rstrip(b" "))]
 
     def _reset(self) -> None:
         self._text.clear()

@@ -1,27 +1,27 @@
-"""The command `tfdist`: finds the sub-command and hands it its arguments."""
+"""The command `tfdist`: finds the sub-command and hands it its arguments.
 
-from collections.abc import Callable
+It imports a sub-command only to run it, so that hardly anything happens
+before Ctrl-C ends the program as it should.
+"""
+
 from collections.abc import Sequence
+import importlib
+import os
+import select
+import signal
 import sys
 
-from tfdist.cli import advise
-from tfdist.cli import compare
-from tfdist.cli import doctor
-from tfdist.cli import launch
-from tfdist.cli import scale
-from tfdist.cli import simulate
-from tfdist.cli.usage import UsageError
 from tfdist.version import __version__
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
-    "advise": (advise.main, "predict what each method would give a cluster"),
-    "launch": (launch.main, "run a cluster of processes on this machine"),
-    "doctor": (doctor.main, "check a cluster before a run, or beside one"),
-    "scale": (scale.main, "add workers to a launched cluster, or remove some"),
-    "simulate": (simulate.main, "train on a virtual cluster, in virtual time"),
-    "compare": (compare.main, "simulate several methods, and judge them"),
+COMMANDS: dict[str, str] = {
+    "advise": "predict what each method would give a cluster",
+    "launch": "run a cluster of processes on this machine",
+    "doctor": "check a cluster before a run, or beside one",
+    "scale": "add workers to a launched cluster, or remove some",
+    "simulate": "train on a virtual cluster, in virtual time",
+    "compare": "simulate several methods, and judge them",
 }
-"""Name -> (function of the arguments after the name, one-line summary)."""
+"""Name -> one-line summary. `main` of `tfdist.cli.NAME` runs it."""
 
 _HELP = ("help", "-h", "-help", "--help", "--helpfull")
 
@@ -34,9 +34,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             the process.
 
     Returns:
-        The exit status: that of the sub-command, 2 for bad usage.
+        The exit status: that of the sub-command, 2 for bad usage, 130 after
+        Ctrl-C, 141 where nobody reads the output.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run(argv)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("tfdist: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        # What is left to be written would fail once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
+    return status
+
+
+def _run(argv: Sequence[str]) -> int:
     if argv and argv[0] in _HELP:
         print(_overview())
         return 0
@@ -52,9 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     name = argv[0]
+    usage = importlib.import_module("tfdist.cli.usage")
+    command = importlib.import_module(f"tfdist.cli.{name}")
     try:
-        return COMMANDS[name][0](argv[1:])
-    except UsageError as error:
+        return command.main(argv[1:])
+    except usage.UsageError as error:
         print(
             f"tfdist {name}: error: {error}\n"
             f"`tfdist {name} --help` lists the flags.",
@@ -63,12 +82,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _nobody_reads() -> bool:
+    """Whether standard output is a pipe that nobody reads any more."""
+    poll = select.poll()
+    poll.register(1, select.POLLOUT)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
 def _overview() -> str:
     width = max(map(len, COMMANDS))
-    lines = [
-        f"  {name:{width}}  {summary}"
-        for name, (_, summary) in COMMANDS.items()
-    ]
+    lines = [f"  {name:{width}}  {text}" for name, text in COMMANDS.items()]
     return (
         "Usage: tfdist COMMAND [FLAGS...]\n\nCommands:\n"
         + "\n".join(lines)

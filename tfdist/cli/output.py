@@ -1,11 +1,15 @@
 """Where the lines of the tasks go: two streams that never block, and files."""
 
+from collections.abc import Callable
 import errno
 import os
+import pathlib
 import select
 import stat
+import tempfile
 
 from tfdist.cli import lines
+from tfdist.cli import usage
 
 COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """Foreground colours of the tasks, in turn (the codes of ECMA-48)."""
@@ -124,6 +128,39 @@ class LogFile:
         """Closes the file."""
         if self._file is not None:
             self._file.close()
+
+
+def make_log_dir(log_dir: str | None) -> None:
+    """Makes the directory of `--log_dir`, if there is to be one.
+
+    Args:
+        log_dir: the directory.
+
+    Raises:
+        UsageError: if there cannot be.
+    """
+    if log_dir is None:
+        return
+    try:
+        pathlib.Path(log_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise usage.UsageError(
+            "Flag --log_dir must be a directory that exists or can be made. "
+            f"Received: --log_dir={log_dir}: {error.strerror}."
+        ) from error
+
+
+def temporary_log_dir(say: Callable[[str], None]) -> str | None:
+    """Returns a new directory; `None` where there is no place for it.
+
+    Args:
+        say: what is told a user.
+    """
+    try:
+        return tempfile.mkdtemp(prefix="tfdist-output-")
+    except OSError as error:
+        say(f"the output of tasks that are not shown is lost: {error}")
+        return None
 
 
 def open_streams(color: str) -> tuple[OutputStream, OutputStream]:

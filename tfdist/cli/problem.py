@@ -6,6 +6,7 @@ from typing import Any
 
 from absl import flags
 
+from tfdist.cli import failure
 from tfdist.cli import own_code
 from tfdist.cli import usage
 
@@ -132,6 +133,8 @@ def _own(values: flags.FlagValues) -> Problem:
         if _given(values, name, 0):
             _check_settable(optimizer, name, values[name].value)
     train, validation = _own_data(values)
+    for arrays in (train, validation):
+        _check_fits(values, model, arrays)
     return Problem(
         name=values.model.rpartition(":")[2],
         model_fn_of=_setter(values, make_model, model),
@@ -141,6 +144,26 @@ def _own(values: flags.FlagValues) -> Problem:
         learning_rate=_given(values, "learning_rate", its_rate),
         momentum=_given(values, "momentum", its_momentum),
     )
+
+
+def _check_fits(
+    values: flags.FlagValues, model: Any, arrays: tuple[Any, ...]
+) -> None:
+    """Refuses data that the model cannot be evaluated on."""
+    try:
+        model.evaluate(*(array[:1] for array in arrays[:2]), verbose=0)
+    except Exception as error:
+        if failure.own_frames(error):
+            raise  # In the model's own code, which is to be seen.
+        shapes = ", ".join(
+            f"{name} of shape {array.shape} and type {array.dtype}"
+            for name, array in zip("xy", arrays, strict=False)
+        )
+        raise usage.UsageError(
+            f"Flag --data must return what --model={values.model} takes. "
+            f"Received: --data={values.data}, with {shapes}: "
+            f"{failure.message_of(error)}"
+        ) from error
 
 
 def _has_schedule(optimizer: Any) -> bool:

@@ -41,6 +41,7 @@ class Supervisor:
         out: OutputStream,
         err: OutputStream,
         limits: Limits,
+        log_dir: str | None = None,
     ):
         """Prepares a run.
 
@@ -51,7 +52,9 @@ class Supervisor:
             out: where standard output goes.
             err: where standard error and the launcher's messages go.
             limits: what the run may take.
+            log_dir: where the tasks' output can be read afterwards.
         """
+        self._log_dir = log_dir
         self._out, self._err = out, err
         self._limits = limits
         self._report = Report(err)
@@ -89,6 +92,9 @@ class Supervisor:
                     cluster.look()
                 descendants.reap([task.pid for task in self._running()])
                 self._on_time()
+            if self._report.status is not None:
+                # The last line: what went before has scrolled away.
+                self._report.say(f"ended: {self._report.first_failure}")
             self._flush(wakeups)
         return self._report.status or 0
 
@@ -176,10 +182,9 @@ class Supervisor:
 
     def _end_all(self, status: int, why: str) -> None:
         """Ends all clusters, whatever they do."""
-        self._report.fail(status, why)
+        self._report.fail(status, why, self._log_dir)
         for cluster in self._clusters:
             if cluster.phase < Phase.TERMINATING:
-                cluster.end()
                 cluster.go_on(Phase.TERMINATING)
 
     def _flush(self, wakeups: socket.socket) -> None:

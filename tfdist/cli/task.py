@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
+import dataclasses
 import os
 import pathlib
 import signal
@@ -11,9 +12,13 @@ import sys
 import uuid
 
 from tfdist.cli import lifeline
+from tfdist.cli import lines
+from tfdist.cli.failure import Cause
+from tfdist.cli.failure import ErrorReader
 from tfdist.cli.lines import LineAssembler
 from tfdist.cli.output import LogFile
 from tfdist.cli.output import OutputStream
+from tfdist.cli.shown import LineFilter
 
 _LIFELINE = (sys.executable, "-I", "-S", lifeline.__file__)
 _READ_BYTES = 1 << 16
@@ -63,6 +68,16 @@ class Guard(contextlib.AbstractContextManager):
             self._process.stdin.flush()
 
 
+@dataclasses.dataclass
+class _Source:
+    """One of the two streams that a process writes to."""
+
+    is_error: bool
+    stream: OutputStream
+    assembler: LineAssembler = dataclasses.field(default_factory=LineAssembler)
+    errors: ErrorReader = dataclasses.field(default_factory=ErrorReader)
+
+
 class Task:
     """A command that runs as one task of the cluster, perhaps repeatedly.
 
@@ -74,6 +89,8 @@ class Task:
         is_wanted: whether it is to run, or have run.
         is_done: whether it has ended with status 0.
         restarts: how often it was started again.
+        log_path: the file of its output, if there is one.
+        line_filter: which of its lines are shown.
     """
 
     def __init__(
@@ -88,6 +105,7 @@ class Task:
         is_wanted: bool = True,
         color: int | None = None,
         log_dir: str | None = None,
+        line_filter: LineFilter | None = None,
     ):
         """Describes the task; `start` starts it.
 
@@ -101,6 +119,7 @@ class Task:
             is_wanted: whether it is started with the others.
             color: the code of its label's colour.
             log_dir: where its output goes as well, as `worker-0.log`.
+            line_filter: which of its lines are shown; all by default.
         """
         self.label = label
         self.address = address
@@ -112,12 +131,18 @@ class Task:
         self._command = command
         self._environ = environ
         self._color = color
+        self.line_filter = line_filter or LineFilter(
+            shows_all=True, is_verbose=True
+        )
         self._log = None
+        self.log_path = None
         if log_dir:
             name = label.replace(" ", "-") + ".log"
-            self._log = LogFile(str(pathlib.Path(log_dir, name)))
+            self.log_path = str(pathlib.Path(log_dir, name))
+            self._log = LogFile(self.log_path)
         self._process: subprocess.Popen | None = None
-        self._streams: dict[int, tuple[LineAssembler, OutputStream]] = {}
+        self._sources: dict[int, _Source] = {}
+        self._errors = ErrorReader()
 
     @property
     def is_running(self) -> bool:
@@ -132,7 +157,7 @@ class Task:
     @property
     def descriptors(self) -> list[int]:
         """What to read from."""
-        return list(self._streams)
+        return list(self._sources)
 
     def start(self, out: OutputStream, err: OutputStream, guard: Guard) -> None:
         """Starts the process, in a session and process group of its own.
@@ -152,12 +177,12 @@ class Task:
             bufsize=0,
         )
         guard.add(self._process.pid)
-        for pipe, stream in (
-            (self._process.stdout, out),
-            (self._process.stderr, err),
-        ):
+        sources = _Source(False, out), _Source(True, err)
+        pipes = self._process.stdout, self._process.stderr
+        for pipe, source in zip(pipes, sources, strict=True):
             os.set_blocking(pipe.fileno(), False)
-            self._streams[pipe.fileno()] = (LineAssembler(), stream)
+            self._sources[pipe.fileno()] = source
+        self._errors = sources[1].errors
 
     def read(self, descriptor: int) -> list[str]:
         """Passes on what can be read now.
@@ -168,20 +193,28 @@ class Task:
         Returns:
             What the user should be told about it.
         """
-        assembler, stream = self._streams[descriptor]
+        source = self._sources[descriptor]
         try:
             data = os.read(descriptor, _READ_BYTES)
         except BlockingIOError:
             return []
         if data:
-            return self._write(assembler.feed(data), stream)
-        del self._streams[descriptor]
-        return self._write(assembler.close(), stream)
+            return self._write(source.assembler.feed(data), source)
+        del self._sources[descriptor]
+        return self._write(source.assembler.close(), source)
 
     def ended(self) -> int | None:
         """Returns the exit status, 128 + n for signal n; `None` if running."""
         status = self._process.poll()
         return status if status is None or status >= 0 else 128 - status
+
+    def cause(self, status: int) -> Cause | None:
+        """Returns why the last process failed, where it has said so.
+
+        Args:
+            status: what `ended` has returned; after `finish`.
+        """
+        return self._errors.cause(status)
 
     def finish(self, guard: Guard) -> list[str]:
         """Cleans up after the process has ended.
@@ -195,15 +228,15 @@ class Task:
         self.signal(signal.SIGKILL)  # What it has started and left behind.
         guard.remove(self._process.pid)
         notes = []
-        for descriptor, (assembler, stream) in list(self._streams.items()):
+        for descriptor, source in list(self._sources.items()):
             # Not until the end of the stream, which a process that detached
             # itself may hold open for ever.
             for _ in range(_MOST_LEFT_READS):
-                if descriptor in self._streams:
+                if descriptor in self._sources:
                     notes += self.read(descriptor)
-            if descriptor in self._streams:
-                notes += self._write(assembler.close(), stream)
-        self._streams.clear()
+            if descriptor in self._sources:
+                notes += self._write(source.assembler.close(), source)
+        self._sources.clear()
         self._process.stdout.close()
         self._process.stderr.close()
         self._process = None
@@ -219,10 +252,16 @@ class Task:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             self._process.send_signal(signal.SIGTERM)
 
-    def _write(self, lines: list[bytes], stream: OutputStream) -> list[str]:
+    def _write(self, written: list[bytes], source: _Source) -> list[str]:
         notes = []
-        for line in lines:
-            stream.write_line(self.label, self._color, line)
+        for line in written:
+            plain = lines.without_escapes(line)
+            if self.line_filter.shows(
+                line,
+                is_error=source.is_error,
+                in_traceback=source.errors.read(plain),
+            ):
+                source.stream.write_line(self.label, self._color, line)
             if self._log:
                 note = self._log.write_line(line)
                 notes += [note] if note else []

@@ -147,19 +147,23 @@ def wait_for_listeners(kind, addresses, timeout):
     Raises:
       TimeoutError: One is not; the message names it.
     """
-    missing = dict(addresses)
+    missing = {name: f"{kind} {name} at {a}" for name, a in addresses.items()}
 
     def all_listen():
-        for name, address in list(missing.items()):
-            if _listens(address):
-                del missing[name]
+        for name in list(missing):
+            try:
+                if _listens(addresses[name]):
+                    del missing[name]
+            except socket.gaierror as error:
+                missing[name] = (
+                    f"{kind} {name} at {addresses[name]} (this host name does "
+                    f"not resolve: {error.strerror})"
+                )
         return not missing
 
     waiting.wait_until(
         all_listen,
-        what=lambda: ", ".join(
-            f"{kind} {name} at {address}" for name, address in missing.items()
-        ),
+        what=lambda: ", ".join(missing.values()),
         timeout=timeout,
         hint="Is it running, and is its address in TF_CONFIG right?",
     )
@@ -170,6 +174,8 @@ def _listens(address):
     try:
         with socket.create_connection((host.strip("[]"), int(port)), 2.0):
             return True
+    except socket.gaierror:
+        raise
     except OSError:
         return False
 

@@ -20,6 +20,8 @@ _POLL_SECONDS = 0.25
 _FAREWELL_SECONDS = 1.2
 # What workers that get SIGTERM at the same moment may take for their last step.
 _LAST_STEP_SECONDS = 2.0
+# Workers show that they live every second.
+_SILENT_SECONDS = 3.0
 _TERMINATED_STATUS = 128 + signal.SIGTERM
 
 
@@ -131,13 +133,20 @@ def _end_early(config, table):
       started the server is to start it again.
     """
     end = time.monotonic() + _LAST_STEP_SECONDS
-    while time.monotonic() < end and any(
-        m.state == members.State.ALIVE for m in table.read()
-    ):
+    while (some_train := _some_train(table)) and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
-    logging.warning(
-        "%s got SIGTERM before training was over: it ends, and workers wait "
-        "for it to come back.",
-        config.task_name,
-    )
+    if some_train:
+        logging.warning(
+            "%s got SIGTERM before training was over: it ends, and workers "
+            "wait for it to come back.",
+            config.task_name,
+        )
     return _TERMINATED_STATUS
+
+
+def _some_train(table):
+    """Whether there are workers that would miss this server."""
+    return any(
+        m.state == members.State.ALIVE and m.silent_for < _SILENT_SECONDS
+        for m in table.read()
+    )

@@ -1,0 +1,204 @@
+"""What is found out from the last words of programs that really failed."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tfdist.cli import failure
+
+# What a program does -> its error and place; {} is its file.
+FAILURES = {
+    "exception": (
+        """
+        def load(shard):
+            raise RuntimeError(f"bad shard {shard}")
+        load(17)
+        """,
+        "RuntimeError: bad shard 17 ({}:3, in load)",
+    ),
+    "in a library": (
+        """
+        import json
+        json.loads("{")
+        """,
+        "json.decoder.JSONDecodeError: Expecting property name enclosed in "
+        "double quotes: line 1 column 2 (char 1) ({}:3, in <module>)",
+    ),
+    "chained": (
+        """
+        try:
+            {}["key"]
+        except KeyError:
+            raise ValueError("no key")
+        """,
+        "ValueError: no key ({}:5, in <module>)",
+    ),
+    "group": (
+        """
+        def fail():
+            raise ValueError("in a task")
+        try:
+            fail()
+        except ValueError as error:
+            raise ExceptionGroup("several", [error])
+        """,
+        "ValueError: in a task ({}:3, in fail)",
+    ),
+    "several lines": (
+        'raise ValueError("Exception encountered when calling Sequential."'
+        '"call().\\n\\nInput 0 is wrong.\\n\\nArguments: none")',
+        "ValueError: Exception encountered when calling Sequential.call(). "
+        "Input 0 is wrong. ({}:1, in <module>)",
+    ),
+    "logs afterwards": (
+        """
+        import atexit, sys
+        atexit.register(print, "WARNING:absl:late", file=sys.stderr)
+        raise RuntimeError("early")
+        """,
+        "RuntimeError: early ({}:4, in <module>)",
+    ),
+    "own status": (
+        """
+        import sys, traceback
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            traceback.print_exc()
+            sys.exit(3)
+        """,
+        "ZeroDivisionError: division by zero ({}:4, in <module>)",
+    ),
+    "another error before": (
+        """
+        import sys, traceback
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            traceback.print_exc()
+        print("ERROR:root:gave up", file=sys.stderr)
+        sys.exit(3)
+        """,
+        "its last line was: ERROR:root:gave up",
+    ),
+    "message": ("raise SystemExit('no data')", "its last line was: no data"),
+    "status alone": ("raise SystemExit(3)", None),
+    "fault": (
+        """
+        import ctypes
+        def read():
+            ctypes.string_at(0)
+        read()
+        """,
+        "Fatal Python error: Segmentation fault ({}:4, in read)",
+    ),
+    "check of C++": (
+        """
+        import os, sys, threading
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        print(
+            "F0000 00:00:1795375278.952118 77 a.cc:12] Check failed: x == y",
+            file=sys.stderr,
+        )
+        os.abort()
+        """,
+        "a.cc:12] Check failed: x == y ({}:8, in <module>)",
+    ),
+    "kill": (
+        """
+        import os, signal, traceback
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            traceback.print_exc()
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        None,
+    ),
+}
+# Another start would not help: what a program does -> its error and place.
+IMPORTS = {
+    "syntax": ("def f(:\n    pass", "SyntaxError: invalid syntax ({}:1)"),
+    "syntax elsewhere": ("import broken", "SyntaxError: '(' was never closed "),
+    "no module": (
+        "import no_such_module",
+        "ModuleNotFoundError: No module named 'no_such_module' "
+        "({}:1, in <module>)",
+    ),
+    "no name": ("from json import nothing", "ImportError: cannot import name"),
+}
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path, monkeypatch):
+    """Places are relative to the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+def cause_of(program, *arguments):
+    pathlib.Path("broken.py").write_text("print(\n")
+    pathlib.Path("program.py").write_text(textwrap.dedent(program))
+    done = subprocess.run(
+        [sys.executable, *(arguments or ["program.py"])],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONFAULTHANDLER": "1"},
+        timeout=60,
+    )
+    status = done.returncode
+    reader = failure.ErrorReader()
+    for line in done.stderr.splitlines():
+        reader.read(line)
+    return reader.cause(status if status >= 0 else 128 - status)
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_the_error_and_its_place_are_found(name):
+    if name == "group" and sys.version_info < (3, 11):
+        pytest.skip("exception groups are there from Python 3.11 on")
+    program, expected = FAILURES[name]
+    cause = cause_of(program)
+    if expected is None:
+        assert cause is None
+        return
+    assert str(cause) == expected.replace("{}", "program.py")
+    assert not cause.is_final
+
+
+@pytest.mark.parametrize("name", IMPORTS)
+def test_what_cannot_be_imported_is_final(name):
+    program, expected = IMPORTS[name]
+    cause = cause_of(program)
+    assert str(cause).startswith(expected.replace("{}", "program.py"))
+    assert cause.is_final
+
+
+def test_a_module_that_is_not_there_is_final():
+    cause = cause_of("", "-m", "no_such_module")
+    assert str(cause) == "ImportError: No module named no_such_module"
+    assert cause.is_final
+
+
+def test_lines_of_errors_are_told_from_others():
+    reader = failure.ErrorReader()
+    lines = [
+        (b"Epoch 1/2", False),
+        (b"Traceback (most recent call last):", True),
+        (b'  File "a.py", line 1, in <module>', True),
+        (b"    1 / 0", True),
+        (b"ZeroDivisionError: division by zero", True),
+        (b"INFO:root:goes on", False),
+    ]
+    for line, is_part in lines:
+        assert reader.read(line) == is_part, line
+
+
+def test_a_long_message_is_cut():
+    reader = failure.ErrorReader()
+    reader.read(b"Traceback (most recent call last):")
+    reader.read(b"ValueError: " + b"x" * 1000)
+    assert len(str(reader.cause(1))) == 300
+    assert str(reader.cause(1)).endswith("x ...")

@@ -1,0 +1,60 @@
+"""The command ends as programs do when nobody listens, or somebody is tired."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.launched import ROOT
+from tests.cli.launched import default_signals
+
+_WAITS = """\
+import sys, time
+print("importing", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["launch", "--help"], ["--help"]])
+def test_a_reader_that_goes_away_is_no_traceback(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdist", *arguments],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        timeout=60,
+    )
+    os.close(writer)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize(
+    "module, arguments",
+    [
+        ("absl", ["launch", "--help"]),
+        ("tensorflow", ["simulate", "--model=own.py:f", "--data=own.py:f"]),
+    ],
+)
+def test_ctrl_c_during_imports_is_no_traceback(module, arguments, tmp_path):
+    (tmp_path / module).mkdir()
+    (tmp_path / module / "__init__.py").write_text(_WAITS)
+    (tmp_path / "own.py").write_text("")
+    with default_signals():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tfdist", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+            cwd=tmp_path,
+        )
+    with process:
+        assert process.stdout.readline() == b"importing\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert errors == b"tfdist: interrupted\n"

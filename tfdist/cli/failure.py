@@ -1,0 +1,214 @@
+"""Why a task failed: the last error that it wrote, and the error's place.
+
+Python writes an exception that nobody catches to standard error. The launcher
+reads it there, so that the script runs exactly as it does alone, without a
+wrapper. Where a signal ends Python, `faulthandler` writes where it was, and C++
+writes why it aborts.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+import signal
+import sysconfig
+import traceback
+
+from tfdist.cli import lines
+from tfdist.cli import log_levels
+
+# In the tracebacks of exception groups.
+_MARGIN = re.compile(rb" *[|+] ")
+_HEADER = re.compile(rb"(Exception Group )?Traceback \(most recent call last\)")
+# Without a function: the place of bad syntax.
+_FRAME = re.compile(rb' +File "(.+)", line (\d+)(?:,? in (.+))?$')
+_CHAIN = re.compile(
+    rb"During handling of the above exception, another exception occurred:"
+    rb"|The above exception was the direct cause of the following exception:"
+)
+# What Keras and TensorFlow put on a line of its own before their message.
+_PREFACE = re.compile(rb"Exception encountered when calling|execution error:$")
+# What Python says of a script or module that it cannot run.
+_CANNOT_RUN = re.compile(
+    rb"\S*python[\d.]*: (can't open file .*|No module named .*"
+    rb"|Error while finding module .*)"
+)
+_FAULT = re.compile(rb"Fatal Python error: .*")
+_STACK = re.compile(rb"(Current thread|Stack|Thread)\b.*most recent call first")
+_CPP_FAULT = re.compile(rb"F\d{4} [\d:.]+ +\d+ (\S+\] .*)|  what\(\):  (.*)")
+_FAULT_SIGNALS = (
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGSEGV,
+    signal.SIGTRAP,
+)
+_ARGUMENTS = re.compile(r"\s*Arguments received by .*", re.DOTALL)
+_IMPORT_ERROR = re.compile(
+    rb"(SyntaxError|IndentationError|TabError|ImportError|ModuleNotFoundError)"
+    rb"(:|$)"
+)
+_MOST_CHARACTERS = 300
+_LIBRARIES = tuple(
+    os.path.join(directory, "")
+    for path in (
+        *(
+            sysconfig.get_path(name)
+            for name in ("stdlib", "purelib", "platlib")
+        ),
+        pathlib.Path(__file__).parents[1],  # tfdist itself.
+    )
+    for directory in {str(path), os.path.realpath(path)}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """An error that ended a task.
+
+    Attributes:
+        error: type and message, on one line.
+        place: where in the user's code, as `train.py:7, in <module>`; `None`
+            where that is not known.
+        is_final: whether another start would fail in the same way: the script
+            or what it imports cannot be imported.
+    """
+
+    error: str
+    place: str | None = None
+    is_final: bool = False
+
+    def __str__(self):
+        return f"{self.error} ({self.place})" if self.place else self.error
+
+
+class ErrorReader:
+    """Follows what a process writes, line by line, and keeps its last error."""
+
+    def __init__(self):
+        """Starts before the first line."""
+        self._error = b""
+        self._frames: list[tuple[bytes, bytes, bytes | None]] = []
+        self._in_frames = False
+        self._is_at_end = False  # Only the error has been written since.
+        self._lacks_message = False
+        self._fault = b""
+        self._cpp_fault = b""
+        self._in_own_stack = False
+        self._last_line = b""
+
+    def read(self, line: bytes) -> bool:
+        """Reads the next line.
+
+        Args:
+            line: the line, without escape sequences.
+
+        Returns:
+            Whether it is part of a traceback or of another fatal error.
+        """
+        is_part = self._read_fault(line) or self._read_traceback(
+            _MARGIN.sub(b"", line, count=1)
+        )
+        if is_part:
+            self._is_at_end = True
+        elif log_levels.level_of(line) is not None:
+            self._is_at_end = False
+        if line.strip() and not log_levels.is_chatter(line):
+            self._last_line = line.strip()
+        return is_part
+
+    def cause(self, status: int) -> Cause | None:
+        """Returns what ended the process, where it has said so.
+
+        Args:
+            status: its exit status, 128 + n for signal n.
+        """
+        if status > 128:
+            error = self._cpp_fault or self._fault
+            if not error or status - 128 not in _FAULT_SIGNALS:
+                return None
+            return Cause(
+                _shortened(error), self._place() if self._fault else None
+            )
+        if self._error and (status == 1 or self._is_at_end):
+            is_final = _IMPORT_ERROR.match(self._error) is not None
+            return Cause(_shortened(self._error), self._place(), is_final)
+        if self._last_line:
+            return Cause(f"its last line was: {_shortened(self._last_line)}")
+        return None
+
+    def _read_traceback(self, line: bytes) -> bool:
+        frame = _FRAME.match(line)
+        if _HEADER.match(line) or (
+            # Bad syntax of the script itself: there is no header.
+            frame and frame[3] is None and not self._in_frames
+        ):
+            self._in_frames, self._frames, self._error = True, [], b""
+        if frame and self._in_frames:
+            self._frames.append(frame.groups())
+        if self._in_frames:
+            if line[:1] not in (b"", b" ") and not _HEADER.match(line):
+                self._in_frames, self._error = False, line
+                self._lacks_message = _PREFACE.search(line) is not None
+            return True
+        if self._lacks_message and self._is_at_end:
+            self._error += b" " + line.strip()
+            self._lacks_message = not line.strip()
+            return True
+        if refused := _CANNOT_RUN.match(line):
+            self._error, self._frames = b"ImportError: " + refused[1], []
+            return True
+        return _CHAIN.match(line) is not None
+
+    def _read_fault(self, line: bytes) -> bool:
+        if fault := _CPP_FAULT.match(line):
+            self._cpp_fault = fault[1] or fault[2]
+            return True
+        if fault := _FAULT.match(line):
+            self._fault, self._frames = fault[0], []
+        elif stack := _STACK.match(line):
+            self._in_own_stack = stack[1] != b"Thread"
+        elif (frame := _FRAME.match(line)) and self._in_own_stack:
+            self._frames.insert(0, frame.groups())
+        # Nothing else is written after it.
+        return bool(self._fault)
+
+    def _place(self) -> str | None:
+        """The innermost frame in the user's own code, if there is one."""
+        frames = [
+            (os.fsdecode(file), int(line), (function or b"").decode())
+            for file, line, function in self._frames
+        ]
+        own = [frame for frame in frames if _is_own(frame[0])]
+        if not frames:
+            return None
+        file, line, function = (own or frames)[-1]
+        path = os.path.relpath(file) if os.path.isabs(file) else file
+        place = f"{file if path.startswith('..') else path}:{line}"
+        return f"{place}, in {function}" if function else place
+
+
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Returns where an error was on its way through the user's own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if _is_own(frame.filename)]
+
+
+def message_of(error: BaseException) -> str:
+    """Returns what an error of Keras says, on one line."""
+    text = lines.without_escapes(str(error).encode()).decode()
+    if _PREFACE.search(text.partition("\n")[0].encode()):
+        text = text.partition("\n")[2]
+    return _shortened(_ARGUMENTS.sub("", text).encode())
+
+
+def _is_own(file: str) -> bool:
+    return not file.startswith(("<", *_LIBRARIES))
+
+
+def _shortened(text: bytes) -> str:
+    words = " ".join(text.decode("utf-8", "replace").split())
+    if len(words) > _MOST_CHARACTERS:
+        words = f"{words[: _MOST_CHARACTERS - 4]} ..."
+    return words
