@@ -33,8 +33,11 @@ setuptools.setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
+    # So that an editable install is a path, which type checkers follow.
+    package_dir={"": "."},
     packages=setuptools.find_packages(include=["tfdist", "tfdist.*"]),
     package_data={
+        "tfdist": ["py.typed", "*.pyi"],
         "tfdist.datasets": ["**/*.csv.gz", "**/*.xz", "**/*.npz"]
         + ["**/*.txt", "**/*.md", "**/*.bib"],
     },
@@ -55,7 +58,9 @@ setuptools.setup(
         "plots": PLOTS,
         "test": [
             "hypothesis",
+            "mypy",
             "psutil",
+            "pyright[nodejs]",
             "pytest",
             "pytest-timeout",
             "pytest-xdist",

@@ -113,7 +113,7 @@ def only_with(switch: str) -> None:
 
 
 def read_group(codistill: bool | None = None) -> codistillation.Group | None:
-    """The group of this process; None where `TF_CONFIG` names none.
+    """The group of this process; None where it is the only one.
 
     Args:
         codistill: whether `--codistill` was given; None in scripts without
@@ -126,6 +126,8 @@ def read_group(codistill: bool | None = None) -> codistillation.Group | None:
         group = codistillation.Group.from_tf_config()
     except ValueError as error:
         sys.exit(str(error))
+    if group.num_groups == 1:
+        group = None
     if codistill and group is None:
         sys.exit(
             'flag --codistill: TF_CONFIG must say under "codistillation" '

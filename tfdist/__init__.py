@@ -33,6 +33,7 @@ _HOMES = {
 _MODULES = (
     "averaging",
     "callbacks",
+    "cluster",
     "codistillation",
     "correction",
     "datasets",

@@ -74,17 +74,19 @@ def test_the_same_servers_may_be_written_differently():
 @pytest.mark.parametrize(
     "text", ["", " ", "{}", json.dumps({"cluster": CLUSTER, "task": WORKER})]
 )
-def test_no_key_is_no_group(text):
-    assert Group.from_tf_config({"TF_CONFIG": text}) is None
+def test_without_the_key_it_is_the_only_group(text):
+    group = Group.from_tf_config({"TF_CONFIG": text})
+    assert group == Group(0, 1)
+    assert group.shard(np.arange(3)).tolist() == [0, 1, 2]
 
 
 def test_the_environment_of_the_process_is_the_default(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    assert Group.from_tf_config() is None
-    told = environ({"group": 0, "num_groups": 1}, task={})
-    monkeypatch.setenv("TF_CONFIG", told["TF_CONFIG"])
     assert Group.from_tf_config() == Group(0, 1)
     assert Group.from_tf_config().peers == ()
+    told = environ({"group": 1, "num_groups": 2}, task={})
+    monkeypatch.setenv("TF_CONFIG", told["TF_CONFIG"])
+    assert Group.from_tf_config() == Group(1, 2)
 
 
 def test_keys_of_others_are_ignored():

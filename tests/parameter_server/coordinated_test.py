@@ -312,8 +312,8 @@ def test_retry_refuses_steps_of_several_optimizers(monkeypatch):
             "on_drop must be 'next' or 'retry', came: 'again'",
         ),
         (
-            tfdist.SoftSyncStrategy,
-            "exactly one of s .* and n .*came: s=None, n=None",
+            lambda: tfdist.SoftSyncStrategy(2, n=1),
+            "one of s .* and n .*Received: s=2, n=1",
         ),
         (
             lambda: tfdist.BoundedStalenessStrategy(-1),

@@ -151,15 +151,17 @@ def test_s_may_be_more_than_the_workers():
     assert SoftSync(5).resolve(2).s == 5
 
 
-@pytest.mark.parametrize("arguments", [{}, {"s": 1, "n": 1}])
-def test_exactly_one_of_s_and_n_is_given(arguments):
+def test_not_both_of_s_and_n_are_given():
     with pytest.raises(ValueError) as error:
-        SoftSync(**arguments)
-    s, n = arguments.get("s"), arguments.get("n")
+        SoftSync(s=1, n=2)
     assert str(error.value) == (
-        "SoftSync: give exactly one of s (gradients per update) and n "
-        f"(splitting parameter), came: s={s}, n={n}."
+        "SoftSync takes one of s (gradients per update) and n (splitting "
+        "parameter). Received: s=1, n=2."
     )
+
+
+def test_by_default_an_update_has_as_many_gradients_as_there_are_workers():
+    assert SoftSync().resolve(3).s == 3
 
 
 @pytest.mark.parametrize("name", ["s", "n"])

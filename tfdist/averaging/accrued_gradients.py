@@ -29,7 +29,12 @@ class AccruedGradients(base.LocalSteps):
     pushed = base.Pushed.GRADIENTS
     weighted = False
 
-    def __init__(self, n_fetch=1, n_push=1, server_optimizer=None):
+    def __init__(
+        self,
+        n_fetch: int = 1,
+        n_push: int = 1,
+        server_optimizer: keras.Optimizer | None = None,
+    ):
         owner = type(self).__name__
         check_count(owner, "n_fetch", n_fetch, 1)
         check_count(owner, "n_push", n_push, 1)

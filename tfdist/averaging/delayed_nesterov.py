@@ -1,5 +1,7 @@
 """The outer optimizer of asynchronous local SGD."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -36,12 +38,12 @@ class DelayedNesterov(keras.optimizers.Optimizer):
 
     def __init__(
         self,
-        learning_rate=0.7,
-        momentum=0.9,
-        delay=1,
-        c=0.0,
-        name="delayed_nesterov",
-        **kwargs,
+        learning_rate: Any = 0.7,
+        momentum: float = 0.9,
+        delay: int = 1,
+        c: float = 0.0,
+        name: str = "delayed_nesterov",
+        **kwargs: Any,
     ):
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
         owner = type(self).__name__

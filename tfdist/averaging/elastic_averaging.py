@@ -1,5 +1,8 @@
 """Workers that explore around a centre, tied to it by an elastic force."""
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 
 from tfdist.averaging import base
@@ -37,7 +40,13 @@ class ElasticAveraging(base.LocalSteps):
     keeps_own = True
     weighted = False
 
-    def __init__(self, period=10, *, moving_rate=None, alpha=None):
+    def __init__(
+        self,
+        period: int | Callable[[Any], Any] = 10,
+        *,
+        moving_rate: float | None = None,
+        alpha: float | None = None,
+    ):
         owner = type(self).__name__
         base.check_period(owner, "period", period)
         if moving_rate is not None and alpha is not None:

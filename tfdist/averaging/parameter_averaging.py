@@ -3,7 +3,9 @@
 Local SGD, BMUF and DiLoCo are one method with different outer optimizers.
 """
 
+from collections.abc import Callable
 import copy
+from typing import Any
 
 import keras
 
@@ -54,13 +56,13 @@ class ParameterAveraging(base.LocalSteps):
 
     def __init__(
         self,
-        period=10,
-        outer_optimizer=None,
+        period: int | Callable[[Any], Any] = 10,
+        outer_optimizer: Any = None,
         *,
-        average_optimizer_state=False,
-        reset_momentum=False,
-        warmup_steps=0,
-        dynamic=False,
+        average_optimizer_state: bool = False,
+        reset_momentum: bool = False,
+        warmup_steps: int = 0,
+        dynamic: bool = False,
     ):
         owner = type(self).__name__
         base.check_period(owner, "period", period)

@@ -1,5 +1,8 @@
 """Saves all of a training on a cluster, and takes it up again."""
 
+import os
+from typing import Literal
+
 from absl import logging
 import keras
 
@@ -52,12 +55,12 @@ class ClusterCheckpoint(keras.callbacks.Callback):
 
     def __init__(
         self,
-        directory,
+        directory: str | os.PathLike[str],
         *,
-        save_freq="epoch",
-        keep=3,
-        delete_checkpoint=False,
-        verbose=0,
+        save_freq: Literal["epoch"] | int = "epoch",
+        keep: int = 3,
+        delete_checkpoint: bool = False,
+        verbose: int = 0,
     ):
         super().__init__()
         if not directory:

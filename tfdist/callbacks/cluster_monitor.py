@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import os
 import pathlib
 import time
 
@@ -53,7 +54,13 @@ class ClusterMonitor(keras.callbacks.Callback):
         under a strategy of tfdist.
     """
 
-    def __init__(self, log_dir=None, *, every_batches=50, verbose=1):
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] | None = None,
+        *,
+        every_batches: int = 50,
+        verbose: int = 1,
+    ):
         super().__init__()
         if every_batches < 1:
             raise ValueError(

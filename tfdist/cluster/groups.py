@@ -84,15 +84,15 @@ class Group:
     @classmethod
     def from_tf_config(
         cls, environ: Mapping[str, str] | None = None
-    ) -> "Group | None":
+    ) -> "Group":
         """Reads the group from the environment variable `TF_CONFIG`.
 
         Args:
             environ: the environment; `None` for that of the process.
 
         Returns:
-            The group; `None` where `TF_CONFIG` is missing or empty, or has
-            no key `codistillation`.
+            The group; the only one, `Group(0, 1)`, where `TF_CONFIG` is
+            missing or empty, or has no key `codistillation`.
 
         Raises:
             ClusterConfigError: if `TF_CONFIG` is malformed; the message
@@ -102,7 +102,7 @@ class Group:
         cluster = ClusterConfig.from_tf_config(environ, needs_servers=False)
         config = tf_config.load(environ.get("TF_CONFIG", ""))
         if "codistillation" not in config:
-            return None
+            return cls(0, 1)
         given = config["codistillation"]
         if not isinstance(given, dict):
             raise refusal(

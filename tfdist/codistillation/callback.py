@@ -4,8 +4,10 @@ import concurrent.futures
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import time
+from typing import Any
 import uuid
 
 from absl import logging
@@ -80,15 +82,15 @@ class Codistillation(keras.callbacks.Callback):
 
     def __init__(
         self,
-        exchange,
+        exchange: Exchange,
         *,
-        group=None,
-        num_groups=None,
-        exchange_every=50,
-        max_age_seconds=None,
-        background=True,
-        log_dir=None,
-        verbose=1,
+        group: Any = None,
+        num_groups: int | None = None,
+        exchange_every: int = 50,
+        max_age_seconds: float | None = None,
+        background: bool = True,
+        log_dir: str | os.PathLike[str] | None = None,
+        verbose: int = 1,
     ):
         super().__init__()
         if not isinstance(exchange, Exchange):

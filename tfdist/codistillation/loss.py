@@ -1,5 +1,7 @@
 """How far a student's predictions are from its teachers'."""
 
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -74,14 +76,14 @@ class CodistillationLoss(keras.losses.Loss):
 
     def __init__(
         self,
-        distance="cross_entropy",
+        distance: str = "cross_entropy",
         *,
-        activation="softmax",
-        from_logits=False,
-        temperature=1.0,
-        reduction="sum_over_batch_size",
-        name="codistillation_loss",
-        dtype=None,
+        activation: str = "softmax",
+        from_logits: bool = False,
+        temperature: float = 1.0,
+        reduction: str | None = "sum_over_batch_size",
+        name: str = "codistillation_loss",
+        dtype: Any = None,
     ):
         super().__init__(name=name, reduction=reduction, dtype=dtype)
         for argument, value, allowed in (

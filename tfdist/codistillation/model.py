@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import threading
+from typing import Any
 
 import keras
 from keras import ops
@@ -43,7 +44,9 @@ class CodistillationMixin:
     _codistillation_tracker = None
     _is_evaluating = False
 
-    def configure_codistillation(self, *, burn_in_steps, weight=1.0, loss=None):
+    def configure_codistillation(
+        self, *, burn_in_steps: int, weight: float = 1.0, loss: Any = None
+    ) -> None:
         """Says what is added to the loss; see `Codistilled` for arguments."""
         self._codistillation = AddedLoss(burn_in_steps, weight, loss)
         self._codistillation_tracker = keras.metrics.Mean(
@@ -71,7 +74,7 @@ class CodistillationMixin:
         """
         return self._configured().signature
 
-    def set_teachers(self, teachers):
+    def set_teachers(self, teachers: Any) -> None:
         """Replaces the teachers; what was traced before is traced again.
 
         Args:
@@ -225,13 +228,13 @@ class Codistilled(CodistillationMixin, keras.Model):
 
     def __init__(
         self,
-        student,
+        student: keras.Model,
         *,
-        burn_in_steps,
-        weight=1.0,
-        loss=None,
-        augmentation=None,
-        name="codistilled",
+        burn_in_steps: int,
+        weight: float = 1.0,
+        loss: Any = None,
+        augmentation: Any = None,
+        name: str = "codistilled",
     ):
         _check_student(student)
         # Inputs reach the student, and teachers, with the dtype they have.

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import time
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +67,13 @@ class PeerServers(Exchange):
 
     needs_weights = False
 
-    def __init__(self, servers=None, *, dtype="float32", timeout=10.0):
+    def __init__(
+        self,
+        servers: Any = None,
+        *,
+        dtype: Any = "float32",
+        timeout: float = 10.0,
+    ):
         quantization.check(dtype)
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, came: {timeout!r}.")

@@ -259,10 +259,10 @@ def group_of(group, num_groups):
         found = Group(group, num_groups)
     else:
         found = Group.from_tf_config()
-        if found is None:
-            raise ValueError(
-                "Which group this is was not told: pass group= and "
-                "num_groups=, or set TF_CONFIG's key "
+        if found.num_groups == 1:
+            logging.warning(
+                "This is the only group, which nobody teaches. To codistil, "
+                "pass group= and num_groups=, or set TF_CONFIG's key "
                 '"codistillation": {"group": 0, "num_groups": 2}, as `tfdist '
                 "launch --num_groups=2` does."
             )

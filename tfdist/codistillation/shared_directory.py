@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+from typing import Any
 import uuid
 
 from absl import logging
@@ -55,7 +56,13 @@ class SharedDirectory(Exchange):
       ValueError: An argument is malformed.
     """
 
-    def __init__(self, path, *, dtype="float32", whole_models=False):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dtype: Any = "float32",
+        whole_models: bool = False,
+    ):
         path = os.fspath(path)
         if not path:
             raise ValueError("path must name a directory, came: ''.")

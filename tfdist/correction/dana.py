@@ -1,6 +1,7 @@
 """Momentum of each worker, and gradients where the parameters will be."""
 
 import copy
+from typing import Literal
 
 import numpy as np
 import tensorflow as tf
@@ -72,7 +73,12 @@ class DANA(base.Correction):
     densifies = True
 
     def __init__(
-        self, variant="slim", momentum=0.9, *, lambda_0=None, backups=None
+        self,
+        variant: Literal["slim", "zero", "dc"] = "slim",
+        momentum: float = 0.9,
+        *,
+        lambda_0: float | None = None,
+        backups: Literal["server", "worker"] | None = None,
     ):
         if variant not in _VARIANTS:
             raise ValueError(

@@ -1,5 +1,7 @@
 """The gradient that one would have now, estimated from the one of then."""
 
+from typing import Literal
+
 import tensorflow as tf
 
 from tfdist.correction import base
@@ -57,11 +59,11 @@ class DelayCompensation(base.Correction):
 
     def __init__(
         self,
-        lambda_0=None,
-        variance_decay=None,
+        lambda_0: float | None = None,
+        variance_decay: float | None = None,
         *,
-        epsilon=1e-7,
-        backups="server",
+        epsilon: float = 1e-7,
+        backups: Literal["server", "worker"] = "server",
     ):
         if lambda_0 is None:
             lambda_0 = 0.04 if variance_decay is None else 2.0

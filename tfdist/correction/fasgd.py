@@ -1,5 +1,7 @@
 """A learning rate per element from the spread of the gradients there."""
 
+from typing import Literal
+
 import tensorflow as tf
 
 from tfdist.correction import base
@@ -55,12 +57,12 @@ class FASGD(base.Correction):
 
     def __init__(
         self,
-        gamma=0.9,
-        beta=0.9,
+        gamma: float = 0.9,
+        beta: float = 0.9,
         *,
-        epsilon=None,
-        estimator="std",
-        bias_correction=True,
+        epsilon: float | None = None,
+        estimator: Literal["std", "absmean"] = "std",
+        bias_correction: bool = True,
     ):
         self.gamma = base.check_number("FASGD", "gamma", gamma, below=1.0)
         self.beta = base.check_number("FASGD", "beta", beta, below=1.0)

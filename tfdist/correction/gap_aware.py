@@ -1,6 +1,7 @@
 """A gradient counts less the further its parameter has moved since."""
 
 import math
+from typing import Literal
 
 import tensorflow as tf
 
@@ -50,7 +51,7 @@ class GapAware(base.Correction):
 
     observes = True
 
-    def __init__(self, *, backups="server"):
+    def __init__(self, *, backups: Literal["server", "worker"] = "server"):
         self.copies = base.check_copies("GapAware", backups)
 
     def __repr__(self):

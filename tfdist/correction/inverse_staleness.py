@@ -24,7 +24,7 @@ class InverseStaleness(base.Correction):
       deep learning", IJCAI 2016, equation 3.
     """
 
-    def __init__(self, factor=1.0):
+    def __init__(self, factor: float = 1.0):
         self.factor = base.check_number(
             "InverseStaleness", "factor", factor, positive=True
         )

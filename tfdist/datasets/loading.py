@@ -30,7 +30,7 @@ def load(
     download_and_prepare_kwargs: dict[str, Any] | None = None,
     network_timeout: float = 20.0,
     **tfds_load_kwargs: Any,
-):
+) -> Any:
     """Loads a data set, preparing it first where that was not yet done.
 
     Any number of processes may call this at the same moment with the same

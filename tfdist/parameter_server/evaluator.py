@@ -1,12 +1,16 @@
 """Evaluation beside the training, by a task that does not train."""
 
+from collections.abc import Sequence
 import importlib.util
 import json
 import math
+import os
 import pathlib
 import time
+from typing import Any
 
 from absl import logging
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -59,14 +63,14 @@ class SidecarEvaluator:
 
     def __init__(
         self,
-        model,
-        data,
+        model: keras.Model,
+        data: Any,
         *,
-        steps=None,
-        log_dir=None,
-        interval_seconds=10.0,
-        callbacks=None,
-        verbose=1,
+        steps: int | None = None,
+        log_dir: str | os.PathLike[str] | None = None,
+        interval_seconds: float = 10.0,
+        callbacks: Sequence[keras.callbacks.Callback] | None = None,
+        verbose: int = 1,
     ):
         if not (interval_seconds >= 0 and math.isfinite(interval_seconds)):
             raise ValueError(
@@ -104,7 +108,7 @@ class SidecarEvaluator:
         self._verbose = verbose
         self._file = self._events = None
 
-    def start(self):
+    def start(self) -> dict[str, float]:
         """Evaluates until training is over, and then once more.
 
         Returns:

@@ -1,10 +1,17 @@
 """Named methods with local steps, each after the paper it is from."""
 
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from typing_extensions import Unpack
+
 from tfdist.averaging import outer_optimizers
 from tfdist.averaging.accrued_gradients import AccruedGradients
 from tfdist.averaging.delayed_nesterov import DelayedNesterov
 from tfdist.averaging.elastic_averaging import ElasticAveraging
 from tfdist.averaging.parameter_averaging import ParameterAveraging
+from tfdist.parameter_server.options import StrategyOptions
 from tfdist.parameter_server.strategy import ParameterServerStrategy
 from tfdist.synchronization import Async
 from tfdist.synchronization import Sync
@@ -26,11 +33,11 @@ class ParameterAveragingStrategy(ParameterServerStrategy):
 
     def __init__(
         self,
-        period=10,
+        period: int | Callable[[Any], Any] = 10,
         *,
-        average_optimizer_state=False,
-        warmup_steps=0,
-        **kwargs,
+        average_optimizer_state: bool = False,
+        warmup_steps: int = 0,
+        **kwargs: Unpack[StrategyOptions],
     ):
         kwargs.setdefault("synchronization", Sync())
         super().__init__(
@@ -75,14 +82,14 @@ class BMUFStrategy(ParameterServerStrategy):
 
     def __init__(
         self,
-        period=50,
+        period: int | Callable[[Any], Any] = 50,
         *,
-        block_momentum=None,
-        block_rate=1.0,
-        nesterov=True,
-        reset_momentum=True,
-        warmup_steps=0,
-        **kwargs,
+        block_momentum: float | None = None,
+        block_rate: float = 1.0,
+        nesterov: bool = True,
+        reset_momentum: bool = True,
+        warmup_steps: int = 0,
+        **kwargs: Unpack[StrategyOptions],
     ):
         kwargs.setdefault("synchronization", Sync())
 
@@ -117,7 +124,12 @@ class DiLoCoStrategy(ParameterServerStrategy):
     """
 
     def __init__(
-        self, period=500, *, outer_optimizer=None, warmup_steps=0, **kwargs
+        self,
+        period: int | Callable[[Any], Any] = 500,
+        *,
+        outer_optimizer: keras.Optimizer | None = None,
+        warmup_steps: int = 0,
+        **kwargs: Unpack[StrategyOptions],
     ):
         kwargs.setdefault("synchronization", Sync())
         if outer_optimizer is None:
@@ -149,14 +161,14 @@ class AsyncLocalSGDStrategy(ParameterServerStrategy):
 
     def __init__(
         self,
-        period=50,
+        period: int | Callable[[Any], Any] = 50,
         *,
-        outer_rate=0.7,
-        outer_momentum=0.9,
-        c=0.0,
-        dynamic=True,
-        warmup_steps=0,
-        **kwargs,
+        outer_rate: float = 0.7,
+        outer_momentum: float = 0.9,
+        c: float = 0.0,
+        dynamic: bool = True,
+        warmup_steps: int = 0,
+        **kwargs: Unpack[StrategyOptions],
     ):
         kwargs.setdefault("synchronization", Async())
         super().__init__(
@@ -187,7 +199,14 @@ class ElasticAveragingStrategy(ParameterServerStrategy):
         `Async()` by default, `Sync()` is the synchronous variant.
     """
 
-    def __init__(self, period=10, *, moving_rate=None, alpha=None, **kwargs):
+    def __init__(
+        self,
+        period: int | Callable[[Any], Any] = 10,
+        *,
+        moving_rate: float | None = None,
+        alpha: float | None = None,
+        **kwargs: Unpack[StrategyOptions],
+    ):
         super().__init__(
             local_steps=ElasticAveraging(
                 period, moving_rate=moving_rate, alpha=alpha
@@ -209,7 +228,14 @@ class DownpourStrategy(ParameterServerStrategy):
       **kwargs: Those of `ParameterServerStrategy`.
     """
 
-    def __init__(self, n_fetch=1, n_push=1, *, server_optimizer=None, **kwargs):
+    def __init__(
+        self,
+        n_fetch: int = 1,
+        n_push: int = 1,
+        *,
+        server_optimizer: keras.Optimizer | None = None,
+        **kwargs: Unpack[StrategyOptions],
+    ):
         super().__init__(
             local_steps=AccruedGradients(n_fetch, n_push, server_optimizer),
             **kwargs,

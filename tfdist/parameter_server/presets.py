@@ -1,7 +1,12 @@
 """Named points in the space of methods, each after the paper it is from."""
 
+from typing import Literal
+
+from typing_extensions import Unpack
+
 from tfdist.correction import DANA
 from tfdist.correction import DelayCompensation
+from tfdist.parameter_server.options import StrategyOptions
 from tfdist.parameter_server.strategy import ParameterServerStrategy
 from tfdist.synchronization import BoundedStaleness
 from tfdist.synchronization import SoftSync
@@ -27,7 +32,13 @@ class BackupWorkersStrategy(ParameterServerStrategy):
       **kwargs: Those of `ParameterServerStrategy`.
     """
 
-    def __init__(self, backup_workers=1, *, on_drop="next", **kwargs):
+    def __init__(
+        self,
+        backup_workers: int = 1,
+        *,
+        on_drop: Literal["next", "retry"] = "next",
+        **kwargs: Unpack[StrategyOptions],
+    ):
         super().__init__(
             synchronization=Sync(backup_workers, on_drop=on_drop), **kwargs
         )
@@ -42,11 +53,17 @@ class SoftSyncStrategy(ParameterServerStrategy):
 
     Args:
       s: Gradients per update.
-      n: Instead of `s`, the paper's splitting parameter.
+      n: Instead of `s`, the paper's splitting parameter; default: 1.
       **kwargs: Those of `ParameterServerStrategy`.
     """
 
-    def __init__(self, s=None, *, n=None, **kwargs):
+    def __init__(
+        self,
+        s: int | None = None,
+        *,
+        n: int | None = None,
+        **kwargs: Unpack[StrategyOptions],
+    ):
         super().__init__(synchronization=SoftSync(s, n=n), **kwargs)
 
 
@@ -60,7 +77,9 @@ class BoundedStalenessStrategy(ParameterServerStrategy):
       **kwargs: Those of `ParameterServerStrategy`.
     """
 
-    def __init__(self, max_staleness, **kwargs):
+    def __init__(
+        self, max_staleness: int = 3, **kwargs: Unpack[StrategyOptions]
+    ):
         super().__init__(
             synchronization=BoundedStaleness(max_staleness), **kwargs
         )
@@ -83,11 +102,11 @@ class DCASGDStrategy(ParameterServerStrategy):
 
     def __init__(
         self,
-        lambda_0=None,
-        variance_decay=None,
+        lambda_0: float | None = None,
+        variance_decay: float | None = None,
         *,
-        backups="server",
-        **kwargs,
+        backups: Literal["server", "worker"] = "server",
+        **kwargs: Unpack[StrategyOptions],
     ):
         super().__init__(
             correction=DelayCompensation(
@@ -112,12 +131,12 @@ class DANAStrategy(ParameterServerStrategy):
 
     def __init__(
         self,
-        variant="slim",
-        momentum=0.9,
+        variant: Literal["slim", "zero", "dc"] = "slim",
+        momentum: float = 0.9,
         *,
-        lambda_0=None,
-        backups=None,
-        **kwargs,
+        lambda_0: float | None = None,
+        backups: Literal["server", "worker"] | None = None,
+        **kwargs: Unpack[StrategyOptions],
     ):
         super().__init__(
             correction=DANA(

@@ -1,14 +1,19 @@
 """The strategies that users construct."""
 
 import atexit
+from collections.abc import Callable
 import functools
+import os
 import sys
 import time
+from typing import Any
+from typing import Literal
 import warnings
 import weakref
 
 import tensorflow as tf
 
+from tfdist.averaging import LocalSteps
 from tfdist.cluster import config as cluster_config
 from tfdist.cluster import connection
 from tfdist.cluster import life
@@ -16,6 +21,7 @@ from tfdist.cluster import peers
 from tfdist.cluster import preemption
 from tfdist.cluster import reports
 from tfdist.cluster import server
+from tfdist.correction import Correction
 from tfdist.parameter_server import construction
 from tfdist.parameter_server import coordination
 from tfdist.parameter_server import corrector
@@ -34,6 +40,7 @@ from tfdist.parameter_server import warm_start
 from tfdist.saving import files
 from tfdist.saving import refusals
 from tfdist.synchronization import Async
+from tfdist.synchronization import Synchronization
 
 _FOREVER_SECONDS = 1e9
 
@@ -132,26 +139,27 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
 
     def __init__(
         self,
-        cluster_resolver=None,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver
+        | None = None,
         *,
-        synchronization=None,
-        correction=None,
-        local_steps=None,
-        communication="parameter_server",
-        variable_partitioner=None,
-        warmup_worker_steps=0,
-        joining="at once",
-        nonfinite="drop",
-        start_timeout=300.0,
-        worker_timeout=10.0,
-        on_preemption="exit",
-        decisions="chief",
-        server_timeout=300.0,
-        stall_timeout=600.0,
-        on_stall="drop",
-        snapshot_dir=None,
-        snapshot_every=30.0,
-        seed=None,
+        synchronization: Synchronization | None = None,
+        correction: Correction | None = None,
+        local_steps: LocalSteps | int | None = None,
+        communication: Literal["parameter_server", "ring"] = "parameter_server",
+        variable_partitioner: Callable[..., Any] | None = None,
+        warmup_worker_steps: int = 0,
+        joining: Literal["at once", "one by one"] = "at once",
+        nonfinite: Literal["drop", "fail", "ignore"] = "drop",
+        start_timeout: float = 300.0,
+        worker_timeout: float = 10.0,
+        on_preemption: Literal["exit", "note"] = "exit",
+        decisions: Literal["chief", "each"] = "chief",
+        server_timeout: float = 300.0,
+        stall_timeout: float = 600.0,
+        on_stall: Literal["drop", "fail", "wait"] = "drop",
+        snapshot_dir: str | os.PathLike[str] | None = None,
+        snapshot_every: float = 30.0,
+        seed: int | None = None,
     ):
         construction.check_arguments(
             worker_timeout,
@@ -358,22 +366,22 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
             membership.on_beat.append(self._store.coordination.tick)
 
     @property
-    def cluster(self):
+    def cluster(self) -> cluster_config.ClusterConfig:
         """The `ClusterConfig`: who this task is, who the others are."""
         return self._cluster
 
     @property
-    def synchronization(self):
+    def synchronization(self) -> Synchronization:
         """The `Synchronization`, as it was given."""
         return self._synchronization
 
     @property
-    def correction(self):
+    def correction(self) -> Correction | None:
         """The `Correction`, as it was given, or None."""
         return self._correction
 
     @property
-    def local_steps(self):
+    def local_steps(self) -> LocalSteps | None:
         """The `LocalSteps`, as it was given, or None."""
         return self._local_steps
 
@@ -391,7 +399,7 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         """
         return self._store.state
 
-    def commit(self):
+    def commit(self) -> None:
         """Makes sure that servers hold all variables made so far.
 
         The chief gives them their first values, the others wait for that.
@@ -404,7 +412,7 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         self._store.commit()
 
     @property
-    def looks_ahead(self):
+    def looks_ahead(self) -> bool:
         """Whether workers compute with other values than the parameters.
 
         Then `refresh` before you evaluate or save by other means than
@@ -414,12 +422,12 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         return corrector is not None and corrector.correction.looks_ahead
 
     @property
-    def bytes_per_server(self):
+    def bytes_per_server(self) -> tuple[int, ...]:
         """Bytes of variables placed on each server, a tuple of ints."""
         return self._store.bytes_per_shard
 
     @property
-    def preempted(self):
+    def preempted(self) -> bool:
         """Whether this process has got SIGTERM and is to leave.
 
         For loops of one's own with `on_preemption="note"`.

@@ -3,11 +3,14 @@
 The part of `ParameterServerStrategy` that is not its construction.
 """
 
+from collections.abc import Callable
 import contextlib
 import functools
 import time
+from typing import Any
 
 from absl import logging
+import keras
 
 from tfdist.cluster import ending
 from tfdist.cluster import waiting
@@ -20,11 +23,11 @@ STALLED_AFTER_SECONDS = 600.0
 class Training:
     """A mixin of `ParameterServerStrategy`."""
 
-    def updates_applied(self):
+    def updates_applied(self) -> list[int]:
         """Updates that each server has applied so far, a list of ints."""
         return self._store.updates_applied()
 
-    def updates_pulled(self):
+    def updates_pulled(self) -> int:
         """Updates that are in this worker's replicas, an int.
 
         Where several servers have been asked at different moments, the most.
@@ -32,7 +35,7 @@ class Training:
         servers = range(self._store.num_shards)
         return max(int(self._store.pulled_version(k)) for k in servers)
 
-    def training_is_over(self):
+    def training_is_over(self) -> bool:
         """Whether all workers have finished.
 
         Once one has, a worker that has not been seen for a minute is not
@@ -54,14 +57,14 @@ class Training:
         )
 
     @property
-    def data_shares(self):
+    def data_shares(self) -> int | None:
         """Into how many shares the data of the last `fit` was divided, int.
 
         None where it was not: each worker has all that it is given.
         """
         return self._store.data_shares
 
-    def gradient_counts(self):
+    def gradient_counts(self) -> dict[str, dict[str, int]]:
         """What has become of the gradients of each worker.
 
         Returns:
@@ -78,7 +81,7 @@ class Training:
             return store.coordination.counts()
         return store.gradient_counts.read()
 
-    def resilient(self, function):
+    def resilient(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that outlives parameter servers that come back.
 
         `fit` does so by itself, as does `strategy.run` of a `tf.function`. For
@@ -97,7 +100,7 @@ class Training:
         """
         return functools.partial(self._store.call, function)
 
-    def own_files(self):
+    def own_files(self) -> contextlib.AbstractContextManager[None]:
         """Scope in which this task writes what it saves, chief or not.
 
         Every task runs the same program, and of what it saves (`model.save`,
@@ -116,12 +119,12 @@ class Training:
         return self._store.files.own()
 
     @property
-    def recoveries(self):
+    def recoveries(self) -> list[Any]:
         """How often servers were lost and what was done, list of `Event`."""
         recovery = self._store.recovery
         return [] if recovery is None else list(recovery.events)
 
-    def push_counts(self):
+    def push_counts(self) -> dict[str, Any]:
         """What has become of the gradients of this process.
 
         Returns:
@@ -147,7 +150,7 @@ class Training:
             "lost": [pushed - dropped - number for number in applied],
         }
 
-    def leave(self):
+    def leave(self) -> None:
         """Tells the others not to wait for this worker's gradients.
 
         Happens by itself when `fit` or the process ends. The worker's next
@@ -156,7 +159,7 @@ class Training:
         if self._store.coordination is not None:
             self._store.coordination.leave()
 
-    def wait_for_warm_start(self):
+    def wait_for_warm_start(self) -> None:
         """Waits until it is this worker's turn to begin to train.
 
         See `warmup_worker_steps`. Does nothing later on.
@@ -174,7 +177,7 @@ class Training:
         ):
             self.refresh()
 
-    def flush(self):
+    def flush(self) -> None:
         """Exchanges the local steps that no exchange was due for.
 
         Happens by itself when training ends: in `settle`, in an evaluation
@@ -183,7 +186,7 @@ class Training:
         if self._store.local is not None:
             self._store.local.flush()
 
-    def settle(self):
+    def settle(self) -> None:
         """Waits until all workers have come to their own call of this.
 
         For the end of training, so that every worker sees the final
@@ -236,7 +239,7 @@ class Training:
         longest = 3 * self._store.journal.longest_compute_seconds()
         return max(STALLED_AFTER_SECONDS, longest)
 
-    def publish(self, topic, content):
+    def publish(self, topic: str, content: Any) -> None:
         """Leaves `content` for the other tasks under `topic`.
 
         Args:
@@ -245,7 +248,7 @@ class Training:
         """
         self._store.call(self._reports.publish, topic, content)
 
-    def collect(self, topic):
+    def collect(self, topic: str) -> dict[str, Any]:
         """What all tasks have left under `topic`.
 
         Returns:
@@ -253,11 +256,11 @@ class Training:
         """
         return self._store.call(self._reports.collect, topic)
 
-    def publish_metrics(self, model):
+    def publish_metrics(self, model: keras.Model) -> None:
         """Leaves the state of this worker's metrics for `cluster_metrics`."""
         self.publish(_METRICS, metrics.state(model))
 
-    def cluster_metrics(self, model):
+    def cluster_metrics(self, model: keras.Model) -> dict[str, float]:
         """The metrics over the data of all workers.
 
         The sums that Keras's metrics are made of (totals and counts) are
@@ -273,6 +276,6 @@ class Training:
         """
         return metrics.total(model, self.collect(_METRICS).values())
 
-    def refresh(self):
+    def refresh(self) -> None:
         """Brings the newest values from the servers to this worker."""
         self._store.pull()

@@ -4,6 +4,7 @@ import collections.abc
 import contextlib
 import dataclasses
 import numbers
+from typing import Any
 
 import keras
 import numpy as np
@@ -78,7 +79,9 @@ class Options:
         )
 
 
-def pipeline(model, stages, devices=None, **options):
+def pipeline(
+    model: keras.Model, stages: Any, devices: Any = None, **options: Any
+) -> keras.Model:
     """Cuts a model into stages on several devices, and lets `fit` pipeline it.
 
     The model stays the same object with the same names, weights and saved

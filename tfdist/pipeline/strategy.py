@@ -1,7 +1,11 @@
 """`tf.distribute.Strategy` for models that are pipelines."""
 
+from collections.abc import Sequence
 import contextlib
+from typing import Any
+from typing import Literal
 
+import keras
 import tensorflow as tf
 
 from tfdist import one_replica
@@ -51,12 +55,14 @@ class PipelineStrategy(tf.distribute.Strategy):
 
     def __init__(
         self,
-        stages,
-        micro_batches=8,
-        schedule="gpipe",
-        devices=None,
-        recompute=False,
-        vertical_sync=False,
+        stages: int | Sequence[Any],
+        micro_batches: int = 8,
+        schedule: Literal[
+            "gpipe", "1f1b", "pipedream", "pipedream_2bw", "spectrain", "ftpipe"
+        ] = "gpipe",
+        devices: Sequence[Any] | None = None,
+        recompute: bool = False,
+        vertical_sync: bool = False,
     ):
         self._options = {
             "micro_batches": micro_batches,
@@ -70,7 +76,7 @@ class PipelineStrategy(tf.distribute.Strategy):
         pipelined.check(options, self._devices)
         super().__init__(_PipelineExtended(self, self._devices))
 
-    def pipeline(self, model):
+    def pipeline(self, model: keras.Model) -> keras.Model:
         """Cuts a model into this strategy's stages, on its devices.
 
         Args:

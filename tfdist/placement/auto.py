@@ -1,7 +1,9 @@
 """Placement without a user's hand: costs, then a partitioner."""
 
 import collections.abc
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.placement import costs as costs_lib
@@ -9,25 +11,26 @@ from tfdist.placement import devices as devices_lib
 from tfdist.placement.calls import calls_of
 from tfdist.placement.graph import CostGraph
 from tfdist.placement.graph import Devices
+from tfdist.placement.partition import Partition
 from tfdist.placement.partition import partition
 
 
 def choose(
-    model,
-    devices=None,
+    model: keras.Model,
+    devices: Any = None,
     *,
-    memory_limit=None,
-    data=None,
-    costs=None,
-    batch_size=32,
-    latency_seconds=2e-5,
-    bytes_per_second=1e10,
-    method="auto",
-    objective=None,
-    pipeline=None,
-    evaluations=1000,
-    seed=0,
-):
+    memory_limit: Any = None,
+    data: Any = None,
+    costs: Any = None,
+    batch_size: int = 32,
+    latency_seconds: float = 2e-5,
+    bytes_per_second: float = 1e10,
+    method: str = "auto",
+    objective: str | None = None,
+    pipeline: Any = None,
+    evaluations: int = 1000,
+    seed: int = 0,
+) -> Partition:
     """Finds a placement of a model's layers, and does not carry it out.
 
     Args:

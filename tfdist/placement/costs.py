@@ -4,6 +4,7 @@ import collections
 import contextlib
 import statistics
 import time
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -23,7 +24,14 @@ _FLOPS_OF_WORK = 2
 _BACKWARD = 2
 
 
-def measure(model, data, *, device=None, repeats=5, slots=None):
+def measure(
+    model: keras.Model,
+    data: Any,
+    *,
+    device: str | None = None,
+    repeats: int = 5,
+    slots: int | None = None,
+):
     """Runs each layer by itself, and takes its times and sizes.
 
     Nothing of the model is changed: neither weights nor moving statistics.
@@ -69,14 +77,14 @@ def measure(model, data, *, device=None, repeats=5, slots=None):
 
 
 def estimate(
-    model,
-    batch_size=32,
+    model: keras.Model,
+    batch_size: int = 32,
     *,
-    flops_per_second=1e13,
-    bytes_per_second=5e11,
-    overhead_seconds=2e-5,
-    slots=None,
-):
+    flops_per_second: float = 1e13,
+    bytes_per_second: float = 5e11,
+    overhead_seconds: float = 2e-5,
+    slots: int | None = None,
+) -> CostGraph:
     """Estimates each layer's costs from its shapes, without running it.
 
     A layer takes as long as its arithmetic or as reading and writing its

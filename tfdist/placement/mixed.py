@@ -6,10 +6,13 @@ neighbours on one device, work can be spread more evenly, for more transfers
 (Eliad et al. 2021, section 4).
 """
 
+from collections.abc import Sequence
 import dataclasses
 import itertools
 import math
+from typing import Any
 
+from tfdist.placement.graph import CostGraph
 from tfdist.placement.memory import PlacementError
 
 # As many assignments are tried one by one; beyond, neighbours of a good one.
@@ -36,7 +39,11 @@ class Mixed:
     bytes: dict
 
 
-def mixed_assignment(graph, devices, blocks_per_device=(1, 2, 3, 4)):
+def mixed_assignment(
+    graph: CostGraph,
+    devices: Any,
+    blocks_per_device: Sequence[int] = (1, 2, 3, 4),
+) -> Mixed:
     """Finds blocks, and devices for them, with the least slowest device.
 
     For each number of blocks the model is cut with the least variance of their

@@ -8,6 +8,7 @@ of a full pipeline: there every device that takes work off it helps.
 """
 
 import dataclasses
+from typing import Any
 
 from tfdist.placement import chain
 from tfdist.placement import favourite_child
@@ -15,6 +16,7 @@ from tfdist.placement import list_scheduling
 from tfdist.placement import memory
 from tfdist.placement import search
 from tfdist.placement import timeline
+from tfdist.placement.graph import CostGraph
 
 METHODS = ("auto", "chain", "etf", "sct", "topo", "search")
 
@@ -56,15 +58,15 @@ class Partition:
 
 
 def partition(
-    graph,
-    devices,
-    method="auto",
-    pipeline=None,
-    objective=None,
-    evaluations=1000,
-    seed=0,
-    measure=None,
-):
+    graph: CostGraph,
+    devices: Any,
+    method: str = "auto",
+    pipeline: Any = None,
+    objective: str | None = None,
+    evaluations: int = 1000,
+    seed: int = 0,
+    measure: Any = None,
+) -> Partition:
     """Places the nodes of a graph on devices.
 
     Args:

@@ -1,5 +1,7 @@
 """Layers onto devices, by hand or automatically."""
 
+from typing import Any
+
 import keras
 
 from tfdist.placement import auto
@@ -9,7 +11,9 @@ from tfdist.placement import moving
 from tfdist.placement import placed
 
 
-def place(model, placement, devices=None, **options):
+def place(
+    model: keras.Model, placement: Any, devices: Any = None, **options: Any
+) -> keras.Model:
     """Puts the layers of a model on devices, and everything that they need.
 
     A layer's variables, the operations of its calls, their gradients and what

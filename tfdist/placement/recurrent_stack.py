@@ -1,6 +1,7 @@
 """Recurrent layers on several devices that work at the same time."""
 
 import numbers
+from typing import Any
 
 import keras
 
@@ -39,7 +40,13 @@ class RecurrentStack(keras.layers.Layer):
         `go_backwards`, `unroll`, dropout (whose mask is one for all steps).
     """
 
-    def __init__(self, layers, chunks=4, return_sequences=False, **kwargs):
+    def __init__(
+        self,
+        layers: Any,
+        chunks: int = 4,
+        return_sequences: bool = False,
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
         if isinstance(layers, keras.layers.Layer) or not list(layers):
             raise ValueError(

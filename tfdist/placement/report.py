@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -85,7 +86,13 @@ class Report:
         return picture.draw(self)
 
 
-def report(model, data=None, *, batch_size=None, costs=None):
+def report(
+    model: keras.Model,
+    data: Any = None,
+    *,
+    batch_size: int | None = None,
+    costs: Any = None,
+) -> Report:
     """Traces a model and says where its parts are.
 
     Args:

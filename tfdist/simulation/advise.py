@@ -1,8 +1,10 @@
 """`advise`: what each method would give on a cluster, and which to take."""
 
+from collections.abc import Sequence
 import dataclasses
 import numbers
 import textwrap
+from typing import Any
 
 from tfdist.simulation import checks
 from tfdist.simulation import rules
@@ -88,19 +90,19 @@ class Advice:
 
 
 def advise(
-    measurement,
+    measurement: Measurement,
     *,
-    num_workers=(2, 4, 8, 16),
-    num_servers=1,
-    network=None,
-    compute=None,
-    strategies=STRATEGIES,
-    overhead_seconds=OVERHEAD_SECONDS,
-    steps=60,
-    min_speed_up=verdict_lib.MIN_SPEED_UP,
-    seed=0,
-    one_machine_seconds=None,
-):
+    num_workers: int | Sequence[int] = (2, 4, 8, 16),
+    num_servers: int = 1,
+    network: Network | None = None,
+    compute: Any = None,
+    strategies: Sequence[Any] = STRATEGIES,
+    overhead_seconds: float = OVERHEAD_SECONDS,
+    steps: int = 60,
+    min_speed_up: float = verdict_lib.MIN_SPEED_UP,
+    seed: int = 0,
+    one_machine_seconds: float | None = None,
+) -> Advice:
     """Plays methods on clusters, and recommends one or none.
 
     Rates are those while all workers train. One machine has no network and no

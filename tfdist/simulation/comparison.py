@@ -1,10 +1,14 @@
 """`compare`: several methods, several numbers of workers, one judgement."""
 
+from collections.abc import Callable
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import gc
 import numbers
+from typing import Any
 
+import keras
 import tensorflow as tf
 import tqdm
 
@@ -23,27 +27,27 @@ from tfdist.simulation.simulate import simulate
 
 
 def compare(
-    model_fn_of,
-    dataset,
-    strategies,
-    num_workers,
+    model_fn_of: Callable[[Any, float], Callable[[], keras.Model]],
+    dataset: Any,
+    strategies: Sequence[Any],
+    num_workers: Sequence[int],
     *,
-    learning_rates=(None,),
-    momentum=None,
-    seeds=(0,),
-    single=True,
-    single_compute=None,
-    metric=None,
-    target=None,
-    at_seconds=None,
-    batch_size=32,
-    epochs=1,
-    compute=None,
-    network=None,
-    failures=(),
-    progress=False,
-    **arguments,
-):
+    learning_rates: Sequence[Any] = (None,),
+    momentum: float | None = None,
+    seeds: Sequence[int] = (0,),
+    single: bool = True,
+    single_compute: ComputeTime | None = None,
+    metric: str | None = None,
+    target: float | None = None,
+    at_seconds: float | None = None,
+    batch_size: int = 32,
+    epochs: int = 1,
+    compute: ComputeTime | None = None,
+    network: Network | None = None,
+    failures: Sequence[Any] = (),
+    progress: bool = False,
+    **arguments: Any,
+) -> Comparison:
     """Trains with every method on every number of virtual workers.
 
     And with every learning rate and seed. Each method, on each number of

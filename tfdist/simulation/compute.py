@@ -2,8 +2,10 @@
 
 import abc
 from collections.abc import Mapping
+from collections.abc import Sequence
 import math
 import numbers
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +60,7 @@ class Constant(ComputeTime):
       seconds: At least 0.
     """
 
-    def __init__(self, seconds):
+    def __init__(self, seconds: Any):
         self.seconds = _number("Constant", "seconds", seconds)
 
     def __repr__(self):
@@ -79,7 +81,7 @@ class LogNormal(ComputeTime):
       sigma: Standard deviation of the logarithm, above 0.
     """
 
-    def __init__(self, seconds, sigma=0.5):
+    def __init__(self, seconds: Any, sigma: float = 0.5):
         self.seconds = _number("LogNormal", "seconds", seconds)
         self.sigma = _number("LogNormal", "sigma", sigma, above=0)
 
@@ -106,7 +108,7 @@ class Gamma(ComputeTime):
       shape: Above 0; the standard deviation is `seconds / sqrt(shape)`.
     """
 
-    def __init__(self, seconds, shape=100.0):
+    def __init__(self, seconds: Any, shape: float = 100.0):
         self.seconds = _number("Gamma", "seconds", seconds)
         self.shape = _number("Gamma", "shape", shape, above=0)
 
@@ -131,7 +133,7 @@ class Pareto(ComputeTime):
       shape: Exponent of the tail, above 1; up to 2 the variance is infinite.
     """
 
-    def __init__(self, seconds, shape=2.5):
+    def __init__(self, seconds: Any, shape: float = 2.5):
         self.seconds = _number("Pareto", "seconds", seconds)
         self.shape = _number("Pareto", "shape", shape, above=1)
 
@@ -158,7 +160,12 @@ class Sometimes(ComputeTime):
       workers: Numbers of the workers that it happens to; None for all.
     """
 
-    def __init__(self, extra, probability=1.0, workers=None):
+    def __init__(
+        self,
+        extra: ComputeTime,
+        probability: float = 1.0,
+        workers: Sequence[int] | None = None,
+    ):
         _check_time("Sometimes", "extra", extra)
         self.extra = extra
         self.probability = _number("Sometimes", "probability", probability)
@@ -194,7 +201,7 @@ class SlowWorkers(ComputeTime):
       factors: Dict of a worker's number to how many times as long it takes.
     """
 
-    def __init__(self, base, factors):
+    def __init__(self, base: ComputeTime, factors: Mapping[int, float]):
         _check_time("SlowWorkers", "base", base)
         if not isinstance(factors, Mapping):
             raise ValueError(
@@ -229,7 +236,7 @@ class Recorded(ComputeTime):
         records in turn, each beginning elsewhere.
     """
 
-    def __init__(self, seconds):
+    def __init__(self, seconds: Any):
         self.seconds = [np.asarray(steps, "float64") for steps in seconds]
         if not self.seconds or not all(map(len, self.seconds)):
             raise ValueError(

@@ -4,7 +4,9 @@ import csv
 import dataclasses
 import json
 import math
+import os
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -113,13 +115,13 @@ class History:
         counted = np.sum(self.jobs["steps"][self.jobs["accepted"]])
         return counted * self.batch_size / self.seconds if self.seconds else 0.0
 
-    def final(self, metric):
+    def final(self, metric: str) -> float:
         """The last value of a metric, NaN if there is none."""
         if not self.evaluations:
             return float("nan")
         return self.evaluations[-1].get(metric, float("nan"))
 
-    def seconds_to(self, metric, value):
+    def seconds_to(self, metric: str, value: float) -> float | None:
         """When a metric first reached a value; None if it did not.
 
         Args:
@@ -128,7 +130,7 @@ class History:
         """
         return curves.seconds_to(self, metric, value)
 
-    def summary(self):
+    def summary(self) -> dict[str, Any]:
         """Its figures, a dict that JSON can hold."""
         staleness = self.staleness
         some = len(staleness) > 0
@@ -154,7 +156,7 @@ class History:
             **{f"final_{k}": v for k, v in last.items() if k not in known},
         }
 
-    def as_dict(self):
+    def as_dict(self) -> dict[str, Any]:
         """All of it but the model, in numbers, lists and dicts."""
         return {
             **self.summary(),
@@ -166,12 +168,12 @@ class History:
             },
         }
 
-    def write_json(self, path):
+    def write_json(self, path: str | os.PathLike[str]) -> None:
         """Writes `as_dict` to a file, null for NaN and infinity."""
         text = json.dumps(without_nan(self.as_dict()), allow_nan=False)
         pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
 
-    def write_csv(self, path):
+    def write_csv(self, path: str | os.PathLike[str]) -> None:
         """Writes `evaluations` to a file, one line each."""
         names = list(dict.fromkeys(k for row in self.evaluations for k in row))
         with open(path, "w", encoding="utf-8", newline="") as file:

@@ -6,8 +6,10 @@ import math
 import numbers
 import time
 import types
+from typing import Any
 from typing import NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -121,7 +123,15 @@ class Measurement:
         }
 
 
-def measure(model, x, y, *, batch_size, steps=20, step_seconds=None):
+def measure(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    *,
+    batch_size: int,
+    steps: int = 20,
+    step_seconds: float | None = None,
+):
     """Measures a model's training step on this machine.
 
     Gradients are computed without XLA, as on a cluster; the step of plain

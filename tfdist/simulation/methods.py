@@ -39,8 +39,6 @@ def _backup_workers(backup_workers=1, on_drop="next"):
 
 
 def _softsync(s=None, n=None):
-    if s is None and n is None:
-        n = 1
     return Method(synchronization_lib.SoftSync(s, n=n))
 
 

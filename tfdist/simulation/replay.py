@@ -1,8 +1,14 @@
 """`replay`: the training of a real cluster once more, without it."""
 
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
 from tfdist.simulation import checks
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import play as play_lib
+from tfdist.simulation.history import History
 from tfdist.simulation.methods import as_method
 from tfdist.simulation.placement import Placement
 from tfdist.simulation.playback import Playback
@@ -12,19 +18,19 @@ from tfdist.simulation.trace import Trace
 
 
 def replay(
-    model_fn,
-    dataset,
-    strategy,
-    trace,
+    model_fn: Callable[[], keras.Model],
+    dataset: Any,
+    strategy: Any,
+    trace: Any,
     *,
-    batch_size,
-    shuffle=False,
-    validation_data=None,
-    evaluate_every=1.0,
-    seed=0,
-    chunk=8,
-    progress=False,
-):
+    batch_size: int,
+    shuffle: bool = False,
+    validation_data: Any = None,
+    evaluate_every: float = 1.0,
+    seed: int = 0,
+    chunk: int = 8,
+    progress: bool = False,
+) -> History:
     """Trains a model as a real cluster did, update by update.
 
     Gradients arrive in the order of the real training, each computed from

@@ -3,7 +3,9 @@
 import csv
 import json
 import math
+import os
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +42,14 @@ class Comparison:
         metric, over those where fewer trainings diverged.
     """
 
-    def __init__(self, runs, *, metric=None, target=None, at_seconds=None):
+    def __init__(
+        self,
+        runs: Any,
+        *,
+        metric: str | None = None,
+        target: float | None = None,
+        at_seconds: float | None = None,
+    ):
         self._runs = runs
         everything = [h for rates in runs.values() for h in _flat(rates)]
         self.keys = list(runs)
@@ -122,12 +131,12 @@ class Comparison:
         """The numbers of workers, rising, without the one machine."""
         return sorted({n for method, n in self.keys if method != ONE_MACHINE})
 
-    def histories(self, method, num_workers):
+    def histories(self, method: str, num_workers: int) -> list[Any]:
         """The `History` of each seed, with the picked learning rate."""
         key = (method, num_workers)
         return self._runs[key][self.picked[key]]
 
-    def rows(self):
+    def rows(self) -> list[dict[str, Any]]:
         """Its figures: one dict for each method and number of workers.
 
         Of the picked learning rate, and over all seeds:
@@ -208,11 +217,11 @@ class Comparison:
             "utilization": _mean(h.utilization for h in histories),
         }
 
-    def table(self):
+    def table(self) -> str:
         """Two tables for a person: what is learned, and what it takes."""
         return tables.of_comparison(self)
 
-    def write_csv(self, path):
+    def write_csv(self, path: str | os.PathLike[str]) -> None:
         """Writes `rows` to a file, one line each."""
         rows = self.rows()
         with open(path, "w", encoding="utf-8", newline="") as file:
@@ -220,7 +229,7 @@ class Comparison:
             writer.writeheader()
             writer.writerows(rows)
 
-    def as_dict(self):
+    def as_dict(self) -> dict[str, Any]:
         """All of it but single gradients, as JSON can hold it.
 
         Numbers that are not finite are None.
@@ -245,7 +254,7 @@ class Comparison:
             }
         )
 
-    def write_json(self, path):
+    def write_json(self, path: str | os.PathLike[str]) -> None:
         """Writes `as_dict` to a file."""
         text = json.dumps(self.as_dict(), indent=1, allow_nan=False)
         pathlib.Path(path).write_text(text + "\n", encoding="utf-8")

@@ -1,7 +1,11 @@
 """`simulate`: a training on a cluster that is not there."""
 
+from collections.abc import Callable
+from collections.abc import Sequence
 import numbers
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -17,6 +21,7 @@ from tfdist.simulation.actions import Fetch
 from tfdist.simulation.compute import ComputeTime
 from tfdist.simulation.compute import Gamma
 from tfdist.simulation.gradients import num_bytes
+from tfdist.simulation.history import History
 from tfdist.simulation.local_schedule import make_schedule
 from tfdist.simulation.local_steps import slots_of
 from tfdist.simulation.methods import as_method
@@ -24,28 +29,28 @@ from tfdist.simulation.network import Network
 
 
 def simulate(
-    model_fn,
-    dataset,
-    strategy="async",
+    model_fn: Callable[[], keras.Model],
+    dataset: Any,
+    strategy: Any = "async",
     *,
-    num_workers,
-    num_servers=1,
-    batch_size=32,
-    epochs=1,
-    compute=None,
-    network=None,
-    failures=(),
-    validation_data=None,
-    evaluate_every=1.0,
-    shuffle=True,
-    dynamic_shares=False,
-    seed=0,
-    worker_timeout=10.0,
-    start_timeout=300.0,
-    max_seconds=None,
-    chunk=8,
-    progress=False,
-):
+    num_workers: int,
+    num_servers: int = 1,
+    batch_size: int = 32,
+    epochs: int = 1,
+    compute: ComputeTime | None = None,
+    network: Network | None = None,
+    failures: Sequence[Any] = (),
+    validation_data: Any = None,
+    evaluate_every: float = 1.0,
+    shuffle: bool = True,
+    dynamic_shares: bool = False,
+    seed: int = 0,
+    worker_timeout: float = 10.0,
+    start_timeout: float = 300.0,
+    max_seconds: float | None = None,
+    chunk: int = 8,
+    progress: bool = False,
+) -> History:
     """Trains a model on a virtual cluster, in virtual time.
 
     The methods are those that real servers run: the same classes decide over
@@ -153,22 +158,22 @@ def simulate(
 
 
 def timing(
-    strategy,
+    strategy: Any,
     *,
-    num_workers,
-    steps,
-    push_bytes=0,
-    pull_bytes=None,
-    num_servers=1,
-    batch_size=32,
-    compute=None,
-    network=None,
-    failures=(),
-    dynamic_shares=False,
-    seed=0,
-    worker_timeout=10.0,
-    start_timeout=300.0,
-):
+    num_workers: int,
+    steps: int,
+    push_bytes: Any = 0,
+    pull_bytes: Any = None,
+    num_servers: int = 1,
+    batch_size: int = 32,
+    compute: ComputeTime | None = None,
+    network: Network | None = None,
+    failures: Sequence[Any] = (),
+    dynamic_shares: bool = False,
+    seed: int = 0,
+    worker_timeout: float = 10.0,
+    start_timeout: float = 300.0,
+) -> History:
     """The course of a training without computing any gradient.
 
     Args:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import re
 
@@ -157,7 +158,7 @@ class Trace:
         return f"{'arrival' if self.is_decided else 'update'} {place}"
 
 
-def read_trace(log_dir):
+def read_trace(log_dir: str | os.PathLike[str]) -> Trace:
     """Reads what a `ClusterMonitor` has written.
 
     Args:

@@ -28,7 +28,7 @@ class BoundedStaleness(base.Synchronization):
 
     waits = True
 
-    def __init__(self, max_staleness):
+    def __init__(self, max_staleness: int = 3):
         base.check_count("BoundedStaleness", "max_staleness", max_staleness, 0)
         self.max_staleness = max_staleness
 

@@ -18,14 +18,17 @@ class SoftSync(base.Synchronization):
       n: Instead of `s`, the paper's splitting parameter: the update is made
         of `s = floor(workers / n)` gradients, 1 <= n <= workers. `n` near 1
         is slow and fresh; the staleness of a gradient is about `n`. Where
-        workers are added or told to leave, `s` follows.
+        workers are added or told to leave, `s` follows. Default, without
+        `s`: 1, as many gradients as there are workers.
     """
 
-    def __init__(self, s=None, *, n=None):
-        if (s is None) == (n is None):
+    def __init__(self, s: int | None = None, *, n: int | None = None):
+        if s is None and n is None:
+            n = 1
+        if s is not None and n is not None:
             raise ValueError(
-                "SoftSync: give exactly one of s (gradients per update) and n "
-                f"(splitting parameter), came: s={s!r}, n={n!r}."
+                "SoftSync takes one of s (gradients per update) and n "
+                f"(splitting parameter). Received: s={s!r}, n={n!r}."
             )
         for name, value in (("s", s), ("n", n)):
             if value is not None:

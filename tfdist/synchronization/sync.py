@@ -1,5 +1,7 @@
 """Synchronous SGD, with backup workers or without."""
 
+from typing import Literal
+
 import tensorflow as tf
 
 from tfdist.synchronization import base
@@ -31,7 +33,12 @@ class Sync(base.Synchronization):
     averages = True
     drops = True
 
-    def __init__(self, backup_workers=0, *, on_drop="next"):
+    def __init__(
+        self,
+        backup_workers: int = 0,
+        *,
+        on_drop: Literal["next", "retry"] = "next",
+    ):
         base.check_count("Sync", "backup_workers", backup_workers, 0)
         if on_drop not in ("next", "retry"):
             raise ValueError(

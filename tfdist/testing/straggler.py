@@ -1,6 +1,7 @@
 """A worker that is slow on purpose."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence
 import math
 import numbers
 import time
@@ -59,13 +60,13 @@ class Straggler(keras.callbacks.Callback):
 
     def __init__(
         self,
-        seconds,
+        seconds: float,
         *,
-        distribution="constant",
-        shape=None,
-        probability=1.0,
-        workers=None,
-        seed=0,
+        distribution: str = "constant",
+        shape: float | None = None,
+        probability: float = 1.0,
+        workers: Sequence[int] | None = None,
+        seed: int = 0,
     ):
         super().__init__()
         _check(

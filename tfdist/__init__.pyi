@@ -1,0 +1,52 @@
+"""What `import tfdist` gives, for editors and type checkers.
+
+At run time these names are imported at their first use; a test holds this file
+and `__init__.py` against each other.
+"""
+
+from tfdist import averaging as averaging
+from tfdist import callbacks as callbacks
+from tfdist import cluster as cluster
+from tfdist import codistillation as codistillation
+from tfdist import correction as correction
+from tfdist import datasets as datasets
+from tfdist import pipeline as pipeline
+from tfdist import placement as placement
+from tfdist import simulation as simulation
+from tfdist import synchronization as synchronization
+from tfdist import testing as testing
+from tfdist.parameter_server.evaluator import (
+    SidecarEvaluator as SidecarEvaluator,
+)
+from tfdist.parameter_server.local_presets import (
+    AsyncLocalSGDStrategy as AsyncLocalSGDStrategy,
+)
+from tfdist.parameter_server.local_presets import BMUFStrategy as BMUFStrategy
+from tfdist.parameter_server.local_presets import (
+    DiLoCoStrategy as DiLoCoStrategy,
+)
+from tfdist.parameter_server.local_presets import (
+    DownpourStrategy as DownpourStrategy,
+)
+from tfdist.parameter_server.local_presets import (
+    ElasticAveragingStrategy as ElasticAveragingStrategy,
+)
+from tfdist.parameter_server.local_presets import (
+    ParameterAveragingStrategy as ParameterAveragingStrategy,
+)
+from tfdist.parameter_server.presets import AsyncStrategy as AsyncStrategy
+from tfdist.parameter_server.presets import (
+    BackupWorkersStrategy as BackupWorkersStrategy,
+)
+from tfdist.parameter_server.presets import (
+    BoundedStalenessStrategy as BoundedStalenessStrategy,
+)
+from tfdist.parameter_server.presets import DANAStrategy as DANAStrategy
+from tfdist.parameter_server.presets import DCASGDStrategy as DCASGDStrategy
+from tfdist.parameter_server.presets import SoftSyncStrategy as SoftSyncStrategy
+from tfdist.parameter_server.strategy import (
+    ParameterServerStrategy as ParameterServerStrategy,
+)
+from tfdist.pipeline.strategy import PipelineStrategy as PipelineStrategy
+
+__version__: str
