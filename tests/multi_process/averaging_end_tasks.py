@@ -1,8 +1,10 @@
 """Workers whose training ends in the middle of a period."""
 
+import contextlib
 import dataclasses
 import threading
 
+import keras
 import numpy as np
 
 from tests.multi_process import eager_calls
@@ -11,8 +13,24 @@ from tests.multi_process import tasks
 import tfdist
 
 
+class _Fail(keras.callbacks.Callback):
+    """Has a bug after some steps."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self._last = steps - 1
+
+    def on_train_batch_end(self, batch, logs=None):
+        del logs
+        if batch == self._last:
+            raise ArithmeticError("a bug of the user")
+
+
 def train(steps, value, period):
     """Trains, twice, and does nothing else until the test says so.
+
+    A third time, in which the first worker's `fit` fails in its last step, and
+    its script goes on.
 
     Args:
         steps: of each `fit`, a list by worker.
@@ -25,13 +43,17 @@ def train(steps, value, period):
     )
     model = tasks.build_sum_of_weights(strategy, shapes=((7,), (3, 5)))
     worker = strategy.cluster.worker_id
-    for number in range(2):
-        model.fit(
-            tasks.own_data(value),
-            steps_per_epoch=steps[worker],
-            verbose=0,
-        )
-        model.predict(np.ones([1, 1]), verbose=0)
+    for number in range(3):
+        fails = number == 2 and worker == 0
+        with contextlib.suppress(ArithmeticError):
+            model.fit(
+                tasks.own_data(value),
+                steps_per_epoch=steps[worker],
+                verbose=0,
+                callbacks=[_Fail(steps[worker])] if fails else [],
+            )
+        if number and not fails:
+            model.predict(np.ones([1, 1]), verbose=0)
         print(f"trained {number}", flush=True)
         handshake.wait_for(f"go on {number}")
     # What the watchdog asks when there is no progress, in a thread as well.

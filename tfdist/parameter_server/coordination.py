@@ -260,8 +260,13 @@ class Coordination:
         local = self._store.local
         with self._watching:
             if self._fit is not None and self._fit.is_over():
-                # If an exception has ended it, local steps may be left. The
-                # others do not wait for them.
+                if local is not None and local.unpushed():
+                    logging.warning(
+                        "An exception has ended `fit`. The local steps since "
+                        "the last exchange are sent when the script asks for "
+                        "the weights, and may be too late; nobody waits for "
+                        "them."
+                    )
                 self.leave()
             known = self._without_data
             if known is not None and known == self._store.journal.begun:
