@@ -287,7 +287,7 @@ def fenced(cluster, worker, staged, ended=()):
 def test_what_may_still_arrive_or_be_decided_is_not_void():
     cluster = make(BoundedStaleness(0), 4)
     for worker in range(3):
-        cluster.arrive(worker)
+        cluster.arrive(worker, key=100 * (worker + 1), pulled=0)
     # Nobody has told anything of the fourth, and the three wait for it.
     keys = cluster.read().key.tolist()
     staged = [[key, key - 10] for key in keys[:3]] + [[900, 800]]
