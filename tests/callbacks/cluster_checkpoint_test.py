@@ -211,6 +211,64 @@ def test_checkpoint_of_another_model_is_refused(tmp_path):
         _fit(other, 1, callbacks=[ClusterCheckpoint(tmp_path)])
 
 
+_OTHER_STEPS = {
+    "Async": tfdist.AsyncStrategy,
+    "averaging": lambda: tfdist.ParameterServerStrategy(
+        synchronization=tfdist.synchronization.Sync(), local_steps=4
+    ),
+    "averaging of slots": lambda: tfdist.ParameterServerStrategy(
+        synchronization=tfdist.synchronization.Sync(),
+        local_steps=averaging.ParameterAveraging(
+            4, average_optimizer_state=True
+        ),
+    ),
+    "DiLoCo": lambda: tfdist.DiLoCoStrategy(4, synchronization=Async()),
+}
+
+
+@pytest.mark.parametrize(
+    ("saved", "resumed"),
+    [
+        ("Async", "averaging"),
+        ("averaging", "Async"),
+        ("Async", "averaging of slots"),
+        ("averaging of slots", "averaging"),
+        ("DiLoCo", "Async"),
+    ],
+)
+def test_local_steps_take_up_a_training_without_and_the_reverse(
+    tmp_path, caplog, saved, resumed
+):
+    _, model = _start(_OTHER_STEPS[saved], lambda: _ADAM(0.05), _net)
+    model.optimizer.learning_rate = 0.01
+    _fit(model, 1, callbacks=[ClusterCheckpoint(tmp_path)])
+    expected = traces(model)
+
+    strategy, model = _start(_OTHER_STEPS[resumed], lambda: _ADAM(0.05), _net)
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if not seen:
+                seen.append(traces(model))
+
+    checkpoint = ClusterCheckpoint(tmp_path)
+    _fit(model, 2, callbacks=[checkpoint, Look()])
+    assert checkpoint.resumed_epoch == 1
+    assert_same(seen[0], expected)
+    assert "what local steps and corrections keep begins anew" in caplog.text
+    assert int(model.optimizer.iterations.numpy()) == 16
+    assert strategy.updates_applied()[0] > 0
+
+
+def test_a_checkpoint_of_another_model_and_local_steps_is_refused(tmp_path):
+    _, model = _start(tfdist.AsyncStrategy, _SGD, perceptron)
+    _fit(model, 1, callbacks=[ClusterCheckpoint(tmp_path)])
+    _, other = _start(_OTHER_STEPS["averaging"], _SGD, _net)
+    with pytest.raises(ModelMismatchError, match="number 2 of variables"):
+        _fit(other, 1, callbacks=[ClusterCheckpoint(tmp_path)])
+
+
 def test_next_fit_begins_where_it_is_told(tmp_path):
     """Keras keeps the epoch that a callback has set."""
     _, model = _start(tfdist.AsyncStrategy, _SGD, perceptron)

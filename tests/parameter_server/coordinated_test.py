@@ -10,6 +10,7 @@ import functools
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.parameter_server import delay_test
 from tests.parameter_server import keras_features_test
@@ -108,6 +109,17 @@ def test_softsync_of_one_gradient_is_async_to_the_bit(method, rule):
     np.testing.assert_array_equal(trajectory(run, method, rule), expected)
 
 
+def number_staged(worker):
+    """Gradients that lie on the server."""
+    ledger = worker.store.coordination.ledgers[0]
+    types = ledger._renewal._staged[0]
+    name = ledger.name_of("gradients")
+    size = tf.function(
+        lambda: tf.raw_ops.MapSize(dtypes=types, shared_name=name)
+    )
+    return int(size())
+
+
 def test_a_gradient_of_an_epoch_that_has_ended_is_void():
     """Servers were lost, and one worker knows while the other does not."""
     first, second = make_workers("epochs", 2, Async(), rule="momentum")
@@ -124,6 +136,7 @@ def test_a_gradient_of_an_epoch_that_has_ended_is_void():
     (exchange,) = second.store.journal.read_new()
     assert not exchange.accepted
     assert second.store.journal.drops == 1
+    assert number_staged(second) == 0
     np.testing.assert_array_equal(second.weights(), before)
     assert first.store.updates_applied() == [2]
 

@@ -267,6 +267,57 @@ def test_one_whose_process_is_another_now_is_gone(entered, status):
     assert state.status.numpy().tolist() == [status, EXPECTED]
 
 
+def fenced(cluster, worker, staged, ended=()):
+    """The state after `events.fence`, and which keys are void."""
+    state = state_lib.State(
+        **{k: tf.constant(v) for k, v in vars(cluster.read()).items()}
+    )
+    workers = state.num_workers
+    attendance = events.Attendance(
+        tf.constant(cluster.now),
+        tf.zeros([workers], tf.int64),
+        tf.constant([k in ended for k in range(workers)]),
+    )
+    patience = events.Patience.of_seconds(silent=60, missing=300, idle=600)
+    staged = tf.constant(staged, tf.int64)
+    state, void = events.fence(state, worker, staged, attendance, patience)
+    return state, void.numpy().tolist()
+
+
+def test_what_may_still_arrive_or_be_decided_is_not_void():
+    cluster = make(BoundedStaleness(0), 4)
+    for worker in range(3):
+        cluster.arrive(worker, key=100 * (worker + 1), pulled=0)
+    # Nobody has told anything of the fourth, and the three wait for it.
+    keys = cluster.read().key.tolist()
+    staged = [[key, key - 10] for key in keys[:3]] + [[900, 800]]
+    state, void = fenced(cluster, 0, staged)
+    # Up to the key before: those that have arrived are undecided.
+    assert void == [keys[0] - 1, keys[1] - 1, keys[2] - 1, 800]
+    assert state.fence.numpy().tolist() == [key + 1 for key in void]
+    # The dead one tells no more; the undecided ones of the dead still count.
+    _, void = fenced(cluster, 0, staged, ended=(2, 3))
+    assert void == [keys[0] - 1, keys[1] - 1, keys[2] - 1, 900]
+
+
+def test_a_gradient_that_was_freed_is_not_accepted():
+    cluster = make(BoundedStaleness(9), 2)
+    state, void = fenced(cluster, 0, [[0, 0], [900, 0]], ended=(1,))
+    assert void[1] == 900
+    for key, accepted in ((900, 0), (901, 1)):
+        arrived = events.arrive(
+            state,
+            1,
+            key=tf.constant(key, tf.int64),
+            pulled=tf.constant(0, tf.int64),
+            now=tf.constant(cluster.now),
+        )
+        decided = BoundedStaleness(9).decide(arrived)
+        assert decided.accepted.numpy().tolist() == [0, accepted]
+        assert decided.dropped.numpy().tolist() == [0, 1 - accepted]
+        assert not decided.nonfinite.numpy().any()
+
+
 def test_who_is_gone_is_forgotten_once_its_last_gradient_is_decided():
     cluster = Cluster(BoundedStaleness(0), 2)
 

@@ -69,6 +69,8 @@ class ClusterMonitor(keras.callbacks.Callback):
         self._log_dir = pathlib.Path(log_dir) if log_dir is not None else None
         self._every = every_batches
         self._published = True
+        # Whether the others know that this worker has been told to leave.
+        self._leaves = False
         self._verbose = verbose
         self.jsonl_path = None
         self.summary = None
@@ -118,8 +120,9 @@ class ClusterMonitor(keras.callbacks.Callback):
         del logs
         if (batch + 1) % self._every == 0:
             self._record()
-        if self._strategy.preempted:
-            # `fit` ends here, and not by `on_train_end`.
+        if self._strategy.preempted and not self._leaves:
+            # `fit` may end here, and not by `on_train_end`.
+            self._leaves = True
             self._report()
 
     def on_epoch_begin(self, epoch, logs=None):

@@ -11,6 +11,7 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist.parameter_server import local_state
+from tfdist.parameter_server import saved_layout
 from tfdist.parameter_server import saved_slots
 from tfdist.parameter_server import saved_state
 from tfdist.parameter_server import server_values
@@ -166,7 +167,7 @@ class TrainingState(tf.train.experimental.PythonState):
           ModelMismatchError: It is of other variables.
         """
         store = self._store
-        self._check(saved)
+        saved = self._arranged(saved)
         arrays = self._fitting(saved)
         self._saved = dataclasses.replace(saved, arrays=arrays)
         self._on_servers = store.is_chief and (
@@ -188,7 +189,39 @@ class TrainingState(tf.train.experimental.PythonState):
                 store.corrector.show_ahead()
         self.resume_local_steps()
 
-    def _check(self, saved):
+    def _arranged(self, saved):
+        """`saved` as variables are arranged here.
+
+        Raises:
+          ModelMismatchError: It is of other variables.
+        """
+        difference = self._first_difference(saved)
+        if difference is None:
+            return saved
+        mine, there = self._methods["local_steps"], saved.header["local_steps"]
+        if mine != there:
+            found = saved_layout.rearranged(
+                saved,
+                [_signature(v) for v in self._store.variables],
+                [_signature(v) for v in self._store.locals],
+            )
+            if found is not None:
+                logging.warning(
+                    "The saved state is of local_steps=%s, here it is %s. "
+                    "Taken are the model, step counts and the slots of the "
+                    "same optimizer; what local steps and corrections keep "
+                    "begins anew, and so does an outer optimizer.",
+                    there,
+                    mine,
+                )
+                return found
+        raise ModelMismatchError(
+            "The saved state is of another model or optimizer. First "
+            f"difference, {difference}. Saved with "
+            f"{_methods_of(saved.header)}; here {_methods_of(self._methods)}."
+        )
+
+    def _first_difference(self, saved):
         here = {
             "variables": self._store.variables,
             "locals": self._store.locals,
@@ -200,13 +233,10 @@ class TrainingState(tf.train.experimental.PythonState):
             ):
                 mine = _signature(variable)
                 if mine[1:] != list(there)[1:] and not _is_measured(variable):
-                    raise ModelMismatchError(
-                        "The saved state is of another model or optimizer. "
-                        f"First difference, number {number} of {kind}: here "
-                        f"{mine}; saved {there}. Saved with "
-                        f"{_methods_of(saved.header)}; here "
-                        f"{_methods_of(self._methods)}."
+                    return (
+                        f"number {number} of {kind}: here {mine}; saved {there}"
                     )
+        return None
 
     def _fitting(self, saved):
         """The arrays of `saved` that are of the methods at work here."""
