@@ -21,6 +21,15 @@ PROGRAMS = [
     ("averaging", ONES, ["halved 1", *ASSIGNED, "stops", "best"]),
     ("diloco", ONES, ["halved 1", *ASSIGNED, "stops", "best"]),
 ]
+# With three workers; for the sake of time.
+LEFT_OUT = {
+    "async": ["best", "frozen", "assigned by all"],
+    "sync": [*HALVED[1:], "assigned by chief"],
+    "backup": ["best", "frozen", "assigned by all"],
+    "softsync": ["best", "frozen", "assigned by chief"],
+    "averaging": ["best", "assigned by all"],
+    "diloco": ["best", "assigned by chief"],
+}
 
 
 def iterations(seen, name):
@@ -38,8 +47,8 @@ def iterations(seen, name):
 def check_gradient_by_gradient(seen, values):
     """`Async`: minus the sum of all."""
     assert seen["kept"][0] == -6 * sum(values)
+    check_assigned(seen, 100 - 4 * sum(values))
     if "stops" in seen:
-        check_assigned(seen, 100 - 4 * sum(values))
         weight, _, _ = seen["stops"]
         _, accepted = iterations(seen, "stops")
         assert accepted[0] == 3
@@ -47,15 +56,16 @@ def check_gradient_by_gradient(seen, values):
             number * value
             for number, value in zip(accepted, values, strict=True)
         )
-    kernel, _, _, slope = seen["frozen"]
-    assert kernel == 1 - 6 * sum(values) / 16
-    assert slope == -4 * len(values) / 16
+    if "frozen" in seen:
+        kernel, _, _, slope = seen["frozen"]
+        assert kernel == 1 - 6 * sum(values) / 16
+        assert slope == -4 * len(values) / 16
 
 
 def check_sync(seen, values):
     """Minus the sum of the means, at the chief's rate."""
     mean = sum(values) / len(values)
-    for name in HALVED:
+    for name in set(HALVED) & set(seen):
         assert seen[name][0] == -3 * mean - 3 * mean / 2
     check_assigned(seen, 100 - 4 * mean)
     # Three steps of all, and one in which the others hear of it.
@@ -69,14 +79,15 @@ def check_sync(seen, values):
 def check_updates(seen, values):
     """Each update moves the weight by one, however many it is made of."""
     assert seen["kept"][0] == -iterations(seen, "kept")[0]
-    for name in ASSIGNED:
+    for name in set(ASSIGNED) & set(seen):
         weight, after, _, between = seen[name]
         assert weight == 100 - (after - between)
     assert seen["stops"][0] == -iterations(seen, "stops")[0]
-    kernel, updates, _, slope = seen["frozen"]
-    assert kernel == 1 - updates / 16
-    # Each call of `fit` makes two updates or more, and one is not of it.
-    assert 4 <= -slope * 16 <= updates - 2
+    if "frozen" in seen:
+        kernel, updates, _, slope = seen["frozen"]
+        assert kernel == 1 - updates / 16
+        # Each of three calls of `fit` makes two updates or more.
+        assert 4 <= -slope * 16 <= updates - 2
 
 
 def check_local(seen, values, outer_rate):
@@ -96,7 +107,7 @@ def check_local(seen, values, outer_rate):
 
 def check_assigned(seen, expected):
     """The chief's assignment came between what was pushed before and after."""
-    for name in ASSIGNED:
+    for name in set(ASSIGNED) & set(seen):
         assert seen[name][0] == pytest.approx(expected)
 
 
@@ -113,13 +124,20 @@ CHECKS = {
 
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_the_chief_decides_for_all(cluster, num_workers):
+    programs = PROGRAMS
+    if num_workers == 3:
+        programs = [
+            (method, values, [t for t in trials if t not in LEFT_OUT[method]])
+            for method, values, trials in PROGRAMS
+            if method in LEFT_OUT
+        ]
     made = cluster(num_workers=num_workers)
     made.start_servers()
-    workers = made.start_workers("decision_tasks:run", programs=PROGRAMS)
+    workers = made.start_workers("decision_tasks:run", programs=programs)
     made.finish(timeout=240)
 
     reports = [worker.report() for worker in workers]
-    for method, values, trials in PROGRAMS:
+    for method, values, trials in programs:
         CHECKS[method](reports[0][method], values[:num_workers])
         if "best" in trials:
             best, _ = reports[0][method]["best"]

@@ -39,9 +39,10 @@ class Word:
         return math.ceil(self.reached / 3)
 
     @property
-    def is_between_fits(self):
-        """Whether it has made its last step in that call."""
-        return self.reached > begun(self.number) > 0
+    def ended(self):
+        """`ended` of the last call of which it has made the last step."""
+        number = self.number
+        return ended(number if self.reached >= ended(number) else number - 1)
 
     def pack(self):
         """The same as a list of `SIZE` floats."""

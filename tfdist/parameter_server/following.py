@@ -319,10 +319,10 @@ class Following:
         before = fit.seen
         told = fit.seen = fits.Word.unpack(self._told.numpy())
         self._furthest = max(self._furthest, told.reached)
-        if told.number != fit.number:
-            return
         is_new = (told.stopped, told.rates) != (before.stopped, before.rates)
         if is_new and told.version == self._version():
+            told = before
+        if told.number != fit.number:
             return
         fit.told = told
         if told.stopped == fit.number:

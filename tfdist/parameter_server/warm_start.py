@@ -75,15 +75,15 @@ class WarmStart:
         made = steps_made()
         if made >= wanted:
             return False
-        arrivals = first_worker().arrivals
+        before = first_worker()
         logging.info("Beginning after %d steps of others.", wanted)
 
         def has_ended():
             member = first_worker()
             return (
                 member.state in (members.State.FINISHED, members.State.LEFT)
-                or member.arrivals > arrivals
-                or member.word.is_between_fits
+                or member.arrivals > before.arrivals
+                or before.word.reached < member.word.ended
             )
 
         while made < wanted and not has_ended():
