@@ -158,7 +158,8 @@ def train(method, workers, programs):
             print("fit", name, flush=True)
             history = model.fit(verbose=0, **fit)
             assert len(history.epoch) == fit.get("epochs", 1)
-        strategy.settle()
+            # So that all begin the next one together.
+            strategy.settle()
         results[name] = {
             "seen": seen.copy(),
             "weight": model.get_weights()[0].item(),
