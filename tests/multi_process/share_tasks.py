@@ -106,6 +106,14 @@ PROGRAMS = {
     "threads": lambda n: [
         {"x": _Batches(STEPS * n, workers=2), "shuffle": False, "epochs": 2}
     ],
+    "threads and steps": lambda n: [
+        {
+            "x": _Batches(STEPS * n, workers=2),
+            "shuffle": False,
+            "steps_per_epoch": STEPS // 2,
+            "epochs": 2,
+        }
+    ],
     "arrays": lambda n: [_arrays(n)],
 }
 
