@@ -50,6 +50,7 @@ def is_cached(dataset):
 
 # What hands on what other data sets read.
 _PLAIN_STAGES = (
+    "CacheDataset",
     "_BatchDataset",
     "_ConcatenateDataset",
     "_FilterDataset",
