@@ -53,6 +53,7 @@ def is_cached(dataset):
 
 # What hands on what other data sets read.
 _PLAIN_STAGES = (
+    "CacheDataset",
     "_BatchDataset",
     "_ConcatenateDataset",
     "_FilterDataset",
@@ -87,8 +88,8 @@ def readers_of(dataset):
 def adapts_generator(adapter):
     """Whether a Keras `DataAdapter` is that of a Python generator.
 
-    Its `generator` makes iterators of what is left; of other adapters, only
-    that of Python generators reads what can be read once only.
+    What it reads can be read once only, and its attribute `generator` says
+    what its data set reads. The class has no public name.
     """
     return type(adapter).__name__ == "GeneratorDataAdapter"
 

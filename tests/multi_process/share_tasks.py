@@ -106,6 +106,14 @@ PROGRAMS = {
     "threads": lambda n: [
         {"x": _Batches(STEPS * n, workers=2), "shuffle": False, "epochs": 2}
     ],
+    "threads and steps": lambda n: [
+        {
+            "x": _Batches(STEPS * n, workers=2),
+            "shuffle": False,
+            "steps_per_epoch": STEPS // 2,
+            "epochs": 2,
+        }
+    ],
     "arrays": lambda n: [_arrays(n)],
 }
 
@@ -158,7 +166,8 @@ def train(method, workers, programs):
             print("fit", name, flush=True)
             history = model.fit(verbose=0, **fit)
             assert len(history.epoch) == fit.get("epochs", 1)
-        strategy.settle()
+            # So that all begin the next one together.
+            strategy.settle()
         results[name] = {
             "seen": seen.copy(),
             "weight": model.get_weights()[0].item(),

@@ -67,12 +67,6 @@ def test_a_model_is_built_without_an_iterator_of_its_own(shapes):
     assert source.begun == 3
 
 
-def test_a_generator_is_trained_on_from_its_first_batch_to_its_last():
-    source = Source()
-    source.model().fit(source.generate(), verbose=0)
-    assert source.seen == source.made == [*range(BATCHES)]
-
-
 class _Threads(keras.utils.PyDataset):
     def __init__(self, source):
         super().__init__(workers=2)

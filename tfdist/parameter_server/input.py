@@ -177,7 +177,7 @@ def _has_enough_files(dataset, num_workers):
         for reader in private_tensorflow.readers_of(dataset):
             shared = _auto_shard(reader, _AutoShardPolicy.FILE, num_workers, 0)
             next(iter(shared), None)
-    except tf.errors.InvalidArgumentError:
+    except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
         return False
     return True
 
