@@ -36,10 +36,8 @@ def _plain(name):
     return model_cases.train(name, contextlib.nullcontext())
 
 
-# Statistics of batches, dropout; tables, attention; two optimizers and seeds.
-@pytest.mark.parametrize(
-    "name", ["convolutional net", "transformer block", "gan"]
-)
+# Statistics of batches, dropout; tables, several outputs; two optimizers.
+@pytest.mark.parametrize("name", ["convolutional net", "wide and deep", "gan"])
 @every_strategy
 @every_mode
 def test_a_model_trains_as_without(name, strategy, mode):
@@ -145,9 +143,7 @@ class Looking(keras.Model):
 def test_an_eager_step_sees_what_it_does(strategy):
     strategy = STRATEGIES[strategy]()
     with strategy.scope():
-        model = compiled(
-            Looking(), keras.optimizers.SGD(0.1), run_eagerly=True
-        )
+        model = compiled(Looking(), keras.optimizers.SGD(0.1), run_eagerly=True)
     model.fit(X, Y, batch_size=6, epochs=2, verbose=0)
     assert model.seen == list(range(1, 9))
     strategy.settle()

@@ -101,8 +101,9 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         coordination = self._store.coordination
         retries = coordination is not None and coordination.retries
         while True:
-            before, active.step = active.step, self._eager_steps.begin(
-                fn, (args, kwargs)
+            before, active.step = (
+                active.step,
+                self._eager_steps.begin(fn, (args, kwargs)),
             )
             try:
                 with _foreign_objects_explained():
