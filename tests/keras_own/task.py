@@ -94,8 +94,14 @@ def main(name, tests, names=""):
     # Those of data adapters train no model.
     files = [root] if root.is_file() else sorted(root.glob("*_test.py"))
     files += [] if root.is_file() else sorted(root.glob("schedules/*_test.py"))
-    flags = ["-q", "-p", "no:cacheprovider", "--tb=short", "--no-summary"]
-    flags.append("--timeout=300")
+    flags = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+        "--no-summary",
+        "--timeout=300",
+    ]
     return pytest.main([*flags, "-k", names, *map(str, files)], [plugin])
 
 

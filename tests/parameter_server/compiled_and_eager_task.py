@@ -1,7 +1,8 @@
 """A worker or server of a cluster that trains compiled, then eagerly.
 
-The prediction is the input times a weight, the loss is its mean: with SGD and
-a rate of one the weight is minus the sum of the means of all batches.
+The prediction is the input times a weight, plus a bias; the loss is its mean.
+With SGD and a rate of one the weight is minus the sum of the means of all
+batches, and the bias minus their number.
 """
 
 import keras
@@ -15,9 +16,7 @@ class Weight(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.dense = keras.layers.Dense(
-            1, use_bias=False, kernel_initializer="zeros"
-        )
+        self.dense = keras.layers.Dense(1, kernel_initializer="zeros")
         self.seen = self.add_weight(
             shape=(), initializer="zeros", trainable=False, name="seen"
         )
@@ -48,6 +47,7 @@ def main():
         before, applied = applied, strategy.updates_applied()
         print(
             f"{mode}: weight {float(model.dense.kernel.numpy()[0, 0])}",
+            f"bias {float(model.dense.bias.numpy()[0])}",
             f"applied {[a - b for a, b in zip(applied, before, strict=True)]}",
             f"iterations {int(model.optimizer.iterations)}",
             f"seen {float(model.seen)}",

@@ -8,7 +8,9 @@ arguments. It is traced once for steps that record the same.
 
 import collections
 import contextlib
+import functools
 import inspect
+import itertools
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +22,9 @@ from tfdist.parameter_server.variables import Role
 
 # What is traced is kept for as many kinds of exchanges.
 _MOST_FUNCTIONS = 16
+_TENSORS = (tf.Tensor, np.ndarray, np.generic)
+# What stands in a structure where these were.
+_TENSOR, _SLICES, _SLICES_OF_SHAPE = object(), object(), object()
 
 
 class EagerSteps:
@@ -115,15 +120,15 @@ class EagerStep(step_lib.Step):
             step = step_lib.Step(self._store, ticketed)
             step.exchange(
                 tf.compat.v1.get_default_graph(),
-                pushed.filled(tensors),
+                pushed.filled(iter(tensors)),
                 optimizer,
                 set(),
                 settled,
             )
 
-        # What is kept refers to no step.
         key = (pushed.key, id(optimizer), ticketed, settled)
-        self._functions.call(key, build, pushed.tensors, pushed.specs)
+        tensors, pushed.tensors = pushed.tensors, None
+        self._functions.call(key, build, tensors, pushed.specs)
 
 
 class EagerLocalStep(local_step.LocalStep):
@@ -141,7 +146,7 @@ class EagerLocalStep(local_step.LocalStep):
     is_eager = True
 
     def __init__(self, store, arguments, functions, *, training, code):
-        super().__init__(store, arguments)
+        super().__init__(store, _as_tensors(arguments))
         self._functions = functions
         self._training = training
         self._code = code
@@ -171,36 +176,44 @@ class EagerLocalStep(local_step.LocalStep):
             self._training.add(self._code)
 
     def _follow(self, end):
-        points, gradients = _Leaves(end.points), _Leaves(end.gradients)
+        of_tensors = _Leaves([end.points, end.gradients])
         examples = tf.convert_to_tensor(self._examples, tf.int64)
-        local = self._local
+        follow = functools.partial(
+            self._local.after_step,
+            end.clock,
+            end.optimizer,
+            end.parameters,
+            states=end.states,
+        )
 
         def build(examples, *tensors):
-            tensors = iter(tensors)
-            local.after_step(
-                end.clock,
-                end.optimizer,
-                end.parameters,
-                states=end.states,
-                points=points.filled(tensors),
-                gradients=gradients.filled(tensors),
-                examples=examples,
-            )
+            points, gradients = of_tensors.filled(iter(tensors))
+            follow(points=points, gradients=gradients, examples=examples)
 
+        tensors, of_tensors.tensors = of_tensors.tensors, None
         key = (
             end.clock.ordinal,
             tuple(v.ordinal for v in end.parameters + end.states),
-            points.key,
-            gradients.key,
+            tuple(end.points),
+            tuple(end.gradients),
+            of_tensors.key,
         )
         self._functions.call(
             key,
             build,
-            [examples, *points.tensors, *gradients.tensors],
-            [tf.TensorSpec([], tf.int64), *points.specs, *gradients.specs],
+            [examples, *tensors],
+            [tf.TensorSpec([], tf.int64), *of_tensors.specs],
             # What is asked for then refreshes the replicas.
             tracing=self._local.own_values_kept,
         )
+
+
+def _as_tensors(arguments):
+    """What Keras hands over as it was given becomes tensors in a trace."""
+    return [
+        tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+        for leaf in tf.nest.flatten(arguments)
+    ]
 
 
 def _check_is_eager():
@@ -268,24 +281,28 @@ class _Leaves:
     """
 
     def __init__(self, structure):
-        self._structure = structure
         self.tensors, self.specs, key = [], [], []
+        blank = []
         for leaf in tf.nest.flatten(structure):
+            place, known = leaf, id(leaf)
             if isinstance(leaf, tf.IndexedSlices):
+                place = known = _SLICES_OF_SHAPE
                 self._add(leaf.values, [None, *leaf.values.shape[1:]])
                 self._add(leaf.indices, [None])
-                if leaf.dense_shape is not None:
+                if leaf.dense_shape is None:
+                    place = known = _SLICES
+                else:
                     self._add(leaf.dense_shape)
-                key.append(("slices", leaf.dense_shape is None))
-            elif isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)):
+            elif isinstance(leaf, _TENSORS):
+                place = known = _TENSOR
                 self._add(tf.convert_to_tensor(leaf))
-                key.append("tensor")
-            elif isinstance(leaf, (bool, int, float, str, type(None))):
-                key.append(leaf)
-            else:
-                key.append(id(leaf))
-        keys = sorted(structure) if isinstance(structure, dict) else ()
-        self.key = (tuple(keys), tuple(key))
+            elif isinstance(leaf, (bool, int, float, str)):
+                known = leaf
+            blank.append(place)
+            key.append(known)
+        # Without the tensors, which nobody needs any more.
+        self._blank = tf.nest.pack_sequence_as(structure, blank)
+        self.key = tuple(key)
 
     def _add(self, tensor, shape=None):
         shape = tensor.shape if shape is None else shape
@@ -299,18 +316,17 @@ class _Leaves:
           tensors: Iterator of tensors.
         """
 
-        def fill(leaf):
-            if isinstance(leaf, tf.IndexedSlices):
-                values, indices, shape = next(tensors), next(tensors), None
-                if leaf.dense_shape is not None:
-                    shape = next(tensors)
-                return tf.IndexedSlices(values, indices, shape)
-            if isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)):
+        def fill(place):
+            if place is _TENSOR:
                 return next(tensors)
-            return leaf
+            if place is _SLICES:
+                return tf.IndexedSlices(next(tensors), next(tensors))
+            if place is _SLICES_OF_SHAPE:
+                return tf.IndexedSlices(*itertools.islice(tensors, 3))
+            return place
 
-        leaves = [fill(leaf) for leaf in tf.nest.flatten(self._structure)]
-        return tf.nest.pack_sequence_as(self._structure, leaves)
+        leaves = [fill(place) for place in tf.nest.flatten(self._blank)]
+        return tf.nest.pack_sequence_as(self._blank, leaves)
 
 
 class _Pushed:
@@ -326,51 +342,41 @@ class _Pushed:
     """
 
     def __init__(self, recorded):
-        self._recorded = recorded
-        self._leaves = [_Leaves(_tensors_of(record)) for record in recorded]
-        self.tensors = [x for one in self._leaves for x in one.tensors]
-        self.specs = [x for one in self._leaves for x in one.specs]
+        leaves = [_Leaves(_values_of(record)) for record in recorded]
+        self.tensors = [x for one in leaves for x in one.tensors]
+        self.specs = [x for one in leaves for x in one.specs]
         self.key = tuple(
-            (record.variable.ordinal, _rule(record), leaves.key)
-            for record, leaves in zip(recorded, self._leaves, strict=True)
+            (record.variable.ordinal, _rule(record), one.key)
+            for record, one in zip(recorded, leaves, strict=True)
         )
+        self._makers = list(zip(map(_maker, recorded), leaves, strict=True))
 
     def filled(self, tensors):
         """The records with other tensors, a list.
 
         Args:
-          tensors: List of tensors.
+          tensors: Iterator of tensors.
         """
-        tensors = iter(tensors)
-        result = []
-        for record, leaves in zip(self._recorded, self._leaves, strict=True):
-            values = leaves.filled(tensors)
-            if isinstance(record, records.Mutation):
-                value, before = values
-                result.append(
-                    records.Mutation(
-                        record.variable, record.kind, value, before
-                    )
-                )
-                continue
-            args, kwargs, before = values
-            result.append(
-                records.Update(
-                    record.variable,
-                    record.fn,
-                    args,
-                    kwargs,
-                    record.is_gradient,
-                    before,
-                )
-            )
-        return result
+        return [make(*leaves.filled(tensors)) for make, leaves in self._makers]
 
 
-def _tensors_of(record):
+def _values_of(record):
     if isinstance(record, records.Mutation):
         return [record.value, record.before]
     return [record.args, record.kwargs, record.before]
+
+
+def _maker(record):
+    """What makes such a record of other values."""
+    variable = record.variable
+    if isinstance(record, records.Mutation):
+        return functools.partial(records.Mutation, variable, record.kind)
+    fn, is_gradient = record.fn, record.is_gradient
+
+    def update(args, kwargs, before):
+        return records.Update(variable, fn, args, kwargs, is_gradient, before)
+
+    return update
 
 
 def _rule(record):
