@@ -25,6 +25,10 @@ CHATTER = (
     b"WARNING:absl:/job:ps/task:0 serves on port 41045 of every network "
     b"interface, without authentication or encryption: keep it in a private "
     b"network.",
+    b"WARNING:absl:Variant folder /data/digits/1.0.0 has no dataset_info.json",
+    b"Generating train examples...: 0 examples [00:00, ? examples/s]",
+    b"Shuffling /data/digits-[0-9]...:   0%|          | 0/360 [00:00<?, ? ",
+    b" " * 60,
 )
 LEVELS = {
     b"INFO:root:x": Level.INFO,
@@ -44,6 +48,8 @@ LEVELS = {
     b"train.py:3: UserWarning: x": None,
     b"Informal": None,
     b"Epoch 1/2": None,
+    b"Generating train examples...: 70 examples [00:05, 14 examples/s]": None,
+    b" ": None,
 }
 
 
