@@ -153,3 +153,26 @@ def test_tensorflow_is_quiet_in_launched_tasks(script, tmp_path):
     log.remove(b"ready")
     # There was something to be quiet about.
     assert log and all(map(log_levels.is_chatter, log)), log
+
+
+def test_warnings_of_others_that_are_told_to_end_are_not_shown(script):
+    path = script(
+        """
+        def leave(number, frame):
+            print("WARNING:root:leaving", file=sys.stderr)
+            print("ERROR:root:lost", file=sys.stderr, flush=True)
+            os._exit(0)
+        if index == 1:
+            signal.signal(signal.SIGTERM, leave)
+            (tmp / "ready").touch()
+            forever()
+        wait_for("ready")
+        sys.exit(1)
+        """
+    )
+    flags = ["--show=chief", "--num_ps=0", "--grace_seconds=0"]
+    with Launched(*flags, path) as run:
+        status, text = run.finish()
+    assert status == 1
+    assert "[worker 1] ERROR:root:lost" in text
+    assert "leaving" not in text
