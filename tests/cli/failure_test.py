@@ -96,6 +96,18 @@ FAILURES = {
         """,
         "Fatal Python error: Segmentation fault ({}:4, in read)",
     ),
+    "stacks before": (
+        """
+        import faulthandler
+        def look():
+            faulthandler.dump_traceback()
+        look()
+        def fail():
+            raise ValueError("later")
+        fail()
+        """,
+        "ValueError: later ({}:7, in fail)",
+    ),
     "check of C++": (
         """
         import os, sys, threading

@@ -43,6 +43,16 @@ def test_a_redrawn_line_shows_its_last_state():
     assert assemble(b"1/3\r\nnext\n") == [b"1/3", b"next"]
 
 
+def test_redrawn_lines_are_told_from_others():
+    found = assemble(b"one\n1/2\r2/2\nthree\n50%\r")
+    assert [isinstance(line, lines.Redrawn) for line in found] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
 def test_a_long_progress_bar_shows_now_and_then():
     times = iter(range(100))  # One second for each redraw.
     bar = b"".join(b"%d/13\r" % step for step in range(14)) + b"\n"

@@ -25,6 +25,10 @@ CHATTER = (
     b"WARNING:absl:/job:ps/task:0 serves on port 41045 of every network "
     b"interface, without authentication or encryption: keep it in a private "
     b"network.",
+    b"WARNING:absl:Variant folder /data/digits/1.0.0 has no dataset_info.json",
+    b"Generating train examples...: 0 examples [00:00, ? examples/s]",
+    b"Shuffling /data/digits-[0-9]...:   0%|          | 0/360 [00:00<?, ? ",
+    b" " * 60,
 )
 LEVELS = {
     b"INFO:root:x": Level.INFO,
@@ -44,6 +48,8 @@ LEVELS = {
     b"train.py:3: UserWarning: x": None,
     b"Informal": None,
     b"Epoch 1/2": None,
+    b"Generating train examples...: 70 examples [00:05, 14 examples/s]": None,
+    b" ": None,
 }
 
 
@@ -147,3 +153,26 @@ def test_tensorflow_is_quiet_in_launched_tasks(script, tmp_path):
     log.remove(b"ready")
     # There was something to be quiet about.
     assert log and all(map(log_levels.is_chatter, log)), log
+
+
+def test_warnings_of_others_that_are_told_to_end_are_not_shown(script):
+    path = script(
+        """
+        def leave(number, frame):
+            print("WARNING:root:leaving", file=sys.stderr)
+            print("ERROR:root:lost", file=sys.stderr, flush=True)
+            os._exit(0)
+        if index == 1:
+            signal.signal(signal.SIGTERM, leave)
+            (tmp / "ready").touch()
+            forever()
+        wait_for("ready")
+        sys.exit(1)
+        """
+    )
+    flags = ["--show=chief", "--num_ps=0", "--grace_seconds=0"]
+    with Launched(*flags, path) as run:
+        status, text = run.finish()
+    assert status == 1
+    assert "[worker 1] ERROR:root:lost" in text
+    assert "leaving" not in text

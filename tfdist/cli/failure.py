@@ -167,12 +167,13 @@ class ErrorReader:
             return True
         if fault := _FAULT.match(line):
             self._fault, self._frames = fault[0], []
+        elif not self._fault:
+            return False
         elif stack := _STACK.match(line):
             self._in_own_stack = stack[1] != b"Thread"
         elif (frame := _FRAME.match(line)) and self._in_own_stack:
             self._frames.insert(0, frame.groups())
-        # Nothing else is written after it.
-        return bool(self._fault)
+        return True  # Nothing else is written after it.
 
     def _place(self) -> str | None:
         """The innermost frame in the user's own code, if there is one."""

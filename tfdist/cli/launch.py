@@ -109,9 +109,9 @@ def define_flags() -> flags.FlagValues:
         "temporary one, which stays when the run fails.",
         **define,
     )
-    flags.DEFINE_list(
+    flags.DEFINE_string(
         "show",
-        ["chief"],
+        "chief",
         "Whose output is shown beside everybody's warnings and errors: "
         "chief, all, or tasks, as worker:1 or chief,ps:0.",
         **define,
@@ -220,7 +220,8 @@ def main(argv: Sequence[str]) -> int:
         timeout=values.timeout,
     )
     capacity.check(counts, values.num_groups)
-    shown.check(values.show, counts)
+    show = values.show.split(",")
+    shown.check(show, counts)
     cpp_level = {**os.environ, **extra}["TF_CPP_MIN_LOG_LEVEL"]
     is_verbose = values.verbose or cpp_level in ("0", "1")
     output.make_log_dir(values.log_dir)
@@ -256,7 +257,7 @@ def main(argv: Sequence[str]) -> int:
                     color=output.COLORS[number % len(output.COLORS)],
                     log_dir=log_dir,
                     line_filter=LineFilter(
-                        shown.includes(values.show, task, values.chief),
+                        shown.includes(show, task, values.chief),
                         is_verbose,
                     ),
                 )

@@ -40,9 +40,13 @@ _CHATTER = re.compile(
     rb"|Unable to register cu\w+ factory"
     rb"|computation placer already registered"
     rb"|TF-TRT Warning: Could not find TensorRT"
+    # TensorFlow Datasets, of what it is about to make.
+    rb"|Variant folder .* has no dataset_info\.json"
     # The launcher says it once, for all tasks (`isolation.py`).
     rb"|serves on port \d+ of every network interface, without"
 )
+# Bars of TensorFlow Datasets that have just begun, and what erases them.
+_NEW_BAR = re.compile(rb"(Generating|Shuffling) .*\[00:00[<,]| {20,}$")
 
 
 def level_of(line: bytes) -> Level | None:
@@ -57,14 +61,15 @@ def is_chatter(line: bytes) -> bool:
     """Whether a line says something that no user needs to know.
 
     That is what TensorFlow's C++ libraries say of themselves, at level INFO
-    or, of drivers that are not there, above.
+    or, of drivers that are not there, above; and what TensorFlow Datasets
+    says of data that it has not prepared yet.
 
     Args:
         line: the line, without escape sequences.
     """
     level = level_of(line)
     if level is None:
-        return False
+        return _NEW_BAR.match(line) is not None
     if level == Level.INFO:
         return _FROM_CPP.match(line) is not None
     return _CHATTER.search(line) is not None

@@ -73,7 +73,7 @@ def check(show: Sequence[str], counts: Mapping[str, int]) -> None:
         f"{job}:{k}" for job, number in counts.items() for k in range(number)
     }
     usage.check(
-        bool(show) and tasks.issuperset(set(show) - {"all", "chief"}),
+        tasks.issuperset(set(show) - {"all", "chief"}),
         "show",
         "be all, chief, or tasks of the cluster, as worker:1 or chief,ps:0",
         ",".join(show),
