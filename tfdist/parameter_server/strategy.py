@@ -248,10 +248,9 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
             timeout=start_timeout,
             partitioner=variable_partitioner,
         )
-        if config.num_workers > 1 or not config.is_chief:
-            self._store.files = files.Files(config)
-            if not config.is_chief:
-                refusals.refuse_to_open()
+        self._store.files = files.of(config)
+        if not config.is_chief:
+            refusals.refuse_to_open()
         self._store.nonfinite = nonfinite_lib.Nonfinite(
             self._store, nonfinite, config.task_name
         )

@@ -11,6 +11,16 @@ import tempfile
 from absl import logging
 
 
+def of(config):
+    """The `Files` of a task; None of a worker beside which nothing runs.
+
+    Args:
+      config: The `ClusterConfig`.
+    """
+    alone = config.num_workers == 1 and "evaluator" not in config.spec
+    return None if alone and config.is_chief else Files(config)
+
+
 class Files:
     """The files of one strategy on one task.
 
@@ -26,12 +36,8 @@ class Files:
         self._is_chief = config.is_chief
         self._trains = config.is_worker
         self._task = config.task_name
-        self.task_id = "-".join(
-            (
-                f"{config.fingerprint:08x}",
-                config.task_type,
-                str(config.task_index),
-            )
+        self.task_id = (
+            f"{config.fingerprint:08x}-{config.task_type}-{config.task_index}"
         )
         self._chief = config.worker_names[0]
         self._own = 0
