@@ -99,8 +99,8 @@ class Coordination:
         # heartbeat makes this worker leave at the end of the one before.
         self._fit = None
         self._watching = threading.RLock()
-        # Steps that this worker had begun to send when it last found no data;
-        # None if it has begun a `fit` since.
+        # Steps that this worker had begun to send when it last found no data
+        # in the `fit` that is under way.
         self._without_data = None
         # By ledger: the last status of all workers, and the number of the
         # arrival that this one has been waiting with, since when.
@@ -283,7 +283,7 @@ class Coordination:
         """Tells the others that this worker trains no more for now."""
         with self._watching:
             # Not once more when `fit` ends: others may have begun the next.
-            self._fit = None
+            self._fit = self._without_data = None
             self._leave()
 
     def _leave(self):
@@ -293,8 +293,8 @@ class Coordination:
     def stay_away(self):
         """Tells the others, again and again, that there is no data here.
 
-        Until the next exchange or `fit`: others that begin to train again
-        expect whoever has left with them.
+        Until the next exchange or the end of `fit`: others that begin to
+        train again expect whoever has left with them.
         """
         if self._store.local is not None:
             self._store.local.flush(last=True)
