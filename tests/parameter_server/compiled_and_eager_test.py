@@ -70,7 +70,7 @@ OPTIMIZERS = {
         use_ema=True,
         ema_overwrite_frequency=3,
     ),
-    "muon": lambda: keras.optimizers.Muon(0.1),
+    "nadam": lambda: keras.optimizers.Nadam(0.05),
 }
 
 

@@ -90,6 +90,14 @@ class EagerStep(step_lib.Step):
         """
         self._here().expected = len(tensors)
 
+    def update(self, variable, fn, args, kwargs):
+        """Records `fn(variable, *args, **kwargs)` for the server."""
+        super().update(variable, fn, args, kwargs)
+        if step_lib.optimizer_of(fn) is None and self._here().records:
+            # Averaged weights that Keras puts in place: what follows is to
+            # see them.
+            self._flush(self._root)
+
     def before_mutation(self, variable):
         """Called before a variable is assigned in the user's code."""
         self._here()
