@@ -44,7 +44,7 @@ def test_a_redrawn_line_shows_its_last_state():
 
 
 def test_redrawn_lines_are_told_from_others():
-    found = assemble(b"one\n1/2\r2/2\nthree\n50%\r")
+    found = assemble(b"one\n1/2\r2/2\nthree\n40%\r50%\r")
     assert [isinstance(line, lines.Redrawn) for line in found] == [
         False,
         True,

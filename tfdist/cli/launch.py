@@ -119,7 +119,8 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_bool(
         "verbose",
         False,
-        "Show also what TensorFlow's C++ libraries say about themselves.",
+        "Show also what TensorFlow's C++ libraries say about themselves; so "
+        "does TF_CPP_MIN_LOG_LEVEL=0 or 1, by which they say more.",
         **define,
     )
     flags.DEFINE_integer(
