@@ -1,5 +1,6 @@
 """A method of synchronization at work in one strategy."""
 
+import functools
 import threading
 import time
 
@@ -11,13 +12,13 @@ from tfdist.cluster import preemption
 from tfdist.cluster import waiting
 from tfdist.parameter_server import coordinated
 from tfdist.parameter_server import ledger as ledger_lib
+from tfdist.parameter_server import retired
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
 
 # A worker that is there and sends no gradient for so long is not waited for,
 # unless the strategy says otherwise.
 IDLE_SECONDS = 600.0
-_COUNTS = ("pushed", "accepted", "dropped", "nonfinite")
 _AS_PLANNED = (state_lib.Reason.LEFT,)
 _REASONS = {
     state_lib.Reason.LEFT: "its training has ended",
@@ -81,6 +82,7 @@ class Coordination:
         self._timeout = worker_timeout
         self._idle = idle_timeout
         self._by_counter = {}
+        self._retired = retired.Retired(store, len(worker_names))
         # The call of `fit` that is under way; not to be replaced while the
         # heartbeat makes this worker leave at the end of the one before.
         self._fit = None
@@ -159,7 +161,8 @@ class Coordination:
         if len(self._by_counter) > 1:
             return 0  # The journal does not tell optimizers apart.
         journal = self._store.journal
-        return ledger.accepted_before + journal.count - journal.drops
+        own = journal.count - journal.drops - self._retired.own_accepted
+        return ledger.accepted_before + own
 
     def _attendance(self):
         """Builds the reading of an `Attendance`."""
@@ -214,6 +217,27 @@ class Coordination:
             for ledger in self.ledgers:
                 ledger.tick(leaving=True, preempted=preemption.received())
 
+    def let_go(self, ordinals):
+        """Called when variables are gone: their ordinals, a set."""
+        for ordinal in ordinals & set(self._by_counter):
+            ledger = self._by_counter[ordinal]
+            state = self._store.call(functools.partial(ledger.tick, True))
+            accepted = int(state.accepted[self._worker])
+            del self._by_counter[ordinal]
+            self._status.pop(ledger, None)
+            self._waiting.pop(ledger, None)
+            self._retired.let_go(
+                ledger.name, accepted - ledger.accepted_before
+            )
+
+    def build_retire(self, ordinals):
+        """Builds: what the ledgers of optimizers have counted is kept."""
+        return self._retired.build_add(map(str, ordinals))
+
+    def were_freed(self, ordinals):
+        """No server holds the ledgers of optimizers any more."""
+        self._retired.were_freed(map(str, ordinals))
+
     def leave_all_but(self, counters):
         """Tells the others that some optimizers take no more steps here.
 
@@ -244,7 +268,8 @@ class Coordination:
 
     def own_accepted(self):
         """Gradients of this process that were accepted, an int."""
-        return sum(ledger.own_accepted() for ledger in self.ledgers)
+        own = sum(ledger.own_accepted() for ledger in self.ledgers)
+        return own + self._retired.own_accepted
 
     def counts(self):
         """Gradients of each worker, over all optimizers.
@@ -253,7 +278,11 @@ class Coordination:
           A dict of worker name to a dict of `pushed`, `accepted`, `dropped`
           and `nonfinite`.
         """
-        counts = {name: dict.fromkeys(_COUNTS, 0) for name in self._names}
+        found = self._store.call(self._retired.read)
+        counts = {
+            name: dict(zip(retired.COUNTS, column, strict=True))
+            for name, column in zip(self._names, found.T.tolist(), strict=True)
+        }
         for ledger in self.ledgers:
             state = ledger.tick()
             for worker, name in enumerate(self._names):

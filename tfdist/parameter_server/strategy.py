@@ -20,6 +20,7 @@ from tfdist.parameter_server import construction
 from tfdist.parameter_server import coordination
 from tfdist.parameter_server import corrector
 from tfdist.parameter_server import extended
+from tfdist.parameter_server import freeing
 from tfdist.parameter_server import gradient_counts
 from tfdist.parameter_server import layout
 from tfdist.parameter_server import leaving
@@ -306,6 +307,9 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
                 on_stall=on_stall,
             )
             self._membership.on_beat.append(self._store.recovery.leave_manifest)
+            self._store.freeing = freeing.Freeing(
+                self._store, config, self._membership, start_timeout
+            )
         super().__init__(
             extended.ParameterServerExtended(self, self._store, config)
         )
