@@ -83,6 +83,8 @@ class Freeing:
         """Lets go of what nobody uses any more."""
         store = self._store
         with self._tidying:
+            if store.local is not None:
+                store.local.tidy()
             store.locals.forget(store.locals.gone())
             self._let_go_of(store.variables.gone())
             if self._let_go and self._has_entered:

@@ -30,6 +30,7 @@ from tfdist.parameter_server import recovery
 from tfdist.parameter_server import ring
 from tfdist.parameter_server import store as store_lib
 from tfdist.parameter_server import training
+from tfdist.parameter_server import variable_list
 from tfdist.parameter_server import warm_start
 from tfdist.synchronization import Async
 
@@ -231,6 +232,10 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
             timeout=start_timeout,
             partitioner=variable_partitioner,
         )
+        if in_ring:
+            # All workers bring all variables to each collective, and would
+            # let go of them at different moments.
+            self._store.variables = variable_list.VariableList(keeps=True)
         self._store.nonfinite = nonfinite_lib.Nonfinite(
             self._store, nonfinite, config.task_name
         )
