@@ -78,11 +78,15 @@ def main(argv):
                 worker.tell()
             left = [worker.answer(600.0) for worker in workers]
             found.append(
-                (children.resident_mb(server.pid), *(children.resident_mb(w.pid) for w in workers))
+                (
+                    children.resident_mb(server.pid),
+                    *(children.resident_mb(w.pid) for w in workers),
+                )
             )
+            server_mb, *worker_mb = found[-1]
             print(
-                f"{model + 1:>8} {found[-1][0]:>8.1f} {max(found[-1][1:]):>8.1f}"
-                f" {max(left):>8}",
+                f"{model + 1:>8} {server_mb:>8.1f} {max(worker_mb):>8.1f} "
+                f"{max(left):>8}",
                 flush=True,
             )
     growth = [
@@ -92,13 +96,15 @@ def main(argv):
     figures = {
         "strategy": FLAGS.strategy,
         "models": number,
-        "server_mb": [round(mb[0], 1) for mb in (found[BEGINNING - 1], found[-1])],
+        "server_mb": [
+            round(mb[0], 1) for mb in (found[BEGINNING - 1], found[-1])
+        ],
         "server_growth_percent": growth[0],
         "worker_growth_percent": max(growth[1:]),
     }
     print(
-        f"From model {BEGINNING} to {number}: server {growth[0]:+.1f} %, worker "
-        f"{max(growth[1:]):+.1f} %."
+        f"From model {BEGINNING} to {number}: server {growth[0]:+.1f} %, "
+        f"worker {max(growth[1:]):+.1f} %."
     )
     print(json.dumps({"benchmark": "model_memory", **figures}))
 

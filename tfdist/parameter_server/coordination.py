@@ -150,6 +150,7 @@ class Coordination:
             ledger.renew(
                 incarnations, expected, self._accepted_by(ledger)
             ).log()
+        self._retired.restore()
         if self._store.corrector is not None:
             self._store.corrector.prepare_again()
         # Their states are those of another epoch.
@@ -226,13 +227,11 @@ class Coordination:
             del self._by_counter[ordinal]
             self._status.pop(ledger, None)
             self._waiting.pop(ledger, None)
-            self._retired.let_go(
-                ledger.name, accepted - ledger.accepted_before
-            )
+            self._retired.let_go(ledger.name, accepted - ledger.accepted_before)
 
-    def build_retire(self, ordinals):
-        """Builds: what the ledgers of optimizers have counted is kept."""
-        return self._retired.build_add(map(str, ordinals))
+    def build_retire(self, names):
+        """Builds: what ledgers have counted is kept; see `Retired`."""
+        return self._retired.build_add(names)
 
     def were_freed(self, ordinals):
         """No server holds the ledgers of optimizers any more."""

@@ -2,10 +2,10 @@
 
 A worker lets go of a variable when nothing in its process refers to it any
 more (`VariableList`). What servers hold of it goes when all workers have let go
-of it that are there: each tells the first server, whenever it has something
-new to commit, what it has made so far and what of that it still has; whoever
-finds that nobody has a variable any more takes it, and what belongs to it, from
-the servers. A worker that has ended is not waited for, nor one that has not been
+of it that are there: each tells the first server, when it has something new to
+commit, what it has made so far and what of that it still has; who finds that
+nobody has a variable any more takes it, and what belongs to it, from the
+servers. A worker that has ended is not waited for, nor one that has not been
 heard of for a minute; one that has yet to begin is.
 
 A position among the variables is never used again. To a worker that is started
@@ -71,6 +71,9 @@ class Freeing:
         self._has_entered = False
         # What this worker has let go of, and servers may still hold.
         self._let_go = set()
+        # By server and name, dtypes of what servers held: a snapshot may bring
+        # it back.
+        self._freed = {}
         self._tidying = threading.Lock()
 
     def enter(self):
@@ -89,6 +92,19 @@ class Freeing:
             self._let_go_of(store.variables.gone())
             if self._let_go and self._has_entered:
                 self._free()
+
+    def free_again(self, shards):
+        """Frees what servers have brought back from their snapshots.
+
+        Args:
+          shards: Numbers of servers that were started again.
+        """
+        again = {k: d for k, d in self._freed.items() if k[0] in shards}
+        if again:
+            destroy = tf.function(
+                lambda: self._build_destroy(again, None), autograph=False
+            )
+            destroy.get_concrete_function()()
 
     def give_up(self, variables):
         """Takes note of variables that all others have freed."""
@@ -162,9 +178,7 @@ class Freeing:
             if not row:
                 return set()
             told = json.loads(row)
-            kept = {
-                k for first, end in told["kept"] for k in range(first, end)
-            }
+            kept = {k for first, end in told["kept"] for k in range(first, end)}
             free = {k for k in free if k < told["made"] and k not in kept}
         return free
 
@@ -218,55 +232,71 @@ class Freeing:
     def _destroy(self, free, rows):
         """Takes variables from the servers, unless something new was told."""
         store = self._store
-        names = {
-            (shard, name)
-            for shard, name in list(store.known)
-            if owners_of(store.short_name(name)) & free
+        named = {
+            key: dtype
+            for key, dtype in list(store.known.items())
+            if owners_of(store.short_name(key[1])) & free
         }
         destroy = tf.function(
-            lambda: self._build_destroy(sorted(names), sorted(free), rows),
-            autograph=False,
+            lambda: self._build_destroy(named, rows), autograph=False
         )
         if not store.call(destroy.get_concrete_function()):
             return False
-        for name in names:
-            del store.known[name]
+        self._freed.update(named)
+        for key in named:
+            del store.known[key]
         if store.coordination is not None:
             store.coordination.were_freed(free)
         return True
 
-    def _build_destroy(self, names, free, rows):
+    def _build_destroy(self, named, rows):
+        """Builds the end of resources, unless `rows` are no longer as told.
+
+        Args:
+          named: By server and name, dtypes.
+          rows: What members have told; None for whatever they have.
+
+        Returns:
+          Whether they have ended, a scalar bool tensor.
+        """
         store = self._store
-        dtypes = {key: store.known[key] for key in names}
-        lock = store.lock(0, LOCK)
+        own = store.lock(0, LOCK)
+        # A snapshot has counts of gradients with their ledger, or retired.
+        with tf.control_dependencies([own.op]):
+            lock = store.lock(0)
         with tf.control_dependencies([lock.op]), tf.device(store.devices[0]):
-            now = reports.build_texts(self._handles())
-            same = tf.reduce_all(tf.equal(now, tf.constant(rows)))
+            same = tf.constant(True)
+            if rows is not None:
+                now = reports.build_texts(self._handles())
+                same = tf.reduce_all(tf.equal(now, tf.constant(rows)))
 
         def destroy():
             done = []
             if store.coordination is not None:
-                done = store.coordination.build_retire(free)
+                done = store.coordination.build_retire(
+                    [store.short_name(name) for _, name in named]
+                )
             with tf.control_dependencies(done):
-                for key in names:
-                    _build_destroy_one(store, *key, dtypes[key])
+                for (shard, name), dtype in named.items():
+                    _build_destroy_one(store.devices[shard], name, dtype)
             return True
 
-        done = tf.cond(same, destroy, lambda: False)
+        with tf.control_dependencies([lock.op]):
+            done = tf.cond(same, destroy, lambda: False)
         with tf.control_dependencies([done]):
-            store.unlock(0, lock)
+            unlock = store.unlock(0, lock)
+        with tf.control_dependencies([unlock]):
+            store.unlock(0, own)
         with tf.device(store.worker_device):
             return tf.identity(done)
 
 
-def _build_destroy_one(store, shard, name, dtype):
-    with tf.device(store.devices[shard]):
-        tf.raw_ops.DestroyResourceOp(
-            resource=tf.raw_ops.VarHandleOp(
-                dtype=dtype, shape=None, shared_name=name
-            ),
-            ignore_lookup_error=True,
+def _build_destroy_one(device, name, dtype):
+    with tf.device(device):
+        handle = tf.raw_ops.VarHandleOp(
+            dtype=dtype, shape=None, shared_name=name
         )
+        tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
 
 
 def owners_of(name):

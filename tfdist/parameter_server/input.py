@@ -46,7 +46,9 @@ def distribute(dataset, config, store, before_training=None):
     purpose, frame = _keras_purpose()
     if purpose == "evaluate":
         store.pull()
-        store.freeing.refuse([v.value for v in frame.f_locals["self"].variables])
+        store.freeing.refuse(
+            [v.value for v in frame.f_locals["self"].variables]
+        )
     if purpose == "train":
         if before_training is not None:
             before_training()

@@ -6,7 +6,6 @@ each worker is added up on the first server.
 
 import tensorflow as tf
 
-from tfdist.parameter_server import copies
 from tfdist.parameter_server import freeing
 from tfdist.parameter_server import shared_state
 from tfdist.parameter_server import traced
@@ -31,6 +30,8 @@ class Retired:
         self._waiting = set()
         # Gradients of this process that those have accepted.
         self.own_accepted = 0
+        # What was there when this worker looked last.
+        self._seen = None
 
     def let_go(self, name, own_accepted):
         """This worker uses a ledger no more.
@@ -45,36 +46,57 @@ class Retired:
     def were_freed(self, names):
         """No server holds some ledgers any more."""
         self._waiting.difference_update(names)
+        self.read()
 
     def build_add(self, names):
         """Builds: the counts of ledgers are added before these are freed.
 
         Args:
-          names: Of the ledgers; this worker may not know some.
+          names: Of all resources that are about to be freed.
 
         Returns:
           The operations.
         """
-        names = self._waiting.intersection(names)
-        if not names:
+        parts = [name.split("/") for name in names]
+        ledgers = [p[1] for p in parts if (p[0], *p[2:]) == ("ledger", "state")]
+        if not ledgers:
             return []
-        handle = self._handle()
+        counts = self._build_counts(ledgers)
+        counts.append(self._build_or_zeros(self._handle(), self._read))
         with tf.device(self._store.devices[0]):
-            zeros = tf.zeros([len(COUNTS), self._num_workers], tf.int64)
-        made = copies.build_put_if_missing(self._store, 0, handle, zeros)
-        counts = self._build_counts(names)
-        with tf.device(self._store.devices[0]):
-            with tf.control_dependencies([made]):
-                return [
-                    tf.raw_ops.AssignAddVariableOp(
-                        resource=handle, value=tf.add_n(counts)
-                    )
-                ]
+            return [
+                tf.raw_ops.AssignVariableOp(
+                    resource=self._handle(), value=tf.add_n(counts)
+                )
+            ]
 
     def read(self):
         """By kind of count and worker, an int64 array."""
         key = ("retired", tuple(sorted(self._waiting)))
-        return self._traced.call(key, self._build_read).numpy()
+        total, seen = self._traced.call(key, self._build_read)
+        self._seen = seen.numpy()
+        return total.numpy()
+
+    def restore(self):
+        """Puts back what a first server has lost that was started again."""
+        if self._seen is not None and self._seen.any():
+            seen = tf.constant(self._seen)
+            tf.function(self._build_restore, autograph=False)(seen)
+
+    def _build_restore(self, seen):
+        store = self._store
+        with tf.device(store.devices[0]):
+            seen = tf.identity(seen)
+        with tf.control_dependencies([seen.op]):
+            lock = store.lock(0, freeing.LOCK)
+        with tf.control_dependencies([lock.op]):
+            there = self._build_or_zeros(self._handle(), self._read)
+            with tf.device(store.devices[0]):
+                done = tf.raw_ops.AssignVariableOp(
+                    resource=self._handle(), value=tf.maximum(there, seen)
+                )
+        with tf.control_dependencies([done]):
+            store.unlock(0, lock)
 
     def _handle(self):
         shape = [len(COUNTS), self._num_workers]
@@ -85,13 +107,13 @@ class Retired:
         lock = store.lock(0, freeing.LOCK)
         with tf.control_dependencies([lock.op]):
             counts = self._build_counts(self._waiting)
-            counts.append(self._build_or_zeros(self._handle(), self._read))
+            retired = self._build_or_zeros(self._handle(), self._read)
             with tf.device(store.devices[0]):
-                total = tf.add_n(counts)
+                total = tf.add_n([*counts, retired])
         with tf.control_dependencies([total.op]):
             store.unlock(0, lock)
         with tf.device(store.worker_device):
-            return tf.identity(total)
+            return tf.identity(total), tf.identity(retired)
 
     def _build_counts(self, names):
         """Builds: what ledgers have counted, those that are there."""
