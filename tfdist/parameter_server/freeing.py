@@ -23,6 +23,7 @@ import time
 from absl import logging
 import tensorflow as tf
 
+from tfdist import private_tensorflow
 from tfdist.cluster import members as members_lib
 from tfdist.cluster import reports
 
@@ -74,7 +75,15 @@ class Freeing:
         # By server and name, dtypes of what servers held: a snapshot may bring
         # it back.
         self._freed = {}
+        # By position: handle and dtype of what is on this worker.
+        self._replicas = {}
         self._tidying = threading.Lock()
+
+    def was_made(self, variable):
+        """Takes note of a variable that servers are to hold."""
+        if self._store.local is None:
+            replica = variable.local_handle, variable.dtype
+            self._replicas[variable.ordinal] = replica
 
     def enter(self):
         """Tells the others that this worker has yet to come to all models."""
@@ -144,10 +153,23 @@ class Freeing:
         for part in (store.corrector, store.coordination, store.local):
             if part is not None:
                 part.let_go(ordinals)
+        if store.local is None:
+            # Steps of others may swap what they hold with their shadows.
+            self._empty(ordinals)
         store.variables.forget(ordinals)
         for traced in list(store.traced):
             traced.forget()
         self._let_go |= ordinals
+
+    def _empty(self, ordinals):
+        """Empties replicas, which functions may keep that nobody calls.
+
+        TensorFlow keeps each function with a gradient of its own for good,
+        with all that it has captured: of `silu`, for example.
+        """
+        for ordinal in ordinals:
+            handle, dtype = self._replicas.pop(ordinal)
+            private_tensorflow.empty_variable(handle, dtype)
 
     # On servers.
 

@@ -182,6 +182,7 @@ class ParameterStore(resources.Resources):
             variable.shard = shard
             self._balancer.add(shard, variable.num_bytes)
         self.variables.append(variable)
+        self.freeing.was_made(variable)
 
     def _split(self, variable):
         """The pieces of a parameter, empty if it stays whole."""
