@@ -93,23 +93,23 @@ def main(argv):
         by_steps = []
         for look in range(LOOKS):
             worker.ask("model", steps // LOOKS, timeout=600.0)
-            by_steps.append(resident_mb(server.pid))
+            by_steps.append(children.resident_mb(server.pid))
             made = (look + 1) * (steps // LOOKS)
             print(f"{'':>8} {made:>8} {by_steps[-1]:>8.1f}", flush=True)
         print(f"{'workers':>8}")
         at_once, later, come = [], [], 0
         for _ in range(rounds):
-            before = resident_mb(server.pid)
+            before = children.resident_mb(server.pid)
             for _ in range(workers):
                 worker.kill()
                 worker = start()
                 come += 1
-                mb = resident_mb(server.pid)
+                mb = children.resident_mb(server.pid)
                 print(f"{come:>8} {'':>8} {mb:>8.1f}", flush=True)
             at_once.append((mb - before) / workers)
             if rounds > 1:
                 time.sleep(PAUSE)
-                later.append(resident_mb(server.pid))
+                later.append(children.resident_mb(server.pid))
                 print(f"{'a pause':>8} {'':>8} {later[-1]:>8.1f}", flush=True)
         worker.kill()
     lasting = None
@@ -133,15 +133,6 @@ def main(argv):
         + (f", {lasting:+.2f} MB for ever." if rounds > 1 else ".")
     )
     print(json.dumps({"benchmark": "server_memory", **figures}))
-
-
-def resident_mb(pid):
-    """Resident memory of a process in megabytes."""
-    with open(f"/proc/{pid}/status") as status:
-        for line in status:
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
-    raise RuntimeError(f"Process {pid} has ended.")
 
 
 def slope(values):

@@ -24,6 +24,7 @@ _HOMES = {
     "DiLoCoStrategy": "tfdist.parameter_server.local_presets",
     "DownpourStrategy": "tfdist.parameter_server.local_presets",
     "ElasticAveragingStrategy": "tfdist.parameter_server.local_presets",
+    "ModelFreedError": "tfdist.parameter_server.freeing",
     "ParameterAveragingStrategy": "tfdist.parameter_server.local_presets",
     "ParameterServerStrategy": "tfdist.parameter_server.strategy",
     "PipelineStrategy": "tfdist.pipeline.strategy",

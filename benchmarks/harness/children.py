@@ -119,6 +119,15 @@ class Child:
         self._lifeline.close()
 
 
+def resident_mb(pid):
+    """Resident memory of a process in megabytes."""
+    with open(f"/proc/{pid}/status") as status:
+        for line in status:
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+    raise RuntimeError(f"Process {pid} has ended.")
+
+
 def _live(connection, lifeline, environ, build, args):
     os.environ.update(environ)
     threading.Thread(target=_die_with, args=(lifeline,), daemon=True).start()

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.parameter_server import synchronize
+from tfdist.parameter_server import variable_list
 
 
 def trained():
@@ -71,9 +72,10 @@ def joined(store, orphans):
 def commit_in_two_parts(store, synchronizer, first):
     """As `compile` and `fit` do, with the model's and the optimizer's."""
     variables = list(store.variables)
-    del store.variables[first:]
+    store.variables = variable_list.VariableList(variables[:first])
     synchronizer.commit()
-    store.variables.extend(variables[first:])
+    for variable in variables[first:]:
+        store.variables.append(variable)
     synchronizer.commit()
 
 

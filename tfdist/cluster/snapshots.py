@@ -136,9 +136,11 @@ class Snapshots:
         self._name = f"/job:ps/task:{task}"
         self._every = every
         self._manifest = Manifest(device, num_members)
-        # By lock: counter, and dtypes by name. Only ever more: a member that
-        # has just been started again knows less than it did.
+        # By lock: counter, and dtypes by name. What was named stays as long as
+        # it is held: a member that has just been started again knows less than
+        # it did.
         self._groups = {}
+        # By what it does and lock: the last function, and what for.
         self._readers = {}
         self._last = None
         self._failed = False
@@ -214,7 +216,14 @@ class Snapshots:
         """
         with self._writing:
             try:
-                return self._write()
+                try:
+                    return self._write()
+                except (
+                    tf.errors.FailedPreconditionError,
+                    tf.errors.NotFoundError,
+                ):
+                    # A model was freed meanwhile.
+                    return self._write()
             except (OSError, tf.errors.OpError) as error:
                 if not self._failed:
                     logging.error(
@@ -249,12 +258,16 @@ class Snapshots:
         )
 
     def _write(self):
-        for lock, (counter, variables) in self._manifest.read().items():
+        named = self._manifest.read()
+        for lock, (counter, variables) in named.items():
             _, known = self._groups.setdefault(lock, (counter, {}))
             known.update(variables)
         names, values, counters, groups = [], [], [], {}
         for lock, (counter, variables) in sorted(self._groups.items()):
-            known = self._held(variables)
+            known = self._held(lock, variables)
+            _, now = named.get(lock, (counter, {}))
+            for name in [n for n in variables if n not in known | now]:
+                del variables[name]  # It was freed with its model.
             if counter not in known:
                 continue
             groups[lock] = (counter, known)
@@ -296,10 +309,11 @@ class Snapshots:
             shutil.rmtree(path, ignore_errors=True)
         return True
 
-    def _held(self, variables):
+    def _held(self, lock, variables):
         """Those of `variables`, name to dtype, that have a value."""
         key = tuple(sorted(variables.items()))
-        if key not in self._readers:
+        known, reader = self._readers.get(("held", lock), (None, None))
+        if key != known:
 
             def check():
                 with tf.device(self._device):
@@ -310,8 +324,9 @@ class Snapshots:
                         for name, dtype in key
                     ]
 
-            self._readers[key] = _traced(check)
-        held = self._readers[key]()
+            reader = _traced(check)
+            self._readers["held", lock] = key, reader
+        held = reader()
         return {
             item[0]: item[1]
             for item, there in zip(key, held, strict=True)
@@ -320,8 +335,8 @@ class Snapshots:
 
     def _reader(self, lock, variables):
         """Function that reads variables under the lock of that name."""
-        key = (lock, variables)
-        if key not in self._readers:
+        known, reader = self._readers.get(("read", lock), (None, None))
+        if variables != known:
 
             def read():
                 with tf.device(self._device):
@@ -339,8 +354,9 @@ class Snapshots:
                         tf.raw_ops.ConsumeMutexLock(mutex_lock=taken)
                     return values
 
-            self._readers[key] = _traced(read)
-        return self._readers[key]
+            reader = _traced(read)
+            self._readers["read", lock] = variables, reader
+        return reader
 
 
 def _handle(name, dtype):

@@ -17,7 +17,8 @@ class Call:
     """
 
     def __init__(self, frame):
-        self._frame = frame
+        # Not the frame, which would keep its model and its data.
+        self._frame = id(frame), frame.f_code
         self._thread = threading.get_ident()
         self._is_seen_to = False
 
@@ -41,7 +42,7 @@ class Call:
         """Whether it has returned or raised."""
         frame = sys._current_frames().get(self._thread)
         while frame is not None:
-            if frame is self._frame:
+            if (id(frame), frame.f_code) == self._frame:
                 return False
             frame = frame.f_back
         return True

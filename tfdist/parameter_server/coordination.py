@@ -1,5 +1,6 @@
 """A method of synchronization at work in one strategy."""
 
+import functools
 import threading
 import time
 
@@ -12,21 +13,13 @@ from tfdist.cluster import waiting
 from tfdist.parameter_server import agreement
 from tfdist.parameter_server import coordinated
 from tfdist.parameter_server import ledger as ledger_lib
+from tfdist.parameter_server import retired
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
 
 # A worker that is there and sends no gradient for so long is not waited for,
 # unless the strategy says otherwise.
 IDLE_SECONDS = 600.0
-_WAITING = (state_lib.Phase.ARRIVED, state_lib.Phase.ACCEPTED)
-# What is counted of gradients, and the field of a `State` that does.
-_COUNTS = {
-    "pushed": "pushed",
-    "accepted": "accepted",
-    "dropped": "dropped",
-    "nonfinite": "nonfinite",
-    "staleness": "staleness_sum",
-}
 _AS_PLANNED = (state_lib.Reason.LEFT,)
 _REASONS = {
     state_lib.Reason.LEFT: "its training has ended",
@@ -95,6 +88,7 @@ class Coordination:
         # the call of `fit` that it was chosen in.
         self._current = {}
         self._num_fits = 0
+        self._retired = retired.Retired(store, len(worker_names))
         # The call of `fit` that is under way; not to be replaced while the
         # heartbeat makes this worker leave at the end of the one before.
         self._fit = None
@@ -213,6 +207,7 @@ class Coordination:
             ledger.renew(
                 incarnations, expected, self._accepted_by(ledger)
             ).log()
+        self._retired.restore()
         if self._store.corrector is not None:
             self._store.corrector.prepare_again()
         # Their states are those of another epoch.
@@ -224,7 +219,8 @@ class Coordination:
         if len(self._ledgers) > 1:
             return 0  # The journal does not tell optimizers apart.
         journal = self._store.journal
-        return ledger.accepted_before + journal.count - journal.drops
+        own = journal.count - journal.drops - self._retired.own_accepted
+        return ledger.accepted_before + own
 
     def _attendance(self):
         """Builds the reading of an `Attendance`."""
@@ -302,6 +298,27 @@ class Coordination:
             self._without_data = self._store.journal.begun
             self._leave()
 
+    def let_go(self, ordinals):
+        """Called when variables are gone: their ordinals, a set."""
+        for name, ledger in list(self._ledgers.items()):
+            if ledger_lib.ordinal_of(name) not in ordinals:
+                continue
+            state = self._store.call(functools.partial(ledger.tick, True))
+            accepted = int(state.accepted[self._worker])
+            del self._ledgers[name]
+            self._current.pop(ledger_lib.ordinal_of(name), None)
+            self._status.pop(ledger, None)
+            self._waiting.pop(ledger, None)
+            self._retired.let_go(ledger.name, accepted - ledger.accepted_before)
+
+    def build_retire(self, names):
+        """Builds: what ledgers have counted is kept; see `Retired`."""
+        return self._retired.build_add(names)
+
+    def were_freed(self, ordinals):
+        """No server holds the ledgers of optimizers any more."""
+        self._retired.were_freed(ordinals)
+
     def leave_all_but(self, counters):
         """Tells the others that some optimizers take no more steps here.
 
@@ -337,7 +354,8 @@ class Coordination:
 
     def own_accepted(self):
         """Gradients of this process that were accepted, an int."""
-        return sum(ledger.own_accepted() for ledger in self.ledgers)
+        own = sum(ledger.own_accepted() for ledger in self.ledgers)
+        return own + self._retired.own_accepted
 
     def counts(self):
         """Gradients of each worker, over all optimizers.
@@ -346,11 +364,15 @@ class Coordination:
           A dict of worker name to a dict of `pushed`, `accepted`, `dropped`,
           `nonfinite` and `staleness`.
         """
-        counts = {name: dict.fromkeys(_COUNTS, 0) for name in self._names}
+        found = self._store.call(self._retired.read)
+        counts = {
+            name: dict(zip(retired.COUNTS, column, strict=True))
+            for name, column in zip(self._names, found.T.tolist(), strict=True)
+        }
         for ledger in self.ledgers:
             state = ledger.tick()
             for worker, name in enumerate(self._names):
-                for what, field in _COUNTS.items():
+                for what, field in retired.COUNTS.items():
                     counts[name][what] += int(getattr(state, field)[worker])
         return counts
 

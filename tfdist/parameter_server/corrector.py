@@ -42,7 +42,11 @@ class Corrector:
     @property
     def ledgers(self):
         """The `Ledger` of the optimizer that trains a variable, by ordinal."""
-        return dict(self._ledgers)
+        return {
+            variable.ordinal: self._ledgers[variable.ordinal]
+            for variable in self._store.variables
+            if variable.ordinal in self._ledgers
+        }
 
     def own_variables(self):
         """What this worker keeps, a dict of name to variable."""
@@ -188,7 +192,7 @@ class Corrector:
     def prepare_again(self):
         """Makes the slots that a server has lost."""
         by_ledger = {}
-        for ordinal, ledger in self._ledgers.items():
+        for ordinal, ledger in self.ledgers.items():
             variables = by_ledger.setdefault(ledger, [])
             variables.append(self._store.variables[ordinal])
         for ledger, variables in by_ledger.items():
@@ -330,7 +334,7 @@ class Corrector:
         for shard in range(store.num_shards):
             copies = [
                 (store.variables[ordinal], piece)
-                for ordinal in self._ledgers
+                for ordinal in self.ledgers
                 for holder, piece in store.copies_of(store.variables[ordinal])
                 if holder == shard
             ]
@@ -357,6 +361,12 @@ class Corrector:
                 ordered = [found[number] for number in sorted(found)]
                 whole = tf.concat(ordered, 0) if variable.pieces else ordered[0]
                 variable.assign_replica(whole)
+
+    def let_go(self, ordinals):
+        """Called when variables are gone: their ordinals, a set."""
+        for ordinal in ordinals:
+            self._ledgers.pop(ordinal, None)
+        self._on_worker.let_go(ordinals)
 
     def forget(self, ledger, parcel, worker):
         """Removes from a server what is kept of a worker."""

@@ -8,6 +8,7 @@ together.
 
 import tensorflow as tf
 
+from tfdist.cluster import reports
 from tfdist.parameter_server import copies
 
 
@@ -54,37 +55,40 @@ class FirstValues:
         unchecked = self._store.variables[self._checked : number]
         if unchecked:
             self._compare(unchecked)
-            self._checked = number
+        self._checked = max(self._checked, number)
 
-    def give(self, variables):
+    def give(self, variables, end, begins):
         """Gives variables their first values, on all servers.
 
         Args:
           variables: List of `ReplicaVariable`, in the order of the model.
+          end: How many variables servers hold then, with those before.
+          begins: Whether there are none before.
         """
         self._traced.call(
-            ("give", variables[0].ordinal, len(variables)),
-            lambda: self._build_give(variables),
+            ("give", end, begins),
+            lambda: self._build_give(variables, end, begins),
         )
 
-    def fill(self, variables):
+    def fill(self, variables, end):
         """Gives first values to what some server does not hold.
 
         Args:
           variables: List of `ReplicaVariable`, in the order of the model.
+          end: How many variables servers hold then, with those before.
         """
         self._traced.call(
-            ("fill", variables[0].ordinal, len(variables)),
-            lambda: self._build_fill(variables),
+            ("fill", end), lambda: self._build_fill(variables, end)
         )
 
     # For a first server that was started again.
 
-    def build_lacks_word(self, variables):
+    def build_lacks_word(self, variables, end):
         """Builds: whether the first server does not know that it holds them.
 
         Args:
           variables: The first variables of the model, a list.
+          end: How many they are, with those that are gone.
 
         Returns:
           A scalar bool tensor on the first server.
@@ -97,13 +101,15 @@ class FirstValues:
                 )
                 for variable in variables
             ]
-            return ~tf.reduce_all(known) | (held < len(variables))
+            known = tf.convert_to_tensor(known, tf.bool)
+            return ~tf.reduce_all(known) | (held < end)
 
-    def build_leave_word(self, variables):
+    def build_leave_word(self, variables, end):
         """Builds: the first server knows that it holds them, or more.
 
         Args:
           variables: The first variables of the model, a list.
+          end: How many they are, with those that are gone.
 
         Returns:
           The operation after which it does.
@@ -111,7 +117,7 @@ class FirstValues:
         done = self._put_missing_signatures(variables)
         held = self._store.counter("held", 0).read_or_zero()
         with tf.device(self._store.devices[0]):
-            number = tf.maximum(held, len(variables))
+            number = tf.maximum(held, end)
         return self._tell_held(number, done)
 
     def _build_held(self):
@@ -123,7 +129,7 @@ class FirstValues:
         name = f"signature/{variable.ordinal}"
         return self._store.resource(0, name, tf.string, [])
 
-    def _build_give(self, variables):
+    def _build_give(self, variables, end, begins):
         store = self._store
         done = []
         for shard in range(store.num_shards):
@@ -133,7 +139,7 @@ class FirstValues:
                     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
                     for handle, value in zip(handles, values, strict=True)
                 ]
-                if variables[0].ordinal == 0:
+                if begins:
                     done += self._begin_counting(shard)
         with tf.device(store.devices[0]):
             done += [
@@ -143,9 +149,9 @@ class FirstValues:
                 )
                 for variable in variables
             ]
-        self._tell_held(variables[-1].ordinal + 1, done)
+        self._tell_held(end, done)
 
-    def _build_fill(self, variables):
+    def _build_fill(self, variables, end):
         store = self._store
         done = []
         for shard in range(store.num_shards):
@@ -169,7 +175,7 @@ class FirstValues:
 
                     done.append(tf.cond(known, lambda: False, begin))
         done += self._put_missing_signatures(variables)
-        self._tell_held(variables[-1].ordinal + 1, done)
+        self._tell_held(end, done)
 
     def _begin_counting(self, shard):
         """Builds the server's version, and what it counts of gradients."""
@@ -208,20 +214,20 @@ class FirstValues:
 
         def build():
             with tf.device(store.devices[0]):
-                texts = [
-                    tf.raw_ops.ReadVariableOp(
-                        resource=self._signature_handle(v), dtype=tf.string
-                    )
-                    for v in variables
-                ]
-                stacked = tf.stack([tf.reshape(t, []) for t in texts])
+                texts = reports.build_texts(
+                    [self._signature_handle(v) for v in variables]
+                )
             with tf.device(store.worker_device):
-                return tf.identity(stacked)
+                return tf.identity(texts)
 
-        key = ("signatures", variables[0].ordinal, len(variables))
-        for variable, there in zip(
-            variables, self._traced.call(key, build).numpy(), strict=True
-        ):
+        key = ("signatures", tuple(v.ordinal for v in variables))
+        texts = self._traced.call(key, build).numpy()
+        over = [v for v, t in zip(variables, texts, strict=True) if not t]
+        if over:
+            store.freeing.give_up(over)
+        for variable, there in zip(variables, texts, strict=True):
+            if variable.is_over:
+                continue
             mine, theirs = signature(variable), there.decode()
             # Keras numbers layers by what the process made before: the
             # names may differ where the models do not.

@@ -1,6 +1,7 @@
 """What a worker knows of an optimizer that takes local steps."""
 
 import dataclasses
+import weakref
 
 import tensorflow as tf
 
@@ -14,7 +15,9 @@ class Inner:
 
     Attributes:
       clock: Its step counter.
-      optimizer: The Keras optimizer.
+      optimizer: The Keras optimizer, by a weak reference: None when nobody
+        uses it any more.
+      optimizer_state: Its variables, a list.
       outer: The outer one.
       parameters: List of the parameters that it trains.
       states: List of other state that its steps assign.
@@ -28,7 +31,8 @@ class Inner:
     """
 
     clock: object
-    optimizer: object
+    optimizer: weakref.ref
+    optimizer_state: list
     outer: object
     parameters: list
     states: list
@@ -91,8 +95,7 @@ class Inner:
 
     def state(self, role):
         """Its state of a role, a list of `ReplicaVariable`."""
-        values = [getattr(v, "value", v) for v in self.optimizer.variables]
-        return [value for value in values if value.role is role]
+        return [value for value in self.optimizer_state if value.role is role]
 
 
 def new_inner(store, method, clock, optimizer, outer, parameters, states):
@@ -119,7 +122,8 @@ def new_inner(store, method, clock, optimizer, outer, parameters, states):
     accrues = method.pushed is averaging.Pushed.GRADIENTS
     return Inner(
         clock,
-        optimizer,
+        weakref.ref(optimizer),
+        [getattr(v, "value", v) for v in optimizer.variables],
         outer,
         parameters,
         states,
@@ -133,7 +137,8 @@ def new_inner(store, method, clock, optimizer, outer, parameters, states):
 
 def begin_anew(inner, finite):
     """Builds: unless `finite`, an inner optimizer's own state is so again."""
-    optimizer = getattr(inner.optimizer, "inner_optimizer", inner.optimizer)
+    optimizer = inner.optimizer()
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     # Adagrad's sums do not begin with zero.
     sums_begin = getattr(optimizer, "initial_accumulator_value", 0.0)
 

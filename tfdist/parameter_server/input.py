@@ -58,6 +58,9 @@ def distribute(dataset, config, store, before_training=None):
         callbacks.see(frame.f_locals.get("callbacks"), store.files)
     if purpose == "evaluate":
         store.pull()
+        store.freeing.refuse(
+            [v.value for v in frame.f_locals["self"].variables]
+        )
     if purpose == "train":
         if before_training is not None:
             before_training()

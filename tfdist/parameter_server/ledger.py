@@ -38,6 +38,11 @@ def later_name(name, layout):
     return f"{name}{LATER}{hashlib.sha256(numbers).hexdigest()[:16]}"
 
 
+def ordinal_of(name):
+    """The ordinal of the step counter whose ledger has that name."""
+    return int(name.split(LATER)[0])
+
+
 def is_held(store, name):
     """Whether there is a ledger of that name on the servers."""
     return bool(agreement.left(store, f"{_NAME}/{name}/method"))

@@ -62,6 +62,8 @@ class Local:
         self.fit = None
         # Steps counted at the last heartbeat.
         self._progress = []
+        # Steps of optimizers that nobody uses any more.
+        self._steps_made = 0
 
     # Variables.
 
@@ -204,6 +206,7 @@ class Local:
                 if parameter.pieces:
                     step_lib.check_elementwise(parameter, outer)
             store.commit()
+            store.freeing.refuse(parameters)
             self._agree(clock)
             inner = inner_lib.new_inner(
                 store, self.method, clock, optimizer, outer, parameters, states
@@ -315,17 +318,39 @@ class Local:
         """The most local steps that a worker has told the servers of."""
         clocks = [v for v in self._store.variables if v.role is Role.CLOCK]
         if not clocks:
-            return 0
+            return self._steps_made
         own = [read_replica(clock) for clock in clocks]
         self._traced.call(
-            ("clocks", len(clocks)), lambda: self._store.build_pull(clocks)
+            ("clocks", tuple(clock.ordinal for clock in clocks)),
+            lambda: self._store.build_pull(clocks),
         )
         made = max(int(clock.numpy()) for clock in clocks)
+        made = max(made, self._steps_made)
         if self._inners:
             # Who has begun goes on counting its own.
             for clock, value in zip(clocks, own, strict=True):
                 clock.assign_replica(value)
         return made
+
+    def tidy(self):
+        """Lets go of optimizers that nobody uses any more."""
+        over = {
+            ordinal: inner
+            for ordinal, inner in self._inners.items()
+            if inner.optimizer() is None
+        }
+        if not over:
+            return
+        self.show_anchor()
+        self._flush(list(over.values()), last=True)
+        for ordinal, inner in over.items():
+            made = int(read_replica(inner.clock))
+            self._steps_made = max(self._steps_made, made)
+            del self._inners[ordinal]
+
+    def let_go(self, ordinals):
+        """Called when variables are gone: their ordinals, a set."""
+        self._faces.let_go(ordinals)
 
     def show_anchor(self):
         """Makes the replicas hold what the servers gave last."""
@@ -367,11 +392,10 @@ class Local:
             waits for it.
         """
         self.show_anchor()
-        left = [
-            inner
-            for inner in self._inners.values()
-            if int(inner.since_push.numpy())
-        ]
+        self._flush(list(self._inners.values()), last)
+
+    def _flush(self, inners, last):
+        left = [one for one in inners if int(one.since_push.numpy())]
         if last and left and self._store.coordination is not None:
             # Or two workers with steps of different optimizers left would
             # wait for each other.

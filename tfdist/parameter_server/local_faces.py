@@ -1,6 +1,7 @@
 """What the variables of a model hold: own values, or what servers gave last."""
 
 import dataclasses
+import weakref
 
 import tensorflow as tf
 
@@ -16,12 +17,18 @@ class _Group:
     A function that was traced before others were known swaps these alone.
 
     Attributes:
-      variables: List of variables.
+      references: List of weak references to variables.
       shows_own: Whether the replicas hold own values, a worker's bool.
     """
 
-    variables: list
+    references: list
     shows_own: object
+
+    @property
+    def variables(self):
+        """Those that are there, a list."""
+        found = [reference() for reference in self.references]
+        return [variable for variable in found if variable is not None]
 
 
 class Faces:
@@ -36,6 +43,12 @@ class Faces:
         self._groups = []
         # By ordinal.
         self._shadows = {}
+
+    def let_go(self, ordinals):
+        """Called when variables are gone: their ordinals, a set."""
+        for ordinal in ordinals:
+            self._shadows.pop(ordinal, None)
+        self._groups = [one for one in self._groups if one.variables]
 
     def has_shadow(self, variable):
         """Whether a variable has one."""
@@ -96,7 +109,8 @@ class Faces:
         new = [v for v in variables if v.ordinal not in known]
         if new:
             shows_own = self._store.worker_variable(False, "shows_own")
-            self._groups.append(_Group(new, shows_own))
+            references = [weakref.ref(v) for v in new]
+            self._groups.append(_Group(references, shows_own))
         return list(self._groups)
 
     def show(self, variables, own):

@@ -116,7 +116,7 @@ class Recovery:
                 store.devices, membership.clients, strict=True
             )
         ]
-        # By server: its life, and how much it has been told of.
+        # By server: its life, and what it has been told of.
         self._told = {}
 
     def wait_until_settled(self, is_chief, timeout):
@@ -138,7 +138,7 @@ class Recovery:
                 for (holder, name), dtype in known.items()
                 if holder == shard and "/recovery/" not in name
             }
-            state = (self.incarnations[shard], len(variables))
+            state = (self.incarnations[shard], variables)
             if self._told.get(shard) == state:
                 continue
             group = {
@@ -233,6 +233,8 @@ class Recovery:
                     self._settling.settle(shard)
                     if done:
                         mine.add(shard)
+                if new:
+                    self._store.freeing.free_again(new)
                 if self._store.coordination is not None:
                     self._store.coordination.renew(now, here)
                 self.incarnations = now

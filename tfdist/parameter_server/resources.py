@@ -87,18 +87,24 @@ class Resources:
             # One handle for all branches and loops of a section: TensorFlow
             # keeps in order what has a handle in common.
             graph = active.section.graph
+        # By name: a tensor would keep its graph, which is the key.
         handles = self._handles.setdefault(graph, {})
-        if (shard, name) not in handles:
-            with graph.as_default(), tf.control_dependencies(None):
-                with tf.device(self.devices[shard]):
-                    handle = build(self.name_of(name))
-            private_tensorflow.run_independently(handle.op)
-            handles[shard, name] = handle
-        return handles[shard, name]
+        if (shard, name) in handles:
+            return graph.get_tensor_by_name(handles[shard, name])
+        with graph.as_default(), tf.control_dependencies(None):
+            with tf.device(self.devices[shard]):
+                handle = build(self.name_of(name))
+        private_tensorflow.run_independently(handle.op)
+        handles[shard, name] = handle.name
+        return handle
 
     def name_of(self, name):
         """The name that all workers know a resource by."""
         return f"{self._namespace}/{name}"
+
+    def short_name(self, name):
+        """What `name_of` has made a name of."""
+        return name.removeprefix(f"{self._namespace}/")
 
     def resource(self, shard, name, dtype, shape):
         """Handle of the resource `name` on server `shard`."""

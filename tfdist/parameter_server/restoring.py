@@ -216,7 +216,7 @@ class Restorer:
                             value=moved[-1],
                         )
                     if shard == 0:
-                        self._first_values.build_leave_word(self._variables())
+                        self._build_leave_word()
                 return True, kept, stale
 
             def leave():
@@ -236,12 +236,19 @@ class Restorer:
     def _variables(self):
         return self._store.variables[: self._synchronizer.committed]
 
+    def _build_leave_word(self):
+        return self._first_values.build_leave_word(
+            self._variables(), self._synchronizer.committed
+        )
+
     def _build_lacks(self, shard):
         store = self._store
         held = copies.held_by(store, shard, self._variables())
         lacks = self._count_missing(shard, held) > 0
         if not shard:
-            lacks |= self._first_values.build_lacks_word(self._variables())
+            lacks |= self._first_values.build_lacks_word(
+                self._variables(), self._synchronizer.committed
+            )
         return self._home(lacks)
 
     def _count_missing(self, shard, held):
@@ -275,9 +282,7 @@ class Restorer:
                 for (variable, piece), value in zip(held, moved, strict=True)
             ]
             if not shard:
-                done.append(
-                    self._first_values.build_leave_word(self._variables())
-                )
+                done.append(self._build_leave_word())
         with tf.control_dependencies(done):
             store.unlock(shard, lock)
         return self._home(missing)

@@ -93,6 +93,9 @@ class RingLocal(local.Local):
             self._take_turn(training=True)
         self.show_anchor()
 
+    def tidy(self):
+        """Without servers nothing is let go of, see `VariableList`."""
+
     def finish(self):
         if not self.is_open():
             return

@@ -54,7 +54,9 @@ def rearranged(saved, variables, local_variables):
 
 def _places(variables, local_variables):
     """Array and signature of each variable, a dict by what it is."""
-    with_local_steps = any(v[1] == Role.CLOCK.value for v in variables)
+    with_local_steps = any(
+        v is not None and v[1] == Role.CLOCK.value for v in variables
+    )
     counts = collections.Counter()
     found = {}
 
@@ -63,7 +65,10 @@ def _places(variables, local_variables):
         found[kind, what, counts[kind, what]] = array, signature
         counts[kind, what] += 1
 
+    # None of variables that are gone.
     for number, signature in enumerate(variables):
+        if signature is None:
+            continue
         name, role = signature[:2]
         if with_local_steps and role in _OUTER:
             continue
@@ -75,6 +80,8 @@ def _places(variables, local_variables):
         else:
             add("slot", _plain(name), array, signature)
     for number, signature in enumerate(local_variables):
+        if signature is None:
+            continue
         add("slot", _plain(signature[0]), f"local/{number}", signature)
     return found
 

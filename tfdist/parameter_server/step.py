@@ -117,6 +117,8 @@ class Step:
         self._make_exchange = exchange_maker(store)
         self._root = tf.compat.v1.get_default_graph()
         self._pending = {}
+        # Of models that all other workers have freed.
+        self._over = []
         # Ordinals of step counters whose local value is this step's ticket.
         self._ticketed = set(ticketed)
         if store.nonfinite is not None and not ticketed:
@@ -238,6 +240,7 @@ class Step:
                 )
         if self._root in self._pending and self._pending[self._root].records:
             self._flush(self._root)
+        self._store.freeing.refuse(self._over)
 
     def _flush(self, graph):
         pending = self._pending[graph]
@@ -246,6 +249,11 @@ class Step:
         pending.expected = 0
         with tf.init_scope():
             self._store.commit()
+        over = [r.variable for r in recorded if r.variable.is_over]
+        if over:
+            # Refused when all variables of the step have been made.
+            self._over += over
+            return
         counter = step_counter(optimizer) if optimizer else None
         self.exchange(
             graph, recorded, optimizer, pending.barriers, pending.settled

@@ -1,13 +1,17 @@
 """What the servers hold: primaries, counters, locks, and their names."""
 
+import weakref
+
 import tensorflow as tf
 
 from tfdist.parameter_server import calls
+from tfdist.parameter_server import freeing
 from tfdist.parameter_server import journal
 from tfdist.parameter_server import resources
 from tfdist.parameter_server import sharding
 from tfdist.parameter_server import synchronize
 from tfdist.parameter_server import training_state
+from tfdist.parameter_server import variable_list
 from tfdist.parameter_server.variables import Piece
 from tfdist.parameter_server.variables import ReplicaVariable
 from tfdist.parameter_server.variables import Role
@@ -49,12 +53,14 @@ class ParameterStore(resources.Resources):
         self.is_chief = is_chief
         super().__init__(namespace, devices)
         self.worker_device = worker_device
-        self.variables = []
-        # What users and Keras make and never leaves this worker.
-        self.locals = []
+        # Of users and of Keras, who hold them: what servers hold, and what
+        # never leaves this worker.
+        self.variables = variable_list.VariableList()
+        self.locals = variable_list.VariableList()
+        # Every `Traced` of this store.
+        self.traced = weakref.WeakSet()
         # Calls of `fit` on this worker.
         self.fits = 0
-        self.metrics = []
         self._balancer = sharding.ByteBalancer(len(self.devices))
         self._pulled_versions = [
             self.worker_variable(tf.zeros([], tf.int64), f"pulled_version_{k}")
@@ -80,6 +86,8 @@ class ParameterStore(resources.Resources):
         self.marks = None
         # What is saved and put back, a `TrainingState`.
         self.state = training_state.TrainingState(self)
+        # What frees the memory of models that nobody uses.
+        self.freeing = freeing.Freeing(self)
         # The strategy's creator of variables, for `variable_scope`.
         self.creator = None
         # A `ServerClient` for each server; None without servers.
@@ -144,8 +152,6 @@ class ParameterStore(resources.Resources):
             probe.role = role
             if kwargs.get("name") == "seed_generator_state":
                 self.spread_seed(probe)
-            if role is Role.METRIC:
-                self.metrics.append(probe)
             if role is Role.LOCAL:
                 self.locals.append(probe)
                 self.state.local_was_made()
@@ -189,6 +195,7 @@ class ParameterStore(resources.Resources):
             variable.shard = shard
             self._balancer.add(shard, variable.num_bytes)
         self.variables.append(variable)
+        self.freeing.was_made(variable)
 
     def _split(self, variable):
         """The pieces of a parameter, empty if it stays whole."""
@@ -356,6 +363,7 @@ class ParameterStore(resources.Resources):
 
     def commit(self):
         """Brings new variables and the servers to one state; see there."""
+        self.freeing.tidy()
         self._synchronizer.commit()
         if self.gradient_counts is not None:
             self.gradient_counts.begin()

@@ -27,6 +27,7 @@ from tfdist.parameter_server import coordination
 from tfdist.parameter_server import corrector
 from tfdist.parameter_server import extended
 from tfdist.parameter_server import following
+from tfdist.parameter_server import freeing
 from tfdist.parameter_server import gradient_counts
 from tfdist.parameter_server import layout
 from tfdist.parameter_server import leaving
@@ -36,6 +37,7 @@ from tfdist.parameter_server import recovery
 from tfdist.parameter_server import ring
 from tfdist.parameter_server import store as store_lib
 from tfdist.parameter_server import training
+from tfdist.parameter_server import variable_list
 from tfdist.parameter_server import warm_start
 from tfdist.saving import files
 from tfdist.saving import refusals
@@ -251,6 +253,10 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         self._store.files = files.of(config)
         if not config.is_chief:
             refusals.refuse_to_open()
+        if in_ring:
+            # All workers bring all variables to each collective, and would
+            # let go of them at different moments.
+            self._store.variables = variable_list.VariableList(keeps=True)
         self._store.nonfinite = nonfinite_lib.Nonfinite(
             self._store, nonfinite, config.task_name
         )
@@ -328,6 +334,9 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
                 on_stall=on_stall,
             )
             self._membership.on_beat.append(self._store.recovery.leave_manifest)
+            self._store.freeing = freeing.Freeing(
+                self._store, config, self._membership, start_timeout
+            )
         if (
             decisions == "chief"
             and config.num_ps

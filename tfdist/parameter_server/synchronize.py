@@ -78,35 +78,38 @@ class Synchronizer:
             self._orphans = self._store.recovery.wait_until_settled(
                 self._is_chief, self._timeout
             )
+        self._store.freeing.enter()
         if not self._is_chief:
             held = self._wait_for_chief(end)
         elif self._orphans:
             # Each model's part, as it comes, where it is missing.
-            self._first.fill(variables[first:end])
+            self._first.fill(variables[first:end], end)
             held = end
         else:
             held = self.held()
-        known = variables[first : max(first, min(held, end))]
-        new = variables[first + len(known) : end]
-        if known:
-            self._first.check(first + len(known))
-            self._pull(known)
-        if new:
+        if held > first:
+            self._first.check(min(held, end))
+            if known := variables[first : min(held, end)]:
+                self._pull(known)
+        # Not those that nobody uses any more before they were ever trained.
+        new = variables[max(held, first) : end]
+        if held < end:
             self._store.state.before_initialization(new)
-            self._first.give(new)
+            self._first.give(new, end, begins=not held)
         self._committed = end
         self._batches.append([first, end, self._store.journal.exchanges])
-        if new:
-            self._store.state.after_initialization(new)
+        if held < end:
+            self._store.state.after_initialization(new, begins=not held)
 
     def _wait_for_chief(self, end):
         """Waits for variables up to `end`; returns how many are held."""
-        last = self._store.variables[end - 1]
+        names = [v.name for v in self._store.variables[:end]]
+        last = f", {names[-1]!r}" if names else ""
         return waiting.wait_until(
             lambda: self._first.held_and_alike(end),
             what=lambda: (
-                f"the chief to initialise variable {end - 1} of this model, "
-                f"{last.name!r} (it has initialised {self.held()} so far)"
+                f"the chief to initialise variable {end - 1} of this model"
+                f"{last} (it has initialised {self.held()} so far)"
             ),
             timeout=self._timeout,
             hint="Is the chief running, and does it build this model?",
@@ -144,7 +147,7 @@ class Synchronizer:
         ]
         ledgers = len(self._refresh.ledgers)
         self._reader.read(
-            ("pull", ledgers, len(variables)),
+            ("pull", ledgers, tuple(v.ordinal for v in variables)),
             lambda: (self.build_pull(variables, together=True), ()),
         )
         self._together_at = self._store.journal.exchanges
@@ -159,13 +162,21 @@ class Synchronizer:
             int(v) for v in self._traced.call("versions", self._build_versions)
         ]
 
+    def _is_committed(self, variable):
+        """Whether servers hold a variable."""
+        return (
+            variable.ordinal is not None
+            and variable.ordinal < self._committed
+            and not variable.is_over
+        )
+
     def before_read(self, variable):
         """Refreshes lazily kept replicas before one of them is read.
 
         What is saved is refreshed as a whole, so that parameters and slots
         are of one moment. Not in the midst of local steps.
         """
-        if variable.ordinal is None or variable.ordinal >= self._committed:
+        if not self._is_committed(variable):
             return
         if self._store.local is None and private_tensorflow.is_saving():
             if self._store.journal.exchanges != self._together_at:
@@ -186,7 +197,7 @@ class Synchronizer:
         if variable.role is Role.ITERATIONS and variable.pulled is not None:
             # As it is here: to read it eagerly would refresh it first.
             variable.pulled.assign_replica(read_replica(variable))
-        if variable.ordinal is None or variable.ordinal >= self._committed:
+        if not self._is_committed(variable):
             return
         if self._writes_pass:
             self._traced.call(

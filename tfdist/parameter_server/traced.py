@@ -13,6 +13,7 @@ class Traced:
     def __init__(self, store):
         self._store = store
         self._functions = {}
+        store.traced.add(self)
 
     def call(self, key, build):
         """Calls what `build` builds.
@@ -24,7 +25,12 @@ class Traced:
         Returns:
           What it returns, as eager tensors.
         """
-        if key not in self._functions:
+        function = self._functions.get(key)
+        if function is None:
             function = tf.function(build, autograph=False)
-            self._functions[key] = function.get_concrete_function()
-        return self._store.call(self._functions[key])
+            function = self._functions[key] = function.get_concrete_function()
+        return self._store.call(function)
+
+    def forget(self):
+        """Forgets all; what is called again is traced again."""
+        self._functions.clear()

@@ -103,7 +103,7 @@ class TrainingState(tf.train.experimental.PythonState):
         # Not yet on servers, or the worker's own.
         for variable in variables:
             arrays.setdefault(_name(variable), read_replica(variable).numpy())
-        for number, variable in enumerate(store.locals):
+        for number, variable in store.locals.items():
             # TensorFlow's checkpoints leave out Keras's random streams.
             if everything or _leaf(variable) == _SEED:
                 arrays[f"local/{number}"] = read_replica(variable).numpy()
@@ -144,8 +144,8 @@ class TrainingState(tf.train.experimental.PythonState):
             **self._methods,
             "num_workers": self._num_workers,
             "updates": updates,
-            "variables": [_signature(v) for v in store.variables],
-            "locals": [_signature(v) for v in store.locals],
+            "variables": _signatures(store.variables),
+            "locals": _signatures(store.locals),
         }
 
     # Putting back.
@@ -174,7 +174,7 @@ class TrainingState(tf.train.experimental.PythonState):
             bool(store.committed) or not store.is_held()
         )
         self._placed = set()
-        for number in range(len(store.locals)):
+        for number, _ in store.locals.items():
             self._put_local(number)
         if self._on_servers:
             for variable in store.variables:
@@ -202,8 +202,8 @@ class TrainingState(tf.train.experimental.PythonState):
         if mine != there:
             found = saved_layout.rearranged(
                 saved,
-                [_signature(v) for v in self._store.variables],
-                [_signature(v) for v in self._store.locals],
+                _signatures(self._store.variables),
+                _signatures(self._store.locals),
             )
             if found is not None:
                 logging.warning(
@@ -228,11 +228,12 @@ class TrainingState(tf.train.experimental.PythonState):
         }
         for kind, variables in here.items():
             known = saved.header[kind]
-            for number, (variable, there) in enumerate(
-                zip(variables, known, strict=False)
-            ):
+            for number, variable in variables.items():
+                there = known[number] if number < len(known) else None
                 mine = _signature(variable)
-                if mine[1:] != list(there)[1:] and not _is_measured(variable):
+                if there is None or _is_measured(variable):
+                    continue
+                if mine[1:] != list(there)[1:]:
                     return (
                         f"number {number} of {kind}: here {mine}; saved {there}"
                     )
@@ -331,14 +332,14 @@ class TrainingState(tf.train.experimental.PythonState):
             self._store, variables, self._saved, self._num_workers
         )
 
-    def after_initialization(self, variables):
-        """Called when it has."""
+    def after_initialization(self, variables, begins):
+        """Called when it has; `begins`: to the first variables of all."""
         if self._saved is None or not self._on_servers:
             return
         self._put_ahead(variables)
         for shard in range(self._store.num_shards):
             version = tf.constant(self.first_version, tf.int64)
-            if variables[0].ordinal == 0:
+            if begins:
                 self._store.set_pulled_version(shard, version)
 
     def slot_of_worker(self, key):
@@ -384,6 +385,15 @@ def _signature(variable):
     shape = [int(size) for size in variable.shape_of(None)]
     name = variable.name.split(":")[0]
     return [name, variable.role.value, variable.dtype.name, shape]
+
+
+def _signatures(variables):
+    """By the order of a `VariableList`; None for those that are gone."""
+    there = dict(variables.items())
+    return [
+        _signature(there[k]) if k in there else None
+        for k in range(len(variables))
+    ]
 
 
 def _methods_of(header):

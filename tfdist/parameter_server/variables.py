@@ -148,6 +148,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         self.pulled = None
         # Whether it is tfdist's own, and no part of a user's model.
         self.is_own = False
+        # Whether all other workers have freed it, see `freeing`.
+        self.is_over = False
         # Tables pulled by rows only: the version of the rows here.
         self.rows_pulled = None
         super().__init__(**kwargs)

@@ -33,6 +33,12 @@ class WorkerCorrections:
             for name, variable in slots.variables.items()
         }
 
+    def let_go(self, ordinals):
+        """Called when variables are gone: their ordinals, a set."""
+        for key in list(self._kept):
+            if ordinals & set(key):
+                del self._kept[key]
+
     def correct(self, gradient, variable, counter):
         """Builds the correction of one gradient.
 

@@ -1,0 +1,41 @@
+"""A worker that builds, fits and deletes one model after the other."""
+
+import gc
+
+
+def worker(strategy, units):
+    """Builds a worker without a model.
+
+    Args:
+        strategy: name of one of tfdist's strategies, made without arguments.
+        units: of each of two hidden layers.
+
+    Returns:
+        A callable without arguments that builds a model, fits it with Adam,
+        deletes it, and gives the number of variables that are left.
+    """
+    import keras
+    import numpy as np
+
+    import tfdist
+
+    strategy = getattr(tfdist, strategy)()
+    random = np.random.default_rng(0)
+    x = random.normal(size=(128, 256)).astype("float32")
+    y = x[:, :1]
+
+    def live():
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((256,))])
+            for _ in range(2):
+                model.add(keras.layers.Dense(units, activation="relu"))
+            model.add(keras.layers.Dense(1))
+            model.compile(optimizer=keras.optimizers.Adam(1e-3), loss="mse")
+        model.fit(x, y, batch_size=16, verbose=0)
+        model.evaluate(x, y, batch_size=64, verbose=0)
+        del model
+        keras.backend.clear_session()
+        gc.collect()
+        return len(list(strategy._store.variables))
+
+    return live
