@@ -20,6 +20,7 @@ from tfdist.synchronization import state as state_lib
 # A worker that is there and sends no gradient for so long is not waited for,
 # unless the strategy says otherwise.
 IDLE_SECONDS = 600.0
+_WAITING = (state_lib.Phase.ARRIVED, state_lib.Phase.ACCEPTED)
 _AS_PLANNED = (state_lib.Reason.LEFT,)
 _REASONS = {
     state_lib.Reason.LEFT: "its training has ended",
