@@ -6,8 +6,13 @@ tells a profiler of calls of C functions, before they are made.
 
 import threading
 
-# Operations and functions; adding and removing functions.
-_ENTRANCES = ("TFE_Py_Execute", "TFE_Py_FastPathExecute", "TFE_Context")
+# Operations and functions, and making a function known. Not taking one away:
+# Python's garbage is collected in any thread.
+_ENTRANCES = (
+    "TFE_Py_Execute",
+    "TFE_Py_FastPathExecute",
+    "TFE_ContextAddFunction",
+)
 # What does not reach out of this process: reading a variable of its own. By
 # the function that does it, the argument whose device shows that.
 _LOCAL = {"read_variable_op": "resource", "identity": "input"}
