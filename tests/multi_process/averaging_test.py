@@ -71,7 +71,8 @@ def test_rounds_are_averages_of_parameters(cluster):
         assert report["iterations"] == steps
         for counts in report["counts"].values():
             expected = {"pushed": 3, "accepted": 3, "dropped": 0}
-            assert counts == {**expected, "nonfinite": 0}
+            late = {"nonfinite": 0, "staleness": counts["staleness"]}
+            assert counts == {**expected, **late}
 
 
 class ElasticReplay:

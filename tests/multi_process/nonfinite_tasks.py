@@ -91,7 +91,10 @@ def _fit(strategy, steps):
         "servers": sorted({part.value.shard for part in layer.parts}),
         "updates": strategy.updates_applied(),
         "iterations": int(model.optimizer.iterations.numpy()),
-        "counts": strategy.gradient_counts(),
+        "counts": {
+            name: {k: n for k, n in counts.items() if k != "staleness"}
+            for name, counts in strategy.gradient_counts().items()
+        },
         "exchanges": [
             [e.accepted, e.nonfinite] for e in strategy.journal.read_new()
         ],

@@ -75,6 +75,9 @@ def test_a_cluster_grows_and_shrinks_and_every_gradient_counts(cluster):
     report = staying.report()
     assert report["updates"] == [mine + others]
     assert report["weights"] == [-mine * 1.0 - others * 3.0]
+    for count in report["counts"].values():
+        # How late they were depends on when the notice came.
+        assert count.pop("staleness") >= 0
     assert report["counts"] == {
         f"/job:worker/task:{k}": {
             "pushed": n,

@@ -185,7 +185,9 @@ def check_counts(report, worker):
     """Compares the server's count of a worker's gradients with its own."""
     exchanges = report["exchanges"]
     accepted = sum(accepted for _, _, accepted, _ in exchanges)
-    assert report["counts"][f"/job:worker/task:{worker}"] == {
+    counts = report["counts"][f"/job:worker/task:{worker}"]
+    assert counts == {
+        "staleness": counts["staleness"],
         "pushed": len(exchanges),
         "accepted": accepted,
         "dropped": len(exchanges) - accepted,
