@@ -1,8 +1,8 @@
 """A worker or server of a cluster that trains compiled, then eagerly.
 
-The prediction is the input times a weight, plus a bias; the loss is its mean.
-With SGD and a rate of one the weight is minus the sum of the means of all
-batches, and the bias minus their number.
+The two predictions are the input times a weight, plus a bias; the loss is their
+mean. With SGD and a rate of one each weight is minus half the sum of the means
+of all batches, and each bias minus half their number.
 """
 
 import keras
@@ -12,11 +12,11 @@ import tfdist
 
 
 class Weight(keras.Model):
-    """A weight, and a count of examples that all workers add to."""
+    """Two weights, and a count of examples that all workers add to."""
 
     def __init__(self):
         super().__init__()
-        self.dense = keras.layers.Dense(1, kernel_initializer="zeros")
+        self.dense = keras.layers.Dense(2, kernel_initializer="zeros")
         self.seen = self.add_weight(
             shape=(), initializer="zeros", trainable=False, name="seen"
         )
@@ -46,8 +46,8 @@ def main():
         strategy.settle()
         before, applied = applied, strategy.updates_applied()
         print(
-            f"{mode}: weight {float(model.dense.kernel.numpy()[0, 0])}",
-            f"bias {float(model.dense.bias.numpy()[0])}",
+            f"{mode}: weights {model.dense.kernel.numpy().tolist()}",
+            f"biases {model.dense.bias.numpy().tolist()}",
             f"applied {[a - b for a, b in zip(applied, before, strict=True)]}",
             f"iterations {int(model.optimizer.iterations)}",
             f"seen {float(model.seen)}",

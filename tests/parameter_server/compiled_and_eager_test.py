@@ -52,7 +52,8 @@ def test_loops_are_left_to_tensorflow(caplog):
         tfdist.AsyncStrategy().scope(),
         jit_compile=True,
     )
-    assert_same(found, _plain("bidirectional lstm"))
+    # Squares of gradients are around 1e-9.
+    assert_same(found, _plain("bidirectional lstm"), tolerance=1e-5)
     assert "loops and branches of this step" in caplog.text
 
 
@@ -210,8 +211,8 @@ def test_nothing_is_lost_or_counted_twice(mode, on_servers):
     for worker in ("worker-0", "worker-1"):
         # The batches' means are 0 to 15, and each has two examples.
         line = (
-            f"{mode}: weight -120.0 bias -16.0 applied [16, 16] "
-            "iterations 16 seen 32.0"
+            f"{mode}: weights [[-60.0, -60.0]] biases [-8.0, -8.0] "
+            "applied [16, 16] iterations 16 seen 32.0"
         )
         assert line in outputs[worker].splitlines(), outputs[worker]
 
@@ -221,5 +222,6 @@ def test_forward_and_backward_pass_are_compiled(on_servers):
     _, dump = on_servers
     products = set()
     for module in dump.glob("*before_optimizations.txt"):
-        products.update(re.findall(r"(\S+) = \S+ dot\(", module.read_text()))
-    assert len(products) >= 2, products
+        found = re.findall(r' dot\(.* op_name="([^"]*)"', module.read_text())
+        products.update(name.partition("/")[0] for name in found)
+    assert "gradient_tape" in products and len(products) > 1, products
