@@ -55,6 +55,7 @@ setuptools.setup(
         "plots": PLOTS,
         "test": [
             "hypothesis",
+            "keras-tuner",
             "psutil",
             "pytest",
             "pytest-timeout",
