@@ -2,7 +2,7 @@
 
 from tests.multi_process.server_recovery_test import go_on
 
-STRATEGIES = ("async", "backup", "diloco")
+STRATEGIES = ("diloco", "async")
 MODELS = 2
 WAIT = 240.0
 
