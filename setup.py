@@ -58,6 +58,7 @@ setuptools.setup(
         "plots": PLOTS,
         "test": [
             "hypothesis",
+            "keras-tuner",
             "mypy",
             "psutil",
             "pyright[nodejs]",

@@ -1,6 +1,31 @@
 """What strategies with one replica in each process have in common."""
 
+import contextlib
+
 import tensorflow as tf
+
+
+class ReplicaContext(tf.distribute.ReplicaContext):
+    """Reduces without a gradient of its own.
+
+    TensorFlow registers one for each trace of an optimizer's step, in a table
+    of the process that keeps it, the graph, and all that the graph has
+    captured, for good.
+    """
+
+    def all_reduce(self, reduce_op, value, options=None):
+        if not tf.distribute.has_strategy():
+            return value
+        return self.strategy.extended._replica_ctx_all_reduce(
+            reduce_op, value, options
+        )
+
+
+def stepping():
+    """Scope of an optimizer's step in a function that is to be freed."""
+    if tf.distribute.has_strategy():
+        return contextlib.nullcontext()
+    return ReplicaContext(tf.distribute.get_strategy(), 0)
 
 
 class OneReplicaExtended(tf.compat.v1.distribute.StrategyExtended):

@@ -93,7 +93,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         ):
             # As part of this function: what a step does is followed here.
             return strategy.run(fn.python_function, args, kwargs)
-        with _ReplicaContext(strategy, replica_id_in_sync_group=0):
+        with one_replica.ReplicaContext(strategy, replica_id_in_sync_group=0):
             if eagerly:
                 return self._run_eagerly(fn, args, kwargs)
             if active.step is not None:
@@ -259,19 +259,6 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
     @property
     def should_save_summary(self):
         return self._config.is_chief
-
-
-class _ReplicaContext(tf.distribute.ReplicaContext):
-    """Reduces without a gradient of its own.
-
-    TensorFlow would register one for each trace, in a table of the process
-    that keeps it, the graph, and all that the graph has captured, for good.
-    """
-
-    def all_reduce(self, reduce_op, value, options=None):
-        return self.strategy.extended._replica_ctx_all_reduce(
-            reduce_op, value, options
-        )
 
 
 def _is_made_by_optimizer():

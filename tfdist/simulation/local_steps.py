@@ -4,6 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdist import one_replica
 from tfdist.averaging.base import Pushed
 from tfdist.averaging.base import is_momentum
 from tfdist.simulation.compiled import Compiled
@@ -209,7 +210,8 @@ class LocalSteps:
                     else total + tf.convert_to_tensor(gradient)
                     for total, gradient in zip(accrued, gradients, strict=True)
                 ]
-            self._optimizer.apply(gradients, self._parameters)
+            with one_replica.stepping():
+                self._optimizer.apply(gradients, self._parameters)
             losses = losses.write(done, tf.cast(loss, tf.float32))
             point = weights if self._needs_points else point
             return done + 1, point, after, accrued, losses

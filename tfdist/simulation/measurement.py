@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import one_replica
 from tfdist.simulation import data as data_lib
 from tfdist.simulation.methods import Method
 from tfdist.simulation.simulate import traffic
@@ -198,7 +199,8 @@ def _times(model, batches, steps, all_three):
         return tape.gradient(loss, parameters)
 
     def update(gradients):
-        model.optimizer.apply(gradients, parameters)
+        with one_replica.stepping():
+            model.optimizer.apply(gradients, parameters)
 
     gradients = tf.function(gradients, autograph=False)
     update = tf.function(update, autograph=False)

@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from tfdist import one_replica
 from tfdist.correction import LateGradient
 from tfdist.correction import Slots
 from tfdist.parameter_server.slots import WorkerSlots
@@ -199,7 +200,8 @@ class VirtualServer:
         return self._build_give()
 
     def _apply(self, gradients):
-        self._optimizer.apply(gradients, self._parameters)
+        with one_replica.stepping():
+            self._optimizer.apply(gradients, self._parameters)
 
     def _build_both(self, gradients, pulled, staleness, worker):
         return self._build_update(
