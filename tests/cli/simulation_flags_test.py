@@ -341,8 +341,9 @@ def test_an_error_in_the_users_code_is_shown_as_it_is(tmp_path):
 
 
 def test_an_error_in_the_users_layers_is_shown_as_it_is(own):
-    with pytest.raises(ValueError, match="a layer of mine"):
+    with pytest.raises(ValueError, match="a layer of mine") as caught:
         problem(*own_flags(own, "own_layer"))
+    assert caught.type is ValueError  # And no UsageError, which is one.
 
 
 # Methods.
