@@ -22,7 +22,7 @@ CHECKPOINTS = (DOCS / "checkpoints.md").read_text("utf-8")
 CODISTILLATION = (DOCS / "codistillation.md").read_text("utf-8")
 PIPELINES = (DOCS / "pipelines.md").read_text("utf-8")
 PLACEMENT = (DOCS / "placement.md").read_text("utf-8")
-README = (DOCS.parent / "README.md").read_text("utf-8")
+STRATEGIES = (DOCS / "strategies.md").read_text("utf-8")
 DOCTOR = (DOCS / "doctor.md").read_text("utf-8")
 SECURITY = (DOCS / "security.md").read_text("utf-8")
 COMMANDS = {
@@ -144,7 +144,9 @@ def test_table_of_strategies_is_what_can_be_parsed():
                 methods.parse(f"{name}:{key}={value}")
 
 
-@pytest.mark.parametrize("text", [README, SIMULATOR], ids=["README", "docs"])
+@pytest.mark.parametrize(
+    "text", [STRATEGIES, SIMULATOR], ids=["strategies", "simulator"]
+)
 def test_commands_of_the_simulator_have_the_flags_that_are_shown(text):
     lines = re.sub(r"\\\n\s+", "", text)
     shown = re.findall(

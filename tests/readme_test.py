@@ -13,16 +13,22 @@ from tfdist.cluster import Group
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
+CLUSTER = (ROOT / "docs" / "cluster.md").read_text("utf-8")
+MONITORING = (ROOT / "docs" / "monitoring.md").read_text("utf-8")
 SECONDS = 150
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language, text):
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) <= 150
 
 
 def test_program_trains_on_a_cluster(tmp_path):
     script = tmp_path / "train.py"
-    script.write_text(blocks("python")[0])
+    script.write_text(blocks("python", README)[0])
     outputs = scripts.run(
         tmp_path,
         script,
@@ -40,11 +46,11 @@ def test_program_trains_on_a_cluster(tmp_path):
 
 
 def test_cluster_description_is_a_good_one():
-    text, key = blocks("json")
+    text, key = blocks("json", CLUSTER)
     config = ClusterConfig.from_tf_config({"TF_CONFIG": text})
     assert config.task_name == "/job:worker/task:1"
     assert (config.num_ps, config.num_workers) == (2, 3)
-    assert Group.from_tf_config({"TF_CONFIG": text}) is None
+    assert Group.from_tf_config({"TF_CONFIG": text}) == Group(0, 1)
     # The key of a group goes beside the others.
     with_group = f"{{{key}, {text.strip()[1:]}"
     group = Group.from_tf_config({"TF_CONFIG": with_group})
@@ -53,12 +59,12 @@ def test_cluster_description_is_a_good_one():
 
 def test_every_flag_of_the_launcher_is_described():
     known = launch.define_flags()
-    described = set(re.findall(r"^\| `--([a-z_]+)", README, re.MULTILINE))
+    described = set(re.findall(r"^\| `--([a-z_]+)", CLUSTER, re.MULTILINE))
     assert described == {
         name for name in known if len(name) > 1 and name != "help"
     }
     # With the value that it has.
-    for name, value in re.findall(r"^\| `--(\w+)=(\w+)`", README, re.M):
+    for name, value in re.findall(r"^\| `--(\w+)=(\w+)`", CLUSTER, re.M):
         flag = known[name]
         if isinstance(flag, flags.Flag) and flag.default not in (None, []):
             assert str(flag.default).removesuffix(".0") == value
@@ -68,6 +74,6 @@ def test_lines_of_json_have_the_fields_that_are_described():
     from tfdist.parameter_server.journal import Exchange
 
     fields = {"step", *Exchange.__dataclass_fields__}
-    table = README.split("one object per exchange")[1].split("\n\n")[1]
+    table = MONITORING.split("one object per exchange")[1].split("\n\n")[1]
     first_column = [line.split("|")[1] for line in table.splitlines()[2:]]
     assert set(re.findall(r"`(\w+)`", " ".join(first_column))) == fields
