@@ -95,7 +95,7 @@ class Coordination:
         self._fit = None
         self._watching = threading.RLock()
         # Steps that this worker had begun to send when it last found no data
-        # in the `fit` that is under way.
+        # in `fit`; None once others may expect it again.
         self._without_data = None
         # By ledger: the last status of all workers, and the number of the
         # arrival that this one has been waiting with, since when.
@@ -280,7 +280,7 @@ class Coordination:
         """Tells the others that this worker trains no more for now."""
         with self._watching:
             # Not once more when `fit` ends: others may have begun the next.
-            self._fit = self._without_data = None
+            self._fit = None
             self._leave()
 
     def _leave(self):
@@ -290,14 +290,18 @@ class Coordination:
     def stay_away(self):
         """Tells the others, again and again, that there is no data here.
 
-        Until the next exchange or the end of `fit`: others that begin to
-        train again expect whoever has left with them.
+        Until the next exchange, `fit` or `come_back`: others that begin to
+        train after it expect whoever has left with them.
         """
         if self._store.local is not None:
             self._store.local.flush(last=True)
         with self._watching:
             self._without_data = self._store.journal.begun
             self._leave()
+
+    def come_back(self):
+        """Called when all have ended their training: the next one is new."""
+        self._without_data = None
 
     def let_go(self, ordinals):
         """Called when variables are gone: their ordinals, a set."""

@@ -206,6 +206,8 @@ class Training:
         self.leave()
         if self._membership is not None:
             self._meet()
+            if self._store.coordination is not None:
+                self._store.coordination.come_back()
         self.refresh()
 
     def _meet(self):
