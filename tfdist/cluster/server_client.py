@@ -93,7 +93,9 @@ class ServerClient:
                     f"The server at {self.address} was started again, and "
                     "this process has not connected to it yet.",
                 )
-            self._life = life
+            if self._life is None:
+                # Not what the main thread has said in the meantime.
+                self._life = life
         except BaseException:
             _close(session)
             raise
