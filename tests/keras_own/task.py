@@ -32,7 +32,6 @@ class UnderStrategy:
     """
 
     def __init__(self, name):
-        self._name = name
         strategy = STRATEGIES[name]()
         set_up = testing.TestCase.setUp
 
@@ -70,7 +69,7 @@ class UnderStrategy:
     def pytest_collection_modifyitems(self, items):
         """Marks the exceptions."""
         for item in items:
-            reason = exceptions.reason(item.nodeid, self._name)
+            reason = exceptions.reason(item.nodeid)
             if reason:
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
 
