@@ -2,7 +2,7 @@
 
 from tests.multi_process.server_recovery_test import go_on
 
-STRATEGIES = ("diloco", "async")
+STRATEGIES = ("async", "backup", "diloco")
 MODELS = 2
 WAIT = 240.0
 

@@ -95,14 +95,18 @@ class Freeing:
 
     def tidy(self):
         """Lets go of what nobody uses any more."""
-        store = self._store
-        with self._tidying:
-            if store.local is not None:
-                store.local.tidy()
-            store.locals.forget(store.locals.gone())
-            self._let_go_of(store.variables.gone())
+        # What it does may itself have something to commit.
+        if not self._tidying.acquire(blocking=False):
+            return
+        try:
+            if self._store.local is not None:
+                self._store.local.tidy()
+            self._store.locals.forget(self._store.locals.gone())
+            self._let_go_of(self._store.variables.gone())
             if self._let_go and self._has_entered:
                 self._free()
+        finally:
+            self._tidying.release()
 
     def free_again(self, shards):
         """Frees what servers have brought back from their snapshots.
@@ -121,6 +125,7 @@ class Freeing:
         """Takes note of variables that all others have freed."""
         for variable in variables:
             variable.is_over = True
+            self._replicas.pop(variable.ordinal, None)
         self._store.variables.forget([v.ordinal for v in variables])
         logging.warning(
             "All other workers have trained and freed the model of %d "
