@@ -95,7 +95,10 @@ class Program:
             **kwargs: of the strategy.
         """
         self.method = method
-        self.strategy = METHODS[method](start_timeout=60.0, **kwargs)
+        self.strategy = METHODS[method](
+            # So that nobody is gone for being slow.
+            **{"start_timeout": 60.0, "worker_timeout": 60.0, **kwargs}
+        )
         self.is_chief = self.strategy.cluster.is_chief
         self.worker = self.strategy.cluster.worker_id
         self.value = value[self.worker]

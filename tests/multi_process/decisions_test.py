@@ -122,6 +122,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.timeout(600)  # Many programs, one after the other.
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_the_chief_decides_for_all(cluster, num_workers):
     programs = PROGRAMS
@@ -134,7 +135,7 @@ def test_the_chief_decides_for_all(cluster, num_workers):
     made = cluster(num_workers=num_workers)
     made.start_servers()
     workers = made.start_workers("decision_tasks:run", programs=programs)
-    made.finish(timeout=240)
+    made.finish(timeout=540)
 
     reports = [worker.report() for worker in workers]
     for method, values, trials in programs:
