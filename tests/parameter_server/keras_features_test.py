@@ -53,7 +53,7 @@ def test_fit_evaluate_predict():
     assert set(history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
 
 
-class _Either(keras.Model):
+class Either(keras.Model):
     """Has an input that may be missing."""
 
     def __init__(self):
@@ -72,7 +72,7 @@ def test_a_generator_with_nothing_for_an_input():
 
     def train(scope):
         with scope():
-            model = compiled(_Either(), "adam")
+            model = compiled(Either(), "adam")
         history = model.fit(batches(), verbose=0).history
         return history, model.evaluate(batches(), verbose=0), traces(model)
 
