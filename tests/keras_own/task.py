@@ -66,6 +66,11 @@ class UnderStrategy:
             print(f"\nfailed: {report.nodeid.rpartition('/')[2]}", flush=True)
             print(report.longrepr, flush=True)
 
+    def pytest_collectreport(self, report):
+        """Says at once what cannot be read."""
+        if report.failed:
+            print(f"\nfailed: {report.nodeid}", report.longrepr, flush=True)
+
     def pytest_collection_modifyitems(self, items):
         """Marks the exceptions."""
         for item in items:
@@ -89,6 +94,12 @@ def main(name, tests, names=""):
     if importlib.util.find_spec("jax") is None:
         # Some files import it for what they have for its backend.
         sys.modules["jax"] = types.ModuleType("jax")
+    # Beside Keras's tests in its repository, and not in its wheel.
+    conftest = types.ModuleType("conftest")
+    conftest.skip_if_backend = lambda backend, reason: pytest.mark.skipif(
+        keras.backend.backend() == backend, reason=reason
+    )
+    sys.modules.setdefault("conftest", conftest)
     root = pathlib.Path(keras.__file__).parent / "src" / tests
     # Those of data adapters train no model.
     files = [root] if root.is_file() else sorted(root.glob("*_test.py"))
