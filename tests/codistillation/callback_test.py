@@ -218,7 +218,6 @@ def test_which_group_comes_from_the_environment(monkeypatch):
         ({"exchange_every": 1.5}, "exchange_every.*came: 1.5"),
         ({"max_age_seconds": 0}, "max_age_seconds.*came: 0"),
         ({"num_groups": None}, "group=0 needs num_groups"),
-        ({"group": None, "num_groups": None}, "Which group this is"),
         ({"group": 2}, "index.*Received: 2"),
     ],
 )
@@ -226,6 +225,13 @@ def test_malformed_arguments_are_refused(arguments, message):
     given = {"exchange": ScriptedExchange(), "group": 0, "num_groups": 2}
     with pytest.raises(ValueError, match=message):
         Codistillation(**{**given, **arguments})
+
+
+def test_a_process_that_was_not_told_is_the_only_group(monkeypatch, caplog):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    callback = Codistillation(ScriptedExchange())
+    assert (callback.group.index, callback.group.num_groups) == (0, 1)
+    assert "To codistil, pass group= and num_groups=" in caplog.text
 
 
 def test_models_without_the_loss_are_refused():

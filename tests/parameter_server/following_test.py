@@ -86,8 +86,8 @@ class Worker:
 def table(*words, state=State.ALIVE, silent_for=0.0, arrivals=0):
     """A table: the first row is like that, the others train."""
     first, *others = [fits.Word(reached=word) for word in words]
-    rows = [Member("chief", state, silent_for, arrivals, first)]
-    rows += [Member("other", State.ALIVE, 0.0, 0, word) for word in others]
+    rows = [Member("chief", state, silent_for, arrivals, word=first)]
+    rows += [Member("other", State.ALIVE, 0.0, 0, word=word) for word in others]
     rows += [
         Member("other", State.UNKNOWN, float("inf"), 0)
         for _ in NAMES[len(rows) :]
