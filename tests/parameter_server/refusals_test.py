@@ -113,16 +113,20 @@ def test_assignment_in_a_function_outside_run():
         assign()
 
 
-def test_optimizer_applied_eagerly():
+def test_optimizer_applied_in_a_function_outside_run():
     strategy = tfdist.AsyncStrategy()
     with strategy.scope():
         model = perceptron()
         optimizer = keras.optimizers.SGD()
-    gradients = [tf.ones_like(v) for v in model.trainable_variables]
+        optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def apply():
+        gradients = [tf.ones_like(v) for v in model.trainable_variables]
+        optimizer.apply(gradients, model.trainable_variables)
+
     with pytest.raises(RuntimeError, match=r"strategy\.run"):
-        optimizer.apply_gradients(
-            zip(gradients, model.trainable_variables, strict=True)
-        )
+        apply()
 
 
 def test_run_inside_run():

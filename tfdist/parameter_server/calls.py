@@ -34,18 +34,21 @@ class Call:
         if self._is_seen_to:
             return
         self._is_seen_to = True
-        callbacks = self._frame.f_locals.get("callbacks")
+        # `fit` is what calls this.
+        frame = self._found_from(sys._getframe())
+        callbacks = None if frame is None else frame.f_locals.get("callbacks")
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks.callbacks.append(_AtEnd(callbacks, function))
 
     def is_over(self):
         """Whether it has returned or raised."""
-        frame = sys._current_frames().get(self._thread)
-        while frame is not None:
-            if (id(frame), frame.f_code) == self._frame:
-                return False
+        return self._found_from(sys._current_frames().get(self._thread)) is None
+
+    def _found_from(self, frame):
+        """The call's frame, where it is `frame` or called it; else None."""
+        while frame is not None and (id(frame), frame.f_code) != self._frame:
             frame = frame.f_back
-        return True
+        return frame
 
 
 class _AtEnd(keras.callbacks.Callback):

@@ -71,7 +71,7 @@ def distribute(dataset, config, store, before_training=None):
         store.watch(frame)
         if store.recovery is not None:
             guarding.guard(frame.f_locals["self"], call)
-    shared, steps_per_epoch = dataset, None
+    shared, steps_per_epoch, number = dataset, None, 1
     if purpose == "train":
         policy = dataset.options().experimental_distribute.auto_shard_policy
         store.data_shares = (
@@ -81,9 +81,10 @@ def distribute(dataset, config, store, before_training=None):
         if adapter is not None:
             steps_per_epoch = frame.f_locals["steps_per_epoch"]
         shared = _share_out(dataset, config, adapter)
+        number, _ = _shares(config)
     if adapter is None:
         return shared
-    readers = py_datasets.Readers(adapter, steps_per_epoch, _shares(config)[0])
+    readers = py_datasets.Readers(adapter, steps_per_epoch, number)
     model = frame.f_locals["self"]
     return epoch_data.EpochData(shared, dataset, model, readers)
 
