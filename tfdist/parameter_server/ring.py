@@ -25,6 +25,10 @@ from tfdist.synchronization import Sync
 CHOICES = ("parameter_server", "ring")
 
 
+# The launcher's flag that leaves a job out.
+_LAUNCHED_WITHOUT = {"ps": "--num_ps=0", "evaluator": "--noevaluator"}
+
+
 def check(config, *, synchronization, correction, local_steps, partitioner):
     """Refuses what cannot be done without servers.
 
@@ -43,7 +47,8 @@ def check(config, *, synchronization, correction, local_steps, partitioner):
         if job in config.spec:
             raise tf_config.ClusterConfigError(
                 f'communication="ring" is for workers alone: TF_CONFIG'
-                f'["cluster"] must have no job "{job}". Received: jobs '
+                f'["cluster"] must have no job "{job}" (`tfdist launch '
+                f"{_LAUNCHED_WITHOUT[job]}`). Received: jobs "
                 f"{list(config.spec)}."
             )
     if local_steps is None:
