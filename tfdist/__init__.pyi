@@ -18,6 +18,7 @@ from tfdist import testing as testing
 from tfdist.parameter_server.evaluator import (
     SidecarEvaluator as SidecarEvaluator,
 )
+from tfdist.parameter_server.freeing import ModelFreedError as ModelFreedError
 from tfdist.parameter_server.local_presets import (
     AsyncLocalSGDStrategy as AsyncLocalSGDStrategy,
 )

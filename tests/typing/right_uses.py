@@ -78,7 +78,10 @@ def train(strategy: tfdist.ParameterServerStrategy) -> dict[str, float]:
     monitor = callbacks.ClusterMonitor(log_dir="runs", every_batches=10)
     checkpoint = callbacks.ClusterCheckpoint("runs/state", keep=2)
     straggler = testing.Straggler(0.1, workers=[1], distribution="pareto")
-    model.fit(train_data, callbacks=[monitor, checkpoint, straggler])
+    try:
+        model.fit(train_data, callbacks=[monitor, checkpoint, straggler])
+    except tfdist.ModelFreedError as error:
+        print(error)
     config: cluster.ClusterConfig = strategy.cluster
     if config.is_chief:
         print(config.task_name, config.num_workers, strategy.bytes_per_server)
