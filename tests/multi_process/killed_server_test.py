@@ -227,7 +227,9 @@ def test_killed_while_it_applies_what_it_has_decided_over(cluster):
             # That gradient which was under way may be part of an update of
             # the server that was not killed.
             assert 0 <= lost <= 1
-            assert applied <= number <= applied + lost
+            # The other one takes a step more where the chief has stopped.
+            most = max(one["accepted"] for one in report["all_counts"].values())
+            assert applied <= number <= most + lost
         mine = report["all_counts"][f"/job:worker/task:{index}"]
         assert mine["pushed"] == mine["accepted"] == counts["applied"][0]
 
