@@ -35,3 +35,18 @@ def test_a_call_that_raises_is_over():
     fit()
     assert not told.is_running()
     assert fits.Word.unpack(told.pack()).reached == fits.closed(3)
+
+
+def test_a_call_that_has_the_place_of_one_that_is_over_is_not_within_it():
+    told = fits.Fits()
+
+    def fit(inner):
+        frame = sys._getframe()
+        if inner:
+            return told.is_around(frame)
+        told.watch(calls.Call(frame), 1)
+        # As a later call would be whose frame is where this one was.
+        return told.is_around(frame), fit(inner=True)
+
+    assert fit(inner=False) == (False, True)
+    assert not fit(inner=True)

@@ -104,6 +104,10 @@ class Fits:
             self._call = call
             self.tell(reached=closed(number - 1))
 
+    def is_around(self, frame):
+        """Whether a call of `fit` is made within the one that is known."""
+        return self._call is not None and self._call.is_around(frame)
+
     def is_running(self):
         """Whether the call of `fit` is under way."""
         call = self._call

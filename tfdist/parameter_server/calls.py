@@ -44,6 +44,13 @@ class Call:
         """Whether it has returned or raised."""
         return self._found_from(sys._current_frames().get(self._thread)) is None
 
+    def is_around(self, frame):
+        """Whether `frame` is of a call that was made within this one.
+
+        A frame that is no more may have had the same place in memory.
+        """
+        return self._found_from(frame.f_back) is not None
+
     def _found_from(self, frame):
         """The call's frame, where it is `frame` or called it; else None."""
         while frame is not None and (id(frame), frame.f_code) != self._frame:

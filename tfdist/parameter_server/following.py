@@ -154,7 +154,7 @@ class Following:
         Args:
           frame: Its frame.
         """
-        if self._fits.is_running():
+        if self._fits.is_around(frame):
             return  # One within another, of a callback.
         number = self._next_number()
         if self.is_chief:
