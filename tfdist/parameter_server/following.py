@@ -42,6 +42,8 @@ class _Fit:
         # Variables with learning rates that are followed.
         self.rates = []
         self.is_in_loop = False
+        # Whether it has made a step.
+        self.has_stepped = False
         # Whether the chief has stopped it.
         self.stopped = False
         # What the chief had told by an exchange, what of it counts here, and
@@ -198,6 +200,7 @@ class Following:
         else:
             self._adopt_rates(fit)
         result = call(function, *args)
+        fit.has_stepped = True
         if not self.is_chief:
             self._look(fit)
         return result
@@ -348,7 +351,8 @@ class Following:
         chief = self._store.call(self._membership.read)[_CHIEF]
         # Where the chief has stopped, the next exchange will tell.
         if chief.word.stopped != fit.number and (
-            chief.word.reached >= fits.ended(fit.number)
+            0 < chief.word.number < fit.number
+            or chief.word.reached >= fits.ended(fit.number)
             or not self._is_there(chief)
         ):
             return False
@@ -364,6 +368,9 @@ class Following:
 
     def _next_number(self):
         """The number of the call of `fit` that begins here."""
+        if self._fit is not None and not self._fit.has_stepped:
+            # That has raised before its first step, and is none.
+            return self._fit.number
         if self._fits.number:
             return self._fits.number + 1
         # The first of this process: what the others are at, if it is late.
