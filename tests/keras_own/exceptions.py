@@ -6,7 +6,6 @@ _REPLICA_CONTEXT = (
     "under any strategy Keras refuses LossScaleOptimizer.apply outside of "
     "strategy.run"
 )
-_NAN = 'updates that are NaN are left out (nonfinite="drop"), with a warning'
 # Patterns of the ends of tests' ids, and reasons.
 EXCEPTIONS = [
     ("LossScaleOptimizerTest::test_apply_with_no_vars", _REPLICA_CONTEXT),
