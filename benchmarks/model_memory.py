@@ -17,6 +17,7 @@ from absl import flags
 from harness import children
 
 FLAGS = flags.FLAGS
+flags.DEFINE_bool("quick", False, "14 models: under a minute.")
 flags.DEFINE_integer(
     "models", None, "Default: 60, or 14 if --quick.", lower_bound=11
 )

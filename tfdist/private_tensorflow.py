@@ -222,6 +222,20 @@ def move_servers(addresses):
     )
 
 
+def leave_servers():
+    """Ends this process's connection to servers, and what they keep for it.
+
+    In public there is no end of a connection but the process's.
+    """
+    definition = context.get_server_def()
+    others = [job for job in definition.cluster.job if job.name != "ps"]
+    definition.cluster.ClearField("job")
+    definition.cluster.job.extend(others)
+    context.context().update_server_def(
+        definition, keep_alive_secs=_CONTEXT_SECONDS
+    )
+
+
 def check_peer(task, seconds):
     """Asks another process of the collectives whether it is there.
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import re
 
 import keras
@@ -41,16 +40,8 @@ def _plain(name):
 NAMES = ["convolutional net", "wide and deep", "gan"]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "name"),
-    [
-        (strategy, name)
-        for strategy, name in itertools.product(STRATEGIES, NAMES)
-        # Moving statistics beside two optimizers: under Sync the game's are
-        # another 2 % of their way, compiled or not.
-        if (strategy, name) != ("sync", "gan")
-    ],
-)
+@pytest.mark.parametrize("name", NAMES)
+@every_strategy
 @every_mode
 def test_a_model_trains_as_without(name, strategy, mode):
     scope = STRATEGIES[strategy]().scope()

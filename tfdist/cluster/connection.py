@@ -100,6 +100,21 @@ def reconnect(config):
     private_tensorflow.move_servers(config.ps_addresses)
 
 
+def renew(config):
+    """Connects this process anew, to the same lives of the servers.
+
+    They forget the functions that it has called. What has a name there stays.
+
+    Args:
+      config: The `ClusterConfig` of a worker or an evaluator.
+
+    Raises:
+      tf.errors.OpError: A server is not there.
+    """
+    private_tensorflow.leave_servers()
+    reconnect(config)
+
+
 def absent(config):
     """Names of the servers that do not answer just now, a list.
 

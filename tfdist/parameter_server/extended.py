@@ -149,6 +149,8 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         return tf.nest.pack_sequence_as(first, flat, expand_composites=True)
 
     def _record_once(self, fn, args, kwargs, single=False):
+        if self._store.kernels is not None:
+            self._store.kernels.note(tf.compat.v1.get_default_graph())
         if self._store.local is None:
             active.step = step_lib.Step(self._store)
         else:

@@ -166,6 +166,8 @@ class Freeing:
         store.variables.forget(ordinals)
         for traced in list(store.traced):
             traced.forget()
+        if store.kernels is not None:
+            store.kernels.forgot()
         self._let_go |= ordinals
 
     def _empty(self, ordinals):

@@ -119,6 +119,11 @@ class Recovery:
         # By server: its life, and what it has been told of.
         self._told = {}
 
+    @property
+    def config(self):
+        """The `ClusterConfig` with the servers' addresses as known now."""
+        return self._whereabouts.config
+
     def wait_until_settled(self, is_chief, timeout):
         """See `Settling.wait`."""
         return self._settling.wait(is_chief, timeout)

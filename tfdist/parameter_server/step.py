@@ -255,9 +255,10 @@ class Step:
             self._over += over
             return
         counter = step_counter(optimizer) if optimizer else None
-        self.exchange(
-            graph, recorded, optimizer, pending.barriers, pending.settled
-        )
+        # Before the updates of another optimizer stand forward passes too:
+        # what they read is what the worker has trained on.
+        settled = None if optimizer else pending.settled
+        self.exchange(graph, recorded, optimizer, pending.barriers, settled)
         if counter is not None:
             self._ticketed.add(counter.ordinal)
             for other, known in self._pending.items():

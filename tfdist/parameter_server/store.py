@@ -97,6 +97,8 @@ class ParameterStore(resources.Resources):
         # Which files this task writes, a `Files`; None where no other task
         # runs the same program.
         self.files = None
+        # What has servers forget functions; None without servers.
+        self.kernels = None
         # What brings servers back that have died; None without servers.
         self.recovery = None
         self.journal = journal.Journal(self)
@@ -363,16 +365,22 @@ class ParameterStore(resources.Resources):
 
     def commit(self):
         """Brings new variables and the servers to one state; see there."""
-        self.freeing.tidy()
+        self._tidy()
         self._synchronizer.commit()
         if self.gradient_counts is not None:
             self.gradient_counts.begin()
+
+    def _tidy(self):
+        self.freeing.tidy()
+        if self.kernels is not None:
+            self.kernels.tidy()
 
     def pull(self):
         """Refreshes all local replicas from the servers.
 
         In the midst of local steps they show what came last instead.
         """
+        self._tidy()
         if self.local is None:
             self._synchronizer.pull_all()
         elif self.local.before_pull():

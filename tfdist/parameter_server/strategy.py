@@ -29,6 +29,7 @@ from tfdist.parameter_server import extended
 from tfdist.parameter_server import following
 from tfdist.parameter_server import freeing
 from tfdist.parameter_server import gradient_counts
+from tfdist.parameter_server import kernels
 from tfdist.parameter_server import layout
 from tfdist.parameter_server import leaving
 from tfdist.parameter_server import marks
@@ -337,6 +338,7 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
             self._store.freeing = freeing.Freeing(
                 self._store, config, self._membership, start_timeout
             )
+            self._store.kernels = kernels.Kernels(self._store)
         if (
             decisions == "chief"
             and config.num_ps

@@ -1,0 +1,45 @@
+"""Memory of functions that this worker has forgotten, and servers have not.
+
+Of a function that runs here and on a server, TensorFlow keeps the server's part
+there, some 10 kB for each of its operations, for as long as the worker is
+connected: of a small model's steps 4 MB. A worker that connects anew begins
+with nothing there; what servers hold for all (variables, locks, gradients) is
+not of a connection.
+"""
+
+import weakref
+
+from tfdist.cluster import connection
+
+# Steps and models that are gone: of a search's trials two each, or three.
+_ENOUGH = 8
+
+
+class Kernels:
+    """Connects anew when enough was forgotten since it last did.
+
+    Args:
+      store: The `ParameterStore`.
+    """
+
+    def __init__(self, store):
+        self._store = store
+        self._forgotten = 0
+
+    def note(self, graph):
+        """Takes note of a graph that has a part on servers."""
+        weakref.finalize(graph, self.forgot).atexit = False
+
+    def forgot(self):
+        """Takes note that something has gone."""
+        self._forgotten += 1
+
+    def tidy(self):
+        """Has servers forget, if it is worth it."""
+        if self._forgotten < _ENOUGH:
+            return
+        self._store.call(self._renew)
+        self._forgotten = 0
+
+    def _renew(self):
+        connection.renew(self._store.recovery.config)
