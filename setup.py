@@ -21,6 +21,7 @@ def long_description() -> str:
 
 
 PLOTS = ["matplotlib>=3.7"]
+TENSORBOARD = ["tensorboard"]
 
 setuptools.setup(
     name="tfdist",
@@ -56,6 +57,7 @@ setuptools.setup(
     ],
     extras_require={
         "plots": PLOTS,
+        "tensorboard": TENSORBOARD,
         "test": [
             "hypothesis",
             "keras-tuner",
@@ -66,8 +68,8 @@ setuptools.setup(
             "pytest-timeout",
             "pytest-xdist",
             "ruff",
-            "tensorboard",
             *PLOTS,
+            *TENSORBOARD,
         ],
     },
     entry_points={"console_scripts": ["tfdist=tfdist.cli.main:main"]},

@@ -123,7 +123,7 @@ def main(argv):
         others = ["sync"]
         if not quick:
             others += ["async", "bmuf:50", "diloco:16", "diloco:200"]
-    rows = [_row(f"averaging:{k}") for k in periods] + [
+    rows = [_row(f"parameter_averaging:{k}") for k in periods] + [
         _row(text) for text in others
     ]
     seeds = range(1, 1 + (FLAGS.seeds or (1 if quick else 3)))
@@ -201,7 +201,7 @@ def summarize(outcomes):
     What is lost is the mean over seeds of the differences to averaging after
     every step, of the same seed.
     """
-    base = outcomes.get(Row("averaging", 1))
+    base = outcomes.get(Row("parameter_averaging", 1))
     figures = {}
     for row, values in outcomes.items():
         accuracies = [100 * value.accuracy for value in values]
@@ -265,7 +265,7 @@ def show(training, figures, seeds):
             f"{'' if lost is None else f'{lost:.2f}':>7}"
             f"{values['loss']:8.3f}"
         )
-    aimed_at = figures.get(Row("averaging", AT_PERIOD), {})
+    aimed_at = figures.get(Row("parameter_averaging", AT_PERIOD), {})
     if "times_fewer_bytes" in aimed_at:
         print(
             f"K = {AT_PERIOD}: {aimed_at['times_fewer_bytes']:.1f} times fewer "

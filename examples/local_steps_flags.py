@@ -33,10 +33,15 @@ def given(*names: str) -> dict[str, Any]:
     }
 
 
+def _outer_rate(default: float) -> float:
+    rate = FLAGS.outer_learning_rate
+    return default if rate is None else rate
+
+
 def _diloco(**common: Any) -> tfdist.DiLoCoStrategy:
     return tfdist.DiLoCoStrategy(
         outer_optimizer=keras.optimizers.SGD(
-            FLAGS.outer_learning_rate, FLAGS.outer_momentum, nesterov=True
+            _outer_rate(0.7), FLAGS.outer_momentum, nesterov=True
         ),
         **given("period", "warmup_steps"),
         **common,
@@ -46,8 +51,8 @@ def _diloco(**common: Any) -> tfdist.DiLoCoStrategy:
 def _downpour(**common: Any) -> tfdist.DownpourStrategy:
     return tfdist.DownpourStrategy(
         # As in the paper: each sum of squares begins at 0.
-        server_optimizer=keras.optimizers.Adagrad(
-            FLAGS.server_learning_rate,
+        outer_optimizer=keras.optimizers.Adagrad(
+            _outer_rate(0.01),
             initial_accumulator_value=0.0,
             epsilon=1e-10,
         ),
@@ -66,8 +71,9 @@ STRATEGIES = {
     ),
     "diloco": _diloco,
     "async_local_sgd": lambda **common: tfdist.AsyncLocalSGDStrategy(
-        outer_rate=FLAGS.outer_learning_rate,
-        outer_momentum=FLAGS.outer_momentum,
+        outer_optimizer=lambda num_workers: tfdist.averaging.DelayedNesterov(
+            _outer_rate(0.7), FLAGS.outer_momentum, delay=num_workers
+        ),
         **given("period", "warmup_steps"),
         **common,
     ),
@@ -85,13 +91,12 @@ FITS = {
     "average_optimizer_state": ("parameter_averaging",),
     "warmup_steps": AVERAGING,
     "block_momentum": ("bmuf",),
-    "outer_learning_rate": ("diloco", "async_local_sgd"),
+    "outer_learning_rate": ("diloco", "async_local_sgd", "downpour"),
     "outer_momentum": ("diloco", "async_local_sgd"),
     "moving_rate": ("easgd",),
     "easgd_synchronization": ("easgd",),
     "n_fetch": ("downpour",),
     "n_push": ("downpour",),
-    "server_learning_rate": ("downpour",),
 }
 
 flags.DEFINE_integer(
@@ -118,7 +123,10 @@ flags.DEFINE_float(
     "Momentum of the blocks' mean changes. Default: 1 - 1 / workers.",
 )
 flags.DEFINE_float(
-    "outer_learning_rate", 0.7, "Rate of the servers' optimizer."
+    "outer_learning_rate",
+    None,
+    "Rate of the servers' optimizer. Default: 0.7; of downpour, whose servers "
+    "have Adagrad, 0.01.",
 )
 flags.DEFINE_float(
     "outer_momentum", 0.9, "Nesterov's momentum of the servers' optimizer."
@@ -141,15 +149,10 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "n_push", 1, "Local steps between two pushes.", lower_bound=1
 )
-flags.DEFINE_float(
-    "server_learning_rate",
-    0.01,
-    "Rate of the servers' Adagrad; --optimizer takes the local steps.",
-)
-for _name in ("outer_learning_rate", "moving_rate", "server_learning_rate"):
+for _name in ("outer_learning_rate", "moving_rate"):
     flags.register_validator(
         _name,
-        lambda value: 0 < value < math.inf,
+        lambda value: value is None or 0 < value < math.inf,
         message="must be a positive, finite number.",
     )
 for _name in ("block_momentum", "outer_momentum"):

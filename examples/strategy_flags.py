@@ -39,16 +39,13 @@ def _correction() -> correction.Correction | None:
 
 def _common() -> dict[str, Any]:
     """Arguments that several strategies have."""
-    common = given(
+    return given(
         "worker_timeout",
         "communication",
         "warmup_worker_steps",
         "joining",
         *SNAPSHOTS,
     )
-    if "joining" in common:
-        common["joining"] = common["joining"].replace("_", " ")
-    return common
 
 
 def _softsync(**common: Any) -> tfdist.SoftSyncStrategy:
@@ -78,7 +75,7 @@ STRATEGIES = {
     "bounded_staleness": lambda **common: tfdist.BoundedStalenessStrategy(
         max_staleness=FLAGS.max_staleness, correction=_correction(), **common
     ),
-    "dcasgd": lambda **common: tfdist.DCASGDStrategy(
+    "dc_asgd": lambda **common: tfdist.DCASGDStrategy(
         **given("lambda_0", "variance_decay", "backups"), **common
     ),
     "dana": lambda **common: tfdist.DANAStrategy(
@@ -92,7 +89,7 @@ STRATEGIES = {
 DO_NOT_WAIT = (
     "async",
     "softsync",
-    "dcasgd",
+    "dc_asgd",
     "dana",
     "async_local_sgd",
     "easgd",
@@ -108,11 +105,11 @@ FITS = {
     "softsync_s": ("softsync",),
     "softsync_n": ("softsync",),
     "correction": ("async", "softsync", "bounded_staleness"),
-    "lambda_0": ("dcasgd", "dana"),
-    "variance_decay": ("dcasgd",),
+    "lambda_0": ("dc_asgd", "dana"),
+    "variance_decay": ("dc_asgd",),
     "dana_variant": ("dana",),
     "dana_momentum": ("dana",),
-    "backups": ("async", "softsync", "bounded_staleness", "dcasgd", "dana"),
+    "backups": ("async", "softsync", "bounded_staleness", "dc_asgd", "dana"),
     "max_staleness": ("bounded_staleness",),
     **local_steps_flags.FITS,
     "communication": ("parameter_averaging", "bmuf", "diloco", "easgd"),
@@ -298,7 +295,7 @@ def settings() -> dict[str, Any]:
 def _has_backups() -> bool:
     if FLAGS.strategy == "dana":
         return FLAGS.dana_variant == "dc"
-    return FLAGS.strategy == "dcasgd" or FLAGS.correction == "gap_aware"
+    return FLAGS.strategy == "dc_asgd" or FLAGS.correction == "gap_aware"
 
 
 def _check_straggler(texts: list[str]) -> bool:
@@ -339,7 +336,7 @@ flags.register_multi_flags_validator(
 flags.register_multi_flags_validator(
     ["backups", "strategy", "dana_variant", "correction"],
     lambda values: FLAGS["backups"].using_default_value or _has_backups(),
-    message="--backups is for --strategy=dcasgd, --dana_variant=dc and "
+    message="--backups is for --strategy=dc_asgd, --dana_variant=dc and "
     "--correction=gap_aware only.",
 )
 flags.register_multi_flags_validator(

@@ -110,7 +110,13 @@ def test_late_changes_are_applied_to_the_newest_parameters(method):
 @pytest.fixture(scope="module")
 def delayed():
     """Workers that train with Adam; the strategy's own outer optimizer."""
-    method = tfdist.AsyncLocalSGDStrategy(PERIOD, c=0.2, dynamic=False)
+    method = tfdist.AsyncLocalSGDStrategy(
+        PERIOD,
+        outer_optimizer=lambda num_workers: tfdist.averaging.DelayedNesterov(
+            delay=num_workers, c=0.2
+        ),
+        dynamic=False,
+    )
     build = linear(lambda: keras.optimizers.Adam(RATE))
     return VirtualWorkers(WORKERS, method.local_steps, build=build)
 

@@ -14,7 +14,7 @@ PERIOD = 3
 METHODS = {
     "weights": averaging.ParameterAveraging(PERIOD),
     "gradients": averaging.AccruedGradients(
-        n_fetch=PERIOD, n_push=PERIOD, server_optimizer="sgd"
+        n_fetch=PERIOD, n_push=PERIOD, outer_optimizer="sgd"
     ),
     "own weights": averaging.ElasticAveraging(period=PERIOD, alpha=0.5),
 }

@@ -68,8 +68,8 @@ BAD = {
         "came: 'steepest'",
     ),
     "a number as an optimizer": (
-        lambda: AccruedGradients(server_optimizer=0.1),
-        "AccruedGradients: server_optimizer must be a Keras opt.* came: 0.1",
+        lambda: AccruedGradients(outer_optimizer=0.1),
+        "AccruedGradients: outer_optimizer must be a Keras opt.* came: 0.1",
     ),
     "a loss scale outside": (
         lambda: ParameterAveraging(
@@ -89,9 +89,9 @@ BAD = {
     ),
     "an average outside": (
         lambda: tfdist.DownpourStrategy(
-            server_optimizer=keras.optimizers.SGD(use_ema=True)
+            outer_optimizer=keras.optimizers.SGD(use_ema=True)
         ),
-        "server_optimizer with use_ema=True is not supported",
+        "outer_optimizer with use_ema=True is not supported",
     ),
     "no fetch": (
         lambda: AccruedGradients(0, 1),

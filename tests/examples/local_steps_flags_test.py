@@ -48,7 +48,7 @@ GOOD_FLAGS = {
         "moving_rate=0.8,",
     ],
     "downpour": ["n_fetch=1,", "n_push=1,", "Adagrad(learning_rate=0.01,"],
-    "downpour --n_fetch=3 --n_push=2 --server_learning_rate=0.5": [
+    "downpour --n_fetch=3 --n_push=2 --outer_learning_rate=0.5": [
         "n_fetch=3,",
         "n_push=2,",
         "learning_rate=0.5,",

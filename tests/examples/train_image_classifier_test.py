@@ -204,7 +204,6 @@ BAD_FLAGS = {
     "--outer_momentum=-1": "flag --outer_momentum=-1.0: must be a number of ",
     "--outer_learning_rate=0": "flag --outer_learning_rate=0.0: must be a pos",
     "--moving_rate=nan": "flag --moving_rate=nan: must be a positive",
-    "--server_learning_rate=0": "flag --server_learning_rate=0.0: must be a p",
     "--easgd_synchronization=softsync": "should be one of <async|sync>",
     "--n_fetch=0": "flag --n_fetch=0: 0 is not a positive integer",
     "--n_push=0.5": "flag --n_push=0.5: invalid literal",
@@ -228,10 +227,10 @@ BAD_FLAGS = {
     "--strategy=sync or --strategy=backup_workers or",
     "--strategy=sync --correction=fasgd": "--correction is for "
     "--strategy=async or --strategy=softsync or --strategy=bounded_staleness",
-    "--strategy=async --lambda_0=1": "--lambda_0 is for --strategy=dcasgd or",
+    "--strategy=async --lambda_0=1": "--lambda_0 is for --strategy=dc_asgd or",
     "--strategy=dana --variance_decay=0.9": "--variance_decay is for ",
-    "--strategy=dcasgd --dana_variant=dc": "--dana_variant is for ",
-    "--strategy=async --backups=worker": "--backups is for --strategy=dcasgd, ",
+    "--strategy=dc_asgd --dana_variant=dc": "--dana_variant is for ",
+    "--strategy=async --backups=worker": "--backups is for --strategy=dc_asgd",
     "--strategy=dana --lambda_0=1": "--strategy=dana: DANA: lambda_0 is for "
     "variant='dc' only",
     "--strategy=softsync --softsync_s=2 --softsync_n=1": "give one of the two",
@@ -250,7 +249,6 @@ BAD_FLAGS = {
     "--strategy=async --easgd_synchronization=sync": "--easgd_synchronization ",
     "--strategy=async --n_fetch=2": "--n_fetch is for --strategy=downpour",
     "--strategy=async --n_push=2": "--n_push is for --strategy=downpour only.",
-    "--strategy=async --server_learning_rate=1": "--server_learning_rate is ",
     "--strategy=downpour --communication=ring": "--communication is for "
     "--strategy=parameter_averaging or --strategy=bmuf or",
     "--strategy=sync --warmup_worker_steps=9": "--warmup_worker_steps is for ",

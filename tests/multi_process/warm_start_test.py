@@ -8,12 +8,12 @@ WARM_UP, WORKERS, VALUE = 12, 3, 2.0
 @pytest.mark.parametrize(
     ("preset", "arguments", "steps_per_update", "joining"),
     [
-        ("AsyncStrategy", {}, 1, "one by one"),
+        ("AsyncStrategy", {}, 1, "one_by_one"),
         (
             "DownpourStrategy",
-            {"n_fetch": 4, "n_push": 4, "server_optimizer": "sgd"},
+            {"n_fetch": 4, "n_push": 4, "outer_optimizer": "sgd"},
             4,
-            "at once",
+            "at_once",
         ),
     ],
 )
@@ -36,7 +36,7 @@ def test_the_first_worker_trains_alone(
     assert first["begun"] == 0
     assert not any(e["staleness"] for e in first["exchanges"][:alone])
     for number, other in enumerate(others, start=1):
-        turns = number if joining == "one by one" else 1
+        turns = number if joining == "one_by_one" else 1
         assert other["begun"] >= turns * alone
         assert other["exchanges"][0]["pulled"] >= turns * alone
     # Nobody has been forgotten in the end.

@@ -30,20 +30,20 @@ class _Others:
         return Member("/job:worker/task:0", state, 0.0, 3 + arrived)
 
 
-def _warm_start(steps=20, joining="at once", stalled_after=30.0):
+def _warm_start(steps=20, joining="at_once", stalled_after=30.0):
     return WarmStart(steps, joining, Async(), stalled_after)
 
 
 @pytest.mark.parametrize(
     ("joining", "wanted"),
-    [("at once", [0, 20, 20, 20]), ("one by one", [0, 20, 40, 60])],
+    [("at_once", [0, 20, 20, 20]), ("one_by_one", [0, 20, 40, 60])],
 )
 def test_when_each_worker_begins(joining, wanted):
     start = _warm_start(joining=joining)
     assert [start.steps_before(k) for k in range(4)] == wanted
 
 
-@pytest.mark.parametrize("joining", ["at once", "one by one"])
+@pytest.mark.parametrize("joining", ["at_once", "one_by_one"])
 def test_a_worker_begins_at_its_step_and_not_before(joining):
     start, others = _warm_start(3, joining), _Others()
     assert start.wait(2, others.steps_made, others.member)

@@ -16,7 +16,7 @@ from tfdist.simulation import measurement as measurement_lib
 @pytest.mark.parametrize(
     ("text", "make"),
     [
-        ("averaging", tfdist.ParameterAveragingStrategy),
+        ("parameter_averaging", tfdist.ParameterAveragingStrategy),
         ("bmuf", tfdist.BMUFStrategy),
         ("diloco", tfdist.DiLoCoStrategy),
         ("easgd", tfdist.ElasticAveragingStrategy),
@@ -36,7 +36,7 @@ def test_names_mean_what_strategies_are(text, make):
 
 def test_settings_of_texts_reach_the_method():
     method = simulation.methods.parse(
-        "averaging:period=7:average_optimizer_state=true:warmup_steps=3:"
+        "parameter_averaging:period=7:average_optimizer_state=true:warmup_steps=3:"
         "synchronization=softsync:correction=inverse_staleness"
     )
     steps = method.local_steps
@@ -57,9 +57,12 @@ def test_a_number_is_the_period_of_averaging():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("averaging:synchronization=ring", "synchronization must be one of"),
-        ("averaging:s=2", "averaging has the settings period="),
-        ("averaging:period=0", "period must be an integer"),
+        (
+            "parameter_averaging:synchronization=ring",
+            "synchronization must be one of",
+        ),
+        ("parameter_averaging:s=2", "averaging has the settings period="),
+        ("parameter_averaging:period=0", "period must be an integer"),
         ("sync:synchronization=async", "sync has the settings"),
         ("easgd:moving_rate=0.5:alpha=0.1", "give one of"),
     ],
@@ -76,11 +79,11 @@ def _averages_weights():
 @pytest.mark.parametrize(
     ("strategy", "optimizer", "message"),
     [
-        ("averaging", _averages_weights, "use_ema"),
+        ("parameter_averaging", _averages_weights, "use_ema"),
         ("easgd:synchronization=softsync", None, "defined for Async"),
         ("easgd:correction=gap_aware", None, "nothing is late"),
         (
-            "averaging:average_optimizer_state=true:synchronization=async",
+            "parameter_averaging:average_optimizer_state=true:synchronization=async",
             None,
             "average_optimizer_state needs",
         ),
@@ -113,19 +116,19 @@ def test_what_real_workers_refuse_is_refused(strategy, optimizer, message):
 
 def test_local_steps_of_another_kind_are_refused():
     with pytest.raises(TypeError, match="local_steps must be a number"):
-        Method(local_steps="averaging")
+        Method(local_steps="parameter_averaging")
 
 
 def test_rates_of_local_steps_are_not_predicted():
     variable = measurement_lib.Variable((250_000,))
     measurement = simulation.Measurement(100, [1.0], 0.0, 1.0, [variable])
     with pytest.raises(ValueError, match="rates are not predicted"):
-        simulation.advise(measurement, strategies=["averaging"])
+        simulation.advise(measurement, strategies=["parameter_averaging"])
 
 
 def test_timing_counts_one_exchange_for_all_steps_of_a_period():
     history = simulation.timing(
-        "averaging:period=5",
+        "parameter_averaging:period=5",
         num_workers=4,
         steps=60,
         push_bytes=1000,

@@ -197,7 +197,7 @@ def test_downpour_fetches_and_pushes_each_at_its_rate(rates):
     n_fetch, n_push = rates
     seconds, latency = [1.0, 1.31, 0.77], 0.4
     history = simulate(
-        f"downpour:n_fetch={n_fetch}:n_push={n_push}:server_rate=0.2",
+        f"downpour:n_fetch={n_fetch}:n_push={n_push}:outer_learning_rate=0.2",
         WORKERS,
         compute=simulation.SlowWorkers(
             simulation.Constant(1.0), dict(enumerate(seconds))
@@ -255,7 +255,7 @@ def test_the_period_may_depend_on_the_step():
 
 def test_a_dead_worker_loses_the_steps_since_its_last_exchange():
     history = simulate(
-        "averaging:period=3:synchronization=async",
+        "parameter_averaging:period=3:synchronization=async",
         2,
         compute=simulation.Constant(1.0),
         network=simulation.Network(),
@@ -278,7 +278,7 @@ STRATEGIES = {
     "DiLoCo": lambda: tfdist.DiLoCoStrategy(5),
     "BMUF": lambda: tfdist.BMUFStrategy(5, block_momentum=0.5),
     "Downpour": lambda: tfdist.DownpourStrategy(
-        3, 2, server_optimizer=SGD(0.02)
+        3, 2, outer_optimizer=SGD(0.02)
     ),
     "elastic averaging": lambda: tfdist.ElasticAveragingStrategy(5, alpha=0.3),
 }

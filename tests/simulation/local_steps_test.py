@@ -41,7 +41,7 @@ def test_weights_are_averaged_by_examples_and_momentum_stays_local():
     # Ten batches, the last of three examples; worker 0 has four of them, and
     # pushes what is left of its period at the end.
     history = simulate(
-        "averaging:period=3",
+        "parameter_averaging:period=3",
         3,
         lambda: SGD(quadratic.RATE, momentum=0.6),
         batch_size=5,
@@ -66,7 +66,7 @@ def test_weights_are_averaged_by_examples_and_momentum_stays_local():
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_slots_are_averaged_as_weights_are(nesterov):
     history = simulate(
-        "averaging:period=2:average_optimizer_state=true",
+        "parameter_averaging:period=2:average_optimizer_state=true",
         3,
         lambda: SGD(quadratic.RATE, momentum=0.6, nesterov=nesterov),
         batch_size=5,
@@ -99,7 +99,7 @@ def test_slots_are_averaged_as_weights_are(nesterov):
 def test_adam_counts_its_own_workers_steps():
     # The third time worker 0 has taken fifteen steps, the others twelve.
     history = simulate(
-        "averaging:period=5",
+        "parameter_averaging:period=5",
         3,
         lambda: keras.optimizers.Adam(0.1),
         batch_size=5,
@@ -189,7 +189,7 @@ def test_elastic_averaging_moves_all_against_one_centre():
 
 def test_backup_workers_lose_their_steps_and_keep_their_momentum():
     history = simulate(
-        "averaging:period=2:synchronization=backup_workers",
+        "parameter_averaging:period=2:synchronization=backup_workers",
         WORKERS,
         lambda: SGD(quadratic.RATE, momentum=0.6),
         batch_size=2,
@@ -230,7 +230,7 @@ def test_statistics_follow_the_examples():
     means = {}
     for name in ("sync", "async"):
         history = simulate(
-            f"averaging:period=2:synchronization={name}",
+            f"parameter_averaging:period=2:synchronization={name}",
             3,
             model_fn=build,
             batch_size=5,
@@ -277,7 +277,7 @@ def test_statistics_follow_the_examples():
 
 
 def test_averaging_after_every_step_of_sgd_is_sync():
-    one, other = simulate("averaging:period=1"), simulate("sync")
+    one, other = simulate("parameter_averaging:period=1"), simulate("sync")
     np.testing.assert_allclose(
         quadratic.weights_of(one), quadratic.weights_of(other), rtol=1e-6
     )
@@ -325,7 +325,10 @@ def _optimizer():
 
 @pytest.mark.parametrize(
     "strategy",
-    ["averaging:period=4", "averaging:period=4:synchronization=async"],
+    [
+        "parameter_averaging:period=4",
+        "parameter_averaging:period=4:synchronization=async",
+    ],
 )
 def test_one_worker_is_plain_keras(strategy):
     history = simulate(strategy, 1, model_fn=_with_all_state(_optimizer))
@@ -366,7 +369,7 @@ def test_two_calls_give_the_same_to_the_bit():
 def test_long_periods_are_no_idleness():
     """Real workers are given up after 600 seconds without a sign of work."""
     history = simulate(
-        "averaging:period=8",
+        "parameter_averaging:period=8",
         2,
         compute=simulation.SlowWorkers(simulation.Constant(100.0), {1: 2.0}),
     )

@@ -291,7 +291,7 @@ def test_contradictions_are_refused(tmp_path, softsync, change, message):
         ("sync", {}, r"with Sync\(.* it has accepted=True and stal"),
         ("softsync:s=2", {"batch_size": 8}, "worker 0 must have made .* steps"),
         ("softsync:s=2", {"batch_size": 110}, "a batch for each worker"),
-        ("averaging", {}, "local steps are not replayed"),
+        ("parameter_averaging", {}, "local steps are not replayed"),
         ("softsync:s=2", {"evaluate_every": 0}, "evaluate_every must be"),
     ],
 )

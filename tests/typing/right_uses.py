@@ -40,7 +40,7 @@ def strategies() -> list[tfdist.ParameterServerStrategy]:
         tfdist.DiLoCoStrategy(500, outer_optimizer=keras.optimizers.SGD(0.7)),
         tfdist.AsyncLocalSGDStrategy(period=50, dynamic=False),
         tfdist.ElasticAveragingStrategy(moving_rate=0.9),
-        tfdist.DownpourStrategy(n_fetch=2, n_push=2, server_optimizer=adagrad),
+        tfdist.DownpourStrategy(n_fetch=2, n_push=2, outer_optimizer=adagrad),
         tfdist.ParameterServerStrategy(
             synchronization=synchronization.Sync(backup_workers=1),
             local_steps=4,

@@ -22,7 +22,7 @@ class AccruedGradients(base.LocalSteps):
     Args:
       n_fetch: Local steps between two fetches.
       n_push: Local steps between two pushes.
-      server_optimizer: Keras optimizer, or its name or config; default: the
+      outer_optimizer: Keras optimizer, or its name or config; default: the
         paper's Adagrad, with a rate of 0.01 and sums that begin at 0.
     """
 
@@ -33,7 +33,7 @@ class AccruedGradients(base.LocalSteps):
         self,
         n_fetch: int = 1,
         n_push: int = 1,
-        server_optimizer: keras.Optimizer | None = None,
+        outer_optimizer: keras.Optimizer | None = None,
     ):
         owner = type(self).__name__
         check_count(owner, "n_fetch", n_fetch, 1)
@@ -42,10 +42,10 @@ class AccruedGradients(base.LocalSteps):
         self.n_push = n_push
         self._outer = base.optimizer_config(
             owner,
-            "server_optimizer",
+            "outer_optimizer",
             outer_optimizers.adagrad()
-            if server_optimizer is None
-            else server_optimizer,
+            if outer_optimizer is None
+            else outer_optimizer,
         )
 
     def resolve(self, synchronization, correction, num_workers):

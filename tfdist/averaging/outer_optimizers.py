@@ -2,6 +2,8 @@
 
 import keras
 
+from tfdist.averaging.delayed_nesterov import DelayedNesterov
+
 
 def nesterov(rate, momentum):
     """SGD with Nesterov's momentum, without where that is 0.
@@ -32,6 +34,24 @@ def block_momentum(momentum, rate, ahead):
         if ahead:
             return nesterov(rate, known)
         return keras.optimizers.SGD(rate, momentum=known)
+
+    return make
+
+
+def delayed_nesterov(rate, momentum, c=0.0):
+    """What asynchronous local SGD has (Liu et al. 2024).
+
+    Args:
+      rate: The outer rate.
+      momentum: beta, 0 or more and less than 1.
+      c: See `DelayedNesterov`.
+
+    Returns:
+      A function of the number of workers that makes the optimizer.
+    """
+
+    def make(num_workers):
+        return DelayedNesterov(rate, momentum, delay=num_workers, c=c)
 
     return make
 

@@ -210,7 +210,7 @@ def _event_writer(directory):
     if importlib.util.find_spec("tensorboard") is None:
         logging.warning(
             "TensorBoard is not installed: ClusterMonitor writes JSON lines "
-            "alone (pip install tensorboard)."
+            "alone (pip install 'tfdist[tensorboard]')."
         )
         return None
     return tf.summary.create_file_writer(str(directory))

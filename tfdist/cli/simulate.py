@@ -36,10 +36,10 @@ def define_flags() -> flags.FlagValues:
         "The method, with settings after colons: sync, backup_workers:"
         "backup_workers=2, async, softsync:n=1, bounded_staleness:"
         "max_staleness=3, dc_asgd:lambda_0=0.04, dana:variant=zero; with "
-        "local steps averaging:period=10, bmuf, diloco, easgd:period=10, "
-        "async_local_sgd, downpour:n_push=5. Those without a correction take "
-        "correction=inverse_staleness, gap_aware or fasgd, and those with "
-        "local steps synchronization=async, sync or another.",
+        "local steps parameter_averaging:period=10, bmuf, diloco, "
+        "easgd:period=10, async_local_sgd, downpour:n_push=5. Those without "
+        "a correction take correction=inverse_staleness, gap_aware or fasgd, "
+        "and those with local steps synchronization=async, sync or another.",
         **define,
     )
     flags.DEFINE_integer("num_workers", 4, "Virtual workers.", **define)

@@ -226,7 +226,8 @@ def define_cluster(values: flags.FlagValues) -> None:
         "overhead_ms",
         None,
         "Milliseconds that an exchange takes a worker beside the network and "
-        "the update; benchmarks/step_overhead.py measures it. Default: "
+        "the update; benchmarks/step_overhead.py in tfdist's repository "
+        "measures it. Default: "
         f"{OVERHEAD_MS:g} for --model and in `advise`, 0 for a task.",
         **define,
     )

@@ -151,7 +151,7 @@ class SidecarEvaluator:
         if importlib.util.find_spec("tensorboard") is None:
             logging.warning(
                 "TensorBoard is not installed: SidecarEvaluator writes JSON "
-                "lines alone (pip install tensorboard)."
+                "lines alone (pip install 'tfdist[tensorboard]')."
             )
             return
         self._events = tf.summary.create_file_writer(

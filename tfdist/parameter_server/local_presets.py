@@ -8,7 +8,6 @@ from typing_extensions import Unpack
 
 from tfdist.averaging import outer_optimizers
 from tfdist.averaging.accrued_gradients import AccruedGradients
-from tfdist.averaging.delayed_nesterov import DelayedNesterov
 from tfdist.averaging.elastic_averaging import ElasticAveraging
 from tfdist.averaging.parameter_averaging import ParameterAveraging
 from tfdist.parameter_server.options import StrategyOptions
@@ -150,9 +149,9 @@ class AsyncLocalSGDStrategy(ParameterServerStrategy):
 
     Args:
       period: Local steps of the fastest worker between two exchanges.
-      outer_rate: The outer optimizer's rate.
-      outer_momentum: Its momentum.
-      c: See `tfdist.averaging.DelayedNesterov`.
+      outer_optimizer: Keras optimizer, or a function of the number of workers
+        that returns one; default: the paper's
+        `tfdist.averaging.DelayedNesterov(0.7, 0.9, delay=num_workers)`.
       dynamic: Whether slower workers take fewer steps.
       warmup_steps: Local steps during which the period is 1.
       **kwargs: Those of `ParameterServerStrategy`; `synchronization` is
@@ -163,20 +162,18 @@ class AsyncLocalSGDStrategy(ParameterServerStrategy):
         self,
         period: int | Callable[[Any], Any] = 50,
         *,
-        outer_rate: float = 0.7,
-        outer_momentum: float = 0.9,
-        c: float = 0.0,
+        outer_optimizer: Any = None,
         dynamic: bool = True,
         warmup_steps: int = 0,
         **kwargs: Unpack[StrategyOptions],
     ):
         kwargs.setdefault("synchronization", Async())
+        if outer_optimizer is None:
+            outer_optimizer = outer_optimizers.delayed_nesterov(0.7, 0.9)
         super().__init__(
             local_steps=ParameterAveraging(
                 period,
-                lambda num_workers: DelayedNesterov(
-                    outer_rate, outer_momentum, delay=num_workers, c=c
-                ),
+                outer_optimizer,
                 dynamic=dynamic,
                 warmup_steps=warmup_steps,
             ),
@@ -224,7 +221,7 @@ class DownpourStrategy(ParameterServerStrategy):
     Args:
       n_fetch: Local steps between two fetches.
       n_push: Local steps between two pushes.
-      server_optimizer: Keras optimizer; default: the paper's Adagrad.
+      outer_optimizer: Keras optimizer; default: the paper's Adagrad.
       **kwargs: Those of `ParameterServerStrategy`.
     """
 
@@ -233,10 +230,10 @@ class DownpourStrategy(ParameterServerStrategy):
         n_fetch: int = 1,
         n_push: int = 1,
         *,
-        server_optimizer: keras.Optimizer | None = None,
+        outer_optimizer: keras.Optimizer | None = None,
         **kwargs: Unpack[StrategyOptions],
     ):
         super().__init__(
-            local_steps=AccruedGradients(n_fetch, n_push, server_optimizer),
+            local_steps=AccruedGradients(n_fetch, n_push, outer_optimizer),
             **kwargs,
         )

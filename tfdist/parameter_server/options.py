@@ -23,7 +23,7 @@ class StrategyOptions(TypedDict, total=False):
     communication: Literal["parameter_server", "ring"]
     variable_partitioner: Callable[..., Any] | None
     warmup_worker_steps: int
-    joining: Literal["at once", "one by one"]
+    joining: Literal["at_once", "one_by_one"]
     nonfinite: Literal["drop", "fail", "ignore"]
     start_timeout: float
     worker_timeout: float

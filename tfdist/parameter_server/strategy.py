@@ -91,7 +91,7 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         others begin (Dean et al. 2012); 0 for none. For synchronizations
         without waiting. `fit` waits by itself, a loop of one's own calls
         `wait_for_warm_start`.
-      joining: How the others begin: "at once", or "one by one", each
+      joining: How the others begin: "at_once", or "one_by_one", each
         `warmup_worker_steps` after the one before.
       nonfinite: What is done about an update that has NaN or Inf: "drop"
         leaves all of it out, on all servers, and logs it; "fail" makes the
@@ -151,7 +151,7 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         communication: Literal["parameter_server", "ring"] = "parameter_server",
         variable_partitioner: Callable[..., Any] | None = None,
         warmup_worker_steps: int = 0,
-        joining: Literal["at once", "one by one"] = "at once",
+        joining: Literal["at_once", "one_by_one"] = "at_once",
         nonfinite: Literal["drop", "fail", "ignore"] = "drop",
         start_timeout: float = 300.0,
         worker_timeout: float = 10.0,

@@ -12,8 +12,8 @@ from tfdist.synchronization.base import check_count
 class Joining(enum.Enum):
     """How the others begin: all together, or each some steps later."""
 
-    AT_ONCE = "at once"
-    ONE_BY_ONE = "one by one"
+    AT_ONCE = "at_once"
+    ONE_BY_ONE = "one_by_one"
 
 
 class WarmStart:

@@ -48,8 +48,10 @@ def _bmuf(
     )
 
 
-def _diloco(period=500, outer_rate=0.7, outer_momentum=0.9, warmup_steps=0):
-    outer = outer_optimizers.nesterov(outer_rate, outer_momentum)
+def _diloco(
+    period=500, outer_learning_rate=0.7, outer_momentum=0.9, warmup_steps=0
+):
+    outer = outer_optimizers.nesterov(outer_learning_rate, outer_momentum)
     return Method(
         Sync(),
         local_steps=averaging.ParameterAveraging(
@@ -69,7 +71,7 @@ def _easgd(period=10, moving_rate=None, alpha=None):
 
 def _async_local_sgd(
     period=50,
-    outer_rate=0.7,
+    outer_learning_rate=0.7,
     outer_momentum=0.9,
     c=0.0,
     dynamic=True,
@@ -79,8 +81,8 @@ def _async_local_sgd(
         Async(),
         local_steps=averaging.ParameterAveraging(
             period,
-            lambda num_workers: averaging.DelayedNesterov(
-                outer_rate, outer_momentum, delay=num_workers, c=c
+            outer_optimizers.delayed_nesterov(
+                outer_learning_rate, outer_momentum, c
             ),
             dynamic=dynamic,
             warmup_steps=warmup_steps,
@@ -89,19 +91,19 @@ def _async_local_sgd(
 
 
 def _downpour(
-    n_fetch=1, n_push=1, server_optimizer="adagrad", server_rate=0.01
+    n_fetch=1, n_push=1, outer_optimizer="adagrad", outer_learning_rate=0.01
 ):
-    if server_optimizer == "adagrad":
-        made = outer_optimizers.adagrad(server_rate)
+    if outer_optimizer == "adagrad":
+        made = outer_optimizers.adagrad(outer_learning_rate)
     else:
-        made = type(keras.optimizers.get(server_optimizer))(server_rate)
+        made = type(keras.optimizers.get(outer_optimizer))(outer_learning_rate)
     return Method(
         Async(), local_steps=averaging.AccruedGradients(n_fetch, n_push, made)
     )
 
 
 METHODS = {
-    "averaging": _averaging,
+    "parameter_averaging": _averaging,
     "bmuf": _bmuf,
     "diloco": _diloco,
     "easgd": _easgd,

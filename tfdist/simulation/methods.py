@@ -92,8 +92,6 @@ def parse(text):
       ValueError: There is no such method, or it has no such setting.
     """
     name, *settings = str(text).split(":")
-    # As `examples/strategy_flags.py` spells it.
-    name = {"dcasgd": "dc_asgd"}.get(name, name)
     if name not in METHODS:
         raise ValueError(
             f"A method must be one of {', '.join(METHODS)}, with settings "

@@ -45,7 +45,8 @@ def new_figure(path, width, height):
         from matplotlib import figure
     except ImportError:
         logging.warning(
-            "No %s: matplotlib is not installed.", pathlib.Path(path).name
+            "No %s: matplotlib is not installed (pip install 'tfdist[plots]').",
+            pathlib.Path(path).name,
         )
         return None
     return figure.Figure(figsize=(width, height), layout="constrained")

@@ -214,7 +214,7 @@ def overhead(case):
     return (
         f"A step of one machine takes {_seconds(step)}. {_seconds(seconds)} "
         "more are assumed for what an exchange takes in TensorFlow itself; "
-        "benchmarks/step_overhead.py measures it."
+        "benchmarks/step_overhead.py in tfdist's repository measures it."
     )
 
 
