@@ -123,3 +123,33 @@ def test_what_is_asked_of_files_is_not_asked_of_what_is_made_of_them(tmp_path):
         assert not input_lib._has_enough_files(dataset, 3)
     assert not made
     assert not input_lib._has_enough_files(Source().dataset(None, None), 2)
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_a_model_is_built_for_inputs_that_are_not_there(as_dataset):
+    with tfdist.AsyncStrategy().scope():
+        x = keras.Input((2,), name="x")
+        missing = keras.Input((2,), name="missing", optional=True)
+        out = keras.layers.Dense(1)(Either()([x, missing]))
+        model = keras.Model({"x": x, "missing": missing}, out)
+        model.compile("sgd", "mse")
+    ones = np.ones([4, 2], np.float32)
+    x, y = {"x": ones, "missing": None}, ones[:, :1]
+    if as_dataset:
+        data = tf.data.Dataset.from_tensors((x, y)).repeat(2)
+        history = model.fit(data, verbose=0)
+    else:
+        history = model.fit(x, y, batch_size=2, verbose=0)
+    assert np.isfinite(history.history["loss"][0])
+    assert int(model.optimizer.iterations) == 2
+
+
+class Either(keras.layers.Layer):
+    """The first input, and the second if it is there."""
+
+    def call(self, inputs):
+        x, missing = inputs
+        return x if missing is None else x + missing
+
+    def compute_output_shape(self, input_shape):
+        return input_shape[0]

@@ -205,5 +205,8 @@ def test_without_matplotlib_there_is_a_warning(tmp_path, monkeypatch):
         plots.staleness_histogram,
     ):
         assert draw(made(), path) is None
-    assert warnings == ["No gantt.png: matplotlib is not installed."] * 4
+    assert len(warnings) == 4
+    for warning in warnings:
+        assert warning.startswith("No gantt.png: matplotlib is not installed")
+        assert "tfdist[plots]" in warning
     assert not path.exists()

@@ -65,8 +65,8 @@ class EpochData:
 
     def _says_enough(self, spec):
         """Whether a model can be built for the `TypeSpec` of a tensor."""
-        if isinstance(spec, tf.OptionalSpec):
-            return True
+        if not hasattr(spec, "shape"):
+            return True  # None.
         if spec.shape.rank is None:
             return False
         # No element says more of how long its rows are.
@@ -75,6 +75,5 @@ class EpochData:
 
 
 def _without_optional(part):
-    """What stands for a tensor; Keras's adapters make None an `Optional`."""
-    optional = tf.OptionalSpec, tf.experimental.Optional
-    return None if isinstance(part, optional) else part
+    """A tensor or its spec, or None, of which adapters make an `Optional`."""
+    return part if hasattr(part, "shape") else None
