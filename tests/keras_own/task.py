@@ -32,6 +32,7 @@ class UnderStrategy:
     """
 
     def __init__(self, name):
+        self._name = name
         strategy = STRATEGIES[name]()
         set_up = testing.TestCase.setUp
 
@@ -52,10 +53,7 @@ class UnderStrategy:
     def pytest_runtest_makereport(self, item, call):
         """Skips tests for packages that are not there."""
         report = yield
-        missing = call.excinfo and call.excinfo.errisinstance(
-            ModuleNotFoundError
-        )
-        if report.failed and missing:
+        if report.failed and call.excinfo and _is_missing(call.excinfo.value):
             report.outcome = "skipped"
             report.longrepr = (str(item.path), 0, str(call.excinfo.value))
         return report
@@ -74,9 +72,20 @@ class UnderStrategy:
     def pytest_collection_modifyitems(self, items):
         """Marks the exceptions."""
         for item in items:
-            reason = exceptions.reason(item.nodeid)
+            reason = exceptions.why_not_run(item.nodeid)
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason))
+            reason = exceptions.reason(item.nodeid, self._name)
             if reason:
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+def _is_missing(error):
+    """Whether an error says that a package is not there."""
+    return isinstance(error, ImportError) and (
+        isinstance(error, ModuleNotFoundError)
+        or isinstance(error.__context__, ModuleNotFoundError)
+    )
 
 
 def main(name, tests, names=""):
