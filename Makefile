@@ -22,7 +22,8 @@ TEST_SECONDS ?= 300
 TEST_PROCESSES ?= 2
 CHAOS_FLAGS ?= --events=200 --strategy=all
 KERAS_TESTS_FLAGS ?= --strategy=all
-TRAIN_FLAGS ?= --output_dir=build/train
+TRAIN_DIR ?= build/train
+TRAIN_FLAGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -31,8 +32,10 @@ STAMP := $(VENV)/.installed
 .PHONY: train test lint format chaos keras-tests bench clean
 
 train: $(STAMP)
-	$(BIN)/tfdist launch --num_ps=1 --num_workers=2 \
-		examples/train_image_classifier.py -- $(TRAIN_FLAGS)
+	@$(BIN)/tfdist launch --num_ps=1 --num_workers=2 \
+		examples/train_image_classifier.py -- \
+		--output_dir=$(TRAIN_DIR) $(TRAIN_FLAGS)
+	@echo "A picture of this training: $(TRAIN_DIR)/training.png"
 
 test: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) \
@@ -71,9 +74,10 @@ $(BIN)/python:
 	@"$(PYTHON)" -c 'import ensurepip, venv' || { echo "$(PYTHON) cannot" \
 		"make virtual environments: install the package python3-venv, or" \
 		"set PYTHON to another interpreter." >&2; exit 1; }
-	"$(PYTHON)" -m venv --clear "$(VENV)"
+	@echo "Installing what tfdist needs into $(VENV), about a minute"
+	@"$(PYTHON)" -m venv --clear "$(VENV)"
 
 $(STAMP): setup.py tfdist/version.py | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		-e '.[plots,test]'
-	touch $@
+	@touch $@

@@ -32,7 +32,12 @@ _PATTERNS = (
     # Own formats that begin with the time.
     re.compile(rb"\W?\d{4}-\d\d-\d\d.{,60}?\b" + _NAME),
 )
-_FROM_CPP = re.compile(rb"[^]]* \S+\.(cc|cpp|h|cu):\d+\] ")
+# What C++ libraries say of themselves, and TensorFlow Datasets of what it does.
+_IDLE = re.compile(
+    rb"[^]]* \S+\.(cc|cpp|h|cu):\d+\] "
+    rb"|[^]]*\] (Load(ing)? dataset info|Creating a tf\.data\.Dataset reading"
+    rb"|Constructing tf\.data\.Dataset|Reusing dataset|Generating dataset)"
+)
 _CHATTER = re.compile(
     rb"All log messages before absl::InitializeLog\(\) is called"
     # There is no driver, hence no GPU: nothing that anybody could mend.
@@ -71,5 +76,5 @@ def is_chatter(line: bytes) -> bool:
     if level is None:
         return _NEW_BAR.match(line) is not None
     if level == Level.INFO:
-        return _FROM_CPP.match(line) is not None
+        return _IDLE.match(line) is not None
     return _CHATTER.search(line) is not None
