@@ -11,6 +11,9 @@ from tfdist.cli.log_levels import Level
 from tfdist.cli.shown import LineFilter
 
 CHATTER = (
+    b"I1122 23:26:33.548475 77 dataset_info.py:711] Load dataset info from /d",
+    b"I1122 23:26:33.561557 77 reader.py:262] Creating a tf.data.Dataset reading "
+    b"1 files located in folders: /d.",
     b"WARNING: All log messages before absl::InitializeLog() is called are "
     b"written to STDERR",
     b"I0000 00:00:1795375278.952118   11420 port.cc:153] oneDNN custom "
@@ -34,6 +37,7 @@ LEVELS = {
     b"INFO:root:x": Level.INFO,
     b"DEBUG:absl:x": Level.INFO,
     b"I1122 19:20:32.123456 77 train.py:12] x": Level.INFO,
+    b"I1122 19:20:32.123456 77 reader.py:12] Loading my data": Level.INFO,
     b"2026-11-22 12:00:00,123 - name - INFO - x": Level.INFO,
     b"[INFO] x": Level.INFO,
     b"[2026-11-22 12:00:00] WARNING x": Level.WARNING,
