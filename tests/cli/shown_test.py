@@ -12,8 +12,8 @@ from tfdist.cli.shown import LineFilter
 
 CHATTER = (
     b"I1122 23:26:33.548475 77 dataset_info.py:711] Load dataset info from /d",
-    b"I1122 23:26:33.561557 77 reader.py:262] Creating a tf.data.Dataset reading "
-    b"1 files located in folders: /d.",
+    b"I1122 23:26:33.561557 77 reader.py:262] Creating a tf.data.Dataset "
+    b"reading 1 files located in folders: /d.",
     b"WARNING: All log messages before absl::InitializeLog() is called are "
     b"written to STDERR",
     b"I0000 00:00:1795375278.952118   11420 port.cc:153] oneDNN custom "

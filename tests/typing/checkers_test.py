@@ -76,7 +76,7 @@ def test_each_wrong_use_is_caught(checker, copy_of):
     path = copy_of("wrong_uses.py")
     lines = path.read_text().splitlines()
     wrong = {k for k, line in enumerate(lines, 1) if "# wrong" in line}
-    assert len(wrong) == 10
+    assert len(wrong) == 11
     caught = {number for number, _ in CHECKERS[checker](path)}
     assert caught == wrong
 

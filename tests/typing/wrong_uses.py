@@ -1,4 +1,4 @@
-"""Ten wrong uses of tfdist, each in a line that ends with a mark."""
+"""Eleven wrong uses of tfdist, each in a line that ends with a mark."""
 
 import keras
 
@@ -12,6 +12,7 @@ def wrong(model: keras.Model, strategy: tfdist.AsyncStrategy) -> None:
     tfdist.BackupWorkersStrategy(backup_worker=1)  # wrong: no such argument
     tfdist.SoftSyncStrategy(s="2")  # wrong: a text for a number
     tfdist.AsyncStrategy(nonfinite="skip")  # wrong: not one of the choices
+    tfdist.DANAStrategy(correction=None)  # wrong: that is its own
     tfdist.DANAStrategy("slimmer")  # wrong: no such variant
     tfdist.synchronization.Sync(on_drop="later")  # wrong: no such choice
     tfdist.ParameterServerStrategy(synchronization="async")  # wrong: a text

@@ -10,7 +10,7 @@ from tfdist.averaging import outer_optimizers
 from tfdist.averaging.accrued_gradients import AccruedGradients
 from tfdist.averaging.elastic_averaging import ElasticAveraging
 from tfdist.averaging.parameter_averaging import ParameterAveraging
-from tfdist.parameter_server.options import StrategyOptions
+from tfdist.parameter_server import options
 from tfdist.parameter_server.strategy import ParameterServerStrategy
 from tfdist.synchronization import Async
 from tfdist.synchronization import Sync
@@ -36,7 +36,7 @@ class ParameterAveragingStrategy(ParameterServerStrategy):
         *,
         average_optimizer_state: bool = False,
         warmup_steps: int = 0,
-        **kwargs: Unpack[StrategyOptions],
+        **kwargs: Unpack[options.AnyExchange],
     ):
         kwargs.setdefault("synchronization", Sync())
         super().__init__(
@@ -88,7 +88,7 @@ class BMUFStrategy(ParameterServerStrategy):
         nesterov: bool = True,
         reset_momentum: bool = True,
         warmup_steps: int = 0,
-        **kwargs: Unpack[StrategyOptions],
+        **kwargs: Unpack[options.AnyExchange],
     ):
         kwargs.setdefault("synchronization", Sync())
 
@@ -128,7 +128,7 @@ class DiLoCoStrategy(ParameterServerStrategy):
         *,
         outer_optimizer: keras.Optimizer | None = None,
         warmup_steps: int = 0,
-        **kwargs: Unpack[StrategyOptions],
+        **kwargs: Unpack[options.AnyExchange],
     ):
         kwargs.setdefault("synchronization", Sync())
         if outer_optimizer is None:
@@ -165,7 +165,7 @@ class AsyncLocalSGDStrategy(ParameterServerStrategy):
         outer_optimizer: Any = None,
         dynamic: bool = True,
         warmup_steps: int = 0,
-        **kwargs: Unpack[StrategyOptions],
+        **kwargs: Unpack[options.AnyExchange],
     ):
         kwargs.setdefault("synchronization", Async())
         if outer_optimizer is None:
@@ -202,7 +202,7 @@ class ElasticAveragingStrategy(ParameterServerStrategy):
         *,
         moving_rate: float | None = None,
         alpha: float | None = None,
-        **kwargs: Unpack[StrategyOptions],
+        **kwargs: Unpack[options.AnyExchange],
     ):
         super().__init__(
             local_steps=ElasticAveraging(
@@ -231,7 +231,7 @@ class DownpourStrategy(ParameterServerStrategy):
         n_push: int = 1,
         *,
         outer_optimizer: keras.Optimizer | None = None,
-        **kwargs: Unpack[StrategyOptions],
+        **kwargs: Unpack[options.AnyExchange],
     ):
         super().__init__(
             local_steps=AccruedGradients(n_fetch, n_push, outer_optimizer),

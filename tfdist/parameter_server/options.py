@@ -1,7 +1,9 @@
 """The arguments that all strategies with servers have in common, as a type."""
 
 from collections.abc import Callable
+import inspect
 import os
+import typing
 from typing import Any
 from typing import Literal
 from typing import TypedDict
@@ -13,13 +15,10 @@ from tfdist.correction import Correction
 from tfdist.synchronization import Synchronization
 
 
-class StrategyOptions(TypedDict, total=False):
+class Options(TypedDict, total=False):
     """What presets hand on to `ParameterServerStrategy`, which documents it."""
 
     cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None
-    synchronization: Synchronization | None
-    correction: Correction | None
-    local_steps: LocalSteps | int | None
     communication: Literal["parameter_server", "ring"]
     variable_partitioner: Callable[..., Any] | None
     warmup_worker_steps: int
@@ -35,3 +34,46 @@ class StrategyOptions(TypedDict, total=False):
     snapshot_dir: str | os.PathLike[str] | None
     snapshot_every: float
     seed: int | None
+
+
+class AnyCorrection(Options, total=False):
+    """Where the synchronization is given."""
+
+    correction: Correction | None
+    local_steps: LocalSteps | int | None
+
+
+class AnySynchronization(Options, total=False):
+    """Where the correction is given."""
+
+    synchronization: Synchronization | None
+    local_steps: LocalSteps | int | None
+
+
+class AnyExchange(Options, total=False):
+    """Where local steps are given."""
+
+    synchronization: Synchronization | None
+    correction: Correction | None
+
+
+def write_out(preset, strategy):
+    """Makes `inspect.signature`, `help` and notebooks show all arguments.
+
+    Args:
+      preset: A class whose `**kwargs` are an `Unpack` of one of these.
+      strategy: The class that documents them.
+    """
+    own = dict(inspect.signature(preset.__init__).parameters)
+    del own["self"]
+    given = own.get("kwargs")
+    if given is not None and typing.get_args(given.annotation):
+        (options,) = typing.get_args(given.annotation)
+        del own["kwargs"]
+        known = inspect.signature(strategy.__init__).parameters
+        for name, parameter in known.items():
+            if name in options.__annotations__:
+                own[name] = parameter.replace(
+                    kind=inspect.Parameter.KEYWORD_ONLY
+                )
+    preset.__signature__ = inspect.Signature(list(own.values()))

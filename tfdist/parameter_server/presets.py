@@ -6,7 +6,7 @@ from typing_extensions import Unpack
 
 from tfdist.correction import DANA
 from tfdist.correction import DelayCompensation
-from tfdist.parameter_server.options import StrategyOptions
+from tfdist.parameter_server import options
 from tfdist.parameter_server.strategy import ParameterServerStrategy
 from tfdist.synchronization import BoundedStaleness
 from tfdist.synchronization import SoftSync
@@ -37,7 +37,7 @@ class BackupWorkersStrategy(ParameterServerStrategy):
         backup_workers: int = 1,
         *,
         on_drop: Literal["next", "retry"] = "next",
-        **kwargs: Unpack[StrategyOptions],
+        **kwargs: Unpack[options.AnyCorrection],
     ):
         super().__init__(
             synchronization=Sync(backup_workers, on_drop=on_drop), **kwargs
@@ -62,7 +62,7 @@ class SoftSyncStrategy(ParameterServerStrategy):
         s: int | None = None,
         *,
         n: int | None = None,
-        **kwargs: Unpack[StrategyOptions],
+        **kwargs: Unpack[options.AnyCorrection],
     ):
         super().__init__(synchronization=SoftSync(s, n=n), **kwargs)
 
@@ -78,7 +78,7 @@ class BoundedStalenessStrategy(ParameterServerStrategy):
     """
 
     def __init__(
-        self, max_staleness: int = 3, **kwargs: Unpack[StrategyOptions]
+        self, max_staleness: int = 3, **kwargs: Unpack[options.AnyCorrection]
     ):
         super().__init__(
             synchronization=BoundedStaleness(max_staleness), **kwargs
@@ -106,7 +106,7 @@ class DCASGDStrategy(ParameterServerStrategy):
         variance_decay: float | None = None,
         *,
         backups: Literal["server", "worker"] = "server",
-        **kwargs: Unpack[StrategyOptions],
+        **kwargs: Unpack[options.AnySynchronization],
     ):
         super().__init__(
             correction=DelayCompensation(
@@ -136,7 +136,7 @@ class DANAStrategy(ParameterServerStrategy):
         *,
         lambda_0: float | None = None,
         backups: Literal["server", "worker"] | None = None,
-        **kwargs: Unpack[StrategyOptions],
+        **kwargs: Unpack[options.AnySynchronization],
     ):
         super().__init__(
             correction=DANA(

@@ -34,6 +34,7 @@ from tfdist.parameter_server import layout
 from tfdist.parameter_server import leaving
 from tfdist.parameter_server import marks
 from tfdist.parameter_server import nonfinite as nonfinite_lib
+from tfdist.parameter_server import options
 from tfdist.parameter_server import recovery
 from tfdist.parameter_server import ring
 from tfdist.parameter_server import store as store_lib
@@ -139,6 +140,10 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
       ClusterConfigError: The cluster's description is malformed.
       TimeoutError: The servers could not be reached within `start_timeout`.
     """
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        options.write_out(cls, ParameterServerStrategy)
 
     def __init__(
         self,
