@@ -2,6 +2,7 @@
 #
 #   make train    train a model on one parameter server and two workers
 #   make test     run the tests
+#   make test-slow  run the tests that take long
 #   make lint     check formatting and style
 #   make format   format, and mend what the linter can
 #   make chaos    train under all strategies while processes die at random
@@ -10,7 +11,7 @@
 #   make clean    remove what was built
 #
 # PYTHON is the interpreter for the virtual environment (3.10 to 3.13),
-# TESTS what `make test` runs, TEST_SECONDS the bound of one test,
+# TESTS what both run tests of, TEST_SECONDS the bound of one test,
 # TEST_PROCESSES how many files of tests run side by side (0: one, in the
 # same process). CHAOS_FLAGS: `python -m tests.chaos.main --help`,
 # KERAS_TESTS_FLAGS: `python -m tests.keras_own.main --help`.
@@ -29,7 +30,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := train
-.PHONY: train test lint format chaos keras-tests bench clean
+.PHONY: train test test-slow lint format chaos keras-tests bench clean
 
 train: $(STAMP)
 	@$(BIN)/tfdist launch --num_ps=1 --num_workers=2 \
@@ -37,9 +38,11 @@ train: $(STAMP)
 		--output_dir=$(TRAIN_DIR) $(TRAIN_FLAGS)
 	@echo "A picture of this training: $(TRAIN_DIR)/training.png"
 
-test: $(STAMP)
+test: MARKS = not slow
+test-slow: MARKS = slow
+test test-slow: $(STAMP)
 	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) \
-		--dist=loadfile --timeout=$(TEST_SECONDS) $(TESTS)
+		--dist=loadfile --timeout=$(TEST_SECONDS) -m "$(MARKS)" $(TESTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -10,6 +10,7 @@ from tests.examples import codistillation_task
 from tests.multi_process import scripts
 from tests.multi_process.real_cluster import TaskUnderTest
 from tests.multi_process.real_cluster import shared_zygote
+from tfdist import datasets
 
 LANGUAGE, IMAGES = "codistill_language_model", "train_image_classifier"
 SECONDS = 120.0
@@ -185,3 +186,31 @@ def test_bad_flags_are_refused_by_name(tmp_path, script):
     messages = json.loads((tmp_path / "messages.json").read_text())
     for (case, expected), message in zip(cases.items(), messages, strict=True):
         assert expected in message, case
+
+
+@pytest.mark.slow
+def test_groups_train_on_images(tmp_path):
+    data_dir = tmp_path / "tensorflow_datasets"
+    datasets.load("digits", data_dir=data_dir)
+    flags = [
+        "--codistill",
+        f"--data_dir={data_dir}",
+        f"--exchange_dir={tmp_path / 'elsewhere'}",
+        "--batch_size=64",
+        "--epochs=3",
+        "--burn_in_steps=3",
+        "--exchange_every=5",
+        "--quantise=int8",
+        "--straggler=0:0.15",
+    ]
+    outputs = run(tmp_path, IMAGES, flags, {"worker": 1})
+    for group, summary in enumerate(summaries(tmp_path, outputs)):
+        directory = str(tmp_path / "elsewhere")
+        assert_taught(summary, group, quantise="int8", exchange_dir=directory)
+        # Half of 1,437 - 144 images are 11 batches of 64.
+        assert summary["updates_applied"] == 3 * 11
+        assert 0.2 < summary["test_accuracy"] <= 1
+        assert (tmp_path / f"group-{group}" / "training.png").exists()
+        assert list(tmp_path.glob(f"elsewhere/group-{group}/*.npz"))
+    assert not (tmp_path / "summary.json").exists()
+    assert not (tmp_path / "exchange").exists()

@@ -109,3 +109,40 @@ def test_without_servers_workers_exchange_as_the_period_says(
     assert len(steps) == NUM_WORKERS
     for lines in steps:
         assert [line["local_steps"] for line in lines] == [1, 3, 3]
+
+
+# Strategy -> its flags, and how many gradients make an update, at least and at
+# most.
+OTHERS = {
+    "backup_workers": (
+        ["--backup_workers=1", "--on_drop=retry", "--straggler=2:0.05"],
+        # One where no more than one worker is left.
+        (1, 2),
+    ),
+    "softsync": (["--softsync_s=3"], (3, 3)),
+    "dana": (["--dana_variant=dc", "--optimizer=sgd"], (1, 1)),
+    "downpour": (["--n_fetch=2", "--n_push=3", "--optimizer=sgd"], (1, 1)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", OTHERS)
+def test_updates_are_made_of_as_many_gradients_as_the_method_says(
+    strategy, data_dir, tmp_path
+):
+    flags, (least, most) = OTHERS[strategy]
+    summary, steps = train(
+        tmp_path, data_dir, 1, f"--strategy={strategy}", *flags
+    )
+    pushes = [3, 3, 1] if strategy == "downpour" else [1] * 7
+    accepted = summary["gradients_accepted"]
+    # No batch is left out: what is dropped is tried again.
+    assert accepted == NUM_WORKERS * len(pushes)
+    if strategy == "downpour":
+        for lines in steps:
+            local = [line["local_steps"] for line in lines if line["accepted"]]
+            assert sum(local) == sum(pushes)
+    if strategy != "backup_workers":
+        assert summary["gradients_dropped"] == 0
+    updates = summary["updates_applied"]
+    assert accepted / most <= updates <= accepted / least

@@ -14,6 +14,7 @@ import json
 import numpy as np
 import pytest
 
+from tests import slow
 from tests.correction import oracles
 from tests.multi_process.correction_tasks import RATE
 
@@ -29,6 +30,20 @@ CASES = {
     "DANA-DC": (
         ("DANA", {"variant": "dc", "momentum": 0.5}),
         lambda: oracles.DanaZero(WORKERS, RATE, 0.5, 2.0),
+    ),
+}
+SLOW_CASES = {
+    "inverse staleness": (
+        ("InverseStaleness", {}),
+        oracles.InverseStaleness,
+    ),
+    "delay compensation": (
+        ("DelayCompensation", {"lambda_0": 4.0}),
+        lambda: oracles.DelayCompensation(4.0),
+    ),
+    "DANA-Zero": (
+        ("DANA", {"variant": "zero", "momentum": 0.5}),
+        lambda: oracles.DanaZero(WORKERS, RATE, 0.5),
     ),
 }
 # What is kept of a worker, on servers; the others run without a death.
@@ -177,9 +192,9 @@ class Replay:
         )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow.also(CASES, SLOW_CASES))
 def test_gradients_are_corrected_by_what_they_were_computed_from(cluster, name):
-    correction, make_oracle = CASES[name]
+    correction, make_oracle = {**CASES, **SLOW_CASES}[name]
     reports, records = run(cluster, name, correction)
     total = check_counts(reports)
     gradients = gradients_of(records, total)
@@ -242,6 +257,8 @@ class OneMomentum(_Faulty):
 
 
 WRONG = {
+    "inverse staleness": [NeverLate],
+    "DANA-Zero": [OneMomentum],
     "gap aware": [OneBackup],
     "FASGD": [NeverLate],
     "delay compensation": [OneBackup],

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from tests import slow
 from tests.multi_process.real_cluster import ClusterUnderTest
 
 # What TensorFlow's keep-alive takes at most to see that a peer is stopped
@@ -82,7 +83,9 @@ def test_an_exchange_sends_what_a_ring_of_three_sends(reports):
     assert all(sizes == [call + means] * 2 for sizes in report["bytes"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", slow.also([signal.SIGSTOP], [signal.SIGKILL])
+)
 def test_a_worker_that_is_gone_ends_the_others_with_an_error(cluster, number):
     running = cluster(num_ps=0, num_workers=3)
     workers = running.start_workers("ring_tasks:train_for_ever")

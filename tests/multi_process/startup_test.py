@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests import slow
 from tests.multi_process.real_cluster import ClusterUnderTest
 
 SECONDS = 60.0
@@ -21,7 +22,7 @@ def rounds(request):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("servers_are_up", [False])
+@pytest.mark.parametrize("servers_are_up", slow.also([False], [True]))
 def test_no_start_fails(zygote, tmp_path, rounds, servers_are_up):
     generator = random.Random(rounds)
     failures = []

@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from tests import slow
+
 METHODS = {
     "sync": ("Sync", {}),
     "backup": ("Sync", {"backup_workers": 1}),
@@ -18,7 +20,6 @@ METHODS = {
     "bounded": ("BoundedStaleness", {"max_staleness": 1}),
 }
 WAITING = {name: METHODS[name] for name in ("sync", "bounded")}
-# What a backup worker adds to them is decided by the same lines as "sync".
 WITHOUT_BACKUPS = {**WAITING, "softsync": METHODS["softsync"]}
 # Of the workers; the servers know it after at most one heartbeat more.
 TIMEOUT = 3.0
@@ -49,11 +50,11 @@ def check_exact(reports):
             assert counts["pushed"] == counts["accepted"] + counts["dropped"]
 
 
-def parametrize(methods):
-    return pytest.mark.parametrize("method", methods)
+def parametrize(methods, also=()):
+    return pytest.mark.parametrize("method", slow.also(methods, also))
 
 
-@parametrize(["sync"])
+@parametrize(["sync"], ["backup", "softsync", "bounded"])
 def test_kill_9_while_computing_pushing_or_waiting(cluster, method):
     generator = random.Random(method)
     made = cluster(num_ps=2, num_workers=3)
@@ -106,7 +107,7 @@ def test_a_worker_that_is_started_again_is_not_waited_for(cluster):
     check_exact([other.report(), second.report()])
 
 
-@parametrize(["sync"])
+@parametrize(["sync"], ["backup", "softsync", "bounded"])
 def test_a_stopped_worker_is_not_waited_for_and_is_taken_back(cluster, method):
     made = cluster(num_ps=1, num_workers=3)
     made.start_servers()
@@ -142,7 +143,7 @@ def test_a_stopped_worker_is_not_waited_for_and_is_taken_back(cluster, method):
     check_exact([worker.report() for worker in going])
 
 
-@parametrize(WITHOUT_BACKUPS)
+@parametrize(WITHOUT_BACKUPS, ["backup"])
 def test_a_worker_out_of_data_leaves(cluster, method):
     made = cluster(num_ps=1, num_workers=3)
     made.start_servers()
@@ -161,7 +162,7 @@ def test_a_worker_out_of_data_leaves(cluster, method):
     assert pushed == [5, 60, 60]
 
 
-@parametrize(["sync"])
+@parametrize(["sync"], ["bounded"])
 def test_workers_that_never_begin_are_waited_for_at_first_only(cluster, method):
     made = cluster(num_ps=1, num_workers=3)
     made.start_servers()
@@ -179,7 +180,7 @@ def test_workers_that_never_begin_are_waited_for_at_first_only(cluster, method):
     check_exact([worker.report() for worker in (*early, late)])
 
 
-@pytest.mark.parametrize("index", [1])
+@pytest.mark.parametrize("index", slow.also([1], [0]))
 def test_a_server_that_dies_ends_the_wait_and_all_go_on(cluster, index):
     made = cluster(num_ps=2, num_workers=2)
     made.start_servers()

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from tests import slow
+
 # Longer than TensorFlow's servers and clients keep a silent peer: keep-alive
 # pings go out every 5 s and are answered within 4 s.
 UNAVAILABLE_SECONDS = 12.0
@@ -13,7 +15,7 @@ WEIGHTS = 281  # 1 + 7 + 3 * 5 + 129 * 2, of `tasks.SHAPES`.
 
 
 @pytest.mark.parametrize(
-    "victim, kills", [(2, 2), (0, 1)], ids=["a worker", "the chief"]
+    "victim, kills", slow.also([(2, 2), (0, 1)], [(2, 5), (0, 2)])
 )
 def test_kill_9_loses_no_update_of_the_others(cluster, victim, kills):
     generator = random.Random(victim)

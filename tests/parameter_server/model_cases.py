@@ -353,10 +353,14 @@ def main():
     """Trains every model against the cluster of TF_CONFIG."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=pathlib.Path)
-    directory = parser.parse_args().directory
+    parser.add_argument("names", nargs="+")
+    arguments = parser.parse_args()
     strategy = tfdist.AsyncStrategy(start_timeout=60.0)
-    for number, name in enumerate(ON_SERVERS):
-        np.savez(directory / f"{number}.npz", *train(name, strategy.scope()))
+    for number, name in enumerate(arguments.names):
+        np.savez(
+            arguments.directory / f"{number}.npz",
+            *train(name, strategy.scope()),
+        )
         print("trained", number, name, flush=True)
     print("servers", len(strategy.bytes_per_server), flush=True)
 

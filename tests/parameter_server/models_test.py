@@ -6,15 +6,16 @@ import functools
 import numpy as np
 import pytest
 
+from tests import slow
 from tests.parameter_server import model_cases
 from tests.parameter_server.trained_on_servers import train_on_servers
 from tests.parameter_server.twins import assert_same
 import tfdist
 
 TOLERANCE = 1e-5
-# A siamese net, one model called twice, is shown placed; here it
-# costs a minute of collecting garbage.
-CASES = [name for name in model_cases.CASES if name != "siamese net"]
+# One model that is called twice: it costs a minute of collecting garbage.
+SLOW = ["siamese net"]
+CASES = [name for name in model_cases.CASES if name not in SLOW]
 
 
 @functools.cache
@@ -22,7 +23,7 @@ def _plain(name):
     return model_cases.train(name, contextlib.nullcontext())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow.also(CASES, SLOW))
 def test_trains_as_without_a_strategy(name):
     strategy = tfdist.AsyncStrategy()
     found = model_cases.train(name, strategy.scope())
@@ -35,7 +36,7 @@ def test_trains_as_without_a_strategy(name):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     directory = tmp_path_factory.mktemp("on_servers")
-    train_on_servers(model_cases, directory)
+    train_on_servers(model_cases, directory, model_cases.ON_SERVERS)
     return directory
 
 

@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pytest
 
+from tests import slow
 from tests.parameter_server import optimizer_cases
 from tests.parameter_server.trained_on_servers import train_on_servers
 import tfdist
@@ -41,15 +42,23 @@ def test_trains_as_without_a_strategy(name):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("on_servers")
-    train_on_servers(optimizer_cases, directory)
-    return directory
+    @functools.cache
+    def directory_of(names):
+        directory = tmp_path_factory.mktemp("on_servers")
+        train_on_servers(optimizer_cases, directory, names)
+        return directory
+
+    return directory_of
 
 
-@pytest.mark.parametrize("name", optimizer_cases.ON_SERVERS)
+ON_SERVERS = tuple(optimizer_cases.ON_SERVERS)
+OTHERS = tuple(name for name in CASES if name not in ON_SERVERS)
+
+
+@pytest.mark.parametrize("name", slow.also(ON_SERVERS, OTHERS))
 def test_trains_on_servers_as_without_a_strategy(name, trained):
-    number = optimizer_cases.ON_SERVERS.index(name)
-    with np.load(trained / f"{number}.npz") as arrays:
+    names = ON_SERVERS if name in ON_SERVERS else OTHERS
+    with np.load(trained(names) / f"{names.index(name)}.npz") as arrays:
         found = dict(arrays)
     _assert_same(found, _plain(name))
 
