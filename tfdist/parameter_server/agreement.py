@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tfdist.parameter_server import records as records_lib
+from tfdist.parameter_server import traced
 
 
 def build(store, lock_name, name, mine, create=None):
@@ -59,11 +60,11 @@ def agree(store, lock_name, name, mine, create=None):
     Returns:
       The text that is there, a str.
     """
-    function = tf.function(
-        lambda text: build(store, lock_name, name, text, create),
-        autograph=False,
+    text = tf.constant(mine)
+    function = traced.trace(
+        lambda text: build(store, lock_name, name, text, create), text
     )
-    return function(tf.constant(mine)).numpy().decode()
+    return function(text).numpy().decode()
 
 
 def left(store, name):
@@ -84,7 +85,7 @@ def left(store, name):
         with tf.device(store.worker_device):
             return tf.identity(text)
 
-    return tf.function(build, autograph=False)().numpy().decode()
+    return traced.trace(build)().numpy().decode()
 
 
 def layout_of(records):

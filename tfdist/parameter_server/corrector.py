@@ -1,10 +1,13 @@
 """A correction of late gradients at work in one strategy."""
 
+import functools
+
 import tensorflow as tf
 
 from tfdist.correction import Copies
 from tfdist.correction import LateGradient
 from tfdist.parameter_server import section as section_lib
+from tfdist.parameter_server import traced
 from tfdist.parameter_server import worker_corrections
 from tfdist.parameter_server.slots import ServerSlots
 from tfdist.parameter_server.slots import dtype_of
@@ -183,9 +186,8 @@ class Corrector:
         ]
         if not new or self._correction.on_worker:
             return
-        make = tf.function(self._build_slots, autograph=False)
         with tf.init_scope():
-            make(ledger, new)
+            traced.trace(lambda: self._build_slots(ledger, new))()
             self._ledgers.update((v.ordinal, ledger) for v in new)
             self._store.state.show_ahead()
 
@@ -196,7 +198,8 @@ class Corrector:
             variables = by_ledger.setdefault(ledger, [])
             variables.append(self._store.variables[ordinal])
         for ledger, variables in by_ledger.items():
-            tf.function(self._build_slots, autograph=False)(ledger, variables)
+            build = functools.partial(self._build_slots, ledger, variables)
+            traced.trace(build)()
 
     def _build_slots(self, ledger, variables):
         store = self._store
@@ -327,7 +330,7 @@ class Corrector:
         """
         if self._correction.looks_ahead and self._ledgers:
             with tf.init_scope():
-                tf.function(self._build_show_ahead, autograph=False)()
+                traced.trace(self._build_show_ahead)()
 
     def _build_show_ahead(self):
         store, pieces = self._store, {}

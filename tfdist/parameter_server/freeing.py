@@ -26,6 +26,7 @@ import tensorflow as tf
 from tfdist import private_tensorflow
 from tfdist.cluster import members as members_lib
 from tfdist.cluster import reports
+from tfdist.parameter_server import traced
 
 LOCK = "freeing/lock"
 # Whose a resource on a server is, by its name: positions of variables.
@@ -116,10 +117,7 @@ class Freeing:
         """
         again = {k: d for k, d in self._freed.items() if k[0] in shards}
         if again:
-            destroy = tf.function(
-                lambda: self._build_destroy(again, None), autograph=False
-            )
-            destroy.get_concrete_function()()
+            traced.trace(lambda: self._build_destroy(again, None))()
 
     def give_up(self, variables):
         """Takes note of variables that all others have freed."""
@@ -164,8 +162,8 @@ class Freeing:
             # Steps of others may swap what they hold with their shadows.
             self._empty(ordinals)
         store.variables.forget(ordinals)
-        for traced in list(store.traced):
-            traced.forget()
+        for known in list(store.traced):
+            known.forget()
         if store.kernels is not None:
             store.kernels.forgot()
         self._let_go |= ordinals
@@ -268,10 +266,8 @@ class Freeing:
             for key, dtype in list(store.known.items())
             if owners_of(store.short_name(key[1])) & free
         }
-        destroy = tf.function(
-            lambda: self._build_destroy(named, rows), autograph=False
-        )
-        if not store.call(destroy.get_concrete_function()):
+        destroy = traced.trace(lambda: self._build_destroy(named, rows))
+        if not store.call(destroy):
             return False
         self._freed.update(named)
         for key in named:

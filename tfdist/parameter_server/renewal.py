@@ -13,6 +13,7 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist.parameter_server import resources
+from tfdist.parameter_server import traced
 from tfdist.synchronization import state as state_lib
 from tfdist.synchronization.state import Phase
 from tfdist.synchronization.state import Reason
@@ -91,14 +92,15 @@ class Renewal:
         """
         if expected is None:
             expected = [True] * self._num_workers
-        key = tuple(sorted(self._staged.items()))
-        if key not in self._functions:
-            self._functions[key] = tf.function(self._build, autograph=False)
-        began, epoch, lost, torn = self._functions[key](
+        given = (
             tf.constant(incarnations, tf.int64),
             tf.constant(expected),
             tf.constant(accepted, tf.int64),
         )
+        key = tuple(sorted(self._staged.items()))
+        if key not in self._functions:
+            self._functions[key] = traced.trace(self._build, *given)
+        began, epoch, lost, torn = self._functions[key](*given)
         self._ledger.set_epoch(epoch)
         return Renewed(bool(began), tuple(lost.numpy().tolist()), int(torn))
 

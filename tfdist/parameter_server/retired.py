@@ -93,7 +93,7 @@ class Retired:
         """Puts back what a first server has lost that was started again."""
         if self._seen is not None and self._seen.any():
             seen = tf.constant(self._seen)
-            tf.function(self._build_restore, autograph=False)(seen)
+            traced.trace(self._build_restore, seen)(seen)
 
     def _build_restore(self, seen):
         store = self._store

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdist.averaging import base as averaging
 from tfdist.cluster import tf_config
 from tfdist.parameter_server import first_values
+from tfdist.parameter_server import traced
 from tfdist.parameter_server.pull import assign
 from tfdist.parameter_server.variables import Role
 from tfdist.synchronization import Sync
@@ -385,9 +386,7 @@ class Ring:
 
     def _call(self, key, build, *args):
         if key not in self._functions:
-            specs = [tf.TensorSpec(a.shape, a.dtype) for a in args]
-            function = tf.function(build, autograph=False)
-            self._functions[key] = function.get_concrete_function(*specs)
+            self._functions[key] = traced.trace(build, *args)
         return self._functions[key](*args)
 
 

@@ -3,6 +3,17 @@
 import tensorflow as tf
 
 
+def trace(build, *tensors):
+    """The function that `build` builds of such tensors.
+
+    TensorFlow warns of functions that are made again and again, by what builds
+    them, unless they are traced before they are called.
+    """
+    function = tf.function(build, autograph=False)
+    specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
+    return function.get_concrete_function(*specs)
+
+
 class Traced:
     """What has been traced, by key.
 
@@ -27,8 +38,7 @@ class Traced:
         """
         function = self._functions.get(key)
         if function is None:
-            function = tf.function(build, autograph=False)
-            function = self._functions[key] = function.get_concrete_function()
+            function = self._functions[key] = trace(build)
         return self._store.call(function)
 
     def forget(self):
