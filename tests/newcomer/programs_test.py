@@ -13,6 +13,8 @@ from tests.multi_process import scripts
 from tfdist.cli import main
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
+# Ten times what a program takes on two idle processors.
+SECONDS = 300
 
 
 def launch(directory, program, *flags):
@@ -27,6 +29,7 @@ def launch(directory, program, *flags):
         All that it shows, a string.
     """
     with Launched(*flags, PROGRAMS / program, cwd=directory) as run:
+        run.process.wait(SECONDS)
         status, text = run.finish()
     assert status == 0, text
     return text
@@ -35,7 +38,7 @@ def launch(directory, program, *flags):
 def run_alone(directory, program):
     """As `python program`; returns what it prints."""
     task = scripts.start(directory, PROGRAMS / program, [])
-    assert task.wait(120) == 0, task.output()
+    assert task.wait(SECONDS) == 0, task.output()
     return task.output()
 
 
@@ -68,7 +71,9 @@ def test_first_program_trains(tmp_path):
 def test_backup_workers_train_on_records(tmp_path):
     run_alone(tmp_path, "write_records.py")
     program = PROGRAMS / "backup_workers.py"
-    output = scripts.run(tmp_path, program, [], {"ps": 1, "worker": 3})
+    output = scripts.run(
+        tmp_path, program, [], {"ps": 1, "worker": 3}, seconds=SECONDS
+    )
     text = output["worker-0"]
     # Six files of 64 records in batches of 16, in each of 4 epochs.
     gradients = 6 * 64 // 16 * 4
@@ -203,6 +208,7 @@ def test_data_made_before_the_strategy_is_refused(tmp_path):
         "model.fit(data)\n"
     )
     with Launched("--num_ps=1", "--num_workers=1", script) as run:
+        run.process.wait(SECONDS)
         status, text = run.finish()
     assert status == 1
     assert "must be made after the strategy" in text.splitlines()[-1]
