@@ -115,6 +115,30 @@ def test_program_of_pipelines_runs():
     ]
 
 
+def anchors(text):
+    """Those that GitHub makes of the headings of a document."""
+    without_code = re.sub(r"(?ms)^ *```.*?^ *```$", "", text)
+    headings = re.findall(r"(?m)^#+ (.*)$", without_code)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in headings
+    }
+
+
+def test_links_lead_somewhere():
+    for path in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
+        text = path.read_text("utf-8")
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            if link.startswith(("http:", "https:")):
+                continue
+            name, _, anchor = link.partition("#")
+            target = path.parent / name if name else path
+            assert target.exists(), f"{path.name}: {link}"
+            if anchor:
+                known = anchors(target.read_text("utf-8"))
+                assert anchor in known, f"{path.name}: {link}"
+
+
 def test_table_of_presets_is_what_they_are():
     rows = re.findall(
         r"^\| `(\w+Strategy)` \|[^|]*\|[^|]*\| (\d+)", AVERAGING, re.MULTILINE

@@ -85,6 +85,32 @@ def readers_of(dataset):
     return [reader for part in parts for reader in readers_of(part)]
 
 
+def is_from_memory(dataset):
+    """Whether a `tf.data.Dataset` is known to read tensors or a generator only.
+
+    TensorFlow finds the same out when it is to share out files, and then
+    writes the description of the whole data set to standard error. What a data
+    set is made of has no public name; where it is not known, it may read files.
+    """
+    name = type(dataset).__name__
+    # pylint: disable=protected-access
+    if name == "_TensorSliceDataset":
+        # A list of names of files looks like any other tensor.
+        specs = tf.nest.flatten(dataset.element_spec)
+        return not any(spec.dtype == tf.string for spec in specs)
+    if name in ("_RangeDataset", "_TensorDataset"):
+        return True
+    if name == "_FlatMapDataset":  # What `from_generator` makes.
+        return any(
+            operation.type == "GeneratorDataset"
+            for wrapped in dataset._functions()
+            for operation in wrapped.function.graph.get_operations()
+        )
+    if name not in (*_PLAIN_STAGES, "_ShardDataset"):
+        return False
+    return all(is_from_memory(part) for part in dataset._inputs())
+
+
 def adapts_generator(adapter):
     """Whether a Keras `DataAdapter` is that of a Python generator.
 

@@ -208,6 +208,23 @@ def test_lines_of_errors_are_told_from_others():
         assert reader.read(line) == is_part, line
 
 
+def test_marks_below_a_line_of_source_are_no_error():
+    reader = failure.ErrorReader()
+    for line in (
+        b"Traceback (most recent call last):",
+        b'  File "a.py", line 1, in <module>',
+        b"    load(17)",
+        # So it was seen of Python 3.11, and for no simple program.
+        b"^^^^^^^^",
+        b'  File "a.py", line 2, in load',
+        b"    shards[17] + 1",
+        b"    ~~~~~~^^^^",
+        b"IndexError: list index out of range",
+    ):
+        assert reader.read(line), line
+    assert reader.cause(1).error == "IndexError: list index out of range"
+
+
 def test_a_long_message_is_cut():
     reader = failure.ErrorReader()
     reader.read(b"Traceback (most recent call last):")

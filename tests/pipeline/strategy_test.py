@@ -101,6 +101,10 @@ def test_models_that_are_no_pipeline_are_not_trained():
     outside = models.make("mlp")
     with pytest.raises(ValueError, match="outside this strategy's scope"):
         strategy.pipeline(outside)
+    # Where Keras takes the model for one of the scope.
+    with strategy.scope():
+        with pytest.raises(ValueError, match="outside this strategy's scope"):
+            strategy.pipeline(outside)
 
 
 def test_compiled_and_trained_models_become_pipelines(plain, tmp_path):

@@ -20,6 +20,9 @@ from tfdist.cli import log_levels
 # In the tracebacks of exception groups.
 _MARGIN = re.compile(rb" *[|+] ")
 _HEADER = re.compile(rb"(Exception Group )?Traceback \(most recent call last\)")
+# What Python 3.11 and later put below a line of source. 3.11 itself does not
+# indent it where the call takes up the whole line.
+_ANCHORS = re.compile(rb" *[~^]+$")
 # Without a function: the place of bad syntax.
 _FRAME = re.compile(rb' +File "(.+)", line (\d+)(?:,? in (.+))?$')
 _CHAIN = re.compile(
@@ -148,7 +151,8 @@ class ErrorReader:
         if frame and self._in_frames:
             self._frames.append(frame.groups())
         if self._in_frames:
-            if line[:1] not in (b"", b" ") and not _HEADER.match(line):
+            is_within = line[:1] in (b"", b" ") or _ANCHORS.match(line)
+            if not is_within and not _HEADER.match(line):
                 self._in_frames, self._error = False, line
                 self._lacks_message = _PREFACE.search(line) is not None
             return True

@@ -44,13 +44,14 @@ def distribute(dataset, config, store, before_training=None):
 
     Raises:
       ValueError: The data is known to have fewer elements, or files, than
-        there are shares.
+        there are shares, or was made before the strategy.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
             "experimental_distribute_dataset takes a tf.data.Dataset, came: "
             f"{type(dataset).__name__}."
         )
+    _refuse_of_before(dataset)
     purpose, frame = _keras_purpose()
     adapter = _data_adapter(frame)
     if purpose in ("train", "evaluate") and store.files is not None:
@@ -144,6 +145,34 @@ def _share_out(dataset, config, adapter):
     return _with_policy(shared, _AutoShardPolicy.OFF)
 
 
+def _refuse_of_before(dataset):
+    """Refuses a data set that was made before the strategy.
+
+    The strategy connects this process to the cluster, where its devices have
+    other names. TensorFlow finds the data set on one that is no more, and
+    says "unknown device".
+
+    Args:
+      dataset: A `tf.data.Dataset`.
+    """
+    here = _process_of(tf.data.Dataset.range(1))
+    process = _process_of(dataset)
+    # In a graph it may be on none.
+    if process and here and process != here:
+        raise ValueError(
+            "The `tf.data.Dataset` must be made after the strategy, which "
+            "connects this process to the cluster: move `strategy = ...` to "
+            "the beginning of the program, before the first data set. "
+            f"Received: a data set of {process}, in the process {here}."
+        )
+
+
+def _process_of(dataset):
+    """The job and task of the device of a `tf.data.Dataset`, if it has one."""
+    variant = tf.data.experimental.to_variant(dataset)
+    return variant.device.rpartition("/device:")[0]
+
+
 def _with_policy(dataset, policy):
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policy
@@ -159,6 +188,8 @@ def _auto_shard(dataset, policy, num_workers, index):
 
 
 def _reads_files(dataset):
+    if private_tensorflow.is_from_memory(dataset):
+        return False
     try:
         # Nothing is looked for where there is one worker.
         _auto_shard(dataset, _AutoShardPolicy.FILE, 2, 0)
@@ -205,6 +236,7 @@ def from_function(dataset_fn, config):
             num_replicas_in_sync=1,
         )
     )
+    _refuse_of_before(dataset)
     return _with_policy(dataset, _AutoShardPolicy.OFF)
 
 

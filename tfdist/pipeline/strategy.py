@@ -89,7 +89,12 @@ class PipelineStrategy(tf.distribute.Strategy):
         Raises:
           ValueError: It cannot be cut like that, or was made elsewhere.
         """
-        if model.distribute_strategy is not self:
+        # Within a scope the attribute of a model that was made without any
+        # strategy is that scope's; its variables know better.
+        created_here = self.extended.variable_created_in_scope
+        if model.distribute_strategy is not self or not all(
+            created_here(variable.value) for variable in model.variables
+        ):
             raise ValueError(
                 f"Model {model.name!r} was created outside this strategy's "
                 "scope: build it, and compile it, under strategy.scope()."

@@ -1,0 +1,214 @@
+"""The programs that a newcomer writes first do what the documents promise."""
+
+import pathlib
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.cli.launched import Launched
+from tests.multi_process import scripts
+from tfdist.cli import main
+
+PROGRAMS = pathlib.Path(__file__).parent / "programs"
+# Ten times what a program takes on two idle processors.
+SECONDS = 300
+
+
+def launch(directory, program, *flags):
+    """Runs `tfdist launch`; all tasks have to end with 0.
+
+    Args:
+        directory: in which it runs, a `pathlib.Path`.
+        program: name of a file of `PROGRAMS`.
+        *flags: of the launcher.
+
+    Returns:
+        All that it shows, a string.
+    """
+    with Launched(*flags, PROGRAMS / program, cwd=directory) as run:
+        run.process.wait(SECONDS)
+        status, text = run.finish()
+    assert status == 0, text
+    return text
+
+
+def run_alone(directory, program):
+    """As `python program`; returns what it prints."""
+    task = scripts.start(directory, PROGRAMS / program, [])
+    assert task.wait(SECONDS) == 0, task.output()
+    return task.output()
+
+
+def losses(text, prefix=""):
+    """Those of the lines of progress that begin with it, a list of floats."""
+    shown = rf"(?m)^{prefix}\d+/\d+ - .*?- loss: ([\d.e+-]+)"
+    return [float(loss) for loss in re.findall(shown, text)]
+
+
+def labelled(examples):
+    """The data that the programs train on."""
+    x = np.random.default_rng(0).normal(size=(examples, 4)).astype("float32")
+    return x, (x.sum(axis=1) > 0).astype("int32")
+
+
+def test_first_program_trains(tmp_path):
+    flags = "--num_ps=1", "--num_workers=2"
+    text = launch(tmp_path, "first_program.py", *flags)
+    # 512 examples in batches of 16, in each of 5 epochs.
+    assert f"[worker 0] updates: [{512 // 16 * 5}]" in text
+    *of_epochs, evaluated = losses(text, r"\[worker 0\] ")
+    assert len(of_epochs) == 5
+    assert evaluated < of_epochs[0]
+    # The file holds what was evaluated.
+    model = keras.models.load_model(tmp_path / "first.keras")
+    loss, _ = model.evaluate(*labelled(512), verbose=0)
+    assert loss == pytest.approx(evaluated, abs=1e-3)
+
+
+def test_backup_workers_train_on_records(tmp_path):
+    run_alone(tmp_path, "write_records.py")
+    program = PROGRAMS / "backup_workers.py"
+    output = scripts.run(
+        tmp_path, program, [], {"ps": 1, "worker": 3}, seconds=SECONDS
+    )
+    text = output["worker-0"]
+    # Six files of 64 records in batches of 16, in each of 4 epochs.
+    gradients = 6 * 64 // 16 * 4
+    updates, pushed, dropped = map(
+        int,
+        re.search(
+            r"applied: (\d+); .* pushed: (\d+), dropped: (\d+)", text
+        ).groups(),
+    )
+    assert pushed == gradients
+    # Of three workers two make an update; when others have ended, one.
+    assert (pushed - dropped) / 2 <= updates <= pushed - dropped
+    table = re.findall(r"/job:worker/task:\d +(\d+) +(\d+) +(\d+) ", text)
+    counts = np.array(table, int)
+    # Each had two files to itself.
+    assert counts[:, 0].tolist() == [gradients // 3] * 3
+    assert counts[:, 1:].sum(axis=0).tolist() == [pushed - dropped, dropped]
+    assert curve(tmp_path / "runs" / "train", "epoch_loss") == [0, 1, 2, 3]
+    assert curve(tmp_path / "runs" / "validation", "epoch_loss") == [0, 1, 2, 3]
+    assert len(list((tmp_path / "runs").glob("steps-worker-*.jsonl"))) == 3
+    best = keras.models.load_model(tmp_path / "best.keras")
+    _, accuracy = best.evaluate(*labelled(512), verbose=0)
+    assert accuracy > 0.8
+
+
+def curve(directory, tag):
+    """The steps of a curve that TensorBoard shows."""
+    (file,) = directory.glob("events.*")
+    return [
+        event.step
+        for event in tf.compat.v1.train.summary_iterator(str(file))
+        for value in event.summary.value
+        if value.tag == tag
+    ]
+
+
+def test_diloco_trains_without_servers(tmp_path):
+    flags = "--num_ps=0", "--num_workers=2"
+    text = launch(tmp_path, "diloco_ring.py", *flags)
+    # Of 64 batches in each of 4 epochs each worker takes half; an update is
+    # made of 8 steps.
+    counts = re.findall(r"(?m)^\[worker \d\] steps: (\d+), updates: (.*)", text)
+    assert counts == [(str(64 * 4 // 2), f"[{64 * 4 // 2 // 8}]")] * 2
+    # Both hold the same.
+    one, other = re.findall(r"(?m)^\[worker \d\] (loss: .*)", text)
+    assert one == other
+    for worker in range(2):
+        of_epochs = losses(text, rf"\[worker {worker}\] ")
+        assert len(of_epochs) == 4
+        assert of_epochs[-1] < of_epochs[0] / 2
+    model = keras.models.load_model(tmp_path / "diloco.keras")
+    loss, accuracy = model.evaluate(*labelled(1024), verbose=0)
+    assert loss == pytest.approx(float(one.split()[1].rstrip(",")), abs=1e-5)
+    assert accuracy > 0.9
+
+
+def test_groups_codistil(tmp_path):
+    flags = "--num_groups=2", "--num_ps=1", "--num_workers=1"
+    text = launch(tmp_path, "codistillation.py", *flags)
+    came = []
+    for group in range(2):
+        # 512 examples of each group in batches of 16, in each of 6 epochs.
+        label = rf"(?m)^\[group {group} worker 0\] "
+        assert re.search(rf"{label}Updates applied: {512 // 16 * 6};", text)
+        came += re.findall(rf"{label}Codistillation .* came (\d+) times", text)
+        student = keras.models.load_model(tmp_path / f"student-{group}.keras")
+        _, accuracy = student.evaluate(*labelled(1024), verbose=0)
+        assert accuracy > 0.7
+    # One may be done before the other one has begun to teach, not both.
+    assert max(map(int, came)) >= 1
+
+
+@pytest.mark.parametrize("command", ["advise", "simulate", "compare"])
+def test_a_model_of_one_s_own_is_simulated(tmp_path, capsys, command):
+    file = PROGRAMS / "own_model.py"
+    flags = [f"--model={file}:build", f"--data={file}:load"]
+    if command == "advise":
+        flags += ["--num_workers=2,4", "--bandwidth_gbps=10"]
+    else:
+        flags += [f"--output_dir={tmp_path}"]
+    if command == "simulate":
+        flags += ["--strategy=async", "--num_workers=4"]
+    if command == "compare":
+        flags += ["--strategies=sync,async", "--num_workers=2"]
+        flags += ["--learning_rates=0.1,0.3"]
+    assert main.main([command, *flags]) == 0
+    shown = capsys.readouterr().out
+    if command == "advise":
+        for method in ("sync", "async", "softsync", "bounded_staleness"):
+            assert re.findall(rf"(?m)^{method} +([24]) ", shown) == ["2", "4"]
+    if command == "simulate":
+        # 768 examples in batches of 32, in each of 5 epochs.
+        assert re.search(rf"(?m)^updates +{768 // 32 * 5}$", shown)
+        rows = re.findall(r"(?m)^(\d\.\d\d) .* (\d\.\d{4})$", shown)
+        assert float(rows[-1][1]) < float(rows[0][1])
+        assert (tmp_path / "history.json").exists()
+    if command == "compare":
+        learned = re.findall(r"(?m)^(sync|async) +2 +0\.[13]\*? +(\S+)", shown)
+        assert [method for method, _ in learned] == ["sync", "async"]
+        assert all(float(accuracy) > 0.7 for _, accuracy in learned)
+        assert (tmp_path / "comparison.csv").exists()
+
+
+def test_a_model_is_placed_and_is_a_pipeline(tmp_path):
+    text = run_alone(tmp_path, "place_and_pipeline.py")
+    for layer, device in (
+        ("encoder_0", "CPU:1"),
+        ("encoder_1", "CPU:1"),
+        ("decoder", "CPU:2"),
+    ):
+        assert re.search(rf"(?m)^{layer} +Dense +{device} +{device} ", text)
+    # Where it is cut depends on measured times.
+    stages = re.search(r"(?m)^stages: (.*)", text)[1]
+    assert re.findall(r"\w+", stages) == ["encoder_0", "encoder_1", "decoder"]
+    # Both are what plain Keras computes.
+    assert float(re.search(r"difference: (\S+)", text)[1]) < 1e-5
+    model = keras.models.load_model(tmp_path / "pipeline.keras")
+    assert model.predict(np.zeros([2, 8]), verbose=0).shape == (2, 2)
+
+
+def test_data_made_before_the_strategy_is_refused(tmp_path):
+    script = tmp_path / "early.py"
+    script.write_text(
+        "import tfdist\nimport keras\nimport tensorflow as tf\n"
+        "data = tf.data.Dataset.from_tensors((tf.ones([2, 1]), tf.ones([2])))\n"
+        "strategy = tfdist.AsyncStrategy()\n"
+        "with strategy.scope():\n"
+        "    model = keras.Sequential(\n"
+        "        [keras.Input([1]), keras.layers.Dense(1)]\n"
+        "    )\n"
+        "    model.compile('sgd', 'mse')\n"
+        "model.fit(data)\n"
+    )
+    with Launched("--num_ps=1", "--num_workers=1", script) as run:
+        run.process.wait(SECONDS)
+        status, text = run.finish()
+    assert status == 1
+    assert "must be made after the strategy" in text.splitlines()[-1]
