@@ -192,7 +192,7 @@ def test_summary_is_printed(capsys):
     exchange = ScriptedExchange([checkpoint(weights(), step=7)])
     train(exchange, verbose=1)
     assert (
-        "Codistillation of group 0: weights of group 1 came 1 times, the last "
+        "Codistillation of group 0: weights of group 1 came once, the last "
         "of its step 7.\n"
     ) in capsys.readouterr().out
     train(ScriptedExchange(), verbose=1)

@@ -237,7 +237,7 @@ def told(group, peers):
             parts.append(f"no weights of group {peer.number} came")
             continue
         parts.append(
-            f"weights of group {peer.number} came {peer.received} times, the "
+            f"weights of group {peer.number} came {_times(peer.received)}, the "
             f"last of its step {peer.checkpoint.step}"
             + (f", {peer.skipped} were skipped" if peer.skipped else "")
         )
@@ -245,6 +245,10 @@ def told(group, peers):
         f"Codistillation of group {group.index}: "
         f"{'; '.join(parts) or 'it is the only group'}."
     )
+
+
+def _times(number):
+    return "once" if number == 1 else f"{number} times"
 
 
 def group_of(group, num_groups):

@@ -410,8 +410,8 @@ class Coordination:
         wanted = self._method.gradients_per_update(ledger.num_enlisted)
         if 0 < left < wanted:
             logging.warning(
-                "Updates take the gradients of %d workers, not of %d: so many "
-                "are left.",
+                "Each update takes %d gradients from now on, instead of %d: no "
+                "more workers than that are left.",
                 left,
                 wanted,
             )
