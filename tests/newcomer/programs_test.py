@@ -133,19 +133,17 @@ def test_diloco_trains_without_servers(tmp_path):
 def test_groups_codistil(tmp_path):
     flags = "--num_groups=2", "--num_ps=1", "--num_workers=1"
     text = launch(tmp_path, "codistillation.py", *flags)
-    came = []
+    taught = []
     for group in range(2):
         # 512 examples of each group in batches of 16, in each of 6 epochs.
         label = rf"(?m)^\[group {group} worker 0\] "
         assert re.search(rf"{label}Updates applied: {512 // 16 * 6};", text)
-        came += re.findall(
-            rf"{label}Codistillation .* came (once|\d+ times)", text
-        )
+        taught += re.findall(rf"{label}Codistillation .* came (once|\d)", text)
         student = keras.models.load_model(tmp_path / f"student-{group}.keras")
         _, accuracy = student.evaluate(*labelled(1024), verbose=0)
         assert accuracy > 0.7
     # One may be done before the other one has begun to teach, not both.
-    assert max(map(int, came)) >= 1
+    assert taught
 
 
 @pytest.mark.parametrize("command", ["advise", "simulate", "compare"])
