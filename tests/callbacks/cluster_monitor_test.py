@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import slow
 from tests.callbacks import leave_early
 from tests.callbacks import train_with_monitor as script
 from tests.multi_process import scripts
@@ -296,7 +297,7 @@ def test_each_worker_writes_its_own_steps(trained):
     assert sorted(versions) == list(range(1, sum(trained.steps) + 1))
 
 
-@pytest.mark.parametrize("method", ["async", "bounded"])
+@pytest.mark.parametrize("method", slow.also(["async"], ["bounded"]))
 def test_workers_that_left_are_in_the_summary(tmp_path, method):
     outputs = scripts.run(
         tmp_path,

@@ -5,6 +5,8 @@ import pytest
 from tests import slow
 from tests.chaos import driver
 
+pytestmark = pytest.mark.slow
+
 EVENTS = 4
 # Strategy -> seed and seconds between snapshots. The schedules kill and stop
 # both servers and workers; without snapshots, workers restore all.

@@ -12,6 +12,8 @@ from tests.multi_process.real_cluster import TaskUnderTest
 from tests.multi_process.real_cluster import shared_zygote
 from tfdist import datasets
 
+pytestmark = pytest.mark.slow
+
 LANGUAGE, IMAGES = "codistill_language_model", "train_image_classifier"
 SECONDS = 120.0
 # 20,000 characters are 416 sequences of 48, 208 for each of two groups: 13

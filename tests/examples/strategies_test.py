@@ -8,6 +8,8 @@ import pytest
 from tests.multi_process import scripts
 from tfdist import datasets
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = (
     pathlib.Path(__file__).parents[2] / "examples" / "train_image_classifier.py"
 )

@@ -1,6 +1,9 @@
 """Real workers whose training ends in the middle of a period."""
 
 import numpy as np
+import pytest
+
+pytestmark = pytest.mark.slow
 
 PERIOD, VALUE = 4, 2.0
 STEPS = [6, 11]

@@ -2,10 +2,13 @@
 
 import keras
 import numpy as np
+import pytest
 
 from tests.multi_process import tasks
 from tests.multi_process.real_cluster import ClusterUnderTest
 from tfdist.parameter_server import saved_state
+
+pytestmark = pytest.mark.slow
 
 _SAVES = 10
 _MOMENTUM = 0.5

@@ -9,6 +9,8 @@ import pytest
 
 from tests.multi_process.real_cluster import ClusterUnderTest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def groups(zygote, tmp_path):

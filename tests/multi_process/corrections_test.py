@@ -18,6 +18,8 @@ from tests import slow
 from tests.correction import oracles
 from tests.multi_process.correction_tasks import RATE
 
+pytestmark = pytest.mark.slow
+
 WORKERS, SERVERS = 3, 2
 VALUES = (1.0, 0.5, 2.0)
 CASES = {

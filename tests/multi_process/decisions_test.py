@@ -6,6 +6,8 @@ from the values of the workers' batches, see `decision_tasks`.
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 VALUES = (1.0, 3.0, 5.0)
 ONES = (1.0, 1.0, 1.0)
 ASSIGNED = ["assigned by all", "assigned by chief"]

@@ -1,6 +1,10 @@
 """Models that nobody uses any more, on workers and on servers."""
 
+import pytest
+
 from tests.multi_process.server_recovery_test import go_on
+
+pytestmark = pytest.mark.slow
 
 STRATEGIES = ("async", "backup", "diloco")
 MODELS = 2

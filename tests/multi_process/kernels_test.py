@@ -1,6 +1,10 @@
 """Servers forget the functions of models that nobody uses any more."""
 
+import pytest
+
 from tests.multi_process import kernels_tasks
+
+pytestmark = pytest.mark.slow
 
 ROUNDS = 3
 MODELS = 6

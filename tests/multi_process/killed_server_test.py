@@ -6,6 +6,7 @@ import signal
 import time
 
 import keras
+import pytest
 
 from tests.multi_process import killed_server_tasks
 from tests.multi_process import tasks
@@ -14,6 +15,8 @@ from tests.multi_process.server_failure_test import check_exact
 from tests.multi_process.server_recovery_test import go_on
 import tfdist
 from tfdist.callbacks import checkpoint_files
+
+pytestmark = pytest.mark.slow
 
 _SNAPSHOT_EVERY = 0.2
 

@@ -2,6 +2,10 @@
 
 import signal
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_what_dead_workers_have_left_is_freed(cluster):
     made = cluster(num_ps=2, num_workers=3)

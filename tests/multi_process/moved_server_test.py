@@ -9,6 +9,8 @@ from tests.multi_process.server_failure_test import check_exact
 from tests.multi_process.server_recovery_test import go_on
 from tfdist.cli import local_cluster
 
+pytestmark = pytest.mark.slow
+
 
 def new_address():
     """A `host:port` where nobody listens."""

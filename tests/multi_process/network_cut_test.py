@@ -8,6 +8,8 @@ import pytest
 from tests.multi_process import network_cut
 from tests.multi_process import server_failure_test
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 

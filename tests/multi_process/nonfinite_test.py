@@ -4,6 +4,8 @@ import pytest
 
 from tests.multi_process.real_cluster import ClusterUnderTest
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("/job:worker/task:0", "/job:worker/task:1")
 
 

@@ -6,8 +6,12 @@ updates were made of: a gradient that is lost, or counts twice, shows.
 
 import signal
 
+import pytest
+
 from tests.multi_process.server_failure_test import check_exact
 from tests.multi_process.server_recovery_test import go_on
+
+pytestmark = pytest.mark.slow
 
 # What starts and ends of processes take on two cores; far less than
 # `start_timeout`, and than servers wait for workers that are lost.

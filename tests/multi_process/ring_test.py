@@ -9,6 +9,8 @@ import pytest
 from tests import slow
 from tests.multi_process.real_cluster import ClusterUnderTest
 
+pytestmark = pytest.mark.slow
+
 # What TensorFlow's keep-alive takes at most to see that a peer is stopped
 # (`tfdist.cluster.environment`): 5 s to the next ping, 4 s for its answer.
 _STOPPED_SECONDS = 9.0

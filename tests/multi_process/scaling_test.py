@@ -3,8 +3,12 @@
 import os
 import re
 
+import pytest
+
 from tests.cli.launched import Launched
 from tfdist.cli import control
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import os

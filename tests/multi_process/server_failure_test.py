@@ -7,6 +7,8 @@ import socket
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 # Keep-alive pings go out every 5 s and have to be answered within 4 s; a call
 # that finds out may be the second one. The rest is for a busy machine.
 UNAVAILABLE_SECONDS = 30.0

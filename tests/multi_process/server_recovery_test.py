@@ -38,6 +38,7 @@ def test_servers_are_restored_from_the_newest_replica(cluster):
         assert sorted(restored) == sorted(lost)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["backup", "diloco"])
 def test_methods_go_on_with_their_state(cluster, tmp_path, strategy):
     made = cluster(num_ps=2, num_workers=2)

@@ -16,6 +16,8 @@ from tests.multi_process import agreement_tasks
 from tfdist import simulation
 from tfdist.simulation import placement
 
+pytestmark = pytest.mark.slow
+
 WORKERS = 3
 TOLERANCE = 1e-5
 MOMENTUM = ["SGD", {"learning_rate": 0.03, "momentum": 0.8}]

@@ -12,6 +12,8 @@ import pytest
 from tests import slow
 from tests.multi_process.real_cluster import ClusterUnderTest
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 60.0
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 WARM_UP, WORKERS, VALUE = 12, 3, 2.0
 
 

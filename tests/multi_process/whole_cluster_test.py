@@ -4,10 +4,13 @@ import json
 import signal
 import time
 
+import pytest
 import tensorflow as tf
 
 from tests.multi_process.real_cluster import SECONDS
 from tests.multi_process.server_recovery_test import go_on
+
+pytestmark = pytest.mark.slow
 
 _EVERY = 0.5
 

@@ -5,8 +5,11 @@ import gc
 import keras
 import keras_tuner
 import numpy as np
+import pytest
 
 import tfdist
+
+pytestmark = pytest.mark.slow
 
 TRIALS = 10
 ROWS = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
