@@ -1,6 +1,7 @@
 """Models of one process that nobody uses any more."""
 
 import gc
+import weakref
 
 import keras
 import numpy as np
@@ -174,3 +175,15 @@ def test_what_all_others_have_freed_is_refused():
     del model
     # The next one is the others' again.
     live_one(strategy)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_nothing_is_left_of_a_strategy_that_nobody_uses(name):
+    strategy = STRATEGIES[name]()
+    model = build(strategy)
+    model.fit(ROWS, ROWS[:, :1], batch_size=4, verbose=0)
+    strategy.push_counts()
+    left = weakref.ref(strategy), weakref.ref(strategy._store)
+    del model, strategy
+    gc.collect()
+    assert [thing() for thing in left] == [None, None]

@@ -9,6 +9,7 @@ No server can have applied its part of an update that another one refuses.
 
 import threading
 import time
+import weakref
 
 from absl import logging
 import tensorflow as tf
@@ -117,13 +118,18 @@ class Nonfinite:
         )
 
     def _build_report(self, names, each, finite, is_step):
+        # TensorFlow keeps what it calls in Python for good, by the process's
+        # default graph.
+        found = weakref.ref(self)
+
         def report(finite_ones):
             bad = [
                 n
                 for n, good in zip(names, finite_ones, strict=True)
                 if not good
             ]
-            self._report(sorted(set(bad)), is_step)
+            if (nonfinite := found()) is not None:
+                nonfinite._report(sorted(set(bad)), is_step)
 
         def build():
             with tf.device(self._store.worker_device):
