@@ -11,6 +11,7 @@ import types
 import keras
 from keras.src import testing
 import pytest
+import tensorflow as tf
 
 from tests.keras_own import exceptions
 import tfdist
@@ -41,6 +42,10 @@ class UnderStrategy:
             scope = strategy.scope()
             scope.__enter__()
             case.addCleanup(scope.__exit__, None, None, None)
+            # A model that was made without it has trained as in plain Keras.
+            case.addCleanup(
+                lambda: case.assertIs(tf.distribute.get_strategy(), strategy)
+            )
 
         testing.TestCase.setUp = set_up_in_scope
 
