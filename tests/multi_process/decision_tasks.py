@@ -153,20 +153,34 @@ class Program:
     # What is tried.
 
     def rates(self, name, chief):
-        """Worker 1 sets a rate, and stops; the chief does `chief`."""
-        mine = {}
-        went_on = f"{self.method} {name} went on"
-        if self.is_chief:
-            # While it trains, another one's decision does not count.
-            mine = {**chief, 6: lambda model: handshake.wait_for(went_on)}
+        """Worker 1 sets a rate, and stops; the chief does `chief`.
+
+        While the chief trains, another one's decision does not count. And
+        nobody is a batch ahead of worker 1: with a backup worker it could
+        wait for gradients of those who have ended.
+        """
+        mine = dict(chief) if self.is_chief else {}
         if self.worker == 1:
-            mine = {
-                2: set_rate(0.25),
-                4: stop,
-                5: lambda model: pathlib.Path(went_on).touch(),
-            }
+            mine = {2: set_rate(0.25), 4: stop}
+        for batch in range(1, 6):
+            mine[batch] = self.keep_pace(
+                f"{self.method} {name} {batch}", mine.get(batch)
+            )
         self.fit(*[self.value] * 6, callbacks=[At(mine)])
         self.note(name)
+
+    def keep_pace(self, file, function):
+        """What is done at the end of a batch, before or after worker 1."""
+
+        def at_end(model):
+            if function is not None:
+                function(model)
+            if self.worker == 1:
+                pathlib.Path(file).touch()
+            else:
+                handshake.wait_for(file)
+
+        return at_end
 
     def stops(self):
         """The chief stops after its third batch; the others would not."""
