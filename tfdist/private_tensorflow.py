@@ -243,9 +243,7 @@ def move_servers(addresses):
     servers = jobs.get("ps") or definition.cluster.job.add(name="ps")
     for task, address in enumerate(addresses):
         servers.tasks[task] = address
-    context.context().update_server_def(
-        definition, keep_alive_secs=_CONTEXT_SECONDS
-    )
+    _connect(definition)
 
 
 def leave_servers():
@@ -257,6 +255,10 @@ def leave_servers():
     others = [job for job in definition.cluster.job if job.name != "ps"]
     definition.cluster.ClearField("job")
     definition.cluster.job.extend(others)
+    _connect(definition)
+
+
+def _connect(definition):
     context.context().update_server_def(
         definition, keep_alive_secs=_CONTEXT_SECONDS
     )

@@ -77,12 +77,15 @@ class UnderStrategy:
     def pytest_collection_modifyitems(self, items):
         """Marks the exceptions."""
         for item in items:
-            reason = exceptions.why_not_run(item.nodeid)
+            reason = self._reason(exceptions.NOT_RUN, item)
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))
-            reason = exceptions.reason(item.nodeid, self._name)
+            reason = self._reason(exceptions.EXCEPTIONS, item)
             if reason:
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+
+    def _reason(self, listed, item):
+        return exceptions.reason(listed, item.nodeid, self._name)
 
 
 def _is_missing(error):

@@ -51,7 +51,7 @@ def distribute(dataset, config, store, before_training=None):
             "experimental_distribute_dataset takes a tf.data.Dataset, came: "
             f"{type(dataset).__name__}."
         )
-    _refuse_of_before(dataset)
+    _check_made_after_strategy(dataset)
     purpose, frame = _keras_purpose()
     adapter = _data_adapter(frame)
     if purpose in ("train", "evaluate") and store.files is not None:
@@ -145,7 +145,7 @@ def _share_out(dataset, config, adapter):
     return _with_policy(shared, _AutoShardPolicy.OFF)
 
 
-def _refuse_of_before(dataset):
+def _check_made_after_strategy(dataset):
     """Refuses a data set that was made before the strategy.
 
     The strategy connects this process to the cluster, where its devices have
@@ -236,7 +236,7 @@ def from_function(dataset_fn, config):
             num_replicas_in_sync=1,
         )
     )
-    _refuse_of_before(dataset)
+    _check_made_after_strategy(dataset)
     return _with_policy(dataset, _AutoShardPolicy.OFF)
 
 
