@@ -6,6 +6,7 @@ import pytest
 
 from tests.multi_process import moved_server_tasks
 from tests.multi_process.server_failure_test import check_exact
+from tests.multi_process.server_recovery_test import check_restored
 from tests.multi_process.server_recovery_test import go_on
 from tfdist.cli import local_cluster
 
@@ -44,7 +45,8 @@ def test_fit_goes_on_where_the_servers_are_now(made):
     ]
     workers = made.start_workers("moved_server_tasks:train")
     go_on(workers, 5)
-    for killed in ([1], [0, 1]):
+    kills = ([1], [0, 1])
+    for killed in kills:
         for index in killed:
             servers[index].kill()
             addresses[index] = new_address()
@@ -62,11 +64,4 @@ def test_fit_goes_on_where_the_servers_are_now(made):
     made.tell("stop")
     made.finish()
     check_exact(workers)
-    for number, killed in enumerate(([1], [0, 1])):
-        lost = {f"/job:ps/task:{index}" for index in killed}
-        restored = []
-        for worker in workers:
-            servers_lost, by_it = worker.report()["recoveries"][number]
-            assert set(servers_lost) == lost
-            restored += by_it
-        assert sorted(restored) == sorted(lost)
+    check_restored(workers, kills)
