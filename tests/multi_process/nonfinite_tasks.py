@@ -56,6 +56,8 @@ def train_on_servers():
         if name == "fail" and strategy.cluster.worker_id == 0:
             steps = [(1.0, 1.0)] * 4
         reports[name] = _fit(strategy, steps)
+        if name == "async":
+            reports["on one"] = _fit_on_one_server(strategy)
     handshake.report(**reports)
 
 
@@ -68,19 +70,39 @@ def train_in_a_ring():
     handshake.report(ring=_fit(strategy, steps))
 
 
-def _fit(strategy, steps):
+def _fit_on_one_server(strategy):
+    """What became of the gradients of a model of one weight, a dict."""
+    before = strategy.push_counts()
     with strategy.scope():
-        model = keras.Sequential([keras.Input([2]), TwoSums()])
+        model = keras.Sequential(
+            [keras.Input([1]), keras.layers.Dense(1, use_bias=False)]
+        )
         model.compile(keras.optimizers.SGD(1.0), tasks.first_output)
+    x = np.array([1.0, NAN, 1.0], "float32")[:, None, None]
+    data = tf.data.Dataset.from_tensor_slices((x, x))
+    model.fit(data.with_options(_unshared()), verbose=0)
+    strategy.settle()
+    return {"before": before, "after": strategy.push_counts()}
+
+
+def _unshared():
+    """Options of data of which every worker has all."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.OFF
     )
+    return options
+
+
+def _fit(strategy, steps):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([2]), TwoSums()])
+        model.compile(keras.optimizers.SGD(1.0), tasks.first_output)
     x = np.array(steps, "float32")[:, None]
     data = tf.data.Dataset.from_tensor_slices((x, x[:, :, :1]))
     message = None
     try:
-        model.fit(data.with_options(options), verbose=0)
+        model.fit(data.with_options(_unshared()), verbose=0)
     except tf.errors.InvalidArgumentError as error:
         message = str(error)
     strategy.settle()

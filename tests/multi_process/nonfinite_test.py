@@ -1,5 +1,6 @@
 """Workers that push NaN to real servers, and in a ring."""
 
+import numpy as np
 import pytest
 
 from tests.multi_process.real_cluster import ClusterUnderTest
@@ -56,6 +57,18 @@ def test_counts_are_exact_and_known_to_all(workers, method):
         finite = [[True, True, True, True, False, True]]
         finite += [[True, False, False, True, False, True]]
         assert report["exchanges"] == [[f, not f] for f in finite[number]]
+
+
+def test_what_does_not_concern_a_server_is_not_lost_there(workers):
+    for worker in workers:
+        report = worker.report()["on one"]
+        before, after = report["before"], report["after"]
+        assert before["elsewhere"] == before["lost"] == after["lost"] == [0, 0]
+        assert after["pushed"] - before["pushed"] == 3
+        assert after["dropped"] - before["dropped"] == 1
+        applied = np.subtract(after["applied"], before["applied"]).tolist()
+        assert applied == [2, 0]
+        assert after["elsewhere"] == [0, 2]
 
 
 def test_nobody_waits_for_an_update_that_is_refused(workers):

@@ -17,7 +17,9 @@ class Store:
         self.worker_device = tf.config.list_logical_devices("CPU")[0].name
 
     def worker_variable(self, value, name):
-        return tf.Variable(value, name=name, trainable=False)
+        variable = tf.Variable(value, name=name, trainable=False)
+        variable.local_handle = variable.handle
+        return variable
 
 
 @pytest.fixture
@@ -45,6 +47,7 @@ def write(journal):
             accepted=tf.equal(number, 4),
             bytes_sent=[100, number],
             bytes_received=[7],
+            shards=[0, 1, 2],
         )
 
     def write_all(first, last):
@@ -109,3 +112,28 @@ def test_an_exchange_says_what_was_written(journal, write):
     assert 0.0 < second.compute_seconds <= second.time - first.time
     # What was waited is more than has passed: never below zero.
     assert first.exchange_seconds == 0.0
+
+
+@pytest.mark.parametrize("shards", [[0], [0, 2], [0, 1, 2]])
+def test_a_step_is_counted_as_elsewhere_unless_it_is_dropped(journal, shards):
+    @tf.function
+    def step(accepted):
+        journal.note_begun(shards)
+        journal.write(
+            started=tf.timestamp(),
+            pulled=0,
+            pulled_by_server=[0, 0, 0],
+            arrival=0,
+            staleness=[0],
+            wait=[tf.zeros([], tf.float64)],
+            version=0,
+            accepted=accepted,
+            bytes_sent=[],
+            bytes_received=[],
+            shards=shards,
+        )
+
+    for accepted in (True, False, True):
+        step(tf.constant(accepted))
+    assert (journal.begun, journal.drops) == (3, 1)
+    assert journal.elsewhere == [0 if k in shards else 2 for k in range(3)]

@@ -92,14 +92,14 @@ class Exchange:
             local = read_replica(self.iterations)
             self._ahead = local - read_replica(self.iterations.pulled)
         is_step = self.iterations is not None
+        self._shards = sorted(shards)
         self._begun = []
         if is_step:
             with tf.control_dependencies([started.op]):
-                self._begun = [store.journal.note_begun()]
+                self._begun = store.journal.note_begun(self._shards)
             # Read before anything fresh comes.
             by_server = self._pulled_by_server()
             self._pulled = self._pulled_from(by_server)
-        self._shards = sorted(shards)
         if store.marks is not None:
             self._number = store.marks.next_number()
         # All servers are asked before any answer is waited for.
@@ -132,6 +132,7 @@ class Exchange:
                 accepted=accepted,
                 bytes_sent=self._bytes_sent,
                 bytes_received=self._bytes_received,
+                shards=self._shards,
                 local_steps=self._local_steps,
                 finite=self._finite,
             )

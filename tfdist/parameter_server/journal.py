@@ -79,6 +79,10 @@ class Journal:
         self._dropped = store.worker_variable(tf.zeros([], tf.bool), "dropped")
         self._drops = store.worker_variable(tf.zeros([], tf.int64), "drops")
         self._begun = store.worker_variable(tf.zeros([], tf.int64), "begun")
+        self._num_shards = store.num_shards
+        self._elsewhere = store.worker_variable(
+            tf.zeros([store.num_shards], tf.int64), "elsewhere"
+        )
         self._read = 0
 
     def write(
@@ -94,12 +98,13 @@ class Journal:
         accepted,
         bytes_sent,
         bytes_received,
+        shards,
         local_steps=None,
         finite=None,
     ):
         """Builds the ops that note one exchange; see `Exchange`.
 
-        `finite` is None where nobody has looked.
+        `finite` is None where nobody has looked; `shards` as in `note_begun`.
         """
         with tf.device(self._device):
             now = tf.timestamp()
@@ -136,15 +141,36 @@ class Journal:
             # Of the same batch the same would come again.
             late = tf.logical_and(finite, tf.logical_not(accepted))
             self._dropped.assign(late, read_value=False)
-            dropped = tf.logical_not(accepted)
-            self._drops.assign_add(tf.cast(dropped, tf.int64), read_value=False)
+            dropped = tf.cast(tf.logical_not(accepted), tf.int64)
+            self._drops.assign_add(dropped, read_value=False)
+            self._note_elsewhere(shards, -dropped)
 
-    def note_begun(self):
-        """Builds: an optimizer's step is about to be sent; the operation."""
+    def note_begun(self, shards):
+        """Builds: an optimizer's step is about to be sent; the operations.
+
+        Args:
+          shards: Numbers of the servers that take part.
+        """
         with tf.device(self._device):
-            return tf.raw_ops.AssignAddVariableOp(
-                resource=self._begun.local_handle, value=tf.ones([], tf.int64)
+            one = tf.ones([], tf.int64)
+            return [
+                tf.raw_ops.AssignAddVariableOp(
+                    resource=self._begun.local_handle, value=one
+                ),
+                *self._note_elsewhere(shards, one),
+            ]
+
+    def _note_elsewhere(self, shards, number):
+        """Builds that as many steps leave the other servers out."""
+        if len(shards) == self._num_shards:
+            return []
+        others = [int(k not in shards) for k in range(self._num_shards)]
+        return [
+            tf.raw_ops.AssignAddVariableOp(
+                resource=self._elsewhere.local_handle,
+                value=number * tf.constant(others, tf.int64),
             )
+        ]
 
     @property
     def begun(self):
@@ -155,6 +181,11 @@ class Journal:
     def drops(self):
         """Optimizer steps of this worker that were dropped, int."""
         return int(self._drops.numpy())
+
+    @property
+    def elsewhere(self):
+        """By server: steps of which nothing lies there, not dropped, ints."""
+        return self._elsewhere.numpy().tolist()
 
     def was_dropped(self):
         """Whether the last gradients came too late, a scalar bool tensor."""

@@ -129,25 +129,33 @@ class Training:
 
         Returns:
           A dict of ints: `pushed`, all that it began to send; `dropped`;
-          `applied`, a list by server; and `lost`, a list by server: what
-          neither was applied there nor dropped, because a server died or
-          could not be reached in the midst of the exchange. Where exchanges
-          are decided over in common, a server has applied what has been
-          accepted. `pushed` = `applied` + `dropped` + `lost` on each server.
+          `applied`, a list by server; `elsewhere`, a list by server: those of
+          an optimizer none of whose variables lie there; and `lost`, a list
+          by server: what neither was applied there nor dropped, because a
+          server died or could not be reached in the midst of the exchange.
+          Where exchanges are decided over in common, a server has applied
+          what has been accepted. `pushed` = `applied` + `dropped` +
+          `elsewhere` + `lost` on each server.
         """
         self.refresh()
         journal = self._store.journal
         pushed, dropped = journal.begun, journal.drops
         if self._store.coordination is None:
             applied = self._store.gradient_counts.applied()
+            elsewhere = journal.elsewhere
         else:
             applied = [self._store.coordination.own_accepted()]
             applied *= self._store.num_shards
+            elsewhere = [0] * self._store.num_shards
         return {
             "pushed": pushed,
             "dropped": dropped,
             "applied": applied,
-            "lost": [pushed - dropped - number for number in applied],
+            "elsewhere": elsewhere,
+            "lost": [
+                pushed - dropped - done - passed
+                for done, passed in zip(applied, elsewhere, strict=True)
+            ],
         }
 
     def leave(self) -> None:
