@@ -12,8 +12,8 @@ from tfdist.cli import compare
 from tfdist.cli import doctor
 from tfdist.cli import isolation
 from tfdist.cli import simulate
-from tfdist.parameter_server import local_presets
 from tfdist.simulation import methods
+from tfdist.strategies import local_presets
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 SIMULATOR = (DOCS / "simulator.md").read_text("utf-8")

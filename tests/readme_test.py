@@ -71,7 +71,7 @@ def test_every_flag_of_the_launcher_is_described():
 
 
 def test_lines_of_json_have_the_fields_that_are_described():
-    from tfdist.parameter_server.journal import Exchange
+    from tfdist.runtime.exchange.journal import Exchange
 
     fields = {"step", *Exchange.__dataclass_fields__}
     table = MONITORING.split("one object per exchange")[1].split("\n\n")[1]

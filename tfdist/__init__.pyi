@@ -15,39 +15,33 @@ from tfdist import placement as placement
 from tfdist import simulation as simulation
 from tfdist import synchronization as synchronization
 from tfdist import testing as testing
-from tfdist.parameter_server.evaluator import (
-    SidecarEvaluator as SidecarEvaluator,
-)
-from tfdist.parameter_server.freeing import ModelFreedError as ModelFreedError
-from tfdist.parameter_server.local_presets import (
+from tfdist.pipeline.strategy import PipelineStrategy as PipelineStrategy
+from tfdist.runtime.variables.freeing import ModelFreedError as ModelFreedError
+from tfdist.strategies.evaluator import SidecarEvaluator as SidecarEvaluator
+from tfdist.strategies.local_presets import (
     AsyncLocalSGDStrategy as AsyncLocalSGDStrategy,
 )
-from tfdist.parameter_server.local_presets import BMUFStrategy as BMUFStrategy
-from tfdist.parameter_server.local_presets import (
-    DiLoCoStrategy as DiLoCoStrategy,
-)
-from tfdist.parameter_server.local_presets import (
-    DownpourStrategy as DownpourStrategy,
-)
-from tfdist.parameter_server.local_presets import (
+from tfdist.strategies.local_presets import BMUFStrategy as BMUFStrategy
+from tfdist.strategies.local_presets import DiLoCoStrategy as DiLoCoStrategy
+from tfdist.strategies.local_presets import DownpourStrategy as DownpourStrategy
+from tfdist.strategies.local_presets import (
     ElasticAveragingStrategy as ElasticAveragingStrategy,
 )
-from tfdist.parameter_server.local_presets import (
+from tfdist.strategies.local_presets import (
     ParameterAveragingStrategy as ParameterAveragingStrategy,
 )
-from tfdist.parameter_server.presets import AsyncStrategy as AsyncStrategy
-from tfdist.parameter_server.presets import (
+from tfdist.strategies.presets import AsyncStrategy as AsyncStrategy
+from tfdist.strategies.presets import (
     BackupWorkersStrategy as BackupWorkersStrategy,
 )
-from tfdist.parameter_server.presets import (
+from tfdist.strategies.presets import (
     BoundedStalenessStrategy as BoundedStalenessStrategy,
 )
-from tfdist.parameter_server.presets import DANAStrategy as DANAStrategy
-from tfdist.parameter_server.presets import DCASGDStrategy as DCASGDStrategy
-from tfdist.parameter_server.presets import SoftSyncStrategy as SoftSyncStrategy
-from tfdist.parameter_server.strategy import (
+from tfdist.strategies.presets import DANAStrategy as DANAStrategy
+from tfdist.strategies.presets import DCASGDStrategy as DCASGDStrategy
+from tfdist.strategies.presets import SoftSyncStrategy as SoftSyncStrategy
+from tfdist.strategies.strategy import (
     ParameterServerStrategy as ParameterServerStrategy,
 )
-from tfdist.pipeline.strategy import PipelineStrategy as PipelineStrategy
 
 __version__: str

@@ -17,7 +17,7 @@ from tests.averaging import oracles
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
 from tests.correction import oracles as corrected
-from tests.parameter_server import delay_test
+from tests.runtime.exchange import delay_test
 import tfdist
 from tfdist import correction
 from tfdist.averaging import ParameterAveraging

@@ -11,10 +11,10 @@ import pytest
 from tests.averaging.rounds_test import batches
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
-from tests.parameter_server import delay_test
-from tests.parameter_server.delay_test import LATE
-from tests.parameter_server.delay_test import RATE
-from tests.parameter_server.twins import assert_same
+from tests.runtime.exchange import delay_test
+from tests.runtime.exchange.delay_test import LATE
+from tests.runtime.exchange.delay_test import RATE
+from tests.strategies.twins import assert_same
 import tfdist
 from tfdist.averaging import AccruedGradients
 from tfdist.averaging import ElasticAveraging

@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 
-from tests.parameter_server.twins import assert_same
-from tests.parameter_server.twins import classification
-from tests.parameter_server.twins import compiled
-from tests.parameter_server.twins import perceptron
+from tests.strategies.twins import assert_same
+from tests.strategies.twins import classification
+from tests.strategies.twins import compiled
+from tests.strategies.twins import perceptron
 import tfdist
 from tfdist.averaging import AccruedGradients
 from tfdist.averaging import ElasticAveraging

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.parameter_server.twins import assert_same
+from tests.strategies.twins import assert_same
 import tfdist
 from tfdist.averaging import ParameterAveraging
 from tfdist.synchronization import Sync

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.averaging.virtual_workers import VirtualWorkers
-from tests.parameter_server import delay_test
+from tests.runtime.exchange import delay_test
 from tfdist import averaging
-from tfdist.parameter_server import recovery
+from tfdist.runtime.recovery import recovery
 
 PERIOD = 3
 METHODS = {

@@ -6,10 +6,10 @@ import pytest
 
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
-from tests.parameter_server import delay_test
-from tests.parameter_server.twins import classification
-from tests.parameter_server.twins import compiled
-from tests.parameter_server.twins import perceptron
+from tests.runtime.exchange import delay_test
+from tests.strategies.twins import classification
+from tests.strategies.twins import compiled
+from tests.strategies.twins import perceptron
 import tfdist
 from tfdist.averaging import AccruedGradients
 from tfdist.averaging import DelayedNesterov

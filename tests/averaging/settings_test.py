@@ -13,7 +13,7 @@ import tensorflow as tf
 from tests.averaging import oracles
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
-from tests.parameter_server import delay_test
+from tests.runtime.exchange import delay_test
 import tfdist
 from tfdist.averaging import DelayedNesterov
 from tfdist.averaging import ParameterAveraging

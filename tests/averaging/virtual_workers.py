@@ -12,10 +12,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.parameter_server import delay_test
-from tfdist.parameter_server import coordination
-from tfdist.parameter_server import corrector
-from tfdist.parameter_server import local
+from tests.runtime.exchange import delay_test
+from tfdist.runtime.coordination import coordination
+from tfdist.runtime.corrections import corrector
+from tfdist.runtime.local_steps import local
 from tfdist.synchronization import Async
 
 SECONDS = 60.0

@@ -4,17 +4,17 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.parameter_server.twins import assert_same
-from tests.parameter_server.twins import classification
-from tests.parameter_server.twins import compiled
-from tests.parameter_server.twins import perceptron
-from tests.parameter_server.twins import traces
+from tests.strategies.twins import assert_same
+from tests.strategies.twins import classification
+from tests.strategies.twins import compiled
+from tests.strategies.twins import perceptron
+from tests.strategies.twins import traces
 import tfdist
 from tfdist import averaging
 from tfdist import correction
 from tfdist.callbacks import ClusterCheckpoint
 from tfdist.callbacks import checkpoint_files
-from tfdist.parameter_server.first_values import ModelMismatchError
+from tfdist.runtime.replicas.first_values import ModelMismatchError
 from tfdist.synchronization import Async
 
 _BATCH = 6

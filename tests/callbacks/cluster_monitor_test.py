@@ -16,7 +16,7 @@ from tests.callbacks import train_with_monitor as script
 from tests.multi_process import scripts
 import tfdist
 from tfdist.callbacks import ClusterMonitor
-from tfdist.parameter_server.journal import Exchange
+from tfdist.runtime.exchange.journal import Exchange
 
 FIELDS = {field.name for field in dataclasses.fields(Exchange)}
 # Those whose means say something.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tfdist.callbacks import summary as summary_lib
-from tfdist.parameter_server.journal import Exchange
+from tfdist.runtime.exchange.journal import Exchange
 
 stalenesses = st.lists(st.integers(0, 40), min_size=1, max_size=200)
 

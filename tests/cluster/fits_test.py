@@ -3,7 +3,7 @@
 import sys
 
 from tfdist.cluster import fits
-from tfdist.parameter_server import calls
+from tfdist.runtime.keras_hooks import calls
 
 
 def test_a_word_comes_back_as_it_was():

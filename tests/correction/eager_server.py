@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tfdist.correction import Copies
 from tfdist.correction import LateGradient
-from tfdist.parameter_server.slots import WorkerSlots
+from tfdist.runtime.corrections.slots import WorkerSlots
 
 
 def make_slots(correction, shape, num_workers=1):

@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.averaging import oracles
 from tests.multi_process.synchronization_tasks import regression
-from tests.parameter_server.delay_test import gradient
+from tests.runtime.exchange.delay_test import gradient
 
 WORKERS, SERVERS, PERIOD, RATE = 3, 2, 5, 0.05
 WEIGHTS = 7 + 3 * 5  # Of `synchronization_tasks.SHAPES`.

@@ -12,7 +12,7 @@ from tests.multi_process import handshake
 from tests.multi_process import tasks
 import tfdist
 from tfdist import correction
-from tfdist.parameter_server import step as step_lib
+from tfdist.runtime.exchange import step as step_lib
 
 RATE = 0.01
 SHAPES = ((7,), (3, 5))  # One on each server.

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.multi_process import handshake
 from tests.multi_process import tasks
 import tfdist
-from tfdist.parameter_server import step
+from tfdist.runtime.exchange import step
 
 
 def _strategy():

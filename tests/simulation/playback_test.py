@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tfdist import simulation
-from tfdist.parameter_server.journal import Exchange
+from tfdist.runtime.exchange.journal import Exchange
 from tfdist.simulation.actions import Begin
 from tfdist.simulation.actions import Entry
 from tfdist.simulation.methods import as_method

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tfdist import simulation
-from tfdist.parameter_server.journal import Exchange
+from tfdist.runtime.exchange.journal import Exchange
 
 WORKERS, BATCH, EPOCHS, SEED = 3, 7, 3, 4
 _stream = np.random.default_rng(0)

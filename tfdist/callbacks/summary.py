@@ -44,7 +44,7 @@ class WorkerFigures:
         self._sums = dict.fromkeys(_SUMS, 0)
 
     def add(self, exchanges):
-        """Takes in a list of `tfdist.parameter_server.journal.Exchange`."""
+        """Takes in a list of `tfdist.runtime.exchange.journal.Exchange`."""
         self.exchanges += len(exchanges)
         self.steps += sum(e.local_steps for e in exchanges)
         self._staleness.update(e.staleness for e in exchanges)

@@ -96,7 +96,7 @@ class Fits:
         """Takes note of a call of `fit` that is about to begin.
 
         Args:
-          call: A `tfdist.parameter_server.calls.Call`.
+          call: A `tfdist.runtime.keras_hooks.calls.Call`.
           number: Its number.
         """
         with self._lock:

@@ -23,8 +23,8 @@ from tfdist.codistillation.exchange import Exchange
 from tfdist.codistillation.model import CodistillationMixin
 from tfdist.codistillation.model import Codistilled
 from tfdist.codistillation.teacher import Teacher
-from tfdist.parameter_server.section import read_replica
-from tfdist.parameter_server.variables import ReplicaVariable
+from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.variables.variables import ReplicaVariable
 
 _LOOK_SECONDS = 1.0
 _LAST_SECONDS = 30.0

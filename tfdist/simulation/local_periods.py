@@ -32,7 +32,7 @@ class _Worker:
 class Periods:
     """The step counters of workers and servers, which decide who exchanges.
 
-    What real workers do in `parameter_server.local_exchange` and
+    What real workers do in `runtime.local_steps.local_exchange` and
     `local_speeds`, in numbers: it depends on no weights.
 
     Args:

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from tfdist.parameter_server.slots import widened
+from tfdist.runtime.corrections.slots import widened
 from tfdist.simulation.compiled import Compiled
 from tfdist.simulation.server import VirtualServer
 from tfdist.simulation.server import divided

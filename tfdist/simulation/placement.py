@@ -4,9 +4,9 @@ import contextlib
 
 import tensorflow as tf
 
-from tfdist.parameter_server.sharding import ByteBalancer
-from tfdist.parameter_server.variables import Role
-from tfdist.parameter_server.variables import role_of
+from tfdist.runtime.variables.sharding import ByteBalancer
+from tfdist.runtime.variables.variables import Role
+from tfdist.runtime.variables.variables import role_of
 
 
 class Placement:

@@ -13,7 +13,7 @@ import itertools
 
 import numpy as np
 
-from tfdist.parameter_server.coordination import IDLE_SECONDS
+from tfdist.runtime.coordination.coordination import IDLE_SECONDS
 from tfdist.simulation.actions import Begin
 from tfdist.simulation.actions import Drop
 from tfdist.simulation.actions import Job

@@ -6,9 +6,9 @@ import tensorflow as tf
 from tfdist import one_replica
 from tfdist.correction import LateGradient
 from tfdist.correction import Slots
-from tfdist.parameter_server.slots import WorkerSlots
-from tfdist.parameter_server.slots import dtype_of
-from tfdist.parameter_server.slots import widened
+from tfdist.runtime.corrections.slots import WorkerSlots
+from tfdist.runtime.corrections.slots import dtype_of
+from tfdist.runtime.corrections.slots import widened
 from tfdist.simulation.compiled import Compiled
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import members
-from tfdist.parameter_server.sharding import ByteBalancer
+from tfdist.runtime.variables.sharding import ByteBalancer
 from tfdist.simulation import checks
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import history as history_lib

@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 
-from tfdist.parameter_server.journal import Exchange
+from tfdist.runtime.exchange.journal import Exchange
 from tfdist.simulation.compute import Recorded
 
 _FIELDS = {field.name: field.type for field in dataclasses.fields(Exchange)}

@@ -1,0 +1,101 @@
+"""The rooms of `tfdist`, and who may import whom."""
+
+import ast
+import functools
+import importlib
+import itertools
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+# Bottom up: a room imports from those before it.
+ROOMS = (
+    "variables",
+    "exchange",
+    "coordination",
+    "corrections",
+    "replicas",
+    "recovery",
+    "local_steps",
+    "all_reduce",
+    "checkpoint",
+    "keras_hooks",
+)
+RUNTIME = "tfdist.runtime"
+
+
+def name_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@functools.cache
+def imports():
+    """Module -> the modules that it imports, of those of `tfdist`."""
+    paths = sorted(ROOT.joinpath("tfdist").rglob("*.py"))
+    modules = {name_of(path): path for path in paths}
+    found = {}
+    for module, path in modules.items():
+        found[module] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = {f"{node.module}.{a.name}" for a in node.names}
+                names = {n if n in modules else node.module for n in names}
+            elif isinstance(node, ast.Import):
+                names = {alias.name for alias in node.names}
+            else:
+                continue
+            found[module] |= names & modules.keys()
+    return found
+
+
+def level_of(module):
+    """Number of the room of a module of the runtime, above all its own top."""
+    room = module.removeprefix(f"{RUNTIME}.").split(".")[0]
+    return ROOMS.index(room) if room in ROOMS else len(ROOMS)
+
+
+def arrows():
+    return [(a, b) for a, targets in imports().items() for b in sorted(targets)]
+
+
+def test_every_room_is_known():
+    rooms = {p.parent.name for p in ROOT.glob("tfdist/runtime/*/__init__.py")}
+    assert rooms == set(ROOMS)
+
+
+def test_nothing_in_the_runtime_imports_upward():
+    upward = [
+        f"{source} imports {target}"
+        for source, target in arrows()
+        if source.startswith(f"{RUNTIME}.")
+        and (
+            target.startswith("tfdist.strategies")
+            or target.startswith(f"{RUNTIME}.")
+            and level_of(target) > level_of(source)
+        )
+    ]
+    assert upward == []
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_there_are_no_circles(depth):
+    """Of packages: those of `tfdist`, and the rooms within them."""
+    after = {}
+    for source, target in arrows():
+        ends = [".".join(m.split(".")[:depth]) for m in (source, target)]
+        if "tfdist" not in ends and ends[0] != ends[1]:
+            after.setdefault(ends[0], set()).add(ends[1])
+    while leaves := {
+        n for n in itertools.chain(*after.values()) if n not in after
+    }:
+        after = {n: left for n, t in after.items() if (left := t - leaves)}
+    assert after == {}
+
+
+def test_the_old_home_of_the_strategies_says_where_they_are():
+    for name in ("", ".presets", ".strategy"):
+        with pytest.raises(ImportError, match=r"in `tfdist\.strategies`"):
+            importlib.import_module(f"tfdist.parameter_server{name}")

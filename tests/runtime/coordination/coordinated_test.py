@@ -1,0 +1,356 @@
+"""Exchanges that a ledger decides over, in one process.
+
+Several virtual workers (see `delay_test`) take steps in a given order, so that
+the delay of each gradient is known. What waits for others is tested with real
+processes in `tests.multi_process`.
+"""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.runtime.exchange import delay_test
+from tests.runtime.exchange.delay_test import LATE
+from tests.runtime.exchange.delay_test import RULES
+from tests.runtime.exchange.delay_test import VirtualWorker
+from tests.runtime.variables import partitioning_test
+from tests.strategies import keras_features_test
+from tests.strategies import optimizer_cases
+from tests.strategies import optimizers_test
+from tests.strategies import train_steps_test
+from tests.strategies import twins
+import tfdist
+from tfdist.correction import InverseStaleness
+from tfdist.runtime.coordination import coordination
+from tfdist.runtime.corrections import corrector
+from tfdist.runtime.exchange import step as step_lib
+from tfdist.strategies import presets
+from tfdist.strategies import strategy as strategy_lib
+from tfdist.synchronization import Async
+from tfdist.synchronization import BoundedStaleness
+from tfdist.synchronization import SoftSync
+from tfdist.synchronization import Sync
+
+
+def make_workers(
+    run,
+    number,
+    method,
+    correction=None,
+    rule="sgd",
+    layers=(),
+    partitioner=None,
+):
+    """Virtual workers, all with the same initial parameters."""
+    workers = []
+    for k in range(number):
+        worker = VirtualWorker(run, k, partitioner)
+        if correction is not None:
+            worker.store.corrector = corrector.Corrector(
+                worker.store,
+                correction.resolve(method or Async(), number),
+                num_workers=number,
+                worker_id=k,
+            )
+        if method is not None:
+            worker.store.coordination = coordination.Coordination(
+                worker.store,
+                method.resolve(number),
+                correction,
+                worker_names=[f"worker {j}" for j in range(number)],
+                worker_id=k,
+                worker_timeout=10.0,
+                start_timeout=10.0,
+                members_table=None,
+            )
+        make = RULES[rule][0] if isinstance(rule, str) else rule
+        workers.append(worker.build(make, layers))
+    for worker in workers:
+        worker.store.pull()
+        if method is not None:
+            counter = step_lib.step_counter(worker.model.optimizer)
+            worker.store.coordination.prepare(counter)
+    return workers
+
+
+def trajectory(run, method, rule):
+    """What each worker sees after each step, and how late it was."""
+    workers = make_workers(run, 3, method, rule=rule)
+    seen = []
+    data = delay_test.batches(len(LATE), seed=1)
+    for k, (x, y) in zip(LATE, data, strict=True):
+        staleness = workers[k].step(x, y)
+        seen.append((staleness, *workers[k].weights()))
+    return np.array(seen)
+
+
+@functools.cache
+def asynchronous(rule):
+    """The `trajectory` where there is no ledger."""
+    return trajectory(f"async {rule}", None, rule)
+
+
+# With three workers, an n of 3 is an s of 1.
+@pytest.mark.parametrize(
+    ("method", "rule"),
+    [
+        (SoftSync(1), "momentum"),
+        (SoftSync(n=3), "adam_decay"),
+        (Async(), "adam_decay"),
+    ],
+)
+def test_softsync_of_one_gradient_is_async_to_the_bit(method, rule):
+    run = f"softsync {rule} {method}"
+    expected = asynchronous(rule)
+    assert max(expected[:, 0]) > 3  # It is about late gradients.
+    np.testing.assert_array_equal(trajectory(run, method, rule), expected)
+
+
+def number_staged(worker):
+    """Gradients that lie on the server."""
+    ledger = worker.store.coordination.ledgers[0]
+    types = ledger._renewal._staged[0]
+    name = ledger.name_of("gradients")
+    size = tf.function(
+        lambda: tf.raw_ops.MapSize(dtypes=types, shared_name=name)
+    )
+    return int(size())
+
+
+def test_a_gradient_of_an_epoch_that_has_ended_is_void():
+    """Servers were lost, and one worker knows while the other does not."""
+    first, second = make_workers("epochs", 2, Async(), rule="momentum")
+    data = iter(delay_test.batches(5, seed=2))
+    for worker in (first, second):
+        worker.step(*next(data))
+    ledgers = [w.store.coordination.ledgers[0] for w in (first, second)]
+    # The only server is in another life.
+    assert ledgers[0].renew([1]).began
+    first.store.pull()
+    before = first.weights()
+
+    second.model.train_on_batch(*next(data))
+    (exchange,) = second.store.journal.read_new()
+    assert not exchange.accepted
+    assert second.store.journal.drops == 1
+    assert number_staged(second) == 0
+    np.testing.assert_array_equal(second.weights(), before)
+    assert first.store.updates_applied() == [2]
+
+    assert not ledgers[1].renew([1]).began
+    for number, worker in enumerate((second, first), start=3):
+        worker.model.train_on_batch(*next(data))
+        (exchange,) = worker.store.journal.read_new()
+        assert exchange.accepted
+        assert exchange.version == number
+    assert (first.weights() != before).all()
+    assert second.store.journal.drops == 1
+    counts = first.store.coordination.counts()
+    assert [c["accepted"] for c in counts.values()] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("s", "rule"), [(1, "sgd"), (2, "momentum"), (3, "adam")]
+)
+def test_rates_follow_the_staleness_of_each_gradient(s, rule):
+    """Zhang et al. 2016, equation 3: alpha_0 / tau, in a mean of s."""
+    workers = make_workers(
+        f"late {rule} {s}", 3, SoftSync(s), InverseStaleness(0.5), rule
+    )
+    server = np.array([1.0] * delay_test.FEATURES + [0.0])
+    copies, pulled, version = [server] * 3, [0] * 3, 0
+    oracle, window = RULES[rule][1](), []
+    data = delay_test.batches(len(LATE), seed=2)
+    for k, (x, y) in zip(LATE, data, strict=True):
+        staleness = workers[k].step(x, y)
+        assert staleness == version - pulled[k]
+        alpha = 0.5 / max(1, staleness)
+        window.append(alpha * delay_test.gradient(copies[k], x, y))
+        if len(window) == s:
+            server = oracle.apply(server, sum(window) / s)
+            window, version = [], version + 1
+        copies[k], pulled[k] = server, version
+        np.testing.assert_allclose(
+            workers[k].weights(), server, rtol=2e-5, atol=2e-6
+        )
+    assert workers[0].store.updates_applied() == [len(LATE) // s]
+
+
+def test_dropped_gradient_leaves_no_trace():
+    """Neither in the parameters, nor in the statistics of batches."""
+    layers = [lambda: keras.layers.BatchNormalization(momentum=0.9)]
+    first, late = make_workers("dropped", 2, Sync(1), layers=layers)
+    (x, y), (late_x, late_y) = delay_test.batches(2, seed=3)
+    first.step(x, y)
+    expected = first.model.get_weights()
+    late.model.train_on_batch(late_x + 5.0, late_y)
+    (exchange,) = late.store.journal.read_new()
+    assert not exchange.accepted
+    # It has the new parameters, and all that belongs to them.
+    for found, wanted in zip(late.model.get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    assert late.store.updates_applied() == [1]
+    counts = late.store.coordination.counts()
+    assert counts["worker 0"] == {
+        "pushed": 1,
+        "accepted": 1,
+        "dropped": 0,
+        "nonfinite": 0,
+        "staleness": 0,
+    }
+    assert counts["worker 1"] == {
+        "pushed": 1,
+        "accepted": 0,
+        "dropped": 1,
+        "nonfinite": 0,
+        "staleness": 0,
+    }
+    # The next one is based on them.
+    late.model.train_on_batch(late_x, late_y)
+    (exchange,) = late.store.journal.read_new()
+    assert exchange.accepted
+    assert late.model.optimizer.iterations.numpy() == 2
+
+
+@pytest.fixture
+def method(request, monkeypatch):
+    """Makes `tfdist.AsyncStrategy` one that uses the method."""
+
+    class Coordinated(strategy_lib.ParameterServerStrategy):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, synchronization=request.param, **kwargs)
+
+    monkeypatch.setattr(presets, "AsyncStrategy", Coordinated)
+    assert tfdist.AsyncStrategy is Coordinated
+    return request.param
+
+
+FEATURES = {
+    "batch normalization": (
+        keras_features_test.test_batch_normalization_statistics
+    ),
+    "embedding": lambda: (
+        keras_features_test.test_embedding_with_sparse_gradients("adam")
+    ),
+    "two optimizers": lambda: train_steps_test.test_two_optimizers_in_one_step(
+        ("sgd", "adam")
+    ),
+    "custom loop": lambda: train_steps_test.test_custom_loop(False),
+    "pieces": lambda: partitioning_test.test_pieces_train_as_the_whole(
+        "adagrad"
+    ),
+}
+
+
+@pytest.mark.parametrize("method", [Sync()], indirect=True, ids=repr)
+@pytest.mark.parametrize("feature", FEATURES)
+def test_keras_features(method, feature):
+    FEATURES[feature]()
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        (Sync(), "Muon"),
+        (Sync(), "accumulation and all"),
+        (BoundedStaleness(0), "loss scale overflows"),
+        (BoundedStaleness(0), "accumulation and all"),
+    ],
+    indirect=["method"],
+    ids=repr,
+)
+def test_optimizers(method, name):
+    strategy = tfdist.AsyncStrategy()
+    try:
+        found = optimizer_cases.train(name, strategy.scope())
+    except ValueError as error:
+        # It keeps an average, or has a constraint.
+        assert "assigned beside the optimizer's updates" in str(error)
+        assert method.averages and "all" in name
+        return
+    optimizers_test._assert_same(found, optimizers_test._plain(name))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: twins.compiled(twins.perceptron(kernel_constraint="non_neg")),
+        lambda: twins.compiled(
+            twins.perceptron(), keras.optimizers.SGD(use_ema=True)
+        ),
+    ],
+    ids=["constraint", "average"],
+)
+def test_what_each_worker_would_do_to_an_average_is_refused(build):
+    strategy = tfdist.BackupWorkersStrategy(0)
+    with strategy.scope():
+        model = build()
+    x, y = twins.classification()
+    with pytest.raises(
+        ValueError, match="assigned beside the optimizer's upda"
+    ):
+        model.fit(x, y, verbose=0)
+
+
+def test_retry_refuses_steps_of_several_optimizers(monkeypatch):
+    monkeypatch.setattr(
+        presets,
+        "AsyncStrategy",
+        lambda: tfdist.BackupWorkersStrategy(0, on_drop="retry"),
+    )
+    with pytest.raises(ValueError, match='use on_drop="next"'):
+        train_steps_test.test_two_optimizers_in_one_step(("sgd", "adam"))
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (
+            lambda: tfdist.ParameterServerStrategy(synchronization="sync"),
+            "synchronization must be one of tfdist.synchronization .*'sync'",
+        ),
+        (
+            lambda: tfdist.ParameterServerStrategy(correction=0.5),
+            "correction must be one of tfdist.correction .*0.5",
+        ),
+        (
+            lambda: tfdist.BackupWorkersStrategy(1, worker_timeout=2.0),
+            "worker_timeout must be more than two heartbeats, .* came: 2.0",
+        ),
+        (
+            lambda: tfdist.BackupWorkersStrategy(on_drop="again"),
+            "on_drop must be 'next' or 'retry', came: 'again'",
+        ),
+        (
+            lambda: tfdist.SoftSyncStrategy(2, n=1),
+            "one of s .* and n .*Received: s=2, n=1",
+        ),
+        (
+            lambda: tfdist.BoundedStalenessStrategy(-1),
+            "max_staleness must be an integer of at least 0, came: -1",
+        ),
+    ],
+)
+def test_bad_arguments_of_strategies(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tfdist.BackupWorkersStrategy(3),
+        lambda: tfdist.SoftSyncStrategy(n=4),
+        lambda: tfdist.BoundedStalenessStrategy(2),
+    ],
+)
+def test_a_script_for_a_cluster_runs_in_one_process(make):
+    strategy = make()
+    with strategy.scope():
+        model = twins.compiled(twins.perceptron())
+    x, y = twins.classification()
+    model.fit(x, y, batch_size=6, verbose=0)
+    assert strategy.updates_applied() == [4]

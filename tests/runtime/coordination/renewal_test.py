@@ -1,0 +1,158 @@
+"""What becomes of gradients when a ledger begins a new epoch."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.runtime.coordination import renewal
+from tfdist.synchronization import state as state_lib
+from tfdist.synchronization.state import Phase
+from tfdist.synchronization.state import Status
+
+WORKERS = 3
+
+
+def empty():
+    zeros = tf.zeros([state_lib.size(WORKERS)], tf.int64)
+    return state_lib.State.unpack(zeros, WORKERS)
+
+
+def arrived(state, *workers):
+    """Gradients of workers have arrived, in this order."""
+    for worker in workers:
+        mask = tf.constant([k == worker for k in range(WORKERS)])
+        state = state.set(
+            mask,
+            status=Status.JOINED,
+            phase=Phase.ARRIVED,
+            key=100 + state.arrivals,
+            order=state.arrivals,
+            pushed=state.pushed + 1,
+        )
+        state = dataclasses.replace(state, arrivals=state.arrivals + 1)
+    return state
+
+
+def applied(state, worker, *, first=1, count=1):
+    """A gradient that has arrived is written to the log."""
+    mask = tf.constant([k == worker for k in range(WORKERS)])
+    state = state.append(mask, first=first, count=count)
+    return state.set(mask, phase=Phase.COMPUTING)
+
+
+def run(state, *, same, executed, updates, expected=(True,) * WORKERS):
+    made = renewal.Renewal(None, None, WORKERS)
+    new, lost, torn = made._next(
+        state,
+        tf.constant(same),
+        tf.constant(executed, tf.int64),
+        tf.constant(updates, tf.int64),
+        tf.constant(expected),
+        tf.constant(10**15, tf.int64),
+    )
+    return new, lost.numpy().tolist(), int(torn)
+
+
+def check_counts(state):
+    """Every gradient that has arrived is accounted for."""
+    np.testing.assert_array_equal(
+        state.pushed.numpy(), (state.accepted + state.dropped).numpy()
+    )
+
+
+def test_gradients_that_lie_undecided_are_lost():
+    state = applied(arrived(empty(), 0), 0)
+    state = arrived(state, 1, 2)
+    new, lost, torn = run(
+        state, same=[True, False], executed=[1, 0], updates=[1, 0]
+    )
+    assert (lost, torn) == ([0, 1, 1], 0)
+    check_counts(new)
+    assert new.phase.numpy().tolist() == [Phase.COMPUTING] * WORKERS
+    assert int(new.head) == 0
+    assert int(new.version) == 1
+    # Who was there is there.
+    assert new.status.numpy().tolist() == [Status.JOINED] * WORKERS
+
+
+def test_a_part_of_an_update_is_lost():
+    state = applied(arrived(empty(), 0), 0)
+    # Two of three gradients of the next update, which all have added up.
+    state = applied(arrived(state, 1), 1, first=1, count=0)
+    state = applied(arrived(state, 0), 0, first=0, count=0)
+    new, lost, torn = run(
+        state, same=[True, False], executed=[3, 0], updates=[1, 0]
+    )
+    assert (lost, torn) == ([1, 1, 0], 0)
+    assert new.accepted.numpy().tolist() == [1, 0, 0]
+    assert int(new.in_round) == 0
+    check_counts(new)
+
+
+@pytest.mark.parametrize(
+    ("executed", "lost", "torn"),
+    [
+        ([3, 3, 0], [0, 0, 0], 0),
+        # The third server, which was lost, counts for nothing.
+        ([3, 2, 9], [0, 0, 0], 1),
+        ([1, 2, 0], [0, 0, 1], 1),
+        ([0, 0, 0], [1, 1, 1], 0),
+    ],
+)
+def test_what_no_server_has_applied_is_lost_and_what_some_have_is_torn(
+    executed, lost, torn
+):
+    state = empty()
+    for worker in range(WORKERS):
+        state = applied(arrived(state, worker), worker)
+    new, found, number = run(
+        state, same=[True, True, False], executed=executed, updates=executed
+    )
+    assert (found, number) == (lost, torn)
+    check_counts(new)
+
+
+def test_a_log_that_has_gone_round_counts_what_it_still_holds():
+    state, size = empty(), state_lib.log_size(WORKERS)
+    for number in range(size + 5):
+        state = applied(arrived(state, number % WORKERS), number % WORKERS)
+    head = int(state.head)
+    new, lost, torn = run(
+        state,
+        same=[True, True, False],
+        executed=[head, head - 2, 0],
+        updates=[head, head - 2, 0],
+    )
+    assert (sum(lost), torn) == (0, 2)
+    assert int(new.version) == head
+    check_counts(new)
+
+
+def test_what_had_arrived_by_a_snapshot_is_as_if_it_had_not_been_sent():
+    state = applied(arrived(empty(), 0, 1), 0)
+    new, lost, torn = run(
+        state, same=[False, True], executed=[1, 1], updates=[1, 1]
+    )
+    assert (lost, torn) == ([0, 0, 0], 0)
+    assert new.pushed.numpy().tolist() == [1, 0, 0]
+    check_counts(new)
+
+
+def test_without_the_first_server_who_is_there_is_expected():
+    new, lost, torn = run(
+        empty(),
+        same=[False, True],
+        executed=[0, 40],
+        updates=[0, 17],
+        expected=[True, False, True],
+    )
+    assert (lost, torn) == ([0, 0, 0], 0)
+    # It goes on from what the others have done.
+    assert int(new.version) == 17
+    assert new.status.numpy().tolist() == [
+        Status.EXPECTED,
+        Status.GONE,
+        Status.EXPECTED,
+    ]

@@ -1,0 +1,254 @@
+"""Asynchronous updates against NumPy, with real delays.
+
+Several virtual workers share one server's resources inside this process, each
+with replicas of its own, and take their steps in a given order. So the delay
+of every gradient is known, and an oracle written from the papers' formulas
+says what the server must hold after each step:
+
+  Downpour SGD (Dean et al. 2012, section 4.1; papers.md 1): the gradient of
+  the worker's own copy is applied to the server's newest parameters,
+  w <- w - rate * g(w_k), and the worker's copy w_k becomes w.
+  Adam (Kingma and Ba 2015, algorithm 1), with the server's moments and the
+  server's step number.
+"""
+
+import itertools
+
+from hypothesis import Phase
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.cluster import config as cluster_config
+from tfdist.runtime import store as store_lib
+from tfdist.runtime.keras_hooks import extended
+
+FEATURES, BATCH, RATE = 3, 4, 0.05
+_runs = itertools.count()
+
+
+class VirtualWorker(tf.distribute.Strategy):
+    """A worker that shares the server of those with the same `run`."""
+
+    def __init__(self, run, number, partitioner=None):
+        device = tf.config.list_logical_devices("CPU")[0].name
+        self.store = store_lib.ParameterStore(
+            namespace=f"delay_test/{run}",
+            devices=[device],
+            worker_device=device,
+            worker_id=number,
+            is_chief=number == 0,
+            timeout=10.0,
+            partitioner=partitioner,
+        )
+        config = cluster_config.ClusterConfig.local()
+        super().__init__(
+            extended.ParameterServerExtended(self, self.store, config)
+        )
+
+    def build(self, make_optimizer, layers=()):
+        """Builds a linear model; the same for every worker."""
+        with self.scope():
+            self.model = keras.Sequential(
+                [
+                    keras.Input((FEATURES,)),
+                    *[make() for make in layers],
+                    keras.layers.Dense(1, kernel_initializer="ones"),
+                ]
+            )
+            self.model.compile(make_optimizer(), "mse")
+            # Any of them may be the first to train.
+            self.model.optimizer.build(self.model.trainable_variables)
+        return self
+
+    def step(self, x, y):
+        """Takes one step; returns its staleness."""
+        self.model.train_on_batch(x, y)
+        (exchange,) = self.store.journal.read_new()
+        return exchange.staleness
+
+    def weights(self):
+        """Kernel and bias of this worker's replica as one vector."""
+        kernel, bias = self.model.layers[-1].get_weights()
+        return np.concatenate([kernel[:, 0], bias]).astype("float64")
+
+
+class Sgd:
+    """w <- w - rate * g."""
+
+    def __init__(self, momentum=0.0):
+        self._momentum = momentum
+        self._velocity = 0.0
+
+    def apply(self, weights, gradient):
+        self._velocity = self._momentum * self._velocity - RATE * gradient
+        return weights + self._velocity
+
+
+class Adam:
+    """Algorithm 1 of Kingma and Ba, in its second form (section 2)."""
+
+    def __init__(self, rate=lambda step: RATE):
+        self._rate = rate
+        self._step = 0
+        self._first = self._second = 0.0
+
+    def apply(self, weights, gradient):
+        rate = self._rate(self._step)
+        self._step += 1
+        self._first = 0.9 * self._first + 0.1 * gradient
+        self._second = 0.999 * self._second + 0.001 * gradient**2
+        scale = np.sqrt(1 - 0.999**self._step) / (1 - 0.9**self._step)
+        return weights - rate * scale * self._first / (
+            np.sqrt(self._second) + 1e-7
+        )
+
+
+DECAY = keras.optimizers.schedules.InverseTimeDecay(RATE, 3, 0.5)
+RULES = {
+    "sgd": (lambda: keras.optimizers.SGD(RATE), Sgd),
+    "momentum": (
+        lambda: keras.optimizers.SGD(RATE, momentum=0.9),
+        lambda: Sgd(momentum=0.9),
+    ),
+    "adam": (lambda: keras.optimizers.Adam(RATE), Adam),
+    "adam_decay": (
+        lambda: keras.optimizers.Adam(DECAY),
+        lambda: Adam(lambda step: RATE / (1 + 0.5 * step / 3)),
+    ),
+}
+
+
+def gradient(weights, x, y):
+    """Of the mean squared error of x @ kernel + bias, in float64."""
+    error = x @ weights[:-1] + weights[-1] - y[:, 0]
+    return 2 * np.concatenate([x.T @ error, [error.sum()]]) / len(x)
+
+
+def batches(count, seed):
+    random = np.random.default_rng(seed)
+    return [
+        (
+            random.normal(size=(BATCH, FEATURES)).astype("float32"),
+            random.normal(size=(BATCH, 1)).astype("float32"),
+        )
+        for _ in range(count)
+    ]
+
+
+def check(rule, order):
+    """Takes steps in `order` and compares each with the oracle."""
+    make_optimizer, make_rule = RULES[rule]
+    run = next(_runs)
+    workers = [
+        VirtualWorker(run, k).build(make_optimizer)
+        for k in range(max(order) + 1)
+    ]
+    for worker in workers:  # All pull the same initial parameters.
+        worker.store.pull()
+    server = np.array([1.0] * FEATURES + [0.0])
+    copies = [server] * len(workers)
+    pulled = [0] * len(workers)
+    oracle = make_rule()
+    for version, (k, (x, y)) in enumerate(
+        zip(order, batches(len(order), seed=len(order)), strict=True)
+    ):
+        staleness = workers[k].step(x, y)
+        assert staleness == version - pulled[k]
+        server = oracle.apply(server, gradient(copies[k], x, y))
+        copies[k], pulled[k] = server, version + 1
+        np.testing.assert_allclose(
+            workers[k].weights(), server, rtol=2e-5, atol=2e-6
+        )
+    assert workers[k].store.updates_applied() == [len(order)]
+    assert workers[k].model.optimizer.iterations.numpy() == len(order)
+    return server
+
+
+# Each gradient of worker 1 is 3 updates late.
+LATE = [0, 1, 0, 0, 0, 1, 2, 0, 2, 1, 0, 1]
+
+
+# What the others do is part of these.
+@pytest.mark.parametrize("rule", ["momentum", "adam_decay"])
+def test_late_gradients_are_applied_to_the_newest_parameters(rule):
+    check(rule, LATE)
+
+
+# Few, as an example's workers are seconds of work, its steps nothing.
+@settings(max_examples=3, deadline=None, phases=[Phase.generate])
+@given(
+    order=st.lists(st.integers(0, 2), min_size=8, max_size=12),
+    rule=st.sampled_from(sorted(RULES)),
+)
+def test_any_order_of_workers(order, rule):
+    check(rule, order)
+
+
+def test_one_worker_is_sgd():
+    server = check("sgd", [0] * 6)
+    weights = np.array([1.0] * FEATURES + [0.0])
+    for x, y in batches(6, seed=6):
+        weights = weights - RATE * gradient(weights, x, y)
+    np.testing.assert_allclose(server, weights, rtol=1e-12)
+
+
+def test_moving_statistics_of_late_workers_all_count():
+    """Each batch's mean enters the server's newest moving mean."""
+    run = next(_runs)
+    layers = [lambda: keras.layers.BatchNormalization(momentum=0.9)]
+    workers = [
+        VirtualWorker(run, k).build(RULES["sgd"][0], layers) for k in range(3)
+    ]
+    for worker in workers:
+        worker.store.pull()
+    mean = np.zeros(FEATURES)
+    for k, (x, y) in zip(LATE, batches(len(LATE), seed=0), strict=True):
+        workers[k].step(x, y)
+        mean = 0.9 * mean + 0.1 * x.mean(axis=0)
+        found = workers[k].model.layers[0].moving_mean.numpy()
+        np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-6)
+
+
+class Shrinking(keras.optimizers.SGD):
+    """Sets each weight to a function of itself, as Muon's weight decay does."""
+
+    def apply(self, grads, trainable_variables=None):
+        for variable in trainable_variables:
+            variable.assign(variable - 0.25 * variable)
+        super().apply(grads, trainable_variables)
+
+
+def test_weights_set_to_a_function_of_old_ones_keep_what_others_did():
+    run = next(_runs)
+    workers = [
+        VirtualWorker(run, k).build(lambda: Shrinking(RATE)) for k in range(3)
+    ]
+    for worker in workers:
+        worker.store.pull()
+    server = np.array([1.0] * FEATURES + [0.0])
+    copies = [server] * 3
+    for k, (x, y) in zip(LATE, batches(len(LATE), seed=0), strict=True):
+        workers[k].step(x, y)
+        change = 0.25 * copies[k] + RATE * gradient(copies[k], x, y)
+        server = copies[k] = server - change
+        np.testing.assert_allclose(
+            workers[k].weights(), server, rtol=2e-5, atol=2e-6
+        )
+
+
+def test_a_count_that_the_chief_sets_is_not_added_to_what_others_did():
+    run = next(_runs)
+    workers = [VirtualWorker(run, k).build(RULES["sgd"][0]) for k in range(2)]
+    for worker in workers:
+        worker.store.pull()
+    for k, (x, y) in zip([0, 1, 1], batches(3, seed=0), strict=True):
+        workers[k].step(x, y)
+    workers[0].model.optimizer.iterations.assign(7)
+    for worker in workers:
+        worker.store.pull()
+        assert worker.model.optimizer.iterations.numpy() == 7

@@ -1,0 +1,155 @@
+"""Keras loses nothing of the data when it begins to train."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.multi_process import data_tasks
+import tfdist
+from tfdist.runtime.keras_hooks import input as input_lib
+
+BATCHES = 5
+
+
+class Source:
+    """Batches that are noted when they are made, and trained on."""
+
+    def __init__(self):
+        self.begun = 0
+        self.made = []
+        self.seen = []
+
+    def batch(self, number):
+        self.made.append(number)
+        x = np.full([1, 2], number, np.float32)
+        return x, x[:, :1]
+
+    def generate(self):
+        self.begun += 1
+        for number in range(BATCHES):
+            yield self.batch(number)
+
+    def dataset(self, *shapes):
+        return tf.data.Dataset.from_generator(
+            self.generate,
+            output_signature=tuple(
+                tf.TensorSpec(shape, tf.float32) for shape in shapes
+            ),
+        )
+
+    def model(self):
+        """Makes a model that is not built before `fit`."""
+        with tfdist.AsyncStrategy().scope():
+            model = keras.Sequential(
+                [
+                    data_tasks.Recorder(
+                        lambda x: self.seen.extend(map(int, x))
+                    ),
+                    keras.layers.Dense(1),
+                ]
+            )
+            model.compile("sgd", "mse")
+        return model
+
+
+@pytest.mark.parametrize(
+    "shapes", [([None, 2], [None, 1]), ([None, None], [None, 1])]
+)
+def test_a_model_is_built_without_an_iterator_of_its_own(shapes):
+    source = Source()
+    model = source.model()
+    model.fit(source.dataset(*shapes), verbose=0, epochs=2)
+    assert source.begun == 2
+    assert source.seen == 2 * [*range(BATCHES)]
+    assert model.layers[-1].kernel.shape == (2, 1)
+    model.evaluate(source.dataset(*shapes), verbose=0)
+    assert source.begun == 3
+
+
+class _Threads(keras.utils.PyDataset):
+    def __init__(self, source):
+        super().__init__(workers=2)
+        self._source = source
+
+    def __len__(self):
+        return BATCHES
+
+    def __getitem__(self, index):
+        return self._source.batch(index)
+
+
+def test_threads_of_a_data_set_read_each_batch_once():
+    source = Source()
+    model = source.model()
+    model.fit(_Threads(source), shuffle=False, verbose=0, epochs=2)
+    assert source.seen == 2 * [*range(BATCHES)]
+    # Keras looks at the first two.
+    assert sorted(source.made) == sorted([0, 1, *source.seen])
+    source.made.clear()
+    model.evaluate(_Threads(source), verbose=0)
+    assert sorted(source.made) == [0, 0, 1, 1, *range(2, BATCHES)]
+
+
+def test_no_data_at_all_is_an_epoch_without_steps():
+    source = Source()
+    model = source.model()
+    nothing = source.dataset([None, 2], [None, 1]).take(0).repeat(1)
+    history = model.fit(nothing, verbose=0, epochs=2)
+    assert history.epoch == [0, 1]
+    assert model.built
+    with pytest.raises(ValueError, match="must have an element, or an"):
+        unknown = source.dataset([None, None], [None, 1])
+        source.model().fit(unknown.take(0), verbose=0)
+
+
+def test_what_is_asked_of_files_is_not_asked_of_what_is_made_of_them(tmp_path):
+    made = []
+
+    def note(line):
+        made.append(line)
+        return np.float32(0.0)
+
+    names = [str(tmp_path / f"{k}") for k in range(2)]
+    for name in names:
+        with open(name, "w", encoding="utf-8") as file:
+            file.write("0\n")
+    lines = tf.data.Dataset.from_tensor_slices(names).interleave(
+        tf.data.TextLineDataset
+    )
+    numbers = lines.map(lambda x: tf.numpy_function(note, [x], tf.float32))
+    for dataset in (numbers.batch(1).prefetch(1), numbers.shuffle(2).repeat()):
+        assert input_lib._has_enough_files(dataset, 2)
+        assert not input_lib._has_enough_files(dataset, 3)
+    assert not made
+    assert not input_lib._has_enough_files(Source().dataset(None, None), 2)
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_a_model_is_built_for_inputs_that_are_not_there(as_dataset):
+    with tfdist.AsyncStrategy().scope():
+        x = keras.Input((2,), name="x")
+        missing = keras.Input((2,), name="missing", optional=True)
+        out = keras.layers.Dense(1)(Either()([x, missing]))
+        model = keras.Model({"x": x, "missing": missing}, out)
+        model.compile("sgd", "mse")
+    ones = np.ones([4, 2], np.float32)
+    x, y = {"x": ones, "missing": None}, ones[:, :1]
+    if as_dataset:
+        data = tf.data.Dataset.from_tensors((x, y)).repeat(2)
+        history = model.fit(data, verbose=0)
+    else:
+        history = model.fit(x, y, batch_size=2, verbose=0)
+    assert np.isfinite(history.history["loss"][0])
+    assert int(model.optimizer.iterations) == 2
+
+
+class Either(keras.layers.Layer):
+    """The first input, and the second if it is there."""
+
+    def call(self, inputs):
+        x, missing = inputs
+        return x if missing is None else x + missing
+
+    def compute_output_shape(self, input_shape):
+        return input_shape[0]

@@ -1,0 +1,226 @@
+"""The chief's decisions on one worker, with tables that a test writes.
+
+With real clusters: `tests.multi_process.decisions_test`.
+"""
+
+import types
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.cluster import fits
+from tfdist.cluster.members import Member
+from tfdist.cluster.members import State
+from tfdist.runtime.keras_hooks import following
+
+NAMES = ("chief", "one", "two", "later")
+
+
+class Worker:
+    """A `Following` of a worker, and what it looks at.
+
+    Its table is read from a list, one row of members after the other, the
+    last one again and again.
+    """
+
+    def __init__(self, number, *tables, arrivals=0):
+        """Makes it: the worker of that number."""
+        self.reads = 0
+        self._tables = tables
+        self.store = types.SimpleNamespace(
+            worker_variable=lambda value, name: tf.Variable(value),
+            call=lambda function, *args: function(*args),
+            journal=types.SimpleNamespace(count=0),
+            pulled_version=lambda shard: self.version,
+            updates_applied=lambda: [0],
+            local=None,
+            coordination=None,
+        )
+        self.version = 0
+        membership = types.SimpleNamespace(
+            fits=fits.Fits(),
+            read=self._read,
+            tell=lambda: None,
+            arrivals=arrivals,
+        )
+        config = types.SimpleNamespace(
+            worker_names=NAMES, initial_workers=3, worker_id=number
+        )
+        self.following = following.Following(
+            self.store,
+            membership,
+            config,
+            worker_timeout=10.0,
+            start_timeout=60.0,
+            stalled_after=lambda: 0.3,
+        )
+
+    def _read(self):
+        table = self._tables[min(self.reads, len(self._tables) - 1)]
+        self.reads += 1
+        return table
+
+    def begin(self, number):
+        """Is in that call of `fit`; returns it."""
+
+        class Frame:
+            f_locals = {"self": keras.Sequential()}
+
+        self.model = Frame.f_locals["self"]
+        fit = self.following._fit = following._Fit(Frame, number)
+        fit.is_in_loop = True
+        return fit
+
+    def exchange(self, pulled, **told):
+        """Makes an exchange that brings what the chief tells."""
+        self.version = pulled
+        self.store.journal.count += 1
+        word = fits.Word(**told).pack()
+        self.following._told.assign(word)
+        self.following._look(self.following._fit)
+        return self.following._fit
+
+
+def table(*words, state=State.ALIVE, silent_for=0.0, arrivals=0):
+    """A table: the first row is like that, the others train."""
+    first, *others = [fits.Word(reached=word) for word in words]
+    rows = [Member("chief", state, silent_for, arrivals, word=first)]
+    rows += [Member("other", State.ALIVE, 0.0, 0, word=word) for word in others]
+    rows += [
+        Member("other", State.UNKNOWN, float("inf"), 0)
+        for _ in NAMES[len(rows) :]
+    ]
+    return rows
+
+
+AT_THE_END_OF_1 = fits.closed(1)
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        table(fits.begun(2)),
+        table(fits.ended(2)),
+        table(AT_THE_END_OF_1, state=State.FINISHED),
+        table(AT_THE_END_OF_1, state=State.LEFT),
+        table(AT_THE_END_OF_1, silent_for=11.0),
+        # It waits for this worker in `settle`.
+        table(AT_THE_END_OF_1, arrivals=1),
+        # It has been started again.
+        table(0),
+    ],
+    ids="begun further finished left silent waits again".split(),
+)
+def test_a_call_of_fit_begins_after_the_chiefs_if_that_comes(over):
+    waits = table(AT_THE_END_OF_1)
+    worker = Worker(1, waits, waits, over)
+    worker.following._wait_for_chief(fits.begun(2), "to begin")
+    assert worker.reads == 3
+
+
+def test_no_worker_waits_for_a_chief_that_makes_no_progress(caplog):
+    worker = Worker(1, table(AT_THE_END_OF_1))
+    assert worker.following._wait_for_chief(fits.begun(2), "to begin") is None
+    assert "chief to begin. Going on without." in caplog.text
+
+
+def test_the_chief_assigns_when_all_have_ended_their_call():
+    begun, ended = fits.begun(1), fits.ended(1)
+    worker = Worker(
+        0,
+        table(ended, begun, begun),
+        table(ended, ended, begun),
+        # Not yet there, and one of those that the cluster begins with.
+        table(ended, ended),
+        table(ended, ended, ended),
+    )
+    worker.following._fits.tell(reached=ended)
+    worker.following.before_write()
+    assert worker.reads == 4
+    # It has waited for this call.
+    worker.following.before_write()
+    assert worker.reads == 4
+
+
+def test_the_chief_waits_for_nobody_before_and_within_fit():
+    worker = Worker(0, table(0, 0, 0))
+    worker.following.before_write()
+    assert not worker.reads
+
+
+def test_a_stop_counts_from_the_next_update_on():
+    worker = Worker(1)
+    fit = worker.begin(1)
+    worker.exchange(1, reached=fits.begun(1), version=0)
+    assert not fit.stopped
+    # The chief has seen no more than this worker: those who are slower
+    # than both see the same at this step.
+    worker.exchange(2, reached=fits.begun(1), version=2, stopped=1)
+    assert not fit.stopped
+    worker.exchange(3, reached=fits.ended(1), version=2, stopped=1)
+    assert fit.stopped
+    assert worker.model.stop_training
+
+
+def test_a_stop_counts_though_no_update_follows():
+    worker = Worker(1)
+    fit = worker.begin(1)
+    for expected in (False, True):
+        # Both gradients have been dropped.
+        worker.exchange(2, reached=fits.begun(1), version=2, stopped=1)
+        assert fit.stopped is expected
+
+
+def test_a_stop_of_another_call_does_not_count():
+    worker = Worker(1)
+    fit = worker.begin(2)
+    worker.exchange(3, reached=fits.begun(1), version=2, stopped=1)
+    assert not fit.stopped
+
+
+@pytest.mark.parametrize(
+    ("now", "goes_on"),
+    [
+        (table(fits.begun(1)), True),
+        (table(fits.begun(1), silent_for=11.0), False),
+        (table(fits.begun(1), state=State.FAILED), False),
+        (table(fits.ended(1)), False),
+        (table(fits.closed(1), state=State.FINISHED), False),
+    ],
+    ids="trains silent failed ended finished".split(),
+)
+def test_another_worker_stops_alone_only_where_the_chief_does_not_train(
+    now, goes_on
+):
+    worker = Worker(1, now)
+    worker.begin(1)
+    worker.model.stop_training = True
+    worker.following.after_callbacks()
+    assert worker.model.stop_training is not goes_on
+
+
+def test_a_callback_cannot_take_back_what_the_chief_has_stopped():
+    worker = Worker(1)
+    fit = worker.begin(1)
+    fit.stopped = True
+    worker.model.stop_training = False
+    worker.following.after_callbacks()
+    assert worker.model.stop_training
+
+
+def test_rates_of_all_optimizers_of_a_model_are_known():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    model.second = keras.optimizers.Adam(0.25)
+    model.third = keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
+    )
+    rates = following._rates_of(model)
+    assert [float(rate.numpy()) for rate in rates] == [0.5, 0.25]
+
+
+def test_decisions_of_nobody_known_are_refused():
+    with pytest.raises(ValueError, match="`decisions` must be one of.*'all'"):
+        tfdist.AsyncStrategy(decisions="all")

@@ -1,0 +1,65 @@
+"""What a worker does of itself when servers have come back."""
+
+import types
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.runtime.recovery import recovery
+from tfdist.runtime.recovery import restoring
+
+
+def new_model():
+    """A store of one variable, of which servers know nothing yet."""
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        keras.layers.Dense(2, use_bias=False).build((None, 3))
+    return strategy._store
+
+
+def test_a_worker_that_has_committed_nothing_does_not_commit_now():
+    # It would wait for a chief that may be where it is itself.
+    store = new_model()
+    recovery.Recovery._refresh(types.SimpleNamespace(_store=store))
+    assert store.committed == 0
+    assert not store.is_held()
+
+
+def test_a_server_that_holds_none_of_a_small_model_lacks_nothing():
+    store = new_model()
+    store.commit()
+    restorer = restoring.Restorer(store, store.synchronizer, 1)
+    counted = tf.function(lambda: restorer._count_missing(0, []))
+    assert counted() == 0
+    assert restorer.complete(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        # What a server lacks another worker may be about to put back.
+        (tf.errors.FailedPreconditionError, 5),
+        (tf.errors.UnavailableError, 5),
+        (tf.errors.InvalidArgumentError, 0),
+    ],
+)
+def test_a_call_that_fails_beside_healthy_servers_is_made_again_a_few_times(
+    monkeypatch, error, again
+):
+    now = [100.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(recovery, "time", clock)
+    worker = types.SimpleNamespace(_hiccups=[])
+    raised = error(None, None, "as a test says")
+    for _ in range(again):
+        recovery.Recovery._check_hiccups(worker, raised)
+    with pytest.raises(error, match="as a test says"):
+        recovery.Recovery._check_hiccups(worker, raised)
+    # Others have had some seconds to put it back.
+    assert (now[0] - 100.0 >= 2.5) == (again > 0)

@@ -1,0 +1,189 @@
+"""Models of one process that nobody uses any more."""
+
+import gc
+import weakref
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import slow
+import tfdist
+from tfdist.runtime.variables import freeing
+from tfdist.runtime.variables.variables import ReplicaVariable
+
+ROWS = np.ones([16, 6], "float32")
+
+
+def build(strategy, activation="relu"):
+    """A compiled model with slots and other state."""
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(5, activation=activation),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def live_one(strategy, **kwargs):
+    """A model from its beginning to its end."""
+    model = build(strategy, **kwargs)
+    model.fit(ROWS, ROWS[:, :1], batch_size=4, verbose=0)
+    handles = [v.value.local_handle for v in model.variables]
+    del model
+    keras.backend.clear_session()
+    gc.collect()
+    return handles
+
+
+def held(store):
+    """How many of the variables that were made the server has a value of."""
+
+    @tf.function(autograph=False)
+    def count():
+        return [
+            tf.raw_ops.VarIsInitializedOp(
+                resource=tf.raw_ops.VarHandleOp(
+                    dtype=dtype,
+                    shape=None,
+                    shared_name=store.name_of(f"{kind}/{ordinal}"),
+                )
+            )
+            for kind, dtype in (
+                ("variable", tf.float32),
+                ("signature", tf.string),
+            )
+            for ordinal in range(len(store.variables))
+        ]
+
+    return sum(map(bool, count()))
+
+
+def things():
+    """Of this process: variables of strategies, and graphs of functions."""
+    gc.collect()
+    kinds = [type(thing).__name__ for thing in gc.get_objects()]
+    return kinds.count(ReplicaVariable.__name__), kinds.count("FuncGraph")
+
+
+STRATEGIES = {
+    "async": tfdist.AsyncStrategy,
+    "dcasgd": tfdist.DCASGDStrategy,
+    "sync": lambda: tfdist.BackupWorkersStrategy(0),
+    "diloco": lambda: tfdist.DiLoCoStrategy(period=3),
+}
+
+
+@pytest.mark.parametrize(
+    "name", slow.also(["async"], ["dcasgd", "sync", "diloco"])
+)
+def test_each_model_leaves_what_the_one_before_has_left(name):
+    strategy = STRATEGIES[name]()
+    store = strategy._store
+    found = []
+    for _ in range(5):
+        live_one(strategy)
+        found.append((things(), len(store.known), held(store)))
+    assert found[-1] == found[-2] == found[-3]
+    made = len(store.variables)
+    gc.collect()
+    strategy.commit()
+    gc.collect()
+    strategy.commit()
+    assert list(store.variables) == []
+    assert held(store) == 0
+    # Positions are not used again, nor what was counted forgotten.
+    assert len(store.variables) == made
+    assert strategy.updates_applied() == [store.journal.count]
+    counts = strategy.push_counts()
+    assert counts["applied"] == [counts["pushed"]] == [store.journal.begun]
+    (of_worker,) = strategy.gradient_counts().values()
+    assert of_worker["accepted"] == counts["pushed"]
+    freed = [
+        n for _, n in store.known if freeing.owners_of(store.short_name(n))
+    ]
+    assert freed == []
+
+
+def test_replicas_are_emptied_though_tensorflow_keeps_their_function():
+    strategy = tfdist.AsyncStrategy()
+    # Its gradient is one of those that TensorFlow registers for good.
+    handles = live_one(strategy, activation="silu")
+    strategy.commit()
+    sizes = [
+        tf.size(tf.raw_ops.ReadVariableOp(resource=h, dtype=tf.float32))
+        for h in handles
+        if tf.raw_ops.VarIsInitializedOp(resource=h)
+    ]
+    assert not any(int(size) > 5 for size in sizes)
+
+
+def test_what_was_never_trained_leaves_no_gap():
+    strategy = tfdist.AsyncStrategy()
+    model = build(strategy)
+    del model
+    gc.collect()
+    live_one(strategy)
+    strategy.commit()
+    assert strategy.updates_applied() == [4]
+    assert list(strategy._store.variables) == []
+
+
+def test_a_model_beside_one_that_is_freed_stays_as_it_is():
+    strategy = tfdist.AsyncStrategy()
+    other, twin = build(strategy), build(strategy)
+    twin.set_weights(other.get_weights())
+    for model in (other, twin):
+        model.fit(ROWS, ROWS[:, :1], batch_size=4, shuffle=False, verbose=0)
+    del model, other
+    live_one(strategy)
+    strategy.commit()
+    weights = twin.get_weights()
+    strategy.refresh()
+    for before, after in zip(weights, twin.get_weights(), strict=True):
+        np.testing.assert_array_equal(before, after)
+    assert len(list(strategy._store.variables)) == len(
+        [v for v in twin.variables if v.value.role.is_on_server]
+    ) + sum(v.value.role.is_on_server for v in twin.optimizer.variables)
+    state = strategy.state.read()
+    assert state.header["variables"].count(None) == len(
+        strategy._store.variables
+    ) - len(list(strategy._store.variables))
+    twin.fit(ROWS, ROWS[:, :1], batch_size=4, verbose=0)
+    assert int(twin.optimizer.iterations.numpy()) == 8
+    strategy.state.restore(state)
+    for before, after in zip(weights, twin.get_weights(), strict=True):
+        np.testing.assert_array_equal(before, after)
+    assert int(twin.optimizer.iterations.numpy()) == 4
+
+
+def test_what_all_others_have_freed_is_refused():
+    strategy = tfdist.AsyncStrategy()
+    model = build(strategy)
+    strategy.commit()
+    strategy._store.freeing.give_up(list(strategy._store.variables))
+    with pytest.raises(tfdist.ModelFreedError, match="started again"):
+        model.evaluate(ROWS, ROWS[:, :1], verbose=0)
+    with pytest.raises(tfdist.ModelFreedError, match="the next model"):
+        model.fit(ROWS, ROWS[:, :1], verbose=0)
+    del model
+    # The next one is the others' again.
+    live_one(strategy)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_nothing_is_left_of_a_strategy_that_nobody_uses(name):
+    strategy = STRATEGIES[name]()
+    model = build(strategy)
+    model.fit(ROWS, ROWS[:, :1], batch_size=4, verbose=0)
+    strategy.push_counts()
+    left = weakref.ref(strategy), weakref.ref(strategy._store)
+    del model, strategy
+    gc.collect()
+    assert [thing() for thing in left] == [None, None]

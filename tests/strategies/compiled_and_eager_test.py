@@ -1,0 +1,230 @@
+"""Steps compiled by XLA, and steps that run eagerly, train as plain Keras."""
+
+import contextlib
+import functools
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.multi_process import scripts
+from tests.strategies import compiled_and_eager_task
+from tests.strategies import model_cases
+from tests.strategies.twins import assert_same
+from tests.strategies.twins import classification
+from tests.strategies.twins import compiled
+from tests.strategies.twins import perceptron
+import tfdist
+
+X, Y = classification()
+MODES = {"jit": {"jit_compile": True}, "eager": {"run_eagerly": True}}
+STRATEGIES = {
+    "async": tfdist.AsyncStrategy,
+    "sync": lambda: tfdist.ParameterServerStrategy(
+        synchronization=tfdist.synchronization.Sync()
+    ),
+    "local steps": lambda: tfdist.ParameterAveragingStrategy(period=2),
+}
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+every_mode = pytest.mark.parametrize("mode", MODES)
+
+
+@functools.cache
+def _plain(name):
+    return model_cases.train(name, contextlib.nullcontext())
+
+
+# Statistics of batches, dropout; tables, several outputs; two optimizers.
+NAMES = ["convolutional net", "wide and deep", "gan"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@every_strategy
+@every_mode
+def test_a_model_trains_as_without(name, strategy, mode):
+    scope = STRATEGIES[strategy]().scope()
+    found = model_cases.train(name, scope, **MODES[mode])
+    assert_same(found, _plain(name))
+
+
+def test_loops_are_left_to_tensorflow(caplog):
+    found = model_cases.train(
+        "bidirectional lstm",
+        tfdist.AsyncStrategy().scope(),
+        jit_compile=True,
+    )
+    # Squares of gradients are around 1e-9.
+    assert_same(found, _plain("bidirectional lstm"), tolerance=1e-5)
+    assert "loops and branches of this step" in caplog.text
+
+
+OPTIMIZERS = {
+    "accumulation": lambda: keras.optimizers.Adam(
+        0.1, gradient_accumulation_steps=2
+    ),
+    "scaled loss": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=16.0
+    ),
+    "decay and averages": lambda: keras.optimizers.AdamW(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.9),
+        weight_decay=0.1,
+        clipnorm=0.5,
+        use_ema=True,
+        ema_overwrite_frequency=3,
+    ),
+    "nadam": lambda: keras.optimizers.Nadam(0.05),
+}
+
+
+def _train(scope, optimizer, **settings):
+    """Two epochs of four steps: the weights and what the optimizer counts."""
+    keras.utils.set_random_seed(7)
+    with scope:
+        model = perceptron(kernel_constraint="non_neg")
+        compiled(model, OPTIMIZERS[optimizer](), **settings)
+    history = model.fit(X, Y, batch_size=6, epochs=2, shuffle=False, verbose=0)
+    return {
+        "history": history.history,
+        "weights": model.get_weights(),
+        "iterations": int(model.optimizer.iterations),
+    }
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@every_mode
+def test_an_optimizer_does_as_without(optimizer, mode):
+    plain = _train(contextlib.nullcontext(), optimizer)
+    found = _train(tfdist.AsyncStrategy().scope(), optimizer, **MODES[mode])
+    assert_same(found, plain)
+
+
+@pytest.mark.parametrize("optimizer", ["accumulation", "scaled loss"])
+@every_mode
+def test_an_optimizer_does_as_without_in_local_steps(optimizer, mode):
+    plain = _train(contextlib.nullcontext(), optimizer)
+    scope = STRATEGIES["local steps"]().scope()
+    assert_same(_train(scope, optimizer, **MODES[mode]), plain)
+
+
+@every_mode
+def test_steps_per_execution(mode):
+    plain = _train(contextlib.nullcontext(), "scaled loss")
+    scope = tfdist.AsyncStrategy().scope()
+    settings = {"steps_per_execution": 2, **MODES[mode]}
+    found = _train(scope, "scaled loss", **settings)
+    # The logs of an epoch are those of its last steps.
+    del plain["history"], found["history"]
+    assert_same(found, plain)
+
+
+class Looking(keras.Model):
+    """Looks at values in its step, as in a debugger."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.seen = []
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        before = self.dense.bias.numpy()
+        self.optimizer.apply(gradients, self.trainable_variables)
+        change = self.dense.bias.numpy() - before
+        np.testing.assert_allclose(change, -0.1 * gradients[1], atol=1e-6)
+        self.seen.append(int(self.optimizer.iterations))
+        return {"loss": loss}
+
+
+@every_strategy
+def test_an_eager_step_sees_what_it_does(strategy):
+    strategy = STRATEGIES[strategy]()
+    with strategy.scope():
+        model = compiled(Looking(), keras.optimizers.SGD(0.1), run_eagerly=True)
+    model.fit(X, Y, batch_size=6, epochs=2, verbose=0)
+    assert model.seen == list(range(1, 9))
+    strategy.settle()
+    exchanged = 8 if strategy.local_steps is None else 4
+    assert strategy.updates_applied() == [exchanged]
+    assert strategy.journal.count == exchanged
+
+
+def test_a_traced_part_of_an_eager_step_leaves_variables_alone():
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD()
+        variable = keras.Variable(1.0)
+        optimizer.build([variable])
+
+    @tf.function
+    def traced():
+        optimizer.apply([tf.ones([])])
+
+    with pytest.raises(RuntimeError, match="inside a tf.function"):
+        strategy.run(lambda: traced())
+
+
+def test_a_step_of_ones_own_is_compiled():
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        model = perceptron()
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients)
+        return loss
+
+    compiled_step = tf.function(
+        lambda x: strategy.run(step, args=(x,)), jit_compile=True
+    )
+    losses = [float(compiled_step(X)) for _ in range(3)]
+    assert losses[0] > losses[1] > losses[2]
+    assert strategy.updates_applied() == [3]
+
+
+@pytest.fixture(scope="module")
+def on_servers(tmp_path_factory):
+    """What two workers and two servers have printed, and where XLA writes."""
+    directory = tmp_path_factory.mktemp("on_servers")
+    dump = directory / "xla"
+    outputs = scripts.run(
+        directory,
+        compiled_and_eager_task.__file__,
+        [],
+        {"ps": 2, "worker": 2},
+        environ={"XLA_FLAGS": f"--xla_dump_to={dump} --xla_dump_hlo_as_text"},
+    )
+    return outputs, dump
+
+
+@every_mode
+def test_nothing_is_lost_or_counted_twice(mode, on_servers):
+    outputs, _ = on_servers
+    for worker in ("worker-0", "worker-1"):
+        # The batches' means are 0 to 15, and each has two examples.
+        line = (
+            f"{mode}: weights [[-60.0, -60.0]] biases [-8.0, -8.0] "
+            "applied [16, 16] iterations 16 seen 32.0"
+        )
+        assert line in outputs[worker].splitlines(), outputs[worker]
+
+
+def test_forward_and_backward_pass_are_compiled(on_servers):
+    """The product of the forward pass, and that of the gradient."""
+    _, dump = on_servers
+    products = set()
+    for module in dump.glob("*before_optimizations.txt"):
+        found = re.findall(r' dot\(.* op_name="([^"]*)"', module.read_text())
+        products.update(name.partition("/")[0] for name in found)
+    assert "gradient_tape" in products and len(products) > 1, products

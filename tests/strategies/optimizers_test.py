@@ -1,0 +1,91 @@
+"""Every optimizer does the same on servers as in plain Keras, step by step."""
+
+import contextlib
+import functools
+
+import numpy as np
+import pytest
+
+from tests import slow
+from tests.strategies import optimizer_cases
+from tests.strategies.trained_on_servers import train_on_servers
+import tfdist
+
+CASES = list(optimizer_cases.CASES)
+
+
+@functools.cache
+def _plain(name):
+    return optimizer_cases.train(name, contextlib.nullcontext())
+
+
+def _assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        # Relative to the largest element, and to each element.
+        np.testing.assert_allclose(
+            found[key],
+            values,
+            rtol=1e-6,
+            atol=1e-6 * float(np.max(np.abs(values), initial=0.0)),
+            err_msg=key,
+        )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trains_as_without_a_strategy(name):
+    strategy = tfdist.AsyncStrategy()
+    found = optimizer_cases.train(name, strategy.scope())
+    _assert_same(found, _plain(name))
+    assert strategy.updates_applied()[0] > 0
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    @functools.cache
+    def directory_of(names):
+        directory = tmp_path_factory.mktemp("on_servers")
+        train_on_servers(optimizer_cases, directory, names)
+        return directory
+
+    return directory_of
+
+
+ON_SERVERS = tuple(optimizer_cases.ON_SERVERS)
+OTHERS = tuple(name for name in CASES if name not in ON_SERVERS)
+
+
+@pytest.mark.parametrize("name", slow.also(ON_SERVERS, OTHERS))
+def test_trains_on_servers_as_without_a_strategy(name, trained):
+    names = ON_SERVERS if name in ON_SERVERS else OTHERS
+    with np.load(trained(names) / f"{names.index(name)}.npz") as arrays:
+        found = dict(arrays)
+    _assert_same(found, _plain(name))
+
+
+def test_discovery_finds_the_optimizers():
+    found = optimizer_cases.EVERY_OPTIMIZER
+    assert {"SGD", "Adam", "Ftrl", "Muon", "LossScaleOptimizer"} <= set(found)
+    assert "Optimizer" not in found and "OptimizerMap" not in found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case_trains(name):
+    """Equal results would prove nothing if nothing happened."""
+    plain = _plain(name)
+    assert plain["loss 0"].shape == (optimizer_cases.STEPS,)
+    assert np.all(np.isfinite(plain["loss 0"]))
+    weights = [v for key, v in plain.items() if key.startswith("weight")]
+    moved = [np.max(np.abs(values[-1] - values[0])) for values in weights]
+    assert len(weights) == 8 and min(moved) > 1e-7
+
+
+def test_loss_scale_falls_and_rises():
+    plain = _plain("loss scale overflows")
+    (scale,) = (
+        values
+        for values in plain.values()
+        if values.ndim == 1 and values[0] > 1e4
+    )
+    changes = np.diff(np.log2(scale))
+    assert 1.0 in changes and -1.0 in changes

@@ -1,0 +1,45 @@
+"""What presets show of the arguments that all strategies have."""
+
+import inspect
+
+import pytest
+
+import tfdist
+from tfdist.strategies import options
+
+BASE = inspect.signature(tfdist.ParameterServerStrategy.__init__).parameters
+AXES = {"synchronization", "correction", "local_steps"}
+PRESETS = [
+    thing
+    for name in tfdist.__all__
+    if isinstance(thing := getattr(tfdist, name), type)
+    and issubclass(thing, tfdist.ParameterServerStrategy)
+    and thing is not tfdist.ParameterServerStrategy
+]
+
+
+def test_the_options_are_those_of_the_strategy():
+    assert set(options.Options.__annotations__) == set(BASE) - AXES - {"self"}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_show_all_arguments_with_their_defaults(preset):
+    shown = inspect.signature(preset).parameters
+    assert set(BASE) - AXES - {"self"} <= set(shown)
+    for name, parameter in shown.items():
+        assert parameter.kind != parameter.VAR_KEYWORD, name
+        if name in BASE:
+            assert parameter.default == BASE[name].default, name
+    missing = AXES - set(shown)
+    assert len(missing) == (0 if preset is tfdist.AsyncStrategy else 1)
+    for name in missing:
+        with pytest.raises(TypeError, match=name):
+            preset(**{name: None})
+
+
+def test_a_users_own_preset_shows_what_it_takes():
+    class Mine(tfdist.DiLoCoStrategy):
+        def __init__(self, period):
+            super().__init__(period)
+
+    assert list(inspect.signature(Mine).parameters) == ["period"]

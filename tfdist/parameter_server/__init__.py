@@ -1,1 +1,0 @@
-"""Strategies whose parameters live on servers."""

@@ -1,0 +1,1 @@
+"""Exchange between workers alone, by ring collectives."""

@@ -1,0 +1,394 @@
+"""Local steps exchanged between workers alone, by ring collectives.
+
+Each worker holds all parameters as one process without servers does, and
+makes the same updates of the same means, so that all hold the same bits.
+
+An exchange has two parts. A *call* tells what each worker brings: how much its
+steps count, and whether it trains on. Then, if anybody has taken steps, their
+means are made. A worker whose training has ended takes part in the exchanges
+of the others with nothing, until nobody trains any more.
+"""
+
+import dataclasses
+import zlib
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.averaging import base as averaging
+from tfdist.cluster import tf_config
+from tfdist.runtime.exchange.pull import assign
+from tfdist.runtime.replicas import first_values
+from tfdist.runtime.variables import traced
+from tfdist.runtime.variables.variables import Role
+from tfdist.synchronization import Sync
+
+CHOICES = ("parameter_server", "ring")
+
+
+# The launcher's flag that leaves a job out.
+_LAUNCHED_WITHOUT = {"ps": "--num_ps=0", "evaluator": "--noevaluator"}
+
+
+def check(config, *, synchronization, correction, local_steps, partitioner):
+    """Refuses what cannot be done without servers.
+
+    Args:
+      config: The `ClusterConfig`.
+      synchronization: The `Synchronization`.
+      correction: The `Correction`, or None.
+      local_steps: The `LocalSteps`, or None.
+      partitioner: The strategy's `variable_partitioner`, or None.
+
+    Raises:
+      ClusterConfigError: The cluster has other tasks than workers.
+      ValueError: The arguments ask for servers.
+    """
+    for job in ("ps", "evaluator"):
+        if job in config.spec:
+            raise tf_config.ClusterConfigError(
+                f'communication="ring" is for workers alone: TF_CONFIG'
+                f'["cluster"] must have no job "{job}" (`tfdist launch '
+                f"{_LAUNCHED_WITHOUT[job]}`). Received: jobs "
+                f"{list(config.spec)}."
+            )
+    if local_steps is None:
+        raise ValueError(
+            'communication="ring" exchanges what local steps have made: '
+            "local_steps must be a number of steps, or ParameterAveraging or "
+            "ElasticAveraging of tfdist.averaging, came: None."
+        )
+    if not isinstance(synchronization, Sync) or (
+        synchronization.backup_workers or synchronization.retries
+    ):
+        raise ValueError(
+            'communication="ring" takes all workers together: synchronization '
+            f"must be Sync() without settings, came: {synchronization!r}."
+        )
+    if correction is not None:
+        raise ValueError(
+            'communication="ring" has no late gradients: correction must be '
+            f"None, came: {correction!r}."
+        )
+    if partitioner is not None:
+        raise ValueError(
+            'communication="ring" has no servers to split variables over: '
+            f"variable_partitioner must be None, came: {partitioner!r}."
+        )
+    resolved = local_steps.resolve(synchronization, None, config.num_workers)
+    if resolved.pushed is not averaging.Pushed.CHANGE:
+        raise ValueError(
+            'communication="ring" averages changes of weights: local_steps '
+            "must be ParameterAveraging or ElasticAveraging, came: "
+            f"{local_steps!r}."
+        )
+
+
+@dataclasses.dataclass
+class Called:
+    """What all workers bring to an exchange, or one of them does.
+
+    Attributes:
+      weight: How much the steps count, examples or workers.
+      workers: How many workers have taken steps.
+      training: How many train on.
+      number: The number of the inner optimizer whose steps they are, times
+        `workers`; and `square`, its square times `workers`.
+    """
+
+    weight: object
+    workers: object
+    training: object
+    number: object
+    square: object
+
+    def stacked(self):
+        """As a vector, float64."""
+        numbers = (getattr(self, f.name) for f in dataclasses.fields(self))
+        return tf.stack([tf.cast(n, tf.float64) for n in numbers])
+
+
+@dataclasses.dataclass
+class Round:
+    """One exchange that is being built.
+
+    Attributes:
+      takes_part: Whether this worker has taken steps.
+      share: Of this worker in the means, scalar float64 tensor.
+      began: When its steps were done, seconds since the epoch, the same.
+      waited: Seconds that it has waited for others, the same.
+      num_bytes: What it has sent so far, int.
+      counts: Whether anybody's steps do, a scalar bool tensor.
+    """
+
+    takes_part: bool
+    share: tf.Tensor
+    began: tf.Tensor
+    waited: tf.Tensor
+    num_bytes: int
+    counts: tf.Tensor
+
+
+class Ring:
+    """The exchanges of one strategy.
+
+    Args:
+      peers: The `Peers`.
+      store: The `ParameterStore`.
+      method: The `LocalSteps`, resolved.
+      timeout: Seconds to wait for workers that have not begun to train.
+    """
+
+    def __init__(self, peers, store, method, *, timeout):
+        self._peers = peers
+        self._store = store
+        self._method = method
+        self._timeout = timeout
+        # In the order in which they were made, the same on all workers.
+        self.inners = []
+        self._functions = {}
+
+    # The beginning of training.
+
+    def begin(self, text):
+        """Waits for all workers; they must train in the same way.
+
+        Args:
+          text: How this one does.
+
+        Raises:
+          ModelMismatchError: Another worker's model differs.
+          TimeoutError: A worker has not come within the bound.
+          ValueError: Another worker trains in another way.
+        """
+        signatures = [first_values.signature(v) for v in self._store.variables]
+        mine = [len(signatures), _checksum(text)]
+        if (differing := self._differing("begin", mine)).size:
+            if differing[0]:
+                raise ValueError(
+                    "All workers must train in the same way. Another one has "
+                    f"not {text}."
+                )
+            raise first_values.ModelMismatchError(
+                "Another worker's model has more or fewer variables than this "
+                f"one's {len(signatures)}. All workers have to build the same "
+                "model and optimizer in the same order."
+            )
+        # Names may differ: Keras numbers layers by what a process has made.
+        sums = [_checksum(s.split(" ", 1)[1]) for s in signatures]
+        differing = self._differing(f"variables/{len(sums)}", sums)
+        if differing.size:
+            raise first_values.ModelMismatchError(
+                "Another worker's model differs from this one's. First "
+                f"difference, variable {differing[0]}: here "
+                f"{signatures[differing[0]]}. All workers have to build the "
+                "same model and optimizer in the same order."
+            )
+        self.spread()
+
+    def _differing(self, name, numbers):
+        """Positions at which workers have other numbers, an int64 array."""
+
+        def build(numbers):
+            vector = tf.concat([numbers, -numbers], 0)
+            return self._peers.all_reduce(
+                vector,
+                self._key(name),
+                merge="Max",
+                timeout_seconds=self._timeout,
+            )
+
+        try:
+            most = self._call(name, build, tf.constant(numbers, tf.int64))
+        except tf.errors.DeadlineExceededError as error:
+            raise TimeoutError(
+                f"Gave up after {self._timeout:g} s waiting for all workers "
+                "to begin to train."
+            ) from error
+        most, least = np.split(most.numpy(), 2)
+        return np.flatnonzero(most != -least)
+
+    def spread(self):
+        """Gives all workers the values that the chief has."""
+        number = len(self._store.variables)
+        self._call(f"spread/{number}", self._build_spread)
+
+    def _build_spread(self):
+        store, variables = self._store, self._store.variables
+        values = [
+            tf.raw_ops.ReadVariableOp(
+                resource=store.handle(v, v.shard), dtype=v.dtype
+            )
+            for v in variables
+        ]
+        if not self._peers.is_chief:
+            values = [tf.zeros_like(value) for value in values]
+        values = self._sums(values, f"spread/{len(variables)}")[0]
+        for variable, value in zip(variables, values, strict=True):
+            assign(store.handle(variable, variable.shard), value)
+            assign(variable.local_handle, value)
+            if variable.role is Role.ITERATIONS:
+                assign(variable.pulled.local_handle, value)
+
+    # An exchange.
+
+    def call(self, number, *, training):
+        """Tells what this worker brings, and asks what all do.
+
+        Args:
+          number: Of the inner optimizer whose steps it has taken, or None.
+          training: Whether it trains on.
+
+        Returns:
+          A `Called` of numbers, of all workers.
+        """
+        called = self._call(
+            f"call/{number}/{training}",
+            lambda: self._build_call(number, training),
+        )
+        return Called(*called.numpy())
+
+    def _build_call(self, number, training):
+        mine = Called(0, 0, int(training), 0, 0)
+        if number is not None:
+            weight = self._weight(self.inners[number])
+            mine = Called(weight, 1, int(training), number, number**2)
+        called = self._peers.all_reduce(mine.stacked(), self._key("call"))
+        _, workers, _, number, square = tf.unstack(called)
+        # All numbers are the same if their mean's square is the squares' mean.
+        alike = tf.debugging.Assert(
+            tf.equal(number * number, square * workers),
+            [
+                "Workers exchange steps of different optimizers. Without "
+                "servers all have to train the same model at the same time."
+            ],
+        )
+        with tf.control_dependencies([alike]):
+            return tf.identity(called)
+
+    def build_round(self, inner):
+        """Builds the call of a worker in the midst of training; a `Round`."""
+        with tf.device(self._store.worker_device):
+            began = tf.timestamp()
+            with tf.control_dependencies([began]):
+                called = self._build_call(self._number_of(inner), True)
+            with tf.control_dependencies([called]):
+                waited = tf.timestamp() - began
+            share = tf.math.divide_no_nan(self._weight(inner), called[0])
+            counts = called[0] > 0
+        num_bytes = self._num_bytes([called])
+        return Round(True, share, began, waited, num_bytes, counts)
+
+    def exchange(self, number, called, takes_part, seconds, build):
+        """Makes an exchange that was called, outside of a step.
+
+        Args:
+          number: Of the inner optimizer.
+          called: The `Called`.
+          takes_part: Whether this worker has taken steps.
+          seconds: When the call began, since the epoch, and how long it took.
+          build: Called with the `Inner` and the `Round` to build it.
+        """
+        inner = self.inners[number]
+
+        def build_with(weight, began, waited):
+            with tf.device(self._store.worker_device):
+                share = tf.zeros([], tf.float64)
+                if takes_part:
+                    mine = self._weight(inner)
+                    share = tf.math.divide_no_nan(mine, weight)
+                num_bytes = self._num_bytes([Called(*[0] * 5).stacked()])
+                this_round = Round(
+                    takes_part, share, began, waited, num_bytes, weight > 0
+                )
+                build(inner, this_round)
+
+        self._call(
+            f"exchange/{number}/{takes_part}",
+            build_with,
+            *(tf.constant(x, tf.float64) for x in (called.weight, *seconds)),
+        )
+
+    def _number_of(self, inner):
+        return next(k for k, i in enumerate(self.inners) if i is inner)
+
+    def _weight(self, inner):
+        """How much a worker's steps count, a scalar float64 tensor."""
+        # In a mean one NaN is as good as all: such steps do not count.
+        finite = tf.cast(inner.finite.read_value(), tf.float64)
+        if not self._method.weighted:
+            return finite
+        return finite * tf.cast(inner.examples.read_value(), tf.float64)
+
+    def average(self, inner, records, this_round, finite=None):
+        """Builds the means over all workers of what is to be done.
+
+        Args:
+          inner: The `Inner`.
+          records: List of `Update`, of one tensor each.
+          this_round: The `Round`.
+          finite: Whether what this worker has done is, a scalar bool tensor;
+            None if nobody has looked.
+
+        Returns:
+          Such a list, and the tensors that its members have.
+        """
+        number = self._number_of(inner)
+        values = []
+        for record in records:
+            (value,) = record.args
+            share = tf.cast(this_round.share, value.dtype)
+            if this_round.takes_part:
+                value *= share
+                if finite is not None:
+                    value = tf.where(finite, value, tf.zeros_like(value))
+                values.append(value)
+            else:
+                # Whatever it is (not a number?), it does not count.
+                values.append(tf.zeros_like(value))
+        means, num_bytes = self._sums(values, f"exchange/{number}")
+        this_round.num_bytes += num_bytes
+        averaged = [
+            dataclasses.replace(record, args=(mean,))
+            for record, mean in zip(records, means, strict=True)
+        ]
+        return averaged, means
+
+    def _sums(self, values, name):
+        """Builds sums over workers, a vector for each type of numbers.
+
+        Returns:
+          A list of tensors, and the bytes that this worker sends, an int.
+        """
+        sums, vectors = [None] * len(values), []
+        for dtype in sorted({v.dtype for v in values}, key=lambda d: d.name):
+            here = [k for k, v in enumerate(values) if v.dtype == dtype]
+            vector = tf.concat([tf.reshape(values[k], [-1]) for k in here], 0)
+            vectors.append(vector)
+            key = self._key(f"{name}/{dtype.name}")
+            parts = tf.split(
+                self._peers.all_reduce(vector, key),
+                [values[k].shape.num_elements() for k in here],
+            )
+            for k, part in zip(here, parts, strict=True):
+                sums[k] = tf.reshape(part, values[k].shape)
+        return sums, self._num_bytes(vectors)
+
+    def _num_bytes(self, vectors):
+        """Bytes that a worker sends, and receives, in a ring."""
+        workers = self._peers.num_workers
+        total = sum(v.shape.num_elements() * v.dtype.size for v in vectors)
+        return round(2 * (workers - 1) / workers * total)
+
+    def _key(self, name):
+        # The store's names begin with the strategy's, alike on all workers.
+        return _checksum(self._store.name_of(f"ring/{name}")) & 0x7FFFFFFF
+
+    def _call(self, key, build, *args):
+        if key not in self._functions:
+            self._functions[key] = traced.trace(build, *args)
+        return self._functions[key](*args)
+
+
+def _checksum(text):
+    return zlib.crc32(text.encode())

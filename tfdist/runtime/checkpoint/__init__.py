@@ -1,0 +1,1 @@
+"""State of a training run: saved, and resumed from."""

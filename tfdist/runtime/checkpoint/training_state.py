@@ -1,0 +1,400 @@
+"""All that a training has come to, read at one moment and put back.
+
+By the order in which variables are made, and whole: another number of servers,
+of workers or another `variable_partitioner` can take it up.
+"""
+
+import dataclasses
+import io
+
+from absl import logging
+import tensorflow as tf
+
+from tfdist.runtime.checkpoint import local_state
+from tfdist.runtime.checkpoint import saved_layout
+from tfdist.runtime.checkpoint import saved_state
+from tfdist.runtime.checkpoint import server_values
+from tfdist.runtime.checkpoint.saved_state import SavedState
+from tfdist.runtime.corrections import saved_slots
+from tfdist.runtime.replicas.first_values import ModelMismatchError
+from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.variables.variables import Role
+
+# Of which the servers hold what counts; of others the worker does.
+_SERVED = (Role.PARAMETER, Role.SLOT, Role.STATE, Role.ITERATIONS)
+# What is measured is of this run, not of the training.
+_MEASURED = "local_steps_per_second"
+_SEED = "seed_generator_state"
+_ACCUMULATOR = "gradient_accumulator"
+
+
+class TrainingState(tf.train.experimental.PythonState):
+    """Reads the state of one strategy, and puts one back.
+
+    Can be part of a `tf.train.Checkpoint`: there it is what Keras does not
+    know of, beside the model and its optimizer.
+
+    Args:
+      store: The `ParameterStore`.
+    """
+
+    def __init__(self, store):
+        super().__init__()
+        self._store = store
+        self.set_methods(num_workers=1)
+        self._served = server_values.ServerValues(store)
+        # What was put back last; variables that come later look here.
+        self._saved = None
+        self._on_servers = False
+        # Ordinals of what has been put back: a user may have set it since.
+        self._placed = set()
+
+    def set_methods(self, *, num_workers, correction=None, local_steps=None):
+        """Says what there is to be saved.
+
+        Args:
+          num_workers: Number of workers.
+          correction: The `Correction` as it was given, or None.
+          local_steps: The `LocalSteps` as they were given, or None.
+        """
+        self._num_workers = num_workers
+        self._methods = {
+            "correction": repr(correction),
+            "local_steps": repr(local_steps),
+        }
+
+    # Reading.
+
+    def read(self, everything=True):
+        """Reads the state, of all servers at one moment.
+
+        Replicas and training stay as they are. What belongs to one worker
+        (learning rate, random streams, gradient accumulators, own weights) is
+        this worker's.
+
+        Args:
+          everything: Whether variables of models and their optimizers are
+            part of it; else only what Keras does not know of.
+
+        Returns:
+          A `SavedState`.
+        """
+        store = self._store
+        if store.local is not None:
+            store.local.show_anchor()
+        variables = [
+            v
+            for v in store.variables
+            if (everything or v.is_own) and not _is_measured(v)
+        ]
+        served = [
+            v
+            for v in variables
+            if v.role in _SERVED and v.ordinal < store.committed
+        ]
+        arrays, updates = {}, 0
+        if store.committed:
+            values, slots, updates = self._served.read(served)
+            arrays = {
+                _name(variable): value
+                for variable, value in zip(served, values, strict=True)
+            }
+            arrays.update(slots)
+        # Not yet on servers, or the worker's own.
+        for variable in variables:
+            arrays.setdefault(_name(variable), read_replica(variable).numpy())
+        for number, variable in store.locals.items():
+            # TensorFlow's checkpoints leave out Keras's random streams.
+            if everything or _leaf(variable) == _SEED:
+                arrays[f"local/{number}"] = read_replica(variable).numpy()
+        if everything:
+            arrays.update(self._ahead())
+        arrays.update(saved_slots.of_worker(store.corrector))
+        if store.local is not None:
+            arrays.update(local_state.read(store.local))
+        if self._saved is not None:
+            # What has not been made use of yet is not lost.
+            arrays = {**self._not_used(arrays), **arrays}
+        return SavedState(self._header(updates), arrays)
+
+    def _not_used(self, arrays):
+        kinds = (saved_slots.ON_SERVERS, saved_slots.ON_WORKER)
+        if self._store.local is not None and not self._store.local.has_begun:
+            kinds += (local_state.PREFIX,)
+        return {
+            name: value
+            for name, value in self._saved.arrays.items()
+            if name not in arrays and name.startswith(kinds)
+        }
+
+    def _ahead(self):
+        """Steps of this worker that were not exchanged yet, by counter."""
+        counters = [
+            v for v in self._store.variables if v.role is Role.ITERATIONS
+        ]
+        return {
+            f"ahead/{v.ordinal}": read_replica(v).numpy()
+            - v.pulled.read_value().numpy()
+            for v in counters
+        }
+
+    def _header(self, updates):
+        store = self._store
+        return {
+            **self._methods,
+            "num_workers": self._num_workers,
+            "updates": updates,
+            "variables": _signatures(store.variables),
+            "locals": _signatures(store.locals),
+        }
+
+    # Putting back.
+
+    def restore(self, saved):
+        """Puts a state back, now and as variables come to be.
+
+        The worker that gives variables their first values (the chief) puts
+        back what is on servers, unless they hold a training already: then it
+        came back itself, and the servers know better. All others get that
+        from the servers. Each takes what belongs to one worker, but for
+        random streams, which are their own, and for what stands for examples
+        of the first worker (gradient accumulators, own weights).
+
+        Args:
+          saved: A `SavedState`.
+
+        Raises:
+          ModelMismatchError: It is of other variables.
+        """
+        store = self._store
+        saved = self._arranged(saved)
+        arrays = self._fitting(saved)
+        self._saved = dataclasses.replace(saved, arrays=arrays)
+        self._on_servers = store.is_chief and (
+            bool(store.committed) or not store.is_held()
+        )
+        self._placed = set()
+        for number, _ in store.locals.items():
+            self._put_local(number)
+        if self._on_servers:
+            for variable in store.variables:
+                self._put(variable)
+            known = store.variables[: store.committed]
+            if known:
+                saved_slots.write(store, known, self._saved, self._num_workers)
+                self._put_ahead(known)
+        if store.corrector is not None:
+            saved_slots.put_on_worker(store.corrector, self._saved.arrays)
+            if self._on_servers and store.committed:
+                store.corrector.show_ahead()
+        self.resume_local_steps()
+
+    def _arranged(self, saved):
+        """`saved` as variables are arranged here.
+
+        Raises:
+          ModelMismatchError: It is of other variables.
+        """
+        difference = self._first_difference(saved)
+        if difference is None:
+            return saved
+        mine, there = self._methods["local_steps"], saved.header["local_steps"]
+        if mine != there:
+            found = saved_layout.rearranged(
+                saved,
+                _signatures(self._store.variables),
+                _signatures(self._store.locals),
+            )
+            if found is not None:
+                logging.warning(
+                    "The saved state is of local_steps=%s, here it is %s. "
+                    "Taken are the model, step counts and the slots of the "
+                    "same optimizer; what local steps and corrections keep "
+                    "begins anew, and so does an outer optimizer.",
+                    there,
+                    mine,
+                )
+                return found
+        raise ModelMismatchError(
+            "The saved state is of another model or optimizer. First "
+            f"difference, {difference}. Saved with "
+            f"{_methods_of(saved.header)}; here {_methods_of(self._methods)}."
+        )
+
+    def _first_difference(self, saved):
+        here = {
+            "variables": self._store.variables,
+            "locals": self._store.locals,
+        }
+        for kind, variables in here.items():
+            known = saved.header[kind]
+            for number, variable in variables.items():
+                there = known[number] if number < len(known) else None
+                mine = _signature(variable)
+                if there is None or _is_measured(variable):
+                    continue
+                if mine[1:] != list(there)[1:]:
+                    return (
+                        f"number {number} of {kind}: here {mine}; saved {there}"
+                    )
+        return None
+
+    def _fitting(self, saved):
+        """The arrays of `saved` that are of the methods at work here."""
+        arrays = dict(saved.arrays)
+        prefixes = {
+            "correction": (saved_slots.ON_SERVERS, saved_slots.ON_WORKER),
+            "local_steps": (local_state.PREFIX,),
+        }
+        for what, mine in self._methods.items():
+            there = saved.header[what]
+            if there == mine:
+                continue
+            left = [n for n in arrays if n.startswith(prefixes[what])]
+            if left:
+                logging.warning(
+                    "The saved state is of %s=%s, here it is %s: what it "
+                    "holds of that method is left out.",
+                    what,
+                    there,
+                    mine,
+                )
+            for name in left:
+                del arrays[name]
+        return arrays
+
+    def _array(self, name):
+        return None if self._saved is None else self._saved.arrays.get(name)
+
+    def _put(self, variable):
+        value = self._array(_name(variable))
+        if value is None or _is_measured(variable):
+            return
+        if variable.ordinal not in self._placed:
+            self._placed.add(variable.ordinal)
+            variable.assign(tf.constant(value, variable.dtype))
+
+    def _put_local(self, number):
+        variable = self._store.locals[number]
+        value = self._array(f"local/{number}")
+        if value is None:
+            return
+        leaf = _leaf(variable)
+        if self._store.worker_id and leaf.endswith(_ACCUMULATOR):
+            return
+        variable.assign_replica(tf.constant(value, variable.dtype))
+        if leaf == _SEED:
+            self._store.spread_seed(variable)
+
+    def _put_ahead(self, variables):
+        for variable in variables:
+            ahead = self._array(f"ahead/{variable.ordinal}")
+            if ahead is not None and variable.role is Role.ITERATIONS:
+                value = variable.pulled.read_value() + ahead
+                variable.assign_replica(value)
+
+    # As part of a `tf.train.Checkpoint`.
+
+    def serialize(self):
+        """What Keras does not know of, bytes."""
+        file = io.BytesIO()
+        saved_state.write(self.read(everything=False), file)
+        return file.getvalue()
+
+    def deserialize(self, string_value):
+        """Puts back what `serialize` gave.
+
+        Args:
+          string_value: Bytes.
+        """
+        self.restore(saved_state.read(io.BytesIO(string_value)))
+
+    # As variables come to be.
+
+    @property
+    def first_version(self):
+        """Updates that servers begin to count with, an int."""
+        if self._saved is None or not self._on_servers:
+            return 0
+        return self._saved.header["updates"]
+
+    def local_was_made(self):
+        """Called when a variable has been added to the store's `locals`."""
+        self._put_local(len(self._store.locals) - 1)
+
+    def before_initialization(self, variables):
+        """Called before this worker gives servers first values."""
+        if self._saved is None or not self._on_servers:
+            return
+        for variable in variables:
+            self._put(variable)
+        saved_slots.write(
+            self._store, variables, self._saved, self._num_workers
+        )
+
+    def after_initialization(self, variables, begins):
+        """Called when it has; `begins`: to the first variables of all."""
+        if self._saved is None or not self._on_servers:
+            return
+        self._put_ahead(variables)
+        for shard in range(self._store.num_shards):
+            version = tf.constant(self.first_version, tf.int64)
+            if begins:
+                self._store.set_pulled_version(shard, version)
+
+    def slot_of_worker(self, key):
+        """What a correction's slot on this worker begins with, or None."""
+        return self._array(key)
+
+    def show_ahead(self):
+        """Called when a correction has got its slots on servers."""
+        if self._saved is not None and self._on_servers:
+            self._store.corrector.show_ahead()
+
+    def resume_local_steps(self):
+        """Takes up local steps where they were, once that is possible."""
+        local = self._store.local
+        if local is None or self._saved is None or not local.has_begun:
+            return
+        if self._on_servers and not self._store.worker_id:
+            local_state.put(local, self._saved.arrays)
+        self._saved = dataclasses.replace(
+            self._saved,
+            arrays={
+                name: value
+                for name, value in self._saved.arrays.items()
+                if not name.startswith(local_state.PREFIX)
+            },
+        )
+
+
+def _name(variable):
+    return f"variable/{variable.ordinal}"
+
+
+def _leaf(variable):
+    return variable.name.split(":")[0].rsplit("/", 1)[-1]
+
+
+def _is_measured(variable):
+    return _leaf(variable).endswith(_MEASURED)
+
+
+def _signature(variable):
+    """Name, role, type and shape of a variable, a list for JSON."""
+    shape = [int(size) for size in variable.shape_of(None)]
+    name = variable.name.split(":")[0]
+    return [name, variable.role.value, variable.dtype.name, shape]
+
+
+def _signatures(variables):
+    """By the order of a `VariableList`; None for those that are gone."""
+    there = dict(variables.items())
+    return [
+        _signature(there[k]) if k in there else None
+        for k in range(len(variables))
+    ]
+
+
+def _methods_of(header):
+    return ", ".join(f"{k}={header[k]}" for k in ("correction", "local_steps"))

@@ -1,0 +1,1 @@
+"""One ordered log of decisions over pushed gradients."""

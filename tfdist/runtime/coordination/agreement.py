@@ -1,0 +1,133 @@
+"""What all workers have to agree on: the first one leaves it as a text."""
+
+import tensorflow as tf
+
+from tfdist.runtime.exchange import records as records_lib
+from tfdist.runtime.variables import traced
+
+
+def build(store, lock_name, name, mine, create=None):
+    """Builds: leaves a text on the first server, unless there is one.
+
+    Args:
+      store: The `ParameterStore`.
+      lock_name: Name of a lock of the first server.
+      name: Of the text, the same on all workers.
+      mine: The text, a scalar string tensor.
+      create: Called without arguments to build what the first worker does
+        before it leaves its text; or None.
+
+    Returns:
+      The text that is there, a scalar string tensor on this worker.
+    """
+    handle = store.resource(0, name, tf.string, [])
+
+    def on_server():
+        return tf.device(store.devices[0])
+
+    def leave():
+        with on_server():
+            made = [] if create is None else create()
+            with tf.control_dependencies(made):
+                tf.raw_ops.AssignVariableOp(resource=handle, value=mine)
+        return True
+
+    with on_server():
+        mine = tf.identity(mine)
+    with tf.control_dependencies([mine.op]):
+        lock = store.lock(0, lock_name)
+    with tf.control_dependencies([lock.op]), on_server():
+        known = tf.raw_ops.VarIsInitializedOp(resource=handle)
+        left = tf.cond(known, lambda: False, leave)
+        with tf.control_dependencies([left]):
+            text = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
+    with tf.control_dependencies([text.op]):
+        store.unlock(0, lock)
+    with tf.device(store.worker_device):
+        return tf.identity(text)
+
+
+def agree(store, lock_name, name, mine, create=None):
+    """Leaves a text on the first server, unless there is one.
+
+    Args:
+      store: The `ParameterStore`.
+      lock_name: As the others, see `build`.
+      name: Of the text, the same on all workers.
+      mine: The text, a str.
+      create: See `build`.
+
+    Returns:
+      The text that is there, a str.
+    """
+    text = tf.constant(mine)
+    function = traced.trace(
+        lambda text: build(store, lock_name, name, text, create), text
+    )
+    return function(text).numpy().decode()
+
+
+def left(store, name):
+    """The text that is there under `name`, a str; "" if there is none."""
+
+    def build():
+        handle = store.resource(0, name, tf.string, [])
+
+        def read():
+            with tf.device(store.devices[0]):
+                return tf.raw_ops.ReadVariableOp(
+                    resource=handle, dtype=tf.string
+                )
+
+        with tf.device(store.devices[0]):
+            known = tf.raw_ops.VarIsInitializedOp(resource=handle)
+        text = tf.cond(known, read, lambda: tf.constant(""))
+        with tf.device(store.worker_device):
+            return tf.identity(text)
+
+    return traced.trace(build)().numpy().decode()
+
+
+def layout_of(records):
+    """Of which variables a step has gradients, in their order, a str.
+
+    Args:
+      records: List of `Update` and `Mutation`.
+    """
+    return ", ".join(
+        f"{record.variable.ordinal} {record.variable.name}"
+        for record in records
+        if isinstance(record, records_lib.Update) and record.args
+    )
+
+
+def check_layout(mine, theirs, method):
+    """Refuses steps that have gradients of other variables than others'.
+
+    Args:
+      mine: From `layout_of`.
+      theirs: That of another step, here or on another worker.
+      method: What the strategy does, for the message.
+
+    Raises:
+      ValueError: They differ. Names alone may: Keras numbers layers by what a
+        process has made before.
+    """
+    if not is_same_layout(mine, theirs):
+        raise ValueError(
+            f"With {method} all steps of an optimizer need gradients of the "
+            f"same variables, in the same order. These have those of {mine}; "
+            f"others those of {theirs}. Use an optimizer for each set of "
+            "variables, freeze layers between two calls of fit, or use "
+            "AsyncStrategy without a correction."
+        )
+
+
+def is_same_layout(one, other):
+    """Whether two texts from `layout_of` are of the same variables."""
+    return numbers_of(one) == numbers_of(other)
+
+
+def numbers_of(layout):
+    """The numbers of the variables of a layout, a list of str."""
+    return [text.split(" ")[0] for text in layout.split(", ")]

@@ -1,0 +1,290 @@
+"""The exchange of methods that decide over gradients before they count.
+
+1. The gradients go to all servers, which keep them under a key.
+2. The ledger, on the first server, is told; it decides at once or later, and
+   the worker waits there.
+3. Every server carries out the ledger's log, as far as it has not yet done so,
+   whoever's gradients it speaks of; then it gives the worker fresh values.
+
+So a decision is made once for all servers, and what has been decided is
+carried out by whoever comes next: a worker that dies in between holds nobody
+up, and no server averages other gradients than the others do.
+"""
+
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+from tfdist.runtime.coordination import staging
+from tfdist.runtime.exchange import exchange
+from tfdist.runtime.exchange import records as records_lib
+from tfdist.runtime.variables import resources
+from tfdist.runtime.variables.variables import Role
+from tfdist.synchronization import state as state_lib
+
+
+class CoordinatedExchange(exchange.Exchange):
+    """An `Exchange` that is decided over by a ledger.
+
+    Args:
+      ledger: The optimizer's `Ledger`, or None without an optimizer.
+      method: The `Synchronization`.
+      **kwargs: Those of `Exchange`.
+    """
+
+    def __init__(self, *, ledger, method, **kwargs):
+        super().__init__(**kwargs)
+        self._ledger = ledger
+        self._method = method
+        corrector = self._store.corrector
+        if corrector is not None and corrector.correction.on_worker:
+            corrector = None
+        # Of gradients on servers, or None.
+        self._corrector = corrector
+        self._decision = None
+
+    def _ask(self, shards):
+        if self._method.averages:
+            self._check_mutations()
+        if self.iterations is None:
+            return super()._ask(shards)
+        store = self._store
+        ledger = self._ledger
+        extra = [ledger.next_key(), self._pulled]
+        parcels = [self._send(shard, extra) for shard in shards]
+        staged = [self._stage(parcel) for parcel in parcels]
+        kept = []
+        for parcel, mine in zip(parcels, staged, strict=True):
+            with tf.control_dependencies([parcel.arrived.op]):
+                kept.append(mine.keep())
+        # The first server is always among them, and the first.
+        decision = self._decision = ledger.arrive(
+            *parcels[0].extra, kept, self._last, parcels[0].finite
+        )
+        answers = [
+            self._carry_out(parcel, mine, decision)
+            for parcel, mine in zip(parcels, staged, strict=True)
+        ]
+        with tf.device(store.worker_device):
+            return answers, tf.identity(decision.accepted)
+
+    def _pulled_by_server(self):
+        return self._ledger.pulled_by_server()
+
+    def _pulled_from(self, by_server):
+        updated = {
+            shard
+            for record in self._records
+            if isinstance(record, records_lib.Update)
+            and record.variable.role is Role.PARAMETER
+            for shard in records_lib.shards_of(record, self._store)
+        }
+        return tf.reduce_min(tf.stack([by_server[k] for k in sorted(updated)]))
+
+    def _arrival(self, answers):
+        return answers[0].more[1]
+
+    def _stage(self, parcel):
+        with tf.control_dependencies([parcel.arrived.op]):
+            if self._corrector is not None:
+                self._corrector.add_kept(parcel)
+        device = self._store.devices[parcel.shard]
+        return staging.Staged(self._ledger, device, parcel)
+
+    def _enclosed(self, replays, outbox):
+        if self._corrector is None:
+            return {}
+        return self._corrector.enclosed(replays, outbox)
+
+    def _check_mutations(self):
+        """Refuses what every worker would do for one and the same update."""
+        for record in self._records:
+            variable = record.variable
+            if self.iterations is not None and _is_of_update(record):
+                continue
+            if variable.role is Role.STATE:
+                continue
+            raise ValueError(
+                f"Variable {variable.name!r} is assigned beside the "
+                "optimizer's updates (by a constraint, use_ema=True or code "
+                f"of yours). With synchronization={self._method!r} "
+                "every worker would do so for each update of all of them. "
+                "Use AsyncStrategy or BoundedStalenessStrategy, or leave it "
+                "out."
+            )
+
+    def _carry_out(self, parcel, staged, decision):
+        """Makes a server carry out the log; returns its `Answer`."""
+        store, section, shard = self._store, parcel.section, parcel.shard
+        with tf.device(store.devices[shard]):
+            head = tf.identity(decision.head)
+            *log, void = tf.unstack(tf.identity(decision.log), num=6)
+            void = void[: self._ledger.num_workers]
+            accepted = tf.identity(decision.accepted)
+            epoch = tf.identity(decision.epoch)
+        with tf.control_dependencies(
+            [parcel.arrived.op, head.op, epoch.op, void.op, *_ops(log)]
+        ):
+            lock = store.lock(shard)
+        before = len(self._graph.get_operations())
+        own = [r for r in parcel.replays if not _is_of_update(r.record)]
+        with section.entered(), tf.control_dependencies([lock.op]):
+            done = self._ledger.executed(shard)
+            # What an epoch that has ended decided is void.
+            current = tf.equal(self._ledger.epoch(shard).read(), epoch)
+
+            def body(number):
+                with section.entered():
+                    return self._entry(parcel, staged, log, number, done)
+
+            reached = tf.while_loop(
+                lambda number: current & (number < head),
+                body,
+                [done.read()],
+                parallel_iterations=1,
+            )
+            with tf.control_dependencies(reached):
+                self._own_part(parcel, staged, own, accepted, current, void)
+        late = section.late_inputs
+        if late:
+            private_tensorflow.add_control_inputs(lock.op, late)
+        if shard == 0:
+            figures = [decision.staleness, decision.wait]
+        else:
+            with section.entered():
+                figures = [tf.zeros([], tf.int64), tf.zeros([], tf.float64)]
+        return self._answer(parcel, lock, before, [], figures)
+
+    def _given(self, parcel, copies, values):
+        if self._corrector is None:
+            return values
+        return self._corrector.give(parcel.shard, copies, values)
+
+    def _read_more(self, section):
+        if self.iterations is None:
+            return []
+        more = [self._ledger.updates(section.shard).read()]
+        if section.shard == 0:
+            more.append(self._decision.arrival)
+        return more
+
+    def _note_pulled(self, answers):
+        if self.iterations is None:
+            return []
+        return [
+            self._ledger.set_pulled(answer.shard, answer.more[0])
+            for answer in answers
+        ]
+
+    def _own_part(self, parcel, staged, replays, accepted, current, void):
+        """What only this worker's own gradient brings with it.
+
+        The statistics of its batch count if its gradient does. And what is
+        void is freed, now that the log has been carried out.
+        """
+        section = parcel.section
+
+        def replay():
+            with section.entered():
+                for one in replays:
+                    with section.on_piece(one.piece):
+                        one.run(parcel.sent, section)
+            return True
+
+        def discard():
+            with section.entered():
+                staged.discard_own()
+            return True
+
+        def current_part():
+            done = tf.cond(accepted, replay, discard)
+            with section.entered():
+                staged.free(void)
+            return done
+
+        tf.cond(current, current_part, discard)
+
+    def _entry(self, parcel, staged, log, number, done):
+        """Carries out one entry of the log; returns the next one's number."""
+        graph = tf.compat.v1.get_default_graph()
+        place = tf.math.floormod(number, tf.shape(log[0], tf.int64)[0])
+        key, staleness, first, count, worker = (c[place] for c in log)
+        updates = [r for r in parcel.replays if _is_of_update(r.record)]
+        version = self._store.counter("version", parcel.shard)
+
+        def take():
+            taken = staged.take(key)
+            if self._corrector is None:
+                return taken
+            return self._corrector.correct(
+                self._ledger, parcel, taken, staleness=staleness, worker=worker
+            )
+
+        def update(gradients, settings):
+            sent = list(parcel.sent)
+            for position, value in gradients.items():
+                sent[position] = value
+            with parcel.section.with_settings(settings):
+                self._update(parcel, updates, sent, version)
+            self._ledger.updates(parcel.shard).add(1)
+
+        def forget():
+            self._corrector.forget(self._ledger, parcel, worker)
+
+        def on_server(build):
+            def built():
+                with parcel.section.entered():
+                    build()
+                return True
+
+            return built
+
+        def if_(condition, then, otherwise=lambda: None):
+            tf.cond(condition, on_server(then), on_server(otherwise))
+
+        def gradient():
+            if not self._method.averages:
+                taken = take()
+                update(taken, staged.settings(taken))
+                return
+            if_(
+                tf.not_equal(key, state_lib.NO_GRADIENT),
+                lambda: staged.sums.add(take(), first, worker),
+            )
+            sums = staged.sums
+            if_(
+                count > 0,
+                lambda: update(sums.average(count), sums.settings()),
+            )
+
+        if self._ledger.forgets:
+            if_(tf.equal(key, state_lib.FORGET), forget, gradient)
+        else:
+            gradient()
+        with tf.control_dependencies(resources.effects(graph.get_operations())):
+            # After all that it stands for: a worker that dies before leaves
+            # the entry to the next one.
+            with tf.control_dependencies([done.add(1)]):
+                return number + 1
+
+    def _run(self, replay, sent, section):
+        def run():
+            replay.run(sent, section)
+
+        if self._corrector is None:
+            run()
+        else:
+            self._corrector.observe(
+                run, self._ledger, replay, section, self._rate
+            )
+
+
+def _is_of_update(record):
+    """Whether it is done once per update, not per worker."""
+    return (
+        isinstance(record, records_lib.Update)
+        or record.variable.role is Role.ITERATIONS
+    )
+
+
+def _ops(tensors):
+    return [tensor.op for tensor in tensors]

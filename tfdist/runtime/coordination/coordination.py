@@ -1,0 +1,440 @@
+"""A method of synchronization at work in one strategy."""
+
+import functools
+import threading
+import time
+
+from absl import logging
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+from tfdist.cluster import preemption
+from tfdist.cluster import waiting
+from tfdist.runtime.coordination import agreement
+from tfdist.runtime.coordination import coordinated
+from tfdist.runtime.coordination import ledger as ledger_lib
+from tfdist.runtime.coordination import retired
+from tfdist.synchronization import events
+from tfdist.synchronization import state as state_lib
+
+# A worker that is there and sends no gradient for so long is not waited for,
+# unless the strategy says otherwise.
+IDLE_SECONDS = 600.0
+_WAITING = (state_lib.Phase.ARRIVED, state_lib.Phase.ACCEPTED)
+_AS_PLANNED = (state_lib.Reason.LEFT,)
+_REASONS = {
+    state_lib.Reason.LEFT: "its training has ended",
+    state_lib.Reason.ENDED: "its process has ended",
+    state_lib.Reason.SILENT: (
+        "it has not been heard of for more than "
+        "worker_timeout={timeout:g} s; it may come back"
+    ),
+    state_lib.Reason.IDLE: (
+        "it is there, and has sent no gradient for stall_timeout={idle:g} s"
+    ),
+    state_lib.Reason.MISSING: "it has not begun within start_timeout",
+    state_lib.Reason.REPLACED: "it has been started again, and trains later",
+    state_lib.Reason.PREEMPTED: "it was told to leave; it may come back",
+}
+
+
+class Coordination:
+    """Makes exchanges of gradients that are decided over before they count.
+
+    Args:
+      store: The `ParameterStore`.
+      method: The `Synchronization`.
+      correction: The `Correction` of late gradients, or None.
+      worker_names: Names of all workers, in the order of their numbers.
+      worker_id: Number of this one.
+      worker_timeout: Seconds without a sign of life after which a worker is
+        not waited for.
+      start_timeout: Seconds for which workers that have not begun are.
+      idle_timeout: Seconds after which a worker that is there and sends no
+        gradient is not waited for.
+      members_table: The first server's `MemberTable`, or None in one process.
+      initial_workers: How many of the workers, the first, are waited for at
+        first; None for all.
+    """
+
+    def __init__(
+        self,
+        store,
+        method,
+        correction,
+        *,
+        worker_names,
+        worker_id,
+        worker_timeout,
+        start_timeout,
+        idle_timeout=IDLE_SECONDS,
+        members_table,
+        initial_workers=None,
+    ):
+        self._store = store
+        self._method = method
+        self._correction = correction
+        self._names = worker_names
+        self._initial_workers = initial_workers or len(worker_names)
+        self._worker = worker_id
+        self._patience = events.Patience.of_seconds(
+            silent=worker_timeout, missing=start_timeout, idle=idle_timeout
+        )
+        self._members = members_table
+        self._timeout = worker_timeout
+        self._idle = idle_timeout
+        # By name.
+        self._ledgers = {}
+        # By the ordinal of a step counter: the one in use, and the number of
+        # the call of `fit` that it was chosen in.
+        self._current = {}
+        self._num_fits = 0
+        self._retired = retired.Retired(store, len(worker_names))
+        # The call of `fit` that is under way; not to be replaced while the
+        # heartbeat makes this worker leave at the end of the one before.
+        self._fit = None
+        self._watching = threading.RLock()
+        # Steps that this worker had begun to send when it last found no data
+        # in `fit`; None once others may expect it again.
+        self._without_data = None
+        # By ledger: the last status of all workers, and the number of the
+        # arrival that this one has been waiting with, since when.
+        self._status = {}
+        self._waiting = {}
+
+    @property
+    def ledgers(self):
+        """All, in the order of their first steps, a list of `Ledger`.
+
+        One per optimizer and set of variables that it has trained.
+        """
+        return list(self._ledgers.values())
+
+    @property
+    def waits(self):
+        """Whether workers wait for the gradients of others."""
+        return self._method.waits
+
+    @property
+    def retries(self):
+        """Whether a batch whose gradient was dropped is computed again."""
+        return self._method.retries
+
+    def exchange(self, **kwargs):
+        """The exchange of one step, see `Exchange` for what it takes."""
+        counter = kwargs["counter"]
+        ledger = None
+        if counter is not None:
+            ledger = self._ledger_for(counter, kwargs["records"])
+            if self._store.corrector is not None:
+                self._store.corrector.prepare(ledger, kwargs["records"])
+        return coordinated.CoordinatedExchange(
+            ledger=ledger, method=self._method, **kwargs
+        )
+
+    def _ledger_for(self, counter, records):
+        """The `Ledger` of an optimizer and the variables that it trains.
+
+        They may be others in another call of `fit`, where layers have been
+        frozen: gradients of others are another sequence of decisions.
+
+        Args:
+          counter: The optimizer's step counter.
+          records: List of `Update` and `Mutation` of the step.
+
+        Raises:
+          ValueError: They are others within one call of `fit`, or on another
+            worker.
+        """
+        layout = agreement.layout_of(records)
+        ordinal = counter.ordinal
+        ledger, since = self._current.get(ordinal, (None, None))
+        with tf.init_scope():
+            if ledger is None or since != self._num_fits:
+                ledger = self._ledger_with(
+                    layout, counter, may_be_new=ledger is not None
+                )
+                self._current[ordinal] = ledger, self._num_fits
+            ledger.check_layout(layout)
+        return ledger
+
+    def prepare(self, counter):
+        """The first `Ledger` of the optimizer with that step counter."""
+        with tf.init_scope():
+            return self._ledger_named(str(counter.ordinal))
+
+    def _ledger_with(self, layout, counter, may_be_new):
+        """The first of an optimizer; another where that is of others."""
+        first = self.prepare(counter)
+        theirs = first.known_layout()
+        if not theirs or agreement.is_same_layout(layout, theirs):
+            return first
+        name = ledger_lib.later_name(first.name, layout)
+        # A worker that comes late finds what the others train by now.
+        if may_be_new or ledger_lib.is_held(self._store, name):
+            return self._ledger_named(name)
+        return first
+
+    def _ledger_named(self, name):
+        if name not in self._ledgers:
+            ledger = ledger_lib.Ledger(
+                self._store,
+                name,
+                self._method,
+                self._correction,
+                num_workers=len(self._names),
+                initial_workers=self._initial_workers,
+                worker_id=self._worker,
+                patience=self._patience,
+                attendance=self._attendance,
+            )
+            ledger.prepare()
+            if self._store.local is not None:
+                ledger.tick(joining=True)
+            self._ledgers[name] = ledger
+            # Now it is known which updates the replicas hold.
+            self._store.pull()
+        return self._ledgers[name]
+
+    def renew(self, incarnations, expected):
+        """Goes on after servers have lost what they held.
+
+        Args:
+          incarnations: The lives that the servers are in now, list of int.
+          expected: List of bool: which workers take part.
+        """
+        for ledger in self.ledgers:
+            ledger.agree_again()
+            ledger.renew(
+                incarnations, expected, self._accepted_by(ledger)
+            ).log()
+        self._retired.restore()
+        if self._store.corrector is not None:
+            self._store.corrector.prepare_again()
+        # Their states are those of another epoch.
+        self._status.clear()
+        self._waiting.clear()
+
+    def _accepted_by(self, ledger):
+        """Gradients of this worker that it knows were accepted, an int."""
+        if len(self._ledgers) > 1:
+            return 0  # The journal does not tell optimizers apart.
+        journal = self._store.journal
+        own = journal.count - journal.drops - self._retired.own_accepted
+        return ledger.accepted_before + own
+
+    def _attendance(self):
+        """Builds the reading of an `Attendance`."""
+        now = tf.timestamp()
+        private_tensorflow.run_independently(now.op)
+        number = len(self._names)
+        if self._members is None:
+            never = tf.zeros([number], tf.int64)
+            ended = tf.zeros([number], tf.bool)
+            return events.Attendance(_microseconds(now), never, ended)
+        seen, entered, ended, preempted = self._members.build_attendance(number)
+        return events.Attendance(
+            _microseconds(now),
+            _microseconds(seen),
+            ended,
+            _microseconds(entered),
+            preempted,
+        )
+
+    def watch(self, call):
+        """Takes note of a `Call` of `fit`, at whose end this worker leaves."""
+        with self._watching:
+            self._fit = call
+            self._num_fits += 1
+            self._without_data = None
+        if self._store.local is not None:
+            # From now on, or what it makes of the parameters would be late.
+            for ledger in self.ledgers:
+                ledger.tick(joining=True)
+
+    def tick(self):
+        """Called with each heartbeat of this worker, in its thread."""
+        local = self._store.local
+        with self._watching:
+            if self._fit is not None and self._fit.is_over():
+                if local is not None and local.unpushed():
+                    logging.warning(
+                        "An exception has ended `fit`. The local steps since "
+                        "the last exchange are sent when the script asks for "
+                        "the weights, and may be too late; nobody waits for "
+                        "them."
+                    )
+                self.leave()
+            known = self._without_data
+            if known is not None and known == self._store.journal.begun:
+                self._leave()
+        working = local is not None and local.has_progressed()
+        for ledger in self.ledgers:
+            state = ledger.tick(
+                working=working, preempted=preemption.received()
+            )
+            self._report_changes(ledger, state)
+            self._report_wait(ledger, state)
+
+    def leave(self):
+        """Tells the others that this worker trains no more for now."""
+        with self._watching:
+            # Not once more when `fit` ends: others may have begun the next.
+            self._fit = None
+            self._leave()
+
+    def _leave(self):
+        for ledger in self.ledgers:
+            ledger.tick(leaving=True, preempted=preemption.received())
+
+    def stay_away(self):
+        """Tells the others, again and again, that there is no data here.
+
+        Until the next exchange, `fit` or `come_back`: others that begin to
+        train after it expect whoever has left with them.
+        """
+        if self._store.local is not None:
+            self._store.local.flush(last=True)
+        with self._watching:
+            self._without_data = self._store.journal.begun
+            self._leave()
+
+    def come_back(self):
+        """Called when all have ended their training: the next one is new."""
+        self._without_data = None
+
+    def let_go(self, ordinals):
+        """Called when variables are gone: their ordinals, a set."""
+        for name, ledger in list(self._ledgers.items()):
+            if ledger_lib.ordinal_of(name) not in ordinals:
+                continue
+            state = self._store.call(functools.partial(ledger.tick, True))
+            accepted = int(state.accepted[self._worker])
+            del self._ledgers[name]
+            self._current.pop(ledger_lib.ordinal_of(name), None)
+            self._status.pop(ledger, None)
+            self._waiting.pop(ledger, None)
+            self._retired.let_go(ledger.name, accepted - ledger.accepted_before)
+
+    def build_retire(self, names):
+        """Builds: what ledgers have counted is kept; see `Retired`."""
+        return self._retired.build_add(names)
+
+    def were_freed(self, ordinals):
+        """No server holds the ledgers of optimizers any more."""
+        self._retired.were_freed(ordinals)
+
+    def leave_all_but(self, counters):
+        """Tells the others that some optimizers take no more steps here.
+
+        Args:
+          counters: The step counters of those that do.
+        """
+        ordinals = {counter.ordinal for counter in counters}
+        kept = [
+            ledger
+            for ordinal, (ledger, _) in self._current.items()
+            if ordinal in ordinals
+        ]
+        for ledger in self.ledgers:
+            if ledger not in kept:
+                ledger.tick(leaving=True)
+
+    def waited_for(self):
+        """Names of the workers whose gradients this one waits for now."""
+        slow = []
+        for ledger in self.ledgers:
+            state = ledger.tick()
+            if state.phase[self._worker] in _WAITING:
+                slow += self._slow(state)
+        return sorted(set(slow))
+
+    def _slow(self, state):
+        return [
+            name
+            for worker, name in enumerate(self._names)
+            if state.status[worker] != state_lib.Status.GONE
+            and state.phase[worker] == state_lib.Phase.COMPUTING
+        ]
+
+    def own_accepted(self):
+        """Gradients of this process that were accepted, an int."""
+        own = sum(ledger.own_accepted() for ledger in self.ledgers)
+        return own + self._retired.own_accepted
+
+    def counts(self):
+        """Gradients of each worker, over all optimizers.
+
+        Returns:
+          A dict of worker name to a dict of `pushed`, `accepted`, `dropped`,
+          `nonfinite` and `staleness`.
+        """
+        found = self._store.call(self._retired.read)
+        counts = {
+            name: dict(zip(retired.COUNTS, column, strict=True))
+            for name, column in zip(self._names, found.T.tolist(), strict=True)
+        }
+        for ledger in self.ledgers:
+            state = ledger.tick()
+            for worker, name in enumerate(self._names):
+                for what, field in retired.COUNTS.items():
+                    counts[name][what] += int(getattr(state, field)[worker])
+        return counts
+
+    def _report_changes(self, ledger, state):
+        """Logs who has gone and who has come back."""
+        status = state.status.tolist()
+        before = self._status.get(ledger, status)
+        self._status[ledger] = status
+        if status == before or not self._method.waits:
+            return
+        gone = state_lib.Status.GONE
+        for worker, name in enumerate(self._names):
+            if before[worker] == status[worker]:
+                continue
+            if status[worker] == gone:
+                reason = state_lib.Reason(int(state.reason[worker]))
+                logging.log(
+                    logging.INFO if reason in _AS_PLANNED else logging.WARNING,
+                    "Nobody waits for %s any more: %s.",
+                    name,
+                    _REASONS[reason].format(
+                        timeout=self._timeout, idle=self._idle
+                    ),
+                )
+            elif before[worker] == gone:
+                absent = state.reason[worker] == state_lib.Reason.ABSENT
+                again = "" if absent else " again"
+                logging.warning("%s takes part%s.", name, again)
+        left = sum(s != gone for s in status)
+        wanted = self._method.gradients_per_update(ledger.num_enlisted)
+        if 0 < left < wanted:
+            logging.warning(
+                "Each update takes %d gradients from now on, instead of %d: no "
+                "more workers than that are left.",
+                left,
+                wanted,
+            )
+
+    def _report_wait(self, ledger, state):
+        """Logs for whom this worker has been waiting for long."""
+        phase = state.phase[self._worker]
+        order = state.order[self._worker]
+        now = time.monotonic()
+        began, number, told = self._waiting.get(ledger, (now, None, 0))
+        if number != order or phase not in _WAITING:
+            self._waiting[ledger] = (now, order, 0)
+            return
+        periods = int((now - began) / waiting.REPORT_SECONDS)
+        self._waiting[ledger] = (began, number, periods)
+        if periods > told:
+            slow = self._slow(state)
+            logging.warning(
+                "Waiting for the gradients of %s (%d s so far).",
+                ", ".join(slow),
+                now - began,
+            )
+
+
+def _microseconds(seconds):
+    return tf.cast(seconds * 1e6, tf.int64)

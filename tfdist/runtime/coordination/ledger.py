@@ -1,0 +1,405 @@
+"""Where all decisions of a synchronization are made: one state, one lock.
+
+Whoever has an event to tell changes the state (`shared_state`): a worker that
+has a gradient (`arrival`), each heartbeat (`Ledger.tick`), and who finds that
+servers have lost what they held (`renewal`).
+"""
+
+import hashlib
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.runtime.coordination import agreement
+from tfdist.runtime.coordination import arrival
+from tfdist.runtime.coordination import leftovers
+from tfdist.runtime.coordination import mailboxes
+from tfdist.runtime.coordination import renewal
+from tfdist.runtime.coordination import shared_state
+from tfdist.synchronization import decisions
+from tfdist.synchronization import events
+from tfdist.synchronization import state as state_lib
+
+_NAME = "ledger"
+_MAX_WORKERS = 4096
+# Before the digest in the name of a ledger that is not an optimizer's first.
+LATER = "-"
+
+
+def later_name(name, layout):
+    """The name of an optimizer's ledger for gradients of other variables.
+
+    Args:
+      name: That of its first one.
+      layout: From `agreement.layout_of`.
+    """
+    numbers = " ".join(agreement.numbers_of(layout)).encode()
+    return f"{name}{LATER}{hashlib.sha256(numbers).hexdigest()[:16]}"
+
+
+def ordinal_of(name):
+    """The ordinal of the step counter whose ledger has that name."""
+    return int(name.split(LATER)[0])
+
+
+def is_held(store, name):
+    """Whether there is a ledger of that name on the servers."""
+    return bool(agreement.left(store, f"{_NAME}/{name}/method"))
+
+
+class Ledger:
+    """The decisions over the gradients of all workers for one optimizer.
+
+    Args:
+      store: The `ParameterStore`.
+      name: The same on all workers, and this optimizer's alone.
+      method: The `Synchronization`, resolved.
+      correction: The `Correction` of late gradients, or None.
+      num_workers: Number of workers.
+      initial_workers: How many of them, the first, are waited for at first.
+      worker_id: Number of this one.
+      patience: A `Patience`.
+      attendance: Callable without arguments that builds, on the first server,
+        the reading of an `Attendance`.
+    """
+
+    def __init__(
+        self,
+        store,
+        name,
+        method,
+        correction,
+        *,
+        num_workers,
+        initial_workers,
+        worker_id,
+        patience,
+        attendance,
+    ):
+        self.method = method
+        # The same on all workers.
+        self._signature = f"synchronization={method!r}, {correction=!r}"
+        # Whether workers that are gone are forgotten by the servers.
+        self.forgets = correction is not None and correction.remembers_workers
+        self._decisions = decisions.Decisions(method, patience, self.forgets)
+        self._layouts = set()
+        # Gradients of this worker that were, in earlier lives of its process.
+        self.accepted_before = 0
+        self._name = name
+        self._store = store
+        self._num_workers = num_workers
+        self._initial_workers = initial_workers
+        self._worker = worker_id
+        self._mailboxes = mailboxes.Mailboxes(
+            store, f"{_NAME}/{name}/mailbox", num_workers
+        )
+        self._shared = shared_state.SharedState(
+            store,
+            f"{_NAME}/{name}",
+            num_workers,
+            attendance=attendance,
+            mailboxes=self._mailboxes if method.waits else None,
+        )
+        self.leftovers = leftovers.Leftovers(self.resource, num_workers)
+        self._arrival = arrival.Arrival(
+            self, self._shared, self._decisions, self._mailboxes, worker_id
+        )
+        # By server: updates of this optimizer that are in the replicas.
+        self._pulled = [
+            store.worker_variable(tf.zeros([], tf.int64), f"pulled_{k}")
+            for k in range(store.num_shards)
+        ]
+        # Begins anew when a server has lost what it held. What a worker sends
+        # of an epoch that has ended counts nowhere any more.
+        self._epoch = store.worker_variable(tf.zeros([], tf.int64), "epoch")
+        # The same, for `tick`, which is called in other threads as well.
+        self._known_epoch = 0
+        self._renewal = renewal.Renewal(self, store, num_workers)
+        # How many workers made up the cluster at the last `tick`.
+        self.num_enlisted = num_workers
+        # No other gradient of any worker ever has the same key: it counts on
+        # from the microseconds at which this process got here.
+        self._key = store.worker_variable(
+            tf.constant(
+                time.time_ns() // 1000 * _MAX_WORKERS + worker_id, tf.int64
+            ),
+            "gradient_key",
+        )
+        self._tick = store.function(
+            0,
+            self._build_tick,
+            [tf.TensorSpec([4], tf.bool), tf.TensorSpec([], tf.int64)],
+        )
+
+    # Names.
+
+    @property
+    def name(self):
+        """The same on all workers, and this optimizer's alone."""
+        return self._name
+
+    def resource(self, shard, name, dtype, shape):
+        """Handle of a resource of this optimizer's on a server."""
+        return self._store.resource(
+            shard, f"{_NAME}/{self._name}/{name}", dtype, shape
+        )
+
+    def name_of(self, name):
+        """Shared name of something of this optimizer's on any server."""
+        return self._store.name_of(f"{_NAME}/{self._name}/{name}")
+
+    @property
+    def lock_name(self):
+        """Name of the lock of the state, on the first server."""
+        return self._shared.lock_name
+
+    def _counter(self, name, shard):
+        return self._store.counter(f"{_NAME}/{self._name}/{name}", shard)
+
+    def executed(self, shard):
+        """`Counter` of the entries of the log that a server has done."""
+        return self._counter("executed", shard)
+
+    def updates(self, shard):
+        """`Counter` of the updates that a server has done."""
+        return self._counter("updates", shard)
+
+    def epoch(self, shard):
+        """`Counter` of the epoch that a server is in."""
+        return self._counter("epoch", shard)
+
+    def incarnations(self):
+        """Handle of the lives of the servers that the state is about."""
+        return self.resource(
+            0, "incarnations", tf.int64, [self._store.num_shards]
+        )
+
+    def read_epoch(self):
+        """Builds the reading of what this worker takes for the epoch."""
+        return self._epoch.read_value()
+
+    def set_epoch(self, epoch):
+        """Sets what this worker takes for the epoch, eagerly."""
+        self._epoch.assign_replica(epoch)
+        self._known_epoch = int(epoch)
+
+    def pulled_by_server(self):
+        """Updates in the replicas of each server, scalar int64 tensors."""
+        return [pulled.read_value() for pulled in self._pulled]
+
+    def set_pulled(self, shard, value):
+        """Sets the updates in the replicas; returns the operation."""
+        return tf.raw_ops.AssignVariableOp(
+            resource=self._pulled[shard].local_handle, value=value
+        )
+
+    @property
+    def num_workers(self):
+        """Number of workers."""
+        return self._num_workers
+
+    @property
+    def worker(self):
+        """Number of this one."""
+        return self._worker
+
+    def next_key(self):
+        """A key that no other gradient has, scalar int64 tensor.
+
+        Larger than all that any life of this worker has had before.
+        """
+        self._key.assign_add(_MAX_WORKERS, read_value=False)
+        return self._key.read_value()
+
+    # In the training step.
+
+    def arrive(self, key, pulled, after, last=False, finite=None):
+        """Builds: tells of a gradient, waits until it is decided over.
+
+        Args:
+          key: Under which the servers keep it, scalar int64 tensor.
+          pulled: Version that it was computed from, scalar int64 tensor.
+          after: Operations that have brought it to the servers.
+          last: bool, whether this worker trains no more.
+          finite: Whether the gradient may count, scalar bool tensor; None if
+            all do.
+
+        Returns:
+          A `Decision`.
+        """
+        return self._arrival.build(key, pulled, after, last, finite)
+
+    # Out of it.
+
+    def prepare(self):
+        """Makes the ledger on the server if there is none yet.
+
+        Raises:
+          ValueError: Another worker uses another method.
+        """
+        mine = self._signature
+        theirs = self._agree("method", mine, self._create)
+        if mine != theirs:
+            raise ValueError(
+                "All workers must synchronize in the same way. Here "
+                f"{mine}, on the servers {theirs}."
+            )
+        if self._store.recovery is not None:
+            self.renew(self._store.recovery.incarnations)
+        state = self.tick()
+        self.accepted_before = int(state.accepted[self._worker])
+        self._begin_keys(
+            max(state.key[self._worker], state.fence[self._worker])
+        )
+
+    def _begin_keys(self, known):
+        """Keys go on from there if the clock was set back since."""
+        last = int(known) // _MAX_WORKERS * _MAX_WORKERS + self._worker
+        key = max(int(self._key.numpy()), last + _MAX_WORKERS)
+        self._key.assign_replica(tf.constant(key, tf.int64))
+
+    def own_accepted(self):
+        """Gradients of this process that were accepted, an int."""
+        state = self.tick()
+        return int(state.accepted[self._worker]) - self.accepted_before
+
+    def renew(self, incarnations, expected=None, accepted=0):
+        """Begins a new epoch if servers have lost what they held.
+
+        Args:
+          incarnations: The lives that the servers are in now, list of int.
+          expected: List of bool: which workers are waited for if the first
+            server is one of them; None for all.
+          accepted: Gradients of this worker that it knows were accepted.
+
+        Returns:
+          A `Renewed`.
+        """
+        return self._renewal.renew(incarnations, expected, accepted)
+
+    def build_wake(self, workers):
+        """Builds: who waits, of the bool vector `workers`, is to look."""
+        if self.method.waits:
+            self._mailboxes.wake(workers)
+
+    def note_staged(self, shard, dtypes):
+        """Takes note of what this worker's steps leave on a server."""
+        self._renewal.note_staged(shard, dtypes)
+
+    def agree_again(self):
+        """Leaves again what a server that was started again has lost."""
+        self._agree("method", self._signature, self._create)
+        for layout in self._layouts:
+            self._agree("layout", layout)
+
+    def known_layout(self):
+        """Of which variables gradients are decided over; "" if none yet."""
+        if self._layouts:
+            return next(iter(self._layouts))
+        return agreement.left(self._store, self._text_name("layout"))
+
+    def check_layout(self, layout):
+        """Refuses steps that have gradients of other variables than before.
+
+        Each worker carries out what any has pushed, as its own.
+
+        Args:
+          layout: From `agreement.layout_of`, of the step.
+
+        Raises:
+          ValueError: Another step, here or on another worker, has others.
+        """
+        if layout in self._layouts:
+            return
+        theirs = self._agree("layout", layout)
+        agreement.check_layout(layout, theirs, self._signature)
+        self._layouts.add(layout)
+
+    def tick(
+        self, leaving=False, working=False, joining=False, preempted=False
+    ):
+        """Decides again; called with each heartbeat, in any thread.
+
+        So that nobody waits for a worker that has died or was stopped.
+
+        Args:
+          leaving: Whether this worker sends no more gradients for now.
+          working: Whether it has made a step that it has not told of.
+          joining: Whether it begins to train.
+          preempted: Whether it is to leave, and not to wait in a step.
+
+        Returns:
+          The `State` after it, of NumPy values.
+        """
+        vector, enlisted = self._tick(
+            np.array([leaving, working, joining, preempted]),
+            np.int64(self._known_epoch),
+        )
+        self.num_enlisted = int(enlisted)
+        return self._shared.as_numpy(vector)
+
+    def _agree(self, name, mine, create=None):
+        """The text that the first worker has left under `name`, a str."""
+        return agreement.agree(
+            self._store, self.lock_name, self._text_name(name), mine, create
+        )
+
+    def _text_name(self, name):
+        return f"{_NAME}/{self._name}/{name}"
+
+    def _create(self):
+        """Builds the first state, on the first server."""
+        size = state_lib.size(self._num_workers)
+        state = state_lib.State.unpack(
+            tf.zeros([size], tf.int64), self._num_workers
+        )
+        state = events.absent(state, self._initial_workers)
+        done = [
+            tf.raw_ops.AssignVariableOp(
+                resource=self.state_handle(), value=state.pack()
+            )
+        ]
+        for shard in range(self._store.num_shards):
+            with tf.device(self._store.devices[shard]):
+                done.append(self.executed(shard).set(0))
+                done.append(self.updates(shard).set(0))
+                done.append(self.epoch(shard).set(0))
+                done += self.leftovers.create(shard)
+        return done + self._renewal.build_create()
+
+    def _build_tick(self, what, my_epoch):
+        def happened(state, attendance):
+            mine, now = self._worker, attendance.now
+            leaving, working, joining, preempted = tf.unstack(what, num=4)
+            works = events.work_on(state, mine, now)
+            state = state_lib.where(working, works, state)
+            left = events.leave(state, mine, preempted)
+            state = state_lib.where(leaving, left, state)
+            joined = events.join(state, mine, now)
+            state = state_lib.where(joining, joined, state)
+            excused = events.excuse(state, mine)
+            state = state_lib.where(preempted, excused, state)
+            state = self._decisions.decide(state, attendance)
+            if self.method.waits:
+                over = events.may_go_on(state, self._worker)
+                over |= ~self.is_current(my_epoch)
+                self._mailboxes.wake_again(self._worker, over)
+            return state, (state.pack(), tf.math.count_nonzero(state.enlisted))
+
+        results, _ = self._shared.transact(happened, after=[])
+        return list(results)
+
+    # On the server.
+
+    def is_current(self, epoch):
+        """Builds: whether the state, on the first server, is of that epoch."""
+        return tf.equal(self.epoch(0).read(), epoch)
+
+    def state_handle(self):
+        """Handle of the packed `State`, on the first server."""
+        return self._shared.handle()
+
+    def read_state(self):
+        """Builds the reading of the `State`, under its lock."""
+        return self._shared.read()

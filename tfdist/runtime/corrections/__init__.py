@@ -1,0 +1,1 @@
+"""Staleness corrections at run time, on servers and on workers."""

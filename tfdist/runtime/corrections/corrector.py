@@ -1,0 +1,394 @@
+"""A correction of late gradients at work in one strategy."""
+
+import functools
+
+import tensorflow as tf
+
+from tfdist.correction import Copies
+from tfdist.correction import LateGradient
+from tfdist.runtime.corrections import worker_corrections
+from tfdist.runtime.corrections.slots import ServerSlots
+from tfdist.runtime.corrections.slots import dtype_of
+from tfdist.runtime.corrections.slots import read
+from tfdist.runtime.corrections.slots import widened
+from tfdist.runtime.variables import section as section_lib
+from tfdist.runtime.variables import traced
+from tfdist.runtime.variables.variables import Role
+
+
+class Corrector:
+    """Gives a `Correction` what it works on, on servers or on this worker.
+
+    Args:
+      store: The `ParameterStore`.
+      correction: The `Correction`, resolved.
+      num_workers: Number of workers.
+      worker_id: Number of this one.
+    """
+
+    def __init__(self, store, correction, *, num_workers, worker_id):
+        self._store = store
+        self._correction = correction
+        self._num_workers = num_workers
+        self._worker = worker_id
+        self._on_worker = worker_corrections.WorkerCorrections(
+            store, correction, num_workers
+        )
+        # The ledger of the optimizer that trains a variable, by its ordinal.
+        self._ledgers = {}
+
+    @property
+    def correction(self):
+        """The `Correction`."""
+        return self._correction
+
+    @property
+    def ledgers(self):
+        """The `Ledger` of the optimizer that trains a variable, by ordinal."""
+        return {
+            variable.ordinal: self._ledgers[variable.ordinal]
+            for variable in self._store.variables
+            if variable.ordinal in self._ledgers
+        }
+
+    def own_variables(self):
+        """What this worker keeps, a dict of name to variable."""
+        return self._on_worker.variables()
+
+    # On the worker.
+
+    def before_push(self, records, optimizer, counter):
+        """Checks gradients, and corrects them if that is done by workers.
+
+        Args:
+          records: List of `Update` and `Mutation`; the gradients in it are
+            replaced.
+          optimizer: The Keras optimizer whose step it is.
+          counter: Its step counter.
+
+        Raises:
+          ValueError: The optimizer or a parameter does not fit.
+        """
+        self._correction.check_optimizer(optimizer)
+        for record in records:
+            if not record.is_gradient:
+                continue
+            variable = record.variable
+            if variable.role is not Role.PARAMETER or (
+                not variable.dtype.is_floating
+            ):
+                raise ValueError(
+                    f"{self._correction!r} is for trainable variables of real "
+                    f"numbers, and {variable.name!r} is a "
+                    f"{variable.role.value} of {variable.dtype.name}."
+                )
+            if self._correction.on_worker:
+                gradient, *rest = record.args
+                corrected = self._on_worker.correct(gradient, variable, counter)
+                record.args = (corrected, *rest)
+
+    # What gradients were computed from.
+
+    def enclosed(self, replays, outbox):
+        """What is sent of the replicas that gradients were computed from.
+
+        Args:
+          replays: List of `Replay`.
+          outbox: The `Outbox` to the server.
+
+        Returns:
+          A dict of gradient (position, or pair of positions) to position.
+        """
+        if self._correction.copies is not Copies.WORKER:
+            return {}
+        copies = {}
+        # Code before the optimizer may have changed the replica.
+        before = {}
+        for replay in replays:
+            record = replay.record
+            if record.before is not None:
+                before.setdefault(record.variable.ordinal, record.before)
+        for replay, gradient in late_gradients(replays):
+            variable = replay.record.variable
+            value = before.get(variable.ordinal)
+            if value is None:
+                value = section_lib.read_replica(variable)
+            if replay.piece is not None:
+                value = replay.piece.of(value)
+            if isinstance(gradient, tuple):
+                indices = outbox.tensors[gradient[1]]
+                value = tf.gather(value, indices)
+            copies[gradient] = outbox.add(value)
+        return copies
+
+    def add_kept(self, parcel):
+        """Adds to a parcel what the server keeps of this worker's last pull.
+
+        Args:
+          parcel: A `Parcel`, on its server.
+        """
+        if self._correction.copies is not Copies.SERVER:
+            return
+        section = parcel.section
+        with section.entered():
+            for replay, gradient in late_gradients(parcel.replays):
+                variable = replay.record.variable
+                handle = self._backup(variable, replay.piece, section.shard)
+                rows = None
+                if isinstance(gradient, tuple):
+                    rows = parcel.sent[gradient[1]]
+                value = read(handle, variable.dtype, rows)
+                if rows is None:
+                    value.set_shape(variable.shape_of(replay.piece))
+                parcel.copies[gradient] = len(parcel.sent)
+                parcel.sent.append(value)
+
+    def note_given(self, shard, copies, values):
+        """Keeps what this worker is given, on the server; in its scope.
+
+        Args:
+          shard: Number of the server.
+          copies: List of (variable, `Piece` or None).
+          values: List of their values, tensors on the server.
+        """
+        if self._correction.copies is not Copies.SERVER:
+            return []
+        return [
+            tf.raw_ops.AssignVariableOp(
+                resource=self._backup(variable, piece, shard), value=value
+            )
+            for (variable, piece), value in zip(copies, values, strict=True)
+            if variable.role is Role.PARAMETER
+        ]
+
+    def _backup(self, variable, piece, shard):
+        return self._store.resource(
+            shard,
+            f"given/{self._worker}/{_name(variable, piece)}",
+            variable.dtype,
+            variable.shape_of(piece),
+        )
+
+    # On a server.
+
+    def prepare(self, ledger, records):
+        """Makes the slots on the servers, where there are none yet.
+
+        Args:
+          ledger: The `Ledger`.
+          records: List of `Update` and `Mutation`.
+        """
+        new = [
+            record.variable
+            for record in records
+            if record.is_gradient
+            and self._ledgers.get(record.variable.ordinal) is not ledger
+        ]
+        if not new or self._correction.on_worker:
+            return
+        with tf.init_scope():
+            traced.trace(lambda: self._build_slots(ledger, new))()
+            self._ledgers.update((v.ordinal, ledger) for v in new)
+            self._store.state.show_ahead()
+
+    def prepare_again(self):
+        """Makes the slots that a server has lost."""
+        by_ledger = {}
+        for ordinal, ledger in self.ledgers.items():
+            variables = by_ledger.setdefault(ledger, [])
+            variables.append(self._store.variables[ordinal])
+        for ledger, variables in by_ledger.items():
+            build = functools.partial(self._build_slots, ledger, variables)
+            traced.trace(build)()
+
+    def _build_slots(self, ledger, variables):
+        store = self._store
+        for shard in range(store.num_shards):
+            slots = [
+                self.slots(ledger, shard, variable, piece)
+                for variable in variables
+                for holder, piece in store.copies_of(variable)
+                if holder == shard
+            ]
+            if not any(one.names for one in slots):
+                continue
+            lock = store.lock(shard)
+            device = store.devices[shard]
+            with tf.control_dependencies([lock.op]), tf.device(device):
+                made = [op for one in slots for op in one.make(device)]
+            with tf.control_dependencies(made):
+                store.unlock(shard, lock)
+
+    def slots(self, ledger, shard, variable, piece):
+        """The `Slots` of a variable or piece of it on a server."""
+        return ServerSlots(
+            ledger,
+            shard,
+            f"correction/{_name(variable, piece)}",
+            self.shapes(variable, piece),
+            dtype_of(variable),
+        )
+
+    def shapes(self, variable, piece):
+        """What is kept of a variable or piece of it; see `Correction.slots`."""
+        shape = variable.shape_of(piece).as_list()
+        return self._correction.slots(shape, self._num_workers)
+
+    def correct(self, ledger, parcel, taken, *, staleness, worker):
+        """Corrects what was kept of one exchange, on its server.
+
+        Args:
+          ledger: The `Ledger`.
+          parcel: The `Parcel`.
+          taken: What was kept, a dict of position to tensor.
+          staleness: Scalar int64 tensor.
+          worker: Whose it is, scalar int64 tensor.
+
+        Returns:
+          A dict of position to tensor.
+        """
+        corrected = dict(taken)
+        section = parcel.section
+        for replay, gradient in late_gradients(parcel.replays):
+            variable, piece = replay.record.variable, replay.piece
+            sparse = isinstance(gradient, tuple)
+            position = gradient[0] if sparse else gradient
+            indices = taken[gradient[1]] if sparse else None
+            parameter = pulled = None
+            if self._correction.copies is not None:
+                with section.on_piece(piece):
+                    handle = section.handle(variable)
+                parameter = widened(read(handle, variable.dtype, indices))
+                pulled = widened(taken[parcel.copies[gradient]])
+            values = taken[position]
+            late = LateGradient(
+                widened(values),
+                indices,
+                staleness,
+                worker,
+                parameter,
+                pulled,
+            )
+            slots = self.slots(ledger, section.shard, variable, piece)
+            result = self._correction.correct(late, slots)
+            corrected[position] = tf.cast(result, values.dtype)
+            if sparse:
+                corrected[gradient[1]] = worker_corrections.indices_of(
+                    self._correction, late, variable.shape_of(piece)
+                )
+        return corrected
+
+    def observe(self, run, ledger, replay, section, rate):
+        """Runs an optimizer's rule on a server; the correction looks on.
+
+        Args:
+          run: Callable without arguments that builds the rule.
+          ledger: The `Ledger`, None without an optimizer.
+          replay: The `Replay`.
+          section: The `Section`.
+          rate: Callable that gives the learning rate, a tensor.
+        """
+        if not (self._correction.observes and replay.record.is_gradient):
+            run()
+            return
+        variable = replay.record.variable
+        handle = section.handle(variable)
+        before = widened(read(handle, variable.dtype))
+        run()
+        after = widened(read(handle, variable.dtype))
+        slots = self.slots(ledger, section.shard, variable, replay.piece)
+        rate = tf.cast(rate(), before.dtype)
+        self._correction.observe(before, after, rate, slots)
+
+    def give(self, shard, copies, values):
+        """What this worker gets as fresh values; kept where that is needed.
+
+        Args:
+          shard: Number of the server.
+          copies: List of (variable, `Piece` or None).
+          values: List of what the server holds.
+
+        Returns:
+          A list of tensors.
+        """
+        given = []
+        for (variable, piece), value in zip(copies, values, strict=True):
+            ledger = self._ledgers.get(variable.ordinal)
+            if ledger is not None and self._correction.looks_ahead:
+                slots = self.slots(ledger, shard, variable, piece)
+                ahead = self._correction.look_ahead(widened(value), slots)
+                value = tf.cast(ahead, value.dtype)
+            given.append(value)
+        self.note_given(shard, copies, given)
+        return given
+
+    def show_ahead(self):
+        """Gives this worker what gradients are computed from.
+
+        When it is about to begin: each exchange does so, and the pull before
+        the first one gives the parameters themselves.
+        """
+        if self._correction.looks_ahead and self._ledgers:
+            with tf.init_scope():
+                traced.trace(self._build_show_ahead)()
+
+    def _build_show_ahead(self):
+        store, pieces = self._store, {}
+        for shard in range(store.num_shards):
+            copies = [
+                (store.variables[ordinal], piece)
+                for ordinal in self.ledgers
+                for holder, piece in store.copies_of(store.variables[ordinal])
+                if holder == shard
+            ]
+            lock = store.lock(shard)
+            device = store.devices[shard]
+            with tf.control_dependencies([lock.op]), tf.device(device):
+                before = len(lock.graph.get_operations())
+                values = [
+                    read(store.handle(variable, shard, piece), variable.dtype)
+                    for variable, piece in copies
+                ]
+                given = self.give(shard, copies, values)
+                done = lock.graph.get_operations()[before:]
+            with tf.control_dependencies(
+                [op for op in done if op.type != "VarHandleOp"]
+            ):
+                store.unlock(shard, lock)
+            for (variable, piece), value in zip(copies, given, strict=True):
+                number = 0 if piece is None else piece.number
+                pieces.setdefault(variable.ordinal, {})[number] = value
+        with tf.device(store.worker_device):
+            for ordinal, found in pieces.items():
+                variable = store.variables[ordinal]
+                ordered = [found[number] for number in sorted(found)]
+                whole = tf.concat(ordered, 0) if variable.pieces else ordered[0]
+                variable.assign_replica(whole)
+
+    def let_go(self, ordinals):
+        """Called when variables are gone: their ordinals, a set."""
+        for ordinal in ordinals:
+            self._ledgers.pop(ordinal, None)
+        self._on_worker.let_go(ordinals)
+
+    def forget(self, ledger, parcel, worker):
+        """Removes from a server what is kept of a worker."""
+        for replay, _ in late_gradients(parcel.replays):
+            slots = self.slots(
+                ledger, parcel.shard, replay.record.variable, replay.piece
+            )
+            self._correction.forget(worker, slots)
+
+
+def late_gradients(replays):
+    """Pairs of a `Replay` and the gradient that is corrected, a list."""
+    return [
+        (replay, replay.gradient)
+        for replay in replays
+        if replay.gradient is not None
+    ]
+
+
+def _name(variable, piece):
+    number = "" if piece is None else f"/{piece.number}"
+    return f"{variable.ordinal}{number}"

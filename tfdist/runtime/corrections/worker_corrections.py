@@ -1,0 +1,102 @@
+"""Corrections of gradients that a worker makes itself, before a push."""
+
+import tensorflow as tf
+
+from tfdist.correction import LateGradient
+from tfdist.runtime.corrections import saved_slots
+from tfdist.runtime.corrections.slots import WorkerSlots
+from tfdist.runtime.corrections.slots import dtype_of
+from tfdist.runtime.corrections.slots import widened
+
+
+class WorkerCorrections:
+    """Gives a `Correction` what it keeps on this worker.
+
+    Args:
+      store: The `ParameterStore`.
+      correction: The `Correction`.
+      num_workers: Number of workers.
+    """
+
+    def __init__(self, store, correction, num_workers):
+        self._store = store
+        self._correction = correction
+        self._num_workers = num_workers
+        # By step counter and variable.
+        self._kept = {}
+
+    def variables(self):
+        """What this worker keeps, a dict of name to variable."""
+        return {
+            _key(counter, ordinal, name): variable
+            for (counter, ordinal), slots in self._kept.items()
+            for name, variable in slots.variables.items()
+        }
+
+    def let_go(self, ordinals):
+        """Called when variables are gone: their ordinals, a set."""
+        for key in list(self._kept):
+            if ordinals & set(key):
+                del self._kept[key]
+
+    def correct(self, gradient, variable, counter):
+        """Builds the correction of one gradient.
+
+        Args:
+          gradient: A tensor, or `tf.IndexedSlices`.
+          variable: Its variable.
+          counter: The step counter of the optimizer.
+
+        Returns:
+          The corrected one.
+        """
+        slots = self._slots(counter, variable)
+        zero = tf.zeros([], tf.int64)
+        if not isinstance(gradient, tf.IndexedSlices):
+            late = LateGradient(widened(gradient), None, zero, zero)
+            corrected = self._correction.correct(late, slots)
+            return tf.cast(corrected, gradient.dtype)
+        values, indices = gradient.values, gradient.indices
+        late = LateGradient(widened(values), indices, zero, zero)
+        corrected = self._correction.correct(late, slots)
+        return tf.IndexedSlices(
+            tf.cast(corrected, values.dtype),
+            indices_of(self._correction, late, variable.shape),
+            gradient.dense_shape,
+        )
+
+    def _slots(self, counter, variable):
+        key = (counter.ordinal, variable.ordinal)
+        if key not in self._kept:
+            shapes = self._correction.slots(
+                variable.shape.as_list(), self._num_workers
+            )
+            dtype = dtype_of(variable)
+
+            def first(name, shape):
+                saved = self._store.state.slot_of_worker(_key(*key, name))
+                if saved is None:
+                    return tf.zeros(shape, dtype)
+                return tf.constant(saved, dtype)
+
+            self._kept[key] = WorkerSlots(
+                {
+                    name: self._store.worker_variable(
+                        lambda name=name, shape=shape: first(name, shape),
+                        f"correction_{name}",
+                    )
+                    for name, shape in shapes.items()
+                }
+            )
+        return self._kept[key]
+
+
+def indices_of(correction, late, shape):
+    """The rows of a sparse gradient after its correction."""
+    if correction.densifies:
+        return tf.range(shape[0], dtype=late.indices.dtype)
+    return late.indices
+
+
+def _key(counter, ordinal, name):
+    return f"{saved_slots.ON_WORKER}{counter}/{ordinal}/{name}"

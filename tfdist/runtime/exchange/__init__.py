@@ -1,0 +1,1 @@
+"""One training step: record the updates, push, apply, pull."""

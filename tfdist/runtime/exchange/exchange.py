@@ -1,0 +1,378 @@
+"""One training step's exchange with the servers.
+
+Per server one *section* is built that runs under that server's lock, applies
+what was recorded in the order of the program, counts, and reads the fresh
+values, which then flow back into the replicas.
+"""
+
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+from tfdist.runtime.exchange import parcel as parcel_lib
+from tfdist.runtime.exchange import pull
+from tfdist.runtime.exchange import records as records_lib
+from tfdist.runtime.exchange import rows
+from tfdist.runtime.variables import resources
+from tfdist.runtime.variables import transfer
+from tfdist.runtime.variables.section import read_replica
+
+
+class Exchange:
+    """Builds the operations of one exchange.
+
+    Args:
+      store: The `ParameterStore`.
+      graph: The graph to build in.
+      records: List of `Update` and `Mutation`, in the order of the program.
+      counter: The step counter of the optimizer whose step this is, or None.
+      rate: Callable that gives the optimizer's learning rate, a tensor.
+      settings: Worker-local variables that are sent with the gradients.
+      frozen: Ordinals of step counters that are not to be read afresh.
+      lifter: The `Lifter` of the graph.
+      weight: How much these gradients count among those of an update, a
+        scalar tensor; None if all count the same.
+      local_steps: Steps that they stand for, a scalar int64 tensor; None for
+        one.
+      last: Whether this worker trains no more, so that nobody waits for it.
+      finite: Whether all that is pushed is finite, a scalar bool tensor: if
+        not, it is done nowhere. None for not to look.
+    """
+
+    def __init__(
+        self,
+        store,
+        graph,
+        records,
+        *,
+        counter,
+        rate,
+        settings,
+        frozen,
+        lifter,
+        weight=None,
+        local_steps=None,
+        last=False,
+        finite=None,
+    ):
+        self._store = store
+        self._graph = graph
+        self._records = records
+        self.iterations = counter
+        self._rate = rate
+        self._sender = parcel_lib.Sender(
+            store,
+            graph,
+            records,
+            settings=settings,
+            frozen=frozen,
+            lifter=lifter,
+            weight=weight,
+        )
+        self._local_steps = local_steps
+        self._last = last
+        self._finite = finite
+        self._ahead = None
+        self._pulled = None
+        # All servers that take part, and the number that marks it there.
+        self._shards = []
+        self._number = None
+        self._bytes_sent = []
+        self._bytes_received = []
+
+    def build(self):
+        """Builds it all; the effects are tied to the graph's execution."""
+        store = self._store
+        shards = set()
+        for record in self._records:
+            shards.update(records_lib.shards_of(record, store))
+        if self.iterations is not None:
+            shards.add(0)
+        started = self._started()
+        if self.iterations is not None:
+            local = read_replica(self.iterations)
+            self._ahead = local - read_replica(self.iterations.pulled)
+        is_step = self.iterations is not None
+        self._shards = sorted(shards)
+        self._begun = []
+        if is_step:
+            with tf.control_dependencies([started.op]):
+                self._begun = store.journal.note_begun(self._shards)
+            # Read before anything fresh comes.
+            by_server = self._pulled_by_server()
+            self._pulled = self._pulled_from(by_server)
+        if store.marks is not None:
+            self._number = store.marks.next_number()
+        # All servers are asked before any answer is waited for.
+        answers, accepted = self._ask(self._shards)
+        with tf.control_dependencies(pull.arrivals(answers)):
+            done = [
+                op
+                for answer in answers
+                for op in pull.bring_home(store, answer, is_step)
+            ]
+            done += pull.join_pieces(store, answers)
+            done += self._note_pulled(answers)
+            done += [
+                store.following.build_note(answer.told)
+                for answer in answers
+                if answer.told is not None
+            ]
+        if not is_step:
+            store.journal.note_other()
+            return
+        with tf.control_dependencies(done):
+            store.journal.write(
+                started=started,
+                pulled=self._pulled,
+                pulled_by_server=by_server,
+                arrival=self._arrival(answers),
+                staleness=[a.staleness for a in answers],
+                wait=[a.wait for a in answers],
+                version=answers[0].version,
+                accepted=accepted,
+                bytes_sent=self._bytes_sent,
+                bytes_received=self._bytes_received,
+                shards=self._shards,
+                local_steps=self._local_steps,
+                finite=self._finite,
+            )
+
+    def _pulled_by_server(self):
+        """Updates in the replicas of each server, a list of scalars."""
+        store = self._store
+        return [store.pulled_version(k) for k in range(store.num_shards)]
+
+    def _pulled_from(self, by_server):
+        """Updates that gradients count as computed from, a scalar."""
+        return by_server[0]
+
+    def _arrival(self, answers):
+        """Number of the gradients among those of all, a scalar."""
+        del answers
+        return tf.constant(-1, tf.int64)
+
+    def _started(self):
+        """Time at which the gradients are ready to be sent."""
+        ready = []
+        for record in self._records:
+            if isinstance(record, records_lib.Update):
+                leaves = tf.nest.flatten(record.args)
+                ready += [x.op for x in leaves if isinstance(x, tf.Tensor)]
+        with tf.device(self._store.worker_device):
+            with tf.control_dependencies(ready):
+                return tf.timestamp()
+
+    def _ask(self, shards):
+        """Builds what the servers do.
+
+        Returns:
+          A list of `Answer`, one per server, and whether the gradients were
+          accepted, a scalar bool tensor.
+        """
+        answers = [self._apply(self._send(shard)) for shard in shards]
+        accepted = tf.constant(True) if self._finite is None else self._finite
+        return answers, accepted
+
+    def _note_pulled(self, answers):
+        """Builds the notes of what else has been pulled; returns them."""
+        if not self._is_counted:
+            return []
+        return [
+            self._store.gradient_counts.set_pulled(answer.shard, answer.more[0])
+            for answer in answers
+        ]
+
+    def _send(self, shard, extra=()):
+        """Sends to a server what it needs, and `extra` tensors.
+
+        Returns:
+          A `Parcel`.
+        """
+        parcel = self._sender.send(
+            shard,
+            begun=self._begun,
+            ahead=self._ahead,
+            finite=self._gate(),
+            number=self._number,
+            extra=extra,
+            enclosed=self._enclosed,
+        )
+        self._bytes_sent += parcel.sizes
+        return parcel
+
+    def _gate(self):
+        """What servers have to be sent to carry out their part, or None."""
+        return self._finite
+
+    def _enclosed(self, replays, outbox):
+        """What is sent beside gradients: a dict of gradient to position."""
+        del replays, outbox
+        return {}
+
+    def _apply(self, parcel):
+        """Does what is to be done on a server; returns its `Answer`."""
+        store, section = self._store, parcel.section
+        with tf.control_dependencies([parcel.arrived.op]):
+            lock = store.lock(parcel.shard)
+        before = len(self._graph.get_operations())
+        with section.entered(), tf.control_dependencies([lock.op]):
+            wait = section.now() - parcel.arrived
+            version = store.counter("version", parcel.shard)
+            staleness = version.read() - parcel.pulled
+            tables = self._update_if_finite(parcel, version)
+            self._count(parcel, staleness)
+        if section.late_inputs:
+            private_tensorflow.add_control_inputs(lock.op, section.late_inputs)
+        return self._answer(parcel, lock, before, tables, [staleness, wait])
+
+    def _update_if_finite(self, parcel, version):
+        """Builds what was recorded; returns tables of which rows change."""
+        tables = []
+
+        def update():
+            graph = tf.compat.v1.get_default_graph()
+            first = len(graph.get_operations())
+            with parcel.section.entered():
+                self._update(parcel, parcel.replays, parcel.sent, version)
+                operations = graph.get_operations()[first:]
+                tables.extend(self._mark_rows(parcel, operations, version))
+            return True
+
+        if parcel.finite is None:
+            update()
+        else:
+            tf.cond(parcel.finite, update, lambda: False)
+        return tables
+
+    def _count(self, parcel, staleness):
+        """Builds the counting of this worker's gradient."""
+        if self._is_counted:
+            counts = self._store.gradient_counts
+            counts.note(parcel.shard, parcel.finite, staleness)
+
+    def _update(self, parcel, replays, sent, version):
+        """Builds the replays, and the counting of an optimizer's step."""
+        section = parcel.section
+        if self.iterations is not None:
+            _add(section.handle(self.iterations), parcel.ahead)
+        for replay in replays:
+            with section.on_piece(replay.piece):
+                self._run(replay, sent, section)
+        if self.iterations is not None:
+            one = tf.ones([], self.iterations.dtype)
+            _add(section.handle(self.iterations), one)
+            version.add(1)
+
+    def _run(self, replay, sent, section):
+        replay.run(sent, section)
+
+    def _mark_rows(self, parcel, operations, version):
+        """The tables of which only rows are changed by `operations`."""
+        kept = []
+        for table, since in parcel.tables.values():
+            handle = parcel.section.handle(table)
+            changed = rows.changed_by(operations, handle)
+            if changed is not None:
+                stamps = self._store.row_stamps(table)
+                rows.mark(stamps, changed, version.read())
+                kept.append((table, since))
+        return kept
+
+    def _answer(self, parcel, lock, before, tables, figures):
+        """Reads fresh values, frees the lock, sends them home."""
+        store, section, shard = self._store, parcel.section, parcel.shard
+        in_rows = {table.ordinal for table, _ in tables}
+        fresh = [
+            (variable, piece)
+            for variable in pull.pulled_from(
+                store, shard, self._records, self.iterations
+            )
+            if variable.ordinal not in in_rows
+            for piece in records_lib.pieces_on(shard, variable)
+        ]
+        # Each value is read, and sent, once its own updates are done: ops on
+        # one resource keep the order in which they are built.
+        with section.entered(), tf.control_dependencies([lock.op]):
+            values = [
+                tf.raw_ops.ReadVariableOp(
+                    resource=store.handle(variable, shard, piece),
+                    dtype=variable.dtype,
+                )
+                for variable, piece in fresh
+            ]
+            values = self._given(parcel, fresh, values)
+            for table, since in tables:
+                values += rows.changed_since(
+                    store.row_stamps(table), section.handle(table), table, since
+                )
+            values.append(store.counter("version", shard).read())
+            if parcel.number is not None:
+                store.marks.leave(
+                    shard, self.iterations, parcel.number, self._shards
+                )
+            figures = [*figures, *self._read_more(section)]
+            follows = shard == 0 and store.follows
+            if follows:
+                figures.append(store.following.build_read())
+        effects = resources.effects(self._graph.get_operations()[before:])
+        with tf.control_dependencies(
+            effects + [v.op for v in values + figures]
+        ):
+            unlock = store.unlock(shard, lock)
+        # So the answer says that the lock is free: one message less.
+        with section.entered(), tf.control_dependencies([unlock]):
+            values[-1] = tf.identity(values[-1])
+        home = transfer.move(
+            values + figures,
+            source=store.devices[shard],
+            target=store.worker_device,
+        )
+        self._bytes_received += [transfer.num_bytes(v) for v in values]
+        home, figures = home[: len(values)], home[len(values) :]
+        *values, version = home
+        told = figures.pop() if follows else None
+        staleness, wait, *more = figures
+        rest = values[len(fresh) :]
+        return pull.Answer(
+            shard,
+            [
+                (variable, piece, value)
+                for (variable, piece), value in zip(fresh, values, strict=False)
+            ],
+            [
+                (table, rest[2 * k], rest[2 * k + 1])
+                for k, (table, _) in enumerate(tables)
+            ],
+            staleness,
+            wait,
+            version,
+            more,
+            told,
+        )
+
+    @property
+    def _is_counted(self):
+        """Whether the servers count this as a gradient of this worker."""
+        counts = self._store.gradient_counts
+        return counts is not None and self.iterations is not None
+
+    def _given(self, parcel, copies, values):
+        """What the worker gets as fresh values, a list of tensors.
+
+        Args:
+          parcel: The `Parcel`.
+          copies: List of (variable, `Piece` or None).
+          values: List of what the server holds.
+        """
+        del parcel, copies
+        return values
+
+    def _read_more(self, section):
+        """What else is read with the fresh values: a list of tensors."""
+        if not self._is_counted:
+            return []
+        return [self._store.gradient_counts.read_on(section.shard)]
+
+
+def _add(handle, value):
+    return tf.raw_ops.AssignAddVariableOp(resource=handle, value=value)

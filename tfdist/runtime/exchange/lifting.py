@@ -1,0 +1,186 @@
+"""Recomputing an assigned value on the server, from the newest state.
+
+Keras writes `moving_mean.assign(moving_mean * m + batch_mean * (1 - m))`. Sent
+as a value, the update of one worker would erase those of the others. So the
+operations between the *read* of the state and the assigned value are built
+once more, on the server and under its lock, where the read gives the newest
+value; all else (here `batch_mean`) is computed on the worker and sent.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdist.runtime.variables import variables
+
+# Beyond this size a value is not a rule for a state but a piece of the model;
+# it is then sent as computed.
+MAX_LIFTED_OPS = 400
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Operations to build again, in order, and the tensors to send for them.
+
+    Attributes:
+      operations: Tuple of `tf.Operation` on the worker.
+      inputs: Tuple of tensors that the copies need from the worker.
+      output: The tensor whose copy is wanted.
+    """
+
+    operations: tuple
+    inputs: tuple
+    output: tf.Tensor
+
+
+class Lifter:
+    """Finds what depends on the state in one graph.
+
+    Args:
+      graph: The `FuncGraph` of the training step.
+      store: The `ParameterStore`.
+      barriers: Set of operations whose outputs never count as dependent (the
+        gradients).
+      settled: Number of operations in the graph when the optimizer's updates
+        were exchanged, or None. Reads of parameters after that are reads of
+        newest values.
+    """
+
+    def __init__(self, graph, store, barriers, settled):
+        self._handles = {}
+        owners = {id(v.local_handle): v for v in store.variables}
+        for outer, inner in graph.captures:
+            if id(outer) in owners:
+                self._handles[inner.name] = owners[id(outer)]
+        self._operations = graph.get_operations()
+        self._order = {op.name: i for i, op in enumerate(self._operations)}
+        self._settled = settled
+        self._reach = self._propagate(barriers)
+
+    def _leaf(self, operation, tensor):
+        """The variable that `operation` reads through `tensor`, or None."""
+        variable = self._handles.get(tensor.name)
+        if variable is None:
+            return None
+        if variable.role is variables.Role.PARAMETER and (
+            self._settled is None or self._order[operation.name] < self._settled
+        ):
+            return None
+        return variable
+
+    def _propagate(self, barriers):
+        nothing = frozenset()
+        reach = {}
+        for operation in self._operations:
+            if operation in barriers:
+                continue
+            found = nothing
+            for tensor in operation.inputs:
+                leaf = self._leaf(operation, tensor)
+                if leaf is not None:
+                    found = found | {leaf.ordinal}
+                elif tensor.op.name in reach:
+                    found = found | reach[tensor.op.name]
+            if found:
+                reach[operation.name] = found
+        return reach
+
+    def plan(self, value, live):
+        """How to recompute `value`, or None if it is to be sent as it is.
+
+        Args:
+          value: A tensor of the graph.
+          live: Set of the ordinals of the variables to be read on the server.
+        """
+        if value.op.name not in self._reach:
+            return None
+        seen, stack, inputs = {}, [value.op], {}
+        if not self._reach[value.op.name] & live:
+            return None
+        while stack:
+            operation = stack.pop()
+            if operation.name in seen:
+                continue
+            seen[operation.name] = operation
+            if len(seen) > MAX_LIFTED_OPS:
+                return None
+            if operation.op_def.is_stateful and operation.type not in _READS:
+                return None
+            for tensor in operation.inputs:
+                leaf = self._leaf(operation, tensor)
+                if leaf is not None and leaf.ordinal in live:
+                    continue
+                reach = self._reach.get(tensor.op.name, frozenset())
+                if reach & live:
+                    stack.append(tensor.op)
+                else:
+                    inputs[tensor.name] = tensor
+        if any(tensor.dtype == tf.resource for tensor in inputs.values()):
+            return None
+        ordered = sorted(seen.values(), key=lambda op: self._order[op.name])
+        return Plan(tuple(ordered), tuple(inputs.values()), value)
+
+    def build(self, plan, sent, section):
+        """Builds the copies in the current device and control scope.
+
+        Args:
+          plan: A `Plan`.
+          sent: Maps the name of each input to its tensor on the server.
+          section: The `Section` whose handles are read.
+
+        Returns:
+          The copy of `plan.output`.
+        """
+        copies = dict(sent)
+        for operation in plan.operations:
+            inputs = []
+            for tensor in operation.inputs:
+                if tensor.name in copies:
+                    inputs.append(copies[tensor.name])
+                else:
+                    variable = self._handles[tensor.name]
+                    inputs.append(section.handle(variable))
+            attributes = {
+                key: value
+                for key, value in operation.node_def.attr.items()
+                # No server compiles for XLA what a worker does.
+                if key != "_class" and not key.startswith("_Xla")
+            }
+            copy = tf.compat.v1.get_default_graph().create_op(
+                operation.type,
+                inputs,
+                [tensor.dtype for tensor in operation.outputs],
+                attrs=attributes,
+                op_def=operation.op_def,
+            )
+            for old, new in zip(operation.outputs, copy.outputs, strict=True):
+                if not section.is_on_piece:
+                    new.set_shape(old.shape)
+                copies[old.name] = new
+        return copies[plan.output.name]
+
+
+def may_depend_on(value, variable):
+    """Whether `value` is made from what is read of `variable`, as far as seen.
+
+    Args:
+      value: A tensor of the graph that is being built.
+      variable: A `ReplicaVariable`.
+    """
+    handles = {
+        inner.name
+        for outer, inner in value.graph.captures
+        if outer is variable.local_handle
+    }
+    seen, stack = set(), [value.op]
+    while stack:
+        operation = stack.pop()
+        if operation.name in seen:
+            continue
+        seen.add(operation.name)
+        names = {tensor.name for tensor in operation.inputs}
+        if names & handles or len(seen) > MAX_LIFTED_OPS:
+            return True
+        stack += [tensor.op for tensor in operation.inputs]
+    return False

@@ -1,0 +1,193 @@
+"""What one exchange sends to one server, and how it gets there."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdist.runtime.exchange import records as records_lib
+from tfdist.runtime.exchange import rows
+from tfdist.runtime.variables import section as section_lib
+from tfdist.runtime.variables import transfer
+from tfdist.runtime.variables.section import read_replica
+
+
+@dataclasses.dataclass
+class Parcel:
+    """What is sent to one server; tensors are on it.
+
+    Attributes:
+      shard: Number of the server.
+      replays: List of `Replay`.
+      sent: List of all tensors sent.
+      sizes: List of their bytes, ints or scalar tensors.
+      pulled: The version of the server at this worker's last pull, scalar.
+      ahead: Steps of this worker before this one that were not exchanged
+        (gradient accumulation), scalar; None without an optimizer.
+      tables: Maps ordinals to tables of which only rows may change, and the
+        version at which they were pulled.
+      extra: What else was asked to be sent, a list.
+      number: Of the exchange, where it leaves a mark, else None.
+      copies: What gradients were computed from, where that is needed: a dict
+        of gradient (position, or pair of positions) to position.
+      finite: Whether all that is pushed is finite, to all servers, a scalar
+        bool; None if nobody has looked.
+      weight: Position of how much the gradients count among those of an
+        update, a scalar; None if all count the same.
+      settings: The worker-local variables that are sent with the gradients,
+        a dict of `ref()` to position.
+      section: The `Section` to be built.
+      arrived: Time at which all was there, seconds, scalar float64.
+    """
+
+    shard: int
+    replays: list
+    sent: list
+    sizes: list
+    pulled: tf.Tensor
+    ahead: tf.Tensor | None
+    tables: dict
+    extra: list
+    number: tf.Tensor | None
+    copies: dict
+    finite: tf.Tensor | None
+    weight: int | None
+    settings: dict
+    section: section_lib.Section
+    arrived: tf.Tensor
+
+
+class Sender:
+    """Sends the records of one exchange, with what they need on servers.
+
+    Args:
+      store: The `ParameterStore`.
+      graph: The graph to build in.
+      records: List of `Update` and `Mutation`, in the order of the program.
+      settings: Worker-local variables that are sent with the gradients.
+      frozen: Ordinals of step counters that are not to be read afresh.
+      lifter: The `Lifter` of the graph.
+      weight: How much these gradients count among those of an update, a
+        scalar tensor; None if all count the same.
+    """
+
+    def __init__(
+        self, store, graph, records, *, settings, frozen, lifter, weight
+    ):
+        self._store = store
+        self._graph = graph
+        self._records = records
+        self._settings = settings
+        self._frozen = frozen
+        self._lifter = lifter
+        self._weight = weight
+
+    def send(self, shard, *, begun, ahead, finite, number, extra, enclosed):
+        """Sends to a server what it needs.
+
+        Args:
+          shard: Number of the server.
+          begun: Operations that come before.
+          ahead: See `Parcel`; None without an optimizer.
+          finite: See `Parcel`.
+          number: See `Parcel`.
+          extra: More tensors, a list.
+          enclosed: Callable of the replays and the `Outbox` that adds what is
+            sent beside gradients; returns `Parcel.copies`.
+
+        Returns:
+          A `Parcel`.
+        """
+        store = self._store
+        records = [
+            r for r in self._records if shard in records_lib.shards_of(r, store)
+        ]
+        outbox = section_lib.Outbox()
+        replays = [
+            records_lib.prepare(
+                record,
+                piece,
+                live=self._live(record, shard),
+                lifter=self._lifter,
+                outbox=outbox,
+            )
+            for record in records
+            for piece in records_lib.pieces_on(shard, record.variable)
+        ]
+        # Nothing is applied before all has arrived, and so before this
+        # worker has noted that it has begun.
+        with tf.control_dependencies(begun):
+            with tf.device(store.worker_device):
+                pulled = tf.identity(store.pulled_version(shard))
+        pulled = outbox.add(pulled)
+        tables = self._tables(records, outbox)
+        if ahead is not None:
+            ahead = outbox.add(ahead)
+        settings = {
+            v.ref(): outbox.add(read_replica(v)) for v in self._settings
+        }
+        extra = [outbox.add(tensor) for tensor in extra]
+        if finite is not None:
+            # As a number it travels with others.
+            finite = outbox.add(tf.cast(finite, tf.int64))
+        number = None if number is None else outbox.add(number)
+        copies = enclosed(replays, outbox)
+        weight = None if self._weight is None else outbox.add(self._weight)
+        sent = transfer.move(
+            outbox.tensors,
+            source=store.worker_device,
+            target=store.devices[shard],
+        )
+        section = section_lib.Section(store, shard, self._graph)
+        for reference, position in settings.items():
+            section.local_values[reference] = sent[position]
+        with tf.control_dependencies([t.op for t in sent]):
+            arrived = section.now()
+        if finite is not None:
+            with tf.device(store.devices[shard]):
+                finite = tf.cast(sent[finite], tf.bool)
+        return Parcel(
+            shard=shard,
+            replays=replays,
+            sent=sent,
+            sizes=[transfer.num_bytes(t) for t in outbox.tensors],
+            pulled=sent[pulled],
+            ahead=None if ahead is None else sent[ahead],
+            tables={
+                ordinal: (table, sent[position])
+                for ordinal, (table, position) in tables.items()
+            },
+            extra=[sent[position] for position in extra],
+            number=None if number is None else sent[number],
+            copies=copies,
+            finite=finite,
+            weight=weight,
+            settings=settings,
+            section=section,
+            arrived=arrived,
+        )
+
+    def _live(self, record, shard):
+        """Variables that the value of `record` reads afresh on `shard`."""
+        live = self._store.live_on(shard) - self._frozen
+        if isinstance(record, records_lib.Mutation):
+            live = live | {record.variable.ordinal}
+            if record.variable.pieces:
+                # An average of a split parameter: rows depend on rows alone.
+                live = live | {
+                    v.ordinal
+                    for v in self._store.variables
+                    if v.pieces == record.variable.pieces
+                }
+        return live
+
+    def _tables(self, records, outbox):
+        """Tables of which only rows may change; when they were pulled."""
+        return {
+            record.variable.ordinal: (
+                record.variable,
+                outbox.add(self._store.rows_pulled(record.variable)),
+            )
+            for record in records
+            if isinstance(record, records_lib.Update)
+            and rows.is_candidate(record.variable, record.args)
+        }

@@ -1,0 +1,140 @@
+"""How fresh values come from the servers into the replicas."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdist.runtime.exchange import rows
+from tfdist.runtime.variables.variables import Role
+
+_PULLED = (Role.PARAMETER, Role.STATE, Role.AVERAGED)
+
+
+@dataclasses.dataclass
+class Answer:
+    """What one server answers to an exchange; tensors on the worker.
+
+    Attributes:
+      shard: Number of the server.
+      fresh: List of (variable, `Piece` or None, value).
+      rows: List of (variable, numbers of rows, their values).
+      staleness: Scalar int64 tensor.
+      wait: Seconds between arrival and turn, scalar float64 tensor.
+      version: Updates applied, scalar int64 tensor.
+      more: What else was read, a list of scalar tensors.
+      told: What the chief has told, see `Following`; None if nobody looks.
+    """
+
+    shard: int
+    fresh: list
+    rows: list
+    staleness: tf.Tensor
+    wait: tf.Tensor
+    version: tf.Tensor
+    more: list
+    told: tf.Tensor | None = None
+
+
+def pulled_from(store, shard, records, iterations):
+    """Variables whose replicas an exchange refreshes from a server.
+
+    Args:
+      store: The `ParameterStore`.
+      shard: Number of the server.
+      records: List of `Update` and `Mutation`.
+      iterations: The step counter of the optimizer whose step it is, or None.
+
+    Returns:
+      A list of variables in the order in which they were made.
+    """
+    fresh = {}
+    for record in records:
+        variable = record.variable
+        if variable.role not in _PULLED:
+            continue
+        holders = (variable.shard, *(p.shard for p in variable.pieces))
+        if shard in holders:
+            fresh[variable.ordinal] = variable
+    if iterations is not None and shard == 0:
+        fresh[iterations.ordinal] = iterations
+    return [fresh[ordinal] for ordinal in sorted(fresh)]
+
+
+def arrivals(answers):
+    """The operations after which all answers are here as a whole.
+
+    Nothing is put into replicas before: where a server dies in the midst of
+    its answer, they stay of one update, to which it may be restored.
+
+    Args:
+      answers: List of `Answer`.
+    """
+    found = []
+    for answer in answers:
+        found += [value for _, _, value in answer.fresh]
+        found += [tensor for _, *both in answer.rows for tensor in both]
+        found += [answer.version, *answer.more]
+        if answer.told is not None:
+            found.append(answer.told)
+    return [tensor.op for tensor in found]
+
+
+def bring_home(store, answer, is_step):
+    """Puts what a server has answered into the replicas.
+
+    Args:
+      store: The `ParameterStore`.
+      answer: An `Answer`.
+      is_step: Whether an optimizer's step has been exchanged.
+
+    Returns:
+      The operations.
+    """
+    done = []
+    with tf.device(store.worker_device):
+        for variable, piece, value in answer.fresh:
+            if piece is not None:
+                continue
+            value.set_shape(variable.shape)
+            if variable.role is Role.ITERATIONS:
+                # Keras adds the one itself when its step ends.
+                done.append(assign(variable.pulled.handle, value))
+                value = value - 1
+            done.append(assign(variable.local_handle, value))
+        for table, numbers, values in answer.rows:
+            done.append(rows.put(table, numbers, values))
+            done.append(store.set_rows_pulled(table, answer.version))
+        # Without an optimizer's step this worker has not pulled all, but an
+        # exchange in a branch is put after this one by what they both assign.
+        version = (
+            answer.version if is_step else store.pulled_version(answer.shard)
+        )
+        with tf.control_dependencies([answer.version.op]):
+            done.append(store.set_pulled_version(answer.shard, version))
+    return done
+
+
+def join_pieces(store, answers):
+    """Puts split variables together; returns the operations."""
+    found = {}
+    for answer in answers:
+        for variable, piece, value in answer.fresh:
+            if piece is not None:
+                pieces = found.setdefault(variable.ordinal, {})
+                pieces[piece.number] = value
+    done = []
+    with tf.device(store.worker_device):
+        for ordinal, pieces in found.items():
+            variable = store.variables[ordinal]
+            whole = tf.concat([pieces[k] for k in sorted(pieces)], 0)
+            done.append(assign(variable.local_handle, whole))
+    return done
+
+
+def assign(handle, value):
+    """Builds the assignment of a local variable; returns the operation.
+
+    It runs where the variable is, which may be a GPU or a placed layer's.
+    """
+    with tf.device(handle.device):
+        return tf.raw_ops.AssignVariableOp(resource=handle, value=value)

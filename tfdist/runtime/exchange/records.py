@@ -1,0 +1,120 @@
+"""What a step does to variables on servers, and how to do it there."""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdist.runtime.variables import section as section_lib
+from tfdist.runtime.variables.variables import Role
+
+
+@dataclasses.dataclass
+class Update:
+    """`strategy.extended.update(variable, fn, args, kwargs)`."""
+
+    variable: object
+    fn: object
+    args: tuple
+    kwargs: dict
+    # Whether `args` are gradients that an optimizer applies.
+    is_gradient: bool = False
+    # The replica before the user's code changed it, or None.
+    before: object = None
+
+
+@dataclasses.dataclass
+class Mutation:
+    """`variable.<kind>(value)` in the user's code."""
+
+    variable: object
+    kind: str
+    value: object
+    before: object = None
+    is_gradient = False
+
+
+@dataclasses.dataclass
+class Replay:
+    """One record, ready to be done to one variable or piece on one server.
+
+    Attributes:
+      record: The `Update` or `Mutation`.
+      piece: The `Piece`, or None.
+      run: Callable of the list of tensors sent and the `Section`.
+      arguments: What is sent of the arguments of an `Update` as it is: a list
+        of positions in the outbox, or pairs of positions (values, indices)
+        for `tf.IndexedSlices`.
+      gradient: The one of them that is a gradient, or None.
+    """
+
+    record: object
+    piece: object
+    run: object
+    arguments: list
+    gradient: object = None
+
+
+def pieces_on(shard, variable):
+    """The pieces of `variable` on a server; `[None]` if it is whole."""
+    if not variable.pieces:
+        return [None]
+    return [piece for piece in variable.pieces if piece.shard == shard]
+
+
+def shards_of(record, store):
+    """The servers that `record` concerns."""
+    variable = record.variable
+    if variable.role is Role.STATE and variable.shape.num_elements() == 1:
+        return range(store.num_shards)
+    if variable.pieces:
+        return [piece.shard for piece in variable.pieces]
+    return [variable.shard]
+
+
+def prepare(record, piece, *, live, lifter, outbox):
+    """Puts into `outbox` what `record` needs on a server.
+
+    Args:
+      record: An `Update` or a `Mutation`.
+      piece: The `Piece` of its variable, or None.
+      live: Ordinals of the variables that are read afresh there.
+      lifter: The `Lifter` of the graph.
+      outbox: The `Outbox` to the server.
+
+    Returns:
+      A `Replay`.
+    """
+    resolve = section_lib.Resolver(lifter, live, outbox, record.variable, piece)
+    if isinstance(record, Mutation):
+        take = resolve(record.value)
+
+        def mutate(sent, section):
+            value = take(sent, section)
+            kwargs = {}
+            if not record.kind.startswith("scatter"):
+                kwargs["read_value"] = False
+            getattr(record.variable, record.kind)(value, **kwargs)
+
+        return Replay(record, piece, mutate, [])
+    gradient = None
+    args = []
+    for argument in tf.nest.flatten(record.args):
+        # An optimizer may hand over more, such as its learning rate.
+        is_gradient = record.is_gradient and gradient is None
+        args.append(resolve(argument, lift=not is_gradient))
+        if is_gradient:
+            (gradient,) = resolve.plain
+    kwargs = [resolve(a) for a in tf.nest.flatten(record.kwargs)]
+
+    def update(sent, section):
+        record.fn(
+            record.variable,
+            *tf.nest.pack_sequence_as(
+                record.args, [take(sent, section) for take in args]
+            ),
+            **tf.nest.pack_sequence_as(
+                record.kwargs, [take(sent, section) for take in kwargs]
+            ),
+        )
+
+    return Replay(record, piece, update, resolve.plain, gradient)

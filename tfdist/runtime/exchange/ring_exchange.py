@@ -1,0 +1,39 @@
+"""The exchange of workers in a ring: each updates a copy of its own."""
+
+import dataclasses
+
+from tfdist.runtime.exchange import exchange
+
+
+class RingExchange(exchange.Exchange):
+    """What follows on each worker, with its own copy of all parameters.
+
+    Args:
+      this_round: The `Round`.
+      **kwargs: See `Exchange`.
+    """
+
+    def __init__(self, this_round, **kwargs):
+        super().__init__(**kwargs)
+        self._round = this_round
+
+    def _started(self):
+        return self._round.began
+
+    def _gate(self):
+        # All make the same update, also who has nothing that counts in it.
+        return None if self._finite is None else self._round.counts
+
+    def _count(self, parcel, staleness):
+        parcel = dataclasses.replace(parcel, finite=self._finite)
+        super()._count(parcel, staleness)
+
+    def _ask(self, shards):
+        answers, accepted = super()._ask(shards)
+        answers = [
+            dataclasses.replace(a, wait=a.wait + self._round.waited)
+            for a in answers
+        ]
+        self._bytes_sent = [self._round.num_bytes]
+        self._bytes_received = [self._round.num_bytes]
+        return answers, accepted

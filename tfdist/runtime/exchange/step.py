@@ -1,0 +1,305 @@
+"""What one training step does to variables on servers, as it is traced.
+
+While the user's step is traced, a `Step` records what it does to variables
+with a primary on a server. When an optimizer has handed over its last update,
+all of it goes out in one exchange.
+"""
+
+import dataclasses
+import inspect
+
+import keras
+import tensorflow as tf
+
+from tfdist.runtime.exchange import compiled
+from tfdist.runtime.exchange import exchange as exchange_lib
+from tfdist.runtime.exchange import lifting
+from tfdist.runtime.exchange import records
+from tfdist.runtime.variables.variables import Role
+
+
+@dataclasses.dataclass
+class _Pending:
+    """What one graph has recorded and not yet exchanged."""
+
+    records: list = dataclasses.field(default_factory=list)
+    # Reduced gradients that the optimizer has not yet handed over.
+    expected: int = 0
+    optimizer: object = None
+    # Number of operations when the optimizer's updates were exchanged.
+    settled: int | None = None
+    barriers: set = dataclasses.field(default_factory=set)
+
+
+def optimizer_of(fn):
+    """The Keras optimizer whose update rule `fn` is, or None."""
+    try:
+        # Outside of strategy.run TensorFlow hands over a wrapper.
+        owner = inspect.getclosurevars(inspect.unwrap(fn)).nonlocals.get("self")
+    except TypeError:
+        return None
+    iterations = getattr(owner, "iterations", None)
+    return owner if iterations is not None else None
+
+
+def check_elementwise(variable, optimizer):
+    """Refuses update rules for which pieces are not like the whole."""
+    names = ("Adafactor", "Lamb", "Muon")
+    kinds = tuple(
+        getattr(keras.optimizers, name)
+        for name in names
+        if hasattr(keras.optimizers, name)
+    )
+    if isinstance(optimizer, kinds):
+        raise ValueError(
+            f"{type(optimizer).__name__} looks at whole variables, and "
+            f"{variable.name!r} is split over servers by "
+            "variable_partitioner. Use an optimizer that updates each element "
+            "for itself, or no variable_partitioner."
+        )
+
+
+def step_counter(optimizer):
+    """The variable in which a Keras optimizer counts its steps.
+
+    Not `optimizer.iterations`, which is a quotient where gradients are
+    accumulated.
+    """
+    for variable in optimizer.variables:
+        value = getattr(variable, "value", variable)
+        if getattr(value, "role", None) is Role.ITERATIONS:
+            return value
+    raise ValueError(
+        f"Optimizer {optimizer!r} was created outside strategy.scope(); "
+        "create it, or compile the model, inside."
+    )
+
+
+def exchange_maker(store):
+    """What makes the exchanges of `store`, see `Exchange`."""
+    if store.coordination is not None:
+        return store.coordination.exchange
+    return exchange_lib.Exchange
+
+
+def settings_of(optimizer):
+    """The worker's own scalars of an optimizer, such as its learning rate."""
+    values = [getattr(v, "value", v) for v in optimizer.variables]
+    return [
+        value
+        for value in values
+        if getattr(value, "role", None) is Role.LOCAL and not value.shape.rank
+    ]
+
+
+def _add_to(variable, change):
+    variable.assign_add(change, read_value=False)
+
+
+class Step:
+    """Records one call of `strategy.run` while it is traced.
+
+    Args:
+      store: The `ParameterStore`.
+      ticketed: Ordinals of the step counters of optimizers whose updates the
+        same step has exchanged before.
+
+    Attributes:
+      is_local: Whether optimizers act on the replicas, as in a `LocalStep`.
+      is_eager: Whether it runs eagerly, as an `EagerStep`.
+    """
+
+    is_local = False
+    is_eager = False
+
+    def __init__(self, store, ticketed=()):
+        self._store = store
+        self._make_exchange = exchange_maker(store)
+        self._root = tf.compat.v1.get_default_graph()
+        self._pending = {}
+        # Of models that all other workers have freed.
+        self._over = []
+        # Ordinals of step counters whose local value is this step's ticket.
+        self._ticketed = set(ticketed)
+        if store.nonfinite is not None and not ticketed:
+            store.nonfinite.begin_step()
+
+    def _here(self):
+        """The pending records of the current graph."""
+        graph = tf.compat.v1.get_default_graph()
+        if graph not in self._pending:
+            settled = 0 if self._ticketed else None
+            self._pending[graph] = _Pending(settled=settled)
+            # What an enclosing graph did after its optimizer's step comes
+            # before what is recorded in this one.
+            for outer, pending in list(self._pending.items()):
+                if pending.settled is not None and pending.records:
+                    self._flush(outer)
+        return self._pending[graph]
+
+    def reduced(self, tensors):
+        """Takes note of gradients that an optimizer is about to apply.
+
+        Args:
+          tensors: List of tensors, as handed to the optimizer.
+        """
+        pending = self._here()
+        pending.expected = len(tensors)
+        for tensor in tensors:
+            if isinstance(tensor, tf.IndexedSlices):
+                pending.barriers.update((tensor.values.op, tensor.indices.op))
+            else:
+                pending.barriers.add(tensor.op)
+
+    def update(self, variable, fn, args, kwargs):
+        """Records `fn(variable, *args, **kwargs)` for the server."""
+        pending = self._here()
+        if variable.pieces:
+            check_elementwise(variable, optimizer_of(fn))
+        is_gradient = bool(pending.expected and args)
+        pending.records.append(
+            records.Update(variable, fn, args, kwargs, is_gradient)
+        )
+        if is_gradient:
+            pending.optimizer = pending.optimizer or optimizer_of(fn)
+            pending.expected -= 1
+            if not pending.expected:
+                self._flush(tf.compat.v1.get_default_graph())
+        elif optimizer_of(fn) is None:
+            graph = tf.compat.v1.get_default_graph()
+            if graph is not self._root:
+                # Averaged weights that Keras puts in place every so many
+                # steps: nothing tells which of these updates is the last.
+                self._flush(graph)
+
+    def before_mutation(self, variable):
+        """Called before a variable is assigned in the user's code."""
+        del variable
+        self._here()
+
+    def record_mutation(self, variable, kind, value, before):
+        """Records `variable.<kind>(value)` for the server.
+
+        Args:
+          variable: A `ReplicaVariable`.
+          kind: Name of the method.
+          value: Its argument.
+          before: The value of the replica before.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        pending = self._here()
+        if variable.role is Role.ITERATIONS:
+            # The end of an optimizer's step.
+            if pending.settled is not None and pending.records:
+                self._flush(graph)
+            if variable.ordinal in self._ticketed:
+                return  # The server has counted it.
+            # A step of an optimizer that has others do its updates.
+            getattr(variable.pulled, kind)(value)
+        if variable.pieces and variable.role is Role.PARAMETER:
+            raise RuntimeError(
+                f"{variable.name!r} is split over servers by "
+                "variable_partitioner and is assigned in a step (by a "
+                "constraint?). Only an optimizer may do so; leave this "
+                "variable whole."
+            )
+        if variable.role is Role.STATE:
+            variable.assigned_by_workers = True
+        if not isinstance(value, tf.IndexedSlices):
+            value = tf.convert_to_tensor(value, dtype=variable.dtype)
+        if (
+            variable.role is Role.PARAMETER
+            and kind == "assign"
+            and pending.settled is None
+            and lifting.may_depend_on(value, variable)
+        ):
+            # Set to a function of an old value (Muon's weight decay), it
+            # would lose what others have done since: the change is sent.
+            changed = (value - before,)
+            pending.records.append(
+                records.Update(variable, _add_to, changed, {}, before=before)
+            )
+            return
+        pending.records.append(records.Mutation(variable, kind, value, before))
+
+    @property
+    def num_optimizers(self):
+        """Of how many optimizers a step has been exchanged."""
+        return len(self._ticketed)
+
+    def finish(self):
+        """Exchanges what is left when the user's step function has ended."""
+        for graph, pending in self._pending.items():
+            if pending.records and graph is not self._root:
+                names = sorted({r.variable.name for r in pending.records})
+                raise RuntimeError(
+                    "Variables with a primary on a server are assigned inside "
+                    f"a tf.cond or tf.while_loop of the step: {names}. Only "
+                    "an optimizer may do so. Assign them outside, for "
+                    "example with tf.where."
+                )
+        if self._root in self._pending and self._pending[self._root].records:
+            self._flush(self._root)
+        self._store.freeing.refuse(self._over)
+
+    def _flush(self, graph):
+        pending = self._pending[graph]
+        recorded, pending.records = pending.records, []
+        optimizer, pending.optimizer = pending.optimizer, None
+        pending.expected = 0
+        with tf.init_scope():
+            self._store.commit()
+        over = [r.variable for r in recorded if r.variable.is_over]
+        if over:
+            # Refused when all variables of the step have been made.
+            self._over += over
+            return
+        counter = step_counter(optimizer) if optimizer else None
+        # Before the updates of another optimizer stand forward passes too:
+        # what they read is what the worker has trained on.
+        settled = None if optimizer else pending.settled
+        self.exchange(graph, recorded, optimizer, pending.barriers, settled)
+        if counter is not None:
+            self._ticketed.add(counter.ordinal)
+            for other, known in self._pending.items():
+                known.settled = len(other.get_operations())
+
+    def exchange(self, graph, recorded, optimizer, barriers, settled):
+        """Builds the exchange of what was recorded.
+
+        Args:
+          graph: The graph to build in.
+          recorded: List of `Update` and `Mutation`.
+          optimizer: Whose step it is, or None.
+          barriers: See `Lifter`, as the next one.
+          settled: The same.
+        """
+        counter = step_counter(optimizer) if optimizer else None
+        with (
+            graph.as_default(),
+            compiled.outside(),
+            tf.name_scope("exchange"),
+        ):
+            if optimizer and self._store.corrector is not None:
+                self._store.corrector.before_push(recorded, optimizer, counter)
+            finite = None
+            if self._store.nonfinite is not None:
+                finite = self._store.nonfinite.check(
+                    recorded,
+                    is_step=counter is not None,
+                    follows=bool(self._ticketed),
+                )
+            exchange = self._make_exchange(
+                store=self._store,
+                graph=graph,
+                records=recorded,
+                counter=counter,
+                rate=lambda: keras.ops.convert_to_tensor(
+                    optimizer.learning_rate
+                ),
+                settings=settings_of(optimizer) if optimizer else [],
+                frozen=self._ticketed,
+                lifter=lifting.Lifter(graph, self._store, barriers, settled),
+                finite=finite,
+            )
+            exchange.build()

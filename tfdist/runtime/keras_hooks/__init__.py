@@ -1,0 +1,1 @@
+"""Everything that hooks into Keras's calls, loops and data."""

@@ -1,0 +1,313 @@
+"""What `tf.distribute.Strategy` delegates to, for parameter servers."""
+
+import contextlib
+import inspect
+import weakref
+
+import keras
+import tensorflow as tf
+
+from tfdist import one_replica
+from tfdist import private_tensorflow
+from tfdist.runtime.exchange import compiled
+from tfdist.runtime.exchange import step as step_lib
+from tfdist.runtime.keras_hooks import eager_step
+from tfdist.runtime.keras_hooks import input as input_lib
+from tfdist.runtime.local_steps import local_step
+from tfdist.runtime.variables.variables import ReplicaVariable
+from tfdist.runtime.variables.variables import active
+from tfdist.saving import models
+
+
+class ParameterServerExtended(one_replica.OneReplicaExtended):
+    """One replica per worker process, primaries on servers.
+
+    Gradients are not reduced between workers: an optimizer's reduction is
+    the identity, and its updates are recorded and exchanged with the servers.
+
+    Args:
+      container_strategy: The strategy that this belongs to.
+      store: The `ParameterStore`.
+      config: The `ClusterConfig`.
+    """
+
+    def __init__(self, container_strategy, store, config):
+        super().__init__(container_strategy)
+        self._store = store
+        self._config = config
+        self._traced = weakref.WeakKeyDictionary()
+        self._eager_steps = eager_step.EagerSteps(store)
+        store.creator = self._create_variable
+
+    # Variables.
+
+    def _create_variable(self, next_creator, **kwargs):
+        del next_creator  # Ours is the last word on what a variable is.
+        reference = kwargs.pop("colocate_with", None)
+        if not isinstance(reference, ReplicaVariable):
+            reference = None
+        known = (
+            "initial_value",
+            "trainable",
+            "validate_shape",
+            "name",
+            "dtype",
+            "constraint",
+            "synchronization",
+            "aggregation",
+            "shape",
+        )
+        kwargs = {key: kwargs[key] for key in known if key in kwargs}
+        if self._store.files is not None:
+            models.see_callers(self._store.files)
+        made_by_optimizer = _is_made_by_optimizer()
+        if made_by_optimizer:
+            # Keras leaves some of an optimizer's state (the product of
+            # Nadam's momenta) marked as a trainable part of the model.
+            kwargs["trainable"] = False
+        return self._store.create_variable(
+            reference,
+            made_by_optimizer=made_by_optimizer,
+            distribute_strategy=self._container_strategy(),
+            **kwargs,
+        )
+
+    def _validate_colocate_with_variable(self, colocate_with_variable):
+        if not isinstance(colocate_with_variable, ReplicaVariable):
+            raise ValueError(
+                "colocate_vars_with takes a variable that was created under "
+                f"this strategy's scope, came: {colocate_with_variable!r}."
+            )
+
+    # Steps.
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        strategy = self._container_strategy()
+        eagerly = tf.executing_eagerly()
+        if eagerly and isinstance(
+            fn, tf.types.experimental.PolymorphicFunction
+        ):
+            return self._store.call(self._trace(fn), args, kwargs)
+        if self._store.local is not None and isinstance(
+            fn, tf.types.experimental.PolymorphicFunction
+        ):
+            # As part of this function: what a step does is followed here.
+            return strategy.run(fn.python_function, args, kwargs)
+        with one_replica.ReplicaContext(strategy, replica_id_in_sync_group=0):
+            if eagerly:
+                return self._run_eagerly(fn, args, kwargs)
+            if active.step is not None:
+                raise RuntimeError("strategy.run inside strategy.run.")
+            return self._record(fn, args, kwargs)
+
+    def _run_eagerly(self, fn, args, kwargs):
+        coordination = self._store.coordination
+        retries = coordination is not None and coordination.retries
+        while True:
+            before, active.step = (
+                active.step,
+                self._eager_steps.begin(fn, (args, kwargs)),
+            )
+            try:
+                with _foreign_objects_explained():
+                    result = fn(*args, **kwargs)
+                    active.step.finish()
+            finally:
+                active.step = before
+            if not (retries and bool(self._store.journal.was_dropped())):
+                return result
+
+    def _record(self, fn, args, kwargs):
+        if private_tensorflow.is_compiled_by_xla():
+            with compiled.in_parts():
+                return self._record(fn, args, kwargs)
+        coordination = self._store.coordination
+        if coordination is None or not coordination.retries:
+            return self._record_once(fn, args, kwargs)
+        return self._record_until_accepted(fn, args, kwargs)
+
+    def _record_until_accepted(self, fn, args, kwargs):
+        """Traces a step that is taken again while its gradient is dropped."""
+        first = self._record_once(fn, args, kwargs, single=True)
+        flat = tf.nest.flatten(first, expand_composites=True)
+        numbers = [k for k, x in enumerate(flat) if isinstance(x, tf.Tensor)]
+
+        def again(*previous):
+            del previous
+            result = self._record_once(fn, args, kwargs, single=True)
+            leaves = tf.nest.flatten(result, expand_composites=True)
+            return [leaves[k] for k in numbers] or [tf.constant(0)]
+
+        last = tf.while_loop(
+            lambda *previous: self._store.journal.was_dropped(),
+            again,
+            [flat[k] for k in numbers] or [tf.constant(0)],
+            parallel_iterations=1,
+        )
+        for k, value in zip(numbers, last, strict=False):
+            flat[k] = value
+        return tf.nest.pack_sequence_as(first, flat, expand_composites=True)
+
+    def _record_once(self, fn, args, kwargs, single=False):
+        if self._store.kernels is not None:
+            self._store.kernels.note(tf.compat.v1.get_default_graph())
+        if self._store.local is None:
+            active.step = step_lib.Step(self._store)
+        else:
+            active.step = local_step.LocalStep(self._store, (args, kwargs))
+        try:
+            # At the end of the data nothing must count a batch that is not
+            # there, as an operation would that does not depend on it.
+            with (
+                _foreign_objects_explained(),
+                tf.control_dependencies(_tensors_in((args, kwargs))),
+            ):
+                result = compiled.call(fn, args, kwargs)
+                active.step.finish()
+            if single and active.step.num_optimizers > 1:
+                raise ValueError(
+                    'on_drop="retry" takes a step again as a whole, and this '
+                    "one has several optimizers, of which only one may have "
+                    'been dropped: use on_drop="next".'
+                )
+        finally:
+            active.step = None
+        return result
+
+    def _trace(self, fn):
+        """`strategy.run(fn)` inside a tf.function, for a tf.function."""
+        if fn not in self._traced:
+            run, original = self._container_strategy().run, weakref.ref(fn)
+
+            def step(args, kwargs):
+                return run(original().python_function, args, kwargs)
+
+            self._traced[fn] = tf.function(step)
+        return self._traced[fn]
+
+    def _use_merge_call(self):
+        return False
+
+    def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
+        del reduce_op, options
+        reduced = tf.nest.map_structure(_identity, value)
+        if active.step is not None:
+            active.step.reduced(tf.nest.flatten(reduced))
+        return reduced
+
+    def _replica_ctx_update(self, var, fn, args=(), kwargs=None, group=True):
+        return self._update(var, fn, args, kwargs or {}, group)
+
+    def _update(self, var, fn, args, kwargs, group):
+        del group
+        if not isinstance(var, ReplicaVariable):
+            raise ValueError(
+                f"Variable {var.name!r} was created outside "
+                "strategy.scope(): create the model inside."
+            )
+        if not var.role.is_on_server or active.section is not None:
+            return fn(var, *args, **kwargs)
+        if active.step is None:
+            if step_lib.optimizer_of(fn) is None and tf.executing_eagerly():
+                # Keras puts averaged weights in place when `fit` ends.
+                self._container_strategy().settle()
+                with self._store.collective_writes():
+                    return fn(var, *args, **kwargs)
+            if self._config.num_workers == 1 and tf.executing_eagerly():
+                # Each assignment goes to the servers by itself.
+                return fn(var, *args, **kwargs)
+            raise RuntimeError(
+                f"An update of {var.name!r} outside strategy.run: with several "
+                "workers, and inside a tf.function, an optimizer's step must "
+                "be part of a step to be sent to the servers. Call it as "
+                "strategy.run(step_fn)."
+            )
+        active.step.update(var, fn, tuple(args), kwargs)
+        return None
+
+    # Input.
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        del options
+        return input_lib.distribute(
+            dataset,
+            self._config,
+            self._store,
+            before_training=self._container_strategy().wait_for_warm_start,
+        )
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        del options
+        return input_lib.from_function(dataset_fn, self._config)
+
+    # What it looks like from outside.
+
+    @property
+    def worker_devices(self):
+        return (self._store.worker_device,)
+
+    @property
+    def parameter_devices(self):
+        return self._store.devices
+
+    @property
+    def experimental_between_graph(self):
+        return True
+
+    @property
+    def should_checkpoint(self):
+        return self._config.is_chief
+
+    @property
+    def should_save_summary(self):
+        return self._config.is_chief
+
+
+def _is_made_by_optimizer():
+    """Whether an optimizer's `build` is creating a variable."""
+    frame = inspect.currentframe()
+    try:
+        while frame is not None:
+            if frame.f_code.co_name == "build" and isinstance(
+                frame.f_locals.get("self"), keras.optimizers.Optimizer
+            ):
+                return True
+            frame = frame.f_back
+        return False
+    finally:
+        del frame
+
+
+@contextlib.contextmanager
+def _foreign_objects_explained():
+    """Scope in which TensorFlow may find an object of another strategy."""
+    complaints = ("Mixing different tf.distribute.Strategy", "Must not nest")
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(complaint in str(error) for complaint in complaints):
+            raise
+        raise ValueError(
+            "A model or an optimizer was created outside "
+            "strategy.scope(): create both, and compile, inside the "
+            "scope of the one strategy that trains."
+        ) from error
+
+
+def _tensors_in(structure):
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+    if not tensors:
+        return []
+    with tf.control_dependencies(tensors):
+        return [tf.no_op()]
+
+
+def _identity(value):
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.identity(value.values),
+            tf.identity(value.indices),
+            value.dense_shape,
+        )
+    return tf.identity(value)

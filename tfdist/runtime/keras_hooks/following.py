@@ -1,0 +1,486 @@
+"""One decision for the cluster: the chief decides, the others follow.
+
+A call of `fit` is the same call on all workers, by its number. The chief tells
+when its code stops training or sets a learning rate; each exchange brings the
+others what it has told last (`tfdist.cluster.fits`), and they do the same at
+their next step. Where one call of `fit` follows on another, the others begin
+it after the chief, and what the chief assigns in between comes after all that
+anybody has pushed in the former one.
+"""
+
+import threading
+import time
+import weakref
+
+from absl import logging
+import keras
+import tensorflow as tf
+
+from tfdist.cluster import fits
+from tfdist.cluster import members
+from tfdist.cluster import waiting
+from tfdist.runtime.exchange.pull import assign
+from tfdist.runtime.keras_hooks import calls
+
+CHOICES = ("chief", "each")
+_CHIEF = 0
+
+
+class _Fit:
+    """One call of `fit` of this worker.
+
+    Args:
+      frame: Its frame.
+      number: Its number.
+    """
+
+    def __init__(self, frame, number):
+        self.frame = frame
+        self.number = number
+        self.thread = threading.get_ident()
+        self._model = weakref.ref(frame.f_locals["self"])
+        # Variables with learning rates that are followed.
+        self.rates = []
+        self.is_in_loop = False
+        # Whether it has made a step.
+        self.has_stepped = False
+        # Whether the chief has stopped it.
+        self.stopped = False
+        # What the chief had told by an exchange, what of it counts here, and
+        # the number of exchanges when it was looked at and adopted.
+        self.seen = self.told = fits.Word()
+        self.exchanges = self.adopted = None
+
+    @property
+    def model(self):
+        """The `keras.Model`."""
+        return self._model()
+
+
+class _First(keras.callbacks.Callback):
+    """Called before the user's callbacks."""
+
+    def __init__(self, following):
+        super().__init__()
+        self._following = following
+
+    def on_train_end(self, logs=None):
+        self._following.end_loop()
+
+
+class _Last(keras.callbacks.Callback):
+    """Called after the user's callbacks."""
+
+    def __init__(self, following):
+        super().__init__()
+        self._following = following
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._following.after_callbacks()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._following.after_callbacks()
+
+    def on_train_end(self, logs=None):
+        self._following.close()
+
+
+class Following:
+    """What one worker of one strategy tells of `fit`, and what it follows.
+
+    Args:
+      store: The `ParameterStore`.
+      membership: The `Membership`.
+      config: The `ClusterConfig`.
+      worker_timeout: Seconds without a sign of life after which a worker is
+        not waited for.
+      start_timeout: Seconds to wait for workers that have not come yet.
+      stalled_after: Callable that gives the seconds without progress after
+        which nobody is waited for.
+    """
+
+    def __init__(
+        self,
+        store,
+        membership,
+        config,
+        *,
+        worker_timeout,
+        start_timeout,
+        stalled_after,
+    ):
+        self._store = store
+        self._membership = membership
+        self._fits = membership.fits
+        self._names = config.worker_names
+        self._initial_workers = config.initial_workers
+        self._worker = config.worker_id
+        self.is_chief = config.worker_id == _CHIEF
+        self._started_at = time.monotonic()
+        self._worker_timeout = worker_timeout
+        self._start_timeout = start_timeout
+        self._stalled_after = stalled_after
+        self._fit = None
+        # The model that was trained last, and which of its variables.
+        self._trained = (lambda: None, [])
+        # Whether this worker has assigned what servers hold, since it took
+        # their values over last.
+        self._wrote = False
+        # Number of the last call of `fit` whose end on the others the chief
+        # has waited for.
+        self._met = 0
+        # The furthest that the chief has been seen at: less is another life.
+        self._furthest = 0
+        self._warned = False
+        self._told = store.worker_variable(
+            tf.constant(fits.Word().pack(), tf.float64), "told"
+        )
+
+    # In the training step.
+
+    def build_read(self):
+        """Builds the reading of what the chief tells, on the first server."""
+        return self._membership.tables[0].build_word(_CHIEF)
+
+    def build_note(self, told):
+        """Builds the note of it on this worker; returns the operation."""
+        return assign(self._told.local_handle, told)
+
+    # Around it.
+
+    def watch(self, frame):
+        """Called when a call of `fit` is about to begin.
+
+        Waits until it may: for the chief's, if there was one before.
+
+        Args:
+          frame: Its frame.
+        """
+        if self._fits.is_around(frame):
+            return  # One within another, of a callback.
+        number = self._next_number()
+        if self.is_chief:
+            if self._begins_together(frame.f_locals["self"]):
+                self._meet(number - 1)
+        elif number > 1:
+            self._wait_for_chief(
+                fits.begun(number), f"to begin call {number} of fit"
+            )
+        self._fit = _Fit(frame, number)
+        self._fits.watch(calls.Call(frame), number)
+
+    def _begins_together(self, model):
+        """Whether the chief begins after all have ended the call before.
+
+        Where workers wait for each other; and where layers have been frozen,
+        of which it would see nothing new.
+        """
+        trained = [id(v) for v in model.trainable_variables]
+        before, self._trained = self._trained, (weakref.ref(model), trained)
+        coordination = self._store.coordination
+        if coordination is not None and coordination.waits:
+            return True
+        return before[0]() is model and before[1] != trained
+
+    def call(self, call, function, *args):
+        """Calls a `train_function` of Keras.
+
+        Args:
+          call: Callable of it and its arguments that does so.
+          function: The `train_function`.
+          *args: Its arguments.
+        """
+        fit = self._fit
+        if fit is None:
+            return call(function, *args)
+        if not fit.is_in_loop:
+            self._begin_loop(fit)
+        if self.is_chief:
+            self._tell_rates(fit)
+        else:
+            self._adopt_rates(fit)
+        result = call(function, *args)
+        fit.has_stepped = True
+        if not self.is_chief:
+            self._look(fit)
+        return result
+
+    def before_write(self):
+        """Called before what servers hold is assigned eagerly."""
+        self._wrote = True
+        fit = self._fit
+        if fit is not None and fit.is_in_loop and self._fits.is_running():
+            return
+        if self.is_chief:
+            self._meet(self._fits.word.number)
+
+    def after_callbacks(self):
+        """Called when the user's callbacks have seen a batch or an epoch."""
+        fit = self._fit
+        if fit is None or not fit.is_in_loop:
+            return
+        if fit.stopped:
+            fit.model.stop_training = True
+        if not fit.model.stop_training:
+            return
+        if fit.thread != threading.get_ident():
+            return  # No callback of the user's has seen a batch.
+        if self.is_chief:
+            if not fit.stopped:
+                fit.stopped = True
+                self._tell(stopped=fit.number, version=self._version())
+        elif not fit.stopped and self._chief_decides(fit):
+            fit.model.stop_training = False
+
+    def end_loop(self):
+        """Called when Keras has taken its last step, before callbacks."""
+        fit = self._fit
+        if fit is None:
+            return
+        fit.is_in_loop = False
+        if self._store.local is not None:
+            self._store.local.finish()
+        if self._store.coordination is not None:
+            self._store.coordination.leave()
+        self._tell(reached=fits.ended(fit.number))
+
+    def close(self):
+        """Called when all callbacks have seen the end of training."""
+        fit, self._fit = self._fit, None
+        if fit is None:
+            return
+        if not self.is_chief and (fit.stopped or self._wrote):
+            self._wait_for_chief(
+                fits.closed(fit.number), f"to end call {fit.number} of fit"
+            )
+            self._take_over()
+        self._fits.close()
+        self._tell()
+
+    def _begin_loop(self, fit):
+        listed = fit.frame.f_locals.get("callbacks")
+        fit.frame = None
+        if not isinstance(listed, keras.callbacks.CallbackList):
+            raise RuntimeError(
+                "Keras's `fit` has no CallbackList to follow the chief with. "
+                'Use decisions="each".'
+            )
+        kept = [c for c in listed.callbacks if not isinstance(c, _OURS)]
+        listed.callbacks[:] = [_First(self), *kept, _Last(self)]
+        fit.is_in_loop = True
+        fit.rates = _rates_of(fit.model)[: fits.MAX_RATES]
+        fit.exchanges = self._store.journal.count
+        if self.is_chief:
+            self._tell(
+                reached=fits.begun(fit.number),
+                rates=self._own_rates(fit),
+                version=self._version(),
+            )
+            if fit.number > 1:
+                self._take_over()
+            return
+        if fit.number > 1 or self._wrote:
+            chief = self._wait_for_chief(
+                fits.begun(fit.number), f"to begin call {fit.number} of fit"
+            )
+            self._take_over()
+            if chief is not None:
+                fit.told = chief.word
+        self._tell(reached=fits.begun(fit.number))
+
+    # What is told.
+
+    def _tell(self, **changes):
+        self._fits.tell(**changes)
+        self._store.call(self._membership.tell)
+
+    def _tell_rates(self, fit):
+        rates = self._own_rates(fit)
+        if rates != self._fits.word.rates:
+            self._tell(rates=rates, version=self._version())
+
+    def _own_rates(self, fit):
+        return tuple(float(rate.numpy()) for rate in fit.rates)
+
+    def _version(self):
+        return int(self._store.pulled_version(0))
+
+    # What is followed.
+
+    def _look(self, fit):
+        """Looks at what the chief had told at this worker's last exchange.
+
+        What it decided when it had seen an update counts after the next one:
+        so all who have the same updates follow at the same step, however fast
+        they are. What stays the same for two exchanges counts in any case, as
+        updates may be dropped.
+        """
+        exchanges = self._store.journal.count
+        if exchanges == fit.exchanges:
+            return
+        fit.exchanges = exchanges
+        before = fit.seen
+        told = fit.seen = fits.Word.unpack(self._told.numpy())
+        self._furthest = max(self._furthest, told.reached)
+        is_new = (told.stopped, told.rates) != (before.stopped, before.rates)
+        if is_new and told.version == self._version():
+            told = before
+        if told.number != fit.number:
+            return
+        fit.told = told
+        if told.stopped == fit.number:
+            fit.stopped = True
+            fit.model.stop_training = True
+
+    def _adopt_rates(self, fit):
+        told = fit.told
+        if told.number != fit.number or not told.rates:
+            return
+        if self._store.local is not None and fit.adopted == fit.exchanges:
+            return  # What a callback here does lasts until an exchange.
+        fit.adopted = fit.exchanges
+        for variable, rate in zip(fit.rates, told.rates, strict=False):
+            if float(variable.numpy()) != rate:
+                variable.assign(rate)
+
+    def _chief_decides(self, fit):
+        """Whether the chief is there and trains, so that this worker goes on.
+
+        Called when code of this worker has stopped training here alone.
+        """
+        chief = self._store.call(self._membership.read)[_CHIEF]
+        # Where the chief has stopped, the next exchange will tell.
+        if chief.word.stopped != fit.number and (
+            0 < chief.word.number < fit.number
+            or chief.word.reached >= fits.ended(fit.number)
+            or not self._is_there(chief)
+        ):
+            return False
+        if not self._warned:
+            self._warned = True
+            logging.warning(
+                "stop_training of this worker is ignored: the chief decides "
+                'when all stop. With decisions="each" each worker does.'
+            )
+        return True
+
+    # Who is waited for.
+
+    def _next_number(self):
+        """The number of the call of `fit` that begins here."""
+        if self._fit is not None and not self._fit.has_stepped:
+            # That has raised before its first step, and is none.
+            return self._fit.number
+        if self._fits.number:
+            return self._fits.number + 1
+        # The first of this process: what the others are at, if it is late.
+        words = [m.word for m in self._store.call(self._membership.read)]
+        others = [
+            word.number
+            for worker, word in enumerate(words[: len(self._names)])
+            if worker != self._worker
+        ]
+        if not self.is_chief:
+            others = others[:1]
+        return max(1, *others)
+
+    def _is_there(self, member):
+        return (
+            member.state is members.State.ALIVE
+            and member.silent_for < self._worker_timeout
+        )
+
+    def _wait_for_chief(self, reached, what):
+        """Waits until the chief has come that far, or is not there.
+
+        Returns:
+          Its `Member`.
+        """
+
+        def chief_if_over():
+            chief = self._store.call(self._membership.read)[_CHIEF]
+            over = (
+                chief.word.reached >= reached
+                or not self._is_there(chief)
+                # It waits for this worker itself.
+                or chief.arrivals > self._membership.arrivals
+                # It has been started again.
+                or chief.word.reached < self._furthest
+            )
+            self._furthest = max(self._furthest, chief.word.reached)
+            return chief if over else None
+
+        return self._wait_until(chief_if_over, f"{self._names[_CHIEF]} {what}")
+
+    def _meet(self, number):
+        """Waits until all others have ended a call of `fit`, or are gone.
+
+        Called on the chief.
+        """
+        if number <= self._met:
+            return
+        self._met = number
+        late = []
+
+        def nobody_is_late():
+            rows = self._store.call(self._membership.read)[: len(self._names)]
+            late[:] = [
+                member.name
+                for worker, member in enumerate(rows)
+                if worker != self._worker
+                and self._is_expected(worker, member)
+                and member.word.reached < fits.ended(number)
+                and member.arrivals <= self._membership.arrivals
+            ]
+            return not late
+
+        self._wait_until(
+            nobody_is_late,
+            lambda: f"{', '.join(late)} to end call {number} of fit",
+        )
+
+    def _is_expected(self, worker, member):
+        if member.state is members.State.UNKNOWN:
+            waited = time.monotonic() - self._started_at
+            return (
+                worker < self._initial_workers and waited < self._start_timeout
+            )
+        return self._is_there(member)
+
+    def _wait_until(self, condition, what):
+        versions = None
+        while True:
+            try:
+                return waiting.wait_until(
+                    condition, what=what, timeout=self._stalled_after()
+                )
+            except TimeoutError as error:
+                before, versions = versions, self._store.updates_applied()
+                if versions == before:
+                    logging.warning("%s Going on without.", error)
+                    return None
+
+    def _take_over(self):
+        """Takes over what servers hold."""
+        self._store.pull()
+        if self._store.corrector is not None:
+            self._store.corrector.show_ahead()
+        self._wrote = False
+
+
+_OURS = (_First, _Last)
+
+
+def _rates_of(model):
+    """Learning rates of a model's optimizers, Keras's variables, a list."""
+    optimizers = [
+        value
+        for value in vars(model).values()
+        if isinstance(value, keras.optimizers.Optimizer)
+    ]
+    found = {}
+    for optimizer in optimizers:
+        for variable in optimizer.variables:
+            if variable.name == "learning_rate":
+                found[id(variable)] = variable
+    return list(found.values())

@@ -1,0 +1,299 @@
+"""Each worker's share of the data.
+
+Training data is shared out over the workers; data for evaluation and
+prediction is not, so that every worker that evaluates gets the same answer.
+"""
+
+import functools
+import inspect
+
+import keras
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+from tfdist import quiet
+from tfdist.runtime.keras_hooks import empty_epochs
+from tfdist.runtime.keras_hooks import epoch_data
+from tfdist.runtime.keras_hooks import generators
+from tfdist.runtime.keras_hooks import guarding
+from tfdist.runtime.keras_hooks import py_datasets
+from tfdist.saving import callbacks
+from tfdist.saving import models
+
+_AutoShardPolicy = tf.data.experimental.AutoShardPolicy
+
+
+def distribute(dataset, config, store, before_training=None):
+    """The data that this worker iterates over.
+
+    Called by `strategy.experimental_distribute_dataset`, and by Keras for
+    every `fit`, `evaluate` and `predict`.
+
+    Args:
+      dataset: A `tf.data.Dataset`. Its `AutoShardPolicy` says how it is
+        shared out: FILE and DATA as TensorFlow defines them, AUTO (default)
+        by file where there are enough files and no cache and else by element,
+        OFF not at all. What Keras makes of a Python generator: `generators`.
+      config: The `ClusterConfig`.
+      store: The `ParameterStore`; its replicas are refreshed before an
+        evaluation.
+      before_training: Called, if given, before this worker begins to train.
+
+    Returns:
+      A `tf.data.Dataset`; for Keras an `EpochData`.
+
+    Raises:
+      ValueError: The data is known to have fewer elements, or files, than
+        there are shares, or was made before the strategy.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            "experimental_distribute_dataset takes a tf.data.Dataset, came: "
+            f"{type(dataset).__name__}."
+        )
+    _check_made_after_strategy(dataset)
+    purpose, frame = _keras_purpose()
+    adapter = _data_adapter(frame)
+    if purpose in ("train", "evaluate") and store.files is not None:
+        models.see(frame.f_locals["self"], store.files)
+        callbacks.see(frame.f_locals.get("callbacks"), store.files)
+    if purpose == "evaluate":
+        store.pull()
+        store.freeing.refuse(
+            [v.value for v in frame.f_locals["self"].variables]
+        )
+    if purpose == "train":
+        if before_training is not None:
+            before_training()
+        call = functools.partial(empty_epochs.call, store)
+        if store.following is not None:
+            store.following.watch(frame)
+            call = functools.partial(store.following.call, call)
+        store.watch(frame)
+        if store.recovery is not None:
+            guarding.guard(frame.f_locals["self"], call)
+    shared, steps_per_epoch, number = dataset, None, 1
+    if purpose == "train":
+        policy = dataset.options().experimental_distribute.auto_shard_policy
+        store.data_shares = (
+            None if policy == _AutoShardPolicy.OFF else _shares(config)[0]
+        )
+    if purpose not in ("evaluate", "validate"):
+        if adapter is not None:
+            steps_per_epoch = frame.f_locals["steps_per_epoch"]
+        shared = _share_out(dataset, config, adapter)
+        number, _ = _shares(config)
+    if adapter is None:
+        return shared
+    readers = py_datasets.Readers(adapter, steps_per_epoch, number)
+    model = frame.f_locals["self"]
+    return epoch_data.EpochData(shared, dataset, model, readers)
+
+
+def _shares(config):
+    """The number of shares, and this worker's; that of a `ClusterConfig`."""
+    return (1, 0) if config.num_workers == 1 else config.data_share
+
+
+def _share_out(dataset, config, adapter):
+    """This worker's share of a data set.
+
+    Args:
+      dataset: A `tf.data.Dataset`.
+      config: The `ClusterConfig`.
+      adapter: The Keras `DataAdapter` that has made it; None if none has.
+
+    Returns:
+      A `tf.data.Dataset`.
+    """
+    number, mine = _shares(config)
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy == _AutoShardPolicy.OFF or number == 1:
+        return dataset
+    if private_tensorflow.adapts_generator(adapter):
+        return generators.share(dataset, adapter, number, mine)
+    if policy == _AutoShardPolicy.HINT:
+        shared = _auto_shard(dataset, policy, number, mine)
+        return _with_policy(shared, _AutoShardPolicy.OFF)
+    if policy == _AutoShardPolicy.AUTO:
+        by_file = not private_tensorflow.is_cached(dataset)
+        by_file = by_file and _has_enough_files(dataset, number)
+    else:
+        by_file = policy == _AutoShardPolicy.FILE
+        if by_file and not _has_enough_files(dataset, number):
+            raise ValueError(
+                "A data set with `AutoShardPolicy.FILE` must read a file for "
+                "each worker of the cluster. Received: fewer files than "
+                f"{number} workers. Use `AutoShardPolicy.DATA`, or start "
+                "fewer workers."
+            )
+    if by_file:
+        shared = _auto_shard(dataset, _AutoShardPolicy.FILE, number, mine)
+        return _with_policy(shared, _AutoShardPolicy.OFF)
+    shared = dataset.shard(number, mine)
+    cardinality = int(dataset.cardinality())
+    count = cardinality if adapter is None else adapter.num_batches
+    if count is not None and 0 <= count < number:
+        raise ValueError(
+            "The data set must have a batch (an element) for each worker "
+            f"of the cluster. Received: {count} for {number} workers. "
+            "Make the batches smaller, or start fewer workers."
+        )
+    if cardinality >= 0:
+        size = cardinality // number + (mine < cardinality % number)
+        shared = shared.apply(tf.data.experimental.assert_cardinality(size))
+    return _with_policy(shared, _AutoShardPolicy.OFF)
+
+
+def _check_made_after_strategy(dataset):
+    """Refuses a data set that was made before the strategy.
+
+    The strategy connects this process to the cluster, where its devices have
+    other names. TensorFlow finds the data set on one that is no more, and
+    says "unknown device".
+
+    Args:
+      dataset: A `tf.data.Dataset`.
+    """
+    here = _process_of(tf.data.Dataset.range(1))
+    process = _process_of(dataset)
+    # In a graph it may be on none.
+    if process and here and process != here:
+        raise ValueError(
+            "The `tf.data.Dataset` must be made after the strategy, which "
+            "connects this process to the cluster: move `strategy = ...` to "
+            "the beginning of the program, before the first data set. "
+            f"Received: a data set of {process}, in the process {here}."
+        )
+
+
+def _process_of(dataset):
+    """The job and task of the device of a `tf.data.Dataset`, if it has one."""
+    variant = tf.data.experimental.to_variant(dataset)
+    return variant.device.rpartition("/device:")[0]
+
+
+def _with_policy(dataset, policy):
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policy
+    # TensorFlow warns of each change of an option.
+    with quiet.quietly():
+        return dataset.with_options(options)
+
+
+def _auto_shard(dataset, policy, num_workers, index):
+    return private_tensorflow.auto_shard_dataset(
+        _with_policy(dataset, policy), num_workers, index
+    )
+
+
+def _reads_files(dataset):
+    if private_tensorflow.is_from_memory(dataset):
+        return False
+    try:
+        # Nothing is looked for where there is one worker.
+        _auto_shard(dataset, _AutoShardPolicy.FILE, 2, 0)
+    except tf.errors.NotFoundError:
+        return False
+    return True
+
+
+def _has_enough_files(dataset, num_workers):
+    """Whether `dataset` can be shared out by files, one or more per worker.
+
+    TensorFlow says so only when the first element is asked for, and only to
+    some workers; so all of them ask for that of the first worker, and come
+    to the same answer. Nothing is asked of data that is not from files, and
+    nothing is done with what is read.
+    """
+    if not _reads_files(dataset):
+        return False
+    try:
+        for reader in private_tensorflow.readers_of(dataset):
+            shared = _auto_shard(reader, _AutoShardPolicy.FILE, num_workers, 0)
+            next(iter(shared), None)
+    except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError):
+        return False
+    return True
+
+
+def from_function(dataset_fn, config):
+    """The dataset that the user's function makes for this worker.
+
+    Args:
+      dataset_fn: Callable of a `tf.distribute.InputContext`; its
+        `input_pipeline_id` is this worker's, of `num_input_pipelines`.
+      config: The `ClusterConfig`.
+
+    Returns:
+      A `tf.data.Dataset` that is not shared out once more.
+    """
+    number, mine = config.data_share
+    dataset = dataset_fn(
+        tf.distribute.InputContext(
+            num_input_pipelines=number,
+            input_pipeline_id=mine,
+            num_replicas_in_sync=1,
+        )
+    )
+    _check_made_after_strategy(dataset)
+    return _with_policy(dataset, _AutoShardPolicy.OFF)
+
+
+def _keras_purpose():
+    """What a Keras model that is calling us wants the data for.
+
+    Keras asks for distribution in the same way for training, validation and
+    prediction, and only its callers know which it is.
+
+    Returns:
+      A tuple: "train", "validate" (inside `fit`), "evaluate" (`evaluate` or
+      `predict`) or None when no Keras model is calling; and the frame of that
+      call, or None.
+    """
+    frame = inspect.currentframe()
+    try:
+        while frame is not None:
+            model = frame.f_locals.get("self")
+            if isinstance(model, keras.Model):
+                method = frame.f_code.co_name
+                if method in ("evaluate", "predict"):
+                    inside_fit = _is_called_from_fit(frame.f_back, model)
+                    return "validate" if inside_fit else "evaluate", frame
+                if method == "fit":
+                    training = "epoch_iterator" in frame.f_locals
+                    return "validate" if training else "train", frame
+            frame = frame.f_back
+        return None, None
+    finally:
+        del frame
+
+
+def _data_adapter(call):
+    """The Keras `DataAdapter` of the data that is asked for.
+
+    Args:
+      call: The frame of a Keras model's method, or None.
+
+    Returns:
+      None if not Keras asks, but the user, in a callback or a `fit` of theirs.
+    """
+    frame = inspect.currentframe()
+    try:
+        while call is not None and frame is not call:
+            if frame.f_code.co_name == "__init__":
+                caller = frame.f_locals["self"]
+                return getattr(caller, "data_adapter", None)
+            frame = frame.f_back
+        return None
+    finally:
+        del frame
+
+
+def _is_called_from_fit(frame, model):
+    while frame is not None:
+        if frame.f_code.co_name == "fit":
+            if frame.f_locals.get("self") is model:
+                return True
+        frame = frame.f_back
+    return False

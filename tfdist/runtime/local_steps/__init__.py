@@ -1,0 +1,1 @@
+"""K local steps between two exchanges."""

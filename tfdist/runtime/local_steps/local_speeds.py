@@ -1,0 +1,77 @@
+"""How fast each worker is, for those that take fewer steps if they are slow."""
+
+import tensorflow as tf
+
+from tfdist.runtime.exchange import records
+from tfdist.runtime.variables.section import read_replica
+
+_FORGOTTEN_AFTER_PERIODS = 20.0
+
+
+class Speeds:
+    """Local steps per second of all workers, kept on a server.
+
+    Each worker measures its own from the end of one exchange to the beginning
+    of the next, leaves it there, and gets those of the others.
+
+    Args:
+      store: The `ParameterStore`.
+      num_workers: Number of workers.
+      worker_id: Number of this one.
+
+    Attributes:
+      variable: The variable with the speeds and with when they were measured,
+        in seconds since the epoch, float64 `(num_workers, 2)`.
+    """
+
+    def __init__(self, store, num_workers, worker_id):
+        self._worker = worker_id
+        self._began = store.worker_variable(
+            tf.zeros([], tf.float64), "period_began"
+        )
+        with store.variable_scope():
+            self.variable = tf.Variable(
+                tf.zeros([num_workers, 2], tf.float64),
+                trainable=False,
+                name="local_steps_per_second",
+            )
+        self.variable.assigned_by_workers = True
+
+    def share_of(self, steps):
+        """What a worker of this one's speed takes of `steps`.
+
+        Args:
+          steps: Scalar int64 tensor.
+
+        Returns:
+          `floor(v / v_max * steps)`, at least 1, a scalar int64 tensor; all of
+          them as long as this worker's speed is not known. A worker that has
+          not been heard of for many periods is not among those of v_max.
+        """
+        speeds, times = tf.unstack(read_replica(self.variable), axis=1)
+        mine = speeds[self._worker]
+        period = tf.cast(steps, tf.float64) / tf.maximum(mine, 1e-30)
+        oldest = times[self._worker] - _FORGOTTEN_AFTER_PERIODS * period
+        most = tf.reduce_max(tf.where(times >= oldest, speeds, 0.0))
+        share = tf.where(mine > 0, mine / tf.maximum(most, 1e-30), 1.0)
+        # The quotient of equal speeds times steps is not to fall below it.
+        steps = tf.floor(share * tf.cast(steps, tf.float64) + 1e-9)
+        return tf.maximum(tf.cast(steps, tf.int64), 1)
+
+    def record(self, steps):
+        """What an exchange leaves on the server, a `Mutation`.
+
+        Args:
+          steps: Steps since the exchange before, a scalar int64 tensor.
+        """
+        began = self._began.read_value()
+        seconds = tf.maximum(tf.timestamp() - began, 1e-9)
+        speed = tf.cast(steps, tf.float64) / seconds
+        speed = tf.where(began > 0, speed, 0.0)
+        row = tf.stack([speed, tf.timestamp()])
+        mine = tf.IndexedSlices(row[None], tf.constant([self._worker]))
+        return records.Mutation(self.variable, "scatter_update", mine)
+
+    def begin(self):
+        """Builds: an exchange has ended."""
+        self._began.assign(tf.timestamp(), read_value=False)

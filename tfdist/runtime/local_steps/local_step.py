@@ -1,0 +1,160 @@
+"""A training step whose optimizers act on this worker's own weights.
+
+Everything that Keras does in a step it does to the replicas, as on one
+machine. Where an optimizer counts its step, an exchange follows if it is due.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdist.runtime.exchange import step as step_lib
+from tfdist.runtime.variables.variables import Role
+
+
+@dataclasses.dataclass
+class _End:
+    """The end of an optimizer's step, see `Local.after_step`."""
+
+    clock: object
+    optimizer: object
+    parameters: list
+    states: list
+    points: dict
+    gradients: dict
+
+
+class LocalStep:
+    """Follows one call of `strategy.run` while it is traced.
+
+    Args:
+      store: The `ParameterStore`.
+      arguments: What the step was called with; the first axis of its first
+        tensor tells how many examples it has.
+    """
+
+    is_local = True
+    is_eager = False
+    # Of how many optimizers a step may have been dropped.
+    num_optimizers = 0
+
+    def __init__(self, store, arguments):
+        self._store = store
+        self._local = store.local
+        self._root = tf.compat.v1.get_default_graph()
+        self._first = len(self._root.get_operations())
+        self._examples = _num_examples(arguments)
+        # Since the last exchange in this trace, by ordinal.
+        self._touched = {}
+        self._states = {}
+        self._points = {}
+        self._gradients = {}
+        self._expected = 0
+        self._optimizer = None
+        self._trains = False
+        # What follows on optimizers' steps, in the order of these.
+        self._ends = []
+
+    def reduced(self, tensors):
+        """Takes note of gradients that an optimizer is about to apply.
+
+        Args:
+          tensors: List of tensors, as handed to the optimizer.
+        """
+        self._expected = len(tensors)
+
+    def update(self, variable, fn, args, kwargs):
+        """Does `fn(variable, *args, **kwargs)` here."""
+        optimizer = step_lib.optimizer_of(fn)
+        if optimizer is not None and variable.role is Role.PARAMETER:
+            self._optimizer = optimizer
+            self._touched[variable.ordinal] = variable
+            if self._local.needs_points:
+                self._note_point(variable)
+        if self._expected and args:
+            self._expected -= 1
+            if self._local.needs_gradients:
+                self._gradients[variable.ordinal] = args[0]
+        fn(variable, *args, **kwargs)
+
+    def _note_point(self, variable):
+        """Keeps the weights at which the step's gradients are computed."""
+        if variable.ordinal not in self._points:
+            self._points[variable.ordinal] = variable.read_value()
+
+    def before_mutation(self, variable):
+        """Called before a variable is assigned in the user's code."""
+
+    def assigned(self, variable):
+        """Called after a variable was assigned in the user's code."""
+        if variable.role is Role.STATE:
+            self._states[variable.ordinal] = variable
+        if variable.role is Role.CLOCK and self._touched:
+            self._end(variable)
+
+    def _end(self, clock):
+        """An optimizer has counted its step."""
+        self._trains = True
+        end = _End(
+            clock,
+            self._optimizer,
+            list(self._touched.values()),
+            list(self._states.values()),
+            self._points,
+            self._gradients,
+        )
+        if tf.compat.v1.get_default_graph() is self._root:
+            self._ends.append(end)
+        else:
+            # In a branch, which may not be taken.
+            self._follow(end)
+        self._touched, self._states = {}, {}
+        self._points, self._gradients = {}, {}
+        self._optimizer = None
+
+    def _follow(self, end):
+        self._local.after_step(
+            end.clock,
+            end.optimizer,
+            end.parameters,
+            states=end.states,
+            points=end.points,
+            gradients=end.gradients,
+            examples=self._examples,
+        )
+
+    def finish(self):
+        """Called when the user's step function has ended.
+
+        What the model's variables hold depends on what the step is for.
+        """
+        if self._states:
+            if not self._ends:
+                raise ValueError(
+                    f"{sorted(v.name for v in self._states.values())} are "
+                    "assigned in a step that no optimizer takes, or after one "
+                    "that is taken in a branch. With local steps nothing "
+                    "would be exchanged: assign them eagerly, or before the "
+                    "optimizer's step."
+                )
+            self._ends[-1].states += self._states.values()
+        for end in self._ends:
+            self._follow(end)
+        self._show_before()
+        if self._trains:
+            with tf.init_scope():
+                self._store.state.resume_local_steps()
+
+    def _show_before(self):
+        self._local.before_step(self._root, self._first, own=self._trains)
+
+
+def _num_examples(arguments):
+    for tensor in tf.nest.flatten(arguments):
+        if isinstance(tensor, tf.RaggedTensor):
+            return tf.cast(tensor.nrows(), tf.int64)
+        if isinstance(tensor, tf.SparseTensor):
+            return tensor.dense_shape[0]
+        if isinstance(tensor, tf.Tensor) and tensor.shape.rank:
+            return tf.shape(tensor, out_type=tf.int64)[0]
+    return tf.ones([], tf.int64)

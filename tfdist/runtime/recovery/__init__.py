@@ -1,0 +1,1 @@
+"""Recovery of servers that are lost and come back."""

@@ -1,0 +1,321 @@
+"""How a worker goes on when parameter servers have died and come back.
+
+A call that fails because of a server (a training step, a pull, ...) is made
+again once all servers are there. Those that were started again are given back
+what they held by the worker whose replicas are the newest; see `restoring`.
+"""
+
+import dataclasses
+import random
+import threading
+import time
+
+from absl import logging
+import tensorflow as tf
+
+from tfdist.cluster import connection
+from tfdist.cluster import members
+from tfdist.cluster import snapshots
+from tfdist.cluster import whereabouts
+from tfdist.runtime.recovery import election
+from tfdist.runtime.recovery import restoring
+from tfdist.runtime.recovery import settling
+from tfdist.runtime.recovery import watchdog
+
+_POLL_SECONDS = 0.1
+# Calls that fail while all servers are there and in the life that is known:
+# so often in a row within so many seconds, they are not about servers.
+_HICCUPS = 5
+_HICCUP_SECONDS = 60.0
+_HICCUP_PAUSE_SECONDS = 0.3
+_TRANSIENT = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    # A server lacks what another worker is about to put back.
+    tf.errors.FailedPreconditionError,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One recovery.
+
+    Attributes:
+      time: Seconds since the epoch at its end.
+      seconds: From the failed call to its end.
+      servers: Names of the servers that had lost what they held; empty if
+        there was but a break in the connection.
+      restored_by_this_worker: Of those, the ones that this worker restored.
+    """
+
+    time: float
+    seconds: float
+    servers: tuple
+    restored_by_this_worker: tuple
+
+
+class Recovery:
+    """Makes calls of one strategy to servers, over the deaths of these.
+
+    Args:
+      store: The `ParameterStore`.
+      config: The `ClusterConfig` of a worker or an evaluator.
+      membership: This process's `Membership`.
+      timeout: Seconds to wait for servers that are gone.
+      look_up: Callable without arguments that gives the `ClusterConfig` as it
+        is now, where servers may come back at other addresses; or None.
+      stall_timeout: Seconds without progress after which the log says so.
+      on_stall: "wait" to wait for servers for ever; "fail" to end the process
+        when there is no progress; else "drop".
+
+    Attributes:
+      events: List of `Event`, one for each recovery so far.
+    """
+
+    def __init__(
+        self,
+        store,
+        config,
+        membership,
+        *,
+        timeout,
+        look_up=None,
+        stall_timeout=600.0,
+        on_stall="drop",
+    ):
+        self._store = store
+        self._whereabouts = whereabouts.Whereabouts(config, look_up)
+        self._name = config.task_name
+        self._membership = membership
+        self._timeout = float("inf") if on_stall == "wait" else timeout
+        self._election = election.Election(
+            store,
+            restoring.Restorer(store, store.synchronizer, config.num_workers),
+            config,
+            self._timeout,
+        )
+        self._settling = settling.Settling(store, config.ps_names)
+        self._active = threading.local()
+        self._watchdog = watchdog.Watchdog(
+            config.task_name,
+            lambda: (store.journal.begun, store.journal.exchanges),
+            self._describe_wait,
+            timeout=stall_timeout,
+            fails=on_stall == "fail",
+        )
+        self._hiccups = []
+        self.events = []
+        self.incarnations = self._whereabouts.wait(self._timeout)
+        names = members.names_of(config)
+        # By server, what tells it what to keep in snapshots.
+        self._manifests = [
+            self._make_manifest(snapshots.Manifest(device, len(names)), client)
+            for device, client in zip(
+                store.devices, membership.clients, strict=True
+            )
+        ]
+        # By server: its life, and what it has been told of.
+        self._told = {}
+
+    @property
+    def config(self):
+        """The `ClusterConfig` with the servers' addresses as known now."""
+        return self._whereabouts.config
+
+    def wait_until_settled(self, is_chief, timeout):
+        """See `Settling.wait`."""
+        return self._settling.wait(is_chief, timeout)
+
+    def _make_manifest(self, manifest, client):
+        def build(text):
+            manifest.build_write(self._membership.row, text)
+
+        return client.function(build, [tf.TensorSpec([], tf.string)])
+
+    def leave_manifest(self):
+        """Tells each server what to keep in snapshots; with each heartbeat."""
+        known = dict(self._store.known)
+        for shard, manifest in enumerate(self._manifests):
+            variables = {
+                name: dtype.name
+                for (holder, name), dtype in known.items()
+                if holder == shard and "/recovery/" not in name
+            }
+            state = (self.incarnations[shard], variables)
+            if self._told.get(shard) == state:
+                continue
+            group = {
+                "lock": self._store.name_of("lock"),
+                "counter": self._store.name_of("version"),
+                "variables": variables,
+            }
+            manifest(snapshots.manifest_text([group]))
+            # It is seldom called.
+            manifest.close()
+            self._told[shard] = state
+
+    def call(self, function, *args):
+        """Calls a function that talks to servers, again if need be.
+
+        Args:
+          function: Callable that may be called several times.
+          *args: For it.
+
+        Returns:
+          What it returns.
+
+        Raises:
+          TimeoutError: A server is gone for too long; the message names it.
+        """
+        if getattr(self._active, "now", False):
+            return function(*args)  # Whoever calls this handles errors.
+        while True:
+            before = self._watchdog.begin(_name_of(function))
+            try:
+                return function(*args)
+            except tf.errors.OutOfRangeError:
+                raise  # The end of the data.
+            except tf.errors.OpError as error:
+                failed = error
+            finally:
+                self._watchdog.end(before)
+            self.recover(failed)
+
+    def _describe_wait(self):
+        """What a call may be waiting for, a str."""
+        silent = self._whereabouts.silent(self._whereabouts.lives())
+        if silent:
+            return f"Parameter servers that do not answer: {', '.join(silent)}."
+        if self._store.coordination is not None:
+            slow = self._store.coordination.waited_for()
+            if slow:
+                return f"Waiting for the gradients of {', '.join(slow)}."
+        return "All parameter servers answer."
+
+    def recover(self, error):
+        """Waits for all servers, and gives back what they have lost.
+
+        Args:
+          error: The `tf.errors.OpError` of the call that has failed.
+
+        Raises:
+          TimeoutError: A server is gone for too long; the message names it.
+          tf.errors.OpError: The error, if it has nothing to do with servers.
+        """
+        began = time.monotonic()
+        self._active.now = True
+        try:
+            self._recover(error, began)
+        finally:
+            self._active.now = False
+
+    def _recover(self, error, began):
+        # Workers that lost the same server do not all come back at once.
+        time.sleep(random.uniform(0.0, _POLL_SECONDS))
+        lost, mine = set(), set()
+        first = True
+        while True:
+            left = self._timeout - (time.monotonic() - began)
+            now = self._whereabouts.wait(left, error)
+            new = {
+                k
+                for k, (a, b) in enumerate(
+                    zip(self.incarnations, now, strict=True)
+                )
+                if a != b
+            }
+            if first and not new:
+                self._check_hiccups(error)
+            first = False
+            try:
+                self._connect(now, began)
+                lost |= new
+                here = [True] * self._whereabouts.config.num_workers
+                for shard in sorted(new):
+                    done, here = self._election.restore(shard, began)
+                    self._settling.settle(shard)
+                    if done:
+                        mine.add(shard)
+                if new:
+                    self._store.freeing.free_again(new)
+                if self._store.coordination is not None:
+                    self._store.coordination.renew(now, here)
+                self.incarnations = now
+                if lost:
+                    self._settle_marks()
+                self._refresh()
+                break
+            except tf.errors.OpError as again:
+                self._check_time(began, again)
+                logging.warning(
+                    "Recovery begins again (%s).", type(again).__name__
+                )
+                time.sleep(random.uniform(0.5, 1.5))
+        names = self._whereabouts.config.ps_names
+        event = Event(
+            time=time.time(),
+            seconds=time.monotonic() - began,
+            servers=tuple(names[k] for k in sorted(lost)),
+            restored_by_this_worker=tuple(names[k] for k in sorted(mine)),
+        )
+        self.events.append(event)
+        logging.warning(
+            "%s goes on after %.1f s%s.",
+            self._name,
+            event.seconds,
+            f" without {', '.join(event.servers)}" if lost else "",
+        )
+
+    def _check_hiccups(self, error):
+        """Raises `error` if servers cannot be what it is about."""
+        now = time.monotonic()
+        self._hiccups = [t for t in self._hiccups if now - t < _HICCUP_SECONDS]
+        self._hiccups.append(now)
+        if not isinstance(error, _TRANSIENT) or len(self._hiccups) > _HICCUPS:
+            raise error
+        time.sleep(_HICCUP_PAUSE_SECONDS * (len(self._hiccups) - 1))
+
+    def _check_time(self, began, error):
+        if time.monotonic() - began > self._timeout:
+            raise TimeoutError(
+                f"Gave up after {self._timeout:g} s of recovery from the loss "
+                f"of a server: {error.message}"
+            ) from error
+
+    def _connect(self, incarnations, began):
+        """Connects to servers that are new, and enters their tables."""
+        config = self._whereabouts.config
+        connection.reconnect(config)
+        self._membership.reconnected(config, incarnations)
+        while True:
+            try:
+                self._membership.enter_again()
+                return
+            except tf.errors.OpError as error:
+                # It answers before it is ready, or has died again.
+                self._check_time(began, error)
+                time.sleep(_POLL_SECONDS)
+                if self._whereabouts.lives() != incarnations:
+                    raise
+
+    def _settle_marks(self):
+        marks = self._store.marks
+        # An evaluator leaves none.
+        if marks is not None and self._whereabouts.config.is_worker:
+            marks.settle()
+
+    def _refresh(self):
+        store = self._store
+        if store.local is not None:
+            store.local.drop_unpushed()
+        store.synchronizer.pull_committed()
+        if store.local is not None:
+            store.local.after_pull()
+
+
+def _name_of(function):
+    """What a call is called in the log."""
+    name = getattr(function, "__qualname__", None)
+    return name or getattr(function, "name", None) or type(function).__name__

@@ -1,0 +1,323 @@
+"""The graphs by which workers give a server back what it has lost.
+
+A server that was started again is empty, or holds the snapshot that its
+process has found. Workers *offer* what they hold: the version of the server
+that their replicas show. Whoever holds the newest puts it there; what is newer
+already stays. All of that happens under the server's locks, in one graph: a
+worker that dies in the midst of it changes nothing, and another one does it.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdist.cluster import snapshots
+from tfdist.runtime.variables import copies
+from tfdist.runtime.variables import resources
+from tfdist.runtime.variables import traced
+from tfdist.runtime.variables import transfer
+from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.variables.variables import Role
+
+_LOCK = "recovery/lock"
+# Where the worker's replica is as fresh as its last pull.
+_PULLED = (Role.PARAMETER, Role.STATE, Role.AVERAGED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Offers:
+    """What is known at one server.
+
+    Attributes:
+      versions: By worker, one more than the version that its replicas show;
+        0 for a worker that has offered nothing to this life of the server.
+      held: One more than the version that the server holds, 0 for none.
+      settled: Whether a worker has found that to be the newest that there is;
+        else it may be but a snapshot.
+    """
+
+    versions: tuple
+    held: int
+    settled: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What one worker has put onto a server.
+
+    Attributes:
+      done: Whether it has; else the server holds something newer.
+      before: The version that was there, -1 for none.
+      version: The version that is there now.
+      kept: How many variables (optimizer slots and the like) were there from
+        a snapshot and stayed.
+      stale: How many of those were not, and begin from what this worker read
+        of them last: mostly their first values.
+    """
+
+    done: bool
+    before: int
+    version: int
+    kept: int
+    stale: int
+
+
+class Restorer:
+    """Builds and calls what one store restores servers with.
+
+    Args:
+      store: The `ParameterStore`.
+      synchronizer: Its `Synchronizer`.
+      num_workers: Number of workers.
+    """
+
+    def __init__(self, store, synchronizer, num_workers):
+        self._store = store
+        self._synchronizer = synchronizer
+        self._first_values = synchronizer.first_values
+        self._num_workers = num_workers
+        self._traced = traced.Traced(store)
+
+    def offer(self, shard, takes_part):
+        """Tells a server what this worker holds, and reads what others do.
+
+        Args:
+          shard: Number of the server.
+          takes_part: Whether this worker has something to offer.
+
+        Returns:
+          The `Offers`.
+        """
+        versions, held, settled = self._traced.call(
+            ("offer", shard, takes_part),
+            lambda: self._build_offer(shard, takes_part),
+        )
+        return Offers(
+            tuple(versions.numpy().tolist()), int(held), bool(settled)
+        )
+
+    def restore(self, shard):
+        """Puts this worker's replicas onto a server that has nothing newer.
+
+        Args:
+          shard: Number of the server.
+
+        Returns:
+          A `Restored`.
+        """
+        number = self._synchronizer.committed
+        done, before, version, kept, stale = self._traced.call(
+            ("restore", shard, number), lambda: self._build_restore(shard)
+        )
+        return Restored(
+            bool(done), int(before), int(version), int(kept), int(stale)
+        )
+
+    def complete(self, shard):
+        """Puts onto a server what it has not, of all that this worker knows.
+
+        A snapshot may have been made before variables were there, or a worker
+        have restored the server that has joined but now.
+
+        Args:
+          shard: Number of the server.
+
+        Returns:
+          How many variables that were.
+        """
+        number = self._synchronizer.committed
+        if not self._traced.call(
+            ("lacks", shard, number), lambda: self._build_lacks(shard)
+        ):
+            return 0
+        return int(
+            self._traced.call(
+                ("complete", shard, number),
+                lambda: self._build_complete(shard),
+            )
+        )
+
+    def _home(self, tensor):
+        with tf.device(self._store.worker_device):
+            return tf.identity(tensor)
+
+    def _there(self, shard):
+        """One more than the version that the server holds, 0 for none."""
+        version = self._store.counter("version", shard)
+        known = tf.raw_ops.VarIsInitializedOp(resource=version.handle)
+        return version.read_or_zero() + tf.cast(known, tf.int64)
+
+    def _mine(self, shard):
+        return self._store.pulled_version(shard) + 1
+
+    def _build_offer(self, shard, takes_part):
+        store = self._store
+        device = store.devices[shard]
+        mine = self._mine(shard) if takes_part else tf.zeros([], tf.int64)
+        size = [self._num_workers]
+        offers = store.resource(shard, "recovery/offers", tf.int64, size)
+        with tf.device(device):
+            mine = tf.identity(mine)
+        with tf.control_dependencies([mine.op]):
+            lock = store.lock(shard, _LOCK)
+        with tf.control_dependencies([lock.op]), tf.device(device):
+            made = copies.build_put_if_missing(
+                store, shard, offers, tf.zeros(size, tf.int64)
+            )
+            with tf.control_dependencies([made]):
+                done = [made]
+                if takes_part:
+                    done = [
+                        tf.raw_ops.ResourceScatterUpdate(
+                            resource=offers,
+                            indices=[store.worker_id],
+                            updates=[mine],
+                        )
+                    ]
+            with tf.control_dependencies(done):
+                versions = tf.raw_ops.ReadVariableOp(
+                    resource=offers, dtype=tf.int64
+                )
+                there = self._there(shard)
+                settled = ~snapshots.build_is_from_snapshot()
+        found = [versions, there, settled]
+        with tf.control_dependencies([t.op for t in found]):
+            store.unlock(shard, lock)
+        return [self._home(t) for t in found]
+
+    def _build_restore(self, shard):
+        store = self._store
+        device = store.devices[shard]
+        held, values = self._copies_on(shard)
+        tail = [self._mine(shard)]
+        if store.gradient_counts is not None:
+            tail.append(store.gradient_counts.pulled(shard))
+        moved = transfer.move(
+            [*values, *tail], source=store.worker_device, target=device
+        )
+        values, mine = moved[: len(values)], moved[len(values)]
+        with tf.control_dependencies([t.op for t in moved]):
+            own = store.lock(shard, _LOCK)
+        # Who joins just now may train already from what a snapshot held.
+        with tf.control_dependencies([own.op]):
+            lock = store.lock(shard)
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        with tf.control_dependencies([lock.op]), tf.device(device):
+            there = self._there(shard)
+
+            def restore():
+                with tf.device(device):
+                    kept, stale = self._assign(shard, held, values, mine)
+                    store.counter("version", shard).set(mine - 1)
+                    if store.gradient_counts is not None:
+                        tf.raw_ops.AssignVariableOp(
+                            resource=store.gradient_counts.handle(shard),
+                            value=moved[-1],
+                        )
+                    if shard == 0:
+                        self._build_leave_word()
+                return True, kept, stale
+
+            def leave():
+                zero = tf.zeros([], tf.int32)
+                return False, zero, zero
+
+            done, kept, stale = tf.cond(there < mine, restore, leave)
+            now = tf.where(done, mine, there)
+        effects = resources.effects(graph.get_operations()[before:])
+        with tf.control_dependencies([*effects, now.op]):
+            unlock = store.unlock(shard, lock)
+        with tf.control_dependencies([unlock]):
+            store.unlock(shard, own)
+        home = [self._home(t) for t in (done, there - 1, now - 1, kept, stale)]
+        return home
+
+    def _variables(self):
+        return self._store.variables[: self._synchronizer.committed]
+
+    def _build_leave_word(self):
+        return self._first_values.build_leave_word(
+            self._variables(), self._synchronizer.committed
+        )
+
+    def _build_lacks(self, shard):
+        store = self._store
+        held = copies.held_by(store, shard, self._variables())
+        lacks = self._count_missing(shard, held) > 0
+        if not shard:
+            lacks |= self._first_values.build_lacks_word(
+                self._variables(), self._synchronizer.committed
+            )
+        return self._home(lacks)
+
+    def _count_missing(self, shard, held):
+        handles = [
+            self._store.handle(variable, shard, piece)
+            for variable, piece in held
+        ]
+        with tf.device(self._store.devices[shard]):
+            known = [
+                tf.raw_ops.VarIsInitializedOp(resource=handle)
+                for handle in handles
+            ]
+            # There are none where a model has fewer variables than servers.
+            return tf.math.count_nonzero(~tf.convert_to_tensor(known, tf.bool))
+
+    def _build_complete(self, shard):
+        store = self._store
+        held, values = self._copies_on(shard)
+        moved = transfer.move(
+            values, source=store.worker_device, target=store.devices[shard]
+        )
+        with tf.control_dependencies([value.op for value in moved]):
+            lock = store.lock(shard)
+        with tf.control_dependencies([lock.op]):
+            missing = self._count_missing(shard, held)
+        with tf.control_dependencies([missing.op]):
+            done = [
+                copies.build_put_if_missing(
+                    store, shard, store.handle(variable, shard, piece), value
+                )
+                for (variable, piece), value in zip(held, moved, strict=True)
+            ]
+            if not shard:
+                done.append(self._build_leave_word())
+        with tf.control_dependencies(done):
+            store.unlock(shard, lock)
+        return self._home(missing)
+
+    def _copies_on(self, shard):
+        """What the server held, and this worker's values of it."""
+        store = self._store
+        held = copies.held_by(store, shard, self._variables())
+        values = []
+        for variable, piece in held:
+            value = read_replica(variable)
+            if variable.role is Role.ITERATIONS:
+                value = read_replica(variable.pulled)
+            values.append(value if piece is None else piece.of(value))
+        return held, values
+
+    def _assign(self, shard, held, values, mine):
+        """Puts the values there; those of slots where there are none."""
+        store = self._store
+        kept, stale = [], []
+        for (variable, piece), value in zip(held, values, strict=True):
+            handle = store.handle(variable, shard, piece)
+            if variable.role in _PULLED or variable.role is Role.ITERATIONS:
+                with tf.device(store.devices[shard]):
+                    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+                continue
+            put = copies.build_put_if_missing(store, shard, handle, value)
+            stale.append(tf.cast(put, tf.int32))
+            kept.append(1 - stale[-1])
+        for table in store.variables:
+            if table.rows_pulled is not None and table.shard == shard:
+                stamps = store.row_stamps(table)
+                tf.raw_ops.AssignVariableOp(
+                    resource=stamps,
+                    value=tf.fill(table.shape[:1], mine),
+                )
+        zero = [tf.zeros([], tf.int32)]
+        return tf.add_n(kept or zero), tf.add_n(stale or zero)

@@ -1,0 +1,1 @@
+"""Traffic between servers and replicas outside training steps."""

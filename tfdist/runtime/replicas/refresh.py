@@ -1,0 +1,153 @@
+"""The graph by which a worker refreshes its replicas, outside steps."""
+
+import tensorflow as tf
+
+from tfdist.runtime.replicas import consistent
+from tfdist.runtime.variables import copies
+from tfdist.runtime.variables import transfer
+from tfdist.runtime.variables.variables import Role
+
+
+class Refresh:
+    """Builds it for one store.
+
+    Args:
+      store: The `ParameterStore`.
+    """
+
+    def __init__(self, store):
+        self._store = store
+
+    @property
+    def ledgers(self):
+        """Those of all methods, a list; empty without any."""
+        coordination = self._store.coordination
+        return [] if coordination is None else coordination.ledgers
+
+    def build(self, variables, together=False):
+        """Builds the refreshing of the replicas of `variables`.
+
+        Args:
+          variables: List of `ReplicaVariable`.
+          together: Whether all servers are read at one moment.
+
+        Returns:
+          Together, the marks that were there, see `consistent.build_marks`.
+        """
+        store = self._store
+        locks, held, marks = [None] * store.num_shards, None, []
+        if together:
+            locks, held = consistent.lock_all(store)
+            marks = consistent.build_marks(store, held)
+        found = []
+        for shard in range(store.num_shards):
+            here = copies.primary_on(store, shard, variables)
+            if here or together:
+                read = self._read_under_lock(
+                    shard, here, locks[shard], held, marks[shard : shard + 1]
+                )
+                found.append((shard, here, *read))
+        # As a whole or not at all, see `pull.arrivals`.
+        arrived = [
+            tensor.op
+            for _, _, values, version, counts, updates in found
+            for tensor in (*values, version, counts, *updates)
+            if tensor is not None
+        ]
+        with tf.control_dependencies(arrived):
+            self._put_all(found)
+        with tf.device(store.worker_device):
+            return [tf.identity(mark) for mark in marks]
+
+    def _put_all(self, found):
+        """Puts what has been read into the replicas.
+
+        Args:
+          found: List of number of a server, pairs of variable and piece, and
+            what `_read_under_lock` has returned for them.
+        """
+        store, pieces = self._store, {}
+        for shard, here, values, version, counts, updates in found:
+            for (variable, piece), value in zip(here, values, strict=True):
+                if piece is None:
+                    self._put(variable, value)
+                else:
+                    known = pieces.setdefault(variable.ordinal, {})
+                    known[piece.number] = value
+            if any(v.role is Role.PARAMETER for v, _ in here):
+                store.set_pulled_version(shard, version)
+                if counts is not None:
+                    store.gradient_counts.set_pulled(shard, counts)
+                for ledger, number in zip(self.ledgers, updates, strict=True):
+                    ledger.set_pulled(shard, number)
+        for ordinal, values in pieces.items():
+            variable = store.variables[ordinal]
+            ordered = [values[number] for number in sorted(values)]
+            self._put(variable, tf.concat(ordered, 0))
+
+    def _read_under_lock(self, shard, here, lock, held, marks):
+        """Their values, brought here, and what the server has counted.
+
+        Args:
+          shard: Number of the server.
+          here: List of (variable, `Piece` or None).
+          lock: Its lock, None if it has not been taken.
+          held: The operation after which all locks are held, or None.
+          marks: What else is read before it is freed, a list of tensors.
+        """
+        store = self._store
+        if lock is None:
+            lock = store.lock(shard)
+            held = lock.op
+        with tf.control_dependencies([held]):
+            with tf.device(store.devices[shard]):
+                values = []
+                for variable, piece in here:
+                    value = tf.raw_ops.ReadVariableOp(
+                        resource=store.handle(variable, shard, piece),
+                        dtype=variable.dtype,
+                    )
+                    value.set_shape(variable.shape_of(piece))
+                    values.append(value)
+                counters = [store.counter("version", shard)]
+                counters += [ledger.updates(shard) for ledger in self.ledgers]
+                values += [counter.read() for counter in counters]
+                if store.gradient_counts is not None:
+                    values.append(store.gradient_counts.read_on(shard))
+                noted = self.note_given(shard, here, values)
+        read = [v.op for v in (*values, *marks)]
+        with tf.control_dependencies([*read, *noted]):
+            store.unlock(shard, lock)
+        home = transfer.move(
+            values, source=store.devices[shard], target=store.worker_device
+        )
+        version, *updates = home[len(here) :]
+        counts = None
+        if store.gradient_counts is not None:
+            counts = updates.pop()
+        return home[: len(here)], version, counts, updates
+
+    def note_given(self, shard, here, values):
+        """Builds the note of what this worker now has, for its correction.
+
+        Args:
+          shard: Number of the server.
+          here: List of (variable, `Piece` or None).
+          values: List of tensors there, which begins with theirs.
+
+        Returns:
+          List of operations.
+        """
+        corrector = self._store.corrector
+        if corrector is None:
+            return []
+        return corrector.note_given(shard, here, values[: len(here)])
+
+    def _put(self, variable, value):
+        if variable.role is Role.ITERATIONS:
+            # This worker's steps that have not been exchanged yet (gradient
+            # accumulation) count on top.
+            ahead = variable.read_value() - variable.pulled.read_value()
+            variable.pulled.assign_replica(value)
+            value = value + ahead
+        variable.assign_replica(value)

@@ -1,0 +1,288 @@
+"""Bringing the servers and a worker's replicas to one state, outside steps.
+
+New variables are committed: the chief gives them their first values on the
+servers, the others take over what is there (`first_values`). Replicas are
+refreshed when they are read, and eager assignments passed on.
+"""
+
+import contextlib
+
+from absl import logging
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+from tfdist.cluster import waiting
+from tfdist.runtime.replicas import consistent
+from tfdist.runtime.replicas import first_values
+from tfdist.runtime.replicas import refresh
+from tfdist.runtime.variables import copies
+from tfdist.runtime.variables import traced
+from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.variables.variables import Role
+
+# Refreshed only when they are read eagerly, not by every exchange.
+_LAZY = (Role.SLOT, Role.STATE, Role.ITERATIONS)
+
+
+class Synchronizer:
+    """Eager traffic between one worker and the servers.
+
+    Args:
+      store: The `ParameterStore`.
+      is_chief: Whether this worker initialises variables and passes eager
+        assignments on to the servers.
+      timeout: Seconds to wait for the chief's variables.
+    """
+
+    def __init__(self, store, *, is_chief, timeout):
+        self._store = store
+        self._is_chief = is_chief
+        self._writes_pass = is_chief
+        self._timeout = timeout
+        self._committed = 0
+        # One per commit, mostly one per model: [first, end, exchanges made
+        # when the lazily kept replicas among them were last refreshed].
+        self._batches = []
+        self._traced = traced.Traced(store)
+        self._first = first_values.FirstValues(store, self._traced)
+        self._refresh = refresh.Refresh(store)
+        # Whether servers came back that nobody was there to restore.
+        self._orphans = False
+        self._warned = False
+        self._reader = consistent.Reader(store)
+        # Exchanges made when all was last read at one moment.
+        self._together_at = None
+
+    @property
+    def committed(self):
+        """How many variables this worker knows servers to hold, an int."""
+        return self._committed
+
+    def holds(self, variable):
+        """Whether this worker knows servers to hold `variable`."""
+        ordinal = variable.ordinal
+        return ordinal is not None and ordinal < self._committed
+
+    def commit(self):
+        """Makes sure that the servers hold all variables made so far.
+
+        Raises:
+          ModelMismatchError: The chief's variables are others.
+          TimeoutError: The chief did not initialise them in time.
+        """
+        variables = self._store.variables
+        if self._committed == len(variables):
+            return
+        first, end = self._committed, len(variables)
+        if not first and self._store.recovery is not None:
+            self._orphans = self._store.recovery.wait_until_settled(
+                self._is_chief, self._timeout
+            )
+        self._store.freeing.enter()
+        if not self._is_chief:
+            held = self._wait_for_chief(end)
+        elif self._orphans:
+            # Each model's part, as it comes, where it is missing.
+            self._first.fill(variables[first:end], end)
+            held = end
+        else:
+            held = self.held()
+        if held > first:
+            self._first.check(min(held, end))
+            if known := variables[first : min(held, end)]:
+                self._pull(known)
+        # Not those that nobody uses any more before they were ever trained.
+        new = variables[max(held, first) : end]
+        if held < end:
+            self._store.state.before_initialization(new)
+            self._first.give(new, end, begins=not held)
+        self._committed = end
+        self._batches.append([first, end, self._store.journal.exchanges])
+        if held < end:
+            self._store.state.after_initialization(new, begins=not held)
+
+    def _wait_for_chief(self, end):
+        """Waits for variables up to `end`; returns how many are held."""
+        names = [v.name for v in self._store.variables[:end]]
+        last = f", {names[-1]!r}" if names else ""
+        return waiting.wait_until(
+            lambda: self._first.held_and_alike(end),
+            what=lambda: (
+                f"the chief to initialise variable {end - 1} of this model"
+                f"{last} (it has initialised {self.held()} so far)"
+            ),
+            timeout=self._timeout,
+            hint="Is the chief running, and does it build this model?",
+        )
+
+    @property
+    def first_values(self):
+        """The `FirstValues`."""
+        return self._first
+
+    def held(self):
+        """How many variables the servers hold, an int."""
+        return self._first.held()
+
+    def pull_all(self):
+        """Refreshes every replica of this worker."""
+        self.commit()
+        self.pull_committed()
+
+    def pull_committed(self):
+        """Refreshes every replica of what servers are known to hold."""
+        if not self._committed:
+            return
+        # With local steps each worker goes on counting its own.
+        known = self._store.variables[: self._committed]
+        self._pull([v for v in known if v.role is not Role.CLOCK])
+        for batch in self._batches:
+            batch[-1] = self._store.journal.exchanges
+
+    def pull_together(self):
+        """Refreshes every replica, of all servers at one moment."""
+        self.commit()
+        variables = [
+            v for v in self._store.variables if v.role is not Role.CLOCK
+        ]
+        ledgers = len(self._refresh.ledgers)
+        self._reader.read(
+            ("pull", ledgers, tuple(v.ordinal for v in variables)),
+            lambda: (self.build_pull(variables, together=True), ()),
+        )
+        self._together_at = self._store.journal.exchanges
+        for batch in self._batches:
+            batch[-1] = self._together_at
+
+    def versions(self):
+        """Updates applied by each server, a list of ints."""
+        if not self._committed:
+            return [0] * self._store.num_shards
+        return [
+            int(v) for v in self._traced.call("versions", self._build_versions)
+        ]
+
+    def _is_committed(self, variable):
+        """Whether servers hold a variable."""
+        return (
+            variable.ordinal is not None
+            and variable.ordinal < self._committed
+            and not variable.is_over
+        )
+
+    def before_read(self, variable):
+        """Refreshes lazily kept replicas before one of them is read.
+
+        What is saved is refreshed as a whole, so that parameters and slots
+        are of one moment. Not in the midst of local steps.
+        """
+        if not self._is_committed(variable):
+            return
+        if self._store.local is None and private_tensorflow.is_saving():
+            if self._store.journal.exchanges != self._together_at:
+                self.pull_together()
+            return
+        if variable.role not in _LAZY:
+            return
+        exchanges = self._store.journal.exchanges
+        for batch in self._batches:
+            first, end, refreshed_at = batch
+            if first <= variable.ordinal < end and refreshed_at != exchanges:
+                batch[-1] = exchanges
+                together = self._store.variables[first:end]
+                self._pull([v for v in together if v.role in _LAZY])
+
+    def after_write(self, variable):
+        """Passes an eager assignment on to the servers."""
+        if variable.role is Role.ITERATIONS and variable.pulled is not None:
+            # As it is here: to read it eagerly would refresh it first.
+            variable.pulled.assign_replica(read_replica(variable))
+        if not self._is_committed(variable):
+            return
+        if self._writes_pass:
+            self._traced.call(
+                ("write", variable.ordinal), lambda: self._build_write(variable)
+            )
+        elif not self._warned:
+            self._warned = True
+            logging.warning(
+                "Variable %r was assigned eagerly on a worker that is not the "
+                "chief: its replica changes until the next exchange, the "
+                "servers keep their value.",
+                variable.name,
+            )
+
+    @contextlib.contextmanager
+    def collective_writes(self):
+        """Scope in which assignments of any worker are passed on."""
+        self._writes_pass = True
+        try:
+            yield
+        finally:
+            self._writes_pass = self._is_chief
+
+    def stamp_rows(self, table):
+        """Makes the server keep the versions of the rows of `table`."""
+        key = ("rows", table.ordinal)
+        self._traced.call(key, lambda: self._build_stamp_rows(table))
+
+    def build_pull(self, variables, together=False):
+        """See `Refresh.build`."""
+        return self._refresh.build(variables, together)
+
+    def _pull(self, variables):
+        ledgers = len(self._refresh.ledgers)
+        key = ("pull", ledgers, tuple(v.ordinal for v in variables))
+        self._traced.call(key, lambda: self.build_pull(variables))
+
+    def _build_versions(self):
+        versions = [
+            self._store.counter("version", shard).read()
+            for shard in range(self._store.num_shards)
+        ]
+        with tf.device(self._store.worker_device):
+            return [tf.identity(version) for version in versions]
+
+    def _build_stamp_rows(self, table):
+        store = self._store
+        lock = store.lock(table.shard)
+        stamps = store.row_stamps(table)
+        with tf.control_dependencies([lock.op]):
+            with tf.device(store.devices[table.shard]):
+                zeros = tf.zeros(table.shape[:1], tf.int64)
+            created = copies.build_put_if_missing(
+                store, table.shard, stamps, zeros
+            )
+        with tf.control_dependencies([created]):
+            store.unlock(table.shard, lock)
+
+    def _stamp_all_rows(self, table):
+        """Every worker is to pull all of `table` with its next exchange."""
+        store = self._store
+        version = store.counter("version", table.shard).read()
+        return tf.raw_ops.AssignVariableOp(
+            resource=store.row_stamps(table),
+            value=tf.fill(table.shape[:1], version + 1),
+        )
+
+    def _build_write(self, variable):
+        store = self._store
+        for shard, piece in store.copies_of(variable):
+            (value,) = copies.build_send(store, shard, [(variable, piece)])
+            with tf.control_dependencies([value.op]):
+                lock = store.lock(shard)
+            with tf.control_dependencies([lock.op]):
+                with tf.device(store.devices[shard]):
+                    done = [
+                        tf.raw_ops.AssignVariableOp(
+                            resource=store.handle(variable, shard, piece),
+                            value=value,
+                        )
+                    ]
+                    done += self._refresh.note_given(
+                        shard, [(variable, piece)], [value]
+                    )
+                    if variable.rows_pulled is not None:
+                        done.append(self._stamp_all_rows(variable))
+            with tf.control_dependencies(done):
+                store.unlock(shard, lock)

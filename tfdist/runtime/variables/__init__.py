@@ -1,0 +1,1 @@
+"""Variables: a primary on a server, a replica on each worker, and names."""

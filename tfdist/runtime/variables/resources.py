@@ -1,0 +1,162 @@
+"""Resources on servers, by the names that all workers know them by."""
+
+import weakref
+
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+from tfdist.runtime.variables.variables import active
+
+
+class Counter:
+    """An int64 on a server, used in the graph that is being built."""
+
+    def __init__(self, handle):
+        self.handle = handle
+
+    def read(self):
+        """Its value, a scalar int64 tensor."""
+        value = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=tf.int64)
+        value.set_shape([])
+        return value
+
+    def read_or_zero(self):
+        """Its value, 0 where a server that was started again has lost it."""
+        device = self.handle.device
+        with tf.device(device):
+            known = tf.raw_ops.VarIsInitializedOp(resource=self.handle)
+
+        def read():
+            with tf.device(device):
+                return self.read()
+
+        return tf.cond(known, read, lambda: tf.zeros([], tf.int64))
+
+    def add(self, amount):
+        """Adds `amount` (int or scalar int64 tensor)."""
+        return tf.raw_ops.AssignAddVariableOp(
+            resource=self.handle, value=tf.constant(amount, tf.int64)
+        )
+
+    def set(self, value):
+        """Sets it to `value` (int or scalar int64 tensor)."""
+        return tf.raw_ops.AssignVariableOp(
+            resource=self.handle, value=tf.convert_to_tensor(value, tf.int64)
+        )
+
+
+def effects(operations):
+    """Those of `operations` that read or change something, a list.
+
+    What frees a lock comes after all of them.
+    """
+    return [
+        op
+        for op in operations
+        if op.op_def.is_stateful and op.type != "VarHandleOp"
+    ]
+
+
+class Resources:
+    """What is on servers, in the graph that is being built.
+
+    Handles are made anew in each traced function (a graph that owns its
+    handles runs faster, and a worker that holds no eager handle on a server
+    survives that server).
+
+    Args:
+      namespace: Prefix of the resources' names, the same on all workers.
+      devices: List of the servers' devices, at least one.
+    """
+
+    def __init__(self, namespace, devices):
+        self._namespace = namespace
+        self.devices = tuple(devices)
+        self._handles = weakref.WeakKeyDictionary()
+        # What has ever been named: (server, shared name) to dtype.
+        self.known = {}
+
+    @property
+    def num_shards(self):
+        """Number of servers."""
+        return len(self.devices)
+
+    def _resource(self, shard, name, build):
+        graph = tf.compat.v1.get_default_graph()
+        if active.section is not None:
+            # One handle for all branches and loops of a section: TensorFlow
+            # keeps in order what has a handle in common.
+            graph = active.section.graph
+        # By name: a tensor would keep its graph, which is the key.
+        handles = self._handles.setdefault(graph, {})
+        if (shard, name) in handles:
+            return graph.get_tensor_by_name(handles[shard, name])
+        with graph.as_default(), tf.control_dependencies(None):
+            with tf.device(self.devices[shard]):
+                handle = build(self.name_of(name))
+        private_tensorflow.run_independently(handle.op)
+        handles[shard, name] = handle.name
+        return handle
+
+    def name_of(self, name):
+        """The name that all workers know a resource by."""
+        return f"{self._namespace}/{name}"
+
+    def short_name(self, name):
+        """What `name_of` has made a name of."""
+        return name.removeprefix(f"{self._namespace}/")
+
+    def resource(self, shard, name, dtype, shape):
+        """Handle of the resource `name` on server `shard`."""
+        self.known[shard, self.name_of(name)] = tf.as_dtype(dtype)
+        return self._resource(
+            shard,
+            name,
+            lambda shared_name: tf.raw_ops.VarHandleOp(
+                dtype=dtype, shape=shape, shared_name=shared_name
+            ),
+        )
+
+    def handle(self, variable, shard, piece=None):
+        """Handle of `variable`, or of a `Piece` of it, on server `shard`."""
+        name = self.variable_name(variable, piece)
+        shape = variable.shape_of(piece)
+        return self.resource(shard, name, variable.dtype, shape)
+
+    def variable_name(self, variable, piece=None):
+        """What `variable`, or a `Piece` of it, is called on servers."""
+        name = f"variable/{variable.ordinal}"
+        return name if piece is None else f"{name}/{piece.number}"
+
+    def counter(self, name, shard):
+        """The `Counter` called `name` on server `shard`."""
+        return Counter(self.resource(shard, name, tf.int64, []))
+
+    def queue(self, shard, name):
+        """Handle of an unbounded queue of int64 scalars on a server."""
+        return self._resource(
+            shard,
+            name,
+            lambda shared_name: tf.raw_ops.FIFOQueueV2(
+                component_types=[tf.int64],
+                shapes=[[]],
+                shared_name=shared_name,
+            ),
+        )
+
+    def lock(self, shard, name="lock"):
+        """Takes a lock of server `shard`; returns what `unlock` needs."""
+        mutex = self._resource(
+            shard,
+            name,
+            lambda shared_name: tf.raw_ops.MutexV2(shared_name=shared_name),
+        )
+        with tf.device(self.devices[shard]):
+            return tf.raw_ops.MutexLock(mutex=mutex)
+
+    def unlock(self, shard, lock):
+        """Frees the lock; callers tie it to all that must come before."""
+        with tf.device(self.devices[shard]):
+            unlock = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+        private_tensorflow.run_independently(unlock)
+        return unlock

@@ -1,0 +1,215 @@
+"""The part of a training step that runs on one server, under its lock."""
+
+import contextlib
+
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+from tfdist.runtime.variables.variables import active
+
+
+class Section:
+    """The part of a step that runs on one server, under its lock."""
+
+    def __init__(self, store, shard, graph):
+        self._store = store
+        self.shard = shard
+        self.graph = graph
+        # Number of the piece that is being updated, where a variable is split.
+        self.piece_number = None
+        # Operations whose results come from the worker and are needed here.
+        self.late_inputs = []
+        # What has been sent of worker-local variables, by their `ref()`.
+        self.local_values = {}
+        # The same of the worker whose settings an update takes.
+        self._settings = {}
+
+    @contextlib.contextmanager
+    def entered(self):
+        """Makes handles those of the primaries, and ops run on the server."""
+        previous, active.section = active.section, self
+        try:
+            with tf.device(self._store.devices[self.shard]):
+                yield
+        finally:
+            active.section = previous
+
+    @contextlib.contextmanager
+    def on_piece(self, piece):
+        """Makes split variables mean their piece of that number.
+
+        Args:
+          piece: A `Piece`, or None for variables that are whole.
+        """
+        self.piece_number = None if piece is None else piece.number
+        try:
+            yield
+        finally:
+            self.piece_number = None
+
+    @contextlib.contextmanager
+    def with_settings(self, values):
+        """Makes worker-local variables those of another worker.
+
+        Args:
+          values: A dict of `ref()` to tensor on this server.
+        """
+        self._settings = values
+        try:
+            yield
+        finally:
+            self._settings = {}
+
+    @property
+    def is_on_piece(self):
+        """Whether split variables mean one of their pieces."""
+        return self.piece_number is not None
+
+    def piece_of(self, variable):
+        """The `Piece` of a split variable that is meant here.
+
+        Raises:
+          RuntimeError: If none is, or it is not on this server.
+        """
+        if self.piece_number is not None:
+            piece = variable.pieces[self.piece_number]
+            if piece.shard == self.shard:
+                return piece
+        raise RuntimeError(
+            f"{variable.name!r} is split over servers by variable_partitioner, "
+            "and an update of another variable uses it."
+        )
+
+    def handle(self, variable):
+        """The primary's handle of a `ReplicaVariable` on this server."""
+        piece = None
+        if variable.pieces:
+            piece = self.piece_of(variable)
+        else:
+            self._store.claim(variable, self.shard)
+        return self._store.handle(variable, self.shard, piece)
+
+    def read_local(self, variable):
+        """The value of a worker-local variable, sent before the lock."""
+        if variable.ref() in self._settings:
+            return self._settings[variable.ref()]
+        # Once: an optimizer reads its learning rate for each variable, and
+        # each tensor sent by itself costs as much as some ten operations.
+        if variable.ref() not in self.local_values:
+            with self.graph.as_default(), tf.control_dependencies(None):
+                with tf.device(self._store.worker_device):
+                    value = read_replica(variable)
+                # TensorFlow reads variables outside of all device scopes.
+                with tf.device(self._store.devices[self.shard]):
+                    value = tf.identity(value)
+            self.late_inputs.append(value.op)
+            self.local_values[variable.ref()] = value
+        return self.local_values[variable.ref()]
+
+    def now(self):
+        """The server's clock, seconds since the epoch as scalar float64."""
+        with tf.device(self._store.devices[self.shard]):
+            time = tf.timestamp()
+        private_tensorflow.run_independently(time.op)
+        return time
+
+
+class Outbox:
+    """Tensors to be sent to one server, each once."""
+
+    def __init__(self):
+        self.tensors = []
+        self._positions = {}
+
+    def add(self, tensor):
+        """Returns the position of `tensor` among those sent."""
+        if tensor.name not in self._positions:
+            self._positions[tensor.name] = len(self.tensors)
+            self.tensors.append(tensor)
+        return self._positions[tensor.name]
+
+
+class Resolver:
+    """Turns an argument of the worker into its counterpart on a server.
+
+    Args:
+      lifter: The `Lifter` of the graph.
+      live: Ordinals of the variables to be read afresh.
+      outbox: The `Outbox` to the server.
+      variable: The variable that is updated or assigned.
+      piece: The `Piece` of it, or None; tensors of the variable's shape are
+        cut to it.
+    """
+
+    def __init__(self, lifter, live, outbox, variable, piece):
+        # What is sent as it is: positions in the outbox, pairs of them
+        # (values, indices) for `tf.IndexedSlices`.
+        self.plain = []
+        self._shape = variable.shape
+        self._piece = piece
+        self._lifter = lifter
+        self._live = live
+        self._outbox = outbox
+
+    def __call__(self, argument, lift=True):
+        """Returns a function of (sent tensors, section) -> counterpart.
+
+        Args:
+          argument: Of an update or assignment, anything.
+          lift: Whether to compute it on the server where it depends on state
+            there; a gradient is the one of what the worker has pulled.
+        """
+        if isinstance(argument, tf.IndexedSlices):
+            if self._piece is not None:
+                argument = _slices_of(argument, self._piece, self._shape)
+            before, self.plain = self.plain, []
+            values = self(argument.values, lift)
+            indices = self(argument.indices, lift)
+            pair = tuple(self.plain)
+            shape = argument.dense_shape
+            dense = self(shape, lift) if shape is not None else None
+            self.plain = [*before, pair]
+            return lambda sent, section: tf.IndexedSlices(
+                values(sent, section),
+                indices(sent, section),
+                dense(sent, section) if dense is not None else None,
+            )
+        if not isinstance(argument, tf.Tensor):
+            # A variable means its primary there; a Python value is itself.
+            return lambda sent, section: argument
+        plan = self._lifter.plan(argument, self._live) if lift else None
+        if plan is None:
+            position = self._add(argument)
+            self.plain.append(position)
+            return lambda sent, section: sent[position]
+        positions = {t.name: self._add(t) for t in plan.inputs}
+        return lambda sent, section: self._lifter.build(
+            plan,
+            {name: sent[position] for name, position in positions.items()},
+            section,
+        )
+
+    def _add(self, tensor):
+        if self._piece is not None and tensor.shape == self._shape:
+            tensor = self._piece.of(tensor)
+        return self._outbox.add(tensor)
+
+
+def _slices_of(slices, piece, shape):
+    """The `tf.IndexedSlices` that fall into `piece`, numbered within it."""
+    dtype = slices.indices.dtype
+    numbers = slices.indices - tf.cast(piece.first, dtype)
+    inside = tf.logical_and(numbers >= 0, numbers < piece.rows)
+    return tf.IndexedSlices(
+        tf.boolean_mask(slices.values, inside),
+        tf.boolean_mask(numbers, inside),
+        tf.constant([piece.rows, *shape[1:]], dtype),
+    )
+
+
+def read_replica(variable):
+    """The value of the local replica of `variable`, wherever this is built."""
+    with tf.device(variable.local_handle.device):
+        return tf.raw_ops.ReadVariableOp(
+            resource=variable.local_handle, dtype=variable.dtype
+        )

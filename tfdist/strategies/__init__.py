@@ -1,0 +1,1 @@
+"""Strategies that users construct, and the methods that they name."""

@@ -1,0 +1,291 @@
+"""What a strategy does once it trains: counts, meets, tells.
+
+The part of `ParameterServerStrategy` that is not its construction.
+"""
+
+from collections.abc import Callable
+import contextlib
+import functools
+import time
+from typing import Any
+
+from absl import logging
+import keras
+
+from tfdist.cluster import ending
+from tfdist.cluster import waiting
+from tfdist.runtime.keras_hooks import metrics
+
+_METRICS = "metrics"
+STALLED_AFTER_SECONDS = 600.0
+
+
+class Training:
+    """A mixin of `ParameterServerStrategy`."""
+
+    def updates_applied(self) -> list[int]:
+        """Updates that each server has applied so far, a list of ints."""
+        return self._store.updates_applied()
+
+    def updates_pulled(self) -> int:
+        """Updates that are in this worker's replicas, an int.
+
+        Where several servers have been asked at different moments, the most.
+        """
+        servers = range(self._store.num_shards)
+        return max(int(self._store.pulled_version(k)) for k in servers)
+
+    def training_is_over(self) -> bool:
+        """Whether all workers have finished.
+
+        Once one has, a worker that has not been seen for a minute is not
+        waited for. Where there are no servers, as soon as this worker has
+        seen the end of training (`settle`).
+
+        Raises:
+          TimeoutError: No worker has finished, and none has been seen for
+            `start_timeout` seconds.
+        """
+        if self._membership is None:
+            local_steps = self._store.local
+            return local_steps is None or not local_steps.is_open()
+        return ending.is_over(
+            self._store.call(self._membership.read),
+            known_for=time.monotonic() - self._connected_at,
+            patience=self._start_timeout,
+            initial_workers=self._cluster.initial_workers,
+        )
+
+    @property
+    def data_shares(self) -> int | None:
+        """Into how many shares the data of the last `fit` was divided, int.
+
+        None where it was not: each worker has all that it is given.
+        """
+        return self._store.data_shares
+
+    def gradient_counts(self) -> dict[str, dict[str, int]]:
+        """What has become of the gradients of each worker.
+
+        Returns:
+          A dict of worker name (such as `/job:worker/task:0`) to a dict with
+          `pushed`, `accepted` and `dropped`, ints, over all lives of that
+          worker; `pushed` is the sum of the others but for gradients that
+          are undecided at this moment. `nonfinite` of the pushed ones were
+          NaN or Inf and are dropped for that. `staleness` is the sum of the
+          updates that the accepted ones were late by. With
+          `communication="ring"` only this worker's are counted.
+        """
+        store = self._store
+        if store.coordination is not None:
+            return store.coordination.counts()
+        return store.gradient_counts.read()
+
+    def resilient(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that outlives parameter servers that come back.
+
+        `fit` does so by itself, as does `strategy.run` of a `tf.function`. For
+        a `tf.function` of your own that calls `strategy.run`:
+
+        ```
+        step = strategy.resilient(tf.function(step))
+        ```
+
+        Args:
+          function: Callable. When a server fails, it is called again after
+            all are back: what it took from an iterator is gone.
+
+        Returns:
+          A callable.
+        """
+        return functools.partial(self._store.call, function)
+
+    def own_files(self) -> contextlib.AbstractContextManager[None]:
+        """Scope in which this task writes what it saves, chief or not.
+
+        Every task runs the same program, and of what it saves (`model.save`,
+        `save_weights`, `export`, Keras's callbacks) the chief's files are
+        written. For files of this task's own, with a name of its own:
+
+        ```
+        with strategy.own_files():
+            model.save(f"{strategy.cluster.worker_id}.keras")
+        ```
+
+        Around `fit`, its callbacks write as well.
+        """
+        if self._store.files is None:
+            return contextlib.nullcontext()
+        return self._store.files.own()
+
+    @property
+    def recoveries(self) -> list[Any]:
+        """How often servers were lost and what was done, list of `Event`."""
+        recovery = self._store.recovery
+        return [] if recovery is None else list(recovery.events)
+
+    def push_counts(self) -> dict[str, Any]:
+        """What has become of the gradients of this process.
+
+        Returns:
+          A dict of ints: `pushed`, all that it began to send; `dropped`;
+          `applied`, a list by server; `elsewhere`, a list by server: those of
+          an optimizer none of whose variables lie there; and `lost`, a list
+          by server: what neither was applied there nor dropped, because a
+          server died or could not be reached in the midst of the exchange.
+          Where exchanges are decided over in common, a server has applied
+          what has been accepted. `pushed` = `applied` + `dropped` +
+          `elsewhere` + `lost` on each server.
+        """
+        self.refresh()
+        journal = self._store.journal
+        pushed, dropped = journal.begun, journal.drops
+        if self._store.coordination is None:
+            applied = self._store.gradient_counts.applied()
+            elsewhere = journal.elsewhere
+        else:
+            applied = [self._store.coordination.own_accepted()]
+            applied *= self._store.num_shards
+            elsewhere = [0] * self._store.num_shards
+        return {
+            "pushed": pushed,
+            "dropped": dropped,
+            "applied": applied,
+            "elsewhere": elsewhere,
+            "lost": [
+                pushed - dropped - done - passed
+                for done, passed in zip(applied, elsewhere, strict=True)
+            ],
+        }
+
+    def leave(self) -> None:
+        """Tells the others not to wait for this worker's gradients.
+
+        Happens by itself when `fit` or the process ends. The worker's next
+        gradient takes it in again.
+        """
+        if self._store.coordination is not None:
+            self._store.coordination.leave()
+
+    def wait_for_warm_start(self) -> None:
+        """Waits until it is this worker's turn to begin to train.
+
+        See `warmup_worker_steps`. Does nothing later on.
+        """
+        if self._membership is None or not self._cluster.is_worker:
+            return
+        worker = self._cluster.worker_id
+        if not self._warm_start.steps_before(worker):
+            return
+        self._store.commit()
+        if self._warm_start.wait(
+            worker,
+            self._store.steps_made,
+            lambda: self._store.call(self._membership.read)[0],
+        ):
+            self.refresh()
+
+    def flush(self) -> None:
+        """Exchanges the local steps that no exchange was due for.
+
+        Happens by itself when training ends: in `settle`, in an evaluation
+        after `fit`, at the latest when the process ends.
+        """
+        if self._store.local is not None:
+            self._store.local.flush()
+
+    def settle(self) -> None:
+        """Waits until all workers have come to their own call of this.
+
+        For the end of training, so that every worker sees the final
+        parameters, which it then refreshes. A worker that has ended, or has
+        not been heard of for a minute, is not waited for; nor is anybody for
+        longer than ten minutes without progress of the training. With
+        `communication="ring"` all are waited for, however long. Does
+        nothing if this worker has not trained since its last call.
+        """
+        if self._store.local is not None:
+            self._store.local.finish()
+        # Also who has found no data has trained.
+        count = self._store.journal.count, self._store.fits
+        if count == self._settled_at:
+            return
+        self._settled_at = count
+        self.leave()
+        if self._membership is not None:
+            self._meet()
+            if self._store.coordination is not None:
+                self._store.coordination.come_back()
+        self.refresh()
+
+    def _meet(self):
+        arrivals = self._membership.arrive()
+        self._store.call(self._membership.tell)
+        versions = None
+        while True:
+            try:
+                waiting.wait_until(
+                    lambda: (
+                        not self._store.call(self._membership.missing, arrivals)
+                    ),
+                    what=lambda: (
+                        f"{', '.join(self._membership.missing(arrivals))} to "
+                        "finish training"
+                    ),
+                    timeout=self._stalled_after(),
+                )
+                return
+            except TimeoutError as error:
+                before, versions = versions, self.updates_applied()
+                if versions == before:
+                    logging.warning("%s Going on without.", error)
+                    return
+
+    def _stalled_after(self):
+        """Seconds without an update after which training has stalled."""
+        if self._store.local is None:
+            return STALLED_AFTER_SECONDS
+        # Local steps may take long, here and elsewhere.
+        longest = 3 * self._store.journal.longest_compute_seconds()
+        return max(STALLED_AFTER_SECONDS, longest)
+
+    def publish(self, topic: str, content: Any) -> None:
+        """Leaves `content` for the other tasks under `topic`.
+
+        Args:
+          topic: Short string.
+          content: Anything that JSON can hold.
+        """
+        self._store.call(self._reports.publish, topic, content)
+
+    def collect(self, topic: str) -> dict[str, Any]:
+        """What all tasks have left under `topic`.
+
+        Returns:
+          A dict of task name to content.
+        """
+        return self._store.call(self._reports.collect, topic)
+
+    def publish_metrics(self, model: keras.Model) -> None:
+        """Leaves the state of this worker's metrics for `cluster_metrics`."""
+        self.publish(_METRICS, metrics.state(model))
+
+    def cluster_metrics(self, model: keras.Model) -> dict[str, float]:
+        """The metrics over the data of all workers.
+
+        The sums that Keras's metrics are made of (totals and counts) are
+        added up over the workers, as each has last left them with
+        `publish_metrics`; the `ClusterMonitor` does so at the end of each
+        epoch.
+
+        Args:
+          model: The compiled `keras.Model`.
+
+        Returns:
+          A dict of metric name to value, like Keras's logs.
+        """
+        return metrics.total(model, self.collect(_METRICS).values())
+
+    def refresh(self) -> None:
+        """Brings the newest values from the servers to this worker."""
+        self._store.pull()
