@@ -1,12 +1,16 @@
 """The rooms of `tfdist`, and who may import whom."""
 
 import ast
+import dataclasses
 import functools
 import importlib
 import itertools
 import pathlib
+import re
 
 import pytest
+
+from tfdist.runtime import runtime
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -24,6 +28,14 @@ ROOMS = (
     "keras_hooks",
 )
 RUNTIME = "tfdist.runtime"
+# By part, what nobody asks for where the axis is not used.
+UNUSED = {
+    "marks": {"leave"},
+    "gradient_counts": {"applied", "read"},
+    "coordination": set(),
+    "recovery": {"config", "leave_manifest"},
+    "following": {"build_note", "build_read"},
+}
 
 
 def name_of(path):
@@ -93,6 +105,50 @@ def test_there_are_no_circles(depth):
     }:
         after = {n: left for n, t in after.items() if (left := t - leaves)}
     assert after == {}
+
+
+def test_nobody_sets_attributes_of_a_runtime_from_outside():
+    found = []
+    for path in sorted(ROOT.joinpath("tfdist").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            found += [
+                f"{path.relative_to(ROOT)}:{node.lineno}"
+                for target in targets
+                if isinstance(target, ast.Attribute)
+                and ast.unparse(target.value).split(".")[-1]
+                in ("store", "_store", "runtime", "_runtime")
+            ]
+    assert found == []
+
+
+def test_nobody_asks_whether_an_axis_is_used():
+    """An axis that is not has a part, too: see `runtime.Parts`."""
+    axes = "|".join(field.name for field in dataclasses.fields(runtime.Parts))
+    asked = re.compile(rf"(store|runtime)\.({axes}) is (not )?None")
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in sorted(ROOT.joinpath("tfdist").rglob("*.py"))
+        for match in asked.finditer(path.read_text())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(runtime.Parts))
+def test_what_stands_for_an_unused_axis_has_what_others_ask_it_for(field):
+    """Of each part, what is used by others under `store.<part>.<name>`."""
+    used = set()
+    for path in ROOT.joinpath("tfdist").rglob("*.py"):
+        used |= set(
+            re.findall(
+                rf"(?<!tfdist\.)(?:store|runtime|made)\.{field.name}\.(\w+)",
+                path.read_text(),
+            )
+        )
+    without = field.default
+    without = getattr(without, "func", without)
+    known = set(dir(without)) | set(without.__init__.__code__.co_names)
+    assert used - known == UNUSED.get(field.name, set())
 
 
 def test_the_old_home_of_the_strategies_says_where_they_are():

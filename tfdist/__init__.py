@@ -24,6 +24,7 @@ _HOMES = {
     "DiLoCoStrategy": "tfdist.strategies.local_presets",
     "DownpourStrategy": "tfdist.strategies.local_presets",
     "ElasticAveragingStrategy": "tfdist.strategies.local_presets",
+    "FaultTolerance": "tfdist.strategies.fault_tolerance",
     "ModelFreedError": "tfdist.runtime.variables.freeing",
     "ParameterAveragingStrategy": "tfdist.strategies.local_presets",
     "ParameterServerStrategy": "tfdist.strategies.strategy",

@@ -18,6 +18,7 @@ from tfdist import testing as testing
 from tfdist.pipeline.strategy import PipelineStrategy as PipelineStrategy
 from tfdist.runtime.variables.freeing import ModelFreedError as ModelFreedError
 from tfdist.strategies.evaluator import SidecarEvaluator as SidecarEvaluator
+from tfdist.strategies.fault_tolerance import FaultTolerance as FaultTolerance
 from tfdist.strategies.local_presets import (
     AsyncLocalSGDStrategy as AsyncLocalSGDStrategy,
 )

@@ -13,7 +13,11 @@ def serve(directory, every):
     """
     import tfdist
 
-    tfdist.AsyncStrategy(snapshot_dir=directory, snapshot_every=every)
+    tfdist.AsyncStrategy(
+        fault_tolerance=tfdist.FaultTolerance(
+            snapshot_dir=directory, snapshot_every=every
+        )
+    )
 
 
 def worker(variables, size):

@@ -41,12 +41,12 @@ BAD = {
     ),
     "a text as local_steps": (
         lambda: tfdist.ParameterServerStrategy(local_steps="10"),
-        "local_steps must be a number of steps or one of tfdist.averaging "
+        "`local_steps` must be a number of steps or one of tfdist.averaging "
         ".*'10'",
     ),
     "a class as local_steps": (
         lambda: tfdist.ParameterServerStrategy(local_steps=ParameterAveraging),
-        "local_steps must be .*ParameterAveraging",
+        "`local_steps` must be .*ParameterAveraging",
     ),
     "no local_steps": (
         lambda: tfdist.ParameterServerStrategy(local_steps=0),

@@ -5,6 +5,7 @@ steps are taken in a given order, so that the delay of each push is known;
 where they do wait, each step is taken in a thread of its own.
 """
 
+import functools
 import itertools
 import threading
 
@@ -44,6 +45,39 @@ def linear(optimizer, layers=()):
     return build
 
 
+def _parts(k, number, method, synchronization, correction):
+    """What `compose` does with the arguments of a strategy."""
+    parts = {}
+    if correction is not None:
+        parts["corrector"] = functools.partial(
+            corrector.Corrector,
+            correction=correction,
+            num_workers=number,
+            worker_id=k,
+        )
+    if method is not None:
+        parts["local"] = functools.partial(
+            local.Local,
+            method=method.resolve(synchronization, correction, number),
+            synchronization=synchronization,
+            num_workers=number,
+            worker_id=k,
+        )
+    by_worker = correction is None or correction.on_worker
+    if not (isinstance(synchronization, Async) and by_worker):
+        parts["coordination"] = functools.partial(
+            coordination.Coordination,
+            method=synchronization,
+            correction=correction,
+            worker_names=[f"worker {j}" for j in range(number)],
+            worker_id=k,
+            worker_timeout=SECONDS,
+            start_timeout=SECONDS,
+            members_table=None,
+        )
+    return parts
+
+
 class VirtualWorkers:
     """All workers of a run.
 
@@ -78,10 +112,8 @@ class VirtualWorkers:
             correction = correction.resolve(synchronization, number)
         self.workers, self.models = [], []
         for k in range(number):
-            worker = delay_test.VirtualWorker(run, k, partitioner)
-            self._attach(
-                worker.store, k, number, method, synchronization, correction
-            )
+            parts = _parts(k, number, method, synchronization, correction)
+            worker = delay_test.VirtualWorker(run, k, partitioner, **parts)
             keras.utils.set_random_seed(1)
             with worker.scope():
                 model = build()
@@ -92,33 +124,6 @@ class VirtualWorkers:
         for store in self.stores:
             store.pull()
         self._first = self.models[0].get_weights()
-
-    def _attach(self, store, k, number, method, synchronization, correction):
-        """What `ParameterServerStrategy` does with its arguments."""
-        if correction is not None:
-            store.corrector = corrector.Corrector(
-                store, correction, num_workers=number, worker_id=k
-            )
-        if method is not None:
-            store.local = local.Local(
-                store,
-                method.resolve(synchronization, correction, number),
-                synchronization,
-                num_workers=number,
-                worker_id=k,
-            )
-        by_worker = correction is None or correction.on_worker
-        if not (isinstance(synchronization, Async) and by_worker):
-            store.coordination = coordination.Coordination(
-                store,
-                synchronization,
-                correction,
-                worker_names=[f"worker {j}" for j in range(number)],
-                worker_id=k,
-                worker_timeout=SECONDS,
-                start_timeout=SECONDS,
-                members_table=None,
-            )
 
     def step(self, k, x, y):
         """Worker `k` takes a step.

@@ -29,7 +29,11 @@ def strategies() -> list[tfdist.ParameterServerStrategy]:
     adagrad = keras.optimizers.Adagrad(0.1)
     return [
         tfdist.AsyncStrategy(correction=correction.InverseStaleness()),
-        tfdist.BackupWorkersStrategy(1, on_drop="retry", worker_timeout=5.0),
+        tfdist.BackupWorkersStrategy(
+            1,
+            on_drop="retry",
+            fault_tolerance=tfdist.FaultTolerance(worker_timeout=5.0),
+        ),
         tfdist.SoftSyncStrategy(),
         tfdist.SoftSyncStrategy(s=2, correction=correction.GapAware()),
         tfdist.BoundedStalenessStrategy(max_staleness=2, seed=1),
@@ -45,7 +49,7 @@ def strategies() -> list[tfdist.ParameterServerStrategy]:
             synchronization=synchronization.Sync(backup_workers=1),
             local_steps=4,
             nonfinite="fail",
-            snapshot_dir="snapshots",
+            fault_tolerance=tfdist.FaultTolerance(snapshot_dir="snapshots"),
         ),
         tfdist.ParameterServerStrategy(
             synchronization=synchronization.BoundedStaleness(3),

@@ -12,13 +12,25 @@ from absl import logging
 
 
 def of(config):
-    """The `Files` of a task; None of a worker beside which nothing runs.
+    """The `Files` of a task; `Unshared` where no other task writes any.
 
     Args:
       config: The `ClusterConfig`.
     """
     alone = config.num_workers == 1 and "evaluator" not in config.spec
-    return None if alone and config.is_chief else Files(config)
+    return Unshared() if alone and config.is_chief else Files(config)
+
+
+class Unshared:
+    """See `Files`: those of a task beside which no other one runs."""
+
+    is_shared = False
+    writes = True
+    writes_logs = True
+
+    def own(self):
+        """Scope in which this task writes what it saves, as always."""
+        return contextlib.nullcontext()
 
 
 class Files:
@@ -31,6 +43,9 @@ class Files:
       task_id: Of this task, unlike those of other clusters; a string that can
         be part of a name. The same when the task is started again.
     """
+
+    # Other tasks run the same program.
+    is_shared = True
 
     def __init__(self, config):
         self._is_chief = config.is_chief

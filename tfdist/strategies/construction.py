@@ -1,8 +1,9 @@
 """What the construction of a strategy takes: checks, names, seeds."""
 
+import functools
 import itertools
-import os
 import sys
+import warnings
 
 from absl import logging
 import keras
@@ -10,167 +11,134 @@ import tensorflow as tf
 
 from tfdist.averaging import LocalSteps
 from tfdist.averaging import ParameterAveraging
-from tfdist.cluster import members
+from tfdist.cluster import config as config_lib
+from tfdist.cluster import connection
+from tfdist.cluster import life
+from tfdist.cluster import peers
 from tfdist.cluster import preemption
 from tfdist.correction import Correction
+from tfdist.runtime import compose
 from tfdist.runtime.all_reduce import ring
-from tfdist.runtime.all_reduce import ring_local
-from tfdist.runtime.exchange import nonfinite
+from tfdist.runtime.exchange import nonfinite as nonfinite_lib
 from tfdist.runtime.keras_hooks import following
-from tfdist.runtime.local_steps import local
+from tfdist.runtime.keras_hooks import leaving
 from tfdist.synchronization import Async
 from tfdist.synchronization import Synchronization
-
-_ON_PREEMPTION = ("exit", "note")
-ON_STALL = ("drop", "fail", "wait")
 
 _strategies = itertools.count()
 
 
-def check_arguments(
-    worker_timeout,
-    start_timeout,
-    variable_partitioner,
-    communication,
-    choice,
-    on_preemption,
-):
+def check_arguments(variable_partitioner, communication, nonfinite, decisions):
     """Refuses malformed arguments of `ParameterServerStrategy`.
 
     Raises:
       TypeError: One is of a wrong type.
       ValueError: One is not allowed; the message says what is.
     """
-    if not worker_timeout > 2 * members.HEARTBEAT_SECONDS:
-        raise ValueError(
-            "worker_timeout must be more than two heartbeats, "
-            f"{2 * members.HEARTBEAT_SECONDS:g} seconds, came: "
-            f"{worker_timeout!r}."
-        )
-    if not start_timeout > 0:
-        raise ValueError(
-            f"start_timeout must be positive, came: {start_timeout!r}."
-        )
     if variable_partitioner is not None and not callable(variable_partitioner):
         raise TypeError(
-            "variable_partitioner must be callable with shape and dtype, "
-            f"came: {variable_partitioner!r}."
+            "Argument `variable_partitioner` must be callable with shape and "
+            f"dtype. Received: variable_partitioner={variable_partitioner!r}"
         )
-    if communication not in ring.CHOICES:
-        raise ValueError(
-            'communication must be "parameter_server" or "ring", came: '
-            f"{communication!r}."
-        )
-    nonfinite.check_argument(choice)
-    if on_preemption not in _ON_PREEMPTION:
-        raise ValueError(
-            f'on_preemption must be "exit" or "note", came: {on_preemption!r}.'
-        )
-
-
-def check_decisions(decisions):
-    """Refuses a malformed argument of `ParameterServerStrategy`.
-
-    Raises:
-      ValueError: It is not allowed; the message says what is.
-    """
-    if decisions not in following.CHOICES:
-        raise ValueError(
-            "Argument `decisions` must be one of "
-            f"{', '.join(following.CHOICES)}. Received: "
-            f"decisions={decisions!r}"
-        )
-
-
-def check_recovery(
-    server_timeout, stall_timeout, on_stall, snapshot_dir, snapshot_every
-):
-    """Refuses malformed arguments of `ParameterServerStrategy`.
-
-    Raises:
-      ValueError: One is not allowed; the message says what is.
-    """
-    for name, value in (
-        ("server_timeout", server_timeout),
-        ("stall_timeout", stall_timeout),
-        ("snapshot_every", snapshot_every),
+    for name, value, choices in (
+        ("communication", communication, ring.CHOICES),
+        ("nonfinite", nonfinite, nonfinite_lib.CHOICES),
+        ("decisions", decisions, following.CHOICES),
     ):
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, came: {value!r}.")
-    if on_stall not in ON_STALL:
-        raise ValueError(
-            f"on_stall must be one of {', '.join(ON_STALL)}, came: "
-            f"{on_stall!r}."
-        )
-    if snapshot_dir is not None and not isinstance(
-        snapshot_dir, str | os.PathLike
-    ):
-        raise TypeError(
-            f"snapshot_dir must be a path or None, came: {snapshot_dir!r}."
-        )
+        if value not in choices:
+            raise ValueError(
+                f"Argument `{name}` must be one of {', '.join(choices)}. "
+                f"Received: {name}={value!r}"
+            )
 
 
-def check_method(synchronization, correction):
-    """The `Synchronization` that was asked for, `Async` by default.
+def method(synchronization, correction, local_steps):
+    """The `Method` that was asked for.
 
     Raises:
-      TypeError: One of the two is none of tfdist's.
+      TypeError: One of the three is none of tfdist's.
+      ValueError: A number of local steps is not positive.
     """
     if synchronization is None:
         synchronization = Async()
     if not isinstance(synchronization, Synchronization):
         raise TypeError(
-            "synchronization must be one of tfdist.synchronization (Async, "
-            "Sync, SoftSync, BoundedStaleness), came: "
-            f"{synchronization!r}."
+            "Argument `synchronization` must be one of tfdist.synchronization "
+            "(Async, Sync, SoftSync, BoundedStaleness). Received: "
+            f"synchronization={synchronization!r}"
         )
     if correction is not None and not isinstance(correction, Correction):
         raise TypeError(
-            "correction must be one of tfdist.correction (DANA, "
-            "DelayCompensation, FASGD, GapAware, InverseStaleness), came: "
-            f"{correction!r}."
+            "Argument `correction` must be one of tfdist.correction (DANA, "
+            "DelayCompensation, FASGD, GapAware, InverseStaleness). Received: "
+            f"correction={correction!r}"
         )
-    return synchronization
-
-
-def check_local_steps(local_steps):
-    """The `LocalSteps` that were asked for, or None.
-
-    Raises:
-      TypeError: They are neither that nor a number.
-      ValueError: The number is not positive.
-    """
-    if local_steps is None or isinstance(local_steps, LocalSteps):
-        return local_steps
     if isinstance(local_steps, int):
-        return ParameterAveraging(local_steps)
-    raise TypeError(
-        "local_steps must be a number of steps or one of tfdist.averaging "
-        "(AccruedGradients, ElasticAveraging, ParameterAveraging), came: "
-        f"{local_steps!r}."
-    )
+        local_steps = ParameterAveraging(local_steps)
+    if local_steps is not None and not isinstance(local_steps, LocalSteps):
+        raise TypeError(
+            "Argument `local_steps` must be a number of steps or one of "
+            "tfdist.averaging (AccruedGradients, ElasticAveraging, "
+            f"ParameterAveraging). Received: local_steps={local_steps!r}"
+        )
+    return compose.Method(synchronization, correction, local_steps)
 
 
-def make_local(store, method, synchronization, *, num_workers, others, timeout):
-    """What makes a worker take local steps.
+def cluster(resolver, in_ring):
+    """The cluster as `TF_CONFIG` or a resolver describes it.
 
     Args:
-      store: The `ParameterStore`.
-      method: The `LocalSteps`, resolved.
-      synchronization: The `Synchronization`, resolved.
-      num_workers: Number of workers.
-      others: The `Peers` where there are no servers, else None.
-      timeout: Seconds to wait for workers that have not begun.
+      resolver: A `tf.distribute.cluster_resolver.ClusterResolver`, or None.
+      in_ring: Whether workers exchange between themselves, without servers.
 
     Returns:
-      A `Local`.
+      A `ClusterConfig`, and a callable that gives it as it is later, or None.
     """
-    settings = {"num_workers": num_workers, "worker_id": store.worker_id}
-    if others is None:
-        return local.Local(store, method, synchronization, **settings)
-    joined = ring.Ring(others, store, method, timeout=timeout)
-    return ring_local.RingLocal(
-        store, method, synchronization, ring=joined, **settings
+    if resolver is None:
+        return config_lib.ClusterConfig.from_tf_config(
+            needs_servers=not in_ring
+        ), None
+    look_up = functools.partial(
+        config_lib.ClusterConfig.from_resolver,
+        resolver,
+        needs_servers=not in_ring,
+    )
+    return look_up(), look_up
+
+
+def connect(config, look_up, in_ring, tolerance):
+    """Connects a worker or an evaluator to the others.
+
+    Args:
+      config: The `ClusterConfig`.
+      look_up: See `cluster`.
+      in_ring: The same.
+      tolerance: A `FaultTolerance`.
+
+    Returns:
+      `Connections`.
+
+    Raises:
+      TimeoutError: The servers could not be reached in time.
+    """
+    if config.num_ps:
+        preemption.install(
+            exits=tolerance.on_preemption == "exit", stop=leaving.stop_loops
+        )
+    others = membership = None
+    if in_ring and config.num_workers > 1:
+        others = peers.join(
+            config, tolerance.start_timeout, tolerance.worker_timeout
+        )
+    worker_device, devices = connection.connect(config, tolerance.start_timeout)
+    if config.num_ps:
+        membership = life.join(config, devices, tolerance.start_timeout)
+    if config.num_workers > 1:
+        # Keras expects the steps of the whole data set, and calls the end of
+        # this worker's share a lack of data.
+        warnings.filterwarnings("ignore", "Your input ran out of data")
+    return compose.Connections(
+        config, look_up, worker_device, devices, membership, others
     )
 
 

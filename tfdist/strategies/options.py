@@ -12,10 +12,24 @@ import tensorflow as tf
 
 from tfdist.averaging import LocalSteps
 from tfdist.correction import Correction
+from tfdist.strategies.fault_tolerance import FaultTolerance
 from tfdist.synchronization import Synchronization
 
 
-class Options(TypedDict, total=False):
+class Deprecated(TypedDict, total=False):
+    """Arguments of the release before, which are those of `FaultTolerance`."""
+
+    start_timeout: float
+    worker_timeout: float
+    on_preemption: Literal["exit", "note"]
+    server_timeout: float
+    stall_timeout: float
+    on_stall: Literal["drop", "fail", "wait"]
+    snapshot_dir: str | os.PathLike[str] | None
+    snapshot_every: float
+
+
+class Options(Deprecated, total=False):
     """What presets hand on to `ParameterServerStrategy`, which documents it."""
 
     cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None
@@ -24,15 +38,8 @@ class Options(TypedDict, total=False):
     warmup_worker_steps: int
     joining: Literal["at_once", "one_by_one"]
     nonfinite: Literal["drop", "fail", "ignore"]
-    start_timeout: float
-    worker_timeout: float
-    on_preemption: Literal["exit", "note"]
     decisions: Literal["chief", "each"]
-    server_timeout: float
-    stall_timeout: float
-    on_stall: Literal["drop", "fail", "wait"]
-    snapshot_dir: str | os.PathLike[str] | None
-    snapshot_every: float
+    fault_tolerance: FaultTolerance | None
     seed: int | None
 
 
@@ -66,10 +73,10 @@ def write_out(preset, strategy):
     """
     own = dict(inspect.signature(preset.__init__).parameters)
     del own["self"]
-    given = own.get("kwargs")
-    if given is not None and typing.get_args(given.annotation):
-        (options,) = typing.get_args(given.annotation)
-        del own["kwargs"]
+    *_, last = own.values()
+    if last.kind == last.VAR_KEYWORD and typing.get_args(last.annotation):
+        (options,) = typing.get_args(last.annotation)
+        del own[last.name]
         known = inspect.signature(strategy.__init__).parameters
         for name, parameter in known.items():
             if name in options.__annotations__:

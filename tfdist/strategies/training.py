@@ -13,6 +13,7 @@ from absl import logging
 import keras
 
 from tfdist.cluster import ending
+from tfdist.cluster import reports
 from tfdist.cluster import waiting
 from tfdist.runtime.keras_hooks import metrics
 
@@ -22,6 +23,20 @@ STALLED_AFTER_SECONDS = 600.0
 
 class Training:
     """A mixin of `ParameterServerStrategy`."""
+
+    def _begin(self, config, connections, tolerance):
+        """Takes note of who is there, before there is anything to train."""
+        self._cluster = config
+        self._membership = connections.membership
+        self._connected_at = time.monotonic()
+        self._start_timeout = tolerance.start_timeout
+        self._reports = (
+            reports.Reports(connections.devices[0], config)
+            if config.num_ps
+            else reports.OwnReports(config)
+        )
+        # Exchanges, and calls of `fit`, at the last `settle`.
+        self._settled_at = (0, 0)
 
     def updates_applied(self) -> list[int]:
         """Updates that each server has applied so far, a list of ints."""
@@ -47,8 +62,7 @@ class Training:
             `start_timeout` seconds.
         """
         if self._membership is None:
-            local_steps = self._store.local
-            return local_steps is None or not local_steps.is_open()
+            return not self._store.local.is_open()
         return ending.is_over(
             self._store.call(self._membership.read),
             known_for=time.monotonic() - self._connected_at,
@@ -76,10 +90,7 @@ class Training:
           updates that the accepted ones were late by. With
           `communication="ring"` only this worker's are counted.
         """
-        store = self._store
-        if store.coordination is not None:
-            return store.coordination.counts()
-        return store.gradient_counts.read()
+        return self._store.coordination.counts()
 
     def resilient(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that outlives parameter servers that come back.
@@ -114,15 +125,12 @@ class Training:
 
         Around `fit`, its callbacks write as well.
         """
-        if self._store.files is None:
-            return contextlib.nullcontext()
         return self._store.files.own()
 
     @property
     def recoveries(self) -> list[Any]:
         """How often servers were lost and what was done, list of `Event`."""
-        recovery = self._store.recovery
-        return [] if recovery is None else list(recovery.events)
+        return list(self._store.recovery.events)
 
     def push_counts(self) -> dict[str, Any]:
         """What has become of the gradients of this process.
@@ -140,13 +148,7 @@ class Training:
         self.refresh()
         journal = self._store.journal
         pushed, dropped = journal.begun, journal.drops
-        if self._store.coordination is None:
-            applied = self._store.gradient_counts.applied()
-            elsewhere = journal.elsewhere
-        else:
-            applied = [self._store.coordination.own_accepted()]
-            applied *= self._store.num_shards
-            elsewhere = [0] * self._store.num_shards
+        applied, elsewhere = self._store.coordination.own_applied()
         return {
             "pushed": pushed,
             "dropped": dropped,
@@ -164,8 +166,7 @@ class Training:
         Happens by itself when `fit` or the process ends. The worker's next
         gradient takes it in again.
         """
-        if self._store.coordination is not None:
-            self._store.coordination.leave()
+        self._store.coordination.leave()
 
     def wait_for_warm_start(self) -> None:
         """Waits until it is this worker's turn to begin to train.
@@ -191,8 +192,7 @@ class Training:
         Happens by itself when training ends: in `settle`, in an evaluation
         after `fit`, at the latest when the process ends.
         """
-        if self._store.local is not None:
-            self._store.local.flush()
+        self._store.local.flush()
 
     def settle(self) -> None:
         """Waits until all workers have come to their own call of this.
@@ -204,8 +204,7 @@ class Training:
         `communication="ring"` all are waited for, however long. Does
         nothing if this worker has not trained since its last call.
         """
-        if self._store.local is not None:
-            self._store.local.finish()
+        self._store.local.finish()
         # Also who has found no data has trained.
         count = self._store.journal.count, self._store.fits
         if count == self._settled_at:
@@ -214,8 +213,7 @@ class Training:
         self.leave()
         if self._membership is not None:
             self._meet()
-            if self._store.coordination is not None:
-                self._store.coordination.come_back()
+            self._store.coordination.come_back()
         self.refresh()
 
     def _meet(self):
@@ -243,7 +241,7 @@ class Training:
 
     def _stalled_after(self):
         """Seconds without an update after which training has stalled."""
-        if self._store.local is None:
+        if not self._store.local.keeps_own_values:
             return STALLED_AFTER_SECONDS
         # Local steps may take long, here and elsewhere.
         longest = 3 * self._store.journal.longest_compute_seconds()

@@ -47,25 +47,26 @@ def make_workers(
     """Virtual workers, all with the same initial parameters."""
     workers = []
     for k in range(number):
-        worker = VirtualWorker(run, k, partitioner)
+        parts = {}
         if correction is not None:
-            worker.store.corrector = corrector.Corrector(
-                worker.store,
-                correction.resolve(method or Async(), number),
+            parts["corrector"] = functools.partial(
+                corrector.Corrector,
+                correction=correction.resolve(method or Async(), number),
                 num_workers=number,
                 worker_id=k,
             )
         if method is not None:
-            worker.store.coordination = coordination.Coordination(
-                worker.store,
-                method.resolve(number),
-                correction,
+            parts["coordination"] = functools.partial(
+                coordination.Coordination,
+                method=method.resolve(number),
+                correction=correction,
                 worker_names=[f"worker {j}" for j in range(number)],
                 worker_id=k,
                 worker_timeout=10.0,
                 start_timeout=10.0,
                 members_table=None,
             )
+        worker = VirtualWorker(run, k, partitioner, **parts)
         make = RULES[rule][0] if isinstance(rule, str) else rule
         workers.append(worker.build(make, layers))
     for worker in workers:
@@ -310,15 +311,15 @@ def test_retry_refuses_steps_of_several_optimizers(monkeypatch):
     [
         (
             lambda: tfdist.ParameterServerStrategy(synchronization="sync"),
-            "synchronization must be one of tfdist.synchronization .*'sync'",
+            "`synchronization` must be one of tfdist.synchronization .*'sync'",
         ),
         (
             lambda: tfdist.ParameterServerStrategy(correction=0.5),
-            "correction must be one of tfdist.correction .*0.5",
+            "`correction` must be one of tfdist.correction .*0.5",
         ),
         (
             lambda: tfdist.BackupWorkersStrategy(1, worker_timeout=2.0),
-            "worker_timeout must be more than two heartbeats, .* came: 2.0",
+            "`worker_timeout` must be more than two heartbeats, .*=2.0",
         ),
         (
             lambda: tfdist.BackupWorkersStrategy(on_drop="again"),

@@ -24,7 +24,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cluster import config as cluster_config
-from tfdist.runtime import store as store_lib
+from tfdist.runtime import runtime
 from tfdist.runtime.keras_hooks import extended
 
 FEATURES, BATCH, RATE = 3, 4, 0.05
@@ -34,9 +34,10 @@ _runs = itertools.count()
 class VirtualWorker(tf.distribute.Strategy):
     """A worker that shares the server of those with the same `run`."""
 
-    def __init__(self, run, number, partitioner=None):
+    def __init__(self, run, number, partitioner=None, **parts):
         device = tf.config.list_logical_devices("CPU")[0].name
-        self.store = store_lib.ParameterStore(
+        self.store = runtime.Runtime(
+            runtime.Parts(**parts),
             namespace=f"delay_test/{run}",
             devices=[device],
             worker_device=device,

@@ -25,8 +25,8 @@ class RingLocal(local.Local):
     """
 
     def __init__(self, store, method, synchronization, *, ring, **kwargs):
-        super().__init__(store, method, synchronization, **kwargs)
-        self._ring = self._exchange.ring = ring
+        super().__init__(store, method, synchronization, ring=ring, **kwargs)
+        self._ring = ring
         # Whether others may wait for this worker.
         self._open = False
         # Whether an optimizer has begun to train since they last did not.

@@ -18,7 +18,7 @@ def read(local):
       A dict of name to array. Own weights are not part of it where they are
       what the servers gave.
     """
-    arrays, kept = {}, local.method.keeps_own
+    arrays, kept = {}, local.keeps_own
     for inner in local.inners:
         prefix = f"{PREFIX}{inner.clock.ordinal}"
         for name in _COUNTERS:

@@ -47,7 +47,7 @@ class ServerValues:
     def _build(self, variables, slots):
         store = self._store
         locks, held = consistent.lock_all(store)
-        marks = consistent.build_marks(store, held)
+        marks = store.marks.build_all(held)
         values = {v.ordinal: {} for v in variables}
         kept, versions = {}, []
         for shard in range(store.num_shards):

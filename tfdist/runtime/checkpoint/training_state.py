@@ -38,30 +38,22 @@ class TrainingState(tf.train.experimental.PythonState):
       store: The `ParameterStore`.
     """
 
-    def __init__(self, store):
+    def __init__(
+        self, store, *, num_workers=1, correction=None, local_steps=None
+    ):
         super().__init__()
         self._store = store
-        self.set_methods(num_workers=1)
+        self._num_workers = num_workers
+        self._methods = {
+            "correction": repr(correction),
+            "local_steps": repr(local_steps),
+        }
         self._served = server_values.ServerValues(store)
         # What was put back last; variables that come later look here.
         self._saved = None
         self._on_servers = False
         # Ordinals of what has been put back: a user may have set it since.
         self._placed = set()
-
-    def set_methods(self, *, num_workers, correction=None, local_steps=None):
-        """Says what there is to be saved.
-
-        Args:
-          num_workers: Number of workers.
-          correction: The `Correction` as it was given, or None.
-          local_steps: The `LocalSteps` as they were given, or None.
-        """
-        self._num_workers = num_workers
-        self._methods = {
-            "correction": repr(correction),
-            "local_steps": repr(local_steps),
-        }
 
     # Reading.
 
@@ -80,8 +72,7 @@ class TrainingState(tf.train.experimental.PythonState):
           A `SavedState`.
         """
         store = self._store
-        if store.local is not None:
-            store.local.show_anchor()
+        store.local.show_anchor()
         variables = [
             v
             for v in store.variables
@@ -110,8 +101,7 @@ class TrainingState(tf.train.experimental.PythonState):
         if everything:
             arrays.update(self._ahead())
         arrays.update(saved_slots.of_worker(store.corrector))
-        if store.local is not None:
-            arrays.update(local_state.read(store.local))
+        arrays.update(local_state.read(store.local))
         if self._saved is not None:
             # What has not been made use of yet is not lost.
             arrays = {**self._not_used(arrays), **arrays}
@@ -119,7 +109,8 @@ class TrainingState(tf.train.experimental.PythonState):
 
     def _not_used(self, arrays):
         kinds = (saved_slots.ON_SERVERS, saved_slots.ON_WORKER)
-        if self._store.local is not None and not self._store.local.has_begun:
+        local = self._store.local
+        if local.keeps_own_values and not local.has_begun:
             kinds += (local_state.PREFIX,)
         return {
             name: value
@@ -183,10 +174,9 @@ class TrainingState(tf.train.experimental.PythonState):
             if known:
                 saved_slots.write(store, known, self._saved, self._num_workers)
                 self._put_ahead(known)
-        if store.corrector is not None:
-            saved_slots.put_on_worker(store.corrector, self._saved.arrays)
-            if self._on_servers and store.committed:
-                store.corrector.show_ahead()
+        saved_slots.put_on_worker(store.corrector, self._saved.arrays)
+        if self._on_servers and store.committed:
+            store.corrector.show_ahead()
         self.resume_local_steps()
 
     def _arranged(self, saved):
@@ -354,7 +344,7 @@ class TrainingState(tf.train.experimental.PythonState):
     def resume_local_steps(self):
         """Takes up local steps where they were, once that is possible."""
         local = self._store.local
-        if local is None or self._saved is None or not local.has_begun:
+        if self._saved is None or not local.has_begun:
             return
         if self._on_servers and not self._store.worker_id:
             local_state.put(local, self._saved.arrays)

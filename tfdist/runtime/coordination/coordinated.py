@@ -35,11 +35,8 @@ class CoordinatedExchange(exchange.Exchange):
         super().__init__(**kwargs)
         self._ledger = ledger
         self._method = method
-        corrector = self._store.corrector
-        if corrector is not None and corrector.correction.on_worker:
-            corrector = None
-        # Of gradients on servers, or None.
-        self._corrector = corrector
+        # Of gradients on servers.
+        self._corrector = self._store.corrector.of_servers
         self._decision = None
 
     def _ask(self, shards):
@@ -85,14 +82,11 @@ class CoordinatedExchange(exchange.Exchange):
 
     def _stage(self, parcel):
         with tf.control_dependencies([parcel.arrived.op]):
-            if self._corrector is not None:
-                self._corrector.add_kept(parcel)
+            self._corrector.add_kept(parcel)
         device = self._store.devices[parcel.shard]
         return staging.Staged(self._ledger, device, parcel)
 
     def _enclosed(self, replays, outbox):
-        if self._corrector is None:
-            return {}
         return self._corrector.enclosed(replays, outbox)
 
     def _check_mutations(self):
@@ -155,8 +149,6 @@ class CoordinatedExchange(exchange.Exchange):
         return self._answer(parcel, lock, before, [], figures)
 
     def _given(self, parcel, copies, values):
-        if self._corrector is None:
-            return values
         return self._corrector.give(parcel.shard, copies, values)
 
     def _read_more(self, section):
@@ -213,8 +205,6 @@ class CoordinatedExchange(exchange.Exchange):
 
         def take():
             taken = staged.take(key)
-            if self._corrector is None:
-                return taken
             return self._corrector.correct(
                 self._ledger, parcel, taken, staleness=staleness, worker=worker
             )
@@ -270,12 +260,7 @@ class CoordinatedExchange(exchange.Exchange):
         def run():
             replay.run(sent, section)
 
-        if self._corrector is None:
-            run()
-        else:
-            self._corrector.observe(
-                run, self._ledger, replay, section, self._rate
-            )
+        self._corrector.observe(run, self._ledger, replay, section, self._rate)
 
 
 def _is_of_update(record):

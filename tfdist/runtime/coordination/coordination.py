@@ -126,8 +126,7 @@ class Coordination:
         ledger = None
         if counter is not None:
             ledger = self._ledger_for(counter, kwargs["records"])
-            if self._store.corrector is not None:
-                self._store.corrector.prepare(ledger, kwargs["records"])
+            self._store.corrector.prepare(ledger, kwargs["records"])
         return coordinated.CoordinatedExchange(
             ledger=ledger, method=self._method, **kwargs
         )
@@ -189,7 +188,7 @@ class Coordination:
                 attendance=self._attendance,
             )
             ledger.prepare()
-            if self._store.local is not None:
+            if self._store.local.keeps_own_values:
                 ledger.tick(joining=True)
             self._ledgers[name] = ledger
             # Now it is known which updates the replicas hold.
@@ -209,8 +208,7 @@ class Coordination:
                 incarnations, expected, self._accepted_by(ledger)
             ).log()
         self._retired.restore()
-        if self._store.corrector is not None:
-            self._store.corrector.prepare_again()
+        self._store.corrector.prepare_again()
         # Their states are those of another epoch.
         self._status.clear()
         self._waiting.clear()
@@ -247,17 +245,19 @@ class Coordination:
             self._fit = call
             self._num_fits += 1
             self._without_data = None
-        if self._store.local is not None:
+        local = self._store.local
+        if local.keeps_own_values:
             # From now on, or what it makes of the parameters would be late.
             for ledger in self.ledgers:
                 ledger.tick(joining=True)
+            local.begin_fit()
 
     def tick(self):
         """Called with each heartbeat of this worker, in its thread."""
         local = self._store.local
         with self._watching:
             if self._fit is not None and self._fit.is_over():
-                if local is not None and local.unpushed():
+                if local.unpushed():
                     logging.warning(
                         "An exception has ended `fit`. The local steps since "
                         "the last exchange are sent when the script asks for "
@@ -268,7 +268,7 @@ class Coordination:
             known = self._without_data
             if known is not None and known == self._store.journal.begun:
                 self._leave()
-        working = local is not None and local.has_progressed()
+        working = local.has_progressed()
         for ledger in self.ledgers:
             state = ledger.tick(
                 working=working, preempted=preemption.received()
@@ -293,8 +293,7 @@ class Coordination:
         Until the next exchange, `fit` or `come_back`: others that begin to
         train after it expect whoever has left with them.
         """
-        if self._store.local is not None:
-            self._store.local.flush(last=True)
+        self._store.local.flush(last=True)
         with self._watching:
             self._without_data = self._store.journal.begun
             self._leave()
@@ -357,10 +356,16 @@ class Coordination:
             and state.phase[worker] == state_lib.Phase.COMPUTING
         ]
 
-    def own_accepted(self):
-        """Gradients of this process that were accepted, an int."""
+    def own_applied(self):
+        """What has become of the gradients of this process, by server.
+
+        Returns:
+          Two lists of ints: gradients that were applied, and those of which
+          nothing concerned the server. All servers apply what is accepted.
+        """
         own = sum(ledger.own_accepted() for ledger in self.ledgers)
-        return own + self._retired.own_accepted
+        number = self._store.num_shards
+        return [own + self._retired.own_accepted] * number, [0] * number
 
     def counts(self):
         """Gradients of each worker, over all optimizers.

@@ -245,7 +245,7 @@ class Ledger:
                 "All workers must synchronize in the same way. Here "
                 f"{mine}, on the servers {theirs}."
             )
-        if self._store.recovery is not None:
+        if self._store.recovery.is_needed:
             self.renew(self._store.recovery.incarnations)
         state = self.tick()
         self.accepted_before = int(state.accepted[self._worker])

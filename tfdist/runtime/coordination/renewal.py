@@ -68,9 +68,7 @@ class Renewal:
 
     def build_create(self):
         """Builds, on the first server, what a new ledger has beside a state."""
-        lives = [0] * self._store.num_shards
-        if self._store.recovery is not None:
-            lives = self._store.recovery.incarnations
+        lives = self._store.recovery.incarnations
         return [
             tf.raw_ops.AssignVariableOp(
                 resource=self._ledger.incarnations(),

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfdist.correction import Copies
 from tfdist.correction import LateGradient
 from tfdist.runtime.corrections import worker_corrections
+from tfdist.runtime.corrections.no_correction import NoCorrector
 from tfdist.runtime.corrections.slots import ServerSlots
 from tfdist.runtime.corrections.slots import dtype_of
 from tfdist.runtime.corrections.slots import read
@@ -41,6 +42,21 @@ class Corrector:
     def correction(self):
         """The `Correction`."""
         return self._correction
+
+    @property
+    def is_on_servers(self):
+        """Whether servers correct gradients; else workers do."""
+        return not self._correction.on_worker
+
+    @property
+    def of_servers(self):
+        """What servers do about gradients: nothing if workers do it."""
+        return self if self.is_on_servers else NoCorrector(self._store)
+
+    @property
+    def looks_ahead(self):
+        """Whether workers compute with other values than the parameters."""
+        return self._correction.looks_ahead
 
     @property
     def ledgers(self):

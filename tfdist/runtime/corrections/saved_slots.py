@@ -46,7 +46,7 @@ class Slot:
 def on_servers(store):
     """All slots that servers hold, a list of `Slot`."""
     corrector = store.corrector
-    if corrector is None or corrector.correction.on_worker:
+    if not corrector.is_on_servers:
         return []
     found = []
     for ordinal, ledger in sorted(corrector.ledgers.items()):
@@ -112,7 +112,7 @@ def write(store, variables, saved, num_workers):
       num_workers: Number of workers here.
     """
     corrector = store.corrector
-    if corrector is None or corrector.correction.on_worker:
+    if not corrector.is_on_servers:
         return
     placed, values = [], []
     for variable in variables:
@@ -183,8 +183,6 @@ def _saved_of(variable, saved):
 
 def of_worker(corrector):
     """What a correction keeps on this worker, a dict of key to array."""
-    if corrector is None:
-        return {}
     return {
         key: variable.numpy()
         for key, variable in corrector.own_variables().items()

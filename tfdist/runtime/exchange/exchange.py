@@ -100,8 +100,7 @@ class Exchange:
             # Read before anything fresh comes.
             by_server = self._pulled_by_server()
             self._pulled = self._pulled_from(by_server)
-        if store.marks is not None:
-            self._number = store.marks.next_number()
+        self._number = store.marks.next_number()
         # All servers are asked before any answer is waited for.
         answers, accepted = self._ask(self._shards)
         with tf.control_dependencies(pull.arrivals(answers)):
@@ -177,9 +176,11 @@ class Exchange:
         """Builds the notes of what else has been pulled; returns them."""
         if not self._is_counted:
             return []
+        counts = self._store.gradient_counts
         return [
-            self._store.gradient_counts.set_pulled(answer.shard, answer.more[0])
+            op
             for answer in answers
+            for op in counts.set_pulled(answer.shard, answer.more)
         ]
 
     def _send(self, shard, extra=()):
@@ -311,7 +312,7 @@ class Exchange:
                     shard, self.iterations, parcel.number, self._shards
                 )
             figures = [*figures, *self._read_more(section)]
-            follows = shard == 0 and store.follows
+            follows = shard == 0 and store.following.follows
             if follows:
                 figures.append(store.following.build_read())
         effects = resources.effects(self._graph.get_operations()[before:])
@@ -354,7 +355,7 @@ class Exchange:
     def _is_counted(self):
         """Whether the servers count this as a gradient of this worker."""
         counts = self._store.gradient_counts
-        return counts is not None and self.iterations is not None
+        return counts.is_kept and self.iterations is not None
 
     def _given(self, parcel, copies, values):
         """What the worker gets as fresh values, a list of tensors.
@@ -371,7 +372,7 @@ class Exchange:
         """What else is read with the fresh values: a list of tensors."""
         if not self._is_counted:
             return []
-        return [self._store.gradient_counts.read_on(section.shard)]
+        return self._store.gradient_counts.read_on(section.shard)
 
 
 def _add(handle, value):

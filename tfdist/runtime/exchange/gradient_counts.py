@@ -8,6 +8,47 @@ counts that belong to them.
 import tensorflow as tf
 
 
+class NoGradientCounts:
+    """See `GradientCounts`, whose part it takes where a ledger counts.
+
+    Args:
+      store: The `Runtime`.
+    """
+
+    is_kept = False
+
+    def __init__(self, store):
+        del store
+
+    def clear(self, shard):
+        """Builds nothing, a list; as the others do."""
+        del shard
+        return []
+
+    def put(self, shard, values):
+        """Builds nothing."""
+        del shard, values
+        return []
+
+    def read_on(self, shard):
+        """Builds nothing."""
+        del shard
+        return []
+
+    def pulled(self, shard):
+        """Builds nothing."""
+        del shard
+        return []
+
+    def set_pulled(self, shard, values):
+        """Builds nothing."""
+        del shard, values
+        return []
+
+    def begin(self):
+        """Does nothing."""
+
+
 class GradientCounts:
     """What has become of the gradients of all workers.
 
@@ -17,6 +58,8 @@ class GradientCounts:
       worker_names: Dict of the workers' numbers to their names: of those
         whose gradients go to the same servers.
     """
+
+    is_kept = True
 
     def __init__(self, store, num_workers, worker_names):
         self._store = store
@@ -44,11 +87,18 @@ class GradientCounts:
         )
 
     def clear(self, shard):
-        """Builds, in the scope's device: there are none; the operation."""
-        return tf.raw_ops.AssignVariableOp(
-            resource=self.handle(shard),
-            value=tf.zeros([3 * self._num_workers], tf.int64),
-        )
+        """Builds, in the scope's device: there are none; the operations."""
+        zeros = tf.zeros([3 * self._num_workers], tf.int64)
+        return self.put(shard, [zeros])
+
+    def put(self, shard, values):
+        """Builds, in the scope's device, what `values` were read as."""
+        return [
+            tf.raw_ops.AssignVariableOp(
+                resource=self.handle(shard), value=value
+            )
+            for value in values
+        ]
 
     def note(self, shard, finite, staleness):
         """Builds, on the server: one more gradient of this worker.
@@ -69,22 +119,25 @@ class GradientCounts:
         )
 
     def read_on(self, shard):
-        """Builds the reading of the vector, in the scope's device."""
+        """Builds the reading of the vector, in the scope's device; a list."""
         value = tf.raw_ops.ReadVariableOp(
             resource=self.handle(shard), dtype=tf.int64
         )
         value.set_shape([3 * self._num_workers])
-        return value
+        return [value]
 
     def pulled(self, shard):
-        """The vector at this worker's last pull."""
-        return self._pulled[shard].read_value()
+        """The vector at this worker's last pull, a list."""
+        return [self._pulled[shard].read_value()]
 
-    def set_pulled(self, shard, value):
-        """Sets what `pulled` gives; returns the operation."""
-        return tf.raw_ops.AssignVariableOp(
-            resource=self._pulled[shard].local_handle, value=value
-        )
+    def set_pulled(self, shard, values):
+        """Sets what `pulled` gives; returns the operations."""
+        return [
+            tf.raw_ops.AssignVariableOp(
+                resource=self._pulled[shard].local_handle, value=value
+            )
+            for value in values
+        ]
 
     def begin(self):
         """What has been pulled is of earlier lives of this process."""
@@ -132,7 +185,7 @@ class GradientCounts:
 
         def read():
             with tf.device(self._store.devices[0]):
-                return self.read_on(0)
+                return self.read_on(0)[0]
 
         with tf.device(self._store.devices[0]):
             known = tf.raw_ops.VarIsInitializedOp(resource=handle)

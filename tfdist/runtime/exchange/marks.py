@@ -20,6 +20,32 @@ from tfdist.runtime.variables.variables import Role
 _OTHERS = "others"
 
 
+class NoMarks:
+    """See `Marks`, whose part it takes where no exchange can be half done.
+
+    Args:
+      store: The `Runtime`.
+    """
+
+    def __init__(self, store):
+        del store
+
+    def next_number(self):
+        """No number: there is nothing to tell apart."""
+        return None
+
+    def build_all(self, held):
+        """Builds nothing; a list."""
+        del held
+        return []
+
+    def prepare(self, traced):
+        """Does nothing."""
+
+    def settle(self):
+        """Does nothing."""
+
+
 class Marks:
     """The marks of one worker, and how all are read.
 
@@ -130,12 +156,35 @@ class Marks:
             known = tf.raw_ops.VarIsInitializedOp(resource=handle)
             return tf.cond(known, read, lambda: tf.zeros([size], tf.int64))
 
+    def prepare(self, traced):
+        """Makes the marks that nobody has left yet.
+
+        Args:
+          traced: A `Traced`, to do it with.
+        """
+        traced.call(("missing marks", self.sites()), self.build_missing)
+
     def sites(self):
         """What exchanges are told apart by, a tuple of strings."""
         counters = [
             v for v in self._store.variables if v.role is Role.ITERATIONS
         ]
         return (_OTHERS, *(_site(counter) for counter in counters))
+
+    def build_all(self, held):
+        """Builds the reading of all marks, under all locks.
+
+        Args:
+          held: The operation after which the locks are held.
+
+        Returns:
+          A tensor by server, on it.
+        """
+        found = []
+        for shard, device in enumerate(self._store.devices):
+            with tf.control_dependencies([held]), tf.device(device):
+                found.append(self.build_read(shard))
+        return found
 
     def build_read(self, shard):
         """Builds the reading of a server's marks, in its scope.

@@ -19,19 +19,6 @@ _LOG_SECONDS = 5.0
 _MOST_NAMES = 5
 
 
-def check_argument(nonfinite):
-    """Refuses what is no choice.
-
-    Raises:
-      ValueError: It is none of `CHOICES`.
-    """
-    if nonfinite not in CHOICES:
-        raise ValueError(
-            'nonfinite must be "drop", "fail" or "ignore", came: '
-            f"{nonfinite!r}."
-        )
-
-
 class Nonfinite:
     """Looks at the updates of one worker.
 

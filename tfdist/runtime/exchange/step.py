@@ -12,7 +12,6 @@ import keras
 import tensorflow as tf
 
 from tfdist.runtime.exchange import compiled
-from tfdist.runtime.exchange import exchange as exchange_lib
 from tfdist.runtime.exchange import lifting
 from tfdist.runtime.exchange import records
 from tfdist.runtime.variables.variables import Role
@@ -75,13 +74,6 @@ def step_counter(optimizer):
     )
 
 
-def exchange_maker(store):
-    """What makes the exchanges of `store`, see `Exchange`."""
-    if store.coordination is not None:
-        return store.coordination.exchange
-    return exchange_lib.Exchange
-
-
 def settings_of(optimizer):
     """The worker's own scalars of an optimizer, such as its learning rate."""
     values = [getattr(v, "value", v) for v in optimizer.variables]
@@ -114,14 +106,14 @@ class Step:
 
     def __init__(self, store, ticketed=()):
         self._store = store
-        self._make_exchange = exchange_maker(store)
+        self._make_exchange = store.coordination.exchange
         self._root = tf.compat.v1.get_default_graph()
         self._pending = {}
         # Of models that all other workers have freed.
         self._over = []
         # Ordinals of step counters whose local value is this step's ticket.
         self._ticketed = set(ticketed)
-        if store.nonfinite is not None and not ticketed:
+        if not ticketed:
             store.nonfinite.begin_step()
 
     def _here(self):
@@ -280,15 +272,13 @@ class Step:
             compiled.outside(),
             tf.name_scope("exchange"),
         ):
-            if optimizer and self._store.corrector is not None:
+            if optimizer:
                 self._store.corrector.before_push(recorded, optimizer, counter)
-            finite = None
-            if self._store.nonfinite is not None:
-                finite = self._store.nonfinite.check(
-                    recorded,
-                    is_step=counter is not None,
-                    follows=bool(self._ticketed),
-                )
+            finite = self._store.nonfinite.check(
+                recorded,
+                is_step=counter is not None,
+                follows=bool(self._ticketed),
+            )
             exchange = self._make_exchange(
                 store=self._store,
                 graph=graph,

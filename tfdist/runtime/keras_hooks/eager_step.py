@@ -48,7 +48,7 @@ class EagerSteps:
           arguments: What it is called with.
         """
         self._store.commit()
-        if self._store.local is None:
+        if not self._store.local.keeps_own_values:
             return EagerStep(self._store, self._functions)
         function = inspect.unwrap(function)
         function = getattr(function, "__func__", function)

@@ -29,8 +29,7 @@ def call(store, function, *args):
                 "There is no data for this worker in this epoch: it trains on "
                 "nothing, and nobody waits for it."
             )
-            if store.coordination is not None:
-                store.coordination.stay_away()
+            store.coordination.stay_away()
         raise
 
 

@@ -13,7 +13,6 @@ from tfdist.runtime.exchange import compiled
 from tfdist.runtime.exchange import step as step_lib
 from tfdist.runtime.keras_hooks import eager_step
 from tfdist.runtime.keras_hooks import input as input_lib
-from tfdist.runtime.local_steps import local_step
 from tfdist.runtime.variables.variables import ReplicaVariable
 from tfdist.runtime.variables.variables import active
 from tfdist.saving import models
@@ -37,7 +36,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         self._config = config
         self._traced = weakref.WeakKeyDictionary()
         self._eager_steps = eager_step.EagerSteps(store)
-        store.creator = self._create_variable
+        store.create_with(self._create_variable)
 
     # Variables.
 
@@ -58,7 +57,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             "shape",
         )
         kwargs = {key: kwargs[key] for key in known if key in kwargs}
-        if self._store.files is not None:
+        if self._store.files.is_shared:
             models.see_callers(self._store.files)
         made_by_optimizer = _is_made_by_optimizer()
         if made_by_optimizer:
@@ -88,7 +87,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             fn, tf.types.experimental.PolymorphicFunction
         ):
             return self._store.call(self._trace(fn), args, kwargs)
-        if self._store.local is not None and isinstance(
+        if self._store.local.keeps_own_values and isinstance(
             fn, tf.types.experimental.PolymorphicFunction
         ):
             # As part of this function: what a step does is followed here.
@@ -101,8 +100,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             return self._record(fn, args, kwargs)
 
     def _run_eagerly(self, fn, args, kwargs):
-        coordination = self._store.coordination
-        retries = coordination is not None and coordination.retries
+        retries = self._store.coordination.retries
         while True:
             before, active.step = (
                 active.step,
@@ -121,8 +119,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         if private_tensorflow.is_compiled_by_xla():
             with compiled.in_parts():
                 return self._record(fn, args, kwargs)
-        coordination = self._store.coordination
-        if coordination is None or not coordination.retries:
+        if not self._store.coordination.retries:
             return self._record_once(fn, args, kwargs)
         return self._record_until_accepted(fn, args, kwargs)
 
@@ -149,12 +146,8 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         return tf.nest.pack_sequence_as(first, flat, expand_composites=True)
 
     def _record_once(self, fn, args, kwargs, single=False):
-        if self._store.kernels is not None:
-            self._store.kernels.note(tf.compat.v1.get_default_graph())
-        if self._store.local is None:
-            active.step = step_lib.Step(self._store)
-        else:
-            active.step = local_step.LocalStep(self._store, (args, kwargs))
+        self._store.kernels.note(tf.compat.v1.get_default_graph())
+        active.step = self._store.local.new_step((args, kwargs))
         try:
             # At the end of the data nothing must count a batch that is not
             # there, as an operation would that does not depend on it.

@@ -138,6 +138,11 @@ class Following:
 
     # In the training step.
 
+    @property
+    def follows(self):
+        """Whether this worker follows the decisions of another one."""
+        return not self.is_chief
+
     def build_read(self):
         """Builds the reading of what the chief tells, on the first server."""
         return self._membership.tables[0].build_word(_CHIEF)
@@ -177,8 +182,7 @@ class Following:
         """
         trained = [id(v) for v in model.trainable_variables]
         before, self._trained = self._trained, (weakref.ref(model), trained)
-        coordination = self._store.coordination
-        if coordination is not None and coordination.waits:
+        if self._store.coordination.waits:
             return True
         return before[0]() is model and before[1] != trained
 
@@ -238,10 +242,8 @@ class Following:
         if fit is None:
             return
         fit.is_in_loop = False
-        if self._store.local is not None:
-            self._store.local.finish()
-        if self._store.coordination is not None:
-            self._store.coordination.leave()
+        self._store.local.finish()
+        self._store.coordination.leave()
         self._tell(reached=fits.ended(fit.number))
 
     def close(self):
@@ -336,7 +338,8 @@ class Following:
         told = fit.told
         if told.number != fit.number or not told.rates:
             return
-        if self._store.local is not None and fit.adopted == fit.exchanges:
+        may_last = self._store.local.keeps_own_values
+        if may_last and fit.adopted == fit.exchanges:
             return  # What a callback here does lasts until an exchange.
         fit.adopted = fit.exchanges
         for variable, rate in zip(fit.rates, told.rates, strict=False):
@@ -463,8 +466,7 @@ class Following:
     def _take_over(self):
         """Takes over what servers hold."""
         self._store.pull()
-        if self._store.corrector is not None:
-            self._store.corrector.show_ahead()
+        self._store.corrector.show_ahead()
         self._wrote = False
 
 

@@ -54,7 +54,7 @@ def distribute(dataset, config, store, before_training=None):
     _check_made_after_strategy(dataset)
     purpose, frame = _keras_purpose()
     adapter = _data_adapter(frame)
-    if purpose in ("train", "evaluate") and store.files is not None:
+    if purpose in ("train", "evaluate") and store.files.is_shared:
         models.see(frame.f_locals["self"], store.files)
         callbacks.see(frame.f_locals.get("callbacks"), store.files)
     if purpose == "evaluate":
@@ -66,16 +66,15 @@ def distribute(dataset, config, store, before_training=None):
         if before_training is not None:
             before_training()
         call = functools.partial(empty_epochs.call, store)
-        if store.following is not None:
-            store.following.watch(frame)
-            call = functools.partial(store.following.call, call)
+        store.following.watch(frame)
+        call = functools.partial(store.following.call, call)
         store.watch(frame)
-        if store.recovery is not None:
+        if store.recovery.is_needed:
             guarding.guard(frame.f_locals["self"], call)
     shared, steps_per_epoch, number = dataset, None, 1
     if purpose == "train":
         policy = dataset.options().experimental_distribute.auto_shard_policy
-        store.data_shares = (
+        store.note_data_shares(
             None if policy == _AutoShardPolicy.OFF else _shares(config)[0]
         )
     if purpose not in ("evaluate", "validate"):

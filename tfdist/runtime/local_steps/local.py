@@ -20,7 +20,7 @@ from tfdist.runtime.exchange.pull import assign
 from tfdist.runtime.local_steps import inner as inner_lib
 from tfdist.runtime.local_steps import local_exchange
 from tfdist.runtime.local_steps import local_faces
-from tfdist.runtime.local_steps import local_speeds
+from tfdist.runtime.local_steps import local_step
 from tfdist.runtime.variables import traced
 from tfdist.runtime.variables.section import read_replica
 from tfdist.runtime.variables.variables import Role
@@ -35,15 +35,27 @@ class Local:
       synchronization: The `Synchronization`, resolved.
       num_workers: Number of workers.
       worker_id: Number of this one.
+      build_workers: Builds, on a server, how many make up the cluster, a
+        scalar float64; default: `num_workers`.
+      ring: Where there are no servers, the `Ring` of the workers.
     """
 
+    # A worker's own values may be in the replicas, or in their shadows.
+    keeps_own_values = True
+
     def __init__(
-        self, store, method, synchronization, *, num_workers, worker_id
+        self,
+        store,
+        method,
+        synchronization,
+        *,
+        num_workers,
+        worker_id,
+        build_workers=None,
+        ring=None,
     ):
         self.method = method
         self._store = store
-        self._num_workers = num_workers
-        self._worker = worker_id
         # By the ordinals of step counters, and of parameters.
         self._inners = {}
         self._creates_outer = False
@@ -55,6 +67,10 @@ class Local:
             method,
             averages=synchronization.averages,
             num_workers=num_workers,
+            worker_id=worker_id,
+            build_workers=build_workers
+            or (lambda: tf.constant(num_workers, tf.float64)),
+            ring=ring,
             shadow=self._faces.shadow,
         )
         self._traced = traced.Traced(store)
@@ -107,6 +123,11 @@ class Local:
     # What is saved.
 
     @property
+    def keeps_own(self):
+        """Whether a worker goes on from other weights than it is given."""
+        return self.method.keeps_own
+
+    @property
     def inners(self):
         """What is known of each inner optimizer, a list of `Inner`."""
         return list(self._inners.values())
@@ -125,6 +146,14 @@ class Local:
         ]
 
     # While a step is traced.
+
+    def new_step(self, arguments):
+        """A `LocalStep` to follow a call of `strategy.run`, as it is traced.
+
+        Args:
+          arguments: What the step function is called with.
+        """
+        return local_step.LocalStep(self._store, arguments)
 
     def before_step(self, graph, first, *, own):
         """Builds: the replicas hold what a step needs, see `Faces`."""
@@ -198,10 +227,7 @@ class Local:
 
         with tf.init_scope():
             outer = self._make_outer(parameters)
-            if self.method.dynamic and self._exchange.speeds is None:
-                self._exchange.speeds = local_speeds.Speeds(
-                    store, self._num_workers, self._worker
-                )
+            self._exchange.follow_speed()
             for parameter in parameters:
                 if parameter.pieces:
                     step_lib.check_elementwise(parameter, outer)
@@ -396,7 +422,7 @@ class Local:
 
     def _flush(self, inners, last):
         left = [one for one in inners if int(one.since_push.numpy())]
-        if last and left and self._store.coordination is not None:
+        if last and left:
             # Or two workers with steps of different optimizers left would
             # wait for each other.
             self._store.coordination.leave_all_but(

@@ -11,6 +11,7 @@ from tfdist.runtime.exchange import ring_exchange
 from tfdist.runtime.exchange import step as step_lib
 from tfdist.runtime.exchange.pull import assign
 from tfdist.runtime.local_steps import inner as inner_lib
+from tfdist.runtime.local_steps import local_speeds
 from tfdist.runtime.variables.section import read_replica
 from tfdist.runtime.variables.variables import Role
 
@@ -23,20 +24,43 @@ class LocalExchange:
       method: The `LocalSteps`.
       averages: Whether updates are means over workers.
       num_workers: Number of workers.
+      worker_id: Number of this one.
+      build_workers: Builds, on a server, how many make up the cluster, a
+        scalar float64.
+      ring: Where there are no servers, the `Ring` of the workers, else None.
       shadow: Callable of a variable that gives its shadow, where the anchor is
         while a step runs.
     """
 
-    def __init__(self, store, method, *, averages, num_workers, shadow):
+    def __init__(
+        self,
+        store,
+        method,
+        *,
+        averages,
+        num_workers,
+        worker_id,
+        build_workers,
+        ring,
+        shadow,
+    ):
         self._store = store
         self._method = method
         self._averages = averages
         self._num_workers = num_workers
+        self._worker = worker_id
+        self._build_workers = build_workers
         self._shadow = shadow
         # Where the number of steps follows the worker's speed.
         self.speeds = None
-        # Where there are no servers: the `Ring` of the workers.
-        self.ring = None
+        self._ring = ring
+
+    def follow_speed(self):
+        """Makes the number of steps follow the workers' speeds, if it is to."""
+        if self._method.dynamic and self.speeds is None:
+            self.speeds = local_speeds.Speeds(
+                self._store, self._num_workers, self._worker
+            )
 
     def build(
         self,
@@ -66,9 +90,9 @@ class LocalExchange:
             finite = self._check(inner, records, own)
         else:
             finite = self._was_finite(inner, this_round)
-        if self.ring is not None:
-            this_round = this_round or self.ring.build_round(inner)
-            records, sent = self.ring.average(
+        if self._ring is not None:
+            this_round = this_round or self._ring.build_round(inner)
+            records, sent = self._ring.average(
                 inner, records, this_round, finite
             )
         before = None if adopt else self._versions()
@@ -115,8 +139,6 @@ class LocalExchange:
 
     def _check(self, inner, records, own):
         """Builds: is all finite, a scalar bool tensor; None not to look."""
-        if self._store.nonfinite is None:
-            return None
         more = []
         if inner.accrued or self._method.keeps_own:
             # What the worker goes on from is not what it pushes.
@@ -131,7 +153,7 @@ class LocalExchange:
     def _was_finite(self, inner, this_round):
         """What `look` has found."""
         nonfinite = self._store.nonfinite
-        if nonfinite is None or not nonfinite.looks:
+        if not nonfinite.looks:
             return None
         if not this_round.takes_part:
             return tf.ones([], tf.bool)
@@ -140,10 +162,9 @@ class LocalExchange:
     def _exchange(self, inner, records, sent, this_round, last, finite):
         store, outer = self._store, inner.outer
         counter = step_lib.step_counter(outer)
-        if store.corrector is not None:
-            store.corrector.before_push(records, outer, counter)
+        store.corrector.before_push(records, outer, counter)
         graph = tf.compat.v1.get_default_graph()
-        maker, weight = step_lib.exchange_maker(store), None
+        maker, weight = store.coordination.exchange, None
         if this_round is not None:
             maker = functools.partial(ring_exchange.RingExchange, this_round)
         elif self._averages and self._method.weighted:
@@ -258,10 +279,7 @@ class LocalExchange:
         if self._averages:
             _replace(variable, value)
         else:
-            workers = tf.constant(self._num_workers, tf.float64)
-            if self._store.build_enlisted is not None:
-                workers = self._store.build_enlisted()
-            share = tf.cast(1.0 / workers, variable.dtype)
+            share = tf.cast(1.0 / self._build_workers(), variable.dtype)
             variable.assign_add(share * (value - variable), read_value=False)
 
     # A push or a fetch alone.
@@ -287,8 +305,7 @@ class LocalExchange:
                 ledger.set_pulled(shard, number)
 
     def _ledgers(self):
-        coordination = self._store.coordination
-        return [] if coordination is None else coordination.ledgers
+        return self._store.coordination.ledgers
 
     def fetch(self, inner):
         """Builds a fetch without a push."""

@@ -51,8 +51,7 @@ class Election:
         is_elected, here = self._wait_for_turn(shard, name, takes_part)
         if not takes_part:
             return False, here
-        if store.local is not None:
-            store.local.show_anchor()
+        store.local.show_anchor()
         done = False
         if is_elected:
             restored = self._restorer.restore(shard)

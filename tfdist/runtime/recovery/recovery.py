@@ -74,6 +74,9 @@ class Recovery:
       events: List of `Event`, one for each recovery so far.
     """
 
+    # There are servers, and they may be lost.
+    is_needed = True
+
     def __init__(
         self,
         store,
@@ -188,10 +191,8 @@ class Recovery:
         silent = self._whereabouts.silent(self._whereabouts.lives())
         if silent:
             return f"Parameter servers that do not answer: {', '.join(silent)}."
-        if self._store.coordination is not None:
-            slow = self._store.coordination.waited_for()
-            if slow:
-                return f"Waiting for the gradients of {', '.join(slow)}."
+        if slow := self._store.coordination.waited_for():
+            return f"Waiting for the gradients of {', '.join(slow)}."
         return "All parameter servers answer."
 
     def recover(self, error):
@@ -240,8 +241,7 @@ class Recovery:
                         mine.add(shard)
                 if new:
                     self._store.freeing.free_again(new)
-                if self._store.coordination is not None:
-                    self._store.coordination.renew(now, here)
+                self._store.coordination.renew(now, here)
                 self.incarnations = now
                 if lost:
                     self._settle_marks()
@@ -301,18 +301,15 @@ class Recovery:
                     raise
 
     def _settle_marks(self):
-        marks = self._store.marks
         # An evaluator leaves none.
-        if marks is not None and self._whereabouts.config.is_worker:
-            marks.settle()
+        if self._whereabouts.config.is_worker:
+            self._store.marks.settle()
 
     def _refresh(self):
         store = self._store
-        if store.local is not None:
-            store.local.drop_unpushed()
+        store.local.drop_unpushed()
         store.synchronizer.pull_committed()
-        if store.local is not None:
-            store.local.after_pull()
+        store.local.after_pull()
 
 
 def _name_of(function):

@@ -190,12 +190,12 @@ class Restorer:
         device = store.devices[shard]
         held, values = self._copies_on(shard)
         tail = [self._mine(shard)]
-        if store.gradient_counts is not None:
-            tail.append(store.gradient_counts.pulled(shard))
+        tail += store.gradient_counts.pulled(shard)
         moved = transfer.move(
             [*values, *tail], source=store.worker_device, target=device
         )
-        values, mine = moved[: len(values)], moved[len(values)]
+        number = len(values)
+        values, (mine, *counts) = moved[:number], moved[number:]
         with tf.control_dependencies([t.op for t in moved]):
             own = store.lock(shard, _LOCK)
         # Who joins just now may train already from what a snapshot held.
@@ -210,11 +210,7 @@ class Restorer:
                 with tf.device(device):
                     kept, stale = self._assign(shard, held, values, mine)
                     store.counter("version", shard).set(mine - 1)
-                    if store.gradient_counts is not None:
-                        tf.raw_ops.AssignVariableOp(
-                            resource=store.gradient_counts.handle(shard),
-                            value=moved[-1],
-                        )
+                    store.gradient_counts.put(shard, counts)
                     if shard == 0:
                         self._build_leave_word()
                 return True, kept, stale

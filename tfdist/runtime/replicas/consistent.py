@@ -44,27 +44,6 @@ def lock_all(store):
     return locks, held[0]
 
 
-def build_marks(store, held):
-    """Builds the reading of all marks, under all locks.
-
-    Args:
-      store: The `ParameterStore`.
-      held: The operation after which the locks are held.
-
-    Returns:
-      A tensor by server, on it; an empty list where no update can be half
-      done.
-    """
-    if store.marks is None:
-        return []
-    found = []
-    for shard in range(store.num_shards):
-        device = store.devices[shard]
-        with tf.control_dependencies([held]), tf.device(device):
-            found.append(store.marks.build_read(shard))
-    return found
-
-
 class Reader:
     """Repeats a reading until no update is half done.
 
@@ -87,17 +66,13 @@ class Reader:
 
         Args:
           key: Of what `build` builds, hashable.
-          build: Builds the reading; returns what `build_marks` does, brought
-            here, and what else is wanted, a structure of tensors.
+          build: Builds the reading; returns what `Marks.build_all` does,
+            brought here, and what else is wanted, a structure of tensors.
 
         Returns:
           What else was wanted.
         """
-        if self._store.marks is not None:
-            self._traced.call(
-                ("missing marks", self._store.marks.sites()),
-                self._store.marks.build_missing,
-            )
+        self._store.marks.prepare(self._traced)
         began = time.monotonic()
         seen = {}
         self.attempts = 0

@@ -181,9 +181,7 @@ class FirstValues:
         """Builds the server's version, and what it counts of gradients."""
         store = self._store
         done = [store.counter("version", shard).set(store.state.first_version)]
-        if store.gradient_counts is not None:
-            done.append(store.gradient_counts.clear(shard))
-        return done
+        return done + store.gradient_counts.clear(shard)
 
     def _first_values_on(self, shard, variables):
         """Handles of what a server is to hold, and this worker's values."""

@@ -21,8 +21,7 @@ class Refresh:
     @property
     def ledgers(self):
         """Those of all methods, a list; empty without any."""
-        coordination = self._store.coordination
-        return [] if coordination is None else coordination.ledgers
+        return self._store.coordination.ledgers
 
     def build(self, variables, together=False):
         """Builds the refreshing of the replicas of `variables`.
@@ -32,13 +31,13 @@ class Refresh:
           together: Whether all servers are read at one moment.
 
         Returns:
-          Together, the marks that were there, see `consistent.build_marks`.
+          Together, the marks that were there, see `Marks.build_all`.
         """
         store = self._store
         locks, held, marks = [None] * store.num_shards, None, []
         if together:
             locks, held = consistent.lock_all(store)
-            marks = consistent.build_marks(store, held)
+            marks = store.marks.build_all(held)
         found = []
         for shard in range(store.num_shards):
             here = copies.primary_on(store, shard, variables)
@@ -51,8 +50,7 @@ class Refresh:
         arrived = [
             tensor.op
             for _, _, values, version, counts, updates in found
-            for tensor in (*values, version, counts, *updates)
-            if tensor is not None
+            for tensor in (*values, version, *counts, *updates)
         ]
         with tf.control_dependencies(arrived):
             self._put_all(found)
@@ -76,8 +74,7 @@ class Refresh:
                     known[piece.number] = value
             if any(v.role is Role.PARAMETER for v, _ in here):
                 store.set_pulled_version(shard, version)
-                if counts is not None:
-                    store.gradient_counts.set_pulled(shard, counts)
+                store.gradient_counts.set_pulled(shard, counts)
                 for ledger, number in zip(self.ledgers, updates, strict=True):
                     ledger.set_pulled(shard, number)
         for ordinal, values in pieces.items():
@@ -112,8 +109,7 @@ class Refresh:
                 counters = [store.counter("version", shard)]
                 counters += [ledger.updates(shard) for ledger in self.ledgers]
                 values += [counter.read() for counter in counters]
-                if store.gradient_counts is not None:
-                    values.append(store.gradient_counts.read_on(shard))
+                values += store.gradient_counts.read_on(shard)
                 noted = self.note_given(shard, here, values)
         read = [v.op for v in (*values, *marks)]
         with tf.control_dependencies([*read, *noted]):
@@ -121,10 +117,8 @@ class Refresh:
         home = transfer.move(
             values, source=store.devices[shard], target=store.worker_device
         )
-        version, *updates = home[len(here) :]
-        counts = None
-        if store.gradient_counts is not None:
-            counts = updates.pop()
+        version, *rest = home[len(here) :]
+        updates, counts = rest[: len(self.ledgers)], rest[len(self.ledgers) :]
         return home[: len(here)], version, counts, updates
 
     def note_given(self, shard, here, values):
@@ -138,10 +132,9 @@ class Refresh:
         Returns:
           List of operations.
         """
-        corrector = self._store.corrector
-        if corrector is None:
-            return []
-        return corrector.note_given(shard, here, values[: len(here)])
+        return self._store.corrector.note_given(
+            shard, here, values[: len(here)]
+        )
 
     def _put(self, variable, value):
         if variable.role is Role.ITERATIONS:

@@ -74,7 +74,7 @@ class Synchronizer:
         if self._committed == len(variables):
             return
         first, end = self._committed, len(variables)
-        if not first and self._store.recovery is not None:
+        if not first:
             self._orphans = self._store.recovery.wait_until_settled(
                 self._is_chief, self._timeout
             )
@@ -178,7 +178,8 @@ class Synchronizer:
         """
         if not self._is_committed(variable):
             return
-        if self._store.local is None and private_tensorflow.is_saving():
+        keeps_own_values = self._store.local.keeps_own_values
+        if not keeps_own_values and private_tensorflow.is_saving():
             if self._store.journal.exchanges != self._together_at:
                 self.pull_together()
             return

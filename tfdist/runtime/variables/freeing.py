@@ -84,7 +84,7 @@ class Freeing:
 
     def was_made(self, variable):
         """Takes note of a variable that servers are to hold."""
-        if self._store.local is None:
+        if not self._store.local.keeps_own_values:
             replica = variable.local_handle, variable.dtype
             self._replicas[variable.ordinal] = replica
 
@@ -100,8 +100,7 @@ class Freeing:
         if not self._tidying.acquire(blocking=False):
             return
         try:
-            if self._store.local is not None:
-                self._store.local.tidy()
+            self._store.local.tidy()
             self._store.locals.forget(self._store.locals.gone())
             self._let_go_of(self._store.variables.gone())
             if self._let_go and self._has_entered:
@@ -156,16 +155,14 @@ class Freeing:
         store = self._store
         ordinals = set(ordinals)
         for part in (store.corrector, store.coordination, store.local):
-            if part is not None:
-                part.let_go(ordinals)
-        if store.local is None:
+            part.let_go(ordinals)
+        if not store.local.keeps_own_values:
             # Steps of others may swap what they hold with their shadows.
             self._empty(ordinals)
         store.variables.forget(ordinals)
         for known in list(store.traced):
             known.forget()
-        if store.kernels is not None:
-            store.kernels.forgot()
+        store.kernels.forgot()
         self._let_go |= ordinals
 
     def _empty(self, ordinals):
@@ -272,8 +269,7 @@ class Freeing:
         self._freed.update(named)
         for key in named:
             del store.known[key]
-        if store.coordination is not None:
-            store.coordination.were_freed(free)
+        store.coordination.were_freed(free)
         return True
 
     def _build_destroy(self, named, rows):
@@ -298,11 +294,9 @@ class Freeing:
                 same = tf.reduce_all(tf.equal(now, tf.constant(rows)))
 
         def destroy():
-            done = []
-            if store.coordination is not None:
-                done = store.coordination.build_retire(
-                    [store.short_name(name) for _, name in named]
-                )
+            done = store.coordination.build_retire(
+                [store.short_name(name) for _, name in named]
+            )
             with tf.control_dependencies(done):
                 for (shard, name), dtype in named.items():
                     _build_destroy_one(store.devices[shard], name, dtype)

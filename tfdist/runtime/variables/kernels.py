@@ -15,6 +15,26 @@ from tfdist.cluster import connection
 _ENOUGH = 8
 
 
+class NoKernels:
+    """See `Kernels`, whose part it takes where there are no servers.
+
+    Args:
+      store: The `Runtime`.
+    """
+
+    def __init__(self, store):
+        del store
+
+    def note(self, graph):
+        """Does nothing."""
+
+    def forgot(self):
+        """Does nothing."""
+
+    def tidy(self):
+        """Does nothing."""
+
+
 class Kernels:
     """Connects anew when enough was forgotten since it last did.
 

@@ -8,6 +8,17 @@ from tfdist import private_tensorflow
 from tfdist.runtime.variables.variables import active
 
 
+class Here:
+    """What stands for a `ServerClient` where the server is this process."""
+
+    def function(self, build, signature):
+        """See `ServerClient.function`; here there are no other threads."""
+        function = tf.function(
+            build, input_signature=signature, autograph=False
+        )
+        return lambda *values: [t.numpy() for t in function(*values)]
+
+
 class Counter:
     """An int64 on a server, used in the graph that is being built."""
 

@@ -186,7 +186,7 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
 
     @property
     def files(self):
-        """The `Files` of the task, or None."""
+        """The `Files` of the task."""
         return self._store.files
 
     @property
@@ -222,7 +222,7 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
             return active.section.read_local(self)
         if (
             active.section is None
-            and self.files is not None
+            and self.files.is_shared
             and not tf.executing_eagerly()
         ):
             # Of a model that calls its layers in a loop of the user's own.

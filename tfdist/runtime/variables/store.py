@@ -1,14 +1,9 @@
-"""What the servers hold: primaries, counters, locks, and their names."""
+"""What servers hold: primaries, their placement, counters, locks, and names."""
 
 import weakref
 
 import tensorflow as tf
 
-from tfdist.runtime.checkpoint import training_state
-from tfdist.runtime.exchange import journal
-from tfdist.runtime.keras_hooks import calls
-from tfdist.runtime.replicas import synchronize
-from tfdist.runtime.variables import freeing
 from tfdist.runtime.variables import resources
 from tfdist.runtime.variables import sharding
 from tfdist.runtime.variables import variable_list
@@ -16,7 +11,6 @@ from tfdist.runtime.variables.variables import Piece
 from tfdist.runtime.variables.variables import ReplicaVariable
 from tfdist.runtime.variables.variables import Role
 from tfdist.runtime.variables.variables import role_of
-from tfdist.saving import refusals
 
 _SEED_STRIDE = 1_000_003
 _MAX_SEED = 2**31 - 1
@@ -31,10 +25,10 @@ class ParameterStore(resources.Resources):
       worker_device: This worker's CPU.
       worker_id: Number of this worker, 0 for the first.
       is_chief: Whether this worker gives new variables their first value.
-      timeout: Seconds to wait for the chief to do so.
       partitioner: Callable of `shape` and `dtype`, as in
         `tf.distribute.experimental.partitioners`, that says into how many
         pieces each parameter is split along its first axis; or None.
+      keeps_variables: Whether variables are kept that nobody uses any more.
     """
 
     def __init__(
@@ -45,8 +39,8 @@ class ParameterStore(resources.Resources):
         worker_device,
         worker_id,
         is_chief,
-        timeout,
         partitioner=None,
+        keeps_variables=False,
     ):
         self._partitioner = partitioner
         self.worker_id = worker_id
@@ -55,56 +49,15 @@ class ParameterStore(resources.Resources):
         self.worker_device = worker_device
         # Of users and of Keras, who hold them: what servers hold, and what
         # never leaves this worker.
-        self.variables = variable_list.VariableList()
+        self.variables = variable_list.VariableList(keeps=keeps_variables)
         self.locals = variable_list.VariableList()
         # Every `Traced` of this store.
         self.traced = weakref.WeakSet()
-        # Calls of `fit` on this worker.
-        self.fits = 0
         self._balancer = sharding.ByteBalancer(len(self.devices))
         self._pulled_versions = [
             self.worker_variable(tf.zeros([], tf.int64), f"pulled_version_{k}")
             for k in range(self.num_shards)
         ]
-        # How decisions are made over gradients; None where none is needed.
-        self.coordination = None
-        # Builds, in the scope of a server's device, how many workers make up
-        # the cluster, a scalar float64; None where that never changes.
-        self.build_enlisted = None
-        # What is done about late gradients; None where nothing is.
-        self.corrector = None
-        # What has become of gradients; None where a ledger counts them.
-        self.gradient_counts = None
-        # What is done about updates that are not finite; None for nothing.
-        self.nonfinite = None
-        # How many shares the data of the last `fit` was divided into; None
-        # where each worker has all that it is given.
-        self.data_shares = None
-        # Steps between exchanges; None where each step is exchanged.
-        self.local = None
-        # What exchanges leave on servers; None where none can be half done.
-        self.marks = None
-        # What is saved and put back, a `TrainingState`.
-        self.state = training_state.TrainingState(self)
-        # What frees the memory of models that nobody uses.
-        self.freeing = freeing.Freeing(self)
-        # The strategy's creator of variables, for `variable_scope`.
-        self.creator = None
-        # A `ServerClient` for each server; None without servers.
-        self.clients = None
-        # How the chief's decisions are those of all; None where each decides.
-        self.following = None
-        # Which files this task writes, a `Files`; None where no other task
-        # runs the same program.
-        self.files = None
-        # What has servers forget functions; None without servers.
-        self.kernels = None
-        # What brings servers back that have died; None without servers.
-        self.recovery = None
-        self.journal = journal.Journal(self)
-        self._synchronizer = synchronize.Synchronizer(
-            self, is_chief=is_chief, timeout=timeout
-        )
 
     @property
     def bytes_per_shard(self):
@@ -123,10 +76,6 @@ class ParameterStore(resources.Resources):
                 name=name,
                 trainable=False,
             )
-
-    def variable_scope(self):
-        """Scope like the strategy's, which none may enter within a step."""
-        return tf.variable_creator_scope(self.creator)
 
     def create_variable(self, reference, *, made_by_optimizer=False, **kwargs):
         """Creates a variable for the user's model.
@@ -149,17 +98,23 @@ class ParameterStore(resources.Resources):
                 aggregation=probe.aggregation,
                 reference=reference,
             )
-            if self.local is not None:
-                role = self.local.role_of(role, made_by_optimizer)
-            probe.role = role
+            probe.role = role = self._role_of(role, made_by_optimizer)
             if kwargs.get("name") == "seed_generator_state":
                 self.spread_seed(probe)
             if role is Role.LOCAL:
                 self.locals.append(probe)
-                self.state.local_was_made()
             if role.is_on_server:
                 self._place(probe, reference)
+            self._was_made(probe)
             return probe
+
+    def _role_of(self, role, made_by_optimizer):
+        """The role of a new variable, where it is another; for subclasses."""
+        del made_by_optimizer
+        return role
+
+    def _was_made(self, variable):
+        """Called when a variable was made for the user; for subclasses."""
 
     def spread_seed(self, variable):
         """Gives each worker a random stream of its own, the first Keras's.
@@ -197,7 +152,6 @@ class ParameterStore(resources.Resources):
             variable.shard = shard
             self._balancer.add(shard, variable.num_bytes)
         self.variables.append(variable)
-        self.freeing.was_made(variable)
 
     def _split(self, variable):
         """The pieces of a parameter, empty if it stays whole."""
@@ -301,7 +255,7 @@ class ParameterStore(resources.Resources):
                 lambda: tf.zeros([], tf.int64), "rows_pulled"
             )
             with tf.init_scope():
-                self._synchronizer.stamp_rows(table)
+                self._stamp_rows(table)
         return table.rows_pulled.read_value()
 
     def set_rows_pulled(self, table, version):
@@ -310,135 +264,5 @@ class ParameterStore(resources.Resources):
             resource=table.rows_pulled.local_handle, value=version
         )
 
-    # Eager life.
-
-    @property
-    def follows(self):
-        """Whether this worker follows the decisions of another one."""
-        return self.following is not None and not self.following.is_chief
-
-    def call(self, function, *args):
-        """Calls what talks to servers; outlives servers that come back."""
-        if self.recovery is None:
-            return function(*args)
-        return self.recovery.call(function, *args)
-
-    def call_in_fit(self, function, *args):
-        """The same of what Keras's `fit` calls."""
-        if self.local is not None:
-            self.local.see_to_end_of_fit()
-        return self.call(function, *args)
-
-    def function(self, shard, build, signature):
-        """Makes a function on a server that any thread may call.
-
-        Args:
-          shard: Number of the server.
-          build: Callable that builds it on the server's device, of tensors;
-            returns a list of tensors.
-          signature: List of `tf.TensorSpec`, its arguments.
-
-        Returns:
-          A callable that takes and returns NumPy arrays.
-        """
-        if self.clients is not None:
-            return self.clients[shard].function(build, signature)
-        # In a process of its own there are no other threads.
-        function = tf.function(
-            build, input_signature=signature, autograph=False
-        )
-        return lambda *values: [t.numpy() for t in function(*values)]
-
-    @property
-    def synchronizer(self):
-        """The `Synchronizer`."""
-        return self._synchronizer
-
-    @property
-    def committed(self):
-        """How many variables this worker knows servers to hold, an int."""
-        return self._synchronizer.committed
-
-    def is_held(self):
-        """Whether servers hold variables, of this worker or of another."""
-        return self._synchronizer.held() > 0
-
-    def commit(self):
-        """Brings new variables and the servers to one state; see there."""
-        self._tidy()
-        self._synchronizer.commit()
-        if self.gradient_counts is not None:
-            self.gradient_counts.begin()
-
-    def _tidy(self):
-        self.freeing.tidy()
-        if self.kernels is not None:
-            self.kernels.tidy()
-
-    def pull(self):
-        """Refreshes all local replicas from the servers.
-
-        In the midst of local steps they show what came last instead.
-        """
-        self._tidy()
-        if self.local is None:
-            self._synchronizer.pull_all()
-        elif self.local.before_pull():
-            self._synchronizer.pull_all()
-            self.local.after_pull()
-
-    def build_pull(self, variables):
-        """Builds, in a traced function, the refreshing of `variables`."""
-        self._synchronizer.build_pull(variables)
-
-    def updates_applied(self):
-        """Number of updates that each server has applied, a list of ints."""
-        return self._synchronizer.versions()
-
-    def steps_made(self):
-        """Optimizer steps that have been made, an int.
-
-        With local steps, the most that one worker has told the servers of.
-        """
-        if self.local is not None:
-            return self.local.steps_made()
-        return max(self.updates_applied())
-
-    def collective_writes(self):
-        """Scope in which every worker's eager assignments reach the servers.
-
-        For values on which all workers agree.
-        """
-        return self._synchronizer.collective_writes()
-
-    def watch(self, frame):
-        """Takes note of a call of `fit`, by its frame."""
-        self.fits += 1
-        call = calls.Call(frame)
-        if self.local is not None:
-            self.local.watch(call)
-        if self.coordination is not None:
-            self.coordination.watch(call)
-            if self.local is not None:
-                self.local.begin_fit()
-
-    def before_eager_read(self, variable):
-        """Called before a replica is read eagerly."""
-        if self.files is not None:
-            refusals.before_read(self.files)
-        if self.local is not None:
-            self.local.before_read(variable)
-        self._synchronizer.before_read(variable)
-
-    def before_eager_write(self, variable):
-        """Called before a replica is assigned eagerly."""
-        if self.following is not None and self._synchronizer.holds(variable):
-            self.following.before_write()
-        if self.local is not None:
-            self.local.before_read(variable)
-
-    def after_eager_write(self, variable):
-        """Called after a replica was assigned eagerly."""
-        self._synchronizer.after_write(variable)
-        if self.local is not None:
-            self.local.after_write(variable)
+    def _stamp_rows(self, table):
+        """Called before rows of `table` are first pulled; for subclasses."""

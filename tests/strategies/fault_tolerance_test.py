@@ -1,0 +1,58 @@
+"""Settings about failures are one object; the old arguments still work."""
+
+import pytest
+
+import tfdist
+from tfdist import FaultTolerance
+from tfdist.strategies import fault_tolerance as lib
+
+
+def test_it_is_comparable_printable_and_made_again():
+    one = FaultTolerance(worker_timeout=30.0, on_stall="fail")
+    assert one == FaultTolerance(**one.get_config()) != FaultTolerance()
+    assert "worker_timeout=30.0" in repr(one)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("start_timeout", 0, "`start_timeout` must be positive.*=0"),
+        ("server_timeout", -1.0, "`server_timeout` must be positive.*=-1.0"),
+        ("stall_timeout", 0.0, "`stall_timeout` must be positive"),
+        ("snapshot_every", 0.0, "`snapshot_every` must be positive"),
+        ("worker_timeout", 2.0, "more than two heartbeats.*=2.0"),
+        ("on_stall", "stop", "one of drop, fail, wait. .*on_stall='stop'"),
+        ("on_preemption", "die", "one of exit, note. .*on_preemption='die'"),
+        ("snapshot_dir", 3, "must be a path or None. .*snapshot_dir=3"),
+    ],
+)
+def test_what_is_malformed_is_refused(argument, value, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        FaultTolerance(**{argument: value})
+
+
+@pytest.mark.parametrize(
+    "make", [tfdist.AsyncStrategy, tfdist.BoundedStalenessStrategy]
+)
+def test_old_arguments_work_and_say_what_to_write(make):
+    wanted = r"fault_tolerance=tfdist.FaultTolerance\(start_timeout=9.0\)"
+    with pytest.warns(DeprecationWarning, match=wanted) as caught:
+        strategy = make(start_timeout=9.0)
+    assert strategy._start_timeout == 9.0
+    # The line to change is the user's.
+    assert caught[0].filename == __file__
+
+
+def test_one_way_at_a_time():
+    with pytest.raises(TypeError, match="Received beside it: start_timeout=9"):
+        tfdist.AsyncStrategy(
+            fault_tolerance=FaultTolerance(), start_timeout=9.0
+        )
+    with pytest.raises(TypeError, match="must be a tfdist.FaultTolerance"):
+        tfdist.AsyncStrategy(fault_tolerance=9.0)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'start'"):
+        tfdist.AsyncStrategy(start=9.0)
+
+
+def test_nothing_given_is_the_default():
+    assert lib.given(None, {}) == FaultTolerance()

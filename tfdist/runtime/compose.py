@@ -1,0 +1,269 @@
+"""Composes the `Runtime` of a strategy: which axes it uses, and with what."""
+
+import dataclasses
+import functools
+from typing import Any
+
+from tfdist.cluster import config as cluster_config
+from tfdist.correction import Correction
+from tfdist.runtime import runtime
+from tfdist.runtime.all_reduce import ring
+from tfdist.runtime.all_reduce import ring_local
+from tfdist.runtime.checkpoint import training_state
+from tfdist.runtime.coordination import coordination
+from tfdist.runtime.corrections import corrector
+from tfdist.runtime.exchange import gradient_counts
+from tfdist.runtime.exchange import marks
+from tfdist.runtime.exchange import nonfinite as nonfinite_lib
+from tfdist.runtime.keras_hooks import following
+from tfdist.runtime.local_steps import local
+from tfdist.runtime.recovery import recovery
+from tfdist.runtime.variables import freeing
+from tfdist.runtime.variables import kernels
+from tfdist.saving import files
+from tfdist.saving import refusals
+from tfdist.synchronization import Async
+from tfdist.synchronization import Synchronization
+
+_FOREVER_SECONDS = 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """The method of training, as it was given.
+
+    Attributes:
+      synchronization: A `Synchronization`.
+      correction: A `Correction`, or None.
+      local_steps: A `LocalSteps`, or None.
+    """
+
+    synchronization: Synchronization
+    correction: Correction | None
+    local_steps: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Connections:
+    """What connects this process to the others.
+
+    Attributes:
+      config: The `ClusterConfig`.
+      look_up: Callable without arguments that gives it as it is now; or None.
+      worker_device: This worker's CPU.
+      devices: List of the servers' devices, at least one.
+      membership: This process's `Membership`; None without servers.
+      peers: The `Peers` of a ring; None outside of one.
+    """
+
+    config: cluster_config.ClusterConfig
+    look_up: Any
+    worker_device: str
+    devices: list
+    membership: Any
+    peers: Any
+
+    @property
+    def is_ring(self):
+        """Whether workers exchange between themselves, without servers."""
+        return self.peers is not None
+
+
+def compose(
+    method,
+    connections,
+    tolerance,
+    *,
+    namespace,
+    partitioner,
+    nonfinite,
+    decisions,
+    stalled_after,
+):
+    """Makes the parts of the axes that a strategy uses.
+
+    Args:
+      method: A `Method`.
+      connections: `Connections`.
+      tolerance: A `FaultTolerance`.
+      namespace: Prefix of the resources' names, the same on all workers.
+      partitioner: See `ParameterStore`.
+      nonfinite: One of `nonfinite.CHOICES`.
+      decisions: One of `following.CHOICES`.
+      stalled_after: Callable that gives the seconds without an update after
+        which training has stalled.
+
+    Returns:
+      A `Runtime`.
+    """
+    config, membership = connections.config, connections.membership
+    worker_id = config.worker_id if config.is_worker else 0
+    parts = {
+        "state": functools.partial(
+            training_state.TrainingState,
+            num_workers=config.num_workers,
+            correction=method.correction,
+            local_steps=method.local_steps,
+        ),
+        "nonfinite": functools.partial(
+            nonfinite_lib.Nonfinite, choice=nonfinite, worker=config.task_name
+        ),
+        **_axes(method, connections, tolerance, worker_id),
+    }
+    if config.num_ps:
+        parts |= _about_servers(connections, tolerance)
+    if config.num_ps > 1 and config.num_workers > 1:
+        parts["marks"] = functools.partial(
+            marks.Marks, num_workers=config.num_workers, worker_id=worker_id
+        )
+    if (
+        decisions == "chief"
+        and config.num_ps
+        and config.is_worker
+        and config.num_workers > 1
+    ):
+        parts["following"] = functools.partial(
+            following.Following,
+            membership=membership,
+            config=config,
+            worker_timeout=tolerance.worker_timeout,
+            start_timeout=tolerance.start_timeout,
+            stalled_after=stalled_after,
+        )
+    if not config.is_chief:
+        refusals.refuse_to_open()
+    made = runtime.Runtime(
+        runtime.Parts(**parts),
+        namespace=namespace,
+        devices=connections.devices,
+        worker_device=connections.worker_device,
+        worker_id=worker_id,
+        # Without servers each worker holds all there is.
+        is_chief=config.is_chief or connections.is_ring,
+        timeout=tolerance.start_timeout,
+        partitioner=partitioner,
+        # All workers of a ring bring all variables to each collective, and
+        # would let go of them at different moments.
+        keeps_variables=connections.is_ring,
+        clients=membership and membership.clients,
+        files=files.of(config),
+    )
+    if membership is not None:
+        membership.on_beat.append(made.coordination.tick)
+        membership.on_beat.append(made.recovery.leave_manifest)
+    return made
+
+
+def _axes(method, connections, tolerance, worker_id):
+    """The parts of a method: its correction, local steps and decisions."""
+    config = connections.config
+    synchronization, correction = method.synchronization, method.correction
+    if config.is_local:
+        synchronization = synchronization.alone()
+    else:
+        synchronization = synchronization.resolve(config.num_workers)
+    parts = {}
+    if correction is not None:
+        correction = correction.resolve(synchronization, config.num_workers)
+        # Who does not train has no gradients that are late.
+        if config.is_worker or config.is_local:
+            parts["corrector"] = functools.partial(
+                corrector.Corrector,
+                correction=correction,
+                num_workers=config.num_workers,
+                worker_id=worker_id,
+            )
+    if method.local_steps is not None:
+        parts["local"] = _local(
+            # Those at the beginning: what follows from their number is part
+            # of the method, on which all workers agree.
+            method.local_steps.resolve(
+                synchronization, correction, config.initial_workers
+            ),
+            synchronization,
+            connections,
+            tolerance,
+            worker_id,
+        )
+    by_worker = correction is None or correction.on_worker
+    is_async = isinstance(synchronization, Async) and by_worker
+    if connections.is_ring or is_async:
+        parts["gradient_counts"] = functools.partial(
+            gradient_counts.GradientCounts,
+            num_workers=config.num_workers,
+            # In a ring each counts its own.
+            worker_names={worker_id: config.task_name}
+            if connections.is_ring
+            else dict(enumerate(config.worker_names)),
+        )
+        return parts
+    membership = connections.membership
+    parts["coordination"] = functools.partial(
+        coordination.Coordination,
+        method=synchronization,
+        correction=correction,
+        worker_names=config.worker_names,
+        initial_workers=config.initial_workers,
+        worker_id=worker_id,
+        worker_timeout=tolerance.worker_timeout,
+        start_timeout=tolerance.start_timeout,
+        # Whoever is there and sends nothing is waited for, or not.
+        idle_timeout=tolerance.stall_timeout
+        if tolerance.on_stall == "drop"
+        else _FOREVER_SECONDS,
+        members_table=membership and membership.tables[0],
+    )
+    return parts
+
+
+def _local(method, synchronization, connections, tolerance, worker_id):
+    """What makes the part that takes local steps."""
+    config, membership = connections.config, connections.membership
+    settings = {
+        "method": method,
+        "synchronization": synchronization,
+        "num_workers": config.num_workers,
+        "worker_id": worker_id,
+    }
+    if connections.is_ring:
+
+        def in_ring(store):
+            joined = ring.Ring(
+                connections.peers,
+                store,
+                method,
+                timeout=tolerance.start_timeout,
+            )
+            return ring_local.RingLocal(store, ring=joined, **settings)
+
+        return in_ring
+    if membership is not None:
+        settings["build_workers"] = functools.partial(
+            membership.tables[0].build_enlisted,
+            config.num_workers,
+            config.initial_workers,
+        )
+    return functools.partial(local.Local, **settings)
+
+
+def _about_servers(connections, tolerance):
+    """The parts that see to servers, and to what they hold."""
+    config, membership = connections.config, connections.membership
+    return {
+        "freeing": functools.partial(
+            freeing.Freeing,
+            config=config,
+            membership=membership,
+            patience=tolerance.start_timeout,
+        ),
+        "recovery": functools.partial(
+            recovery.Recovery,
+            config=config,
+            membership=membership,
+            timeout=tolerance.server_timeout,
+            look_up=connections.look_up,
+            stall_timeout=tolerance.stall_timeout,
+            on_stall=tolerance.on_stall,
+        ),
+        "kernels": kernels.Kernels,
+    }

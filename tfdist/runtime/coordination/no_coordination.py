@@ -1,0 +1,70 @@
+"""No decisions: every gradient counts when it arrives, as in `Async`."""
+
+from tfdist.runtime.exchange import exchange
+
+
+class NoCoordination:
+    """See `Coordination`, whose part it takes where nobody decides.
+
+    Args:
+      store: The `Runtime`, whose servers count gradients themselves.
+    """
+
+    ledgers = ()
+    # Nobody waits for the gradients of others, and none is dropped.
+    waits = False
+    retries = False
+
+    def __init__(self, store):
+        self._store = store
+
+    def exchange(self, **kwargs):
+        """The exchange of one step, an `Exchange`."""
+        return exchange.Exchange(**kwargs)
+
+    def counts(self):
+        """Gradients of each worker, see `Coordination.counts`."""
+        return self._store.gradient_counts.read()
+
+    def own_applied(self):
+        """By server: what was applied of this process, and passed it by."""
+        applied = self._store.gradient_counts.applied()
+        return applied, self._store.journal.elsewhere
+
+    def waited_for(self):
+        """Names of the workers whose gradients this one waits for now."""
+        return []
+
+    def build_retire(self, names):
+        """Builds nothing: servers keep their counts."""
+        del names
+        return []
+
+    # Nobody is told that this worker comes or goes.
+
+    def watch(self, call):
+        """Does nothing."""
+
+    def tick(self):
+        """Does nothing."""
+
+    def leave(self):
+        """Does nothing."""
+
+    def leave_all_but(self, counters):
+        """Does nothing."""
+
+    def stay_away(self):
+        """Does nothing."""
+
+    def come_back(self):
+        """Does nothing."""
+
+    def renew(self, incarnations, expected):
+        """Does nothing."""
+
+    def let_go(self, ordinals):
+        """Does nothing."""
+
+    def were_freed(self, ordinals):
+        """Does nothing."""

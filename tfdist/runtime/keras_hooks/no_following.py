@@ -1,0 +1,25 @@
+"""Nobody follows: each worker decides for itself (`decisions="each"`)."""
+
+
+class NoFollowing:
+    """See `Following`, whose part it takes.
+
+    Args:
+      store: The `Runtime`.
+    """
+
+    # No decision of another worker is asked for.
+    follows = False
+
+    def __init__(self, store):
+        del store
+
+    def watch(self, frame):
+        """Does nothing."""
+
+    def call(self, call, function, *args):
+        """Calls a `train_function` of Keras."""
+        return call(function, *args)
+
+    def before_write(self):
+        """Does nothing."""

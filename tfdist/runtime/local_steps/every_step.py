@@ -1,0 +1,89 @@
+"""One step between exchanges: what `Local` does where K = 1."""
+
+from tfdist.runtime.exchange import step
+
+
+class EveryStep:
+    """See `Local`, whose part it takes where each step is exchanged.
+
+    Args:
+      store: The `Runtime`.
+    """
+
+    # Replicas hold what servers gave, and nothing else.
+    keeps_own_values = False
+    keeps_own = False
+    has_begun = False
+    inners = ()
+
+    def __init__(self, store):
+        self._store = store
+
+    def role_of(self, role, made_by_optimizer):
+        """The role of a variable: the one that it has."""
+        del made_by_optimizer
+        return role
+
+    def new_step(self, arguments):
+        """A `Step` to record a call of `strategy.run` while it is traced."""
+        del arguments
+        return step.Step(self._store)
+
+    def steps_made(self):
+        """Optimizer steps that have been made, an int."""
+        return max(self._store.updates_applied())
+
+    def is_open(self):
+        """Whether others may wait for this worker, where only it knows."""
+        return False
+
+    def unpushed(self):
+        """Whether there are steps that no server has heard of."""
+        return False
+
+    def has_progressed(self):
+        """Whether there are more of them than at the last call."""
+        return False
+
+    def before_pull(self):
+        """Whether all replicas may be refreshed."""
+        return True
+
+    def shadows(self):
+        """Pairs of a variable and its other value, a list."""
+        return []
+
+    # What `Local` sees to around steps.
+
+    def watch(self, call):
+        """Does nothing."""
+
+    def see_to_end_of_fit(self):
+        """Does nothing."""
+
+    def flush(self, last=False):
+        """Does nothing."""
+
+    def finish(self):
+        """Does nothing."""
+
+    def drop_unpushed(self):
+        """Does nothing."""
+
+    def show_anchor(self):
+        """Does nothing."""
+
+    def after_pull(self):
+        """Does nothing."""
+
+    def before_read(self, variable):
+        """Does nothing."""
+
+    def after_write(self, variable):
+        """Does nothing."""
+
+    def tidy(self):
+        """Does nothing."""
+
+    def let_go(self, ordinals):
+        """Does nothing."""

@@ -1,0 +1,159 @@
+"""Fault tolerance: timeouts, preemption, and the servers' snapshots."""
+
+import dataclasses
+import os
+import sys
+from typing import Any
+from typing import Literal
+import warnings
+
+from tfdist.cluster import members
+
+_ON_PREEMPTION = ("exit", "note")
+ON_STALL = ("drop", "fail", "wait")
+
+
+@dataclasses.dataclass(frozen=True)
+class FaultTolerance:
+    """What a strategy does about tasks that die, hang or come back.
+
+    ```python
+    strategy = tfdist.AsyncStrategy(
+        fault_tolerance=tfdist.FaultTolerance(worker_timeout=30.0)
+    )
+    ```
+
+    Args:
+      start_timeout: Seconds to wait for servers, for the chief's variables,
+        and, where updates take the gradients of several workers, for workers
+        that have not begun to train.
+      worker_timeout: Seconds without a heartbeat before a worker is considered
+        lost, and nobody waits for it; when it comes back, it takes part again.
+      server_timeout: Seconds to wait for a server that has died, hangs or
+        cannot be reached. When it is back, started again at the same address,
+        training goes on.
+      stall_timeout: Seconds without progress in a call to servers after which
+        the log says what this worker waits for, with the stack; again each
+        time that this time has doubled.
+      on_stall: What else is done then. "drop": nobody waits any more for a
+        worker that is there and sends no gradients. "fail": the process ends
+        with status 70 (a call that waits in TensorFlow cannot be interrupted
+        in another way). "wait": nothing; and servers that are gone are waited
+        for without end, where else `TimeoutError` is raised after
+        `server_timeout`.
+      on_preemption: What a worker or evaluator does that gets SIGTERM, unless
+        the script has a handler of its own. "exit": `fit` (or what runs) ends
+        by `SystemExit(0)` after the step, which counts; `finally` and
+        `atexit` run, and nobody waits for the worker. "note": it goes on, and
+        `strategy.preempted` is True. Without servers SIGTERM is left as it is.
+      snapshot_dir: Directory in which servers keep snapshots of what they
+        hold, and find them when they are started again: optimizer slots and
+        the state of algorithms, which no worker has. Seen by servers alone.
+        When training has ended the snapshots are removed. Default: none.
+      snapshot_every: Seconds between two snapshots.
+
+    Raises:
+      TypeError: An argument is of a wrong type.
+      ValueError: An argument is not allowed; the message says what is.
+    """
+
+    start_timeout: float = 300.0
+    worker_timeout: float = 10.0
+    server_timeout: float = 300.0
+    stall_timeout: float = 600.0
+    on_stall: Literal["drop", "fail", "wait"] = "drop"
+    on_preemption: Literal["exit", "note"] = "exit"
+    snapshot_dir: str | os.PathLike[str] | None = None
+    snapshot_every: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "start_timeout",
+            "server_timeout",
+            "stall_timeout",
+            "snapshot_every",
+        ):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ValueError(
+                    f"Argument `{name}` must be positive. Received: "
+                    f"{name}={value!r}"
+                )
+        least = 2 * members.HEARTBEAT_SECONDS
+        if not self.worker_timeout > least:
+            raise ValueError(
+                "Argument `worker_timeout` must be more than two heartbeats, "
+                f"{least:g} seconds. Received: "
+                f"worker_timeout={self.worker_timeout!r}"
+            )
+        for name, choices in (
+            ("on_stall", ON_STALL),
+            ("on_preemption", _ON_PREEMPTION),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"Argument `{name}` must be one of {', '.join(choices)}. "
+                    f"Received: {name}={getattr(self, name)!r}"
+                )
+        if self.snapshot_dir is not None and not isinstance(
+            self.snapshot_dir, str | os.PathLike
+        ):
+            raise TypeError(
+                "Argument `snapshot_dir` must be a path or None. Received: "
+                f"snapshot_dir={self.snapshot_dir!r}"
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, a dict from which an equal one can be made."""
+        return dataclasses.asdict(self)
+
+
+def given(
+    fault_tolerance: FaultTolerance | None, old: dict[str, Any]
+) -> FaultTolerance:
+    """The `FaultTolerance` of a strategy's arguments.
+
+    Args:
+      fault_tolerance: As it was given, or None.
+      old: Keyword arguments that no strategy has by name: in the release
+        before, those of `FaultTolerance` were arguments of strategies.
+
+    Raises:
+      TypeError: There is no such argument, or both ways are used.
+    """
+    if fault_tolerance is not None and not isinstance(
+        fault_tolerance, FaultTolerance
+    ):
+        raise TypeError(
+            "Argument `fault_tolerance` must be a tfdist.FaultTolerance. "
+            f"Received: fault_tolerance={fault_tolerance!r}"
+        )
+    if not old:
+        return fault_tolerance or FaultTolerance()
+    known = {field.name for field in dataclasses.fields(FaultTolerance)}
+    if unknown := sorted(set(old) - known):
+        raise TypeError(
+            "A strategy got an unexpected keyword argument "
+            f"{', '.join(map(repr, unknown))}."
+        )
+    written = ", ".join(f"{name}={value!r}" for name, value in old.items())
+    if fault_tolerance is not None:
+        raise TypeError(
+            f"Argument `fault_tolerance` must hold what is about failures. "
+            f"Received beside it: {written}"
+        )
+    warnings.warn(
+        f"`{'`, `'.join(old)}` will no longer be arguments of strategies: "
+        f"write fault_tolerance=tfdist.FaultTolerance({written}).",
+        DeprecationWarning,
+        stacklevel=_levels_of_tfdist(),
+    )
+    return FaultTolerance(**old)
+
+
+def _levels_of_tfdist():
+    """How many calls of this package are between the user's and `warn`."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_globals.get("__name__", "").startswith("tfdist."):
+        level, frame = level + 1, frame.f_back
+    return level
