@@ -62,7 +62,6 @@ def sublayers(layer):
     A model has `layers`; a layer that is made of layers has no public name
     for them.
     """
-    # pylint: disable-next=protected-access
     return layer._flatten_layers(include_self=False, recursive=False)
 
 
@@ -82,7 +81,6 @@ def move_variable(variable, device):
         return
     with tf.init_scope(), tf.device(device):
         # Not `tf.Variable`: a function that is being traced would object.
-        # pylint: disable-next=protected-access
         variable._value = private_tensorflow.ResourceVariable(
             initial_value=tf.identity(value),
             trainable=value.trainable,
@@ -99,7 +97,6 @@ def set_initial_epoch(model, epoch):
     Its own `BackupAndRestore` does so; there is no public name for it.
     """
     _require(model, "_initial_epoch")
-    # pylint: disable-next=protected-access
     model._initial_epoch = epoch
 
 
@@ -115,7 +112,6 @@ def calls_of(model):
       a function from a dict (id of a symbolic tensor to its value) to the
       arguments of the call, and the symbolic tensors.
     """
-    # pylint: disable=protected-access
     by_depth = model._nodes_by_depth
     return [
         (
@@ -149,7 +145,6 @@ def know_moved_variables(optimizer):
     built again with the slots that it has.
     """
     _require(optimizer, "_trainable_variables_indices")
-    # pylint: disable=protected-access
     optimizer._trainable_variables_indices = {
         optimizer._var_key(variable): index
         for index, variable in enumerate(optimizer._trainable_variables)
@@ -181,7 +176,6 @@ def slot(optimizer, name, variable):
       name: Of the attribute, such as "_momentums" of Adam.
       variable: A Keras variable that it was built with.
     """
-    # pylint: disable-next=protected-access
     return getattr(optimizer, name)[optimizer._get_variable_index(variable)]
 
 
@@ -205,7 +199,6 @@ def logits_of(output):
 
 def set_logits(output, logits):
     """Says what `output` was made of; see `logits_of`."""
-    # pylint: disable-next=protected-access
     output._keras_logits = logits
 
 
@@ -220,7 +213,6 @@ def flat_inputs(model, x):
       A list of tensors in the order of `model.inputs`, of their dtypes and
       ranks.
     """
-    # pylint: disable=protected-access
     functional = getattr(model, "_functional", None) or model
     return functional._standardize_inputs(x)
 
@@ -232,7 +224,6 @@ def pack_outputs(model, tensors):
       model: A built `keras.Model`.
       tensors: In the order of `model.outputs`.
     """
-    # pylint: disable=protected-access
     functional = getattr(model, "_functional", None) or model
     packed = keras.tree.pack_sequence_as(functional._outputs_struct, tensors)
     lone = isinstance(packed, list) and len(packed) == 1

@@ -31,7 +31,6 @@ def auto_shard_dataset(dataset, num_workers, index):
     `Dataset.shard` at the end of a pipeline would compute every element on
     every worker, and could not share out files.
     """
-    # pylint: disable-next=protected-access
     return _data_distribute._AutoShardDataset(dataset, num_workers, index)
 
 
@@ -44,7 +43,6 @@ def is_cached(dataset):
     """
     if type(dataset).__name__ == "CacheDataset":
         return True
-    # pylint: disable-next=protected-access
     return any(is_cached(part) for part in dataset._inputs())
 
 
@@ -77,7 +75,6 @@ def readers_of(dataset):
     """
     if type(dataset).__name__ not in _PLAIN_STAGES:
         return [dataset]
-    # pylint: disable-next=protected-access
     parts = dataset._inputs()
     return [reader for part in parts for reader in readers_of(part)]
 
@@ -90,7 +87,6 @@ def is_from_memory(dataset):
     set is made of has no public name; where it is not known, it may read files.
     """
     name = type(dataset).__name__
-    # pylint: disable=protected-access
     if name == "_TensorSliceDataset":
         # A list of names of files looks like any other tensor.
         specs = tf.nest.flatten(dataset.element_spec)
@@ -115,7 +111,6 @@ def without_prefetch(dataset):
     is lost, and nothing public takes a stage of a pipeline away.
     """
     if type(dataset).__name__ == "_PrefetchDataset":
-        # pylint: disable-next=protected-access
         (dataset,) = dataset._inputs()
     return dataset
 
@@ -126,7 +121,6 @@ def add_control_inputs(operation, inputs):
     A lock must wait for all that is sent to its server, and what is sent is
     known only when the operations under the lock have been built.
     """
-    # pylint: disable-next=protected-access
     operation._add_control_inputs(inputs)
 
 
@@ -195,7 +189,6 @@ def unmark_for_xla(operation):
 
     In public, attributes are given when it is built, by code of others.
     """
-    # pylint: disable-next=protected-access
     operation._clear_attr(_XLA_MARK)
 
 
@@ -315,5 +308,4 @@ def set_device(operation, device):
 
     A constant is built before what it is for, which knows where it goes.
     """
-    # pylint: disable-next=protected-access
     operation._set_device(device)

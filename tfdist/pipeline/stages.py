@@ -74,8 +74,8 @@ class Stage:
     def fixed(self):
         """The same stage, whose weights stay those that they are now."""
         other = copy.copy(self)
-        other._context = _Context(other._run_calls)
-        other._trainable = {id(weight) for weight in self.weights}
+        other._context = _Context(other._run_calls)  # noqa: SLF001
+        other._trainable = {id(weight) for weight in self.weights}  # noqa: SLF001
         return other
 
     def run(self, tensors, weights, state, training=True, device=None):
