@@ -21,9 +21,12 @@ from typing import NamedTuple
 
 import keras
 
+_VERSION = tuple(map(int, keras.version().split(".")[:2]))
+# The number of the first of the steps that `fit` takes at once.
+_STEP = "begin_step" if _VERSION >= (3, 11) else "step"
 # Method of a model, and local variables of it that are read here.
 _VARIABLES = {
-    "fit": ("callbacks", "steps_per_epoch", "epoch_iterator", "begin_step"),
+    "fit": ("callbacks", "steps_per_epoch", "epoch_iterator", _STEP),
     "evaluate": ("callbacks",),
     "predict": ("callbacks",),
 }
@@ -201,8 +204,7 @@ def is_first_step_of_epoch():
         if frame.f_code.co_name == "fit" and isinstance(
             frame.f_locals.get("self"), keras.Model
         ):
-            is_known = _is_set(frame, "begin_step")
-            return is_known and not frame.f_locals["begin_step"]
+            return _is_set(frame, _STEP) and not frame.f_locals[_STEP]
     return False
 
 
