@@ -151,6 +151,19 @@ def test_what_stands_for_an_unused_axis_has_what_others_ask_it_for(field):
     assert used - known == UNUSED.get(field.name, set())
 
 
+def test_local_variables_of_calls_are_read_in_one_place():
+    """Ruff keeps private modules and attributes where they belong."""
+    found = {
+        path.name
+        for path in ROOT.joinpath("tfdist").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and node.attr in ("f_locals", "f_globals")
+    }
+    # The other one reads TensorFlow's, and says whether it has found them.
+    assert found == {"private_keras_calls.py", "private_tensorflow.py"}
+
+
 def test_the_old_home_of_the_strategies_says_where_they_are():
     for name in ("", ".presets", ".strategy"):
         with pytest.raises(ImportError, match=r"in `tfdist\.strategies`"):

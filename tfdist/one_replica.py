@@ -16,7 +16,7 @@ class ReplicaContext(tf.distribute.ReplicaContext):
     def all_reduce(self, reduce_op, value, options=None):
         if not tf.distribute.has_strategy():
             return value
-        return self.strategy.extended._replica_ctx_all_reduce(
+        return self.strategy.extended._replica_ctx_all_reduce(  # noqa: SLF001
             reduce_op, value, options
         )
 

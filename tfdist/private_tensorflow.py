@@ -2,15 +2,12 @@
 
 Nothing else in the package imports from `tensorflow.python`. Each name says
 why the public interface does not do, so that an upgrade of TensorFlow has one
-file to check.
+file to check; `tests/private_tensorflow_test.py` has a canary for each.
 """
 
 import contextlib
-import os
 import sys
-from typing import NamedTuple
 
-import keras
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import (
     distribute as _data_distribute,
@@ -34,7 +31,6 @@ def auto_shard_dataset(dataset, num_workers, index):
     `Dataset.shard` at the end of a pipeline would compute every element on
     every worker, and could not share out files.
     """
-    # pylint: disable-next=protected-access
     return _data_distribute._AutoShardDataset(dataset, num_workers, index)
 
 
@@ -47,7 +43,6 @@ def is_cached(dataset):
     """
     if type(dataset).__name__ == "CacheDataset":
         return True
-    # pylint: disable-next=protected-access
     return any(is_cached(part) for part in dataset._inputs())
 
 
@@ -80,7 +75,6 @@ def readers_of(dataset):
     """
     if type(dataset).__name__ not in _PLAIN_STAGES:
         return [dataset]
-    # pylint: disable-next=protected-access
     parts = dataset._inputs()
     return [reader for part in parts for reader in readers_of(part)]
 
@@ -93,7 +87,6 @@ def is_from_memory(dataset):
     set is made of has no public name; where it is not known, it may read files.
     """
     name = type(dataset).__name__
-    # pylint: disable=protected-access
     if name == "_TensorSliceDataset":
         # A list of names of files looks like any other tensor.
         specs = tf.nest.flatten(dataset.element_spec)
@@ -111,15 +104,6 @@ def is_from_memory(dataset):
     return all(is_from_memory(part) for part in dataset._inputs())
 
 
-def adapts_generator(adapter):
-    """Whether a Keras `DataAdapter` is that of a Python generator.
-
-    What it reads can be read once only, and its attribute `generator` says
-    what its data set reads. The class has no public name.
-    """
-    return type(adapter).__name__ == "GeneratorDataAdapter"
-
-
 def without_prefetch(dataset):
     """The `tf.data.Dataset` before it was told to `prefetch`, if it was.
 
@@ -127,7 +111,6 @@ def without_prefetch(dataset):
     is lost, and nothing public takes a stage of a pipeline away.
     """
     if type(dataset).__name__ == "_PrefetchDataset":
-        # pylint: disable-next=protected-access
         (dataset,) = dataset._inputs()
     return dataset
 
@@ -138,7 +121,6 @@ def add_control_inputs(operation, inputs):
     A lock must wait for all that is sent to its server, and what is sent is
     known only when the operations under the lock have been built.
     """
-    # pylint: disable-next=protected-access
     operation._add_control_inputs(inputs)
 
 
@@ -190,13 +172,29 @@ def outside_of_xla():
         yield
 
 
-def clear_attribute(operation, name):
-    """Takes an attribute from an operation of a graph.
+# By which `tf.xla.experimental.jit_scope` marks what is built in it.
+_XLA_MARK = "_XlaCompile"
+
+
+def is_marked_for_xla(operation):
+    """Whether an operation of a graph was built to be compiled by XLA.
+
+    `jit_scope` marks operations, and says in no public way which.
+    """
+    return operation.node_def.attr[_XLA_MARK].b
+
+
+def unmark_for_xla(operation):
+    """Takes the mark of `is_marked_for_xla` from an operation of a graph.
 
     In public, attributes are given when it is built, by code of others.
     """
-    # pylint: disable-next=protected-access
-    operation._clear_attr(name)
+    operation._clear_attr(_XLA_MARK)
+
+
+# Attributes of a `tf.function` that stays a function where it is called: the
+# argument `experimental_attributes` is public, what may stand in it is not.
+STAYS_A_FUNCTION = {"_noinline": True}
 
 
 def run_independently(operation):
@@ -286,42 +284,6 @@ def abort_collectives(message):
     context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
-def sublayers(layer):
-    """The layers that are direct parts of a Keras layer, in order.
-
-    A model has `layers`; a layer that is made of layers has no public name
-    for them.
-    """
-    # pylint: disable-next=protected-access
-    return layer._flatten_layers(include_self=False, recursive=False)
-
-
-def move_variable(variable, device):
-    """Moves the value of a Keras variable to another device.
-
-    A `tf.Variable` stays where it was made, and Keras has no public way to
-    give a variable another one. Whoever holds the Keras variable sees the
-    same value on the new device. A function that was traced with the old one
-    fails when it is called, and does not go on with a value that nobody sees.
-    """
-    value = variable.value
-    if hasattr(value, "move_replica"):
-        # A worker's replica of what is on a server.
-        value.move_replica(device)
-        return
-    with tf.init_scope(), tf.device(device):
-        # Not `tf.Variable`: a function that is being traced would object.
-        # pylint: disable-next=protected-access
-        variable._value = ResourceVariable(
-            initial_value=tf.identity(value),
-            trainable=value.trainable,
-            name=value.name.partition(":")[0],
-            synchronization=value.synchronization,
-            aggregation=value.aggregation,
-        )
-    empty_variable(value.handle, value.dtype)
-
-
 def hidden_variable(value, shape=None):
     """A variable of tfdist's own, whoever is tracing or has a scope.
 
@@ -341,248 +303,9 @@ def empty_variable(handle, dtype):
         tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([0], dtype))
 
 
-# What writes models and their variables to files.
-_SAVING = (
-    "keras.src.saving.",
-    "keras.src.export.",
-    "tensorflow.python.checkpoint.",
-    "tensorflow.python.saved_model.",
-)
-
-
-def is_saving():
-    """Whether a model or its variables are being saved by whoever calls.
-
-    What Keras or TensorFlow saves they read variable by variable, and tell
-    nobody when they begin. Only the calls that are under way show it.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith(_SAVING):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def is_building_model():
-    """Whether Keras takes a batch only to build a model for it.
-
-    It asks for that as for an epoch, and throws the iterator away. Only the
-    calls that are under way show it.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "_maybe_symbolic_build":
-            return True
-        frame = frame.f_back
-    return False
-
-
-class SavingCall(NamedTuple):
-    """A call that writes a model or a checkpoint to files.
-
-    Attributes:
-      name: What a user calls, such as "keras.saving.save_model".
-      path: Where to.
-      variables: Of the model, Keras's; empty where there is none.
-    """
-
-    name: str
-    path: str | os.PathLike
-    variables: list
-
-
-# What writes files, by module and name: what it is in public, and the
-# argument that says where to.
-SAVING_CALLS = {
-    ("keras.src.saving.saving_lib", "save_model"): (
-        "keras.saving.save_model",
-        "filepath",
-    ),
-    ("keras.src.saving.saving_lib", "save_weights_only"): (
-        "keras.saving.save_weights",
-        "filepath",
-    ),
-    ("keras.src.legacy.saving.legacy_h5_format", "save_model_to_hdf5"): (
-        "keras.saving.save_model",
-        "filepath",
-    ),
-    # `tf.saved_model.save` calls it as well.
-    ("tensorflow.python.checkpoint.checkpoint", "save"): (
-        "tf.train.Checkpoint.save",
-        "file_prefix",
-    ),
-}
-
-
-def saving_call():
-    """The `SavingCall` that is under way, or None.
-
-    As for `is_saving`; a model that is pickled or copied is none.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__")
-        known = SAVING_CALLS.get((module, frame.f_code.co_name))
-        if known is not None:
-            path = frame.f_locals.get(known[1])
-            if isinstance(path, str | os.PathLike):
-                model = frame.f_locals.get("model")
-                return SavingCall(
-                    known[0], path, getattr(model, "variables", [])
-                )
-        frame = frame.f_back
-    return None
-
-
-def set_initial_epoch(model, epoch):
-    """Makes the `fit` of a Keras model that is beginning begin with `epoch`.
-
-    Its own `BackupAndRestore` does so; there is no public name for it.
-    """
-    # pylint: disable-next=protected-access
-    model._initial_epoch = epoch
-
-
 def set_device(operation, device):
     """Puts an operation of a graph that has been built on a device.
 
     A constant is built before what it is for, which knows where it goes.
     """
-    # pylint: disable-next=protected-access
     operation._set_device(device)
-
-
-def calls_of(model):
-    """The calls that a functional Keras model is made of, in order.
-
-    Keras runs a functional model as a whole; a pipeline runs parts of it. A
-    part can be made in public as a model from tensors to tensors, but that
-    adds a call to each of its layers, after which `layer.output` fails.
-
-    Returns:
-      A list of (operation, fill_in, inputs, outputs): the layer or operation,
-      a function from a dict (id of a symbolic tensor to its value) to the
-      arguments of the call, and the symbolic tensors.
-    """
-    # pylint: disable=protected-access
-    by_depth = model._nodes_by_depth
-    return [
-        (
-            node.operation,
-            node.arguments.fill_in,
-            node.input_tensors,
-            node.outputs,
-        )
-        for depth in sorted(by_depth, reverse=True)
-        for node in by_depth[depth]
-        if node.operation and not node.is_input
-    ]
-
-
-def strategy_of(model):
-    """The strategy that a Keras model was made under, None without any.
-
-    TensorFlow's default strategy, which is there without any, has no public
-    name.
-    """
-    strategy = getattr(model, "distribute_strategy", None)
-    if type(strategy).__name__ == "_DefaultDistributionStrategy":
-        return None
-    return strategy
-
-
-def know_moved_variables(optimizer):
-    """Tells a Keras optimizer that variables of its model have moved.
-
-    It knows them by their TensorFlow variables, and has no public way to be
-    built again with the slots that it has.
-    """
-    # pylint: disable=protected-access
-    optimizer._trainable_variables_indices = {
-        optimizer._var_key(variable): index
-        for index, variable in enumerate(optimizer._trainable_variables)
-    }
-
-
-class OptimizerOfOneReplica:
-    """A mixin: a Keras optimizer that sums gradients over no other replica.
-
-    Without a strategy, Keras hands all gradients to `all_reduce` of the only
-    replica, which does nothing, in one operation: gradients of all devices
-    would meet on one of them and go back. There is no public way around it.
-    """
-
-    def _all_reduce_sum_gradients(self, grads_and_vars):
-        if tf.distribute.has_strategy():
-            return super()._all_reduce_sum_gradients(grads_and_vars)
-        return grads_and_vars
-
-
-def slot(optimizer, name, variable):
-    """The Keras variable that an optimizer keeps for one of its variables.
-
-    All slots are in the public `optimizer.variables`, but which is which is
-    only in the names of the attributes that the update rules use.
-
-    Args:
-      optimizer: A built `keras.Optimizer`.
-      name: Of the attribute, such as "_momentums" of Adam.
-      variable: A Keras variable that it was built with.
-    """
-    # pylint: disable-next=protected-access
-    return getattr(optimizer, name)[optimizer._get_variable_index(variable)]
-
-
-def mask_of(output):
-    """The mask that Keras hands on with a tensor, or None.
-
-    It travels as a private attribute, and no public name reads it.
-    """
-    return getattr(output, "_keras_mask", None)
-
-
-def logits_of(output):
-    """The logits that Keras's softmax or sigmoid has made `output` of, or None.
-
-    Keras's crossentropies compute with them instead of with the rounded
-    probabilities. They travel as a private attribute, which a tensor that is
-    put together from parts does not have.
-    """
-    return getattr(output, "_keras_logits", None)
-
-
-def set_logits(output, logits):
-    """Says what `output` was made of; see `logits_of`."""
-    # pylint: disable-next=protected-access
-    output._keras_logits = logits
-
-
-def flat_inputs(model, x):
-    """The tensors of the inputs of a sequential or functional Keras model.
-
-    Args:
-      model: A built `keras.Model`.
-      x: What the model could be called with, such as a dict by names.
-
-    Returns:
-      A list of tensors in the order of `model.inputs`, of their dtypes and
-      ranks.
-    """
-    # pylint: disable=protected-access
-    functional = getattr(model, "_functional", None) or model
-    return functional._standardize_inputs(x)
-
-
-def pack_outputs(model, tensors):
-    """What a sequential or functional Keras model returns.
-
-    Args:
-      model: A built `keras.Model`.
-      tensors: In the order of `model.outputs`.
-    """
-    # pylint: disable=protected-access
-    functional = getattr(model, "_functional", None) or model
-    packed = keras.tree.pack_sequence_as(functional._outputs_struct, tensors)
-    lone = isinstance(packed, list) and len(packed) == 1
-    return packed[0] if lone else packed

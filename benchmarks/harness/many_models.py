@@ -36,6 +36,6 @@ def worker(strategy, units):
         del model
         keras.backend.clear_session()
         gc.collect()
-        return len(list(strategy._store.variables))
+        return len(list(strategy._store.variables))  # noqa: SLF001
 
     return live

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tests.pipeline import models
-from tfdist import private_tensorflow
+from tfdist import private_keras
 from tfdist.pipeline import stages as stages_lib
 from tfdist.placement import calls as calls_lib
 
@@ -22,7 +22,7 @@ DEVICES = ["CPU:0", "CPU:1", "CPU:2"]
 def run(model, stages, x, training):
     """(outputs in flattened order, variable path -> value after)."""
     _, inputs, outputs = stages_lib.calls_of(model)
-    flat = private_tensorflow.flat_inputs(model, x)
+    flat = private_keras.flat_inputs(model, x)
     values = dict(zip(inputs, flat, strict=True))
     state = {}
     for stage in stages:

@@ -103,7 +103,7 @@ class ParameterAveraging(base.LocalSteps):
         if not base.is_factory(self._outer):
             return self
         resolved = copy.copy(self)
-        resolved._outer = base.optimizer_config(
+        resolved._outer = base.optimizer_config(  # noqa: SLF001
             type(self).__name__, "outer_optimizer", self._outer(num_workers)
         )
         return resolved

@@ -6,7 +6,7 @@ from typing import Literal
 from absl import logging
 import keras
 
-from tfdist import private_tensorflow
+from tfdist import private_keras
 from tfdist.callbacks import checkpoint_files
 
 _TOPIC = "checkpoint"
@@ -103,7 +103,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         else:
             self._begin_as_worker()
         if self.resumed_epoch:
-            private_tensorflow.set_initial_epoch(self.model, self.resumed_epoch)
+            private_keras.set_initial_epoch(self.model, self.resumed_epoch)
 
     def _begin_as_chief(self):
         cluster = self._strategy.cluster
@@ -152,7 +152,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         del logs
         # Keras would begin the next `fit` there, too.
-        private_tensorflow.set_initial_epoch(self.model, None)
+        private_keras.set_initial_epoch(self.model, None)
         self._epoch, self._batches = epoch, 0
 
     def on_train_batch_end(self, batch, logs=None):
@@ -196,7 +196,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
 
     def on_train_end(self, logs=None):
         del logs
-        private_tensorflow.set_initial_epoch(self.model, None)
+        private_keras.set_initial_epoch(self.model, None)
         if self._delete:
             # The others may still need them.
             self._strategy.settle()

@@ -167,10 +167,9 @@ def _check_fits(
 
 
 def _has_schedule(optimizer: Any) -> bool:
-    import keras
+    from tfdist import private_keras
 
-    schedule = keras.optimizers.schedules.LearningRateSchedule
-    return isinstance(getattr(optimizer, "_learning_rate", None), schedule)
+    return private_keras.learning_rate_schedule(optimizer) is not None
 
 
 def _check_settable(optimizer: Any, name: str, value: float) -> None:

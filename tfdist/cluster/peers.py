@@ -175,7 +175,7 @@ class Peers:
         function = tf.function(
             reduce,
             autograph=False,
-            experimental_attributes={"_noinline": True},
+            experimental_attributes=private_tensorflow.STAYS_A_FUNCTION,
         )
         spec = tf.TensorSpec(vector.shape, vector.dtype)
         return function.get_concrete_function(spec)(vector)

@@ -126,7 +126,7 @@ class DANA(base.Correction):
         )
         resolved = copy.copy(self)
         if isinstance(synchronization, SoftSync):
-            resolved._gradients = synchronization.s
+            resolved._gradients = synchronization.s  # noqa: SLF001
         return resolved
 
     def check_optimizer(self, optimizer):

@@ -39,6 +39,7 @@ import numbers
 import keras
 import tensorflow as tf
 
+from tfdist import private_keras
 from tfdist import private_tensorflow
 from tfdist.pipeline import micro_batches as micro_batches_lib
 from tfdist.pipeline import prediction
@@ -126,7 +127,7 @@ class AsynchronousPipeline:
             micro_batches_lib.batch_size((x, y, sample_weight)),
             self.micro_batches,
         )
-        x = private_tensorflow.flat_inputs(self.model, x)
+        x = private_keras.flat_inputs(self.model, x)
         kind = str(keras.tree.map_structure(_kind, (x, y, sample_weight)))
         if kind not in self._ticks:
             self._ticks[kind] = ticks.Ticks(

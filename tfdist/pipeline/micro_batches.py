@@ -11,7 +11,7 @@ import keras
 from keras import tree
 import tensorflow as tf
 
-from tfdist import private_tensorflow
+from tfdist import private_keras
 
 _MEANS = ("sum_over_batch_size", "mean")
 
@@ -231,7 +231,7 @@ def check_per_example(loss, y, y_pred):
             keras.ops.convert_to_tensor(targets[index], dtype=dtype),
             keras.ops.convert_to_tensor(outputs[index], dtype=dtype),
         )
-        if private_tensorflow.mask_of(values) is not None:
+        if private_keras.mask_of(values) is not None:
             raise ValueError(
                 f"The loss {own!r} leaves out some elements (ignore_class), "
                 "so that its mean over a micro-batch is over another number "

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import instances
-from tfdist import private_tensorflow
+from tfdist import private_keras
 from tfdist.pipeline import asynchronous
 from tfdist.pipeline import micro_batches as micro_batches_lib
 from tfdist.pipeline import schedules
@@ -246,7 +246,7 @@ class _Pipeline:
         self.is_draining = False
 
     def compiled(self, model):
-        strategy = private_tensorflow.strategy_of(model)
+        strategy = private_keras.strategy_of(model)
         own = hasattr(getattr(strategy, "extended", None), "pipelined_step")
         schedule = self.options.schedule
         if strategy and not own and schedule not in schedules.SYNCHRONOUS:

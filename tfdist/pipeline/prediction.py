@@ -25,7 +25,7 @@ update all of these are W itself.
 import keras
 import tensorflow as tf
 
-from tfdist import private_tensorflow
+from tfdist import private_keras
 
 
 def check(optimizer):
@@ -79,7 +79,7 @@ def predict(optimizer, variables, updates_ahead, updates):
     for variable, weight in zip(variables, weights, strict=True):
 
         def slot(name, variable=variable, dtype=weight.dtype):
-            value = private_tensorflow.slot(optimizer, name, variable)
+            value = private_keras.slot(optimizer, name, variable)
             return tf.cast(value.value, dtype)
 
         step = rule(

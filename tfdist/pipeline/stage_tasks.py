@@ -5,7 +5,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfdist import private_tensorflow
+from tfdist import private_keras
 from tfdist.pipeline import flow as flow_lib
 from tfdist.pipeline import micro_batches
 from tfdist.pipeline import prediction
@@ -207,7 +207,7 @@ class StageTasks:
         )
         _assign(stage.state, state, after)
         values.update(zip(stage.outputs, outputs, strict=True))
-        y_pred = private_tensorflow.pack_outputs(
+        y_pred = private_keras.pack_outputs(
             model, [values[key] for key in self.flow.outputs]
         )
         targets = iter(given["targets",])

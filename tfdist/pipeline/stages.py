@@ -7,7 +7,7 @@ import itertools
 import keras
 import tensorflow as tf
 
-from tfdist import private_tensorflow
+from tfdist import private_keras
 from tfdist.placement import devices as devices_lib
 from tfdist.placement import placed
 from tfdist.placement.calls import calls_of
@@ -74,8 +74,8 @@ class Stage:
     def fixed(self):
         """The same stage, whose weights stay those that they are now."""
         other = copy.copy(self)
-        other._context = _Context(other._run_calls)
-        other._trainable = {id(weight) for weight in self.weights}
+        other._context = _Context(other._run_calls)  # noqa: SLF001
+        other._trainable = {id(weight) for weight in self.weights}  # noqa: SLF001
         return other
 
     def run(self, tensors, weights, state, training=True, device=None):
@@ -147,7 +147,7 @@ class Stage:
 
     def _check(self, outputs, scope):
         for output in outputs:
-            if private_tensorflow.mask_of(output) is not None:
+            if private_keras.mask_of(output) is not None:
                 raise ValueError(
                     f"Stage {self.index} ({', '.join(self.names)}) gives a "
                     "tensor with a Keras mask, which does not cross into the "

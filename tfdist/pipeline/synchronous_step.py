@@ -7,7 +7,7 @@ import inspect
 import keras
 import tensorflow as tf
 
-from tfdist import private_tensorflow
+from tfdist import private_keras
 from tfdist.pipeline import micro_batches
 from tfdist.pipeline import schedules
 
@@ -16,7 +16,7 @@ class Step:
     """What is there while a step is built.
 
     A tensor that passes between tasks is known by its key and the number of
-    its micro-batch. The logits of an output (`private_tensorflow.logits_of`)
+    its micro-batch. The logits of an output (`private_keras.logits_of`)
     are one more output, with the key ("logits", key).
 
     Args:
@@ -39,7 +39,7 @@ class Step:
         self._whole = x, y, sample_weight
         self._units = range(executor.micro_batches)
         with tf.device(self._stages[0].device):
-            inputs = private_tensorflow.flat_inputs(self._model, x)
+            inputs = private_keras.flat_inputs(self._model, x)
             self.size = micro_batches.batch_size((inputs, y, sample_weight))
             self._cut = micro_batches.MicroBatches(self.size, len(self._units))
             self._values = {
@@ -320,9 +320,9 @@ class Step:
         for key in self._executor.outputs:
             output = join(key)
             if (("logits", key), units[0]) in outputs:
-                private_tensorflow.set_logits(output, join(("logits", key)))
+                private_keras.set_logits(output, join(("logits", key)))
             flat.append(output)
-        return private_tensorflow.pack_outputs(self._model, flat)
+        return private_keras.pack_outputs(self._model, flat)
 
     def _part_of_batch(self, unit):
         with tf.device(self._stages[-1].device):
@@ -387,7 +387,7 @@ def _run(stage, tensors, weights, state, tape, device):
         outputs, after = stage.run(tensors, weights, state, device=device)
     found = dict(zip(stage.outputs, outputs, strict=True))
     for key, output in list(found.items()):
-        logits = private_tensorflow.logits_of(output)
+        logits = private_keras.logits_of(output)
         if logits is not None:
             found["logits", key] = logits
     return found, after

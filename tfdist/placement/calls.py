@@ -5,7 +5,7 @@ import math
 
 import keras
 
-from tfdist import private_tensorflow
+from tfdist import private_keras
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +68,7 @@ def calls_of(model):
             keys(outputs),
             _work(operation, [t.shape for t in (*inputs, *outputs)]),
         )
-        for operation, fill_in, inputs, outputs in private_tensorflow.calls_of(
-            model
-        )
+        for operation, fill_in, inputs, outputs in private_keras.calls_of(model)
     ]
     return calls, keys(model.inputs), keys(model.outputs)
 

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import private_tensorflow
+from tfdist import private_keras
 from tfdist.placement import devices as devices_lib
 from tfdist.placement import loops
 from tfdist.placement import placed
@@ -70,8 +70,7 @@ def measure(
         return results, both, once, max(twice - once, 0.0)
 
     inputs = [
-        tf.convert_to_tensor(x)
-        for x in private_tensorflow.flat_inputs(model, data)
+        tf.convert_to_tensor(x) for x in private_keras.flat_inputs(model, data)
     ]
     return _walk(model, inputs, timed, slots)
 

@@ -6,7 +6,7 @@ import fnmatch
 
 import keras
 
-from tfdist import private_tensorflow
+from tfdist import private_keras
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ def children(layer):
     """The layers, and operations, that a layer is directly made of."""
     if not isinstance(layer, keras.Layer):
         return []
-    children = list(private_tensorflow.sublayers(layer))
+    children = list(private_keras.sublayers(layer))
     if isinstance(layer, keras.Model):
         # `x + y` in a functional model is an operation and no layer.
         children += [

@@ -2,7 +2,7 @@
 
 import keras
 
-from tfdist import private_tensorflow
+from tfdist import private_keras
 from tfdist.placement import layers
 
 
@@ -16,11 +16,11 @@ def settle(model):
     """
     model_parts = layers.parts(model)
     for variable, device in _moves(model_parts, _homes(model_parts)):
-        private_tensorflow.move_variable(variable, device)
+        private_keras.move_variable(variable, device)
     for optimizer in optimizers_of(model):
         if optimizer.built:
             _settle_slots(optimizer, model.trainable_variables)
-            private_tensorflow.know_moved_variables(optimizer)
+            private_keras.know_moved_variables(optimizer)
 
 
 def check(model):
@@ -33,7 +33,7 @@ def check(model):
       ValueError: It was made under a `tf.distribute` strategy that decides by
         itself where variables are: any but tfdist's.
     """
-    strategy = private_tensorflow.strategy_of(model)
+    strategy = private_keras.strategy_of(model)
     extended = type(getattr(strategy, "extended", None))
     if strategy and not extended.__module__.startswith("tfdist."):
         raise ValueError(
@@ -107,4 +107,4 @@ def _settle_slots(optimizer, variables):
             continue
         home = homes[max(names, key=len)]
         if home and slot.value.device != home:
-            private_tensorflow.move_variable(slot, home)
+            private_keras.move_variable(slot, home)

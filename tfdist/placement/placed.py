@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import instances
-from tfdist import private_tensorflow
+from tfdist import private_keras
 from tfdist.placement import devices
 from tfdist.placement import layers
 from tfdist.placement import moving
@@ -76,7 +76,7 @@ def put_optimizers(model):
         instances.specialize(optimizer, PlacedOptimizer)
 
 
-class PlacedOptimizer(private_tensorflow.OptimizerOfOneReplica):
+class PlacedOptimizer(private_keras.OptimizerOfOneReplica):
     """An optimizer that works where each variable is."""
 
     def update_step(self, gradient, variable, learning_rate):

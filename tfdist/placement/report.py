@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import private_tensorflow
+from tfdist import private_keras
 from tfdist.placement import devices as devices_lib
 from tfdist.placement import layers
 from tfdist.placement import loops
@@ -127,7 +127,7 @@ def report(
             f"Model {model.name!r} is not compiled: a training step needs a "
             "loss and an optimizer. Compile it, or leave out data."
         )
-    strategy = private_tensorflow.strategy_of(model)
+    strategy = private_keras.strategy_of(model)
     if data is not None and strategy is not None:
         raise ValueError(
             f"Model {model.name!r} belongs to a {type(strategy).__name__}, "

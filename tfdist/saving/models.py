@@ -5,12 +5,10 @@ callbacks alike. The models of a strategy become instances of a subclass of
 their class that has these methods (`instances`).
 """
 
-import inspect
 import os
 
-import keras
-
 from tfdist import instances
+from tfdist import private_keras_calls
 from tfdist.saving import whole
 
 _ENDINGS = (".keras", ".h5", ".hdf5")
@@ -43,16 +41,8 @@ def see(model, files):
 
 def see_callers(files):
     """Makes all models follow the rule of `files` that are calling."""
-    frame = inspect.currentframe()
-    try:
-        while frame is not None:
-            if frame.f_code.co_varnames[:1] == ("self",):
-                caller = frame.f_locals.get("self")
-                if isinstance(caller, keras.Model):
-                    see(caller, files)
-            frame = frame.f_back
-    finally:
-        del frame
+    for model in private_keras_calls.calling_models():
+        see(model, files)
 
 
 def _save(model, name, method, args, kwargs):

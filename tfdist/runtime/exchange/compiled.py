@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from tfdist import private_tensorflow
 
-_MARK = "_XlaCompile"
 _NOT_COMPILED = ("While", "StatelessWhile", "If", "StatelessIf", "Case")
 
 
@@ -57,13 +56,13 @@ def call(function, args, kwargs):
         result = function(*args, **kwargs)
     left = set()
     for operation in graph.get_operations()[first:]:
-        if not operation.node_def.attr[_MARK].b:
+        if not private_tensorflow.is_marked_for_xla(operation):
             continue
         if operation.type in _NOT_COMPILED:
             left.add(operation.type)
         elif operation.type.startswith("Stateless"):
             # XLA draws other random numbers from the same seed.
-            private_tensorflow.clear_attribute(operation, _MARK)
+            private_tensorflow.unmark_for_xla(operation)
     if left:
         logging.warning(
             "jit_compile=True: loops and branches of this step (%s) are not "

@@ -116,7 +116,7 @@ class Nonfinite:
                 if not good
             ]
             if (nonfinite := found()) is not None:
-                nonfinite._report(sorted(set(bad)), is_step)
+                nonfinite._report(sorted(set(bad)), is_step)  # noqa: SLF001
 
         def build():
             with tf.device(self._store.worker_device):

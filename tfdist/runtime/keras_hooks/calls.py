@@ -5,6 +5,8 @@ import threading
 
 import keras
 
+from tfdist import private_keras_calls
+
 
 class Call:
     """A call of `fit`, looked at from another thread.
@@ -36,7 +38,9 @@ class Call:
         self._is_seen_to = True
         # `fit` is what calls this.
         frame = self._found_from(sys._getframe())
-        callbacks = None if frame is None else frame.f_locals.get("callbacks")
+        if frame is None:
+            return
+        callbacks = private_keras_calls.callbacks_of(frame)
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks.callbacks.append(_AtEnd(callbacks, function))
 

@@ -5,7 +5,7 @@ import itertools
 import keras
 import tensorflow as tf
 
-from tfdist import private_tensorflow
+from tfdist import private_keras_calls
 
 
 class EpochData:
@@ -34,7 +34,7 @@ class EpochData:
         self._begun = None
 
     def __iter__(self):
-        if private_tensorflow.is_building_model():
+        if private_keras_calls.is_building_model():
             return iter([self._batch_to_build_for()])
         self._readers.begin()
         begun, self._begun = self._begun, None

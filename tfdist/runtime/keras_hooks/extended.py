@@ -1,13 +1,12 @@
 """What `tf.distribute.Strategy` delegates to, for parameter servers."""
 
 import contextlib
-import inspect
 import weakref
 
-import keras
 import tensorflow as tf
 
 from tfdist import one_replica
+from tfdist import private_keras_calls
 from tfdist import private_tensorflow
 from tfdist.runtime.exchange import compiled
 from tfdist.runtime.exchange import step as step_lib
@@ -31,6 +30,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
     """
 
     def __init__(self, container_strategy, store, config):
+        private_keras_calls.check()
         super().__init__(container_strategy)
         self._store = store
         self._config = config
@@ -59,7 +59,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         kwargs = {key: kwargs[key] for key in known if key in kwargs}
         if self._store.files.is_shared:
             models.see_callers(self._store.files)
-        made_by_optimizer = _is_made_by_optimizer()
+        made_by_optimizer = private_keras_calls.is_building_optimizer()
         if made_by_optimizer:
             # Keras leaves some of an optimizer's state (the product of
             # Nadam's momenta) marked as a trainable part of the model.
@@ -254,21 +254,6 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
     @property
     def should_save_summary(self):
         return self._config.is_chief
-
-
-def _is_made_by_optimizer():
-    """Whether an optimizer's `build` is creating a variable."""
-    frame = inspect.currentframe()
-    try:
-        while frame is not None:
-            if frame.f_code.co_name == "build" and isinstance(
-                frame.f_locals.get("self"), keras.optimizers.Optimizer
-            ):
-                return True
-            frame = frame.f_back
-        return False
-    finally:
-        del frame
 
 
 @contextlib.contextmanager

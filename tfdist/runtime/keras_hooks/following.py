@@ -16,6 +16,7 @@ from absl import logging
 import keras
 import tensorflow as tf
 
+from tfdist import private_keras_calls
 from tfdist.cluster import fits
 from tfdist.cluster import members
 from tfdist.cluster import waiting
@@ -38,7 +39,7 @@ class _Fit:
         self.frame = frame
         self.number = number
         self.thread = threading.get_ident()
-        self._model = weakref.ref(frame.f_locals["self"])
+        self._model = weakref.ref(private_keras_calls.model_of(frame))
         # Variables with learning rates that are followed.
         self.rates = []
         self.is_in_loop = False
@@ -165,7 +166,7 @@ class Following:
             return  # One within another, of a callback.
         number = self._next_number()
         if self.is_chief:
-            if self._begins_together(frame.f_locals["self"]):
+            if self._begins_together(private_keras_calls.model_of(frame)):
                 self._meet(number - 1)
         elif number > 1:
             self._wait_for_chief(
@@ -260,7 +261,7 @@ class Following:
         self._tell()
 
     def _begin_loop(self, fit):
-        listed = fit.frame.f_locals.get("callbacks")
+        listed = private_keras_calls.callbacks_of(fit.frame)
         fit.frame = None
         if not isinstance(listed, keras.callbacks.CallbackList):
             raise RuntimeError(

@@ -5,11 +5,11 @@ prediction is not, so that every worker that evaluates gets the same answer.
 """
 
 import functools
-import inspect
 
-import keras
 import tensorflow as tf
 
+from tfdist import private_keras
+from tfdist import private_keras_calls
 from tfdist import private_tensorflow
 from tfdist import quiet
 from tfdist.runtime.keras_hooks import empty_epochs
@@ -52,16 +52,14 @@ def distribute(dataset, config, store, before_training=None):
             f"{type(dataset).__name__}."
         )
     _check_made_after_strategy(dataset)
-    purpose, frame = _keras_purpose()
-    adapter = _data_adapter(frame)
+    purpose, frame, adapter = private_keras_calls.data_request()
+    model = None if frame is None else private_keras_calls.model_of(frame)
     if purpose in ("train", "evaluate") and store.files.is_shared:
-        models.see(frame.f_locals["self"], store.files)
-        callbacks.see(frame.f_locals.get("callbacks"), store.files)
+        models.see(model, store.files)
+        callbacks.see(private_keras_calls.callbacks_of(frame), store.files)
     if purpose == "evaluate":
         store.pull()
-        store.freeing.refuse(
-            [v.value for v in frame.f_locals["self"].variables]
-        )
+        store.freeing.refuse([v.value for v in model.variables])
     if purpose == "train":
         if before_training is not None:
             before_training()
@@ -70,7 +68,7 @@ def distribute(dataset, config, store, before_training=None):
         call = functools.partial(store.following.call, call)
         store.watch(frame)
         if store.recovery.is_needed:
-            guarding.guard(frame.f_locals["self"], call)
+            guarding.guard(model, call)
     shared, steps_per_epoch, number = dataset, None, 1
     if purpose == "train":
         policy = dataset.options().experimental_distribute.auto_shard_policy
@@ -79,13 +77,12 @@ def distribute(dataset, config, store, before_training=None):
         )
     if purpose not in ("evaluate", "validate"):
         if adapter is not None:
-            steps_per_epoch = frame.f_locals["steps_per_epoch"]
+            steps_per_epoch = private_keras_calls.steps_per_epoch_of(frame)
         shared = _share_out(dataset, config, adapter)
         number, _ = _shares(config)
     if adapter is None:
         return shared
     readers = py_datasets.Readers(adapter, steps_per_epoch, number)
-    model = frame.f_locals["self"]
     return epoch_data.EpochData(shared, dataset, model, readers)
 
 
@@ -109,7 +106,7 @@ def _share_out(dataset, config, adapter):
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy == _AutoShardPolicy.OFF or number == 1:
         return dataset
-    if private_tensorflow.adapts_generator(adapter):
+    if private_keras.adapts_generator(adapter):
         return generators.share(dataset, adapter, number, mine)
     if policy == _AutoShardPolicy.HINT:
         shared = _auto_shard(dataset, policy, number, mine)
@@ -237,62 +234,3 @@ def from_function(dataset_fn, config):
     )
     _check_made_after_strategy(dataset)
     return _with_policy(dataset, _AutoShardPolicy.OFF)
-
-
-def _keras_purpose():
-    """What a Keras model that is calling us wants the data for.
-
-    Keras asks for distribution in the same way for training, validation and
-    prediction, and only its callers know which it is.
-
-    Returns:
-      A tuple: "train", "validate" (inside `fit`), "evaluate" (`evaluate` or
-      `predict`) or None when no Keras model is calling; and the frame of that
-      call, or None.
-    """
-    frame = inspect.currentframe()
-    try:
-        while frame is not None:
-            model = frame.f_locals.get("self")
-            if isinstance(model, keras.Model):
-                method = frame.f_code.co_name
-                if method in ("evaluate", "predict"):
-                    inside_fit = _is_called_from_fit(frame.f_back, model)
-                    return "validate" if inside_fit else "evaluate", frame
-                if method == "fit":
-                    training = "epoch_iterator" in frame.f_locals
-                    return "validate" if training else "train", frame
-            frame = frame.f_back
-        return None, None
-    finally:
-        del frame
-
-
-def _data_adapter(call):
-    """The Keras `DataAdapter` of the data that is asked for.
-
-    Args:
-      call: The frame of a Keras model's method, or None.
-
-    Returns:
-      None if not Keras asks, but the user, in a callback or a `fit` of theirs.
-    """
-    frame = inspect.currentframe()
-    try:
-        while call is not None and frame is not call:
-            if frame.f_code.co_name == "__init__":
-                caller = frame.f_locals["self"]
-                return getattr(caller, "data_adapter", None)
-            frame = frame.f_back
-        return None
-    finally:
-        del frame
-
-
-def _is_called_from_fit(frame, model):
-    while frame is not None:
-        if frame.f_code.co_name == "fit":
-            if frame.f_locals.get("self") is model:
-                return True
-        frame = frame.f_back
-    return False

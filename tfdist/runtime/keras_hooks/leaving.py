@@ -6,9 +6,8 @@ backups, validate and save, as if training were over.
 
 import keras
 
+from tfdist import private_keras_calls
 from tfdist.cluster import preemption
-
-_LOOPS = ("fit", "evaluate", "predict")
 
 
 class _Leave(keras.callbacks.Callback):
@@ -36,22 +35,8 @@ def stop_loops(frame):
     Returns:
       Whether there is one.
     """
-    found = False
-    while frame is not None:
-        if frame.f_code.co_name in _LOOPS:
-            found |= _stop_loop(frame.f_locals)
-        frame = frame.f_back
-    return found
-
-
-def _stop_loop(variables):
-    """The same of one call, by its local variables."""
-    # Before the first batch, what the user gave: there is no loop yet.
-    callbacks = variables.get("callbacks")
-    if not isinstance(variables.get("self"), keras.Model) or not isinstance(
-        callbacks, keras.callbacks.CallbackList
-    ):
-        return False
-    if not any(isinstance(one, _Leave) for one in callbacks.callbacks):
-        callbacks.callbacks.append(_Leave())
-    return True
+    loops = private_keras_calls.loops_from(frame)
+    for callbacks in loops:
+        if not any(isinstance(one, _Leave) for one in callbacks.callbacks):
+            callbacks.callbacks.append(_Leave())
+    return bool(loops)

@@ -2,6 +2,8 @@
 
 from absl import logging
 
+from tfdist import private_keras
+
 
 class Readers:
     """Lets Keras's threads read when an epoch begins, and not before.
@@ -17,7 +19,7 @@ class Readers:
 
     def __init__(self, adapter, steps_per_epoch=None, number=1):
         self._adapter = adapter
-        self._enqueuer = getattr(adapter, "enqueuer", None)
+        self._enqueuer = private_keras.enqueuer_of(adapter)
         if self._enqueuer is None:
             return
         adapter.enqueuer = None

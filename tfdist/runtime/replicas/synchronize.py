@@ -10,7 +10,7 @@ import contextlib
 from absl import logging
 import tensorflow as tf
 
-from tfdist import private_tensorflow
+from tfdist import private_keras_calls
 from tfdist.cluster import waiting
 from tfdist.runtime.replicas import consistent
 from tfdist.runtime.replicas import first_values
@@ -179,7 +179,7 @@ class Synchronizer:
         if not self._is_committed(variable):
             return
         keeps_own_values = self._store.local.keeps_own_values
-        if not keeps_own_values and private_tensorflow.is_saving():
+        if not keeps_own_values and private_keras_calls.is_saving():
             if self._store.journal.exchanges != self._together_at:
                 self.pull_together()
             return

@@ -1,0 +1,378 @@
+"""Canaries: what is looked for in Keras's calls is there, or is missed aloud.
+
+Where one fails, Keras has changed: what tfdist does with what it saw is in the
+docstrings of `tfdist.private_keras_calls`.
+"""
+
+import pathlib
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.private_tensorflow_test import public_names
+import tfdist
+from tfdist import private_keras_calls
+
+X, Y = np.ones([8, 3]), np.ones([8, 1])
+
+
+@pytest.fixture(scope="module")
+def strategy():
+    return tfdist.AsyncStrategy()
+
+
+def build(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    return model
+
+
+def test_every_look_has_a_canary():
+    text = pathlib.Path(__file__).read_text("utf-8")
+    for name in public_names(private_keras_calls):
+        assert f"private_keras_calls.{name}" in text, name
+
+
+def test_this_keras_is_known():
+    private_keras_calls.check.cache_clear()
+    private_keras_calls.check()
+
+
+RENAMED = {
+    "a local variable of fit": (
+        "_VARIABLES",
+        {"fit": ("epoch_iterator", "gone")},
+        "the local variable `gone` of `keras.Model.fit`",
+    ),
+    "a method": (
+        "_VARIABLES",
+        {"gone": ("callbacks",)},
+        "the local variable `callbacks` of `keras.Model.gone`",
+    ),
+    "the call that builds": ("_BUILDS", "_gone", "`keras.Model._gone`"),
+    "a module that saves": (
+        "_SAVING",
+        ("keras.src.gone.",),
+        "the module `keras.src.gone`",
+    ),
+    "a function that saves": (
+        "SAVING_CALLS",
+        {("keras.src.saving.saving_lib", "gone"): ("", "filepath")},
+        "`gone` of `keras.src.saving.saving_lib` with `filepath`",
+    ),
+    "an argument of it": (
+        "SAVING_CALLS",
+        {("tensorflow.python.checkpoint.checkpoint", "save"): ("", "gone")},
+        "`save` of `tensorflow.python.checkpoint.checkpoint` with `gone`",
+    ),
+}
+
+
+@pytest.mark.parametrize("renamed", RENAMED)
+def test_a_strategy_refuses_a_keras_without(renamed, monkeypatch):
+    name, expected, missing = RENAMED[renamed]
+    monkeypatch.setattr(private_keras_calls, name, expected)
+    private_keras_calls.check.cache_clear()
+    with pytest.raises(RuntimeError) as raised:
+        tfdist.AsyncStrategy()
+    assert f"not know Keras {keras.version()}" in str(raised.value)
+    assert missing in str(raised.value)
+
+
+def test_a_fit_that_keeps_its_callbacks_elsewhere_is_refused(monkeypatch):
+    def fit(self, callbacks, steps_per_epoch):
+        epoch_iterator, begin_step = callbacks, steps_per_epoch
+        step = begin_step  # Its name before Keras 3.11.
+        return epoch_iterator, step
+
+    fit.__module__ = "keras.src.backend.tensorflow.trainer"
+    monkeypatch.setattr(keras.Model, "fit", fit, raising=False)
+    private_keras_calls.check.cache_clear()
+    with pytest.raises(RuntimeError, match=r"`callbacks = ...` in .*Model.fit"):
+        private_keras_calls.check()
+
+
+def test_a_tool_around_fit_is_looked_through(monkeypatch):
+    monkeypatch.setattr(
+        keras.Model, "fit", lambda *args, **kwargs: None, raising=False
+    )
+    private_keras_calls.check.cache_clear()
+    private_keras_calls.check()
+
+
+@pytest.fixture
+def requests(monkeypatch):
+    """What strategies were asked for data for, a list of `DataRequest`."""
+    seen, kind = [], private_keras_calls.DataRequest
+
+    def record(purpose, call, adapter):
+        seen.append(kind(purpose, call, adapter))
+        return seen[-1]
+
+    monkeypatch.setattr(private_keras_calls, "DataRequest", record)
+    return seen
+
+
+def test_it_is_known_what_keras_asks_for_data_for(strategy, requests):
+    model = build(strategy)
+    model.fit(X, Y, epochs=2, validation_data=(X, Y), verbose=0)
+    model.fit(X, Y, validation_split=0.5, steps_per_epoch=1, verbose=0)
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    assert [request.purpose for request in requests] == [
+        "train",
+        "validate",
+        "train",
+        "validate",
+        "evaluate",
+        "evaluate",
+    ]
+    for request in requests:
+        assert private_keras_calls.model_of(request.call) is model
+        assert request.adapter.num_batches == 1
+    steps = private_keras_calls.steps_per_epoch_of
+    assert steps(requests[0].call) is None
+    assert steps(requests[2].call) == 1
+
+
+def test_an_evaluation_in_a_callback_is_a_validation(strategy, requests):
+    model = build(strategy)
+
+    class Evaluates(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.evaluate(X, Y, verbose=0)
+
+    model.fit(X, Y, callbacks=[Evaluates()], verbose=0)
+    assert [r.purpose for r in requests] == ["train", "validate"]
+
+
+def test_data_that_the_user_asks_for_is_not_keras_s(strategy, requests):
+    data = tf.data.Dataset.range(2)
+    strategy.experimental_distribute_dataset(data)
+    assert requests == [(None, None, None)]
+    assert private_keras_calls.data_request() == (None, None, None)
+
+
+def keras_model(strategy, program):
+    """A model with a method that a future Keras may have."""
+    names = {"__name__": "keras.src.future", "strategy": strategy}
+    exec(program, names)
+
+    class Future(keras.Model):
+        pass
+
+    for name, function in names.items():
+        if callable(function) and name != "strategy":
+            setattr(Future, name, function)
+    with strategy.scope():
+        return Future()
+
+
+ASKS = "strategy.experimental_distribute_dataset(data)"
+
+
+def test_data_is_not_shared_out_for_a_fit_that_is_not_known(strategy):
+    model = keras_model(
+        strategy,
+        f"""def fit(self, data):
+    epochs_of_data = {ASKS}
+    validation = {ASKS}
+""",
+    )
+    with pytest.raises(
+        RuntimeError, match="variable `epoch_iterator` of `fit`"
+    ):
+        model.fit(tf.data.Dataset.range(4))
+
+
+def test_data_is_not_shared_out_for_an_adapter_that_is_not_known(strategy):
+    model = keras_model(
+        strategy,
+        f"""def fit(self, data, epoch_iterator=None):
+    del epoch_iterator
+    epoch_iterator = {ASKS}
+""",
+    )
+    with pytest.raises(RuntimeError, match="its `data_adapter`, around `fit`"):
+        model.fit(tf.data.Dataset.range(4))
+
+
+def test_data_is_not_shared_out_for_a_method_that_is_not_known(strategy):
+    model = keras_model(strategy, f"def learn(self, data):\n    {ASKS}\n")
+    with pytest.raises(RuntimeError, match="a method of a model that asks"):
+        model.learn(tf.data.Dataset.range(4))
+
+
+def test_the_first_step_of_an_epoch_is_known(strategy):
+    model, seen = build(strategy), []
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            seen.append(private_keras_calls.is_first_step_of_epoch())
+
+    looks = [Looks()]
+    model.fit(X, Y, batch_size=4, epochs=2, callbacks=looks, verbose=0)
+    assert seen == [True, False, True, False]
+    assert not private_keras_calls.is_first_step_of_epoch()
+
+
+def test_a_first_step_that_is_not_known_is_not_guessed(strategy):
+    model = keras_model(strategy, "def fit(self, look):\n    return look()\n")
+    with pytest.raises(RuntimeError, match="variable `(begin_)?step` of `fit`"):
+        model.fit(private_keras_calls.is_first_step_of_epoch)
+
+
+def test_callbacks_and_loops_are_found(strategy):
+    model, seen = build(strategy), []
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            self.look()
+            self.model.evaluate(X, Y, callbacks=[self], verbose=0)
+
+        def on_test_batch_begin(self, batch, logs=None):
+            self.look()
+            if len(seen) == 2:
+                self.model.predict(X, callbacks=[self], verbose=0)
+
+        def on_predict_batch_begin(self, batch, logs=None):
+            self.look()
+
+        def look(self):
+            loops = private_keras_calls.loops_from(sys._getframe())
+            assert all(self in loop.callbacks for loop in loops)
+            seen.append(len(loops))
+
+    model.fit(X, Y, callbacks=[Looks()], verbose=0)
+    assert seen == [1, 2, 3]
+    assert private_keras_calls.loops_from(sys._getframe()) == []
+
+
+def test_callbacks_of_a_call_are_first_the_user_s_then_keras_s(
+    strategy, requests
+):
+    seen = []
+
+    def look():
+        seen.append(private_keras_calls.callbacks_of(requests[0].call))
+
+    class Builds(keras.layers.Dense):
+        """Is built before the loop begins."""
+
+        def build(self, input_shape):
+            look()
+            super().build(input_shape)
+
+    with strategy.scope():
+        model = keras.Sequential([Builds(1)])
+        model.compile("sgd", "mse")
+    given = [keras.callbacks.LambdaCallback(on_train_begin=lambda _: look())]
+    model.fit(X, Y, callbacks=given, verbose=0)
+    assert seen[0] is given
+    assert isinstance(seen[-1], keras.callbacks.CallbackList)
+
+
+def test_it_is_known_when_a_model_is_being_built(strategy):
+    class Looks(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.part = keras.layers.Dense(1)
+            self.seen = []
+
+        def call(self, x):
+            self.seen.append(private_keras_calls.is_building_model())
+            return self.part(x)
+
+    with strategy.scope():
+        model = Looks()
+        model.compile("sgd", "mse")
+    model.fit(X, Y, verbose=0)
+    # Built first, then traced for the training step.
+    assert model.seen[0]
+    assert not model.seen[-1]
+
+
+def test_it_is_known_when_an_optimizer_makes_a_variable():
+    seen = []
+
+    def creator(make, **kwargs):
+        seen.append(private_keras_calls.is_building_optimizer())
+        return make(**kwargs)
+
+    with tf.variable_creator_scope(creator):
+        variable, optimizer = keras.Variable([1.0]), keras.optimizers.Adam()
+        assert not any(seen)
+        seen.clear()
+        optimizer.build([variable])
+    assert len(seen) >= 2  # Its means, of the gradient and of its square.
+    assert all(seen)
+
+
+def test_models_whose_methods_are_under_way_are_found():
+    class Looks(keras.Model):
+        def __init__(self):
+            super().__init__()
+            assert private_keras_calls.calling_models() == [self]
+
+    Looks()
+    assert private_keras_calls.calling_models() == []
+
+
+class Looks(keras.layers.Dense):
+    """Looks when its variables are saved."""
+
+    def save_own_variables(self, store):
+        """As Keras's."""
+        assert private_keras_calls.is_saving()
+        self.seen = private_keras_calls.saving_call()
+        super().save_own_variables(store)
+
+
+@pytest.mark.parametrize(
+    "name, call",
+    [
+        ("a.keras", "keras.saving.save_model"),
+        ("a.weights.h5", "keras.saving.save_weights"),
+    ],
+)
+def test_it_is_known_what_keras_saves_and_where_to(tmp_path, name, call):
+    layer, path = Looks(1), tmp_path / name
+    model = keras.Sequential([keras.Input([3]), layer])
+    assert not private_keras_calls.is_saving()
+    model.save(path) if call.endswith("model") else model.save_weights(path)
+    assert isinstance(layer.seen, private_keras_calls.SavingCall)
+    assert layer.seen.name == call
+    assert str(layer.seen.path) == str(path)
+    assert all(
+        any(own is variable for own in layer.seen.variables)
+        for variable in model.variables
+    )
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "saved_model"])
+def test_it_is_known_what_tensorflow_saves(tmp_path, how):
+    assert ("tensorflow.python.checkpoint.checkpoint", "save") in (
+        private_keras_calls.SAVING_CALLS
+    )
+    seen = []
+
+    class Read(tf.Module):
+        def _serialize_to_tensors(self):
+            seen.append(private_keras_calls.saving_call())
+            return {"value": tf.constant(1.0)}
+
+        def _restore_from_tensors(self, restored_tensors):
+            del restored_tensors
+
+    path = str(tmp_path / "a")
+    if how == "checkpoint":
+        tf.train.Checkpoint(read=Read()).save(path)
+    else:
+        tf.saved_model.save(Read(), path)
+    assert seen
+    assert seen[-1].name == "tf.train.Checkpoint.save"
+    assert str(seen[-1].path).startswith(path)

@@ -1,0 +1,229 @@
+"""Canaries: the private names of Keras are there, and mean what they did.
+
+One for each name of `tfdist.private_keras`. Where one fails, Keras has
+changed: what tfdist does with the name is in its docstring.
+"""
+
+import pathlib
+
+import keras
+from keras.src.trainers.data_adapters import generator_data_adapter
+from keras.src.trainers.data_adapters import py_dataset_adapter
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.private_tensorflow_test import public_names
+from tfdist import private_keras
+
+
+def model_of_two():
+    return keras.Sequential(
+        [
+            keras.Input([3], name="x"),
+            keras.layers.Dense(2, name="a"),
+            keras.layers.Dense(1, name="b"),
+        ]
+    )
+
+
+def test_every_name_has_a_canary():
+    text = pathlib.Path(__file__).read_text("utf-8")
+    for name in public_names(private_keras):
+        assert f"private_keras.{name}" in text, name
+
+
+def test_the_adapter_of_a_generator_is_known_and_reads_by_its_attribute():
+    batches = [(np.ones([2, 3]), np.ones([2, 1]))] * 3
+    adapter = generator_data_adapter.GeneratorDataAdapter(iter(batches))
+    assert private_keras.adapts_generator(adapter)
+    assert len(list(adapter.generator())) == 3
+    adapter.generator = lambda: iter(batches[:1])
+    assert len(list(adapter.get_tf_dataset())) == 1
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return np.ones([2, 3]), np.ones([2, 1])
+
+
+def test_threads_that_read_are_found():
+    adapter = py_dataset_adapter.PyDatasetAdapter
+    threads = adapter(Batches(workers=2), shuffle=False)
+    assert private_keras.enqueuer_of(threads) is threads.enqueuer
+    assert threads.enqueuer.ready_queue.empty()
+    assert private_keras.enqueuer_of(adapter(Batches(), shuffle=False)) is None
+    del threads.enqueuer
+    with pytest.raises(RuntimeError, match="PyDatasetAdapter has no .*enqueu"):
+        private_keras.enqueuer_of(threads)
+
+
+def test_parts_of_a_layer_are_found_in_order():
+    model = model_of_two()
+    wrapped = keras.layers.TimeDistributed(keras.layers.Dense(1))
+    assert private_keras.sublayers(wrapped) == [wrapped.layer]
+    found = [x.name for x in private_keras.sublayers(model)]
+    assert [x for x in found if x in "ab"] == ["a", "b"]
+
+
+def test_a_variable_moves_with_its_value():
+    variable = keras.Variable(np.arange(3.0))
+    before = variable.value
+    private_keras.move_variable(variable, "/device:CPU:1")
+    assert variable.value is not before
+    assert variable.value.device.endswith("CPU:1")
+    np.testing.assert_array_equal(variable.numpy(), [0.0, 1.0, 2.0])
+
+
+def test_a_variable_without_the_attribute_is_not_left_where_it_was():
+    with pytest.raises(RuntimeError, match="has no attribute `_value`"):
+        private_keras.move_variable(object(), "/device:CPU:1")
+
+
+def test_fit_begins_with_the_epoch_that_it_is_told():
+    model = model_of_two()
+    model.compile("sgd", "mse")
+    seen = []
+
+    class Told(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            private_keras.set_initial_epoch(self.model, 2)
+
+        def on_epoch_begin(self, epoch, logs=None):
+            seen.append(epoch)
+
+    x, y = np.ones([2, 3]), np.ones([2, 1])
+    model.fit(x, y, epochs=4, callbacks=[Told()], verbose=0)
+    assert seen == [2, 3]
+
+
+def test_an_epoch_that_nobody_would_read_is_not_set():
+    with pytest.raises(RuntimeError, match="has no attribute `_initial_epoch`"):
+        private_keras.set_initial_epoch(object(), 2)
+
+
+def test_a_functional_model_is_its_calls():
+    x = keras.Input([3])
+    a, b = keras.layers.Dense(2), keras.layers.Dense(1)
+    model = keras.Model(x, b(a(x)))
+    calls = private_keras.calls_of(model)
+    assert [operation for operation, *_ in calls] == [a, b]
+    values = {id(x): tf.ones([2, 3])}
+    for operation, fill_in, inputs, outputs in calls:
+        assert all(id(tensor) in values for tensor in inputs)
+        arguments, named = fill_in(values)
+        values[id(outputs[0])] = operation(*arguments, **named)
+    np.testing.assert_allclose(
+        values[id(model.outputs[0])], model(tf.ones([2, 3])), rtol=1e-6
+    )
+
+
+def test_a_model_without_a_strategy_has_none():
+    assert private_keras.strategy_of(model_of_two()) is None
+    strategy = tf.distribute.OneDeviceStrategy("/device:CPU:0")
+    with strategy.scope():
+        assert private_keras.strategy_of(model_of_two()) is strategy
+
+
+def test_an_optimizer_finds_slots_of_variables_that_have_moved():
+    optimizer = keras.optimizers.SGD(0.5, momentum=0.5)
+    variable = keras.Variable([1.0, 2.0])
+    optimizer.build([variable])
+    private_keras.move_variable(variable, "/device:CPU:1")
+    private_keras.know_moved_variables(optimizer)
+    optimizer.apply([tf.ones([2])], [variable])
+    # 1 - 0.5 x 1 and 2 - 0.5 x 1.
+    np.testing.assert_allclose(variable.numpy(), [0.5, 1.5])
+    with pytest.raises(RuntimeError, match="_trainable_variables_indices"):
+        private_keras.know_moved_variables(object())
+
+
+def test_gradients_are_reduced_where_ours_says():
+    seen = []
+
+    class Asked(keras.optimizers.SGD):
+        def _all_reduce_sum_gradients(self, grads_and_vars):
+            seen.append(len(grads_and_vars))
+            return super()._all_reduce_sum_gradients(grads_and_vars)
+
+    class Ours(private_keras.OptimizerOfOneReplica, keras.optimizers.SGD):
+        pass
+
+    variable = keras.Variable([1.0, 2.0])
+    Asked(1.0).apply([tf.ones([2])], [variable])
+    assert seen == [1]
+    Ours(1.0).apply([tf.ones([2])], [variable])
+    np.testing.assert_allclose(variable.numpy(), [-1.0, 0.0])
+
+
+SLOTS = [
+    (keras.optimizers.SGD(momentum=0.9), "momentums"),
+    (keras.optimizers.RMSprop(momentum=0.9), "_momentums"),
+    (keras.optimizers.Adam(), "_momentums"),
+    (keras.optimizers.Adam(), "_velocities"),
+    (keras.optimizers.Adam(amsgrad=True), "_velocity_hats"),
+    (keras.optimizers.Adamax(), "_m"),
+    (keras.optimizers.Adamax(), "_u"),
+    (keras.optimizers.Lion(), "_momentums"),
+]
+
+
+@pytest.mark.parametrize("optimizer, name", SLOTS)
+def test_slots_that_predictions_need_are_found(optimizer, name):
+    variables = [keras.Variable([1.0]), keras.Variable([1.0, 2.0])]
+    optimizer.build(variables)
+    found = private_keras.slot(optimizer, name, variables[1])
+    assert found.shape == (2,)
+    assert any(found is variable for variable in optimizer.variables)
+
+
+def test_masks_travel_with_tensors():
+    layer = keras.layers.Masking()
+    output = layer(tf.constant([[[1.0], [0.0]]]))
+    np.testing.assert_array_equal(
+        private_keras.mask_of(output), [[True, False]]
+    )
+    assert private_keras.mask_of(tf.ones([1])) is None
+
+
+def test_losses_read_the_logits_that_travel_with_an_output():
+    # So sure that the rounded probability of class 0 is 0, its logarithm not.
+    logits = tf.constant([[0.0, 200.0]])
+    output = keras.activations.softmax(logits)
+    np.testing.assert_array_equal(private_keras.logits_of(output), logits)
+    copy = tf.identity(output)
+    assert private_keras.logits_of(copy) is None
+    private_keras.set_logits(copy, logits)
+    loss = keras.losses.sparse_categorical_crossentropy(np.array([0]), copy)
+    np.testing.assert_allclose(loss, [200.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_inputs_and_outputs_of_models_are_flat(functional):
+    if functional:
+        a, b = keras.Input([2], name="a"), keras.Input([3], name="b")
+        model = keras.Model({"b": b, "a": a}, {"y": a, "z": b})
+        x = {"a": np.ones([4, 2]), "b": np.ones([4, 3])}
+        widths = [tensor.shape[-1] for tensor in model.inputs]
+    else:
+        model, x, widths = model_of_two(), np.ones([4, 3]), [3]
+    tensors = private_keras.flat_inputs(model, x)
+    assert [tensor.shape[-1] for tensor in tensors] == widths
+    outputs = [tf.ones(t.shape[1:]) * k for k, t in enumerate(model.outputs)]
+    packed = private_keras.pack_outputs(model, outputs)
+    if functional:
+        assert list(packed) == ["y", "z"]
+    else:
+        assert packed is outputs[0]
+
+
+def test_a_schedule_of_a_learning_rate_is_found():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    optimizer = keras.optimizers.Adam(schedule)
+    assert private_keras.learning_rate_schedule(optimizer) is schedule
+    assert private_keras.learning_rate_schedule(keras.optimizers.SGD()) is None
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    assert private_keras.learning_rate_schedule(scaled) is None

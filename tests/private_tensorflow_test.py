@@ -1,0 +1,289 @@
+"""Canaries: the private names of TensorFlow are there, and mean what they did.
+
+One for each name of `tfdist.private_tensorflow`. Where one fails, TensorFlow
+has changed: what tfdist does with the name is in its docstring.
+"""
+
+import inspect
+import pathlib
+import re
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.eager import context
+
+from tfdist import one_replica
+from tfdist import private_tensorflow
+from tfdist.pipeline import strategy as pipeline_strategy
+from tfdist.runtime.keras_hooks import extended
+from tfdist.runtime.variables import variables
+
+
+def public_names(module):
+    """What a module defines, without what it imports."""
+    text = pathlib.Path(module.__file__).read_text("utf-8")
+    return re.findall(
+        r"(?m)^(?:def |class |(?=[A-Z]\w+ = ))([A-Za-z]\w*)", text
+    )
+
+
+def test_every_name_has_a_canary():
+    text = pathlib.Path(__file__).read_text("utf-8")
+    for name in public_names(private_tensorflow):
+        assert f"private_tensorflow.{name}" in text, name
+
+
+def test_variables_are_read_and_restored_by_what_ours_override():
+    kind = private_tensorflow.ResourceVariable
+    read = inspect.signature(kind._read_variable_op)
+    assert "no_copy" in read.parameters
+    assert hasattr(kind, "_restore_from_tensors")
+    seen = []
+
+    class Seen(kind):
+        def _read_variable_op(self, no_copy=False):
+            seen.append("read")
+            return super()._read_variable_op(no_copy)
+
+        def _restore_from_tensors(self, restored_tensors):
+            seen.append("restored")
+            return super()._restore_from_tensors(restored_tensors)
+
+    variable = Seen(3.0)
+    assert float(variable + 1.0) == 4.0
+    assert "read" in seen
+    assert variables.ReplicaVariable.__mro__[1] is kind
+
+
+def test_checkpoints_restore_by_what_ours_override(tmp_path):
+    seen = []
+
+    class Seen(private_tensorflow.ResourceVariable):
+        def _restore_from_tensors(self, restored_tensors):
+            seen.append(float(*restored_tensors.values()))
+            return super()._restore_from_tensors(restored_tensors)
+
+    path = tf.train.Checkpoint(v=Seen(3.0)).write(str(tmp_path / "a"))
+    tf.train.Checkpoint(v=Seen(4.0)).read(path)
+    assert seen == [3.0]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        one_replica.OneReplicaExtended,
+        extended.ParameterServerExtended,
+        pipeline_strategy._PipelineExtended,
+    ],
+)
+def test_strategies_override_what_tensorflow_calls(kind):
+    # The contract between a strategy, Keras and `tf.data`: a method that
+    # TensorFlow no longer had would never be called.
+    base = tf.compat.v1.distribute.StrategyExtended
+    expected = {
+        "_batch_reduce_to",
+        "_call_for_each_replica",
+        "_create_variable",
+        "_distribute_datasets_from_function",
+        "_experimental_distribute_dataset",
+        "_experimental_distribute_values_from_function",
+        "_gather_to_implementation",
+        "_get_local_replica_id",
+        "_get_replica_id_in_sync_group",
+        "_global_batch_size",
+        "_in_multi_worker_mode",
+        "_local_results",
+        "_make_dataset_iterator",
+        "_num_replicas_in_sync",
+        "_reduce_to",
+        "_replica_ctx_all_reduce",
+        "_replica_ctx_update",
+        "_update",
+        "_update_non_slot",
+        "_use_merge_call",
+        "_validate_colocate_with_variable",
+    }
+    source = inspect.getsource(inspect.getmodule(base))
+    for name in expected & vars(kind).keys():
+        assert re.search(rf"\b{name}\b", source), name
+
+
+def test_auto_sharding_shares_out_elements():
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.DATA
+    )
+    numbers = tf.data.Dataset.range(5).with_options(options)
+    shared = private_tensorflow.auto_shard_dataset(numbers, 2, 1)
+    assert [int(x) for x in shared] == [1, 3]
+
+
+STAGES = {
+    "CacheDataset": lambda x: x.cache(),
+    "_BatchDataset": lambda x: x.batch(2),
+    "_ConcatenateDataset": lambda x: x.concatenate(x),
+    "_FilterDataset": lambda x: x.filter(lambda y: y > 1),
+    "_MapDataset": lambda x: x.map(lambda y: y),
+    "_OptionsDataset": lambda x: x.with_options(tf.data.Options()),
+    "_PaddedBatchDataset": lambda x: x.padded_batch(2),
+    "_ParallelBatchDataset": lambda x: x.batch(2, num_parallel_calls=2),
+    "_ParallelMapDataset": lambda x: x.map(lambda y: y, num_parallel_calls=2),
+    "_PrefetchDataset": lambda x: x.prefetch(1),
+    "_RepeatDataset": lambda x: x.repeat(2),
+    "_ShuffleDataset": lambda x: x.shuffle(2),
+    "_SkipDataset": lambda x: x.skip(1),
+    "_TakeDataset": lambda x: x.take(1),
+    "_ZipDataset": lambda x: tf.data.Dataset.zip(x, x),
+}
+
+
+def test_all_plain_stages_of_data_sets_are_known():
+    assert STAGES.keys() == set(private_tensorflow._PLAIN_STAGES)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_stages_of_data_sets_have_their_names(name):
+    numbers = tf.data.Dataset.range(4)
+    stage = STAGES[name](numbers)
+    assert type(stage).__name__ == name
+    assert hasattr(dataset_ops.DatasetV2, "_inputs")
+    readers = private_tensorflow.readers_of(stage)
+    assert {type(reader).__name__ for reader in readers} == {"_RangeDataset"}
+    assert private_tensorflow.is_from_memory(stage)
+    assert private_tensorflow.is_cached(stage) == (name == "CacheDataset")
+    assert private_tensorflow.is_cached(stage.batch(2)) == (
+        name == "CacheDataset"
+    )
+
+
+@pytest.mark.parametrize(
+    "name, make",
+    [
+        ("_RangeDataset", lambda: tf.data.Dataset.range(2)),
+        ("_TensorDataset", lambda: tf.data.Dataset.from_tensors(1.0)),
+        (
+            "_TensorSliceDataset",
+            lambda: tf.data.Dataset.from_tensor_slices([1.0]),
+        ),
+        ("_ShardDataset", lambda: tf.data.Dataset.range(2).shard(2, 0)),
+        (
+            "_FlatMapDataset",
+            lambda: tf.data.Dataset.from_generator(
+                lambda: iter([1]), output_signature=tf.TensorSpec([], tf.int64)
+            ),
+        ),
+    ],
+)
+def test_sources_of_data_sets_have_their_names(name, make):
+    assert type(make()).__name__ == name
+    assert private_tensorflow.is_from_memory(make())
+
+
+def test_prefetching_can_be_taken_away():
+    numbers = tf.data.Dataset.range(2)
+    assert private_tensorflow.without_prefetch(numbers.prefetch(1)) is numbers
+    assert private_tensorflow.without_prefetch(numbers) is numbers
+
+
+def test_operations_of_a_graph_can_be_changed():
+    with tf.Graph().as_default():
+        first, second = tf.constant(1), tf.constant(2)
+        private_tensorflow.add_control_inputs(second.op, [first.op])
+        assert list(second.op.control_inputs) == [first.op]
+        private_tensorflow.set_device(second.op, "/device:CPU:1")
+        assert second.op.device.endswith("CPU:1")
+
+
+def test_a_function_that_xla_compiles_as_a_whole_is_known_and_taken_back():
+    seen = []
+
+    def outer():
+        seen.append(private_tensorflow.is_compiled_by_xla())
+        seen.append(private_tensorflow.take_back_from_xla())
+        with private_tensorflow.outside_of_xla():
+            seen.append(private_tensorflow.is_compiled_by_xla())
+        return tf.constant(1.0)
+
+    function = tf.function(outer, jit_compile=True, autograph=False)
+    function.get_concrete_function()
+    assert seen == [True, True, False]
+    tf.function(outer, autograph=False).get_concrete_function()
+    assert seen[3:] == [False, False, False]
+
+
+def test_what_is_built_for_xla_is_marked():
+    with tf.Graph().as_default():
+        plain = tf.constant(1.0) + 1.0
+        with tf.xla.experimental.jit_scope():
+            marked = tf.constant(1.0) + 1.0
+        assert not private_tensorflow.is_marked_for_xla(plain.op)
+        assert private_tensorflow.is_marked_for_xla(marked.op)
+        private_tensorflow.unmark_for_xla(marked.op)
+        assert not private_tensorflow.is_marked_for_xla(marked.op)
+
+
+def test_a_function_can_stay_one():
+    function = tf.function(
+        lambda: tf.constant(1.0),
+        experimental_attributes=private_tensorflow.STAYS_A_FUNCTION,
+    )
+    definition = function.get_concrete_function().function_def
+    assert definition.attr["_noinline"].b
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_an_operation_can_leave_the_order_of_a_function(independent):
+    @tf.function(autograph=False)
+    def ordered():
+        first = tf.raw_ops.Timestamp()
+        second = tf.raw_ops.Timestamp()
+        if independent:
+            private_tensorflow.run_independently(second.op)
+        return first, second
+
+    operations = ordered.get_concrete_function().graph.get_operations()
+    first, second = (o for o in operations if o.type == "Timestamp")
+    assert (first in second.control_inputs) == (not independent)
+
+
+# Name -> the method of TensorFlow's context that it calls, and the arguments
+# that it gives by name.
+CONNECTING = {
+    private_tensorflow.enable_collectives: ("enable_collective_ops", ()),
+    private_tensorflow.move_servers: (
+        "update_server_def",
+        ("keep_alive_secs",),
+    ),
+    private_tensorflow.leave_servers: ("update_server_def", ()),
+    private_tensorflow.check_peer: (
+        "check_collective_ops_peer_health",
+        ("timeout_in_ms",),
+    ),
+    private_tensorflow.abort_collectives: ("abort_collective_ops", ()),
+}
+
+
+@pytest.mark.parametrize("name", CONNECTING)
+def test_connections_can_be_made_and_ended(name):
+    # What they do takes processes: tests/multi_process.
+    method, arguments = CONNECTING[name]
+    known = inspect.signature(getattr(context.context(), method)).parameters
+    assert set(arguments) <= set(known)
+    assert callable(context.get_server_def)
+
+
+def test_a_hidden_variable_is_not_asked_for_by_anybody():
+    asked = []
+
+    def creator(make, **kwargs):
+        asked.append(kwargs)
+        return make(**kwargs)
+
+    with tf.variable_creator_scope(creator):
+        variable = private_tensorflow.hidden_variable(2.0)
+    assert not asked
+    assert float(variable) == 2.0
+    private_tensorflow.empty_variable(variable.handle, variable.dtype)
+    with pytest.raises(tf.errors.OpError):
+        variable + tf.ones([2, 2])[0, 0] * tf.ones([3])

@@ -1,0 +1,241 @@
+"""Every private name that tfdist takes from Keras, but for its calls.
+
+Nothing else in the package imports from `keras.src` or uses a name of Keras's
+that begins with an underscore; `private_keras_calls` has what looks at calls
+that are under way. Each name says why the public interface does not do.
+`tests/private_keras_test.py` has a canary for each, and what would be wrong in
+silence without its name raises here (`_require`).
+"""
+
+import keras
+from keras.src.trainers.data_adapters import generator_data_adapter
+from keras.src.trainers.data_adapters import py_dataset_adapter
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+
+
+def _require(owner, *names):
+    """Refuses a Keras whose `owner`, an object, lacks a private name.
+
+    Where such an attribute were set, or left out, training would go on and
+    nobody would read it.
+
+    Raises:
+      RuntimeError: It does.
+    """
+    for name in names:
+        if not hasattr(owner, name):
+            raise RuntimeError(
+                f"Keras {keras.version()} is newer than this version of "
+                f"tfdist knows: {type(owner).__name__} has no attribute "
+                f"`{name}`. Install a version that tfdist's setup.py allows."
+            )
+
+
+def adapts_generator(adapter):
+    """Whether a Keras `DataAdapter` is that of a Python generator.
+
+    What it reads can be read once only, and its attribute `generator` says
+    what its data set reads. The class has no public name.
+    """
+    return isinstance(adapter, generator_data_adapter.GeneratorDataAdapter)
+
+
+def enqueuer_of(adapter):
+    """The threads that read for a Keras `DataAdapter`, None without any.
+
+    Those of a `keras.utils.PyDataset` with `workers`. Neither the class nor
+    what it keeps of a data set has a public name.
+    """
+    if not isinstance(adapter, py_dataset_adapter.PyDatasetAdapter):
+        return None
+    _require(adapter, "enqueuer")
+    if adapter.enqueuer is not None:
+        _require(adapter.enqueuer, "ready_queue")
+    return adapter.enqueuer
+
+
+def sublayers(layer):
+    """The layers that are direct parts of a Keras layer, in order.
+
+    A model has `layers`; a layer that is made of layers has no public name
+    for them.
+    """
+    return layer._flatten_layers(include_self=False, recursive=False)
+
+
+def move_variable(variable, device):
+    """Moves the value of a Keras variable to another device.
+
+    A `tf.Variable` stays where it was made, and Keras has no public way to
+    give a variable another one. Whoever holds the Keras variable sees the
+    same value on the new device. A function that was traced with the old one
+    fails when it is called, and does not go on with a value that nobody sees.
+    """
+    _require(variable, "_value")
+    value = variable.value
+    if hasattr(value, "move_replica"):
+        # A worker's replica of what is on a server.
+        value.move_replica(device)
+        return
+    with tf.init_scope(), tf.device(device):
+        # Not `tf.Variable`: a function that is being traced would object.
+        variable._value = private_tensorflow.ResourceVariable(
+            initial_value=tf.identity(value),
+            trainable=value.trainable,
+            name=value.name.partition(":")[0],
+            synchronization=value.synchronization,
+            aggregation=value.aggregation,
+        )
+    private_tensorflow.empty_variable(value.handle, value.dtype)
+
+
+def set_initial_epoch(model, epoch):
+    """Makes the `fit` of a Keras model that is beginning begin with `epoch`.
+
+    Its own `BackupAndRestore` does so; there is no public name for it.
+    """
+    _require(model, "_initial_epoch")
+    model._initial_epoch = epoch
+
+
+def calls_of(model):
+    """The calls that a functional Keras model is made of, in order.
+
+    Keras runs a functional model as a whole; a pipeline runs parts of it. A
+    part can be made in public as a model from tensors to tensors, but that
+    adds a call to each of its layers, after which `layer.output` fails.
+
+    Returns:
+      A list of (operation, fill_in, inputs, outputs): the layer or operation,
+      a function from a dict (id of a symbolic tensor to its value) to the
+      arguments of the call, and the symbolic tensors.
+    """
+    by_depth = model._nodes_by_depth
+    return [
+        (
+            node.operation,
+            node.arguments.fill_in,
+            node.input_tensors,
+            node.outputs,
+        )
+        for depth in sorted(by_depth, reverse=True)
+        for node in by_depth[depth]
+        if node.operation and not node.is_input
+    ]
+
+
+def strategy_of(model):
+    """The strategy that a Keras model was made under, None without any.
+
+    TensorFlow's default strategy, which is there without any, has no public
+    name.
+    """
+    strategy = getattr(model, "distribute_strategy", None)
+    if type(strategy).__name__ == "_DefaultDistributionStrategy":
+        return None
+    return strategy
+
+
+def know_moved_variables(optimizer):
+    """Tells a Keras optimizer that variables of its model have moved.
+
+    It knows them by their TensorFlow variables, and has no public way to be
+    built again with the slots that it has.
+    """
+    _require(optimizer, "_trainable_variables_indices")
+    optimizer._trainable_variables_indices = {
+        optimizer._var_key(variable): index
+        for index, variable in enumerate(optimizer._trainable_variables)
+    }
+
+
+class OptimizerOfOneReplica:
+    """A mixin: a Keras optimizer that sums gradients over no other replica.
+
+    Without a strategy, Keras hands all gradients to `all_reduce` of the only
+    replica, which does nothing, in one operation: gradients of all devices
+    would meet on one of them and go back. There is no public way around it.
+    """
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        if tf.distribute.has_strategy():
+            return super()._all_reduce_sum_gradients(grads_and_vars)
+        return grads_and_vars
+
+
+def slot(optimizer, name, variable):
+    """The Keras variable that an optimizer keeps for one of its variables.
+
+    All slots are in the public `optimizer.variables`, but which is which is
+    only in the names of the attributes that the update rules use.
+
+    Args:
+      optimizer: A built `keras.Optimizer`.
+      name: Of the attribute, such as "_momentums" of Adam.
+      variable: A Keras variable that it was built with.
+    """
+    return getattr(optimizer, name)[optimizer._get_variable_index(variable)]
+
+
+def mask_of(output):
+    """The mask that Keras hands on with a tensor, or None.
+
+    It travels as a private attribute, and no public name reads it.
+    """
+    return getattr(output, "_keras_mask", None)
+
+
+def logits_of(output):
+    """The logits that Keras's softmax or sigmoid has made `output` of, or None.
+
+    Keras's crossentropies compute with them instead of with the rounded
+    probabilities. They travel as a private attribute, which a tensor that is
+    put together from parts does not have.
+    """
+    return getattr(output, "_keras_logits", None)
+
+
+def set_logits(output, logits):
+    """Says what `output` was made of; see `logits_of`."""
+    output._keras_logits = logits
+
+
+def flat_inputs(model, x):
+    """The tensors of the inputs of a sequential or functional Keras model.
+
+    Args:
+      model: A built `keras.Model`.
+      x: What the model could be called with, such as a dict by names.
+
+    Returns:
+      A list of tensors in the order of `model.inputs`, of their dtypes and
+      ranks.
+    """
+    functional = getattr(model, "_functional", None) or model
+    return functional._standardize_inputs(x)
+
+
+def pack_outputs(model, tensors):
+    """What a sequential or functional Keras model returns.
+
+    Args:
+      model: A built `keras.Model`.
+      tensors: In the order of `model.outputs`.
+    """
+    functional = getattr(model, "_functional", None) or model
+    packed = keras.tree.pack_sequence_as(functional._outputs_struct, tensors)
+    lone = isinstance(packed, list) and len(packed) == 1
+    return packed[0] if lone else packed
+
+
+def learning_rate_schedule(optimizer):
+    """The `LearningRateSchedule` of a Keras optimizer, None without one.
+
+    The public `learning_rate` of an optimizer is a number, with or without.
+    """
+    _require(optimizer, "_learning_rate")
+    rate = optimizer._learning_rate
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    return rate if isinstance(rate, schedule) else None
