@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import slow
 from tests.averaging import oracles
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
@@ -112,7 +113,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    slow.also(["DiLoCo", "BMUF"], sorted(set(CASES) - {"DiLoCo", "BMUF"})),
+)
 def test_what_becomes_of_the_mean_of_the_weights(name):
     case = CASES[name]
     oracle = oracles.Averaging(

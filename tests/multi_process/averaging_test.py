@@ -6,6 +6,7 @@ was lost, or counted twice.
 """
 
 import numpy as np
+import pytest
 
 from tests.averaging import oracles
 from tests.multi_process.synchronization_tasks import regression
@@ -140,6 +141,7 @@ class ElasticReplay:
         yield len(versions)
 
 
+@pytest.mark.slow
 def test_elastic_averaging_in_the_order_of_the_servers(cluster):
     sizes, steps = (4, 2, 3), 33
     made = start_cluster(cluster)
@@ -196,6 +198,7 @@ def check_exact(reports, moved):
             assert counts["pushed"] == counts["accepted"] + counts["dropped"]
 
 
+@pytest.mark.slow
 def test_a_worker_dies_between_two_averagings_and_one_comes_back(cluster):
     made = start_cluster(cluster)
     # They go on from the fourth averaging when there is a second life.
@@ -226,6 +229,7 @@ def test_a_worker_dies_between_two_averagings_and_one_comes_back(cluster):
     assert others[0].report()["local_steps"] == [PERIOD] * 8
 
 
+@pytest.mark.slow
 def test_data_that_ends_at_different_times(cluster):
     """What is left of a period counts by its examples; nobody hangs."""
     made = start_cluster(cluster)

@@ -20,7 +20,6 @@ METHODS = {
     "bounded": ("BoundedStaleness", {"max_staleness": 1}),
 }
 WAITING = {name: METHODS[name] for name in ("sync", "bounded")}
-WITHOUT_BACKUPS = {**WAITING, "softsync": METHODS["softsync"]}
 # Of the workers; the servers know it after at most one heartbeat more.
 TIMEOUT = 3.0
 
@@ -54,7 +53,7 @@ def parametrize(methods, also=()):
     return pytest.mark.parametrize("method", slow.also(methods, also))
 
 
-@parametrize(["sync"], ["backup", "softsync", "bounded"])
+@parametrize([], ["sync", "backup", "softsync", "bounded"])
 def test_kill_9_while_computing_pushing_or_waiting(cluster, method):
     generator = random.Random(method)
     made = cluster(num_ps=2, num_workers=3)
@@ -143,7 +142,7 @@ def test_a_stopped_worker_is_not_waited_for_and_is_taken_back(cluster, method):
     check_exact([worker.report() for worker in going])
 
 
-@parametrize(WITHOUT_BACKUPS, ["backup"])
+@parametrize(["sync"], ["bounded", "softsync", "backup"])
 def test_a_worker_out_of_data_leaves(cluster, method):
     made = cluster(num_ps=1, num_workers=3)
     made.start_servers()
@@ -162,7 +161,7 @@ def test_a_worker_out_of_data_leaves(cluster, method):
     assert pushed == [5, 60, 60]
 
 
-@parametrize(["sync"], ["bounded"])
+@parametrize([], ["sync", "bounded"])
 def test_workers_that_never_begin_are_waited_for_at_first_only(cluster, method):
     made = cluster(num_ps=1, num_workers=3)
     made.start_servers()
@@ -180,7 +179,8 @@ def test_workers_that_never_begin_are_waited_for_at_first_only(cluster, method):
     check_exact([worker.report() for worker in (*early, late)])
 
 
-@pytest.mark.parametrize("index", slow.also([1], [0]))
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [0, 1])
 def test_a_server_that_dies_ends_the_wait_and_all_go_on(cluster, index):
     made = cluster(num_ps=2, num_workers=2)
     made.start_servers()

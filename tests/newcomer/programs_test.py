@@ -68,6 +68,7 @@ def test_first_program_trains(tmp_path):
     assert loss == pytest.approx(evaluated, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_backup_workers_train_on_records(tmp_path):
     run_alone(tmp_path, "write_records.py")
     program = PROGRAMS / "backup_workers.py"
@@ -110,6 +111,7 @@ def curve(directory, tag):
     ]
 
 
+@pytest.mark.slow
 def test_diloco_trains_without_servers(tmp_path):
     flags = "--num_ps=0", "--num_workers=2"
     text = launch(tmp_path, "diloco_ring.py", *flags)
@@ -130,6 +132,7 @@ def test_diloco_trains_without_servers(tmp_path):
     assert accuracy > 0.9
 
 
+@pytest.mark.slow
 def test_groups_codistil(tmp_path):
     flags = "--num_groups=2", "--num_ps=1", "--num_workers=1"
     text = launch(tmp_path, "codistillation.py", *flags)
@@ -146,6 +149,7 @@ def test_groups_codistil(tmp_path):
     assert taught
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["advise", "simulate", "compare"])
 def test_a_model_of_one_s_own_is_simulated(tmp_path, capsys, command):
     file = PROGRAMS / "own_model.py"
@@ -177,6 +181,7 @@ def test_a_model_of_one_s_own_is_simulated(tmp_path, capsys, command):
         assert (tmp_path / "comparison.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_model_is_placed_and_is_a_pipeline(tmp_path):
     text = run_alone(tmp_path, "place_and_pipeline.py")
     for layer, device in (

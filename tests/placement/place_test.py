@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import slow
 from tests.placement import zoo
 from tests.placement.graphs import COLOCATED
 from tests.placement.graphs import nodes
@@ -14,6 +15,8 @@ from tfdist import placement
 from tfdist.placement import devices
 
 TOLERANCE = 1e-6
+# Of the models, those that take long.
+LONG = ["lstm", "transformer"]
 
 
 def compiled(model, **kwargs):
@@ -78,7 +81,9 @@ def expected(name, homes):
     return homes[max(found, key=len)] if found else None
 
 
-@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize(
+    "name", slow.also([name for name in zoo.MODELS if name not in LONG], LONG)
+)
 def test_placed_is_unplaced(name):
     x, y = zoo.data(name)
     plain, _ = zoo.build(name)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import re
 
 import keras
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import slow
 from tests.multi_process import scripts
 from tests.strategies import compiled_and_eager_task
 from tests.strategies import model_cases
@@ -38,11 +40,15 @@ def _plain(name):
 
 # Statistics of batches, dropout; tables, several outputs; two optimizers.
 NAMES = ["convolutional net", "wide and deep", "gan"]
+ALL = list(itertools.product(NAMES, STRATEGIES, MODES))
+# Each model in each mode, each under a third of the strategies.
+SOME = [case for k, case in enumerate(ALL) if k // 2 % 4 == 0]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@every_strategy
-@every_mode
+@pytest.mark.parametrize(
+    ("name", "strategy", "mode"),
+    slow.also(SOME, [case for case in ALL if case not in SOME]),
+)
 def test_a_model_trains_as_without(name, strategy, mode):
     scope = STRATEGIES[strategy]().scope()
     found = model_cases.train(name, scope, **MODES[mode])
@@ -100,7 +106,9 @@ def test_an_optimizer_does_as_without(optimizer, mode):
     assert_same(found, plain)
 
 
-@pytest.mark.parametrize("optimizer", ["accumulation", "scaled loss"])
+@pytest.mark.parametrize(
+    "optimizer", slow.also(["accumulation"], ["scaled loss"])
+)
 @every_mode
 def test_an_optimizer_does_as_without_in_local_steps(optimizer, mode):
     plain = _train(contextlib.nullcontext(), optimizer)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import slow
 from tests.runtime.exchange import delay_test
 from tests.runtime.exchange.delay_test import LATE
 from tests.runtime.exchange.delay_test import RULES
@@ -154,7 +155,8 @@ def test_a_gradient_of_an_epoch_that_has_ended_is_void():
 
 
 @pytest.mark.parametrize(
-    ("s", "rule"), [(1, "sgd"), (2, "momentum"), (3, "adam")]
+    ("s", "rule"),
+    slow.also([(2, "momentum")], [(1, "sgd"), (3, "adam")]),
 )
 def test_rates_follow_the_staleness_of_each_gradient(s, rule):
     """Zhang et al. 2016, equation 3: alpha_0 / tau, in a mean of s."""
@@ -247,7 +249,13 @@ FEATURES = {
 
 
 @pytest.mark.parametrize("method", [Sync()], indirect=True, ids=repr)
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(
+    "feature",
+    slow.also(
+        ["batch normalization", "two optimizers"],
+        ["embedding", "custom loop", "pieces"],
+    ),
+)
 def test_keras_features(method, feature):
     FEATURES[feature]()
 

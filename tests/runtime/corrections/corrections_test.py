@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import slow
 from tests.correction import oracles
 from tests.runtime.coordination.coordinated_test import make_workers
 from tests.runtime.exchange import delay_test
@@ -135,21 +136,25 @@ def check(name, rule, method, order, seed=0, partitioner=None):
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [
-        ("inverse staleness", "async"),
-        ("delay compensation", "async"),
-        ("delay compensation by workers", "async"),
-        ("gap aware", "async"),
-        ("FASGD", "async"),
-        ("DANA-Zero", "async"),
-        ("DANA-DC by workers", "async"),
-        ("DANA-Slim", "async"),
-        ("adaptive delay compensation", "softsync"),
-        ("gap aware by workers", "softsync"),
-        ("DANA-DC", "softsync"),
-        ("DANA-Slim", "softsync"),
-        ("DANA-Zero", "bounded"),
-    ],
+    slow.also(
+        [
+            ("inverse staleness", "async"),
+            ("delay compensation", "async"),
+            ("gap aware", "async"),
+            ("FASGD", "async"),
+            ("DANA-DC by workers", "async"),
+            ("DANA-Slim", "softsync"),
+            ("DANA-Zero", "bounded"),
+        ],
+        [
+            ("delay compensation by workers", "async"),
+            ("DANA-Zero", "async"),
+            ("DANA-Slim", "async"),
+            ("adaptive delay compensation", "softsync"),
+            ("gap aware by workers", "softsync"),
+            ("DANA-DC", "softsync"),
+        ],
+    ),
 )
 def test_late_gradients_are_corrected(name, method):
     rule = CASES[name].rules[0]
