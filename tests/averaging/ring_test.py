@@ -17,7 +17,7 @@ TWO = {"worker": ["localhost:1", "localhost:2"]}
 WRONG = {
     "unknown": (
         {"communication": "gossip"},
-        ["communication", '"parameter_server" or "ring"', "'gossip'"],
+        ["communication", "parameter_server, ring", "'gossip'"],
     ),
     "every_step": ({"local_steps": None}, ["local_steps", "None"]),
     "downpour": (

@@ -8,9 +8,9 @@ from tfdist.saving import files
 
 
 def test_who_is_alone_saves_as_in_plain_keras():
-    assert files.of(ClusterConfig.local()) is None
+    assert not files.of(ClusterConfig.local()).is_shared
     spec = {"worker": ("a:1",), "ps": ("b:1",)}
-    assert files.of(ClusterConfig(spec, "worker", 0)) is None
+    assert not files.of(ClusterConfig(spec, "worker", 0)).is_shared
     # An evaluator runs the program as well, listed everywhere or not.
     listed = {**spec, "evaluator": ("c:1",)}
     assert files.of(ClusterConfig(listed, "worker", 0)).writes

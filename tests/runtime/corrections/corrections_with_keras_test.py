@@ -16,6 +16,7 @@ from tests.strategies import optimizers_test
 from tests.strategies import twins
 import tfdist
 from tfdist import correction
+from tfdist.runtime.coordination import no_coordination
 from tfdist.strategies import presets
 from tfdist.strategies import strategy as strategy_lib
 from tfdist.synchronization import Sync
@@ -85,7 +86,9 @@ def test_presets():
     wanted = correction.DANA("dc", 0.8, lambda_0=1.0, backups="worker")
     assert repr(made._store.corrector.correction) == repr(wanted)
     # Workers do it alone.
-    assert tfdist.DANAStrategy()._store.coordination is None
+    assert not tfdist.DANAStrategy()._store.corrector.is_on_servers
+    alone = tfdist.DANAStrategy()._store.coordination
+    assert isinstance(alone, no_coordination.NoCoordination)
     with pytest.raises(ValueError, match="DANA is for gradients that are late"):
         tfdist.DANAStrategy(synchronization=Sync())
 

@@ -4,6 +4,7 @@ import types
 
 import pytest
 
+from tfdist.runtime.local_steps import every_step
 from tfdist.runtime.recovery import election
 from tfdist.runtime.recovery.restoring import Offers
 from tfdist.runtime.recovery.restoring import Restored
@@ -41,7 +42,7 @@ def elect(worker, offers):
     """What `Election.restore` of a worker of two returns, and the server."""
     store = types.SimpleNamespace(
         worker_id=worker,
-        local=None,
+        local=every_step.EveryStep(None),
         synchronizer=types.SimpleNamespace(committed=1),
     )
     config = types.SimpleNamespace(
