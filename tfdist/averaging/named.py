@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from tfdist.averaging import base
 from tfdist.averaging import outer_optimizers
 from tfdist.averaging.accrued_gradients import AccruedGradients
 from tfdist.averaging.parameter_averaging import ParameterAveraging
@@ -23,6 +24,8 @@ def bmuf(
     warmup_steps: int = 0,
 ) -> ParameterAveraging:
     """Blockwise model-update filtering; see `tfdist.BMUFStrategy`."""
+    if block_momentum:
+        base.check_rate("BMUF", "block_momentum", block_momentum, high=1.0)
     return ParameterAveraging(
         period,
         outer_optimizers.BlockMomentum(block_momentum, block_rate, nesterov),
@@ -39,6 +42,7 @@ def diloco(
     warmup_steps: int = 0,
 ) -> ParameterAveraging:
     """DiLoCo; see `tfdist.DiLoCoStrategy`."""
+    _check_outer("DiLoCo", outer_learning_rate, outer_momentum)
     return ParameterAveraging(
         period,
         outer_optimizers.nesterov(outer_learning_rate, outer_momentum),
@@ -56,6 +60,7 @@ def async_local_sgd(
     warmup_steps: int = 0,
 ) -> ParameterAveraging:
     """Asynchronous local SGD; see `tfdist.AsyncLocalSGDStrategy`."""
+    _check_outer("AsyncLocalSGD", outer_learning_rate, outer_momentum)
     return ParameterAveraging(
         period,
         outer_optimizers.DelayedMomentum(
@@ -74,8 +79,15 @@ def downpour(
     outer_learning_rate: float = 0.01,
 ) -> AccruedGradients:
     """Downpour SGD; see `tfdist.DownpourStrategy`."""
+    _check_outer("Downpour", outer_learning_rate)
     if outer_optimizer == "adagrad":
         made = outer_optimizers.adagrad(outer_learning_rate)
     else:
         made = type(keras.optimizers.get(outer_optimizer))(outer_learning_rate)
     return AccruedGradients(n_fetch, n_push, made)
+
+
+def _check_outer(owner, rate, momentum=0.0):
+    base.check_rate(owner, "outer_learning_rate", rate)
+    if momentum:
+        base.check_rate(owner, "outer_momentum", momentum, high=1.0)

@@ -14,8 +14,9 @@ def nesterov(rate, momentum):
       rate: The outer rate.
       momentum: 0 or more and less than 1.
     """
+    # Keras takes no integer here.
     return keras.optimizers.SGD(
-        rate, momentum=momentum, nesterov=bool(momentum)
+        rate, momentum=float(momentum), nesterov=bool(momentum)
     )
 
 
@@ -41,7 +42,7 @@ class BlockMomentum:
             known = 1.0 - 1.0 / num_workers
         if self.ahead:
             return nesterov(self.rate, known)
-        return keras.optimizers.SGD(self.rate, momentum=known)
+        return keras.optimizers.SGD(self.rate, momentum=float(known))
 
 
 @dataclasses.dataclass(frozen=True)
