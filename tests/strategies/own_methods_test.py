@@ -4,15 +4,14 @@ import contextlib
 import io
 import json
 import pathlib
-import sys
 
 import pytest
 
 from tests.cli import own_problem
 from tests.multi_process import scripts
+from tests.strategies import registered
 from tfdist import datasets
 from tfdist.cli.main import main
-from tfdist.strategies import registry
 
 TOYS = pathlib.Path(__file__).parent / "toys"
 EXAMPLE = (
@@ -29,12 +28,10 @@ MODULES = {
 
 
 @pytest.fixture(autouse=True)
-def as_before(monkeypatch):
+def as_before():
     """Forgets what a test has registered."""
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    yield
-    for name in [n for n in sys.modules if n.startswith("tfdist_own_")]:
-        del sys.modules[name]
+    with registered.forgotten():
+        yield
 
 
 def run(command, tmp_path, *arguments):

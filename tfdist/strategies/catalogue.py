@@ -72,7 +72,7 @@ ENTRIES = (
         "tfdist.correction:GapAware",
         "correction",
         paper="Barkai et al. 2020",
-        help="a gradient counts less the further its parameters have moved",
+        help="a gradient counts less the more its parameters have moved",
     ),
     Entry(
         "fasgd",
