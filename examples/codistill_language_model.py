@@ -150,7 +150,7 @@ def main(argv: list[str]) -> None:
     loss = model.evaluate(batches_of(validation), verbose=0, return_dict=True)
     nats = loss["loss"]
     summary = {
-        "strategy": FLAGS.strategy,
+        "strategy": strategy_flags.name(),
         "strategy_flags": strategy_flags.settings(),
         "num_workers": num_workers,
         "num_ps": cluster.num_ps if cluster else 0,

@@ -4,8 +4,8 @@ Import it before `app.run`, then make the strategy where your script begins:
 
     strategy = strategy_flags.make_strategy()
 
-A flag that says nothing about the chosen strategy is refused. Those of
-strategies with local steps between exchanges are in `local_steps_flags.py`.
+`--strategy` is "none" or a method of tfdist's registry with its settings,
+such as `softsync:s=2`; the other flags are about the cluster.
 """
 
 import math
@@ -13,196 +13,64 @@ import sys
 from typing import Any
 
 from absl import flags
-import local_steps_flags
-from local_steps_flags import given
 import tensorflow as tf
 
 import tfdist
-from tfdist import correction
-from tfdist import synchronization
 from tfdist import testing
+from tfdist.strategies import registry
+from tfdist.strategies import spec
 
 FLAGS = flags.FLAGS
 
-
-CORRECTIONS = {
-    "none": lambda: None,
-    "inverse_staleness": correction.InverseStaleness,
-    "gap_aware": lambda: correction.GapAware(backups=FLAGS.backups),
-    "fasgd": correction.FASGD,
+# Old flag -> what says the same now; for one release.
+MOVED = {
+    "backup_workers": "backup_workers:backup_workers=",
+    "on_drop": "sync:on_drop=",
+    "softsync_s": "softsync:s=",
+    "softsync_n": "softsync:n=",
+    "correction": "async:correction=",
+    "lambda_0": "dc_asgd:lambda_0=",
+    "variance_decay": "dc_asgd:variance_decay=",
+    "dana_variant": "dana:variant=",
+    "dana_momentum": "dana:momentum=",
+    "backups": "dc_asgd:backups=",
+    "max_staleness": "bounded_staleness:max_staleness=",
+    "period": "parameter_averaging:period=",
+    "average_optimizer_state": "parameter_averaging:average_optimizer_state=",
+    "warmup_steps": "parameter_averaging:warmup_steps=",
+    "block_momentum": "bmuf:block_momentum=",
+    "outer_learning_rate": "diloco:outer_learning_rate=",
+    "outer_momentum": "diloco:outer_momentum=",
+    "moving_rate": "easgd:moving_rate=",
+    "easgd_synchronization": "easgd:synchronization=",
+    "n_fetch": "downpour:n_fetch=",
+    "n_push": "downpour:n_push=",
+    "communication": "parameter_averaging:communication=",
 }
-
-
-def _correction() -> correction.Correction | None:
-    return CORRECTIONS[FLAGS.correction]()
-
-
-def _common() -> dict[str, Any]:
-    """Arguments that several strategies have."""
-    return given(
-        "worker_timeout",
-        "communication",
-        "warmup_worker_steps",
-        "joining",
-        *SNAPSHOTS,
-    )
-
-
-def _softsync(**common: Any) -> tfdist.SoftSyncStrategy:
-    if FLAGS.softsync_n is None:
-        gradients = {"s": FLAGS.softsync_s}
-    else:
-        gradients = {"n": FLAGS.softsync_n}
-    return tfdist.SoftSyncStrategy(
-        **gradients, correction=_correction(), **common
-    )
-
-
-# Name -> what makes the strategy, of the arguments that several have.
-# Everything else in a script is the same for each of them.
-STRATEGIES = {
-    "none": tf.distribute.get_strategy,
-    "async": lambda **common: tfdist.AsyncStrategy(
-        correction=_correction(), **common
-    ),
-    "sync": lambda **common: tfdist.ParameterServerStrategy(
-        synchronization=synchronization.Sync(on_drop=FLAGS.on_drop), **common
-    ),
-    "backup_workers": lambda **common: tfdist.BackupWorkersStrategy(
-        backup_workers=FLAGS.backup_workers, **given("on_drop"), **common
-    ),
-    "softsync": _softsync,
-    "bounded_staleness": lambda **common: tfdist.BoundedStalenessStrategy(
-        max_staleness=FLAGS.max_staleness, correction=_correction(), **common
-    ),
-    "dc_asgd": lambda **common: tfdist.DCASGDStrategy(
-        **given("lambda_0", "variance_decay", "backups"), **common
-    ),
-    "dana": lambda **common: tfdist.DANAStrategy(
-        variant=FLAGS.dana_variant,
-        momentum=FLAGS.dana_momentum,
-        **given("lambda_0", "backups"),
-        **common,
-    ),
-    **local_steps_flags.STRATEGIES,
-}
-DO_NOT_WAIT = (
-    "async",
-    "softsync",
-    "dc_asgd",
-    "dana",
-    "async_local_sgd",
-    "easgd",
-    "downpour",
-)
 # How servers that are started again find what they held.
 SNAPSHOTS = ("snapshot_dir", "snapshot_every")
-WITH_SERVERS = tuple(name for name in STRATEGIES if name != "none")
-# Flag -> the strategies that it says something about.
+# Flag -> what it needs of the method, and that in words.
 FITS = {
-    "backup_workers": ("backup_workers",),
-    "on_drop": ("sync", "backup_workers"),
-    "softsync_s": ("softsync",),
-    "softsync_n": ("softsync",),
-    "correction": ("async", "softsync", "bounded_staleness"),
-    "lambda_0": ("dc_asgd", "dana"),
-    "variance_decay": ("dc_asgd",),
-    "dana_variant": ("dana",),
-    "dana_momentum": ("dana",),
-    "backups": ("async", "softsync", "bounded_staleness", "dc_asgd", "dana"),
-    "max_staleness": ("bounded_staleness",),
-    **local_steps_flags.FITS,
-    "communication": ("parameter_averaging", "bmuf", "diloco", "easgd"),
-    "warmup_worker_steps": DO_NOT_WAIT,
-    "joining": DO_NOT_WAIT,
-    **dict.fromkeys(SNAPSHOTS, WITH_SERVERS),
-    "worker_timeout": (
-        "sync",
-        "backup_workers",
-        "bounded_staleness",
-        "parameter_averaging",
-        "bmuf",
-        "diloco",
+    "worker_timeout": (lambda method: method.waits, "wait for each other"),
+    **dict.fromkeys(
+        ("warmup_worker_steps", "joining"),
+        (lambda method: not method.waits, "do not wait for each other"),
     ),
+    **dict.fromkeys(SNAPSHOTS, (lambda method: True, "train together")),
 }
 
-flags.DEFINE_enum(
-    "strategy", "async", list(STRATEGIES), "How the tasks train together."
+flags.DEFINE_string(
+    "strategy",
+    "async",
+    "How the tasks train together: none, or a method with its settings after "
+    "colons, as in softsync:s=2 or async:correction=dc_asgd(lambda_0=1). "
+    f"Methods:\n{registry.describe()}",
 )
-flags.DEFINE_integer(
-    "backup_workers",
-    1,
-    "Of all workers, how many each update does not wait for.",
-    lower_bound=0,
-)
-flags.DEFINE_enum(
-    "on_drop",
-    "next",
-    ["next", "retry"],
-    "What a worker whose gradient was dropped goes on with: its next batch, "
-    "or the same one once more.",
-)
-flags.DEFINE_integer(
-    "softsync_s", 2, "Gradients that each update averages.", lower_bound=1
-)
-flags.DEFINE_integer(
-    "softsync_n",
-    None,
-    "Instead of --softsync_s, its paper's splitting parameter: each update "
-    "averages floor(workers / n) gradients.",
-    lower_bound=1,
-)
-flags.DEFINE_enum(
-    "correction",
-    "none",
-    list(CORRECTIONS),
-    "What is done about a late gradient: it counts less with its staleness, "
-    "or with how far its parameters have moved; or each element has a rate of "
-    "its own (--optimizer=sgd).",
-)
-flags.DEFINE_float(
-    "lambda_0",
-    None,
-    "How much delays are compensated for. Default: 0.04; 2 with "
-    "--variance_decay, and with --dana_variant=dc.",
-    lower_bound=0.0,
-)
-flags.DEFINE_float(
-    "variance_decay",
-    None,
-    "Makes the compensation adaptive: the decay of the mean of squared "
-    "gradients that it is divided by the root of, such as 0.95.",
-    lower_bound=0.0,
-)
-flags.DEFINE_enum(
-    "dana_variant",
-    "slim",
-    ["slim", "zero", "dc"],
-    "Who keeps the workers' momenta: they or the servers, which may also "
-    "compensate for delays. All take --optimizer=sgd.",
-)
-flags.DEFINE_float(
-    "dana_momentum", 0.9, "Momentum of each worker.", lower_bound=0.0
-)
-flags.DEFINE_enum(
-    "backups",
-    "server",
-    ["server", "worker"],
-    "Who keeps the parameters that a gradient was computed from, where that "
-    "is needed.",
-)
-flags.DEFINE_integer(
-    "max_staleness",
-    3,
-    "Steps by which a worker may be ahead of the slowest.",
-    lower_bound=0,
-)
-flags.DEFINE_enum(
-    "communication",
-    "parameter_server",
-    ["parameter_server", "ring"],
-    "Through what workers exchange: servers, or, in a cluster without any, "
-    "each other.",
+flags.DEFINE_multi_string(
+    "method_module",
+    [],
+    "FILE.py or package.module that calls tfdist.register, for methods of "
+    "your own. May be repeated.",
 )
 flags.DEFINE_integer(
     "warmup_worker_steps",
@@ -249,13 +117,54 @@ def make_strategy() -> tf.distribute.Strategy:
     On a parameter server this serves until training is over, and exits.
 
     Raises:
-        SystemExit: the flags do not fit the cluster, for example more backup
-            workers than workers.
+        SystemExit: the flags do not fit each other or the cluster, for example
+            more backup workers than workers.
     """
+    text = FLAGS.strategy
+    for module in FLAGS.method_module:
+        try:
+            registry.load(module)
+        except ModuleNotFoundError as error:
+            sys.exit(f"--method_module={module}: {error}")
     try:
-        return STRATEGIES[FLAGS.strategy](**_common())
+        _check_fits()
+        if text == "none":
+            return tf.distribute.get_strategy()
+        return tfdist.ParameterServerStrategy(
+            **registry.method(text).arguments,
+            **{
+                name: FLAGS[name].value
+                for name in FITS
+                if not FLAGS[name].using_default_value
+            },
+        )
     except ValueError as error:
-        sys.exit(f"--strategy={FLAGS.strategy}: {error}")
+        sys.exit(f"--strategy={text}: {error}")
+
+
+def name() -> str:
+    """The name of the chosen method, without its settings."""
+    return spec.parse(FLAGS.strategy).name
+
+
+def settings() -> dict[str, Any]:
+    """The settings of the chosen method, and the flags about it."""
+    if FLAGS.strategy == "none":
+        return {}
+    method = registry.method(FLAGS.strategy)
+    ignored = set()
+    if not FLAGS.warmup_worker_steps:
+        ignored.add("joining")
+    if FLAGS.snapshot_dir is None:
+        ignored.update(SNAPSHOTS)
+    return {
+        **registry.settings(FLAGS.strategy),
+        **{
+            name: FLAGS[name].value
+            for name, (fits, _) in FITS.items()
+            if fits(method) and name not in ignored
+        },
+    }
 
 
 def stragglers(num_workers: int) -> list[testing.Straggler]:
@@ -276,26 +185,13 @@ def stragglers(num_workers: int) -> list[testing.Straggler]:
     return [testing.Straggler.parse(text) for text in FLAGS.straggler]
 
 
-def settings() -> dict[str, Any]:
-    """The flags about the chosen strategy: name -> value."""
-    ignored = {"softsync_s"} if FLAGS.softsync_n else {"softsync_n"}
-    if not _has_backups():
-        ignored.add("backups")
-    if not FLAGS.warmup_worker_steps:
-        ignored.add("joining")
-    if FLAGS.snapshot_dir is None:
-        ignored.update(SNAPSHOTS)
-    return {
-        name: FLAGS[name].value
-        for name, strategies in FITS.items()
-        if FLAGS.strategy in strategies and name not in ignored
-    }
-
-
-def _has_backups() -> bool:
-    if FLAGS.strategy == "dana":
-        return FLAGS.dana_variant == "dc"
-    return FLAGS.strategy == "dc_asgd" or FLAGS.correction == "gap_aware"
+def _check_fits() -> None:
+    """Refuses flags that say nothing about the chosen method."""
+    none = FLAGS.strategy == "none"
+    method = None if none else registry.method(FLAGS.strategy)
+    for name, (fits, words) in FITS.items():
+        if not FLAGS[name].using_default_value and (none or not fits(method)):
+            raise ValueError(f"--{name} is for workers that {words} only.")
 
 
 def _check_straggler(texts: list[str]) -> bool:
@@ -307,38 +203,26 @@ def _check_straggler(texts: list[str]) -> bool:
     return True
 
 
-def _check_fit(name: str) -> None:
-    """Has `name` refused with strategies that it says nothing about."""
+def _refuse(name: str) -> None:
+    """Has an old flag fail with the new spelling."""
 
-    def check(values: dict[str, Any]) -> bool:
-        if FLAGS[name].using_default_value or values["strategy"] in FITS[name]:
+    def check(value: str | bool | None) -> bool:
+        if value is None:
             return True
-        allowed = " or ".join(f"--strategy={one}" for one in FITS[name])
-        raise flags.ValidationError(f"--{name} is for {allowed} only.")
+        raise flags.ValidationError(
+            f"--{name} is a setting of --strategy now, as in "
+            f"--strategy={MOVED[name]}{str(value).lower()}."
+        )
 
-    flags.register_multi_flags_validator(["strategy", name], check)
-
-
-def _check_softsync(values: dict[str, Any]) -> bool:
-    return (
-        values["softsync_n"] is None or FLAGS["softsync_s"].using_default_value
-    )
+    is_bool = name == "average_optimizer_state"
+    define = flags.DEFINE_bool if is_bool else flags.DEFINE_string
+    define(name, None, "A setting of --strategy now.")
+    flags.register_validator(name, check)
 
 
 flags.register_validator("straggler", _check_straggler)
-for _name in FITS:
-    _check_fit(_name)
-flags.register_multi_flags_validator(
-    ["softsync_s", "softsync_n"],
-    _check_softsync,
-    message="give one of the two: --softsync_s says what --softsync_n does.",
-)
-flags.register_multi_flags_validator(
-    ["backups", "strategy", "dana_variant", "correction"],
-    lambda values: FLAGS["backups"].using_default_value or _has_backups(),
-    message="--backups is for --strategy=dc_asgd, --dana_variant=dc and "
-    "--correction=gap_aware only.",
-)
+for _name in MOVED:
+    _refuse(_name)
 flags.register_multi_flags_validator(
     ["joining", "warmup_worker_steps"],
     lambda values: (

@@ -158,7 +158,7 @@ def main(argv: list[str]) -> None:
     _, test_accuracy = model.evaluate(test, verbose=0)
     summary = {
         "dataset": FLAGS.dataset,
-        "strategy": FLAGS.strategy,
+        "strategy": strategy_flags.name(),
         "strategy_flags": strategy_flags.settings(),
         "straggler": FLAGS.straggler,
         "num_workers": num_workers,

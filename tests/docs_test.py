@@ -12,8 +12,9 @@ from tfdist.cli import compare
 from tfdist.cli import doctor
 from tfdist.cli import isolation
 from tfdist.cli import simulate
-from tfdist.simulation import methods
+from tfdist.strategies import catalogue
 from tfdist.strategies import local_presets
+from tfdist.strategies import registry
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 SIMULATOR = (DOCS / "simulator.md").read_text("utf-8")
@@ -23,6 +24,7 @@ CODISTILLATION = (DOCS / "codistillation.md").read_text("utf-8")
 PIPELINES = (DOCS / "pipelines.md").read_text("utf-8")
 PLACEMENT = (DOCS / "placement.md").read_text("utf-8")
 STRATEGIES = (DOCS / "strategies.md").read_text("utf-8")
+NEW_METHOD = (DOCS / "new_method.md").read_text("utf-8")
 DOCTOR = (DOCS / "doctor.md").read_text("utf-8")
 SECURITY = (DOCS / "security.md").read_text("utf-8")
 COMMANDS = {
@@ -153,23 +155,69 @@ def test_table_of_presets_is_what_they_are():
         assert int(period) == known.default, name
 
 
-def test_table_of_strategies_is_what_can_be_parsed():
-    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", SIMULATOR, re.MULTILINE)
-    assert {name for name, _ in rows} == set(methods.METHODS)
-    for name, settings in rows:
-        make = methods.METHODS[name]
-        known = inspect.signature(make).parameters
-        if make is methods.Method:
-            known = {}
-        shown = dict(re.findall(r"`(\w+)=([^`]*)`", settings))
-        assert set(shown) == set(known)
-        for key, value in shown.items():
-            if value:
-                methods.parse(f"{name}:{key}={value}")
+def shown(value):
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def row(entry):
+    """A method's row in the table of strategies.md."""
+    others = {k: v for k, v in entry.axes.items() if v is not None}
+    settings = ", ".join(
+        f"`{key}={shown(value)}`"
+        for key, value in {**entry.settings, **others}.items()
+    )
+    cells = [f"`{entry.name}`", settings, entry.help, entry.paper]
+    return f"| {' | '.join(cells)} |"
+
+
+def test_table_of_methods_is_the_registry():
+    _, _, table = STRATEGIES.partition("## Names of methods")
+    rows = re.findall(r"^\| `.*\|$", table.partition("\n## ")[0], re.MULTILINE)
+    assert rows == [row(entry) for entry in catalogue.ENTRIES]
+
+
+def test_table_of_strategies_has_the_presets_and_their_papers():
+    table = STRATEGIES.partition("\n\n")[2].partition("\n\n")[0]
+    rows = dict(re.findall(r"^\| `(\w+)\(.*\|(.*)\|$", table, re.MULTILINE))
+    presets = {e.preset: e.paper for e in catalogue.ENTRIES if e.preset}
+    assert set(rows) - {"ParameterServerStrategy"} == set(presets)
+    for preset, paper in presets.items():
+        assert paper in rows[preset]
+
+
+def test_table_of_corrections_has_all_of_them():
+    _, _, text = STRATEGIES.partition("| correction | the optimizer gets")
+    found = set(re.findall(r"^\| `(\w+)\(", text.partition("\n\n")[0], re.M))
+    assert found == {
+        entry.place.partition(":")[2]
+        for entry in catalogue.ENTRIES
+        if entry.axis == "correction"
+    }
+
+
+def test_programs_of_new_methods_are_those_that_are_tried():
+    programs = re.findall(r"```python\n(.*?)```", NEW_METHOD, re.DOTALL)
+    toys = DOCS.parent / "tests" / "strategies" / "toys"
+    assert sorted(programs) == sorted(
+        path.read_text("utf-8") for path in toys.glob("*.py")
+    )
+
+
+def test_methods_that_are_shown_are_there():
+    for path in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
+        text = re.sub(r"\\\n\s*", "", path.read_text("utf-8"))
+        for flag in re.findall(r"--strateg(?:y|ies)=([^\s`]+)", text):
+            for named in registry.split([flag]):
+                if "lookahead" not in named and named not in ("none", "NAME"):
+                    registry.method(named)
 
 
 @pytest.mark.parametrize(
-    "text", [STRATEGIES, SIMULATOR], ids=["strategies", "simulator"]
+    "text",
+    [STRATEGIES, SIMULATOR, NEW_METHOD],
+    ids=["strategies", "simulator", "new_method"],
 )
 def test_commands_of_the_simulator_have_the_flags_that_are_shown(text):
     lines = re.sub(r"\\\n\s+", "", text)

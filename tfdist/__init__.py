@@ -31,6 +31,7 @@ _HOMES = {
     "PipelineStrategy": "tfdist.pipeline.strategy",
     "SidecarEvaluator": "tfdist.strategies.evaluator",
     "SoftSyncStrategy": "tfdist.strategies.presets",
+    "register": "tfdist.strategies.registry",
 }
 _MODULES = (
     "averaging",

@@ -41,6 +41,7 @@ from tfdist.strategies.presets import (
 from tfdist.strategies.presets import DANAStrategy as DANAStrategy
 from tfdist.strategies.presets import DCASGDStrategy as DCASGDStrategy
 from tfdist.strategies.presets import SoftSyncStrategy as SoftSyncStrategy
+from tfdist.strategies.registry import register as register
 from tfdist.strategies.strategy import (
     ParameterServerStrategy as ParameterServerStrategy,
 )

@@ -16,7 +16,7 @@ class Run:
     Attributes:
       table: Name of the table that it is for.
       row: Name of the method, as the table shows it.
-      strategy: Text for `tfdist.simulation.methods.parse`.
+      strategy: Text for `tfdist.strategies.registry.method`.
       num_workers: Number of workers.
       seed: Seed.
       learning_rate: Of one update.
@@ -76,14 +76,14 @@ def _play(run):
     import tensorflow as tf
 
     from tfdist import simulation
-    from tfdist.simulation import methods
     from tfdist.simulation import tasks
+    from tfdist.strategies import registry
 
     # A process for each processor.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     task = tasks.text(run.num_examples)
-    method = methods.parse(run.strategy).resolve(run.num_workers)
+    method = registry.method(run.strategy).resolve(run.num_workers)
     gradients = method.synchronization.gradients_per_update(run.num_workers)
     steps = run.epochs * run.num_examples / run.batch_size / max(1, gradients)
 

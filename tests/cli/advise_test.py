@@ -8,8 +8,8 @@ from tfdist.cli import advise
 from tfdist.cli import simulation_flags
 from tfdist.cli.main import main
 from tfdist.simulation.advise import OVERHEAD_SECONDS
-from tfdist.simulation.advise import STRATEGIES
 from tfdist.simulation.verdict import MIN_SPEED_UP
+from tfdist.strategies import registry
 
 # The task's gradient has 39720 bytes.
 _TASK = ["--task=digits", "--strategies=sync,async"]
@@ -163,7 +163,8 @@ def test_help_names_every_flag(capsys):
 
 def test_defaults_are_those_of_the_library():
     flags = advise.define_flags()
-    assert tuple(flags["strategies"].default) == STRATEGIES
+    default = tuple(flags["strategies"].default)
+    assert default == registry.names("synchronization")
     assert flags["min_speed_up"].default == MIN_SPEED_UP
     assert flags["overhead_ms"].default is None
     assert simulation_flags.OVERHEAD_MS == 1e3 * OVERHEAD_SECONDS

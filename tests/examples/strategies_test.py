@@ -47,17 +47,14 @@ def test_on_a_server_the_chief_reports_what_became_of_each_gradient(
         tmp_path,
         data_dir,
         1,
-        "--strategy=bounded_staleness",
-        "--max_staleness=1",
+        "--strategy=bounded_staleness:max_staleness=1:"
+        "correction=gap_aware(backups=worker)",
         "--worker_timeout=20",
-        "--correction=gap_aware",
-        "--backups=worker",
     )
     assert summary["strategy"] == "bounded_staleness"
     assert summary["strategy_flags"] == {
         "max_staleness": 1,
-        "correction": "gap_aware",
-        "backups": "worker",
+        "correction": "gap_aware(backups=worker)",
         "worker_timeout": 20.0,
     }
     assert summary["num_ps"] == 1
@@ -92,16 +89,17 @@ def test_without_servers_workers_exchange_as_the_period_says(
         tmp_path,
         data_dir,
         0,
-        "--strategy=parameter_averaging",
-        "--period=3",
-        "--warmup_steps=1",
-        "--average_optimizer_state",
-        "--communication=ring",
+        "--strategy=parameter_averaging:period=3:warmup_steps=1:"
+        "average_optimizer_state=true:communication=ring",
     )
     assert summary["strategy_flags"] == {
         "period": 3,
+        "outer_optimizer": None,
         "average_optimizer_state": True,
+        "reset_momentum": False,
         "warmup_steps": 1,
+        "dynamic": False,
+        "synchronization": "sync",
         "communication": "ring",
         "worker_timeout": 10.0,
     }
@@ -113,17 +111,17 @@ def test_without_servers_workers_exchange_as_the_period_says(
         assert [line["local_steps"] for line in lines] == [1, 3, 3]
 
 
-# Strategy -> its flags, and how many gradients make an update, at least and at
-# most.
+# Strategy -> its settings, other flags, and how many gradients make an update,
+# at least and at most.
 OTHERS = {
     "backup_workers": (
-        ["--backup_workers=1", "--on_drop=retry", "--straggler=2:0.05"],
+        [":backup_workers=1:on_drop=retry", "--straggler=2:0.05"],
         # One where no more than one worker is left.
         (1, 2),
     ),
-    "softsync": (["--softsync_s=3"], (3, 3)),
-    "dana": (["--dana_variant=dc", "--optimizer=sgd"], (1, 1)),
-    "downpour": (["--n_fetch=2", "--n_push=3", "--optimizer=sgd"], (1, 1)),
+    "softsync": ([":s=3"], (3, 3)),
+    "dana": ([":variant=dc", "--optimizer=sgd"], (1, 1)),
+    "downpour": ([":n_fetch=2:n_push=3", "--optimizer=sgd"], (1, 1)),
 }
 
 
@@ -132,9 +130,9 @@ OTHERS = {
 def test_updates_are_made_of_as_many_gradients_as_the_method_says(
     strategy, data_dir, tmp_path
 ):
-    flags, (least, most) = OTHERS[strategy]
+    (settings, *flags), (least, most) = OTHERS[strategy]
     summary, steps = train(
-        tmp_path, data_dir, 1, f"--strategy={strategy}", *flags
+        tmp_path, data_dir, 1, f"--strategy={strategy}{settings}", *flags
     )
     pushes = [3, 3, 1] if strategy == "downpour" else [1] * 7
     accepted = summary["gradients_accepted"]

@@ -132,7 +132,7 @@ class Monitor(keras.callbacks.Callback):
             "staleness": {"mean": 1.5, "p95": 3.0, "max": 3},
         }
 
-strategy_flags.STRATEGIES["async"] = lambda **common: Strategy("CPU:0")
+strategy_flags.make_strategy = lambda: Strategy("CPU:0")
 tfdist.callbacks = types.SimpleNamespace(ClusterMonitor=Monitor)
 app.run(script.main, [sys.argv[0], *sys.argv[2:]])
 """
@@ -187,27 +187,33 @@ BAD_FLAGS = {
     "--learning_rate=-1": "flag --learning_rate=-1.0: must be a positive",
     "--learning_rate=inf": "flag --learning_rate=inf: must be a positive",
     "--learning_rate=nan": "flag --learning_rate=nan: must be a positive",
-    "--strategy=asink": "flag --strategy=asink: value should be one of <none|",
+    "--strategy=asink": "Received: 'asink'. Did you mean 'async'?",
     "--optimizer=adamm": "flag --optimizer=adamm: value should be one of <ad",
     "--epoch=3": "Unknown command line flag 'epoch'",
-    "--backup_workers=-1": "flag --backup_workers=-1: -1 is not a non-negative",
-    "--on_drop=again": "flag --on_drop=again: value should be one of <next|",
-    "--softsync_s=0": "flag --softsync_s=0: 0 is not a positive integer",
-    "--softsync_n=0": "flag --softsync_n=0: 0 is not a positive integer",
-    "--max_staleness=-1": "flag --max_staleness=-1: -1 is not a non-negative",
+    "--strategy=backup_workers:backup_workers=-1": "backup_workers must be an "
+    "integer of at least 0",
+    "--strategy=sync:on_drop=again": "on_drop must be 'next' or 'retry'",
+    "--strategy=softsync:s=0": "s must be an integer of at least 1",
+    "--strategy=softsync:n=0": "n must be an integer of at least 1",
+    "--strategy=bounded_staleness:max_staleness=-1": "max_staleness must be an "
+    "integer of at least 0",
     "--worker_timeout=0": "flag --worker_timeout=0.0: must be a positive",
     "--worker_timeout=inf": "flag --worker_timeout=inf: must be a positive",
     "--worker_timeout=nan": "flag --worker_timeout=nan: must be a positive",
-    "--period=0": "flag --period=0: 0 is not a positive integer",
-    "--warmup_steps=-1": "flag --warmup_steps=-1: -1 is not a non-negative",
-    "--block_momentum=1": "flag --block_momentum=1.0: must be a number of at ",
-    "--outer_momentum=-1": "flag --outer_momentum=-1.0: must be a number of ",
-    "--outer_learning_rate=0": "flag --outer_learning_rate=0.0: must be a pos",
-    "--moving_rate=nan": "flag --moving_rate=nan: must be a positive",
-    "--easgd_synchronization=softsync": "should be one of <async|sync>",
-    "--n_fetch=0": "flag --n_fetch=0: 0 is not a positive integer",
-    "--n_push=0.5": "flag --n_push=0.5: invalid literal",
-    "--communication=tree": "should be one of <parameter_server|ring>",
+    "--strategy=diloco:period=0": "period must be an integer of at least 1",
+    "--strategy=bmuf:warmup_steps=-1": "warmup_steps must be an integer of at "
+    "least 0",
+    "--strategy=bmuf:block_momentum=1": "block_momentum must be a number "
+    "greater than 0 and less than 1",
+    "--strategy=diloco:outer_momentum=-1": "outer_momentum must be a number ",
+    "--strategy=diloco:outer_learning_rate=0": "outer_learning_rate must be a "
+    "number greater than 0",
+    "--strategy=easgd:moving_rate=nan": "moving_rate must be a number greater",
+    "--strategy=easgd:synchronization=softsync": "is defined for Async() and",
+    "--strategy=downpour:n_fetch=0": "n_fetch must be an integer of at least 1",
+    "--strategy=downpour:n_push=0.5": "n_push must be an integer of at least 1",
+    "--strategy=diloco:communication=tree": "communication must be one of "
+    "parameter_server, ring",
     "--warmup_worker_steps=-1": "flag --warmup_worker_steps=-1: -1 is not a ",
     "--joining=later": "should be one of <at_once|one_by_one>",
     "--straggler=1": "must be `worker:seconds` or",
@@ -215,47 +221,43 @@ BAD_FLAGS = {
     "--straggler=-1:2": "`workers` must be",
     "--straggler=1:0.5": "flag --straggler=1:0.5: must name a worker",
     # Of another strategy than the chosen one.
-    "--backup_workers=2": "--backup_workers is for --strategy=backup_workers "
-    "only.",
-    "--strategy=sync --backup_workers=1": "--backup_workers is for --strategy=",
-    "--strategy=softsync --on_drop=retry": "--on_drop is for --strategy=sync "
-    "or --strategy=backup_workers only.",
-    "--strategy=async --softsync_s=2": "--softsync_s is for --strategy=",
-    "--strategy=async --softsync_n=2": "--softsync_n is for --strategy=",
-    "--strategy=softsync --max_staleness=2": "--max_staleness is for --strat",
-    "--strategy=async --worker_timeout=5": "--worker_timeout is for "
-    "--strategy=sync or --strategy=backup_workers or",
-    "--strategy=sync --correction=fasgd": "--correction is for "
-    "--strategy=async or --strategy=softsync or --strategy=bounded_staleness",
-    "--strategy=async --lambda_0=1": "--lambda_0 is for --strategy=dc_asgd or",
-    "--strategy=dana --variance_decay=0.9": "--variance_decay is for ",
-    "--strategy=dc_asgd --dana_variant=dc": "--dana_variant is for ",
-    "--strategy=async --backups=worker": "--backups is for --strategy=dc_asgd",
-    "--strategy=dana --lambda_0=1": "--strategy=dana: DANA: lambda_0 is for "
-    "variant='dc' only",
-    "--strategy=softsync --softsync_s=2 --softsync_n=1": "give one of the two",
-    "--strategy=softsync --period=5": "--period is for "
-    "--strategy=parameter_averaging or --strategy=bmuf or --strategy=diloco "
-    "or --strategy=async_local_sgd or --strategy=easgd only.",
-    "--strategy=downpour --period=5": "--period is for ",
-    "--strategy=diloco --average_optimizer_state": "--average_optimizer_state "
-    "is for --strategy=parameter_averaging only.",
-    "--strategy=easgd --warmup_steps=5": "--warmup_steps is for ",
-    "--strategy=diloco --block_momentum=0.5": "--block_momentum is for ",
-    "--strategy=bmuf --outer_momentum=0.5": "--outer_momentum is for "
-    "--strategy=diloco or --strategy=async_local_sgd only.",
-    "--strategy=bmuf --outer_learning_rate=1": "--outer_learning_rate is for ",
-    "--strategy=bmuf --moving_rate=0.5": "--moving_rate is for ",
-    "--strategy=async --easgd_synchronization=sync": "--easgd_synchronization ",
-    "--strategy=async --n_fetch=2": "--n_fetch is for --strategy=downpour",
-    "--strategy=async --n_push=2": "--n_push is for --strategy=downpour only.",
-    "--strategy=downpour --communication=ring": "--communication is for "
-    "--strategy=parameter_averaging or --strategy=bmuf or",
-    "--strategy=sync --warmup_worker_steps=9": "--warmup_worker_steps is for ",
+    "--strategy=sync:lambda_0=1": "sync has the settings backup_workers=, "
+    "on_drop=, correction=, local_steps=, communication=. Received: 'lambda_0'",
+    "--strategy=softsync:on_drop=retry": "softsync has the settings s=, n=,",
+    "--strategy=async:s=2": "async has the settings ",
+    "--strategy=softsync:max_staleness=2": "softsync has the settings ",
+    "--strategy=async --worker_timeout=5": "--strategy=async: --worker_timeout "
+    "is for workers that wait for each other only.",
+    "--strategy=sync:correction=dana": "DANA is for gradients that are late",
+    "--strategy=dana:variance_decay=0.9": "dana has the settings variant=, ",
+    "--strategy=dc_asgd:variant=dc": "dc_asgd has the settings lambda_0=, ",
+    "--strategy=dc_asgd:lambda0=1": "Did you mean 'lambda_0'?",
+    "--strategy=async:correction=inverse_staleness(backups=worker)": ""
+    "inverse_staleness has the settings factor=.",
+    "--strategy=dana:lambda_0=1": "DANA: lambda_0 is for variant='dc' only",
+    "--strategy=softsync:s=2:n=1": "SoftSync takes one of s",
+    "--strategy=softsync:period=5": "softsync has the settings ",
+    "--strategy=downpour:period=5": "downpour has the settings n_fetch=, n_pus",
+    "--strategy=diloco:average_optimizer_state=true": "diloco has the settings "
+    "period=, outer_learning_rate=, outer_momentum=, warmup_steps=, ",
+    "--strategy=easgd:warmup_steps=5": "easgd has the settings ",
+    "--strategy=bmuf:outer_momentum=0.5": "bmuf has the settings ",
+    "--strategy=downpour:communication=ring": "takes all workers together",
+    "--strategy=sync --warmup_worker_steps=9": "--warmup_worker_steps is for "
+    "workers that do not wait for each other only.",
     "--strategy=async --joining=one_by_one": "--joining is for "
     "--warmup_worker_steps of at least 1 only.",
+    "--strategy=none --snapshot_dir=x": "--snapshot_dir is for workers that ",
+    # That are settings of the strategy now.
+    "--softsync_s=3": "as in --strategy=softsync:s=3.",
+    "--average_optimizer_state": "as in --strategy=parameter_averaging:"
+    "average_optimizer_state=true.",
+    "--easgd_synchronization=sync": "--strategy=easgd:synchronization=sync.",
+    # Methods of one's own.
+    "--method_module=no_such_module": "--method_module=no_such_module: No mod",
+    "--method_module=no_such_file.py": "No such file",
     # What the strategy refuses.
-    "--strategy=easgd --moving_rate=2": "--strategy=easgd: ElasticAveraging: "
+    "--strategy=easgd:moving_rate=2": "ElasticAveraging: "
     "moving_rate / workers must be less than 1",
     "--strategy=sync --worker_timeout=1": "--strategy=sync: worker_timeout "
     "must be more than two heartbeats",

@@ -11,6 +11,7 @@ from tfdist import simulation
 from tfdist import synchronization
 from tfdist.simulation import Method
 from tfdist.simulation import measurement as measurement_lib
+from tfdist.strategies import registry
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_names_mean_what_strategies_are(text, make):
 
 
 def test_settings_of_texts_reach_the_method():
-    method = simulation.methods.parse(
+    method = registry.method(
         "parameter_averaging:period=7:average_optimizer_state=true:warmup_steps=3:"
         "synchronization=softsync:correction=inverse_staleness"
     )
@@ -69,7 +70,7 @@ def test_a_number_is_the_period_of_averaging():
 )
 def test_texts_that_do_not_fit_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
-        simulation.methods.parse(text)
+        registry.method(text)
 
 
 def _averages_weights():

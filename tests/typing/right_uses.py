@@ -144,6 +144,17 @@ def simulate() -> simulation.Comparison:
     )
 
 
+def register_method() -> None:
+    """Names a method."""
+    entry = tfdist.register(
+        "my_sync",
+        synchronization.Sync,
+        defaults={"backup_workers": 2},
+        help="synchronous",
+    )
+    print(entry.settings, entry.paper)
+
+
 def evaluate(model: keras.Model) -> dict[str, float]:
     """Evaluates beside training."""
     return tfdist.SidecarEvaluator(

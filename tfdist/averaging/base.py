@@ -7,6 +7,7 @@ import numbers
 import keras
 import tensorflow as tf
 
+from tfdist import comparable
 from tfdist.synchronization import base as synchronization_base
 
 
@@ -24,7 +25,7 @@ class Pushed(enum.Enum):
     GRADIENTS = "gradients"
 
 
-class LocalSteps(abc.ABC):
+class LocalSteps(comparable.Comparable, abc.ABC):
     """Says how a worker trains between exchanges, and what an exchange does.
 
     Between two exchanges a worker trains its *own* weights with the optimizer

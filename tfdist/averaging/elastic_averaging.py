@@ -6,8 +6,6 @@ from typing import Any
 import keras
 
 from tfdist.averaging import base
-from tfdist.synchronization import Async
-from tfdist.synchronization import Sync
 
 
 class ElasticAveraging(base.LocalSteps):
@@ -67,10 +65,8 @@ class ElasticAveraging(base.LocalSteps):
     def resolve(self, synchronization, correction, num_workers):
         super().resolve(synchronization, correction, num_workers)
         owner = type(self).__name__
-        is_sync = isinstance(synchronization, Sync)
-        if not isinstance(synchronization, (Async, Sync)) or (
-            is_sync and synchronization.backup_workers
-        ):
+        is_sync = synchronization.takes_all
+        if synchronization.ordered and not is_sync:
             raise ValueError(
                 f"{owner} is defined for Async() and for Sync() without "
                 f"backup workers, came: {synchronization!r}."

@@ -1,5 +1,7 @@
 """The outer optimizers that papers give."""
 
+import dataclasses
+
 import keras
 
 from tfdist.averaging.delayed_nesterov import DelayedNesterov
@@ -12,48 +14,57 @@ def nesterov(rate, momentum):
       rate: The outer rate.
       momentum: 0 or more and less than 1.
     """
+    # Keras takes no integer here.
     return keras.optimizers.SGD(
-        rate, momentum=momentum, nesterov=bool(momentum)
+        rate, momentum=float(momentum), nesterov=bool(momentum)
     )
 
 
-def block_momentum(momentum, rate, ahead):
+@dataclasses.dataclass(frozen=True)
+class BlockMomentum:
     """What filters blocks' updates (Chen and Huo 2016).
 
-    Args:
+    Called with the number of workers it makes the optimizer.
+
+    Attributes:
       momentum: 0 or more and less than 1; None for 1 - 1 / workers.
       rate: The paper's zeta.
       ahead: Whether workers begin at Nesterov's point ahead.
-
-    Returns:
-      A function of the number of workers that makes the optimizer.
     """
 
-    def make(num_workers):
-        known = 1.0 - 1.0 / num_workers if momentum is None else momentum
-        if ahead:
-            return nesterov(rate, known)
-        return keras.optimizers.SGD(rate, momentum=known)
+    momentum: float | None
+    rate: float
+    ahead: bool
 
-    return make
+    def __call__(self, num_workers):
+        known = self.momentum
+        if known is None:
+            known = 1.0 - 1.0 / num_workers
+        if self.ahead:
+            return nesterov(self.rate, known)
+        return keras.optimizers.SGD(self.rate, momentum=float(known))
 
 
-def delayed_nesterov(rate, momentum, c=0.0):
+@dataclasses.dataclass(frozen=True)
+class DelayedMomentum:
     """What asynchronous local SGD has (Liu et al. 2024).
 
-    Args:
+    Called with the number of workers it makes the optimizer.
+
+    Attributes:
       rate: The outer rate.
       momentum: beta, 0 or more and less than 1.
       c: See `DelayedNesterov`.
-
-    Returns:
-      A function of the number of workers that makes the optimizer.
     """
 
-    def make(num_workers):
-        return DelayedNesterov(rate, momentum, delay=num_workers, c=c)
+    rate: float
+    momentum: float
+    c: float = 0.0
 
-    return make
+    def __call__(self, num_workers):
+        return DelayedNesterov(
+            self.rate, self.momentum, delay=num_workers, c=self.c
+        )
 
 
 def adagrad(rate=0.01):

@@ -1,6 +1,7 @@
 """`tfdist advise`: what each method would give on a cluster."""
 
 from collections.abc import Sequence
+import itertools
 import json
 import math
 import pathlib
@@ -14,6 +15,7 @@ from tfdist.cli import own_code
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
 from tfdist.cli import virtual_cluster
+from tfdist.strategies import registry
 
 USAGE = """\
 Measures a training step of a model on this machine, plays each method on a
@@ -49,12 +51,13 @@ def define_flags() -> flags.FlagValues:
     )
     flags.DEFINE_list(
         "strategies",
-        ["sync", "backup_workers", "softsync", "bounded_staleness", "async"],
+        list(registry.names("synchronization")),
         "Methods, separated by commas, with settings as in softsync:n=2. "
-        "backup_workers alone tries up to a quarter of the workers; dc_asgd "
-        "and dana are taken to last as long as async. Without local steps.",
+        "backup_workers alone tries up to a quarter of the workers; "
+        "corrections are taken to last no time. Without local steps.",
         **define,
     )
+    simulation_flags.define_method_modules(values)
     flags.DEFINE_integer(
         "steps_measured", 20, "How often a step is measured.", **define
     )
@@ -98,6 +101,10 @@ def main(argv: Sequence[str]) -> int:
         return 0
     usage.refuse_arguments(rest)
     counts = _check_flags(values)
+    simulation_flags.load_method_modules(values)
+    if not values["strategies"].present:
+        values.strategies = list(registry.names("synchronization"))
+    simulation_flags.split_methods(values)
     problem = simulation_flags.make_problem(values)
     simulation = own_code.import_quietly("tfdist.simulation")
     arguments, undisturbed = _cluster_arguments(values, counts, simulation)
@@ -209,19 +216,21 @@ def _check_strategies(
 ) -> None:
     """Refuses, before anything is measured, what would fail after it."""
     for text in values.strategies:
-        if text == "backup_workers":
+        if not registry.variants(text, max(counts)):
+            least = itertools.count(max(counts))
+            least = next(n for n in least if registry.variants(text, n))
             usage.check(
-                len(values.strategies) > 1 or max(counts) >= 4,
+                len(values.strategies) > 1,
                 "strategies",
-                "have a method beside backup_workers for less than 4 workers",
+                f"have a method beside {text} for less than {least} workers",
                 text,
             )
-            continue  # How many there are is still to be found.
         try:
-            method = simulation.methods.parse(text)
-            simulation.prediction.check_is_predicted(method)
             for count in counts:
-                method.resolve(count)
+                for option in registry.variants(text, count):
+                    method = simulation.methods.as_method(option)
+                    simulation.prediction.check_is_predicted(method)
+                    method.resolve(count)
         except ValueError as error:
             raise usage.UsageError(
                 "Flag --strategies must be methods that fit --num_workers. "

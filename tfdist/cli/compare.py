@@ -45,6 +45,7 @@ def define_flags() -> flags.FlagValues:
         "softsync:n=1. See --strategy of `tfdist simulate`.",
         **define,
     )
+    simulation_flags.define_method_modules(values)
     flags.DEFINE_list(
         "num_workers",
         ["4", "16"],
@@ -123,6 +124,7 @@ def main(argv: Sequence[str]) -> int:
     if pipelines.is_asked_for(values):
         pipelines.compare(values)
         return 0
+    simulation_flags.split_methods(values)
     _different("strategies", values.strategies)
     num_workers = _numbers(values, "num_workers", int, 1)
     seeds = _numbers(values, "seeds", int, 0)
@@ -134,6 +136,7 @@ def main(argv: Sequence[str]) -> int:
         finite = value is None or math.isfinite(value)
         usage.check(finite, name, "be a finite number", value)
     simulation_flags.check(values)
+    simulation_flags.load_method_modules(values)
     output_dir = simulation_flags.make_output_dir(values)
     # Before the user's code runs: what flags alone have wrong.
     simulation_flags.make_cluster(values, num_workers)

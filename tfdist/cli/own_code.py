@@ -4,7 +4,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import importlib
-import importlib.util
 import os
 import pathlib
 import re
@@ -12,8 +11,8 @@ import sys
 import tempfile
 import types
 from typing import Any
-import zlib
 
+from tfdist import user_modules
 from tfdist.cli import usage
 
 _FORM = "be FILE.py:FUNCTION or package.module:FUNCTION"
@@ -70,7 +69,7 @@ def load_function(flag: str, spec: str) -> Callable[[], Any]:
     """
     place, _, name = spec.rpartition(":")
     module = (
-        _from_file(pathlib.Path(place).resolve())
+        user_modules.load(place)
         if place.endswith(".py")
         else _from_path(flag, spec, place)
     )
@@ -82,11 +81,8 @@ def load_function(flag: str, spec: str) -> Callable[[], Any]:
 
 
 def _from_path(flag: str, spec: str, name: str) -> types.ModuleType:
-    # As `python -m` does.
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     try:
-        return importlib.import_module(name)
+        return user_modules.load(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # It is there, and lacks something itself.
@@ -94,25 +90,6 @@ def _from_path(flag: str, spec: str, name: str) -> types.ModuleType:
             f"Flag --{flag} must name a module that can be imported. "
             f"Received: --{flag}={spec}: {error}."
         ) from error
-
-
-def _from_file(path: pathlib.Path) -> types.ModuleType:
-    # As `python FILE.py` does, so that it finds its neighbours.
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    # One name for each file: --model and --data may share one, and two files
-    # of one name are two modules.
-    name = f"tfdist_own_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
 
 
 def import_quietly(name: str) -> types.ModuleType:

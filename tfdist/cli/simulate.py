@@ -10,6 +10,7 @@ from tfdist.cli import own_code
 from tfdist.cli import pipelines
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
+from tfdist.strategies import registry
 
 USAGE = """\
 Trains a model on a virtual cluster, in virtual time, and shows what happened.
@@ -33,15 +34,13 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_string(
         "strategy",
         "async",
-        "The method, with settings after colons: sync, backup_workers:"
-        "backup_workers=2, async, softsync:n=1, bounded_staleness:"
-        "max_staleness=3, dc_asgd:lambda_0=0.04, dana:variant=zero; with "
-        "local steps parameter_averaging:period=10, bmuf, diloco, "
-        "easgd:period=10, async_local_sgd, downpour:n_push=5. Those without "
-        "a correction take correction=inverse_staleness, gap_aware or fasgd, "
-        "and those with local steps synchronization=async, sync or another.",
+        "The method, one of those below, with settings after colons, as in "
+        "softsync:s=2. Each takes synchronization=, correction= and "
+        "local_steps=, where it is not one itself: "
+        "async:correction=dc_asgd(lambda_0=1).",
         **define,
     )
+    simulation_flags.define_method_modules(values)
     flags.DEFINE_integer("num_workers", 4, "Virtual workers.", **define)
     flags.DEFINE_integer(
         "gantt_steps",
@@ -81,6 +80,7 @@ def main(argv: Sequence[str]) -> int:
     rest = usage.parse(values, argv)
     if values.help:
         print(f"{USAGE}\n{simulation_flags.listing(values, __name__)}")
+        print(f"\nMethods:\n{registry.describe()}")
         print(f"\n{pipelines.listing(values)}")
         return 0
     usage.refuse_arguments(rest)
@@ -91,6 +91,7 @@ def main(argv: Sequence[str]) -> int:
         value = values[name].value
         usage.check(value >= 1, name, "be at least 1", value)
     simulation_flags.check(values)
+    simulation_flags.load_method_modules(values)
     output_dir = simulation_flags.make_output_dir(values)
     # Before the user's code runs: what flags alone have wrong.
     simulation_flags.make_cluster(values, values.num_workers)

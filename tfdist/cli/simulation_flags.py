@@ -17,6 +17,7 @@ from tfdist.cli import own_code
 from tfdist.cli import problem
 from tfdist.cli import usage
 from tfdist.cli import virtual_cluster
+from tfdist.strategies import registry
 
 OVERHEAD_MS = 2.0
 """The default of `--overhead_ms`, what `simulation.advise` assumes."""
@@ -290,6 +291,47 @@ def make_cluster(
             there.
     """
     return virtual_cluster.make(values, num_workers)
+
+
+def define_method_modules(values: flags.FlagValues) -> None:
+    """Defines where methods come from that are not tfdist's."""
+    flags.DEFINE_multi_string(
+        "method_module",
+        [],
+        "FILE.py or package.module that calls tfdist.register, for methods of "
+        "your own. May be repeated.",
+        flag_values=values,
+        module_name=__name__,
+    )
+
+
+def split_methods(values: flags.FlagValues) -> None:
+    """Has the commas within parentheses not split `--strategies`.
+
+    Raises:
+        UsageError: parentheses do not match.
+    """
+    try:
+        values.strategies = registry.split(values.strategies)
+    except ValueError as error:
+        raise usage.UsageError(f"Flag --strategies: {error}") from error
+
+
+def load_method_modules(values: flags.FlagValues) -> None:
+    """Imports the modules that `--method_module` names.
+
+    Raises:
+        UsageError: there is no such module.
+    """
+    for place in values.method_module:
+        own_code.import_quietly("tfdist.simulation")
+        try:
+            registry.load(place)
+        except ModuleNotFoundError as error:
+            raise usage.UsageError(
+                "Flag --method_module must be FILE.py or package.module, and "
+                f"be there. Received: --method_module={place}: {error}."
+            ) from error
 
 
 def overhead_seconds(values: flags.FlagValues) -> float:

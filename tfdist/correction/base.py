@@ -8,6 +8,8 @@ import numbers
 
 import tensorflow as tf
 
+from tfdist import comparable
+
 
 class Copies(enum.Enum):
     """Where the parameters that a gradient was computed from are kept.
@@ -67,7 +69,7 @@ class Slots(abc.ABC):
         """Sets a slot, or the given rows of it."""
 
 
-class Correction(abc.ABC):
+class Correction(comparable.Comparable, abc.ABC):
     """Changes a late gradient before the optimizer sees it.
 
     Pure TensorFlow over the tensors of one parameter (or of the piece of it
@@ -82,6 +84,8 @@ class Correction(abc.ABC):
         which `forget` removes when that one is gone.
       looks_ahead: Whether workers get what `look_ahead` makes of a parameter.
       observes: Whether it wants to see what each update did, in `observe`.
+      has_momentum: Whether it has a momentum of its own, in the place of the
+        optimizer's; then `with_momentum` gives it another one.
       densifies: Whether a corrected sparse gradient is dense.
       on_worker: Whether the workers apply it before they push. Its slots are
         then each worker's own, and of all methods only `slots`, `correct` and
@@ -92,6 +96,7 @@ class Correction(abc.ABC):
     remembers_workers = False
     looks_ahead = False
     observes = False
+    has_momentum = False
     densifies = False
     on_worker = False
 

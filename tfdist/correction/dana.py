@@ -71,6 +71,7 @@ class DANA(base.Correction):
     """
 
     densifies = True
+    has_momentum = True
 
     def __init__(
         self,
@@ -117,6 +118,14 @@ class DANA(base.Correction):
                 f"backups={self.copies.value!r}"
             )
         return f"DANA({self.variant!r}, momentum={self.momentum:g}{dc})"
+
+    def with_momentum(self, momentum):
+        """The same with another momentum."""
+        made = copy.copy(self)
+        made.momentum = base.check_number(
+            "DANA", "momentum", momentum, below=1.0
+        )
+        return made
 
     def resolve(self, synchronization, num_workers):
         base.check_has_late_gradients(

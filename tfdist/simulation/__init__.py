@@ -7,6 +7,8 @@ did. `measure` and `advise` say what each method would give on a cluster. The
 methods are the very classes that run on real servers.
 """
 
+import warnings
+
 from tfdist.simulation.advise import Advice
 from tfdist.simulation.advise import advise
 from tfdist.simulation.comparison import compare
@@ -21,8 +23,6 @@ from tfdist.simulation.compute import Sometimes
 from tfdist.simulation.history import History
 from tfdist.simulation.measurement import Measurement
 from tfdist.simulation.measurement import measure
-from tfdist.simulation.methods import METHODS
-from tfdist.simulation.methods import Method
 from tfdist.simulation.network import Network
 from tfdist.simulation.replay import replay
 from tfdist.simulation.results import Comparison
@@ -31,9 +31,9 @@ from tfdist.simulation.simulate import simulate
 from tfdist.simulation.simulate import timing
 from tfdist.simulation.trace import Trace
 from tfdist.simulation.trace import read_trace
+from tfdist.strategies.method import Method
 
 __all__ = [
-    "METHODS",
     "Advice",
     "Comparison",
     "ComputeTime",
@@ -58,3 +58,17 @@ __all__ = [
     "simulate",
     "timing",
 ]
+
+
+def __getattr__(name):
+    if name != "METHODS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tfdist.strategies import registry
+
+    warnings.warn(
+        "`tfdist.simulation.METHODS` is `tfdist.strategies.registry.names()` "
+        "now.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return {one: registry.get(one).make for one in registry.names()}

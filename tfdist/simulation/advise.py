@@ -16,19 +16,11 @@ from tfdist.simulation.methods import as_method
 from tfdist.simulation.network import Network
 from tfdist.simulation.prediction import Cluster
 from tfdist.simulation.prediction import predict
+from tfdist.strategies import registry
 
 OVERHEAD_SECONDS = 0.002
 """Seconds that a real exchange takes a worker beside the network and the
 update, in TensorFlow: what `benchmarks/step_overhead.py` measured."""
-
-STRATEGIES = (
-    "sync",
-    "backup_workers",
-    "softsync",
-    "bounded_staleness",
-    "async",
-)
-"""What is compared by default. `dc_asgd` and `dana` take as long as `async`."""
 
 # Fewer leave too little after the beginning, which is not counted.
 _LEAST_STEPS = 10
@@ -96,7 +88,7 @@ def advise(
     num_servers: int = 1,
     network: Network | None = None,
     compute: Any = None,
-    strategies: Sequence[Any] = STRATEGIES,
+    strategies: Sequence[Any] | None = None,
     overhead_seconds: float = OVERHEAD_SECONDS,
     steps: int = 60,
     min_speed_up: float = verdict_lib.MIN_SPEED_UP,
@@ -126,7 +118,8 @@ def advise(
         a callable that is given that and returns a `ComputeTime`, with which
         what is measured and what is assumed go together: `lambda measured:
         measured + Sometimes(Constant(1.0), 0.05)`.
-      strategies: What `simulate` takes, several, without local steps.
+      strategies: What `simulate` takes, several, without local steps; default:
+        all synchronizations of the registry, as corrections take no time.
         "backup_workers" without settings tries 1 to a quarter of the workers,
         and keeps the number that gives the most examples per second; less
         than four workers have none.
@@ -157,6 +150,8 @@ def advise(
     several = sorted({checks.count("num_workers", n) for n in several})
     checks.count("num_servers", num_servers)
     checks.count("steps", steps, least=_LEAST_STEPS)
+    if strategies is None:
+        strategies = registry.names("synchronization")
     strategies = list(strategies)
     for name, values in (("num_workers", several), ("strategies", strategies)):
         if not values:
@@ -227,12 +222,9 @@ def advise(
 
 def _options(strategy, num_workers):
     """The methods of which the fastest is meant."""
-    if strategy != "backup_workers":
+    if not isinstance(strategy, str):
         return [strategy]
-    return [
-        f"backup_workers:backup_workers={number}"
-        for number in range(1, num_workers // 4 + 1)
-    ]
+    return registry.variants(strategy, num_workers)
 
 
 _COLUMNS = {

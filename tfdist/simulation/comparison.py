@@ -6,19 +6,18 @@ import contextlib
 import dataclasses
 import gc
 import numbers
+import re
 from typing import Any
 
 import keras
 import tensorflow as tf
 import tqdm
 
-from tfdist.correction import DANA
 from tfdist.simulation import checks
 from tfdist.simulation import data as data_lib
 from tfdist.simulation.compute import ComputeTime
 from tfdist.simulation.compute import Gamma
 from tfdist.simulation.methods import as_method
-from tfdist.simulation.methods import parse
 from tfdist.simulation.network import Network
 from tfdist.simulation.results import ONE_MACHINE
 from tfdist.simulation.results import Comparison
@@ -177,13 +176,11 @@ def with_momentum(strategy, momentum):
       came as a text without `momentum=`, it has its own.
     """
     method = as_method(strategy)
-    if not isinstance(method.correction, DANA):
+    if method.correction is None or not method.correction.has_momentum:
         return method, momentum or 0.0
     if isinstance(strategy, str) and momentum is not None:
-        settings = strategy.split(":")[1:]
-        if not any(text.startswith("momentum=") for text in settings):
-            given = parse(f"{strategy}:momentum={float(momentum)!r}")
-            method = dataclasses.replace(given, name=method.name)
+        if not re.search(r"\bmomentum=", strategy):
+            method = method.with_momentum(float(momentum))
     return method, 0.0
 
 

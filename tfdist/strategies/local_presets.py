@@ -1,12 +1,13 @@
 """Named methods with local steps, each after the paper it is from."""
 
 from collections.abc import Callable
+import functools
 from typing import Any
 
 import keras
 from typing_extensions import Unpack
 
-from tfdist.averaging import outer_optimizers
+from tfdist.averaging import named
 from tfdist.averaging.accrued_gradients import AccruedGradients
 from tfdist.averaging.elastic_averaging import ElasticAveraging
 from tfdist.averaging.parameter_averaging import ParameterAveraging
@@ -91,14 +92,12 @@ class BMUFStrategy(ParameterServerStrategy):
         **kwargs: Unpack[options.AnyExchange],
     ):
         kwargs.setdefault("synchronization", Sync())
-
-        outer = outer_optimizers.block_momentum(
-            block_momentum, block_rate, nesterov
-        )
         super().__init__(
-            local_steps=ParameterAveraging(
+            local_steps=named.bmuf(
                 period,
-                outer,
+                block_momentum=block_momentum,
+                block_rate=block_rate,
+                nesterov=nesterov,
                 reset_momentum=reset_momentum,
                 warmup_steps=warmup_steps,
             ),
@@ -131,13 +130,13 @@ class DiLoCoStrategy(ParameterServerStrategy):
         **kwargs: Unpack[options.AnyExchange],
     ):
         kwargs.setdefault("synchronization", Sync())
-        if outer_optimizer is None:
-            outer_optimizer = outer_optimizers.nesterov(0.7, 0.9)
+        make = named.diloco
+        if outer_optimizer is not None:
+            make = functools.partial(
+                ParameterAveraging, outer_optimizer=outer_optimizer
+            )
         super().__init__(
-            local_steps=ParameterAveraging(
-                period, outer_optimizer, warmup_steps=warmup_steps
-            ),
-            **kwargs,
+            local_steps=make(period, warmup_steps=warmup_steps), **kwargs
         )
 
 
@@ -168,14 +167,14 @@ class AsyncLocalSGDStrategy(ParameterServerStrategy):
         **kwargs: Unpack[options.AnyExchange],
     ):
         kwargs.setdefault("synchronization", Async())
-        if outer_optimizer is None:
-            outer_optimizer = outer_optimizers.delayed_nesterov(0.7, 0.9)
+        make = named.async_local_sgd
+        if outer_optimizer is not None:
+            make = functools.partial(
+                ParameterAveraging, outer_optimizer=outer_optimizer
+            )
         super().__init__(
-            local_steps=ParameterAveraging(
-                period,
-                outer_optimizer,
-                dynamic=dynamic,
-                warmup_steps=warmup_steps,
+            local_steps=make(
+                period, dynamic=dynamic, warmup_steps=warmup_steps
             ),
             **kwargs,
         )

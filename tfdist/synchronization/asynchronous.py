@@ -11,6 +11,8 @@ class Async(base.Synchronization):
     the servers would have to agree on.
     """
 
+    ordered = False
+
     def __repr__(self):
         return "Async()"
 

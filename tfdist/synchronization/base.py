@@ -3,8 +3,10 @@
 import abc
 import numbers
 
+from tfdist import comparable
 
-class Synchronization(abc.ABC):
+
+class Synchronization(comparable.Comparable, abc.ABC):
     """Decides over gradients that arrive, one cluster at a time.
 
     A worker's gradient arrives, is decided over at once or later, and the
@@ -17,12 +19,18 @@ class Synchronization(abc.ABC):
       averages: Whether an update may be made of several gradients.
       drops: Whether a gradient may be dropped.
       retries: Whether a batch is then computed again.
+      ordered: Whether servers have to agree on one order of decisions; else
+        each applies what arrives at once.
+      takes_all: Whether each update is the mean of one gradient of every
+        worker, whatever comes, which all-reduce makes as well.
     """
 
     waits = False
     averages = False
     drops = False
     retries = False
+    ordered = True
+    takes_all = False
 
     def resolve(self, num_workers):
         """Checks the settings against the size of the cluster.

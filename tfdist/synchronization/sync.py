@@ -58,6 +58,11 @@ class Sync(base.Synchronization):
         """Whether a batch is computed again whose gradient was dropped."""
         return self.on_drop == "retry"
 
+    @property
+    def takes_all(self):
+        """Whether each update is the mean of all workers' gradients."""
+        return not self.backup_workers and not self.retries
+
     def resolve(self, num_workers):
         if self.backup_workers >= num_workers:
             raise ValueError(

@@ -11,16 +11,16 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 # Flags -> what the strategy's method says of itself with four workers.
 GOOD_FLAGS = {
     "parameter_averaging": ["period=10,", "warmup_steps=0,"],
-    "parameter_averaging --period=7 --average_optimizer_state": [
+    "parameter_averaging:period=7:average_optimizer_state=true": [
         "period=7,",
         "average_optimizer_state=True,",
     ],
-    "parameter_averaging --warmup_steps=30 --worker_timeout=20": [
+    "parameter_averaging:warmup_steps=30 --worker_timeout=20": [
         "warmup_steps=30,"
     ],
     # 1 - 1 / 4.
     "bmuf": ["period=50,", "momentum=0.75,", "reset_momentum=True,"],
-    "bmuf --block_momentum=0.5 --warmup_steps=9": [
+    "bmuf:block_momentum=0.5:warmup_steps=9": [
         "momentum=0.5,",
         "warmup_steps=9,",
     ],
@@ -31,24 +31,24 @@ GOOD_FLAGS = {
         "momentum=0.9,",
         "nesterov=True",
     ],
-    "diloco --period=20 --outer_learning_rate=0.5 --outer_momentum=0": [
+    "diloco:period=20:outer_learning_rate=0.5:outer_momentum=0": [
         "period=20,",
         "learning_rate=0.5,",
         "momentum=0,",
     ],
     "async_local_sgd": ["period=50,", "DelayedNesterov(", "delay=4,"],
-    "async_local_sgd --outer_learning_rate=0.5 --outer_momentum=0.8": [
+    "async_local_sgd:outer_learning_rate=0.5:outer_momentum=0.8": [
         "learning_rate=0.5,",
         "momentum=0.8,",
     ],
     # 0.9 / 4, and of the whole.
     "easgd": ["period=10,", "alpha=0.225,", "moving_rate=None,"],
-    "easgd --moving_rate=0.8 --easgd_synchronization=sync": [
+    "easgd:moving_rate=0.8:synchronization=sync": [
         "alpha=0.2,",
         "moving_rate=0.8,",
     ],
     "downpour": ["n_fetch=1,", "n_push=1,", "Adagrad(learning_rate=0.01,"],
-    "downpour --n_fetch=3 --n_push=2 --outer_learning_rate=0.5": [
+    "downpour:n_fetch=3:n_push=2:outer_learning_rate=0.5": [
         "n_fetch=3,",
         "n_push=2,",
         "learning_rate=0.5,",

@@ -1,0 +1,231 @@
+"""A method of distributed training as a value."""
+
+import dataclasses
+from typing import Any
+from typing import Literal
+
+import keras
+
+from tfdist.averaging import LocalSteps
+from tfdist.averaging import ParameterAveraging
+from tfdist.averaging.base import Pushed
+from tfdist.correction import Copies
+from tfdist.correction import Correction
+from tfdist.synchronization import Async
+from tfdist.synchronization import Synchronization
+
+_COMMUNICATIONS = ("parameter_server", "ring")
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A point in the space of methods.
+
+    Two are equal if their settings are, whatever their names. The properties
+    say which engine carries a method out; nobody needs to ask for classes.
+
+    Attributes:
+      synchronization: When pushed gradients become parameters, and who waits:
+        a `Synchronization`; default: `Async()`.
+      correction: What is done about late gradients: a `Correction`, or None.
+      name: For tables and pictures; default: from the others.
+      local_steps: What workers do between two exchanges: a `LocalSteps`, or a
+        number of steps; None: they push after each.
+      communication: "parameter_server", or "ring" for all-reduce between
+        workers.
+    """
+
+    synchronization: Synchronization = dataclasses.field(default_factory=Async)
+    correction: Correction | None = None
+    name: str = dataclasses.field(default="", compare=False, repr=False)
+    local_steps: LocalSteps | int | None = None
+    communication: Literal["parameter_server", "ring"] = "parameter_server"
+
+    def __post_init__(self):
+        if type(self.local_steps) is int:
+            steps = ParameterAveraging(self.local_steps)
+            object.__setattr__(self, "local_steps", steps)
+        for name, kind, allowed in (
+            (
+                "synchronization",
+                Synchronization,
+                "one of tfdist.synchronization",
+            ),
+            (
+                "correction",
+                Correction | None,
+                "one of tfdist.correction or None",
+            ),
+            (
+                "local_steps",
+                LocalSteps | None,
+                "a number of steps, one of tfdist.averaging or None",
+            ),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise TypeError(
+                    f"Method: {name} must be {allowed}. Received: "
+                    f"{name}={value!r}."
+                )
+        if self.communication not in _COMMUNICATIONS:
+            raise ValueError(
+                "Method: communication must be one of "
+                f"{', '.join(_COMMUNICATIONS)}. Received: "
+                f"communication={self.communication!r}."
+            )
+        if not self.name:
+            parts = [self.local_steps, self.synchronization, self.correction]
+            name = " + ".join(repr(part) for part in parts if part is not None)
+            object.__setattr__(self, "name", name)
+
+    def resolve(
+        self, num_workers: int, initial_workers: int | None = None
+    ) -> "Method":
+        """Returns the method with all settings known for so many workers.
+
+        Args:
+          num_workers: Number of workers that there can be.
+          initial_workers: Number of those that begin, for settings on which
+            all have to agree from then on; default: all.
+
+        Raises:
+          ValueError: The settings do not fit together.
+        """
+        return self._resolved(
+            self.synchronization.resolve(num_workers),
+            num_workers,
+            initial_workers,
+        )
+
+    def alone(self) -> "Method":
+        """Returns the method for one process without a cluster.
+
+        Raises:
+          ValueError: The settings do not fit together.
+        """
+        return self._resolved(self.synchronization.alone(), 1)
+
+    def _resolved(self, synchronization, num_workers, initial_workers=None):
+        correction, local_steps = self.correction, self.local_steps
+        if self.communication == "ring":
+            self._check_ring()
+        if correction is not None:
+            correction = correction.resolve(synchronization, num_workers)
+        if local_steps is not None:
+            local_steps = local_steps.resolve(
+                synchronization, correction, initial_workers or num_workers
+            )
+        if (
+            self.communication == "ring"
+            and local_steps.pushed is not Pushed.CHANGE
+        ):
+            raise ValueError(
+                'communication="ring" averages changes of weights: local_steps '
+                "must be ParameterAveraging or ElasticAveraging. Received: "
+                f"local_steps={self.local_steps!r}."
+            )
+        return dataclasses.replace(
+            self,
+            synchronization=synchronization,
+            correction=correction,
+            local_steps=local_steps,
+        )
+
+    def _check_ring(self):
+        if self.local_steps is None:
+            raise ValueError(
+                'communication="ring" exchanges what local steps have made: '
+                "local_steps must be a number of steps, or ParameterAveraging "
+                "or ElasticAveraging of tfdist.averaging. Received: "
+                "local_steps=None."
+            )
+        if not self.synchronization.takes_all:
+            raise ValueError(
+                'communication="ring" takes all workers together: '
+                "synchronization must be Sync() without settings. Received: "
+                f"synchronization={self.synchronization!r}."
+            )
+        if self.correction is not None:
+            raise ValueError(
+                'communication="ring" has no late gradients: correction must '
+                f"be None. Received: correction={self.correction!r}."
+            )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `ParameterServerStrategy` that make it."""
+        return {
+            "synchronization": self.synchronization,
+            "correction": self.correction,
+            "local_steps": self.local_steps,
+            "communication": self.communication,
+        }
+
+    @property
+    def waits(self) -> bool:
+        """Whether a worker may have to wait for others."""
+        return self.synchronization.waits
+
+    @property
+    def needs_servers(self) -> bool:
+        """Whether parameters are on servers."""
+        return self.communication != "ring"
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether servers have to agree on one order of decisions.
+
+        Else each server applies what arrives at once, or there is none.
+        """
+        correction = self.correction
+        by_server = correction is not None and not correction.on_worker
+        ordered = self.synchronization.ordered or by_server
+        return self.needs_servers and ordered
+
+    @property
+    def remembers_workers(self) -> bool:
+        """Whether servers keep something of each worker."""
+        correction = self.correction
+        return (
+            correction is not None
+            and correction.remembers_workers
+            and not correction.on_worker
+        )
+
+    @property
+    def copies_per_push(self) -> int:
+        """How many times the parameters' bytes a push is."""
+        correction = self.correction
+        sends = correction is not None and correction.copies is Copies.WORKER
+        return 2 if sends and not correction.on_worker else 1
+
+    def server_optimizer(
+        self, optimizer: keras.optimizers.Optimizer
+    ) -> keras.optimizers.Optimizer:
+        """Returns the optimizer whose updates servers make.
+
+        Args:
+          optimizer: That of the model.
+        """
+        if self.local_steps is None:
+            return optimizer
+        return self.local_steps.outer_optimizer()
+
+    def with_momentum(self, momentum: float) -> "Method":
+        """Returns the method with another momentum of its correction's own.
+
+        Args:
+          momentum: 0 or more and less than 1.
+
+        Raises:
+          ValueError: The correction has none.
+        """
+        if self.correction is None or not self.correction.has_momentum:
+            raise ValueError(
+                "Method: correction must be one with a momentum of its own. "
+                f"Received: correction={self.correction!r}."
+            )
+        return dataclasses.replace(
+            self, correction=self.correction.with_momentum(momentum)
+        )
