@@ -37,7 +37,7 @@ BAD = {
     ),
     "a truth as local_steps": (
         lambda: tfdist.ParameterServerStrategy(local_steps=True),
-        "came: True",
+        "local_steps=True",
     ),
     "a text as local_steps": (
         lambda: tfdist.ParameterServerStrategy(local_steps="10"),

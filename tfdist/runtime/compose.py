@@ -5,7 +5,6 @@ import functools
 from typing import Any
 
 from tfdist.cluster import config as cluster_config
-from tfdist.correction import Correction
 from tfdist.runtime import runtime
 from tfdist.runtime.all_reduce import ring
 from tfdist.runtime.all_reduce import ring_local
@@ -22,25 +21,8 @@ from tfdist.runtime.variables import freeing
 from tfdist.runtime.variables import kernels
 from tfdist.saving import files
 from tfdist.saving import refusals
-from tfdist.synchronization import Async
-from tfdist.synchronization import Synchronization
 
 _FOREVER_SECONDS = 1e9
-
-
-@dataclasses.dataclass(frozen=True)
-class Method:
-    """The method of training, as it was given.
-
-    Attributes:
-      synchronization: A `Synchronization`.
-      correction: A `Correction`, or None.
-      local_steps: A `LocalSteps`, or None.
-    """
-
-    synchronization: Synchronization
-    correction: Correction | None
-    local_steps: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +45,10 @@ class Connections:
     membership: Any
     peers: Any
 
-    @property
-    def is_ring(self):
-        """Whether workers exchange between themselves, without servers."""
-        return self.peers is not None
-
 
 def compose(
     method,
+    resolved,
     connections,
     tolerance,
     *,
@@ -83,7 +61,8 @@ def compose(
     """Makes the parts of the axes that a strategy uses.
 
     Args:
-      method: A `Method`.
+      method: The `Method`, as it was given.
+      resolved: The same, resolved for this cluster.
       connections: `Connections`.
       tolerance: A `FaultTolerance`.
       namespace: Prefix of the resources' names, the same on all workers.
@@ -108,7 +87,7 @@ def compose(
         "nonfinite": functools.partial(
             nonfinite_lib.Nonfinite, choice=nonfinite, worker=config.task_name
         ),
-        **_axes(method, connections, tolerance, worker_id),
+        **_axes(resolved, connections, tolerance, worker_id),
     }
     if config.num_ps:
         parts |= _about_servers(connections, tolerance)
@@ -139,12 +118,12 @@ def compose(
         worker_device=connections.worker_device,
         worker_id=worker_id,
         # Without servers each worker holds all there is.
-        is_chief=config.is_chief or connections.is_ring,
+        is_chief=config.is_chief or not resolved.needs_servers,
         timeout=tolerance.start_timeout,
         partitioner=partitioner,
         # All workers of a ring bring all variables to each collective, and
         # would let go of them at different moments.
-        keeps_variables=connections.is_ring,
+        keeps_variables=not resolved.needs_servers,
         clients=membership and membership.clients,
         files=files.of(config),
     )
@@ -156,52 +135,33 @@ def compose(
 
 def _axes(method, connections, tolerance, worker_id):
     """The parts of a method: its correction, local steps and decisions."""
-    config = connections.config
-    synchronization, correction = method.synchronization, method.correction
-    if config.is_local:
-        synchronization = synchronization.alone()
-    else:
-        synchronization = synchronization.resolve(config.num_workers)
-    parts = {}
-    if correction is not None:
-        correction = correction.resolve(synchronization, config.num_workers)
-        # Who does not train has no gradients that are late.
-        if config.is_worker or config.is_local:
-            parts["corrector"] = functools.partial(
-                corrector.Corrector,
-                correction=correction,
-                num_workers=config.num_workers,
-                worker_id=worker_id,
-            )
-    if method.local_steps is not None:
-        parts["local"] = _local(
-            # Those at the beginning: what follows from their number is part
-            # of the method, on which all workers agree.
-            method.local_steps.resolve(
-                synchronization, correction, config.initial_workers
-            ),
-            synchronization,
-            connections,
-            tolerance,
-            worker_id,
+    config, parts = connections.config, {}
+    # Who does not train has no gradients that are late.
+    trains = config.is_worker or config.is_local
+    if method.correction is not None and trains:
+        parts["corrector"] = functools.partial(
+            corrector.Corrector,
+            correction=method.correction,
+            num_workers=config.num_workers,
+            worker_id=worker_id,
         )
-    by_worker = correction is None or correction.on_worker
-    is_async = isinstance(synchronization, Async) and by_worker
-    if connections.is_ring or is_async:
+    if method.local_steps is not None:
+        parts["local"] = _local(method, connections, tolerance, worker_id)
+    if not method.needs_order:
         parts["gradient_counts"] = functools.partial(
             gradient_counts.GradientCounts,
             num_workers=config.num_workers,
             # In a ring each counts its own.
-            worker_names={worker_id: config.task_name}
-            if connections.is_ring
-            else dict(enumerate(config.worker_names)),
+            worker_names=dict(enumerate(config.worker_names))
+            if method.needs_servers
+            else {worker_id: config.task_name},
         )
         return parts
     membership = connections.membership
     parts["coordination"] = functools.partial(
         coordination.Coordination,
-        method=synchronization,
-        correction=correction,
+        method=method.synchronization,
+        correction=method.correction,
         worker_names=config.worker_names,
         initial_workers=config.initial_workers,
         worker_id=worker_id,
@@ -216,22 +176,22 @@ def _axes(method, connections, tolerance, worker_id):
     return parts
 
 
-def _local(method, synchronization, connections, tolerance, worker_id):
+def _local(method, connections, tolerance, worker_id):
     """What makes the part that takes local steps."""
     config, membership = connections.config, connections.membership
     settings = {
-        "method": method,
-        "synchronization": synchronization,
+        "method": method.local_steps,
+        "synchronization": method.synchronization,
         "num_workers": config.num_workers,
         "worker_id": worker_id,
     }
-    if connections.is_ring:
+    if not method.needs_servers:
 
         def in_ring(store):
             joined = ring.Ring(
                 connections.peers,
                 store,
-                method,
+                method.local_steps,
                 timeout=tolerance.start_timeout,
             )
             return ring_local.RingLocal(store, ring=joined, **settings)

@@ -1,5 +1,6 @@
 """What the construction of a strategy takes: checks, names, seeds."""
 
+import dataclasses
 import functools
 import itertools
 import sys
@@ -9,26 +10,20 @@ from absl import logging
 import keras
 import tensorflow as tf
 
-from tfdist.averaging import LocalSteps
-from tfdist.averaging import ParameterAveraging
 from tfdist.cluster import config as config_lib
 from tfdist.cluster import connection
 from tfdist.cluster import life
 from tfdist.cluster import peers
 from tfdist.cluster import preemption
-from tfdist.correction import Correction
 from tfdist.runtime import compose
-from tfdist.runtime.all_reduce import ring
 from tfdist.runtime.exchange import nonfinite as nonfinite_lib
 from tfdist.runtime.keras_hooks import following
 from tfdist.runtime.keras_hooks import leaving
-from tfdist.synchronization import Async
-from tfdist.synchronization import Synchronization
 
 _strategies = itertools.count()
 
 
-def check_arguments(variable_partitioner, communication, nonfinite, decisions):
+def check_arguments(variable_partitioner, nonfinite, decisions):
     """Refuses malformed arguments of `ParameterServerStrategy`.
 
     Raises:
@@ -41,7 +36,6 @@ def check_arguments(variable_partitioner, communication, nonfinite, decisions):
             f"dtype. Received: variable_partitioner={variable_partitioner!r}"
         )
     for name, value, choices in (
-        ("communication", communication, ring.CHOICES),
         ("nonfinite", nonfinite, nonfinite_lib.CHOICES),
         ("decisions", decisions, following.CHOICES),
     ):
@@ -52,67 +46,58 @@ def check_arguments(variable_partitioner, communication, nonfinite, decisions):
             )
 
 
-def method(synchronization, correction, local_steps):
-    """The `Method` that was asked for.
+def resolve(method, config):
+    """The method with all settings known for a cluster.
+
+    Args:
+      method: A `Method`.
+      config: The `ClusterConfig`.
+
+    Returns:
+      A `Method`; one worker alone has nobody to make a ring with.
 
     Raises:
-      TypeError: One of the three is none of tfdist's.
-      ValueError: A number of local steps is not positive.
+      ValueError: The settings do not fit together.
     """
-    if synchronization is None:
-        synchronization = Async()
-    if not isinstance(synchronization, Synchronization):
-        raise TypeError(
-            "Argument `synchronization` must be one of tfdist.synchronization "
-            "(Async, Sync, SoftSync, BoundedStaleness). Received: "
-            f"synchronization={synchronization!r}"
-        )
-    if correction is not None and not isinstance(correction, Correction):
-        raise TypeError(
-            "Argument `correction` must be one of tfdist.correction (DANA, "
-            "DelayCompensation, FASGD, GapAware, InverseStaleness). Received: "
-            f"correction={correction!r}"
-        )
-    if isinstance(local_steps, int):
-        local_steps = ParameterAveraging(local_steps)
-    if local_steps is not None and not isinstance(local_steps, LocalSteps):
-        raise TypeError(
-            "Argument `local_steps` must be a number of steps or one of "
-            "tfdist.averaging (AccruedGradients, ElasticAveraging, "
-            f"ParameterAveraging). Received: local_steps={local_steps!r}"
-        )
-    return compose.Method(synchronization, correction, local_steps)
+    if config.is_local:
+        resolved = method.alone()
+    else:
+        resolved = method.resolve(config.num_workers, config.initial_workers)
+    if config.num_workers > 1:
+        return resolved
+    return dataclasses.replace(resolved, communication="parameter_server")
 
 
-def cluster(resolver, in_ring):
+def cluster(resolver, needs_servers):
     """The cluster as `TF_CONFIG` or a resolver describes it.
 
     Args:
       resolver: A `tf.distribute.cluster_resolver.ClusterResolver`, or None.
-      in_ring: Whether workers exchange between themselves, without servers.
+      needs_servers: Whether it must have any.
 
     Returns:
       A `ClusterConfig`, and a callable that gives it as it is later, or None.
     """
     if resolver is None:
         return config_lib.ClusterConfig.from_tf_config(
-            needs_servers=not in_ring
+            needs_servers=needs_servers
         ), None
     look_up = functools.partial(
         config_lib.ClusterConfig.from_resolver,
         resolver,
-        needs_servers=not in_ring,
+        needs_servers=needs_servers,
     )
     return look_up(), look_up
 
 
-def connect(config, look_up, in_ring, tolerance):
+def connect(config, look_up, needs_servers, tolerance):
     """Connects a worker or an evaluator to the others.
 
     Args:
       config: The `ClusterConfig`.
       look_up: See `cluster`.
-      in_ring: The same.
+      needs_servers: Whether parameters are on servers; else workers exchange
+        between themselves.
       tolerance: A `FaultTolerance`.
 
     Returns:
@@ -126,7 +111,7 @@ def connect(config, look_up, in_ring, tolerance):
             exits=tolerance.on_preemption == "exit", stop=leaving.stop_loops
         )
     others = membership = None
-    if in_ring and config.num_workers > 1:
+    if not needs_servers:
         others = peers.join(
             config, tolerance.start_timeout, tolerance.worker_timeout
         )

@@ -49,30 +49,33 @@ class Method:
             (
                 "synchronization",
                 Synchronization,
-                "one of tfdist.synchronization",
+                "one of tfdist.synchronization (Async, Sync, SoftSync, "
+                "BoundedStaleness)",
             ),
             (
                 "correction",
                 Correction | None,
-                "one of tfdist.correction or None",
+                "one of tfdist.correction (DANA, DelayCompensation, FASGD, "
+                "GapAware, InverseStaleness) or None",
             ),
             (
                 "local_steps",
                 LocalSteps | None,
-                "a number of steps, one of tfdist.averaging or None",
+                "a number of steps or one of tfdist.averaging "
+                "(AccruedGradients, ElasticAveraging, ParameterAveraging)",
             ),
         ):
             value = getattr(self, name)
             if not isinstance(value, kind):
                 raise TypeError(
-                    f"Method: {name} must be {allowed}. Received: "
-                    f"{name}={value!r}."
+                    f"Argument `{name}` must be {allowed}. Received: "
+                    f"{name}={value!r}"
                 )
         if self.communication not in _COMMUNICATIONS:
             raise ValueError(
-                "Method: communication must be one of "
+                "Argument `communication` must be one of "
                 f"{', '.join(_COMMUNICATIONS)}. Received: "
-                f"communication={self.communication!r}."
+                f"communication={self.communication!r}"
             )
         if not self.name:
             parts = [self.local_steps, self.synchronization, self.correction]
@@ -223,7 +226,7 @@ class Method:
         """
         if self.correction is None or not self.correction.has_momentum:
             raise ValueError(
-                "Method: correction must be one with a momentum of its own. "
+                "Argument `correction` must be one with a momentum of its own. "
                 f"Received: correction={self.correction!r}."
             )
         return dataclasses.replace(

@@ -25,6 +25,8 @@ from tfdist.strategies import fault_tolerance as fault_tolerance_lib
 from tfdist.strategies import options
 from tfdist.strategies import training
 from tfdist.strategies.fault_tolerance import FaultTolerance
+from tfdist.strategies.method import Method
+from tfdist.synchronization import Async
 from tfdist.synchronization import Synchronization
 
 
@@ -118,12 +120,13 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         seed: int | None = None,
         **deprecated: Unpack[options.Deprecated],
     ):
-        construction.check_arguments(
-            variable_partitioner, communication, nonfinite, decisions
-        )
+        construction.check_arguments(variable_partitioner, nonfinite, decisions)
         tolerance = fault_tolerance_lib.given(fault_tolerance, deprecated)
-        self._method = construction.method(
-            synchronization, correction, local_steps
+        self._method = Method(
+            Async() if synchronization is None else synchronization,
+            correction,
+            local_steps=local_steps,
+            communication=communication,
         )
         self._warm_start = warm_start.WarmStart(
             warmup_worker_steps,
@@ -131,16 +134,12 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
             self._method.synchronization,
             training.STALLED_AFTER_SECONDS,
         )
-        in_ring = communication == "ring"
-        config, look_up = construction.cluster(cluster_resolver, in_ring)
-        if in_ring:
-            ring.check(
-                config,
-                synchronization=self._method.synchronization,
-                correction=correction,
-                local_steps=self._method.local_steps,
-                partitioner=variable_partitioner,
-            )
+        config, look_up = construction.cluster(
+            cluster_resolver, self._method.needs_servers
+        )
+        if not self._method.needs_servers:
+            ring.check(config, variable_partitioner)
+        resolved = construction.resolve(self._method, config)
         if config.is_ps:
             sys.exit(
                 server.serve(
@@ -150,11 +149,14 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
                     snapshot_every=tolerance.snapshot_every,
                 )
             )
-        connections = construction.connect(config, look_up, in_ring, tolerance)
+        connections = construction.connect(
+            config, look_up, resolved.needs_servers, tolerance
+        )
         construction.set_seed(config, seed)
         self._begin(config, connections, tolerance)
         self._store = compose.compose(
             self._method,
+            resolved,
             connections,
             tolerance,
             namespace=construction.namespace(config),

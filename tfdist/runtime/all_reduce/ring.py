@@ -15,34 +15,26 @@ import zlib
 import numpy as np
 import tensorflow as tf
 
-from tfdist.averaging import base as averaging
 from tfdist.cluster import tf_config
 from tfdist.runtime.exchange.pull import assign
 from tfdist.runtime.replicas import first_values
 from tfdist.runtime.variables import traced
 from tfdist.runtime.variables.variables import Role
-from tfdist.synchronization import Sync
-
-CHOICES = ("parameter_server", "ring")
-
 
 # The launcher's flag that leaves a job out.
 _LAUNCHED_WITHOUT = {"ps": "--num_ps=0", "evaluator": "--noevaluator"}
 
 
-def check(config, *, synchronization, correction, local_steps, partitioner):
+def check(config, partitioner):
     """Refuses what cannot be done without servers.
 
     Args:
       config: The `ClusterConfig`.
-      synchronization: The `Synchronization`.
-      correction: The `Correction`, or None.
-      local_steps: The `LocalSteps`, or None.
       partitioner: The strategy's `variable_partitioner`, or None.
 
     Raises:
       ClusterConfigError: The cluster has other tasks than workers.
-      ValueError: The arguments ask for servers.
+      ValueError: Variables are to be split over servers.
     """
     for job in ("ps", "evaluator"):
         if job in config.spec:
@@ -52,35 +44,11 @@ def check(config, *, synchronization, correction, local_steps, partitioner):
                 f"{_LAUNCHED_WITHOUT[job]}`). Received: jobs "
                 f"{list(config.spec)}."
             )
-    if local_steps is None:
-        raise ValueError(
-            'communication="ring" exchanges what local steps have made: '
-            "local_steps must be a number of steps, or ParameterAveraging or "
-            "ElasticAveraging of tfdist.averaging, came: None."
-        )
-    if not isinstance(synchronization, Sync) or (
-        synchronization.backup_workers or synchronization.retries
-    ):
-        raise ValueError(
-            'communication="ring" takes all workers together: synchronization '
-            f"must be Sync() without settings, came: {synchronization!r}."
-        )
-    if correction is not None:
-        raise ValueError(
-            'communication="ring" has no late gradients: correction must be '
-            f"None, came: {correction!r}."
-        )
     if partitioner is not None:
         raise ValueError(
             'communication="ring" has no servers to split variables over: '
-            f"variable_partitioner must be None, came: {partitioner!r}."
-        )
-    resolved = local_steps.resolve(synchronization, None, config.num_workers)
-    if resolved.pushed is not averaging.Pushed.CHANGE:
-        raise ValueError(
-            'communication="ring" averages changes of weights: local_steps '
-            "must be ParameterAveraging or ElasticAveraging, came: "
-            f"{local_steps!r}."
+            "variable_partitioner must be None. Received: "
+            f"variable_partitioner={partitioner!r}"
         )
 
 
