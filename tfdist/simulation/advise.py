@@ -7,7 +7,6 @@ import textwrap
 from typing import Any
 
 from tfdist.simulation import checks
-from tfdist.simulation import rules
 from tfdist.simulation import tables
 from tfdist.simulation import verdict as verdict_lib
 from tfdist.simulation.compute import ComputeTime
@@ -221,7 +220,7 @@ def advise(
         predictions=predictions,
         recommended=case.chosen,
         remedies=case.remedies,
-        verdict=rules.sentences(case),
+        verdict=verdict_lib.sentences(case),
     )
 
 
