@@ -6,8 +6,8 @@ import numbers
 import textwrap
 from typing import Any
 
+from tfdist import tables
 from tfdist.simulation import checks
-from tfdist.simulation import tables
 from tfdist.simulation import verdict as verdict_lib
 from tfdist.simulation.compute import ComputeTime
 from tfdist.simulation.measurement import Measurement
@@ -242,15 +242,11 @@ _COLUMNS = {
     "updates/s": lambda p: tables.amount(p.updates_per_second),
     "staleness": lambda p: tables.number(p.staleness_mean, 2),
     "its 95 %": lambda p: tables.number(p.staleness_p95, 1),
-    "compute": lambda p: _percent(p.computing),
-    "wait": lambda p: _percent(p.waiting),
-    "talk": lambda p: _percent(p.talking),
-    "dropped": lambda p: _percent(p.dropped),
+    "compute": lambda p: tables.percent(p.computing, 0),
+    "wait": lambda p: tables.percent(p.waiting, 0),
+    "talk": lambda p: tables.percent(p.talking, 0),
+    "dropped": lambda p: tables.percent(p.dropped, 0),
     "Gbit/s": lambda p: tables.amount(p.server_gbps),
     "bound by": lambda p: p.bound,
 }
 """Heading -> what stands below; `Gbit/s` is at the busiest server."""
-
-
-def _percent(share):
-    return f"{100 * share:.0f} %"
