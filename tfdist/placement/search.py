@@ -55,7 +55,7 @@ def anneal(graph, devices, start=None, evaluations=1000, seed=0, measure=None):
       evaluations: How many placements are evaluated at most, with `start`.
       seed: Of the random moves, an int.
       measure: Function of a placement (a dict) to the seconds of a step;
-        what is not finite is a placement that failed. None: `step_time`.
+        what is not finite is a placement that failed. None: a simulated one.
 
     Returns:
       `Found`.
