@@ -6,8 +6,8 @@ import numbers
 import textwrap
 from typing import Any
 
+from tfdist import checks
 from tfdist import tables
-from tfdist.simulation import checks
 from tfdist.simulation import verdict as verdict_lib
 from tfdist.simulation.compute import ComputeTime
 from tfdist.simulation.measurement import Measurement
@@ -160,10 +160,8 @@ def advise(
     for name, values in (("num_workers", several), ("strategies", strategies)):
         if not values:
             raise ValueError(f"{name} must not be empty. Received: {values!r}.")
-    checks.number("min_speed_up", min_speed_up, lambda v: v > 0, "above 0")
-    checks.number(
-        "overhead_seconds", overhead_seconds, lambda v: v >= 0, "of at least 0"
-    )
+    checks.positive("min_speed_up", min_speed_up)
+    checks.not_negative("overhead_seconds", overhead_seconds)
     network = checks.kind("network", network, Network, Network())
     if not (
         compute is None or isinstance(compute, ComputeTime) or callable(compute)
@@ -180,12 +178,7 @@ def advise(
             step_seconds=mean + measurement.update_seconds,
         )
     if one_machine_seconds is not None:
-        checks.number(
-            "one_machine_seconds",
-            one_machine_seconds,
-            lambda v: v > 0,
-            "above 0",
-        )
+        checks.positive("one_machine_seconds", one_machine_seconds)
         measurement = dataclasses.replace(
             measurement, step_seconds=one_machine_seconds
         )
