@@ -18,15 +18,16 @@ the line of JSON) depend on the machine and on what else it does.
 
 import contextlib
 import dataclasses
-import json
 import os
 import statistics
 import tempfile
 
-from absl import app
 from absl import flags
 from absl import logging
 from harness import periodic_training
+from harness import program
+
+from tfdist import tables
 
 TASKS = {
     "digits": {
@@ -111,10 +112,8 @@ class Row:
         )
 
 
-def main(argv):
+def main():
     """Trains, prints a table per task and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     quick = FLAGS.quick
     tasks = FLAGS.tasks or (["digits"] if quick else list(TASKS))
     periods = FLAGS.periods or (("1", "16") if quick else PERIODS)
@@ -139,19 +138,15 @@ def main(argv):
                 training = dataclasses.replace(training, epochs=QUICK_EPOCHS)
             figures[task] = summarize(measure(training, rows, seeds))
             show(training, figures[task], len(seeds))
-    print(
-        json.dumps(
-            {
-                "benchmark": "averaging_period",
-                "workers": workers,
-                "seeds": len(seeds),
-                "aim_times_fewer_bytes": LEAST_TIMES_FEWER,
-                "tasks": {
-                    task: {str(row): values for row, values in rows.items()}
-                    for task, rows in figures.items()
-                },
-            }
-        )
+    program.report(
+        "averaging_period",
+        workers=workers,
+        seeds=len(seeds),
+        aim_times_fewer_bytes=LEAST_TIMES_FEWER,
+        tasks={
+            task: {str(row): values for row, values in rows.items()}
+            for task, rows in figures.items()
+        },
     )
 
 
@@ -244,27 +239,22 @@ def show(training, figures, seeds):
         f"{training.task}: {training.workers} workers, batches of "
         f"{training.batch_size}, {examples} examples, {seeds} seeds"
     )
-    print(
-        f"{'':>18}{'exchanges':>10}{'bytes per':>11}{'times':>7}"
-        f"{'accuracy':>17}{'lost':>7}{'loss':>8}"
-    )
-    print(
-        f"{'':>18}{'in all':>10}{'example':>11}{'fewer':>7}"
-        f"{'%':>9}{'+-':>8}{'points':>7}{'':>8}"
-    )
-    for row, values in figures.items():
-        fewer = values.get("times_fewer_bytes")
-        lost = values.get("accuracy_lost")
-        deviation = values["accuracy_deviation"]
-        print(
-            f"{row!s:>18}{values['exchanges']:10}"
-            f"{values['bytes_per_example']:11.1f}"
-            f"{'' if fewer is None else f'{fewer:.1f}':>7}"
-            f"{values['accuracy']:9.2f}"
-            f"{'' if deviation is None else f'{deviation:.2f}':>8}"
-            f"{'' if lost is None else f'{lost:.2f}':>7}"
-            f"{values['loss']:8.3f}"
-        )
+    rows = [
+        [
+            str(row),
+            str(values["exchanges"]),
+            f"{values['bytes_per_example']:.1f}",
+            tables.number(values.get("times_fewer_bytes"), 1),
+            f"{values['accuracy']:.2f}",
+            tables.number(values["accuracy_deviation"], 2),
+            tables.number(values.get("accuracy_lost"), 2),
+            f"{values['loss']:.3f}",
+        ]
+        for row, values in figures.items()
+    ]
+    titles = ["method", "exchanges", "bytes/example", "times fewer"]
+    titles += ["accuracy %", "+-", "points lost", "loss"]
+    print(tables.aligned(titles, rows))
     aimed_at = figures.get(Row("parameter_averaging", AT_PERIOD), {})
     if "times_fewer_bytes" in aimed_at:
         print(
@@ -275,4 +265,4 @@ def show(training, figures, seeds):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

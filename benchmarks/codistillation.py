@@ -36,13 +36,13 @@ is taken where the validation loss is least, and where the target is reached.
 """
 
 import dataclasses
-import json
 import os
 
-from absl import app
 from absl import flags
 from harness import codistilling
 from harness import codistilling_figures as figures_lib
+from harness import pool
+from harness import program
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool(
@@ -210,30 +210,24 @@ class Rows:
         ]
 
 
-def main(argv):
+def main():
     """Trains, prints tables and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     quick = FLAGS.quick
     tasks = FLAGS.tasks or (["text"] if quick else list(SETTINGS))
     seeds = range(1, 1 + (FLAGS.seeds or (2 if quick else 3)))
     found = {}
-    with codistilling.processes(FLAGS.processes) as executor:
+    with pool.Pool(FLAGS.processes) as executor:
         for task in tasks:
             rows = Rows(task, QUICK if quick else SETTINGS[task])
             found[task] = measure(rows, seeds, executor, task)
-    print(
-        json.dumps(
-            {
-                "benchmark": "codistillation",
-                "quick": quick,
-                "seeds": len(seeds),
-                "aim_ratio_of_steps": AIM_RATIO,
-                "aim_churn_reduction": AIM_CHURN,
-                "tasks": found,
-            }
-        )
+    program.report(
+        "codistillation",
+        quick=quick,
+        seeds=len(seeds),
+        aim_ratio_of_steps=AIM_RATIO,
+        aim_churn_reduction=AIM_CHURN,
+        tasks=found,
     )
 
 
@@ -287,4 +281,4 @@ def measure(rows, seeds, executor, task):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

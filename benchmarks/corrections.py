@@ -9,13 +9,14 @@ of the same round. One worker alone has no late gradients; what is computed is
 the same.
 """
 
-import json
-import statistics
+import functools
 
-from absl import app
 from absl import flags
-from harness import corrected_exchange
-from harness import tfdist_cluster
+from harness import clusters
+from harness import exchanging
+from harness import program
+
+from tfdist import tables
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("quick", False, "A smaller model, fewer rounds.")
@@ -31,33 +32,22 @@ SIZE, QUICK_SIZE = 50_000, 5_000
 WARM_UP_STEPS = 5
 
 
-def main(argv):
+def main():
     """Measures, prints a table and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
-    # Here, because it imports TensorFlow, and so would every process that
-    # imports this file.
-    from harness import clusters
-
     rounds = FLAGS.rounds or (5 if FLAGS.quick else 15)
     steps = FLAGS.steps or (10 if FLAGS.quick else 40)
     size = QUICK_SIZE if FLAGS.quick else SIZE
-    with clusters.TfdistCluster(
-        tfdist_cluster.serve, corrected_exchange.worker, VARIABLES, size
-    ) as cluster:
+    worker = (exchanging.build_corrections, VARIABLES, size)
+    with clusters.Cluster(worker) as cluster:
         cluster.wait_until_built()
         turns = measure(cluster, rounds, steps)
     figures = summarize(turns)
     show(figures)
-    print(
-        json.dumps(
-            {
-                "benchmark": "corrections",
-                "variables": VARIABLES,
-                "floats_each": size,
-                "corrections": figures,
-            }
-        )
+    program.report(
+        "corrections",
+        variables=VARIABLES,
+        floats_each=size,
+        corrections=figures,
     )
 
 
@@ -72,14 +62,13 @@ def measure(cluster, rounds, steps):
     Returns:
         Name -> list of (seconds per step, bytes sent, bytes received).
     """
-    names = corrected_exchange.CORRECTIONS
+    names = exchanging.CORRECTIONS
     for name in names:
         cluster.ask(name, WARM_UP_STEPS)
-    turns = {name: [] for name in names}
-    for _ in range(rounds):
-        for name in names:
-            turns[name].append(cluster.ask(name, steps))
-    return turns
+    turns = {
+        name: functools.partial(cluster.ask, name, steps) for name in names
+    }
+    return program.take_turns(turns, rounds)
 
 
 def summarize(turns):
@@ -88,10 +77,9 @@ def summarize(turns):
     figures = {}
     for name, values in turns.items():
         seconds = [value[0] for value in values]
-        ratios = [s / p for s, p in zip(seconds, plain, strict=True)]
         figures[name] = {
-            "ms_per_step": round(1e3 * statistics.median(seconds), 2),
-            "times_async": round(statistics.median(ratios), 2),
+            "ms_per_step": program.milliseconds(seconds),
+            "times_async": program.median_ratio(seconds, plain),
             "bytes_sent": values[-1][1],
             "bytes_received": values[-1][2],
         }
@@ -100,16 +88,19 @@ def summarize(turns):
 
 def show(figures):
     """Prints the table."""
-    print(
-        f"{'correction':>40}{'ms/step':>9}{'x async':>9}"
-        f"{'kB sent':>9}{'received':>10}"
-    )
-    for name, row in figures.items():
-        print(
-            f"{name:>40}{row['ms_per_step']:9.2f}{row['times_async']:9.2f}"
-            f"{row['bytes_sent'] / 1e3:9.1f}{row['bytes_received'] / 1e3:10.1f}"
-        )
+    rows = [
+        [
+            name,
+            f"{row['ms_per_step']:.2f}",
+            f"{row['times_async']:.2f}",
+            f"{row['bytes_sent'] / 1e3:.1f}",
+            f"{row['bytes_received'] / 1e3:.1f}",
+        ]
+        for name, row in figures.items()
+    ]
+    titles = ["correction", "ms/step", "x async", "kB sent", "received"]
+    print(tables.aligned(titles, rows))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

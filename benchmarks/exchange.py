@@ -12,15 +12,17 @@ the median over the rounds.
 """
 
 import contextlib
-import json
+import functools
 import math
-import statistics
 
-from absl import app
 from absl import flags
 from harness import children
+from harness import clusters
+from harness import exchanging
+from harness import program
 from harness import raw_tcp
-from harness import tfdist_cluster
+
+from tfdist import tables
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("quick", False, "Fewer rounds: under a minute in all.")
@@ -52,10 +54,8 @@ GRADIENT = 2.0**-10  # Sums of it are exact in float32.
 WARM_UP_STEPS = 4
 
 
-def main(argv):
+def main():
     """Measures, prints a table and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     models = {name: MODELS[name] for name in FLAGS.model or MODELS}
     rounds = FLAGS.rounds or (3 if FLAGS.quick else 15)
     burst = FLAGS.burst_seconds or (0.2 if FLAGS.quick else 1.0)
@@ -66,7 +66,7 @@ def main(argv):
         }
     figures = {name: summarize(name, seconds[name]) for name in models}
     show(figures)
-    print(json.dumps({"benchmark": "exchange", "models": figures}))
+    program.report("exchange", models=figures)
 
 
 def num_bytes(model):
@@ -87,15 +87,9 @@ def start(stack, models):
     largest = max(num_bytes(model) for model in models)
     echo = children.Child("TCP server", raw_tcp.echo_server, largest)
     stack.callback(echo.kill)
-    # Here, because it takes seconds to import TensorFlow, which the processes
-    # that import this file do not all need.
-    from harness import clusters
-
     arguments = (models, LEARNING_RATE, GRADIENT)
     started = {
-        "tfdist": clusters.TfdistCluster(
-            tfdist_cluster.serve, tfdist_cluster.exchanging_worker, *arguments
-        )
+        "tfdist": clusters.Cluster((exchanging.build_models, *arguments))
     }
     if FLAGS.tensorflow:
         started["tensorflow"] = clusters.TensorFlowCluster(*arguments)
@@ -157,23 +151,25 @@ def measure(model, systems, rounds, burst):
     for name, system in systems.items():
         system(model, WARM_UP_STEPS)
         steps[name] = max(3, round(burst / system(model, WARM_UP_STEPS)))
-    seconds = {name: [] for name in systems}
-    for _ in range(rounds):
-        for name, system in systems.items():
-            seconds[name].append(system(model, steps[name]))
-    return seconds
+    turns = {
+        name: functools.partial(system, model, steps[name])
+        for name, system in systems.items()
+    }
+    return program.take_turns(turns, rounds)
 
 
 def summarize(model, seconds):
     """The figures of one model, from what `measure` returns."""
     figures = {
-        f"{name}_ms": round(1e3 * statistics.median(values), 3)
+        f"{name}_ms": program.milliseconds(values)
         for name, values in seconds.items()
     }
-    figures["times_raw"] = _median_ratio(seconds["tfdist"], seconds["raw"])
+    figures["times_raw"] = program.median_ratio(
+        seconds["tfdist"], seconds["raw"]
+    )
     figures["aim_times_raw"] = MOST_TIMES_RAW[model]
     if "tensorflow" in seconds:
-        figures["times_tensorflow_steps_per_second"] = _median_ratio(
+        figures["times_tensorflow_steps_per_second"] = program.median_ratio(
             seconds["tensorflow"], seconds["tfdist"]
         )
         aim = LEAST_TIMES_TENSORFLOW.get(model)
@@ -181,29 +177,25 @@ def summarize(model, seconds):
     return figures
 
 
-def _median_ratio(numerators, denominators):
-    ratios = [n / d for n, d in zip(numerators, denominators, strict=True)]
-    return round(statistics.median(ratios), 3)
-
-
 def show(figures):
     """Prints the table."""
-    print(
-        f"{'':>9} {'raw TCP':>9} {'tfdist':>9} {'TF PSS':>9}"
-        f" {'tfdist/raw':>11} {'aim':>7} {'PSS/tfdist':>11} {'aim':>7}"
-    )
-    print(f"{'':>9} {'ms':>9} {'ms':>9} {'ms':>9}")
+    titles = ["ms", "raw TCP", "tfdist", "TF PSS"]
+    titles += ["tfdist/raw", "aim", "PSS/tfdist", "aim"]
+    rows = []
     for model, row in figures.items():
-        tensorflow = row.get("tensorflow_ms", math.nan)
-        faster = row.get("times_tensorflow_steps_per_second", math.nan)
         aim = row.get("aim_times_tensorflow_steps_per_second")
-        print(
-            f"{model:>9} {row['raw_ms']:9.2f} {row['tfdist_ms']:9.2f}"
-            f" {tensorflow:9.2f} {row['times_raw']:11.2f}"
-            f" {'<= ' + format(row['aim_times_raw'], '.1f'):>7}"
-            f" {faster:11.2f} {f'>= {aim:.1f}' if aim else '':>7}"
+        numbers = ("raw_ms", "tfdist_ms", "tensorflow_ms", "times_raw")
+        rows.append(
+            [
+                model,
+                *(tables.number(row.get(name), 2) for name in numbers),
+                f"<= {row['aim_times_raw']:.1f}",
+                tables.number(row.get("times_tensorflow_steps_per_second"), 2),
+                f">= {aim:.1f}" if aim else "",
+            ]
         )
+    print(tables.aligned(titles, rows))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

@@ -9,12 +9,14 @@ to the last is the figure that counts: it should be within 5 %.
 """
 
 import contextlib
-import json
 import tempfile
 
-from absl import app
 from absl import flags
 from harness import children
+from harness import clusters
+from harness import many_models
+from harness import program
+from harness import surviving
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("quick", False, "14 models: under a minute.")
@@ -30,60 +32,26 @@ flags.DEFINE_integer(
 BEGINNING = 10
 
 
-def main(argv):
+def main():
     """Measures, prints a table and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     number = FLAGS.models or (14 if FLAGS.quick else 60)
-    # Here, because it takes seconds to import TensorFlow, which the processes
-    # that import this file do not all need.
-    from harness import clusters
-    from harness import many_models
-    from harness import surviving
-
-    from tfdist.cli import local_cluster
-
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
-        ports = stack.enter_context(
-            local_cluster.LocalCluster({"ps": 1, "worker": FLAGS.workers})
-        )
-        first, *rest = ports.tasks
-        server = children.Child(
-            "server",
-            surviving.serve,
-            directory,
-            5.0,
-            environ=clusters.environ_of(first),
-        )
-        stack.callback(server.kill)
-        workers = []
-        for task in rest:
-            workers.append(
-                children.Child(
-                    "worker",
-                    many_models.worker,
-                    FLAGS.strategy,
-                    FLAGS.units,
-                    environ=clusters.environ_of(task),
-                    forked=True,
-                )
+        cluster = stack.enter_context(
+            clusters.Cluster(
+                (many_models.worker, FLAGS.strategy, FLAGS.units),
+                (surviving.serve, directory, 5.0),
+                workers=FLAGS.workers,
+                forked=True,
             )
-            stack.callback(workers[-1].kill)
-        for worker in workers:
-            worker.wait_until_built()
+        )
+        cluster.wait_until_built()
         print(f"{'models':>8} {'server':>8} {'worker':>8} {'left':>8}")
         found = []
         for model in range(number):
-            for worker in workers:
-                worker.tell()
-            left = [worker.answer(600.0) for worker in workers]
-            found.append(
-                (
-                    children.resident_mb(server.pid),
-                    *(children.resident_mb(w.pid) for w in workers),
-                )
-            )
+            left = cluster.ask_all(timeout=600.0)
+            processes = (*cluster.servers, *cluster.workers)
+            found.append([children.resident_mb(p.pid) for p in processes])
             server_mb, *worker_mb = found[-1]
             print(
                 f"{model + 1:>8} {server_mb:>8.1f} {max(worker_mb):>8.1f} "
@@ -107,8 +75,8 @@ def main(argv):
         f"From model {BEGINNING} to {number}: server {growth[0]:+.1f} %, "
         f"worker {max(growth[1:]):+.1f} %."
     )
-    print(json.dumps({"benchmark": "model_memory", **figures}))
+    program.report("model_memory", **figures)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

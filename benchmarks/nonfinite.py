@@ -9,14 +9,14 @@ in each round; ratios are taken within a round, and what is shown is the median
 over the rounds.
 """
 
-import contextlib
-import json
-import statistics
+import functools
 
-from absl import app
 from absl import flags
-from harness import checked_exchange
-from harness import tfdist_cluster
+from harness import clusters
+from harness import exchanging
+from harness import program
+
+from tfdist import tables
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("quick", False, "Fewer rounds: under a minute in all.")
@@ -31,55 +31,47 @@ MODELS = {
 }
 
 
-def main(argv):
+def main():
     """Measures, prints a table and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
-    # Here, because it takes seconds to import TensorFlow, which the processes
-    # that import this file do not all need.
-    from harness import clusters
-
     models = {name: MODELS[name] for name in FLAGS.model or MODELS}
     rounds = 5 if FLAGS.quick else 25
-    with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(
-            clusters.TfdistCluster(
-                tfdist_cluster.serve, checked_exchange.worker, models
-            )
-        )
+    with clusters.Cluster((exchanging.build_nonfinite, models)) as cluster:
         cluster.wait_until_built()
         figures = {name: measure(cluster, name, rounds) for name in models}
-    print(f"{'':>9}" + "".join(f"{c:>10}" for c in checked_exchange.CHOICES))
-    for name, row in figures.items():
-        times = "".join(f"{row[f'{c}_ms']:7.2f} ms" for c in row["choices"])
-        print(f"{name:>9}{times}   drop / ignore: {row['drop_over_ignore']}")
-    print(json.dumps({"benchmark": "nonfinite", "models": figures}))
+    titles = ["ms", *exchanging.NONFINITE, "drop / ignore"]
+    rows = [
+        [name, *(str(row[f"{c}_ms"]) for c in row["choices"])]
+        + [str(row["drop_over_ignore"])]
+        for name, row in figures.items()
+    ]
+    print(tables.aligned(titles, rows))
+    program.report("nonfinite", models=figures)
 
 
 def measure(cluster, model, rounds):
     """The figures of one model, a dict.
 
     Args:
-        cluster: a `TfdistCluster` of `checked_exchange.worker`.
+        cluster: a `Cluster` of `exchanging.build_nonfinite`.
         model: its name.
         rounds: number of turns of each choice.
     """
-    choices = checked_exchange.CHOICES
+    choices = exchanging.NONFINITE
     for choice in choices:
         cluster.ask(model, choice, 4)
     steps = max(3, round(0.3 / cluster.ask(model, "ignore", 4)))
-    seconds = {choice: [] for choice in choices}
-    for _ in range(rounds):
-        for choice in choices:
-            seconds[choice].append(cluster.ask(model, choice, steps))
-    pairs = zip(seconds["drop"], seconds["ignore"], strict=True)
-    figures = {
-        f"{choice}_ms": round(1e3 * statistics.median(values), 3)
-        for choice, values in seconds.items()
+    seconds = program.take_turns(
+        {c: functools.partial(cluster.ask, model, c, steps) for c in choices},
+        rounds,
+    )
+    return {
+        "choices": choices,
+        **{f"{c}_ms": program.milliseconds(seconds[c]) for c in choices},
+        "drop_over_ignore": program.median_ratio(
+            seconds["drop"], seconds["ignore"]
+        ),
     }
-    ratio = round(statistics.median(d / i for d, i in pairs), 3)
-    return {"choices": choices, **figures, "drop_over_ignore": ratio}
 
 
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

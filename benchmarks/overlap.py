@@ -6,14 +6,14 @@ the exchange runs while it computes. Every gradient is then one update staler.
 with matrix products for a model, over one server process on loopback.
 """
 
-import contextlib
-import json
-import statistics
+import functools
 
-from absl import app
 from absl import flags
-from harness import overlapping_worker
-from harness import tfdist_cluster
+from harness import clusters
+from harness import exchanging
+from harness import program
+
+from tfdist import tables
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("quick", False, "Fewer rounds: under a minute in all.")
@@ -25,48 +25,24 @@ flags.DEFINE_integer("products", 8, "Products per step.", lower_bound=1)
 KINDS = ("compute", "exchange", "after", "beside")
 
 
-def main(argv):
+def main():
     """Measures, prints a table and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
-    # Here, because it takes seconds to import TensorFlow, which the processes
-    # that import this file do not all need.
-    from harness import clusters
-
     rounds, count = (5, 20) if FLAGS.quick else (15, 50)
-    seconds = {kind: [] for kind in KINDS}
-    with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(
-            clusters.TfdistCluster(
-                tfdist_cluster.serve,
-                overlapping_worker.build,
-                FLAGS.variables,
-                FLAGS.size,
-                FLAGS.matrix,
-                FLAGS.products,
-            )
-        )
+    shape = FLAGS.variables, FLAGS.size, FLAGS.matrix, FLAGS.products
+    with clusters.Cluster((exchanging.build_overlapping, *shape)) as cluster:
         cluster.wait_until_built()
         for kind in KINDS:
             cluster.ask(kind, 4)
-        for _ in range(rounds):
-            for kind in KINDS:
-                seconds[kind].append(cluster.ask(kind, count))
-    figures = {
-        f"{kind}_ms": round(1e3 * statistics.median(values), 3)
-        for kind, values in seconds.items()
-    }
-    figures["beside_over_after"] = round(
-        statistics.median(
-            b / a
-            for a, b in zip(seconds["after"], seconds["beside"], strict=True)
-        ),
-        3,
+        turns = {k: functools.partial(cluster.ask, k, count) for k in KINDS}
+        seconds = program.take_turns(turns, rounds)
+    figures = {f"{k}_ms": program.milliseconds(s) for k, s in seconds.items()}
+    figures["beside_over_after"] = program.median_ratio(
+        seconds["beside"], seconds["after"]
     )
-    for name, value in figures.items():
-        print(f"{name:>18} {value:9.3f}")
-    print(json.dumps({"benchmark": "overlap", **figures}))
+    rows = [[name, f"{value:.3f}"] for name, value in figures.items()]
+    print(tables.aligned(["figure", ""], rows))
+    program.report("overlap", **figures)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

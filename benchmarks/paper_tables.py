@@ -10,12 +10,13 @@ percent, mean and standard deviation over the seeds. Table d is of time alone.
 Under each table stands what it shows of the claim.
 """
 
-import json
 import statistics
 
-from absl import app
 from absl import flags
 from harness import paper_runs
+from harness import program
+
+from tfdist import tables as text_tables
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("quick", False, "One seed, shorter trainings: no evidence.")
@@ -58,13 +59,10 @@ BACKUPS = (0, 1, 2, 3, 4, 6, 8, 12, 20, 40)
 QUICK_WORKERS, QUICK_UPDATES, QUICK_BACKUPS = 30, 20, (0, 2, 10)
 
 
-def main(argv):
+def main():
     """Plays all trainings, prints tables and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     seeds = [1] if FLAGS.quick else list(range(1, FLAGS.seeds + 1))
-    figures = {"benchmark": "paper_tables", "quick": FLAGS.quick}
-    figures["seeds"] = len(seeds)
+    figures = {"quick": FLAGS.quick, "seeds": len(seeds)}
     accuracy_tables = [name for name in FLAGS.tables if name != "d"]
     runs = [run for name in accuracy_tables for run in table_runs(name, seeds)]
     results = paper_runs.play(runs) if runs else []
@@ -78,7 +76,7 @@ def main(argv):
         }
     if "d" in FLAGS.tables:
         figures["d"] = backup_workers(seeds)
-    print(json.dumps(figures))
+    program.report("paper_tables", **figures)
 
 
 def table_runs(name, seeds):
@@ -142,10 +140,9 @@ def show(name, cells, verdict):
     """Prints a table and what it shows."""
     print(f"\n{TITLES[name]}")
     workers = sorted({number for _, number in cells if number > 1})
-    header = "".join(f"{f'M = {number}':>18}" for number in workers)
-    print(f"{'':32}{'1':>18}{header}")
+    rows = []
     for row in dict.fromkeys(row for row, _ in cells):
-        line = ""
+        texts = [row]
         for number in (1, *workers):
             cell = cells.get((row, number))
             text = ""
@@ -153,8 +150,10 @@ def show(name, cells, verdict):
                 text = f"{cell['mean']:.1f} +- {cell['std']:.1f}"
                 if cell["diverged"]:
                     text += f" ({cell['diverged']}!)"
-            line += f"{text:>18}"
-        print(f"{row:32}{line}")
+            texts.append(text)
+        rows.append(texts)
+    titles = ["", "one worker", *(f"M = {number}" for number in workers)]
+    print(text_tables.aligned(titles, rows))
     for number in workers:
         late = [c["staleness"] for (_, m), c in cells.items() if m == number]
         print(f"Mean staleness at M = {number}: {max(late)}.")
@@ -322,12 +321,9 @@ def _time_of_update(history):
 
 
 def _show_backups(rows):
-    print(f"{'b':>4}{'s/update':>10}{'std':>8}{'ms/gradient that counts':>26}")
-    for row in rows:
-        print(
-            f"{row['backup_workers']:4}{row['seconds_per_update']:10.3f}"
-            f"{row['std']:8.3f}{row['ms_per_gradient']:26.2f}"
-        )
+    titles = ["b", "s/update", "std", "ms/gradient that counts"]
+    texts = [[str(value) for value in row.values()] for row in rows]
+    print(text_tables.aligned(titles, texts))
 
 
 def _least(rows, name):
@@ -336,4 +332,4 @@ def _least(rows, name):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

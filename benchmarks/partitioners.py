@@ -13,13 +13,13 @@ Nothing is measured but the time to place: costs and devices are made up, of
 the size that a GPU and PCIe have.
 """
 
-import json
 import time
 
-from absl import app
 from absl import flags
+from harness import program
 import numpy as np
 
+from tfdist import tables
 from tfdist.placement import chain
 from tfdist.placement import memory
 from tfdist.placement import timeline
@@ -41,42 +41,37 @@ SLACK = 1.4
 """Memory of all devices when it is short, times what the model takes."""
 
 
-def main(argv):
+def main():
     """Places, prints a table and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     rng = np.random.default_rng(FLAGS.seed)
     graphs = {
         "chain": chain_graph(FLAGS.nodes, rng),
         "inception": inception_graph(FLAGS.nodes, rng),
         "lstm": lstm_graph(FLAGS.nodes, rng),
     }
-    found = {}
-    header = "".join(f"{method:>16}" for method in METHODS)
-    print(f"{'step / one device (seconds to place)':38}{header}{'bound':>8}")
+    found, rows = {}, []
     for name, graph in graphs.items():
         for limit in ("ample", "short"):
             row = f"{name}, {limit}"
             found[row] = measure(graph, limit)
-            cells = (found[row][method] for method in METHODS)
-            print(
-                f"{f'{row} ({len(graph.nodes)} nodes)':38}"
-                + "".join(f"{_cell(cell):>16}" for cell in cells)
-                + f"{found[row]['bound']:8.3f}"
-            )
+            cells = [_cell(found[row][method]) for method in METHODS]
+            title = f"{row} ({len(graph.nodes)} nodes)"
+            rows.append([title, *cells, f"{found[row]['bound']:.3f}"])
+    title = "step / one device (seconds to place)"
+    print(tables.aligned([title, *METHODS, "bound"], rows))
     stages = measure_pipelines(graphs["chain"])
-    print(f"\n{'slowest stage / one device':38}{'stages':>16}{'to place':>16}")
-    for name, cell in stages.items():
-        share = f"{cell['share']:.3f}"
-        print(
-            f"{name:26}{share:>12}{cell['stages']:16d}"
-            f"{cell['seconds_to_place']:14.2f} s"
-        )
-    print(
-        json.dumps(
-            {"benchmark": "partitioners", "step": found, "pipeline": stages}
-        )
-    )
+    rows = [
+        [
+            name,
+            f"{cell['share']:.3f}",
+            str(cell["stages"]),
+            f"{cell['seconds_to_place']:.2f} s",
+        ]
+        for name, cell in stages.items()
+    ]
+    titles = ["slowest stage / one device", "share", "stages", "to place"]
+    print(f"\n{tables.aligned(titles, rows)}")
+    program.report("partitioners", step=found, pipeline=stages)
 
 
 def _cell(cell):
@@ -216,4 +211,4 @@ def lstm_graph(size, rng, layers=8):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

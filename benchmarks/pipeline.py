@@ -23,13 +23,12 @@ graph.
 All models take turns in each round. Figures are medians over the rounds.
 """
 
-import json
 import statistics
 import threading
 import time
 
-from absl import app
 from absl import flags
+from harness import program
 import keras
 import numpy as np
 import tensorflow as tf
@@ -159,10 +158,8 @@ class Sleeping(keras.layers.Dense):
         return slow(super().call(x))
 
 
-def main(argv):
+def main():
     """Measures, prints a table and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     # It warns that each new model has a graph of its own.
     tf.get_logger().setLevel("ERROR")
     depths = list(map(int, FLAGS.stages))
@@ -184,7 +181,7 @@ def main(argv):
                 f" {row['forwards']:8.2f}",
                 flush=True,
             )
-    result = {"benchmark": "pipeline", "rows": rows}
+    result = {"rows": rows}
     flushing = [
         row["of_ideal"]
         for row in rows
@@ -194,7 +191,7 @@ def main(argv):
         result["aim_of_ideal"] = AIM
         result["least_of_ideal_with_flushes"] = min(flushing)
         print(f"least with flushes: {min(flushing):.1%} (aim: >= {AIM:.0%})")
-    print(json.dumps(result))
+    program.report("pipeline", **result)
 
 
 def make_devices(count):
@@ -330,4 +327,4 @@ def ideal(depth, schedule, count):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

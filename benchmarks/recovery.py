@@ -12,16 +12,17 @@ same is done to the server of `tf.distribute.ParameterServerStrategy` with its
 """
 
 import contextlib
-import json
 import re
 import statistics
 import tempfile
 import threading
 import time
 
-from absl import app
 from absl import flags
 from harness import children
+from harness import clusters
+from harness import program
+from harness import surviving
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("quick", False, "Fewer rounds: under a minute in all.")
@@ -41,7 +42,7 @@ MOST_SECONDS = 15.0
 _SECONDS = 120.0
 
 
-class SurvivingCluster(contextlib.AbstractContextManager):
+class SurvivingCluster(clusters.Cluster):
     """Servers that are killed and started again, and workers that train."""
 
     def __init__(self, directory):
@@ -50,59 +51,17 @@ class SurvivingCluster(contextlib.AbstractContextManager):
         Args:
             directory: for snapshots.
         """
-        # Here, because it takes seconds to import TensorFlow, which the
-        # processes that import this file do not all need.
-        from harness import clusters
-
-        from tfdist.cli import local_cluster
-
-        self._directory = directory
-        self._environ = clusters.environ_of
-        self._stack = contextlib.ExitStack()
-        ports = self._stack.enter_context(
-            local_cluster.LocalCluster({"ps": NUM_PS, "worker": NUM_WORKERS})
+        super().__init__(
+            (surviving.worker, FLAGS.variables, FLAGS.size),
+            (surviving.serve, directory, FLAGS.snapshot_every),
+            ps=NUM_PS,
+            workers=NUM_WORKERS,
         )
-        self._tasks = {(task.job, task.index): task for task in ports.tasks}
-        self.servers = [self._serve(k) for k in range(NUM_PS)]
-        self.workers = [
-            children.Child(
-                f"worker {k}",
-                self._worker(),
-                FLAGS.variables,
-                FLAGS.size,
-                environ=self._environ(self._tasks["worker", k]),
-            )
-            for k in range(NUM_WORKERS)
-        ]
-        for worker in self.workers:
-            worker.wait_until_built()
-
-    def __exit__(self, *exc_info):
-        for worker in self.workers:
-            worker.kill()
-        for server in self.servers:
-            server.kill()
-        self._stack.close()
-
-    def _worker(self):
-        from harness import surviving
-
-        return surviving.worker
-
-    def _serve(self, k):
-        from harness import surviving
-
-        return children.Child(
-            f"server {k}",
-            surviving.serve,
-            self._directory,
-            FLAGS.snapshot_every,
-            environ=self._environ(self._tasks["ps", k]),
-        )
+        self.wait_until_built()
 
     def steps(self):
         """When the steps of each worker ended, a list of lists."""
-        return [worker.ask("steps") for worker in self.workers]
+        return self.ask_all("steps")
 
     def wait_for_steps(self, number, since=0.0):
         """Waits until each worker has made steps after a moment.
@@ -120,7 +79,7 @@ class SurvivingCluster(contextlib.AbstractContextManager):
                 raise TimeoutError(f"Workers made {made} steps, not {number}.")
             time.sleep(0.1)
 
-    def restart(self, k):
+    def restart_server(self, k):
         """Kills a server and starts it again.
 
         Returns:
@@ -130,9 +89,8 @@ class SurvivingCluster(contextlib.AbstractContextManager):
         from tfdist.cluster import incarnation
 
         killed = time.time()
-        self.servers[k].kill()
-        self.servers[k] = self._serve(k)
-        address = self._tasks["ps", k].address
+        self.restart("ps", k)
+        address = self.tasks["ps", k].address
         while incarnation.read(address, k, 0.5) is None:
             if time.time() - killed > _SECONDS:
                 raise TimeoutError(f"Server {k} does not come back.")
@@ -141,15 +99,11 @@ class SurvivingCluster(contextlib.AbstractContextManager):
 
     def counts(self):
         """Ends the training; what became of the gradients of each worker."""
-        for worker in self.workers:
-            worker.tell("counts")
-        return [worker.answer(_SECONDS) for worker in self.workers]
+        return self.ask_all("counts", timeout=_SECONDS)
 
 
-def main(argv):
+def main():
     """Measures, prints a table and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     rounds = FLAGS.rounds or (2 if FLAGS.quick else 10)
     print(f"{'round':>5} {'server':>6} {'away s':>7} {'goes on after s':>16}")
     seconds = []
@@ -158,7 +112,7 @@ def main(argv):
         cluster = stack.enter_context(SurvivingCluster(directory))
         cluster.wait_for_steps(20)
         for number in range(rounds):
-            killed, back = cluster.restart(number % NUM_PS)
+            killed, back = cluster.restart_server(number % NUM_PS)
             cluster.wait_for_steps(20, since=back)
             first = min(
                 min(t for t in ends if t > back) for ends in cluster.steps()
@@ -193,14 +147,11 @@ def main(argv):
             f"{figures['tensorflow']['outcome']}, "
             f"{figures['tensorflow']['seconds']:.1f} s after the kill."
         )
-    print(json.dumps({"benchmark": "recovery", **figures}))
+    program.report("recovery", **figures)
 
 
 def outcome_of_tensorflow():
     """What becomes of a job of TensorFlow's own when its server is killed."""
-    from harness import clusters
-    from harness import tensorflow_ps
-
     with clusters.TensorFlowCluster(
         {"model": (FLAGS.variables, FLAGS.size)}, 1e-3, 1e-3
     ) as cluster:
@@ -222,7 +173,7 @@ def outcome_of_tensorflow():
         thread.start()
         time.sleep(1.0)
         killed = time.time()
-        cluster.restart_server(tensorflow_ps.serve)
+        cluster.restart_server()
         result["killed"] = killed
         thread.join(timeout=30.0)
         if "error" not in result:
@@ -236,4 +187,4 @@ def outcome_of_tensorflow():
 
 
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

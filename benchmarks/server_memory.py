@@ -13,13 +13,15 @@ how much the server holds at the end of the last pause beyond that of the first.
 """
 
 import contextlib
-import json
 import tempfile
 import time
 
-from absl import app
 from absl import flags
 from harness import children
+from harness import clusters
+from harness import exchanging
+from harness import program
+from harness import surviving
 import numpy as np
 
 FLAGS = flags.FLAGS
@@ -47,52 +49,32 @@ PAUSE = 90.0
 BEGINNING = 4
 
 
-def main(argv):
+def main():
     """Measures, prints a table and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     steps = FLAGS.steps or (1500 if FLAGS.quick else 20000)
     workers = FLAGS.workers or (3 if FLAGS.quick else 30)
     rounds = FLAGS.rounds or (1 if FLAGS.quick else 3)
-    # Here, because it takes seconds to import TensorFlow, which the processes
-    # that import this file do not all need.
-    from harness import clusters
-    from harness import surviving
-    from harness import tfdist_cluster
-
-    from tfdist.cli import local_cluster
-
     models = {"model": (FLAGS.variables, FLAGS.size)}
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
-        ports = stack.enter_context(
-            local_cluster.LocalCluster({"ps": 1, "worker": 1})
-        )
-        environ = {t.job: clusters.environ_of(t) for t in ports.tasks}
-        server = children.Child(
-            "server", surviving.serve, directory, 2.0, environ=environ["ps"]
-        )
-        stack.callback(server.kill)
-
-        def start():
-            made = children.Child(
-                "worker",
-                tfdist_cluster.exchanging_worker,
-                models,
-                1e-3,
-                1e-3,
-                environ=environ["worker"],
+        cluster = stack.enter_context(
+            clusters.Cluster(
+                (exchanging.build_models, models, 1e-3, 1e-3),
+                (surviving.serve, directory, 2.0),
                 forked=True,
             )
-            made.wait_until_built()
-            made.ask("model", 20)
-            return made
+        )
+        (server,) = cluster.servers
 
-        worker = start()
+        def warm_up():
+            cluster.wait_until_built()
+            cluster.ask("model", 20)
+
+        warm_up()
         print(f"{'':>8} {'steps':>8} {'MB':>8}")
         by_steps = []
         for look in range(LOOKS):
-            worker.ask("model", steps // LOOKS, timeout=600.0)
+            cluster.ask("model", steps // LOOKS, timeout=600.0)
             by_steps.append(children.resident_mb(server.pid))
             made = (look + 1) * (steps // LOOKS)
             print(f"{'':>8} {made:>8} {by_steps[-1]:>8.1f}", flush=True)
@@ -101,8 +83,8 @@ def main(argv):
         for _ in range(rounds):
             before = children.resident_mb(server.pid)
             for _ in range(workers):
-                worker.kill()
-                worker = start()
+                cluster.restart("worker")
+                warm_up()
                 come += 1
                 mb = children.resident_mb(server.pid)
                 print(f"{come:>8} {'':>8} {mb:>8.1f}", flush=True)
@@ -111,7 +93,6 @@ def main(argv):
                 time.sleep(PAUSE)
                 later.append(children.resident_mb(server.pid))
                 print(f"{'a pause':>8} {'':>8} {later[-1]:>8.1f}", flush=True)
-        worker.kill()
     lasting = None
     if rounds > 1:
         lasting = (later[-1] - later[0]) / (workers * (rounds - 1))
@@ -132,7 +113,7 @@ def main(argv):
         f"{at_once[0]:+.2f} MB for a minute per worker that came and went"
         + (f", {lasting:+.2f} MB for ever." if rounds > 1 else ".")
     )
-    print(json.dumps({"benchmark": "server_memory", **figures}))
+    program.report("server_memory", **figures)
 
 
 def slope(values):
@@ -143,4 +124,4 @@ def slope(values):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

@@ -13,13 +13,14 @@ Then what a virtual worker costs in memory: how much more the process had at
 most with 64 workers than with one, of a model of a million parameters.
 """
 
-import json
 import resource
 import statistics
 import time
 
-from absl import app
 from absl import flags
+from harness import program
+
+from tfdist import tables
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("quick", False, "Fewer workers, fewer rounds.")
@@ -36,36 +37,32 @@ MEMORY_WORKERS = 64
 MEMORY_WIDTH = 1000
 
 
-def main(argv):
+def main():
     """Measures, prints a table and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     rounds = FLAGS.rounds or (1 if FLAGS.quick else 5)
     workers = QUICK_WORKERS if FLAGS.quick else WORKERS
     methods = QUICK_METHODS if FLAGS.quick else METHODS
     speeds, fit = measure(rounds, methods, workers)
-    print(f"{'examples/s, as a share of fit':32}", end="")
-    print("".join(f"{f'{number} workers':>14}" for number in workers))
-    for method in methods:
-        shares = (speeds[method, number] for number in workers)
-        print(f"{method:32}" + "".join(f"{share:14.2f}" for share in shares))
+    titles = ["examples/s, as a share of fit"]
+    titles += [f"{number} workers" for number in workers]
+    rows = [
+        [method, *(f"{speeds[method, number]:.2f}" for number in workers)]
+        for method in methods
+    ]
+    print(tables.aligned(titles, rows))
     memory = measure_memory()
     print(
         f"Memory of one more virtual worker: {memory['megabytes']:.2f} MB, "
         f"{memory['models']:.2f} times the model's {memory['model']:.2f} MB."
     )
-    print(
-        json.dumps(
-            {
-                "benchmark": "simulation",
-                "share_of_fit": {
-                    f"{method}, {number}": round(share, 3)
-                    for (method, number), share in speeds.items()
-                },
-                "fit_examples_per_second": round(fit),
-                "memory_per_worker": memory,
-            }
-        )
+    program.report(
+        "simulation",
+        share_of_fit={
+            f"{method}, {number}": round(share, 3)
+            for (method, number), share in speeds.items()
+        },
+        fit_examples_per_second=round(fit),
+        memory_per_worker=memory,
     )
 
 
@@ -155,4 +152,4 @@ def measure_memory():
 
 
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

@@ -10,11 +10,11 @@ TensorFlow's eager runtime, as tfdist's heartbeats did once: the vector that a
 call looks into moves when another thread's first call makes it grow.
 """
 
-import json
-
-from absl import app
 from absl import flags
 from harness import children
+from harness import clusters
+from harness import program
+from harness import starting
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("quick", False, "A few starts: under a minute in all.")
@@ -26,10 +26,8 @@ flags.DEFINE_bool(
 )
 
 
-def main(argv):
+def main():
     """Starts them, prints what failed and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     starts = FLAGS.starts or (5 if FLAGS.quick else 100)
     failed = 0
     for number in range(1, starts + 1):
@@ -41,50 +39,24 @@ def main(argv):
         if not number % 50:
             print(f"{number:>6} starts, {failed} failed", flush=True)
     figures = {"starts": starts, "failed": failed, "eagerly": FLAGS.eagerly}
-    print(json.dumps({"benchmark": "startups", **figures}))
+    program.report("startups", **figures)
 
 
 def start(eagerly):
     """Starts a cluster and ends it.
 
     Args:
-        eagerly: see `starting.worker`.
+        eagerly: see `starting.build`.
 
     Raises:
         ChildError: A worker has died or failed.
     """
-    # Here, because it takes seconds to import TensorFlow, which the processes
-    # that import this file do not all need.
-    from harness import clusters
-    from harness import starting
-
-    from tfdist.cli import local_cluster
-
-    made = []
-
-    def child(name, environ, *build):
-        one = children.Child(name, *build, environ=environ, forked=True)
-        made.append(one)
-        return one
-
-    with local_cluster.LocalCluster({"ps": 1, "worker": 2}) as cluster:
-        try:
-            server, *tasks = [clusters.environ_of(t) for t in cluster.tasks]
-            child("server", server, starting.serve)
-            workers = [
-                child(f"worker {k}", environ, starting.worker, eagerly)
-                for k, environ in enumerate(tasks)
-            ]
-            for one in workers:
-                one.wait_until_built()
-            for one in workers:
-                one.tell()
-            for one in workers:
-                one.answer()
-        finally:
-            for one in made:
-                one.kill()
+    with clusters.Cluster(
+        (starting.build, eagerly), workers=2, forked=True
+    ) as cluster:
+        cluster.wait_until_built()
+        cluster.ask_all()
 
 
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

@@ -10,14 +10,15 @@ same round.
 """
 
 import contextlib
-import json
-import statistics
+import functools
 
-from absl import app
 from absl import flags
 from harness import children
+from harness import clusters
 from harness import keras_fit
-from harness import tfdist_cluster
+from harness import program
+
+from tfdist import tables
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("quick", False, "Fewer rounds: under a minute in all.")
@@ -38,10 +39,8 @@ SYSTEMS = {
 }
 
 
-def main(argv):
+def main():
     """Measures, prints a table and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     rounds = FLAGS.rounds or (5 if FLAGS.quick else 15)
     steps = FLAGS.steps or (200 if FLAGS.quick else 500)
     with contextlib.ExitStack() as stack:
@@ -51,30 +50,22 @@ def main(argv):
             for optimizer in OPTIMIZERS
         }
     show(figures)
-    print(
-        json.dumps(
-            {
-                "benchmark": "step_overhead",
-                "aim_ms_over_plain": MOST_MS_OVER_PLAIN,
-                "optimizers": figures,
-            }
-        )
+    program.report(
+        "step_overhead",
+        aim_ms_over_plain=MOST_MS_OVER_PLAIN,
+        optimizers=figures,
     )
 
 
 def start(stack):
     """Starts the systems; returns name -> what can be asked."""
-    # Here, because it imports TensorFlow, and so would every process that
-    # imports this file.
-    from harness import clusters
-
     systems = {
         "plain": children.Child("plain Keras", keras_fit.plain, OPTIMIZERS),
         "without_servers": children.Child(
             "tfdist without servers", keras_fit.under_async_strategy, OPTIMIZERS
         ),
-        "with_server": clusters.TfdistCluster(
-            tfdist_cluster.serve, keras_fit.under_async_strategy, OPTIMIZERS
+        "with_server": clusters.Cluster(
+            (keras_fit.under_async_strategy, OPTIMIZERS)
         ),
     }
     for system in systems.values():
@@ -98,11 +89,11 @@ def measure(optimizer, systems, rounds, steps):
     """
     for system in systems.values():
         system.ask(optimizer, WARM_UP_STEPS)
-    seconds = {name: [] for name in systems}
-    for _ in range(rounds):
-        for name, system in systems.items():
-            seconds[name].append(system.ask(optimizer, steps))
-    return seconds
+    turns = {
+        name: functools.partial(system.ask, optimizer, steps)
+        for name, system in systems.items()
+    }
+    return program.take_turns(turns, rounds)
 
 
 def summarize(seconds):
@@ -111,25 +102,24 @@ def summarize(seconds):
     for name, values in seconds.items():
         over = [v - p for v, p in zip(values, seconds["plain"], strict=True)]
         figures[name] = {
-            "ms_per_step": round(1e3 * statistics.median(values), 3),
-            "ms_over_plain": round(1e3 * statistics.median(over), 3),
+            "ms_per_step": program.milliseconds(values),
+            "ms_over_plain": program.milliseconds(over),
         }
     return figures
 
 
 def show(figures):
     """Prints the table."""
-    print(
-        f"{'ms per step':>32}" + "".join(f"{o:>10}{'over':>8}" for o in figures)
-    )
-    for name, label in SYSTEMS.items():
-        row = f"{label:>32}"
-        for optimizer in figures.values():
-            row += f"{optimizer[name]['ms_per_step']:10.2f}"
-            row += f"{optimizer[name]['ms_over_plain']:8.2f}"
-        print(row)
-    print(f"{f'aim: at most {MOST_MS_OVER_PLAIN} over plain Keras':>32}")
+    titles = ["ms per step"]
+    rows = [[label] for label in SYSTEMS.values()]
+    for optimizer, systems in figures.items():
+        titles += [optimizer, "over"]
+        for row, name in zip(rows, SYSTEMS, strict=True):
+            row.append(f"{systems[name]['ms_per_step']:.2f}")
+            row.append(f"{systems[name]['ms_over_plain']:.2f}")
+    print(tables.aligned(titles, rows))
+    print(f"Aim: at most {MOST_MS_OVER_PLAIN} over plain Keras.")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

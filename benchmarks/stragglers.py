@@ -16,7 +16,6 @@ shows that all works, and the order of magnitude.
 """
 
 import contextlib
-import json
 import math
 import statistics
 
@@ -24,10 +23,12 @@ from absl import app
 from absl import flags
 from harness import gated_training
 from harness import gated_worker
+from harness import program
 from harness import update_rates
 import numpy as np
 
 import tfdist
+from tfdist import tables
 
 METHODS = (*gated_worker.STRATEGIES, "mwms", "alone")
 FLAGS = flags.FLAGS
@@ -67,10 +68,8 @@ LEAST_ASYNC_OVER_IDEAL = 0.95
 WARM_UP_STEPS = 3
 
 
-def main(argv):
+def main():
     """Measures, prints a table and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     for method in FLAGS.methods:
         needed, _ = gated_worker.STRATEGIES.get(method, (None, None))
         if needed and needed not in tfdist.__all__:
@@ -94,7 +93,7 @@ def main(argv):
     }
     ratios = compare(turns, figures)
     show(figures, ratios)
-    print(json.dumps({"benchmark": "stragglers", "methods": figures, **ratios}))
+    program.report("stragglers", methods=figures, **ratios)
 
 
 def measure(sleeps, rounds, seconds):
@@ -124,7 +123,7 @@ def measure(sleeps, rounds, seconds):
         for cluster in clusters.values():
             cluster.wait_for_steps(WARM_UP_STEPS)
         for cluster in clusters.values():
-            cluster.close()
+            cluster.hold()
         turns = {method: [] for method in clusters}
         for _ in range(rounds):
             for method, cluster in clusters.items():
@@ -206,24 +205,22 @@ def compare(turns, figures):
 
 def show(figures, ratios):
     """Prints the table."""
-    print(
-        f"{'':>18} {'updates/s':>16} {'steps/s':>16} {'dropped':>8}"
-        f" {'ms between':>17}"
-    )
-    print(
-        f"{'':>18} {'':>8}{'ideal':>8} {'':>8}{'ideal':>8} {'':>8}"
-        f" {'median':>8} {'95 %':>8}"
-    )
-    for method, row in figures.items():
-        rates = "".join(
-            f" {row[rate]:8.1f}{_or_nothing(row[f'ideal_{rate}']):>8}"
-            for rate in ("updates_per_second", "steps_per_second")
-        )
-        print(
-            f"{method:>18}{rates} {row['dropped']:8.1%}"
-            f" {row['ms_between_updates_median']:8.1f}"
-            f" {row['ms_between_updates_p95']:8.1f}"
-        )
+    rows = [
+        [
+            method,
+            f"{row['updates_per_second']:.1f}",
+            tables.number(row["ideal_updates_per_second"], 1),
+            f"{row['steps_per_second']:.1f}",
+            tables.number(row["ideal_steps_per_second"], 1),
+            tables.percent(row["dropped"]),
+            f"{row['ms_between_updates_median']:.1f}",
+            f"{row['ms_between_updates_p95']:.1f}",
+        ]
+        for method, row in figures.items()
+    ]
+    titles = ["method", "updates/s", "ideal", "steps/s", "ideal", "dropped"]
+    titles += ["ms between: median", "95 %"]
+    print(tables.aligned(titles, rows))
     for name, value in ratios.items():
         if name.startswith(("aim_", "ideal_")):
             continue
@@ -234,9 +231,5 @@ def show(figures, ratios):
         print(f"{name}: {value:.2f}{after}")
 
 
-def _or_nothing(rate):
-    return "" if rate is None else f"{rate:.1f}"
-
-
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

@@ -16,25 +16,24 @@ Gbit/s, stand beside. The tree is FireCaffe's (Iandola et al. 2016), computed.
 """
 
 import contextlib
-import json
+import functools
 import math
 import statistics
 
-from absl import app
 from absl import flags
-from harness import children
-from harness import summing_worker
+from harness import clusters
+from harness import exchanging
+from harness import program
 
-from tfdist.cli import local_cluster
-from tfdist.cluster import environment
+from tfdist import tables
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("quick", False, "A smaller model, fewer workers and rounds.")
 flags.DEFINE_list("workers", None, "Default: 1,2,4,8, or 1,2,4 if --quick.")
 flags.DEFINE_list(
     "topologies",
-    list(summing_worker.TOPOLOGIES),
-    f"Of {', '.join(summing_worker.TOPOLOGIES)}.",
+    list(exchanging.TOPOLOGIES),
+    f"Of {', '.join(exchanging.TOPOLOGIES)}.",
 )
 flags.DEFINE_integer(
     "rounds", None, "Rounds. Default: 15, or 5 if --quick.", lower_bound=1
@@ -51,26 +50,18 @@ flags.register_validator(
 )
 flags.register_validator(
     "topologies",
-    lambda names: names and set(names) <= set(summing_worker.TOPOLOGIES),
-    f"must be some of {', '.join(summing_worker.TOPOLOGIES)}",
+    lambda names: names and set(names) <= set(exchanging.TOPOLOGIES),
+    f"must be some of {', '.join(exchanging.TOPOLOGIES)}",
 )
 
 VARIABLES = 20
 SIZE, QUICK_SIZE = 50_000, 5_000
 WARM_UP_STEPS = 5
 BYTES_PER_SECOND = 10e9 / 8
-_ENVIRONMENT = {
-    **environment.RUNTIME_ENVIRONMENT,
-    "OPENBLAS_NUM_THREADS": "1",
-    # At the end all are killed, and need not say that others have gone.
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-}
 
 
-def main(argv):
+def main():
     """Measures, prints a table and a line of JSON."""
-    if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
     quick = FLAGS.quick
     counts = FLAGS.workers or (("1", "2", "4") if quick else "1248")
     rounds = FLAGS.rounds or (5 if quick else 15)
@@ -86,15 +77,7 @@ def main(argv):
         }
         figures[count]["tree"] = tree(count, model_bytes)
     show(figures, model_bytes)
-    print(
-        json.dumps(
-            {
-                "benchmark": "topology",
-                "model_bytes": model_bytes,
-                "workers": figures,
-            }
-        )
-    )
+    program.report("topology", model_bytes=model_bytes, workers=figures)
 
 
 def measure(num_workers, size, rounds, steps):
@@ -111,49 +94,28 @@ def measure(num_workers, size, rounds, steps):
         bytes received) per worker.
     """
     with contextlib.ExitStack() as stack:
-        clusters = {
-            topology: _start(stack, topology, num_workers, size)
+        started = {
+            topology: stack.enter_context(
+                clusters.Cluster(
+                    (exchanging.build_averaging, topology, VARIABLES, size),
+                    (exchanging.averaging, topology),
+                    ps=int(topology == "parameter_server"),
+                    workers=num_workers,
+                    forked=True,
+                    name=topology,
+                )
+            )
             for topology in FLAGS.topologies
         }
-        for workers in clusters.values():
-            for worker in workers:
-                worker.wait_until_built()
-        for workers in clusters.values():
-            _ask(workers, WARM_UP_STEPS)
-        turns = {topology: [] for topology in clusters}
-        for _ in range(rounds):
-            for topology, workers in clusters.items():
-                turns[topology].append(_ask(workers, steps))
-        return turns
-
-
-def _start(stack, topology, num_workers, size):
-    """Starts the processes of a cluster; returns its workers."""
-    servers = 1 if topology == "parameter_server" else 0
-    cluster = stack.enter_context(
-        local_cluster.LocalCluster({"ps": servers, "worker": num_workers})
-    )
-    workers = []
-    for task in cluster.tasks:
-        what = (summing_worker.strategy, topology)
-        if task.job == "worker":
-            what = (summing_worker.worker, topology, VARIABLES, size)
-        child = children.Child(
-            f"{topology}: {task.label}",
-            *what,
-            environ={**_ENVIRONMENT, "TF_CONFIG": task.tf_config},
-            forked=True,
-        )
-        stack.callback(child.kill)
-        if task.job == "worker":
-            workers.append(child)
-    return workers
-
-
-def _ask(workers, steps):
-    for worker in workers:
-        worker.tell(steps)
-    return [worker.answer() for worker in workers]
+        for cluster in started.values():
+            cluster.wait_until_built()
+        for cluster in started.values():
+            cluster.ask_all(WARM_UP_STEPS)
+        turns = {
+            topology: functools.partial(cluster.ask_all, steps)
+            for topology, cluster in started.items()
+        }
+        return program.take_turns(turns, rounds)
 
 
 def summarize(topology, num_workers, turns):
@@ -187,20 +149,21 @@ def _link(sent, received):
 def show(figures, model_bytes):
     """Prints the table."""
     print(f"{model_bytes / 1e6:.2f} MB of parameters")
-    print(
-        f"{'workers':>8}{'topology':>18}{'ms per update':>15}"
-        f"{'busiest link, MB':>18}{'at 10 Gbit/s, ms':>18}"
-    )
-    for count, rows in figures.items():
-        for topology, row in rows.items():
-            taken = row.get("ms_per_update")
-            print(
-                f"{count:>8}{topology:>18}"
-                f"{'' if taken is None else f'{taken:.2f}':>15}"
-                f"{row['busiest_link_bytes'] / 1e6:18.2f}"
-                f"{row['ms_at_10_gbps']:18.2f}"
-            )
+    rows = [
+        [
+            str(count),
+            topology,
+            tables.number(row.get("ms_per_update"), 2),
+            f"{row['busiest_link_bytes'] / 1e6:.2f}",
+            f"{row['ms_at_10_gbps']:.2f}",
+        ]
+        for count, of_count in figures.items()
+        for topology, row in of_count.items()
+    ]
+    titles = ["workers", "topology", "ms per update"]
+    titles += ["busiest link, MB", "at 10 Gbit/s, ms"]
+    print(tables.aligned(titles, rows, left=2))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    program.run(main)

@@ -1,75 +1,118 @@
-"""The processes of each measured system, started and ended together."""
+"""The processes of a measured cluster, started and ended together."""
 
 import contextlib
 import json
 
 from harness import children
+from harness import exchanging
 from harness import tensorflow_ps
 from tfdist.cli import local_cluster
 from tfdist.cluster import environment
 
+_ENVIRONMENT = {
+    **environment.RUNTIME_ENVIRONMENT,
+    # The process that others are forked from imports NumPy.
+    "OPENBLAS_NUM_THREADS": "1",
+    # At the end all are killed, and need not say that others have gone.
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
 
 class Cluster(contextlib.AbstractContextManager):
-    """Processes that serve, and one that is asked."""
+    """Processes that serve, and workers that are asked.
 
-    def __init__(self):
-        self._servers = []
-        self._asked = None
-        self._ports = contextlib.ExitStack()
+    Attributes:
+        tasks: (job, number) -> the task.
+        servers: list of `children.Child`.
+        workers: the same.
+    """
+
+    def __init__(
+        self,
+        worker,
+        serve=(exchanging.serve,),
+        *,
+        ps=1,
+        workers=1,
+        forked=False,
+        environ=None,
+        name="tfdist",
+    ):
+        """Begins to start all processes.
+
+        Args:
+            worker: what builds a worker and its arguments, a tuple; or a
+                function of its number that returns one.
+            serve: what a server's process runs and its arguments, a tuple.
+            ps: number of servers.
+            workers: number of workers.
+            forked: see `children.Child`.
+            environ: more variables of the processes' environment, a dict.
+            name: what errors call the cluster.
+        """
+        self._ports = local_cluster.LocalCluster({"ps": ps, "worker": workers})
+        self.tasks = {(t.job, t.index): t for t in self._ports.tasks}
+        self._worker = worker if callable(worker) else lambda number: worker
+        self._serve = serve
+        self._forked = forked
+        self._environ = {**_ENVIRONMENT, **(environ or {})}
+        self._name = name
+        self.servers, self.workers = [], []
+        for job, number in self.tasks:
+            self._of(job).append(self._start(job, number))
 
     def __exit__(self, *exc_info):
         self.close()
 
+    def _of(self, job):
+        return self.servers if job == "ps" else self.workers
+
+    def _start(self, job, number):
+        task = self.tasks[job, number]
+        return children.Child(
+            f"{self._name}: {task.label}",
+            *(self._serve if job == "ps" else self._worker(number)),
+            environ={**self._environ, "TF_CONFIG": task.tf_config},
+            forked=self._forked,
+        )
+
+    def restart(self, job, number=0):
+        """Kills a process and starts it again.
+
+        Args:
+            job: its job.
+            number: its number.
+
+        Returns:
+            The new `children.Child`.
+        """
+        self._of(job)[number].kill()
+        self._of(job)[number] = self._start(job, number)
+        return self._of(job)[number]
+
     def wait_until_built(self):
-        """Waits until the process that works can be asked."""
-        self._asked.wait_until_built()
+        """Waits until all workers can be asked."""
+        for worker in self.workers:
+            worker.wait_until_built()
 
     def ask(self, *question, timeout=120.0):
-        """Asks the process that works; see `children.Child.ask`."""
-        return self._asked.ask(*question, timeout=timeout)
+        """Asks the first worker; see `children.Child.ask`."""
+        return self.workers[0].ask(*question, timeout=timeout)
+
+    def ask_all(self, *question, timeout=120.0):
+        """Asks all workers at once; their answers, a list."""
+        for worker in self.workers:
+            worker.tell(*question)
+        return [worker.answer(timeout) for worker in self.workers]
 
     def close(self):
         """Ends all processes."""
-        if self._asked is not None:
-            self._asked.close()
-        for server in self._servers:
-            server.kill()
-        self._ports.close()
-
-    def _tasks(self, **counts):
-        held = self._ports.enter_context(local_cluster.LocalCluster(counts))
-        return {task.job: task for task in held.tasks}
+        for child in (*self.workers, *self.servers):
+            child.kill()
+        self._ports.__exit__(None, None, None)
 
 
-def environ_of(task):
-    """The environment of a task's process, a dict."""
-    return {**environment.RUNTIME_ENVIRONMENT, "TF_CONFIG": task.tf_config}
-
-
-class TfdistCluster(Cluster):
-    """One parameter server and one worker of tfdist."""
-
-    def __init__(self, serve, build, *args):
-        """Begins to start both.
-
-        Args:
-            serve: what the server's process runs.
-            build: what builds the worker; see `children.Child`.
-            *args: its arguments.
-        """
-        super().__init__()
-        tasks = self._tasks(ps=1, worker=1)
-        environ = environ_of(tasks["ps"])
-        self._servers.append(
-            children.Child("tfdist server", serve, environ=environ)
-        )
-        environ = environ_of(tasks["worker"])
-        self._asked = children.Child(
-            "tfdist worker", build, *args, environ=environ
-        )
-
-
-class TensorFlowCluster(Cluster):
+class TensorFlowCluster(contextlib.AbstractContextManager):
     """One server, one worker, one coordinator of TensorFlow's strategy."""
 
     def __init__(self, *args):
@@ -78,43 +121,40 @@ class TensorFlowCluster(Cluster):
         Args:
             *args: of `tensorflow_ps.coordinator`.
         """
-        super().__init__()
-        tasks = self._tasks(ps=1, worker=1, chief=1)
-        cluster = json.loads(tasks["chief"].tf_config)["cluster"]
-        for job in ("ps", "worker"):
-            self._servers.append(
-                children.Child(
-                    f"TensorFlow {job}",
-                    tensorflow_ps.serve,
-                    cluster,
-                    job,
-                    environ=environ_of(tasks[job]),
-                )
-            )
-        self._cluster = cluster
-        self._ps = environ_of(tasks["ps"])
         self._arguments = args
-        self._environ = environ_of(tasks["chief"])
-
-    def restart_server(self, serve):
-        """Kills the parameter server and starts it again.
-
-        Args:
-            serve: what it runs.
-        """
-        self._servers[0].kill()
-        self._servers[0] = children.Child(
-            "TensorFlow ps", serve, self._cluster, "ps", environ=self._ps
+        self._ports = local_cluster.LocalCluster(
+            {"ps": 1, "worker": 1, "chief": 1}
         )
+        self._tasks = {task.job: task for task in self._ports.tasks}
+        self._children = {job: self._serve(job) for job in ("ps", "worker")}
+
+    def __exit__(self, *exc_info):
+        for child in reversed(self._children.values()):
+            child.kill()
+        self._ports.__exit__(*exc_info)
+
+    def _start(self, job, *build):
+        environ = {**_ENVIRONMENT, "TF_CONFIG": self._tasks[job].tf_config}
+        return children.Child(f"TensorFlow {job}", *build, environ=environ)
+
+    def _serve(self, job):
+        cluster = json.loads(self._tasks[job].tf_config)["cluster"]
+        return self._start(job, tensorflow_ps.serve, cluster, job)
+
+    def restart_server(self):
+        """Kills the parameter server and starts it again."""
+        self._children["ps"].kill()
+        self._children["ps"] = self._serve("ps")
 
     def wait_until_built(self):
         """Starts the coordinator, which expects the servers to be up."""
-        for server in self._servers:
-            server.wait_until_built()
-        self._asked = children.Child(
-            "TensorFlow coordinator",
-            tensorflow_ps.coordinator,
-            *self._arguments,
-            environ=self._environ,
+        for child in self._children.values():
+            child.wait_until_built()
+        self._children["chief"] = self._start(
+            "chief", tensorflow_ps.coordinator, *self._arguments
         )
-        super().wait_until_built()
+        self._children["chief"].wait_until_built()
+
+    def ask(self, *question, timeout=120.0):
+        """Asks the coordinator; see `children.Child.ask`."""
+        return self._children["chief"].ask(*question, timeout=timeout)

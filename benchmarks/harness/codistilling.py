@@ -1,17 +1,14 @@
 """Groups of data-parallel workers that teach each other, in one process."""
 
-from concurrent import futures
 import contextlib
 import dataclasses
 import functools
 import gc
 import itertools
-import multiprocessing
 import os
 import time
 
 import numpy as np
-import tqdm
 
 STEPS_PER_CALL = 10
 EVALUATE_EVERY = 10
@@ -82,36 +79,18 @@ class Outcome:
     at_target: np.ndarray | None
 
 
-@contextlib.contextmanager
-def processes(number=None):
-    """As many processes as there are processors, for `play`."""
-    with futures.ProcessPoolExecutor(
-        number or os.cpu_count(),
-        mp_context=multiprocessing.get_context("spawn"),
-    ) as executor:
-        yield executor
-
-
-def play(executor, runs, what):
+def play(processes, runs, what):
     """Plays runs side by side.
 
     Args:
-      executor: Of `processes`.
+      processes: A `pool.Pool`.
       runs: List of `Run`.
       what: Of the progress that is shown.
 
     Returns:
       List of `Outcome`, in the order of `runs`.
     """
-    # The longest first, so that none is left over at the end.
-    order = sorted(range(len(runs)), key=lambda k: -_work(runs[k]))
-    waiting = {executor.submit(_play, runs[k]): k for k in order}
-    outcomes = [None] * len(runs)
-    for done in tqdm.tqdm(
-        futures.as_completed(waiting), what, total=len(runs), unit="run"
-    ):
-        outcomes[waiting[done]] = done.result()
-    return outcomes
+    return processes.play(_play, runs, _work, what)
 
 
 def _work(run):

@@ -7,6 +7,8 @@ import statistics
 
 import numpy as np
 
+from tfdist import tables
+
 
 def falling(run, steps):
     """The same with a learning rate that falls to 0 within `steps`."""
@@ -244,33 +246,37 @@ def _reduction(before, after):
 
 def show(task, figures, seeds, aim_ratio, aim_churn):
     """Prints the tables of one task."""
-    columns = "".join(
-        f"{float(target):>8.3f}"
+    targets = [
+        f"{float(target):.3f}"
         for target in next(iter(figures["tuning"].values()))["steps_to"]
-    )
+    ]
     print(f"\n{task}: tuning, one seed: steps to a loss of")
-    print(f"{'groups x workers':40}{'rate':>7}{'least':>7}{columns}")
-    for row, found in figures["tuning"].items():
-        line = "".join(f"{_shown(s):>8}" for s in found["steps_to"].values())
-        print(
-            f"{row:40}{found['learning_rate']:7}{found['least_loss']:7.3f}"
-            f"{line}"
-        )
+    rows = [
+        [
+            row,
+            str(found["learning_rate"]),
+            f"{found['least_loss']:.3f}",
+            *map(_shown, found["steps_to"].values()),
+        ]
+        for row, found in figures["tuning"].items()
+    ]
+    titles = ["groups x workers", "rate", "least", *targets]
+    print(tables.aligned(titles, rows))
     print(f"\n{task}: medians of {seeds} seeds: steps to a loss of")
-    print(
-        f"{'groups x workers':40}{'least':>7}{columns}{'churn':>8}{'argmax':>8}"
-    )
+    rows = []
     for row, found in figures["rows"].items():
-        _show_row(row, found)
+        rows.append(_row(row, found))
         if "ensemble" in found:
-            _show_row("  their ensemble", found["ensemble"])
-    print(
-        f"(churn where the loss is least)\n\nSteps of two codistilling groups "
-        f"as a share (aim: {aim_ratio})"
-    )
-    for name, ratios in figures["ratio_of_steps"].items():
-        line = "".join(f"{_shown(ratio):>8}" for ratio in ratios.values())
-        print(f"{name:47}{line}")
+            rows.append(_row("  their ensemble", found["ensemble"]))
+    titles = ["groups x workers", "least", *targets, "churn", "argmax"]
+    print(tables.aligned(titles, rows))
+    print("(churn where the loss is least)\n")
+    rows = [
+        [name, *map(_shown, ratios.values())]
+        for name, ratios in figures["ratio_of_steps"].items()
+    ]
+    title = f"steps of two codistilling groups, a share (aim: {aim_ratio})"
+    print(tables.aligned([title, *targets], rows))
     for name, moments in figures["churn_reduction"].items():
         for when, found in moments.items():
             if found is not None:
@@ -281,16 +287,15 @@ def show(task, figures, seeds, aim_ratio, aim_churn):
                 )
 
 
-def _show_row(name, found):
-    steps = "".join(
-        f"{_shown(s['median']):>8}" for s in found["steps_to"].values()
-    )
+def _row(name, found):
     churn = found["churn"]["least_loss"]
-    print(
-        f"{name:40}{found['least_loss']['median']:7.3f}{steps}"
-        f"{churn['total_variation']['median']:8.3f}"
-        f"{churn['argmax_differs']['median']:8.3f}"
-    )
+    return [
+        name,
+        f"{found['least_loss']['median']:.3f}",
+        *(_shown(steps["median"]) for steps in found["steps_to"].values()),
+        f"{churn['total_variation']['median']:.3f}",
+        f"{churn['argmax_differs']['median']:.3f}",
+    ]
 
 
 def _shown(value):

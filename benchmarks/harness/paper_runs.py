@@ -1,12 +1,10 @@
 """Simulated trainings of the papers' tables, side by side in processes."""
 
-from concurrent import futures
 import dataclasses
 import gc
-import multiprocessing
 import os
 
-import tqdm
+from harness import pool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,29 +39,10 @@ class Run:
     epochs: int = 8
 
 
-def play(runs, processes=None):
-    """Plays all runs, in as many processes as there are processors.
-
-    Args:
-      runs: List of `Run`.
-      processes: Number of processes.
-
-    Returns:
-      List of `History.summary()`, in the order of `runs`.
-    """
-    # The longest first, so that none is left over at the end.
-    order = sorted(range(len(runs)), key=lambda k: -_work(runs[k]))
-    processes = processes or os.cpu_count()
-    with futures.ProcessPoolExecutor(
-        processes, mp_context=multiprocessing.get_context("spawn")
-    ) as pool:
-        waiting = {pool.submit(_play, runs[k]): k for k in order}
-        results = [None] * len(runs)
-        for done in tqdm.tqdm(
-            futures.as_completed(waiting), total=len(runs), unit="run"
-        ):
-            results[waiting[done]] = done.result()
-    return results
+def play(runs):
+    """Plays all runs; list of `History.summary()`, in the order of `runs`."""
+    with pool.Pool() as processes:
+        return processes.play(_play, runs, _work)
 
 
 def _work(run):

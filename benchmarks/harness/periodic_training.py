@@ -3,22 +3,12 @@
 Real data, real servers and workers, every byte counted by the workers.
 """
 
-import contextlib
 import dataclasses
 import time
 
-from harness import children
+from harness import clusters
 import tfdist
-from tfdist.cli import local_cluster
-from tfdist.cluster import environment
 
-# The process that all are forked from imports NumPy.
-_ENVIRONMENT = {
-    **environment.RUNTIME_ENVIRONMENT,
-    "OPENBLAS_NUM_THREADS": "1",
-    # At the end all are killed, and need not say that others have gone.
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-}
 _SECONDS = 600.0
 
 
@@ -34,7 +24,9 @@ def _sync(period):
 STRATEGIES = {
     "sync": _sync,
     "async": lambda period: tfdist.AsyncStrategy(),
-    "averaging": lambda period: tfdist.ParameterAveragingStrategy(period),
+    "parameter_averaging": lambda period: tfdist.ParameterAveragingStrategy(
+        period
+    ),
     "bmuf": lambda period: tfdist.BMUFStrategy(period),
     "diloco": lambda period: tfdist.DiLoCoStrategy(period),
     "easgd": lambda period: tfdist.ElasticAveragingStrategy(period),
@@ -98,33 +90,16 @@ def play(training, method, period, seed):
     Returns:
         An `Outcome`.
     """
-    with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(
-            local_cluster.LocalCluster({"ps": 1, "worker": training.workers})
-        )
-        workers = []
-        for task in cluster.tasks:
-            what = (_serve, method, period)
-            if task.job == "worker":
-                what = (_worker, training, method, period, seed)
-            child = children.Child(
-                f"{method}: {task.label}",
-                *what,
-                environ={
-                    **_ENVIRONMENT,
-                    "TF_CONFIG": task.tf_config,
-                    "TFDS_DATA_DIR": training.data_dir,
-                },
-                forked=True,
-            )
-            stack.callback(child.kill)
-            if task.job == "worker":
-                workers.append(child)
-        for worker in workers:
-            worker.wait_until_built()
-        for worker in workers:
-            worker.tell()
-        answers = [worker.answer(_SECONDS) for worker in workers]
+    with clusters.Cluster(
+        (_worker, training, method, period, seed),
+        (_serve, method, period),
+        workers=training.workers,
+        forked=True,
+        environ={"TFDS_DATA_DIR": training.data_dir},
+        name=method,
+    ) as cluster:
+        cluster.wait_until_built()
+        answers = cluster.ask_all(timeout=_SECONDS)
     evaluated = next(a["evaluated"] for a in answers if a["evaluated"])
     return Outcome(
         accuracy=evaluated["accuracy"],

@@ -7,14 +7,7 @@ _FUNCTIONS = 60
 _THREADS = 3
 
 
-def serve():
-    """Runs a parameter server; does not return."""
-    import tfdist
-
-    tfdist.AsyncStrategy()
-
-
-def worker(eagerly):
+def build(eagerly):
     """Builds a worker that is connected and a member of the cluster.
 
     Args:

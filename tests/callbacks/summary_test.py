@@ -238,7 +238,8 @@ def test_the_table_shows_what_was_dropped_within_80_columns():
         ["/job:worker/task:11", "123456", "23456", "100000"],
         ["/job:worker/task:12", "2", "2", "0"],
     ]
-    assert {len(line) for line in lines[3:]} == {80}
+    (width,) = {len(line) for line in lines[3:]}
+    assert width <= 80
 
 
 def test_steps_between_exchanges_are_steps_but_no_gradients():

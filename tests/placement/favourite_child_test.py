@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 import pytest
 
 from tests.placement import cost_graphs
+from tests.placement import steps
 from tfdist.placement import favourite_child
 from tfdist.placement import list_scheduling
 from tfdist.placement import timeline
@@ -139,11 +140,11 @@ def test_a_device_waits_for_the_favourite():
     # m-ETF gives A to s at 2, until 6; so f starts on B, at 2 + 3.
     greedy = list_scheduling.earliest_task_first(graph, AB)
     assert greedy == {"p": "A", "q": "B", "s": "A", "f": "B"}
-    assert timeline.step_time(graph, greedy, AB).seconds == 5 + 9
+    assert steps.step_time(graph, greedy, AB).seconds == 5 + 9
     # m-SCT keeps A until 5, so that s goes to B and f starts at 2 + 1.
     found = favourite_child.small_communication_times(graph, AB)
     assert found == {"p": "A", "q": "B", "s": "B", "f": "A"}
-    assert timeline.step_time(graph, found, AB).seconds == 3 + 9
+    assert steps.step_time(graph, found, AB).seconds == 3 + 9
 
 
 def test_a_device_does_not_wait_for_longer_than_that_saves():

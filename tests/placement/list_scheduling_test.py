@@ -3,8 +3,8 @@
 import pytest
 
 from tests.placement import cost_graphs
+from tests.placement import steps
 from tfdist.placement import list_scheduling
-from tfdist.placement import timeline
 from tfdist.placement.graph import CostGraph
 from tfdist.placement.graph import Devices
 from tfdist.placement.graph import Edge
@@ -55,7 +55,7 @@ def test_etf_of_equal_starts_takes_the_longest_way_on_the_faster_device():
     found = list_scheduling.earliest_task_first(graph, one)
     # b first on A, then a on B; at 1 z before c.
     assert found == {"b": "A", "a": "B", "z": "A", "c": "B"}
-    assert timeline.step_time(graph, found, one).seconds == 4
+    assert steps.step_time(graph, found, one).seconds == 4
 
 
 def test_etf_places_where_there_is_room():
@@ -81,7 +81,7 @@ def test_a_layer_over_time_chunks_is_a_wavefront():
     found = list_scheduling.earliest_task_first(graph, devices)
     assert found == {n: "A" if n[0] == "a" else "B" for n in names}
     # As one node each they would take 8.
-    assert timeline.step_time(graph, found, devices).seconds == 5
+    assert steps.step_time(graph, found, devices).seconds == 5
 
 
 def test_topo_fills_devices_to_their_share_and_the_largest():

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 import pytest
 
 from tests.placement import cost_graphs
+from tests.placement import steps
 from tfdist.placement import memory
-from tfdist.placement import timeline
 from tfdist.placement.chain import Pipeline
 from tfdist.placement.graph import CostGraph
 from tfdist.placement.graph import Devices
@@ -36,7 +36,7 @@ def test_no_method_exceeds_the_memory(graph, devices):
         assert found.placement in list(cost_graphs.placements(graph, devices))
         held = cost_graphs.held(graph, found.placement, devices)
         assert found.bytes == held
-        step = timeline.step_time(graph, found.placement, devices)
+        step = steps.step_time(graph, found.placement, devices)
         assert found.seconds == step.seconds
         # The ones that compare have the best of what they tried.
         numbers = [s for s in found.tried.values() if not isinstance(s, str)]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.placement import cost_graphs
+from tests.placement import steps
 from tfdist.placement import memory
 from tfdist.placement import search
-from tfdist.placement import timeline
 from tfdist.placement.graph import CostGraph
 from tfdist.placement.graph import Devices
 from tfdist.placement.graph import Edge
@@ -22,7 +22,7 @@ from tfdist.placement.graph import Node
 def seconds_of_all(graph, devices):
     """Seconds of each placement that fits, a list."""
     return [
-        timeline.step_time(graph, placement, devices).seconds
+        steps.step_time(graph, placement, devices).seconds
         for placement in cost_graphs.placements(graph, devices)
         if cost_graphs.fits(graph, placement, devices)
     ]
@@ -39,7 +39,7 @@ def test_all_are_tried_if_they_are_few(graph, devices):
     found = search.anneal(graph, devices)
     assert (found.seconds, found.is_optimal) == (best, True)
     assert cost_graphs.fits(graph, found.placement, devices)
-    step = timeline.step_time(graph, found.placement, devices)
+    step = steps.step_time(graph, found.placement, devices)
     assert step.seconds == best
 
 
@@ -122,7 +122,7 @@ def test_never_worse_than_its_start_and_never_too_large(data):
         return
     assert cost_graphs.fits(graph, found.placement, devices)
     for placement in good:
-        step = timeline.step_time(graph, placement, devices)
+        step = steps.step_time(graph, placement, devices)
         assert found.seconds <= step.seconds
     assert found.evaluations <= 8
 

@@ -207,9 +207,6 @@ def test_heavy_tails_call_for_backup_workers():
     best = advice.recommended
     assert best.method.startswith("backup_workers:backup_workers=")
     assert best.speed_up > 2 * found["sync"].speed_up
-    number = int(best.method[-1])
-    (text,) = [t for t in advice.verdict if t.startswith("Stragglers are why")]
-    assert f"{number} backup worker" in text
     # It has been the best of all that were tried.
     others = [f"backup_workers:backup_workers={b}" for b in range(1, 3)]
     all_found = played(measured(), *others, num_workers=8, compute=_with_tail)
@@ -225,10 +222,9 @@ def test_heavy_tails_call_for_an_asynchronous_method_where_that_is_there():
     assert found["async"].speed_up == pytest.approx(4, rel=0.2)
     # N - 1, give or take.
     assert found["async"].staleness_mean == pytest.approx(7, abs=1)
-    assert any("DANA" in text for text in advice.verdict)
 
 
-def test_a_slower_worker_is_named():
+def test_a_slower_worker_slows_nobody_else():
     advice, _ = advised(
         measured(),
         "async",
@@ -236,7 +232,6 @@ def test_a_slower_worker_is_named():
     )
     # Three at full speed, one at a third.
     assert advice.recommended.speed_up == pytest.approx(3 + 1 / 3, rel=0.05)
-    assert any("Worker 1 takes 3.0 times" in text for text in advice.verdict)
 
 
 def test_one_machine_is_as_fast_as_the_workers_that_are_given():

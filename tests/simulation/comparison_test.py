@@ -268,7 +268,7 @@ def test_dana_has_the_momentum_and_the_optimizer_none():
 WRONG = {
     "twice": ({"strategies": ["sync", "sync"]}, "each once"),
     "no_workers": ({"num_workers": []}, "num_workers must have at least one"),
-    "zero": ({"num_workers": [0]}, "num_workers must be integers"),
+    "zero": ({"num_workers": [0]}, "num_workers must be an integer"),
     "too_many": ({"num_workers": [9]}, "8 batches of 8 for num_workers=9"),
     "backup": (
         {"strategies": ["async", "backup_workers:backup_workers=2"]},

@@ -12,7 +12,7 @@ BACKUP = "backup_workers:backup_workers=2"
 
 
 def row(method, speed_up, **changes):
-    """A prediction for 8 workers, of those figures that rules look at."""
+    """A prediction for 8 workers, of those figures that are looked at."""
     synchronous = method in ("sync", BACKUP)
     figures = {
         "num_workers": 8,
@@ -21,7 +21,6 @@ def row(method, speed_up, **changes):
         "dropped": 0.25 if method == BACKUP else 0.0,
         "waiting": 0.6,
         "bound": "compute",
-        "gradients_per_update": {"sync": 8, BACKUP: 6}.get(method, 1),
         **changes,
     }
     return Prediction(
@@ -33,19 +32,16 @@ def row(method, speed_up, **changes):
         talking=0.0,
         server_gbps=0.0,
         parts={**dict.fromkeys(BOUNDS, 0.0), figures["bound"]: 0.01},
-        is_synchronous=synchronous,
         **figures,
     )
 
 
-def case(*rows, chosen=0, cluster=None, step_seconds=1.0, **settings):
+def case(*rows, chosen=0, **settings):
     """A case in which one of the rows is recommended, or None."""
-    measurement = Measurement(
-        100, [step_seconds], 0.0, step_seconds, [Variable((250_000,))]
-    )
+    measurement = Measurement(100, [1.0], 0.0, 1.0, [Variable((250_000,))])
     return verdict.Case(
         measurement=measurement,
-        cluster=cluster or Cluster(),
+        cluster=Cluster(),
         predictions=list(rows),
         methods={r.method: parse(r.method) for r in rows},
         chosen=None if chosen is None else rows[chosen],

@@ -1,8 +1,14 @@
-"""What is chosen, of predictions made by hand."""
+"""What is chosen, and said, of predictions made by hand."""
 
 from tests.simulation.predictions import BACKUP
+from tests.simulation.predictions import case
 from tests.simulation.predictions import row
 from tfdist.simulation import verdict
+from tfdist.simulation.remedies import Remedy
+
+
+def said(number, decided):
+    return verdict.sentences(decided)[number]
 
 
 def test_nothing_is_chosen_below_the_least_speed_up():
@@ -40,3 +46,48 @@ def test_of_as_many_workers_the_freshest_that_is_nearly_as_fast_is_chosen():
     fresh, stale = row("sync", 7.0), row("async", 8.0)
     many = row("async", 10.0, num_workers=16)
     assert verdict.choose([fresh, stale, many], 1.5) is fresh
+
+
+def test_the_recommendation_says_what_it_gives_up():
+    text = said(0, case(row("sync", 4.0)))
+    assert text.startswith("Use sync with 8 workers: 400 examples/s, 4.0 times")
+    assert "fastest" not in text
+    text = said(0, case(row("sync", 4.0), row("async", 4.5)))
+    assert "The fastest is async with 8, 4.5 times" in text
+    assert "late by 7.0 updates on average, here by 0.0" in text
+    more = row("sync", 4.8, num_workers=16)
+    text = said(0, case(row("sync", 4.0), more))
+    assert "The fastest is sync with 16, 4.8 times" in text
+
+
+def test_staying_says_what_the_best_would_have_been():
+    text = said(0, case(row("sync", 0.5), row("async", 1.2), chosen=None))
+    assert text.startswith("Stay on one machine")
+    assert "1.20 times that (async with 8 workers), less than 1.5" in text
+
+
+def test_the_reason_is_what_takes_the_time():
+    text = said(1, case(row("sync", 4.0, bound="latency")))
+    assert "bound by latency" in text and "latency 10 ms" in text
+    assert "compute" not in text
+    assert "sends 1 MB and gets 1 MB" in text
+
+
+def test_changes_say_what_each_would_give():
+    assert len(verdict.sentences(case(row("sync", 2.0)))) == 2
+    none = said(2, case(row("sync", 1.0), chosen=None))
+    assert "Neither" in none and "1.5 times" in none
+    remedies = [
+        Remedy("batch_size", 3200, row("sync", 2.5)),
+        Remedy("bandwidth_gbps", 40.0, row("sync", 2.6)),
+        Remedy("num_servers", 4, row("sync", 2.7)),
+    ]
+    text = said(2, case(row("sync", 2.0), remedies=remedies))
+    assert text.startswith("What would help")
+    assert "batch of 3,200" in text and "2.5 times" in text
+    assert "links of 40 Gbit/s: 2.6 times" in text
+    assert "4 servers: 2.7 times" in text
+    workers = [Remedy("num_workers", 16, row("sync", 1.6))]
+    text = said(2, case(row("sync", 1.0), chosen=None, remedies=workers))
+    assert text.startswith("What would change that")
+    assert "16 workers: 1.6 times" in text

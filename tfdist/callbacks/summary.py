@@ -2,6 +2,8 @@
 
 import collections
 
+from tfdist import tables
+
 _SUMS = (
     "accepted",
     "compute_seconds",
@@ -14,15 +16,16 @@ _GRADIENTS = ("pushed", "accepted", "dropped")
 # With the updates that the accepted ones were late by, together.
 _NO_COUNTS = dict.fromkeys((*_GRADIENTS, "staleness"), 0)
 _NO_REPORT = {"steps": 0, "exchanges": 0, "seconds": 0.0, "staleness": []}
-# Of the printed table: title, key, width, format; 80 with the worker's name.
+# Of the printed table: title, key, form.
 _COLUMNS = (
-    ("steps", "steps", 7, ""),
-    ("accepted", "gradients_accepted", 9, ""),
-    ("dropped", "gradients_dropped", 8, ""),
-    ("steps/s", "steps_per_second", 8, ".1f"),
-    ("staleness", "staleness_mean", 10, ".2f"),
-    ("exchange", "exchange_share", 9, ".1%"),
-    ("waited s", "waited_seconds", 9, ".1f"),
+    ("worker", "name", "{}"),
+    ("steps", "steps", "{}"),
+    ("accepted", "gradients_accepted", "{}"),
+    ("dropped", "gradients_dropped", "{}"),
+    ("steps/s", "steps_per_second", "{:.1f}"),
+    ("staleness", "staleness_mean", "{:.2f}"),
+    ("exchange", "exchange_share", "{:.1%}"),
+    ("waited s", "waited_seconds", "{:.1f}"),
 )
 _OF_DROPPING = ("gradients_accepted", "gradients_dropped")
 
@@ -163,14 +166,13 @@ def table(summary):
         for column in _COLUMNS
         if summary["gradients_dropped"] or column[1] not in _OF_DROPPING
     ]
-    header = "".join(f"{title:>{width}}" for title, _, width, _ in columns)
-    lines.append(f"{'worker':20}{header}")
+    titles, keys, forms = zip(*columns, strict=True)
+    rows = []
     for worker in summary["workers"]:
-        cells = "".join(
-            f"{worker[key]:>{width}{form}}" for _, key, width, form in columns
-        )
-        lines.append(f"{worker['name']:20}{cells}")
-    return "\n".join(lines)
+        pairs = zip(keys, forms, strict=True)
+        rows.append([form.format(worker[key]) for key, form in pairs])
+    shown = tables.aligned(titles, rows, gap=1, ruled=False)
+    return "\n".join([*lines, shown])
 
 
 def _gradients(report, count):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
+from tfdist import tables
 from tfdist.cli.reach import Port
 from tfdist.cli.reach import Reach
 
@@ -99,14 +100,8 @@ class Row:
 
 def table(rows: Sequence[Row]) -> str:
     """Returns the table, a line for each task."""
-    cells = [_COLUMNS, *(row.cells() for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) for cell, width in zip(line, widths, strict=True)
-        ).rstrip()
-        for line in cells
-    )
+    cells = [row.cells() for row in rows]
+    return tables.aligned(_COLUMNS, cells, left=len(_COLUMNS), ruled=False)
 
 
 def findings(

@@ -42,42 +42,36 @@ _MARGIN_SECONDS = 2.0
 def define_flags() -> flags.FlagValues:
     """Returns the flags of the sub-command, not parsed yet."""
     values = flags.FlagValues()
-    define = {"flag_values": values, "module_name": __name__}
-    flags.DEFINE_string(
+    define = usage.Definer(values, __name__)
+    define.string(
         "tf_config",
         None,
         "What to check: JSON as in TF_CONFIG, or a file with it; without a "
         '"task" the cluster is looked at from outside. Default: the '
         "environment variable TF_CONFIG.",
-        **define,
     )
-    flags.DEFINE_float(
-        "timeout", 5.0, "Seconds for each task, about.", **define
-    )
-    flags.DEFINE_float(
+    define.float("timeout", 5.0, "Seconds for each task, about.")
+    define.float(
         "bandwidth_mb",
         16.0,
         "Megabytes of the tensors that are sent to measure the bandwidth; "
         "smaller ones where these would take too long.",
-        **define,
     )
-    flags.DEFINE_float(
+    define.float(
         "max_clock_seconds",
         1.0,
         "Seconds that a clock may differ from the one here.",
-        **define,
     )
-    flags.DEFINE_float(
+    define.float(
         "serve_seconds",
         0.0,
         "Check nothing, but serve at this task's address for so long, or "
         "until Ctrl-C: then it can be checked from elsewhere.",
-        **define,
     )
-    flags.DEFINE_string(
-        "json", None, "A file for all figures, as JSON; - for stdout.", **define
+    define.string(
+        "json", None, "A file for all figures, as JSON; - for stdout."
     )
-    flags.DEFINE_bool("help", False, "Show this.", short_name="h", **define)
+    define.bool("help", False, "Show this.", short_name="h")
     return values
 
 

@@ -62,104 +62,87 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 def define_flags() -> flags.FlagValues:
     """Returns the flags of the sub-command, not parsed yet."""
     values = flags.FlagValues()
-    define = {"flag_values": values, "module_name": __name__}
-    flags.DEFINE_integer(
+    define = usage.Definer(values, __name__)
+    define.integer(
         "num_ps",
         1,
         "Parameter servers; 0 for one worker, or for several whose strategy "
         'has communication="ring".',
-        **define,
     )
-    flags.DEFINE_integer(
-        "num_workers", 2, "Workers, not counting the chief.", **define
-    )
-    flags.DEFINE_integer(
+    define.integer("num_workers", 2, "Workers, not counting the chief.")
+    define.integer(
         "max_workers",
         None,
         "Workers that there may be at most, where `tfdist scale` adds some "
         "while the cluster runs; default: --num_workers.",
-        **define,
     )
-    flags.DEFINE_bool(
+    define.bool(
         "chief",
         False,
         "Start a chief as well. Without one, worker 0 is the chief.",
-        **define,
     )
-    flags.DEFINE_bool("evaluator", False, "Start an evaluator.", **define)
-    flags.DEFINE_integer(
+    define.bool("evaluator", False, "Start an evaluator.")
+    define.integer(
         "num_groups",
         1,
         "Groups that codistil: with more than one, each is a cluster of its "
         "own, of all these tasks, which goes on when another one fails.",
-        **define,
     )
-    flags.DEFINE_string(
+    define.string(
         "module",
         None,
         "Run this module, as `python -m` does, instead of a script.",
         short_name="m",
-        **define,
     )
-    flags.DEFINE_string(
+    define.string(
         "log_dir",
         None,
         "A directory for the output of each task as a file (worker-0.log, "
         "or group-1-worker-0.log where there are groups). Default: a "
         "temporary one, which stays when the run fails.",
-        **define,
     )
-    flags.DEFINE_string(
+    define.string(
         "show",
         "chief",
         "Whose output is shown beside everybody's warnings and errors: "
         "chief, all, or tasks, as worker:1 or chief,ps:0.",
-        **define,
     )
-    flags.DEFINE_bool(
+    define.bool(
         "verbose",
         False,
         "Show also what TensorFlow's C++ libraries say about themselves; so "
         "does TF_CPP_MIN_LOG_LEVEL=0 or 1, by which they say more.",
-        **define,
     )
-    flags.DEFINE_integer(
+    define.integer(
         "max_restarts",
         0,
         "How often each task that fails is started again: after half a "
         "second, and after twice as long each further time.",
-        **define,
     )
-    flags.DEFINE_float(
+    define.float(
         "grace_seconds",
         10.0,
         "How long tasks may end by themselves after the first failure, and "
         "servers after the end of the training.",
-        **define,
     )
-    flags.DEFINE_float(
+    define.float(
         "terminate_seconds",
         5.0,
         "How long tasks have between SIGTERM and SIGKILL.",
-        **define,
     )
-    flags.DEFINE_float(
+    define.float(
         "leave_seconds",
         30.0,
         "How long a worker that `tfdist scale` takes away has between SIGTERM "
         "and SIGKILL.",
-        **define,
     )
-    flags.DEFINE_float(
-        "timeout", 0.0, "Seconds for the whole run; 0 for no limit.", **define
-    )
-    flags.DEFINE_multi_string(
+    define.float("timeout", 0.0, "Seconds for the whole run; 0 for no limit.")
+    define.multi_string(
         "env",
         [],
         "NAME=VALUE for the environment of every task; may be repeated.",
-        **define,
     )
-    flags.DEFINE_enum(
+    define.enum(
         "isolate",
         "auto",
         isolation.WAYS,
@@ -168,16 +151,14 @@ def define_flags() -> flags.FlagValues:
         "launcher may make one, else there is a warning; always, by a "
         "network of the cluster's own, in which the tasks have no other "
         "network either; never, not at all.",
-        **define,
     )
-    flags.DEFINE_string(
+    define.string(
         "color",
         "auto",
         "Colours: always, never, or auto (on a terminal, unless NO_COLOR is "
         "set).",
-        **define,
     )
-    flags.DEFINE_bool("help", False, "Show this.", short_name="h", **define)
+    define.bool("help", False, "Show this.", short_name="h")
     return values
 
 

@@ -37,77 +37,66 @@ def define_flags(values: flags.FlagValues, many: bool) -> None:
         values: of the sub-command.
         many: whether it compares schedules, or shows one.
     """
-    define = {"flag_values": values, "module_name": __name__}
+    define = usage.Definer(values, __name__)
     listed = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
     if many:
-        flags.DEFINE_list(
+        define.list(
             "pipelines",
             None,
             "Compare schedules of a pipeline instead of trainings: "
             f"{listed}, separated by commas. Needs --stage_times.",
-            **define,
         )
     else:
-        flags.DEFINE_enum(
+        define.enum(
             "pipeline",
             None,
             NAMES,
             "Play this schedule of a pipeline instead of a training. Needs "
             "--stage_times.",
-            **define,
         )
-    flags.DEFINE_list(
+    define.list(
         "stage_times",
         None,
         "Milliseconds that a micro-batch takes at each stage, separated by "
         "commas: FORWARD or FORWARD:BACKWARD; backward alone is twice as "
         "long. The stages of ftpipe are its blocks.",
-        **define,
     )
-    flags.DEFINE_integer(
-        "micro_batches", 8, "Micro-batches of one batch.", **define
-    )
-    flags.DEFINE_integer(
+    define.integer("micro_batches", 8, "Micro-batches of one batch.")
+    define.integer(
         "batches",
         10 if many else 1,
         "Batches that follow each other; what asynchronous schedules are "
         "good for shows with several.",
-        **define,
     )
-    flags.DEFINE_list(
+    define.list(
         "transfer_ms",
         ["0"],
         "Milliseconds from a stage to the next one and back: one number, or "
         "one for each pair of neighbours, separated by commas.",
-        **define,
     )
-    flags.DEFINE_list(
+    define.list(
         "stage_devices",
         None,
         "Of ftpipe: the device of each block, separated by commas, as in "
         "0,1,0,1. Default: a device for each.",
-        **define,
     )
-    flags.DEFINE_bool(
+    define.bool(
         "recompute",
         False,
         "Each backward computes its forward again, instead of keeping all "
         "activations.",
-        **define,
     )
-    flags.DEFINE_list(
+    define.list(
         "activation_mb",
         None,
         "Megabytes of activations of a micro-batch at each stage, which its "
         "backward needs: one number, or one for each stage.",
-        **define,
     )
-    flags.DEFINE_list(
+    define.list(
         "boundary_mb",
         None,
         "The same of the inputs of each stage; with --recompute these alone "
         "are kept.",
-        **define,
     )
 
 

@@ -26,21 +26,19 @@ The exit status is 0 when the launcher has been told, 2 for bad usage.
 def define_flags() -> flags.FlagValues:
     """Returns the flags of the sub-command, not parsed yet."""
     values = flags.FlagValues()
-    define = {"flag_values": values, "module_name": __name__}
-    flags.DEFINE_integer(
+    define = usage.Definer(values, __name__)
+    define.integer(
         "workers",
         None,
         "Workers that are to run, not counting the chief, as in "
         "`tfdist launch --num_workers`.",
-        **define,
     )
-    flags.DEFINE_integer(
+    define.integer(
         "pid",
         None,
         "The launcher's process id; not needed where one launcher runs.",
-        **define,
     )
-    flags.DEFINE_bool("help", False, "Show this.", short_name="h", **define)
+    define.bool("help", False, "Show this.", short_name="h")
     return values
 
 

@@ -53,25 +53,23 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
 
 def define_problem(values: flags.FlagValues) -> None:
     """Defines what is trained: `make_problem` makes it."""
-    define = {"flag_values": values, "module_name": __name__}
-    flags.DEFINE_enum(
+    define = usage.Definer(values, __name__)
+    define.enum(
         "task",
         "digits",
         problem.TASKS,
         "A model and its data that come with tfdist: digits (a convolutional "
         "network, 8 x 8 pixels), text (the next character), or teacher (what "
         "a random network says).",
-        **define,
     )
-    flags.DEFINE_string(
+    define.string(
         "model",
         None,
         "Your own model instead of a task: FILE.py:FUNCTION or "
         "package.module:FUNCTION, a function without arguments that returns a "
         "compiled keras.Model, a new one at each call.",
-        **define,
     )
-    flags.DEFINE_string(
+    define.string(
         "data",
         None,
         "Its data: FILE.py:FUNCTION or package.module:FUNCTION, a function "
@@ -79,158 +77,131 @@ def define_problem(values: flags.FlagValues) -> None:
         "y_validation)), or (x, y), of which every tenth example is then held "
         "out for validation. A tf.data.Dataset of examples can be in place "
         "of each (x, y).",
-        **define,
     )
-    flags.DEFINE_integer(
+    define.integer(
         "batch_size",
         None,
         "Examples of one gradient. Default: what suits the task; 32 for your "
         "own model.",
-        **define,
     )
-    flags.DEFINE_float(
+    define.float(
         "momentum",
         None,
         "Of SGD; of DANA where that is the method (there the default is "
         "DANA's 0.9). Default: 0; that of your own model.",
-        **define,
     )
 
 
 def define_learning_rate(values: flags.FlagValues) -> None:
     """Defines the learning rate of sub-commands that train with one."""
-    flags.DEFINE_float(
+    usage.Definer(values, __name__).float(
         "learning_rate",
         None,
         "Of the optimizer. Default: what suits one worker of the task; that "
         "of your own model.",
-        flag_values=values,
-        module_name=__name__,
     )
 
 
 def define_seed(values: flags.FlagValues) -> None:
     """Defines the seed of sub-commands that have one."""
-    flags.DEFINE_integer(
+    usage.Definer(values, __name__).integer(
         "seed",
         0,
         "Of the weights, the order of the examples and the compute times.",
-        flag_values=values,
-        module_name=__name__,
     )
 
 
 def define_training(values: flags.FlagValues) -> None:
     """Defines how long is trained, and what is seen of it."""
-    define = {"flag_values": values, "module_name": __name__}
-    flags.DEFINE_integer(
-        "epochs",
-        5,
-        "Passes over the data, of all workers together.",
-        **define,
+    define = usage.Definer(values, __name__)
+    define.integer(
+        "epochs", 5, "Passes over the data, of all workers together."
     )
-    flags.DEFINE_float(
-        "evaluate_every", 0.5, "Epochs between two evaluations.", **define
-    )
-    flags.DEFINE_bool(
+    define.float("evaluate_every", 0.5, "Epochs between two evaluations.")
+    define.bool(
         "dynamic_shares",
         False,
         "Each worker takes the next batch that nobody has taken, instead of "
         "having a share of its own, as with `fit` on a cluster.",
-        **define,
     )
-    flags.DEFINE_bool(
+    define.bool(
         "progress",
         None,
         "Show a progress bar. Default: where standard error is a terminal.",
-        **define,
     )
 
 
 def define_cluster(values: flags.FlagValues) -> None:
     """Defines the virtual cluster: `make_cluster` makes it."""
-    define = {"flag_values": values, "module_name": __name__}
-    flags.DEFINE_integer("num_servers", 1, "Parameter servers.", **define)
-    flags.DEFINE_string(
+    define = usage.Definer(values, __name__)
+    define.integer("num_servers", 1, "Parameter servers.")
+    define.string(
         "compute",
         "gamma:0.1:100",
         "How long a gradient takes: DISTRIBUTION:SECONDS[:SHAPE] with "
         "constant, gamma, lognormal or pareto, and the mean in seconds. For "
         "--model, and in `advise`, what was measured unless this is given.",
-        **define,
     )
-    flags.DEFINE_string(
+    define.string(
         "trace",
         None,
         "Instead of --compute: a directory with the records of a "
         "ClusterMonitor, whose compute times are played again.",
-        **define,
     )
-    flags.DEFINE_multi_string(
+    define.multi_string(
         "straggler",
         [],
         "WORKER:SECONDS[:DISTRIBUTION]: each step of this worker takes so "
         "much longer on average; constant (the default), lognormal, pareto "
         "or gamma. May be repeated.",
-        **define,
     )
-    flags.DEFINE_multi_string(
+    define.multi_string(
         "slow",
         [],
         "WORKER:FACTOR: this worker takes so many times as long. May be "
         "repeated.",
-        **define,
     )
-    flags.DEFINE_string(
+    define.string(
         "tail",
         None,
         "PROBABILITY:SECONDS: with this probability a step, of any worker, "
         "takes so much longer.",
-        **define,
     )
-    flags.DEFINE_multi_string(
+    define.multi_string(
         "failure",
         [],
         "WORKER:AT[:UNTIL]: this worker dies at so many seconds, and comes "
         "back; without UNTIL it does not. May be repeated.",
-        **define,
     )
-    flags.DEFINE_float(
+    define.float(
         "worker_timeout",
         10.0,
         "Seconds after which nobody waits for a silent worker.",
-        **define,
     )
-    flags.DEFINE_float(
-        "latency_ms", 0.0, "Milliseconds that a message travels.", **define
-    )
-    flags.DEFINE_float(
+    define.float("latency_ms", 0.0, "Milliseconds that a message travels.")
+    define.float(
         "bandwidth_gbps",
         None,
         "Gigabits per second of each worker's link. Default: no limit.",
-        **define,
     )
-    flags.DEFINE_float(
+    define.float(
         "server_bandwidth_gbps",
         None,
         "The same of each server's link. Default: as the workers'.",
-        **define,
     )
-    flags.DEFINE_float(
+    define.float(
         "server_ms",
         0.0,
         "Milliseconds that a server is busy with each update. For --model, "
         "and in `advise`, 0 means what the optimizer was measured to take.",
-        **define,
     )
-    flags.DEFINE_float(
+    define.float(
         "overhead_ms",
         None,
         "Milliseconds that an exchange takes a worker beside the network and "
         "the update; benchmarks/step_overhead.py in tfdist's repository "
         "measures it. Default: "
         f"{OVERHEAD_MS:g} for --model and in `advise`, 0 for a task.",
-        **define,
     )
 
 
@@ -384,12 +355,8 @@ def check_methods(
 
 def define_output(values: flags.FlagValues, default: str, what: str) -> None:
     """Defines where the results go."""
-    flags.DEFINE_string(
-        "output_dir",
-        default,
-        f"A directory for the results: {what}.",
-        flag_values=values,
-        module_name=__name__,
+    usage.Definer(values, __name__).string(
+        "output_dir", default, f"A directory for the results: {what}."
     )
 
 

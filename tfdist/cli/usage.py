@@ -5,13 +5,34 @@ two sub-commands may use one name, and the flags after the script's name are
 the script's.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence
+import functools
+from typing import Any
 
 from absl import flags
 
 
 class UsageError(ValueError):
     """The command line is wrong; the message says which flag, and how."""
+
+
+class Definer:
+    """Defines flags of a sub-command: `integer("pid", None, "...")`."""
+
+    def __init__(self, flag_values: flags.FlagValues, module_name: str):
+        """Prepares it.
+
+        Args:
+            flag_values: the sub-command's flags.
+            module_name: of the module whose flags they are.
+        """
+        self._where = {"flag_values": flag_values, "module_name": module_name}
+
+    def __getattr__(self, kind: str) -> Callable[..., Any]:
+        return functools.partial(
+            getattr(flags, f"DEFINE_{kind}"), **self._where
+        )
 
 
 def parse(flag_values: flags.FlagValues, argv: Sequence[str]) -> list[str]:

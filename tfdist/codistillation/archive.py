@@ -1,13 +1,10 @@
-"""Checkpoints as bytes: ZIP archives that nothing has to be unpickled from.
+"""Checkpoints as bytes: saved states that nothing has to be unpickled from.
 
-Each holds an entry `tfdist.json` that says what it is. Weights are `.npy`
-entries beside it; a whole model is a `.keras` file, itself such an archive,
-that has got this one entry more. A checksum (CRC-32) of each entry is part of
-the format, and an archive that is cut off has no directory.
+A whole model is a `.keras` file, itself a ZIP archive, that has got the one
+entry more that says what it is.
 """
 
 import io
-import json
 import pathlib
 import tempfile
 import zipfile
@@ -19,10 +16,9 @@ from tfdist.codistillation import quantization
 from tfdist.codistillation import weights as weights_lib
 from tfdist.codistillation.exchange import Checkpoint
 from tfdist.codistillation.exchange import UnusableCheckpointError
+from tfdist.runtime.checkpoint import saved_state
 
-_HEADER = "tfdist.json"
 _FORMAT = "tfdist-codistillation"
-_VERSION = 1
 _FIELDS = {
     "group": int,
     "number": int,
@@ -45,25 +41,22 @@ def encode(checkpoint, *, dtype="float32", keras_file=None):
     Returns:
       Bytes.
     """
-    header = {"format": _FORMAT, "version": _VERSION, "dtype": dtype}
-    header.update((field, getattr(checkpoint, field)) for field in _FIELDS)
+    header = {field: getattr(checkpoint, field) for field in _FIELDS}
+    arrays = {}
+    if not keras_file:
+        parts = [quantization.quantise(w, dtype) for w in checkpoint.weights]
+        header["weights"] = [
+            {"dtype": array.dtype.name, "parts": len(some)}
+            for array, some in zip(checkpoint.weights, parts, strict=True)
+        ]
+        arrays = {
+            _name(number, part): values
+            for number, some in enumerate(parts)
+            for part, values in enumerate(some)
+        }
     buffer = io.BytesIO(keras_file or b"")
-    with zipfile.ZipFile(buffer, "a" if keras_file else "w") as archive:
-        if not keras_file:
-            header["weights"] = []
-            for number, array in enumerate(checkpoint.weights):
-                parts = quantization.quantise(array, dtype)
-                header["weights"].append(
-                    {"dtype": array.dtype.name, "parts": len(parts)}
-                )
-                for part, values in enumerate(parts):
-                    with archive.open(
-                        _entry(number, part), "w", force_zip64=True
-                    ) as file:
-                        np.lib.format.write_array(
-                            file, values, allow_pickle=False
-                        )
-        archive.writestr(_HEADER, json.dumps(header))
+    state = saved_state.SavedState(header, arrays)
+    saved_state.write(state, buffer, _FORMAT, "a" if keras_file else "w")
     return buffer.getvalue()
 
 
@@ -82,27 +75,25 @@ def decode(content):
         that Keras does not load.
     """
     try:
+        state = saved_state.read(io.BytesIO(content), _FORMAT)
+        header = state.header
+        fields = {field: kind(header[field]) for field, kind in _FIELDS.items()}
+        if "weights" in header:
+            weights = tuple(
+                quantization.restore(
+                    [
+                        state.arrays[_name(number, part)]
+                        for part in range(described["parts"])
+                    ],
+                    np.dtype(described["dtype"]),
+                )
+                for number, described in enumerate(header["weights"])
+            )
+            return Checkpoint(**fields, weights=weights)
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            header = json.loads(archive.read(_HEADER))
-            if header["format"] != _FORMAT:
-                raise ValueError(f"its format is {header['format']!r}")
-            if header["version"] != _VERSION:
-                raise ValueError(
-                    f"it is of version {header['version']} of the format, "
-                    f"{_VERSION} is known"
-                )
-            fields = {
-                field: kind(header[field]) for field, kind in _FIELDS.items()
-            }
-            if "weights" in header:
-                weights = tuple(
-                    _weights(archive, number, described)
-                    for number, described in enumerate(header["weights"])
-                )
-                return Checkpoint(**fields, weights=weights)
             damaged = archive.testzip()
-            if damaged is not None:
-                raise ValueError(f"its entry {damaged!r} is damaged")
+        if damaged is not None:
+            raise ValueError(f"its entry {damaged!r} is damaged")
     except Exception as error:  # Of all kinds: it may be anything.
         reason = str(error) or type(error).__name__
         raise UnusableCheckpointError(reason) from error
@@ -132,19 +123,5 @@ def _load(content):
             ) from error
 
 
-def _entry(number, part):
-    return f"weights/{number}.{part}.npy"
-
-
-def _weights(archive, number, described):
-    parts = []
-    for part in range(described["parts"]):
-        if archive.getinfo(_entry(number, part)).compress_type:
-            # It might be much larger than the file.
-            raise ValueError(f"its weights {number} are compressed")
-        with archive.open(_entry(number, part)) as file:
-            parts.append(np.lib.format.read_array(file, allow_pickle=False))
-            # The checksum is compared at the end of an entry.
-            if file.read(1):
-                raise ValueError(f"its weights {number} are too long")
-    return quantization.restore(parts, np.dtype(described["dtype"]))
+def _name(number, part):
+    return f"weights/{number}.{part}"

@@ -34,11 +34,11 @@ the forward alone.
 """
 
 import contextlib
-import numbers
 
 import keras
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist import private_keras
 from tfdist import private_tensorflow
 from tfdist.pipeline import micro_batches as micro_batches_lib
@@ -202,20 +202,8 @@ def _kind(tensor):
 
 def _check(stages, schedule, micro_batches, vertical_sync):
     """Refuses arguments of `AsynchronousPipeline`."""
-    if schedule not in schedules.ASYNCHRONOUS:
-        raise ValueError(
-            f"schedule must be one of {', '.join(schedules.ASYNCHRONOUS)}. "
-            f"Received: {schedule!r}."
-        )
-    if (
-        not isinstance(micro_batches, numbers.Integral)
-        or isinstance(micro_batches, bool)
-        or micro_batches < 1
-    ):
-        raise ValueError(
-            "micro_batches must be an integer, at least 1. "
-            f"Received: {micro_batches!r}."
-        )
+    checks.one_of("schedule", schedule, schedules.ASYNCHRONOUS)
+    checks.count("micro_batches", micro_batches)
     if schedule == "pipedream_2bw" and micro_batches < len(stages):
         raise ValueError(
             "micro_batches of pipedream_2bw must be at least the number of "

@@ -1,6 +1,5 @@
 """Gantt charts of schedules: who computes what when, as text or picture."""
 
-from tfdist.pipeline import schedules
 from tfdist.simulation import plots
 
 WIDTH = 80
@@ -79,7 +78,6 @@ def picture(timeline, path):
     figure = plots.new_figure(path, 11.0, 1.7 + 0.45 * schedule.num_devices)
     if figure is None:
         return None
-    ax = figure.subplots()
     # Milliseconds, unless that is long.
     unit, scale = ("s", 1) if timeline.makespan >= 10 else ("ms", 1e3)
     end, cut = timeline.makespan, ""
@@ -87,6 +85,18 @@ def picture(timeline, path):
     if len(starts) > _MOST_TASKS:
         end = starts[_MOST_TASKS]
         cut = f" (the first {100 * end / timeline.makespan:.0f} % are shown)"
+    ax = plots.gantt_axes(
+        figure,
+        schedule.num_devices,
+        end * scale,
+        xlabel=unit,
+        ylabel="device",
+        title=(
+            f"{schedule.name}: {schedule.num_stages} stages, "
+            f"{schedule.num_units} micro-batches, bubble "
+            f"{100 * timeline.bubble_fraction:.1f} %{cut}"
+        ),
+    )
     for span in timeline.spans:
         if span.start > end:
             continue
@@ -101,19 +111,8 @@ def picture(timeline, path):
             )
         elif span.end > span.start:
             _draw(ax, timeline, span, scale, end)
-    ax.set_xlim(0, end * scale)
-    ax.set_ylim(schedule.num_devices - 0.5, -0.5)
-    ax.set_yticks(range(schedule.num_devices))
-    ax.set(
-        xlabel=unit,
-        ylabel="device",
-        title=(
-            f"{schedule.name}: {schedule.num_stages} stages, "
-            f"{schedule.num_units} micro-batches, bubble "
-            f"{100 * timeline.bubble_fraction:.1f} %{cut}"
-        ),
-    )
-    _legend(figure)
+    bars = {kind: {"facecolor": color} for kind, color in _COLORS.items()}
+    plots.gantt_legend(figure, bars)
     return plots.save(figure, path)
 
 
@@ -155,18 +154,3 @@ def _draw(ax, timeline, span, scale, end):
             va="center",
             fontsize="x-small",
         )
-
-
-def _legend(figure):
-    from matplotlib import lines
-    from matplotlib import patches
-
-    handles = [
-        patches.Patch(facecolor=_COLORS[kind], label=kind)
-        for kind in schedules.KINDS
-        if kind in _COLORS
-    ]
-    handles.append(lines.Line2D([], [], color="black", label="update"))
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=len(handles)
-    )

@@ -3,13 +3,13 @@
 import collections.abc
 import contextlib
 import dataclasses
-import numbers
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist import instances
 from tfdist import private_keras
 from tfdist.pipeline import asynchronous
@@ -36,18 +36,8 @@ class Options:
     vertical_sync: bool = False
 
     def __post_init__(self):
-        if self.schedule not in schedules.NAMES:
-            raise ValueError(
-                f"schedule must be one of {', '.join(schedules.NAMES)}; "
-                f"came: {self.schedule!r}."
-            )
-        whole = isinstance(self.micro_batches, numbers.Integral)
-        whole = whole and not isinstance(self.micro_batches, bool)
-        if not whole or self.micro_batches < 1:
-            raise ValueError(
-                "micro_batches must be an integer of at least 1; came: "
-                f"{self.micro_batches!r}."
-            )
+        checks.one_of("schedule", self.schedule, schedules.NAMES)
+        checks.count("micro_batches", self.micro_batches)
         if self.recompute and self.schedule not in schedules.SYNCHRONOUS:
             raise ValueError(
                 f"recompute=True came for schedule={self.schedule!r}, which "

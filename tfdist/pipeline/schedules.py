@@ -13,6 +13,8 @@ import itertools
 import numbers
 from typing import NamedTuple
 
+from tfdist import checks
+
 SYNCHRONOUS = ("gpipe", "1f1b")
 """Schedules that empty the pipeline (flush) before each update."""
 
@@ -166,21 +168,10 @@ def make(name, num_stages, micro_batches, batches=1, devices=None):
     Raises:
       ValueError: An argument is none of those.
     """
-    if name not in NAMES:
-        raise ValueError(
-            f"name must be one of {', '.join(NAMES)}. Received: {name!r}."
-        )
-    for argument, value in (
-        ("num_stages", num_stages),
-        ("micro_batches", micro_batches),
-        ("batches", batches),
-    ):
-        integer = isinstance(value, numbers.Integral)
-        if not integer or isinstance(value, bool) or value < 1:
-            raise ValueError(
-                f"{argument} must be an integer, at least 1. "
-                f"Received: {value!r}."
-            )
+    checks.one_of("name", name, NAMES)
+    checks.count("num_stages", num_stages)
+    checks.count("micro_batches", micro_batches)
+    checks.count("batches", batches)
     if name == "pipedream_2bw" and micro_batches < num_stages:
         raise ValueError(
             "micro_batches of pipedream_2bw must be at least the number of "

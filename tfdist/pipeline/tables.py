@@ -1,8 +1,8 @@
 """Figures of schedules that have been played, as text for a person."""
 
+from tfdist import tables
 from tfdist.pipeline import schedules
 from tfdist.pipeline import versions
-from tfdist.simulation import tables
 
 # Name of a figure -> title of its column, and its form.
 _COLUMNS = {
@@ -77,7 +77,7 @@ def of_devices(timeline):
             " ".join(map(str, stages)),
             f"{1e3 * timeline.busy_seconds[device]:.1f}",
             # Rounding errors of no bubble at all are not negative ones.
-            f"{100 * max(0, timeline.bubble_fractions[device]):.1f} %",
+            tables.percent(max(0, timeline.bubble_fractions[device])),
             " ".join(str(in_flight[stage]) for stage in stages),
         ]
         if has_bytes:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfdist.pipeline import schedules
+from tfdist.placement import timeline as placed
 
 
 class Span(NamedTuple):
@@ -181,43 +182,35 @@ def play(
 
 def _spans(schedule, seconds, transfer):
     """The `Span`s of all tasks, which have seconds by kind and stage."""
-    devices, stages = schedule.devices, schedule.num_stages
-    # Task -> when what it makes is at the stage that comes next.
-    arrived = {}
-    links = {}  # Pair of kind and stage -> until when its messages travel.
-    spans = [[] for _ in schedule.orders]
-    free = [0.0] * schedule.num_devices
+    devices = schedule.devices
+    tasks = [task for order in schedule.orders for task in order]
+    number = {task: place for place, task in enumerate(tasks)}
+    homes = [devices[task.stage] for task in tasks]
+    waits, here, there = [], [[] for _ in tasks], [[] for _ in tasks]
+    for place, task in enumerate(tasks):
+        needed = schedule.dependencies(task)
+        waits.append(len(needed))
+        for before in needed:
+            # What a stage has made itself is there when it ends.
+            near = homes[number[before]] == homes[place]
+            (here if near else there)[number[before]].append(place)
 
-    def send(task, end):
-        """When the stage that comes next has what a task has made."""
-        step = {"forward": 1, "backward": -1, "update": 0}[task.kind]
-        to = task.stage + step
-        if not 0 <= to < stages or devices[to] == devices[task.stage]:
-            return end
-        link = task[:2]
-        links[link] = max(links.get(link, 0.0), end)
-        links[link] += transfer[min(task.stage, to)]
-        return links[link]
+    def after(place):
+        task, consumers = tasks[place], there[place]
+        if not consumers:
+            return here[place], ()
+        cut = min(task.stage, tasks[consumers[0]].stage)
+        message = task[:2], transfer[cut], consumers
+        return here[place], [message]
 
-    progress = True
-    while progress:
-        progress = False
-        for device, order in enumerate(schedule.orders):
-            for task in order[len(spans[device]) :]:
-                start = free[device]
-                needed = schedules.inputs(task, stages)
-                if any(before not in arrived for before in needed):
-                    break
-                for before in needed:
-                    # What a stage has made itself is there when it ends.
-                    if before.stage != task.stage:
-                        start = max(start, arrived[before])
-                end = start + seconds[task.kind][task.stage]
-                arrived[task] = send(task, end)
-                spans[device].append(Span(task, device, start, end))
-                free[device] = end
-                progress = True
-    return tuple(span for own in spans for span in own)
+    begins, ends, _ = placed.play(
+        [seconds[task.kind][task.stage] for task in tasks],
+        homes,
+        waits,
+        range(len(tasks)),
+        after,
+    )
+    return tuple(map(Span, tasks, homes, begins, ends))
 
 
 def _peak_bytes(schedule, kept, recomputed):

@@ -71,37 +71,6 @@ def weight_versions(schedule, vertical_sync=False):
     return found
 
 
-def delays(schedule, vertical_sync=False):
-    """How late gradients are: updates between their weights and their own.
-
-    Args:
-      schedule: As for `weight_versions`.
-      vertical_sync: The same.
-
-    Returns:
-      (K, num_units) int64: at each stage and unit the number of updates that
-      are made at this stage after the version that the forward uses and
-      before the update that has the unit's gradient. 0 for "gpipe" and
-      "1f1b", 1 for "pipedream_2bw" after its first batch, and K - 1 - s for
-      the others in the steady state (K - 1 with `vertical_sync`).
-    """
-    versions = weight_versions(schedule, vertical_sync)
-    found = np.zeros((schedule.num_stages, schedule.num_units), np.int64)
-    for stage, tasks in enumerate(schedule.stages):
-        updates = 0
-        waiting = []
-        for task in tasks:
-            if task.kind == "backward":
-                waiting.append(task.unit)
-            elif task.kind == "update":
-                for unit in waiting:
-                    used = versions[schedules.Task("forward", stage, unit)]
-                    found[stage, unit] = updates - used
-                updates += 1
-                waiting = []
-    return found
-
-
 def kept_versions(schedule, vertical_sync=False):
     """The most versions of its weights that each stage holds at once.
 

@@ -20,10 +20,10 @@ schedules that update once per batch can have replicas (`pipeline.pipelined`).
 
 import dataclasses
 import math
-import numbers
 
 import numpy as np
 
+from tfdist import checks
 from tfdist.placement.memory import PlacementError
 
 OBJECTIVES = ("step", "throughput")
@@ -65,28 +65,15 @@ class Pipeline:
     max_replicas: int = 1
 
     def __post_init__(self):
-        if self.schedule not in SCHEDULES:
-            raise ValueError(
-                f"Pipeline: schedule must be one of {SCHEDULES}. "
-                f"Received: {self.schedule!r}."
-            )
+        checks.one_of("Pipeline: schedule", self.schedule, SCHEDULES)
         if self.schedule == "gpipe" and self.micro_batches is None:
             raise ValueError(
                 "Pipeline: micro_batches must be given with 'gpipe', which "
                 "keeps all of them. Received: None."
             )
-        for name in ("micro_batches", "max_replicas"):
-            value = getattr(self, name)
-            if name == "micro_batches" and value is None:
-                continue
-            whole = isinstance(value, numbers.Integral) and not isinstance(
-                value, bool
-            )
-            if not whole or value < 1:
-                raise ValueError(
-                    f"Pipeline: {name} must be an integer of at least 1. "
-                    f"Received: {value!r}."
-                )
+        if self.micro_batches is not None:
+            checks.count("Pipeline: micro_batches", self.micro_batches)
+        checks.count("Pipeline: max_replicas", self.max_replicas)
         if self.max_replicas > 1:
             self._check_replicas()
 
@@ -195,10 +182,7 @@ def partition_chain(graph, devices, objective="throughput", pipeline=None):
       ValueError: `objective` is not known, or "step" with a pipeline.
       PlacementError: No cut into contiguous stages fits the memory.
     """
-    if objective not in OBJECTIVES:
-        raise ValueError(
-            f"objective must be one of {OBJECTIVES}. Received: {objective!r}."
-        )
+    checks.one_of("objective", objective, OBJECTIVES)
     if objective == "step" and pipeline is not None:
         raise ValueError(
             "objective must be 'throughput' with a pipeline. "

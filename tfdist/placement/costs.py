@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist import private_keras
 from tfdist.placement import devices as devices_lib
 from tfdist.placement import loops
@@ -53,8 +54,7 @@ def measure(
     Raises:
       ValueError: The model is of another kind or not built; repeats below 1.
     """
-    if repeats < 1:
-        raise ValueError(f"repeats must be at least 1, came: {repeats}.")
+    checks.count("repeats", repeats)
     place = None if device is None else devices_lib.resolve(device)
 
     def timed(call, arguments):
@@ -105,10 +105,7 @@ def estimate(
       ValueError: The model is of another kind or not built.
     """
     calls_of(model)  # Refuses what has no known inputs.
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(
-            f"batch_size must be an integer of at least 1, came: {batch_size}."
-        )
+    checks.count("batch_size", batch_size)
     specs = [
         tf.TensorSpec([batch_size, *x.shape[1:]], x.dtype) for x in model.inputs
     ]

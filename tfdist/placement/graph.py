@@ -11,6 +11,8 @@ import itertools
 import math
 import numbers
 
+from tfdist import checks
+
 
 @dataclasses.dataclass(frozen=True)
 class Node:
@@ -53,10 +55,10 @@ class Node:
             )
         where = f"Node {self.name!r}: "
         for field in dataclasses.fields(self)[1:]:
-            value = _cost(where + field.name, getattr(self, field.name))
-            whole = field.name.endswith("bytes")
-            value = math.ceil(value) if whole else float(value)
-            object.__setattr__(self, field.name, value)
+            name = field.name
+            value = checks.not_negative(where + name, getattr(self, name))
+            value = math.ceil(value) if name.endswith("bytes") else value
+            object.__setattr__(self, name, value)
         if self.weight_bytes > self.resident_bytes:
             raise ValueError(
                 f"{where}weight_bytes must be part of resident_bytes "
@@ -95,7 +97,7 @@ class Edge:
         for field in ("bytes", "gradient_bytes"):
             value = getattr(self, field)
             if value is not None:
-                value = math.ceil(_cost(where + field, value))
+                value = math.ceil(checks.not_negative(where + field, value))
                 object.__setattr__(self, field, value)
 
 
@@ -318,21 +320,17 @@ class Devices:
         limits = self._one_for_each("memory_limits", limits)
         for limit in limits:
             if limit is not None:
-                _cost("Devices: memory_limits", limit)
+                checks.not_negative("Devices: memory_limits", limit)
         limits = (None if x is None else math.floor(x) for x in limits)
         object.__setattr__(self, "memory_limits", tuple(limits))
-        _cost("Devices: latency_seconds", self.latency_seconds)
+        checks.not_negative("Devices: latency_seconds", self.latency_seconds)
         speeds = [1.0] * len(names) if self.speeds is None else self.speeds
         speeds = self._one_for_each("speeds", speeds)
         object.__setattr__(self, "speeds", speeds)
         for speed in speeds:
-            if not _is_number(speed) or not 0 < speed < math.inf:
-                raise ValueError(
-                    "Devices: speeds must be finite numbers above 0. "
-                    f"Received: {speed!r}."
-                )
+            checks.positive("Devices: speeds", speed)
         rate = self.bytes_per_second
-        if not _is_number(rate) or not rate > 0:
+        if not checks.is_number(rate) or not rate > 0:
             raise ValueError(
                 "Devices: bytes_per_second must be a number above 0. "
                 f"Received: {rate!r}."
@@ -365,16 +363,3 @@ class Devices:
         if not size:
             return 0.0
         return self.latency_seconds + size / self.bytes_per_second
-
-
-def _is_number(value):
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _cost(name, value):
-    if not _is_number(value) or not math.isfinite(value) or value < 0:
-        raise ValueError(
-            f"{name} must be a finite number of at least 0. "
-            f"Received: {value!r}."
-        )
-    return value

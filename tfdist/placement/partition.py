@@ -10,6 +10,7 @@ of a full pipeline: there every device that takes work off it helps.
 import dataclasses
 from typing import Any
 
+from tfdist import checks
 from tfdist.placement import chain
 from tfdist.placement import favourite_child
 from tfdist.placement import list_scheduling
@@ -120,15 +121,8 @@ def partition(
 
 
 def _check(method, objective, pipeline, measure):
-    if method not in METHODS:
-        raise ValueError(
-            f"method must be one of {METHODS}. Received: {method!r}."
-        )
-    if objective not in chain.OBJECTIVES:
-        raise ValueError(
-            f"objective must be one of {chain.OBJECTIVES}. "
-            f"Received: {objective!r}."
-        )
+    checks.one_of("method", method, METHODS)
+    checks.one_of("objective", objective, chain.OBJECTIVES)
     if pipeline is not None and not isinstance(pipeline, chain.Pipeline):
         raise ValueError(
             "pipeline must be a Pipeline of tfdist.placement.chain or None. "

@@ -1,5 +1,6 @@
 """A report of a placement as text: a table, and what goes where."""
 
+from tfdist import tables
 from tfdist.placement import devices as devices_lib
 
 _WIDTH = 28
@@ -15,18 +16,15 @@ def draw(report):
     Returns:
       Text of several lines.
     """
-    return "\n".join([*_table(report), "", *_boxes(report)])
+    return "\n".join([_table(report), "", *_boxes(report)])
 
 
 def _table(report):
-    timed = any(row.seconds is not None for row in report.rows)
-    header = ["layer", "kind", "operations on", "variables on"]
-    header += ["ops", "parameters", "memory", "output"]
-    header += ["ms"] * timed
-    lines = [header]
-    for row in report.rows:
-        line = [
-            row.path or ("(model)" if row.kind[0] != "(" else "-"),
+    titles = ["layer", "kind", "operations on", "variables on"]
+    titles += ["ops", "parameters", "memory", "output"]
+    rows = [
+        [
+            row.path or ("(model)" if row.kind[0] != "(" else tables.NONE),
             row.kind,
             _names(row.devices),
             _names(row.variable_devices),
@@ -35,27 +33,22 @@ def _table(report):
             size(row.memory),
             size(row.output),
         ]
-        if timed:
-            line.append(
-                "-" if row.seconds is None else f"{1000 * row.seconds:.2f}"
-            )
-        lines.append(line)
-    widths = [max(len(line[k]) for line in lines) for k in range(len(header))]
-    text = [
-        "  ".join(
-            cell.rjust(width) if k >= 4 else cell.ljust(width)
-            for k, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
+        for row in report.rows
     ]
+    if any(row.seconds is not None for row in report.rows):
+        titles.append("ms")
+        for cells, row in zip(rows, report.rows, strict=True):
+            cells.append(tables.number(row.seconds and 1e3 * row.seconds, 2))
     what = "a training step" if report.training else "the forward pass"
-    title = f"{what} with a batch of {report.batch_size}, as traced"
-    return [title, "", text[0], "-" * len(text[0]), *text[1:]]
+    return (
+        f"{what} with a batch of {report.batch_size}, as traced\n\n"
+        + tables.aligned(titles, rows, left=4)
+    )
 
 
 def _names(devices):
     if not devices:
-        return "-"
+        return tables.NONE
     return ", ".join(devices_lib.short(device) for device in devices)
 
 

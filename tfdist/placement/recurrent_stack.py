@@ -1,9 +1,10 @@
 """Recurrent layers on several devices that work at the same time."""
 
-import numbers
 from typing import Any
 
 import keras
+
+from tfdist import checks
 
 
 @keras.saving.register_keras_serializable("tfdist")
@@ -52,11 +53,7 @@ class RecurrentStack(keras.layers.Layer):
             raise ValueError(
                 f"layers must be a list of recurrent layers, came: {layers!r}."
             )
-        whole = isinstance(chunks, numbers.Integral)
-        if not whole or isinstance(chunks, bool) or chunks < 1:
-            raise ValueError(
-                f"chunks must be an integer of at least 1, came: {chunks!r}."
-            )
+        checks.count("chunks", chunks)
         names = [getattr(layer, "name", None) for layer in layers]
         if len(set(names)) < len(names):
             raise ValueError(

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist import private_keras
 from tfdist.placement import devices as devices_lib
 from tfdist.placement import layers
@@ -118,8 +119,8 @@ def report(
             "data must be a batch (x, y) or (x, y, sample_weight), came: "
             f"{type(data).__name__}."
         )
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, came: {batch_size}.")
+    if batch_size is not None:
+        checks.count("batch_size", batch_size)
     if data is not None and batch_size is not None:
         raise ValueError("batch_size came with data, which has its own.")
     if data is not None and not model.compiled:

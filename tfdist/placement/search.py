@@ -9,10 +9,10 @@ left of the idea that fits a laptop, and something to compare with.
 import dataclasses
 import itertools
 import math
-import numbers
 
 import numpy as np
 
+from tfdist import checks
 from tfdist.placement import memory
 from tfdist.placement import timeline
 
@@ -55,7 +55,7 @@ def anneal(graph, devices, start=None, evaluations=1000, seed=0, measure=None):
       evaluations: How many placements are evaluated at most, with `start`.
       seed: Of the random moves, an int.
       measure: Function of a placement (a dict) to the seconds of a step;
-        what is not finite is a placement that failed. None: `step_time`.
+        what is not finite is a placement that failed. None: a simulated one.
 
     Returns:
       `Found`.
@@ -65,12 +65,7 @@ def anneal(graph, devices, start=None, evaluations=1000, seed=0, measure=None):
         starts, or `start` is not a placement.
       PlacementError: Nothing that fits was found.
     """
-    whole = isinstance(evaluations, numbers.Integral)
-    if not whole or isinstance(evaluations, bool) or evaluations < 1:
-        raise ValueError(
-            "evaluations must be an integer of at least 1. "
-            f"Received: {evaluations!r}."
-        )
+    checks.count("evaluations", evaluations)
     if start is None:
         start = dict.fromkeys(graph.index, devices.names[0])
     starts = [start] if isinstance(start, dict) else list(start)

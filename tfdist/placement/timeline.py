@@ -6,107 +6,8 @@ travels while both compute; between two devices, in one direction, one thing
 follows the other.
 """
 
-import collections
-import dataclasses
 import heapq
 import itertools
-
-from tfdist.placement.memory import assignment_of
-
-
-@dataclasses.dataclass(frozen=True)
-class Transfer:
-    """What went from one device to another.
-
-    Attributes:
-      node: Name of the node that sent it.
-      backward: Whether it is a gradient.
-      source: Name of the device.
-      target: Name of the other.
-      begins: Seconds.
-      ends: Seconds.
-    """
-
-    node: str
-    backward: bool
-    source: str
-    target: str
-    begins: float
-    ends: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Timeline:
-    """One simulated step.
-
-    Attributes:
-      seconds: When all is done.
-      forward: (begin, end) seconds for the name of each node, a dict.
-      backward: The same of backward passes.
-      transfers: Of `Transfer`, in the order in which they begin.
-      busy_seconds: That each device computes, a dict of its name.
-      peak_bytes: That each device holds at most during the step, a dict of
-        its name. At most `memory.memory_bytes`.
-    """
-
-    seconds: float
-    forward: dict
-    backward: dict
-    transfers: tuple
-    busy_seconds: dict
-    peak_bytes: dict
-
-
-def step_time(graph, placement, devices):
-    """Simulates one training step, forward and backward.
-
-    The backward pass of a node begins when its own forward pass and the
-    backward passes of all its consumers are done and their gradients, each by
-    itself, have come. That of a node without consumers follows its forward
-    pass. What a node sends to a device travels once, for all consumers there.
-
-    Args:
-      graph: A `CostGraph`.
-      placement: Name of a device for the name of each node, a dict.
-      devices: A `Devices`. Memory limits do not matter here.
-
-    Returns:
-      A `Timeline`.
-
-    Raises:
-      ValueError: As `memory.assignment_of`.
-    """
-    assignment = assignment_of(graph, placement, devices)
-    simulator = Simulator(graph, devices)
-    begins, ends, transfers = simulator.run(assignment)
-    size = len(graph.nodes)
-    spans = list(zip(begins, ends, strict=True))
-    names = [node.name for node in graph.nodes]
-    busy = dict.fromkeys(devices.names, 0.0)
-    for node in graph.nodes:
-        number = assignment[graph.index[node.name]]
-        busy[devices.names[number]] += node.seconds / devices.speeds[number]
-    peaks = _peaks(graph, assignment, devices, spans, transfers)
-    return Timeline(
-        max(ends),
-        dict(zip(names, spans[:size], strict=True)),
-        dict(zip(names, spans[size:], strict=True)),
-        tuple(
-            Transfer(
-                names[task % size],
-                task >= size,
-                devices.names[source],
-                devices.names[target],
-                begin,
-                end,
-            )
-            for task, source, target, begin, end in sorted(
-                transfers, key=lambda transfer: transfer[3]
-            )
-        ),
-        busy,
-        dict(zip(devices.names, peaks, strict=True)),
-    )
 
 
 def lower_bound(graph, devices):
@@ -192,124 +93,122 @@ class Simulator:
     def run(self, assignment):
         """One step.
 
+        The backward pass of a node begins when its own forward pass and the
+        backward passes of all its consumers are done and their gradients,
+        each by itself, have come. What a node sends to a device travels once,
+        for all consumers there.
+
         Args:
           assignment: Number of the device of each node, a list.
 
         Returns:
-          When each task begins and ends, two lists: all forward passes, then
-          all backward passes; and (task, device, other device, begin, end) of
-          each transfer.
+          As `play`, of all forward passes and then all backward passes; links
+          are pairs of devices.
         """
-        size, speeds = self._size, self._devices.speeds
-        waits = list(self._waits)
-        begins, ends = [0.0] * (2 * size), [0.0] * (2 * size)
-        ready = [[] for _ in speeds]
-        idle = [True] * len(speeds)
-        links, transfers = {}, []
-        # (seconds, count, task that ends or None, tasks whose input has come)
-        count = itertools.count()
-        events = [
-            (0.0, next(count), None, (task,))
-            for task in range(size)
-            if not waits[task]
+        speeds = self._devices.speeds
+        homes = 2 * list(assignment)
+        seconds = [
+            seconds / speeds[home]
+            for seconds, home in zip(self._seconds, homes, strict=True)
         ]
-        for task in range(size):
-            # Those that wait for nothing are released by that.
-            waits[task] = max(waits[task], 1)
-        while events:
-            now = events[0][0]
-            while events and events[0][0] == now:
-                _, _, task, released = heapq.heappop(events)
-                if task is not None:
-                    idle[assignment[task % size]] = True
-                    released, sent = self._after(task, assignment)
-                    source = assignment[task % size]
-                    for target, (num_bytes, consumers) in sent:
-                        end = now
-                        if num_bytes:
-                            link = source, target
-                            begin = max(now, links.get(link, 0.0))
-                            end = begin + self._devices.transfer_seconds(
-                                num_bytes
-                            )
-                            links[link] = end
-                            transfers.append((task, *link, begin, end))
-                        heapq.heappush(
-                            events, (end, next(count), None, consumers)
-                        )
-                for other in released:
-                    waits[other] -= 1
-                    if not waits[other]:
-                        heapq.heappush(
-                            ready[assignment[other % size]],
-                            (now, self._rank[other], other),
-                        )
-            for device, waiting in enumerate(ready):
-                if idle[device] and waiting:
-                    task = heapq.heappop(waiting)[2]
-                    idle[device] = False
-                    begins[task] = now
-                    ends[task] = now + self._seconds[task] / speeds[device]
-                    heapq.heappush(events, (ends[task], next(count), task, ()))
-        return begins, ends, transfers
+        return play(
+            seconds,
+            homes,
+            self._waits,
+            self._rank,
+            lambda task: self._after(task, assignment),
+        )
 
     def _after(self, task, assignment):
         """What the end of a task releases here, and sends elsewhere."""
         size = self._size
         node = task % size
+        home = assignment[node]
         here, sent = [], {}
         if task < size:
             here.append(task + size)
             for consumer, num_bytes in self._forward[node]:
                 device = assignment[consumer]
-                if device == assignment[node]:
+                if device == home:
                     here.append(consumer)
                 else:
                     before, consumers = sent.get(device, (0, ()))
                     num_bytes = min(before + num_bytes, self._most[node])
                     sent[device] = num_bytes, (*consumers, consumer)
-            return here, sent.items()
-        gradients = []
-        for producer, num_bytes in self._back[node]:
-            device = assignment[producer]
-            if device == assignment[node]:
-                here.append(producer + size)
-            else:
-                gradients.append((device, (num_bytes, (producer + size,))))
-        return here, gradients
-
-
-def _peaks(graph, assignment, devices, spans, transfers):
-    """Most bytes that each device holds, a list of ints."""
-    size = len(graph.nodes)
-    changes = [[] for _ in devices.names]
-    held = [0] * len(devices)
-    for number, node in enumerate(graph.nodes):
-        held[assignment[number]] += node.resident_bytes
-        kept = node.activation_bytes
-        changes[assignment[number]] += [
-            (spans[number][0], -kept),
-            (spans[number + size][1], kept),
+            gone = sent.items()
+        else:
+            gone = []
+            for producer, num_bytes in self._back[node]:
+                device = assignment[producer]
+                if device == home:
+                    here.append(producer + size)
+                else:
+                    gone.append((device, (num_bytes, (producer + size,))))
+        transfer_seconds = self._devices.transfer_seconds
+        return here, [
+            # Nothing takes no time, and no place on the link.
+            ((home, device), transfer_seconds(size), tasks)
+            if size
+            else (None, 0.0, tasks)
+            for device, (size, tasks) in gone
         ]
-    sizes = collections.Counter()
-    last = collections.defaultdict(float)
-    for edge in graph.edges:
-        producer = graph.index[edge.producer]
-        consumer = graph.index[edge.consumer]
-        key = producer, assignment[consumer]
-        sizes[key] += edge.bytes
-        last[key] = max(last[key], spans[consumer + size][1])
-    for task, _, target, begin, _ in transfers:
-        if task < size:
-            key = task, target
-            copy = min(sizes[key], graph.nodes[task].output_bytes)
-            changes[target] += [(begin, -copy), (last[key], copy)]
-    peaks = []
-    for now, some in zip(held, changes, strict=True):
-        peak = now
-        # Of the same moment, what is taken comes before what is given back.
-        for _, given_back in sorted(some):
-            now -= given_back
-            peak = max(peak, now)
-        peaks.append(peak)
-    return peaks
+
+
+def play(seconds, homes, waits, rank, after):
+    """Plays tasks on devices, each of which runs one at a time.
+
+    Args:
+      seconds: Of each task, a list.
+      homes: The device of each, a list.
+      waits: For how many others each waits, a list.
+      rank: Numbers: of tasks that became ready at once on one device the
+        least runs first.
+      after: Function of a task that has ended: the tasks that are released at
+        once, and (link, seconds, tasks) of each message that is sent for
+        others. Messages of one link follow each other; None: no link.
+
+    Returns:
+      When each task begins and ends, two lists; and (task, link, begin, end)
+      of each message that takes a link.
+    """
+    begins, ends = [0.0] * len(seconds), [0.0] * len(seconds)
+    ready = {home: [] for home in sorted(set(homes))}
+    idle = dict.fromkeys(ready, True)
+    links, messages = {}, []
+    # (seconds, count, task that ends or None, tasks whose input has come)
+    count = itertools.count()
+    events = [
+        (0.0, next(count), None, (task,))
+        for task, number in enumerate(waits)
+        if not number
+    ]
+    # Those that wait for nothing are released by that.
+    waits = [max(number, 1) for number in waits]
+    while events:
+        now = events[0][0]
+        while events and events[0][0] == now:
+            _, _, task, released = heapq.heappop(events)
+            if task is not None:
+                idle[homes[task]] = True
+                released, sent = after(task)
+                for link, duration, others in sent:
+                    end = now
+                    if link is not None:
+                        begin = max(now, links.get(link, 0.0))
+                        end = links[link] = begin + duration
+                        messages.append((task, link, begin, end))
+                    heapq.heappush(events, (end, next(count), None, others))
+            for other in released:
+                waits[other] -= 1
+                if not waits[other]:
+                    heapq.heappush(
+                        ready[homes[other]], (now, rank[other], other)
+                    )
+        for home, waiting in ready.items():
+            if idle[home] and waiting:
+                task = heapq.heappop(waiting)[2]
+                idle[home] = False
+                begins[task] = now
+                ends[task] = now + seconds[task]
+                heapq.heappush(events, (ends[task], next(count), task, ()))
+    return begins, ends, messages

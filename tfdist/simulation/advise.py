@@ -6,9 +6,8 @@ import numbers
 import textwrap
 from typing import Any
 
-from tfdist.simulation import checks
-from tfdist.simulation import rules
-from tfdist.simulation import tables
+from tfdist import checks
+from tfdist import tables
 from tfdist.simulation import verdict as verdict_lib
 from tfdist.simulation.compute import ComputeTime
 from tfdist.simulation.measurement import Measurement
@@ -156,10 +155,8 @@ def advise(
     for name, values in (("num_workers", several), ("strategies", strategies)):
         if not values:
             raise ValueError(f"{name} must not be empty. Received: {values!r}.")
-    checks.number("min_speed_up", min_speed_up, lambda v: v > 0, "above 0")
-    checks.number(
-        "overhead_seconds", overhead_seconds, lambda v: v >= 0, "of at least 0"
-    )
+    checks.positive("min_speed_up", min_speed_up)
+    checks.not_negative("overhead_seconds", overhead_seconds)
     network = checks.kind("network", network, Network, Network())
     if not (
         compute is None or isinstance(compute, ComputeTime) or callable(compute)
@@ -176,12 +173,7 @@ def advise(
             step_seconds=mean + measurement.update_seconds,
         )
     if one_machine_seconds is not None:
-        checks.number(
-            "one_machine_seconds",
-            one_machine_seconds,
-            lambda v: v > 0,
-            "above 0",
-        )
+        checks.positive("one_machine_seconds", one_machine_seconds)
         measurement = dataclasses.replace(
             measurement, step_seconds=one_machine_seconds
         )
@@ -216,7 +208,7 @@ def advise(
         predictions=predictions,
         recommended=case.chosen,
         remedies=case.remedies,
-        verdict=rules.sentences(case),
+        verdict=verdict_lib.sentences(case),
     )
 
 
@@ -235,15 +227,11 @@ _COLUMNS = {
     "updates/s": lambda p: tables.amount(p.updates_per_second),
     "staleness": lambda p: tables.number(p.staleness_mean, 2),
     "its 95 %": lambda p: tables.number(p.staleness_p95, 1),
-    "compute": lambda p: _percent(p.computing),
-    "wait": lambda p: _percent(p.waiting),
-    "talk": lambda p: _percent(p.talking),
-    "dropped": lambda p: _percent(p.dropped),
+    "compute": lambda p: tables.percent(p.computing, 0),
+    "wait": lambda p: tables.percent(p.waiting, 0),
+    "talk": lambda p: tables.percent(p.talking, 0),
+    "dropped": lambda p: tables.percent(p.dropped, 0),
     "Gbit/s": lambda p: tables.amount(p.server_gbps),
     "bound by": lambda p: p.bound,
 }
 """Heading -> what stands below; `Gbit/s` is at the busiest server."""
-
-
-def _percent(share):
-    return f"{100 * share:.0f} %"

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 import gc
-import numbers
 import re
 from typing import Any
 
@@ -13,7 +12,7 @@ import keras
 import tensorflow as tf
 import tqdm
 
-from tfdist.simulation import checks
+from tfdist import checks
 from tfdist.simulation import data as data_lib
 from tfdist.simulation.compute import ComputeTime
 from tfdist.simulation.compute import Gamma
@@ -249,13 +248,7 @@ def _check_settings(settings, data, model_fn_of, learning_rate):
             f"num_workers={most}."
         )
     for setting in settings:
-        count = setting.num_workers
-        whole = isinstance(count, numbers.Integral)
-        if not whole or isinstance(count, bool) or count < 1:
-            raise ValueError(
-                "num_workers must be integers of at least 1. "
-                f"Received: {count!r}."
-            )
+        count = checks.count("num_workers", setting.num_workers)
         check_fits(setting.method, count)
     # Once for each method: what it says does not depend on the number.
     for setting in {s.method.name: s for s in settings}.values():
@@ -280,10 +273,7 @@ def check_metric(metric, model, validation_data):
     if validation_data is not None:
         data = data_lib.of_validation(validation_data)
         names += data_lib.evaluate(model, data)
-    if metric not in names:
-        raise ValueError(
-            f"metric must be one of {', '.join(names)}. Received: {metric!r}."
-        )
+    checks.one_of("metric", metric, names)
 
 
 def _check_different(name, values):

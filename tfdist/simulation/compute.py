@@ -4,10 +4,11 @@ import abc
 from collections.abc import Mapping
 from collections.abc import Sequence
 import math
-import numbers
 from typing import Any
 
 import numpy as np
+
+from tfdist import checks
 
 
 class ComputeTime(abc.ABC):
@@ -61,7 +62,7 @@ class Constant(ComputeTime):
     """
 
     def __init__(self, seconds: Any):
-        self.seconds = _number("Constant", "seconds", seconds)
+        self.seconds = checks.not_negative("Constant: seconds", seconds)
 
     def __repr__(self):
         return f"Constant({self.seconds:g})"
@@ -82,8 +83,8 @@ class LogNormal(ComputeTime):
     """
 
     def __init__(self, seconds: Any, sigma: float = 0.5):
-        self.seconds = _number("LogNormal", "seconds", seconds)
-        self.sigma = _number("LogNormal", "sigma", sigma, above=0)
+        self.seconds = checks.not_negative("LogNormal: seconds", seconds)
+        self.sigma = checks.positive("LogNormal: sigma", sigma)
 
     def __repr__(self):
         return f"LogNormal({self.seconds:g}, sigma={self.sigma:g})"
@@ -109,8 +110,8 @@ class Gamma(ComputeTime):
     """
 
     def __init__(self, seconds: Any, shape: float = 100.0):
-        self.seconds = _number("Gamma", "seconds", seconds)
-        self.shape = _number("Gamma", "shape", shape, above=0)
+        self.seconds = checks.not_negative("Gamma: seconds", seconds)
+        self.shape = checks.positive("Gamma: shape", shape)
 
     def __repr__(self):
         return f"Gamma({self.seconds:g}, shape={self.shape:g})"
@@ -134,8 +135,10 @@ class Pareto(ComputeTime):
     """
 
     def __init__(self, seconds: Any, shape: float = 2.5):
-        self.seconds = _number("Pareto", "seconds", seconds)
-        self.shape = _number("Pareto", "shape", shape, above=1)
+        self.seconds = checks.not_negative("Pareto: seconds", seconds)
+        self.shape = checks.number(
+            "Pareto: shape", shape, lambda value: value > 1, "above 1"
+        )
 
     def __repr__(self):
         return f"Pareto({self.seconds:g}, shape={self.shape:g})"
@@ -168,12 +171,12 @@ class Sometimes(ComputeTime):
     ):
         _check_time("Sometimes", "extra", extra)
         self.extra = extra
-        self.probability = _number("Sometimes", "probability", probability)
-        if self.probability > 1:
-            raise ValueError(
-                "Sometimes: probability must be a number from 0 to 1. "
-                f"Received: {probability!r}."
-            )
+        self.probability = checks.number(
+            "Sometimes: probability",
+            probability,
+            lambda value: 0 <= value <= 1,
+            "from 0 to 1",
+        )
         self.workers = None if workers is None else frozenset(workers)
 
     def __repr__(self):
@@ -210,7 +213,9 @@ class SlowWorkers(ComputeTime):
             )
         self.base = base
         self.factors = {
-            int(worker): _number("SlowWorkers", f"factors[{worker}]", factor)
+            int(worker): checks.not_negative(
+                f"SlowWorkers: factors[{worker}]", factor
+            )
             for worker, factor in factors.items()
         }
 
@@ -295,22 +300,6 @@ def parse(text):
             f"{', '.join(_BY_NAME)} (constant has no shape), such as "
             f"`gamma:0.1:100`. Received: {text!r} ({error})."
         ) from None
-
-
-def _number(owner, name, value, above=None):
-    good = (
-        isinstance(value, numbers.Real)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and (value >= 0 if above is None else value > above)
-    )
-    if not good:
-        least = "of at least 0" if above is None else f"above {above}"
-        raise ValueError(
-            f"{owner}: {name} must be a finite number {least}. "
-            f"Received: {value!r}."
-        )
-    return float(value)
 
 
 def _check_time(owner, name, value):

@@ -15,6 +15,7 @@ _PHASES = (
     ("decided", "wait", "#DDDDDD"),
 )
 _MANY_UPDATES = 30  # So many are drawn thinner, not to hide the bars.
+_DROPPED = {"facecolor": "#777777", "edgecolor": "white", "hatch": "////"}
 _LOST = {"facecolor": "white", "edgecolor": "#888888", "hatch": "...."}
 
 
@@ -33,10 +34,19 @@ def gantt(history, path, steps=6):
     picture = plots.new_figure(path, 11.0, 1.9 + 0.34 * shown)
     if picture is None:
         return None
-    ax = picture.subplots()
     jobs = history.jobs[history.jobs["worker"] < shown]
     end = _end(jobs, shown, steps, history.seconds)
     jobs = jobs[jobs["pulling"] < end]
+    cut = f" (the first {shown} are shown)" * (shown < history.num_workers)
+    workers = "worker" if history.num_workers == 1 else "workers"
+    ax = plots.gantt_axes(
+        picture,
+        shown,
+        end,
+        xlabel="virtual seconds",
+        ylabel="worker",
+        title=f"{history.method}, {history.num_workers} {workers}{cut}",
+    )
     for worker in range(shown):
         own = jobs[jobs["worker"] == worker]
         for job, until in zip(own, [*own["pulling"][1:], end], strict=True):
@@ -54,19 +64,14 @@ def gantt(history, path, steps=6):
     ax.vlines(
         updates, -0.5, shown - 0.5, color="black", linewidth=width, zorder=3
     )
-    ax.set_xlim(0, end)
-    ax.set_ylim(shown - 0.5, -0.5)
-    ax.set_yticks(range(shown))
-    cut = ""
-    if shown < history.num_workers:
-        cut = f" (the first {shown} are shown)"
-    workers = "worker" if history.num_workers == 1 else "workers"
-    ax.set(
-        xlabel="virtual seconds",
-        ylabel="worker",
-        title=f"{history.method}, {history.num_workers} {workers}{cut}",
+    plots.gantt_legend(
+        picture,
+        {
+            **{label: {"facecolor": color} for _, label, color in _PHASES},
+            "dropped": _DROPPED,
+            "lost (died)": _LOST,
+        },
     )
-    _legend(picture)
     return plots.save(picture, path)
 
 
@@ -101,26 +106,3 @@ def _draw(ax, job, end):
         if np.isnan(job[field]):
             return
         begin = until
-
-
-def _legend(picture):
-    from matplotlib import lines
-    from matplotlib import patches
-
-    handles = [
-        patches.Patch(facecolor=color, label=label)
-        for _, label, color in _PHASES
-    ]
-    handles += [
-        patches.Patch(
-            facecolor="#777777",
-            edgecolor="white",
-            hatch="////",
-            label="dropped",
-        ),
-        patches.Patch(label="lost (died)", **_LOST),
-        lines.Line2D([], [], color="black", label="update"),
-    ]
-    picture.legend(
-        handles=handles, loc="outside lower center", ncols=len(handles)
-    )

@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
-import numbers
 import time
 import types
 from typing import Any
@@ -13,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist import one_replica
 from tfdist.simulation import data as data_lib
 from tfdist.simulation.methods import Method
@@ -68,9 +67,9 @@ class Measurement:
                 "Received none."
             )
         for value in seconds:
-            _check_seconds("compute_seconds", value)
-        _check_seconds("update_seconds", self.update_seconds, zero=True)
-        _check_seconds("step_seconds", self.step_seconds)
+            checks.positive("compute_seconds", value)
+        checks.not_negative("update_seconds", self.update_seconds)
+        checks.positive("step_seconds", self.step_seconds)
 
     @property
     def compute(self):
@@ -159,13 +158,9 @@ def measure(
       TypeError: `model` is no Keras model.
       ValueError: An argument does not fit; the message says which.
     """
-    whole = isinstance(steps, numbers.Integral) and not isinstance(steps, bool)
-    if not whole or steps < 1:
-        raise ValueError(
-            f"steps must be an integer of at least 1. Received: {steps!r}."
-        )
+    checks.count("steps", steps)
     if step_seconds is not None:
-        _check_seconds("step_seconds", step_seconds)
+        checks.positive("step_seconds", step_seconds)
     data_lib.check_model(model)
     data = data_lib.Data((x, y), batch_size, shuffle=False)
     full = data.num_examples // batch_size
@@ -246,15 +241,3 @@ def _as_it_was(model):
         model.reset_metrics()
         for variable, value in zip(kept, values, strict=True):
             variable.assign(value)
-
-
-def _check_seconds(name, value, zero=False):
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (
-        number and math.isfinite(value) and (value >= 0 if zero else value > 0)
-    ):
-        allowed = "of at least 0" if zero else "above 0"
-        raise ValueError(
-            f"{name} must be a finite number of seconds {allowed}. "
-            f"Received: {value!r}."
-        )

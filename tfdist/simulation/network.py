@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-import numbers
+
+from tfdist import checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,21 +33,16 @@ class Network:
 
     def __post_init__(self):
         for name in ("latency_seconds", "server_seconds"):
-            self._check(name, lambda value: 0 <= value < math.inf, "at least 0")
-        self._check("bandwidth_gbps", lambda value: value > 0, "positive")
-        if self.server_bandwidth_gbps is not None:
-            self._check(
-                "server_bandwidth_gbps", lambda value: value > 0, "positive"
-            )
-
-    def _check(self, name, is_good, allowed):
-        value = getattr(self, name)
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not number or not is_good(value):
-            raise ValueError(
-                f"Network: {name} must be a number, {allowed}. "
-                f"Received: {value!r}."
-            )
+            checks.not_negative(f"Network: {name}", getattr(self, name))
+        for name in ("bandwidth_gbps", "server_bandwidth_gbps"):
+            value = getattr(self, name)
+            if value is None and name.startswith("server"):
+                continue
+            if not checks.is_number(value) or not value > 0:
+                raise ValueError(
+                    f"Network: {name} must be a number, positive. "
+                    f"Received: {value!r}."
+                )
 
 
 class Links:

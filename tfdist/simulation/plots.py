@@ -58,6 +58,42 @@ def save(picture, path):
     return picture
 
 
+def gantt_axes(picture, num_rows, end, **texts):
+    """The axes of a Gantt chart, the first row at the top.
+
+    Args:
+      picture: A `Figure`.
+      num_rows: Of workers or devices.
+      end: Of the time that is shown.
+      **texts: Of `Axes.set`: xlabel, ylabel, title.
+    """
+    ax = picture.subplots()
+    ax.set_xlim(0, end)
+    ax.set_ylim(num_rows - 0.5, -0.5)
+    ax.set_yticks(range(num_rows))
+    ax.set(**texts)
+    return ax
+
+
+def gantt_legend(picture, bars):
+    """The legend of a Gantt chart, whose updates are black lines.
+
+    Args:
+      picture: A `Figure`.
+      bars: Dict of a label to how such bars are drawn, a dict.
+    """
+    from matplotlib import lines
+    from matplotlib import patches
+
+    handles = [
+        patches.Patch(label=name, **style) for name, style in bars.items()
+    ]
+    handles.append(lines.Line2D([], [], color="black", label="update"))
+    picture.legend(
+        handles=handles, loc="outside lower center", ncols=len(handles)
+    )
+
+
 def accuracy_over_epochs(source, path, metric=None):
     """The metric over passes over the data, of all workers together.
 

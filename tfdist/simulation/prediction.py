@@ -96,8 +96,6 @@ class Prediction:
       bound: What bounds it, one of `BOUNDS`.
       parts: Dict of `BOUNDS` to the seconds per gradient of a worker that
         each takes by itself.
-      is_synchronous: Whether updates are means for which workers wait.
-      gradients_per_update: Of how many an update is made, on average.
     """
 
     method: str
@@ -114,8 +112,6 @@ class Prediction:
     server_gbps: float
     bound: str
     parts: dict
-    is_synchronous: bool
-    gradients_per_update: float
 
     def as_dict(self):
         """Its figures, as JSON can hold them."""
@@ -166,7 +162,6 @@ def predict(measurement, strategy, num_workers, cluster):
     waiting = jobs["decided"] - jobs["arrived"]
     whole = jobs["decided"] - jobs["pulling"]
     examples = len(counted) * measurement.batch_size / (end - begin)
-    lockstep = method.synchronization.waits and method.synchronization.averages
     parts = _parts(num_workers, network, push, pull, computing, waiting)
     parts["servers' work"] *= updates / len(jobs)
     parts["latency"] -= cluster.overhead_seconds
@@ -187,8 +182,6 @@ def predict(measurement, strategy, num_workers, cluster):
         server_gbps=float(8e-9 * most_bytes * len(jobs) / (end - begin)),
         bound=max(BOUNDS, key=parts.get),
         parts=parts,
-        is_synchronous=bool(lockstep),
-        gradients_per_update=len(counted) / max(1, updates),
     )
 
 

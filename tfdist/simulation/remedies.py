@@ -1,5 +1,6 @@
 """What would make a cluster faster: one change by itself, tried out."""
 
+import bisect
 import dataclasses
 import math
 
@@ -84,21 +85,15 @@ def find(change, measurement, method, num_workers, cluster, target):
     def enough(remedy):
         return remedy.prediction.speed_up >= target
 
+    powers = range(1, most + 1)
     if change == "num_workers":
         # Too many may be slower than some: from few to more.
-        return next(filter(enough, map(changed, range(1, most + 1))), None)
-    best = changed(most) if most > 0 else None
-    if best is None or not enough(best):
-        return None
-    low, high = 0, most  # Too little, and enough.
-    while high - low > 1:
-        middle = (low + high) // 2
-        remedy = changed(middle)
-        if enough(remedy):
-            best, high = remedy, middle
-        else:
-            low = middle
-    return best
+        power = next((p for p in powers if enough(changed(p))), most + 1)
+    else:
+        power = 1 + bisect.bisect_left(
+            powers, True, key=lambda power: enough(changed(power))
+        )
+    return changed(power) if power <= most else None
 
 
 def _doublings(number, most):

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from tfdist.simulation import checks
+from tfdist import checks
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import play as play_lib
 from tfdist.simulation.history import History
@@ -82,7 +82,7 @@ def replay(
             "trace must be what tfdist.simulation.read_trace returns. "
             f"Received: {trace!r}."
         )
-    checks.number("evaluate_every", evaluate_every, lambda v: v > 0, "above 0")
+    checks.positive("evaluate_every", evaluate_every)
     method = as_method(strategy).resolve(trace.num_workers)
     if method.local_steps is not None:
         raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdist import checks
 from tfdist.simulation import curves
 from tfdist.simulation import tables
 from tfdist.simulation.history import without_nan
@@ -54,11 +55,8 @@ class Comparison:
         everything = [h for rates in runs.values() for h in _flat(rates)]
         self.keys = list(runs)
         names = {name for h in everything for name in h.evaluations[-1]}
-        if metric is not None and metric not in names:
-            raise ValueError(
-                f"metric must be one of {', '.join(sorted(names))}. "
-                f"Received: {metric!r}."
-            )
+        if metric is not None:
+            checks.one_of("metric", metric, sorted(names))
         self.metric = metric or curves.default_metric(everything)
         self.smaller_is_better = curves.smaller_is_better(self.metric)
         self._epochs = max(h.evaluations[-1]["epoch"] for h in everything)

@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist.cluster import members
 from tfdist.runtime.variables.sharding import ByteBalancer
-from tfdist.simulation import checks
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import history as history_lib
 from tfdist.simulation import play as play_lib
@@ -107,11 +107,11 @@ def simulate(
     checks.count("num_workers", num_workers)
     checks.count("num_servers", num_servers)
     checks.count("epochs", epochs)
-    checks.number("evaluate_every", evaluate_every, lambda v: v > 0, "above 0")
+    checks.positive("evaluate_every", evaluate_every)
     if checks.count("chunk", chunk) > 8:
         raise ValueError(f"chunk must be from 1 to 8. Received: {chunk!r}.")
     if max_seconds is not None:
-        checks.number("max_seconds", max_seconds, lambda v: v > 0, "above 0")
+        checks.positive("max_seconds", max_seconds)
     cluster = _cluster(
         compute, network, failures, seed, worker_timeout, start_timeout
     )
@@ -252,7 +252,7 @@ def _cluster(compute, network, failures, seed, worker_timeout, start_timeout):
         lambda value: value > least,
         f"above {least:g}, two heartbeats",
     )
-    checks.number("start_timeout", start_timeout, lambda v: v > 0, "above 0")
+    checks.positive("start_timeout", start_timeout)
     return {
         "compute": checks.kind("compute", compute, ComputeTime, Gamma(0.1)),
         "network": checks.kind("network", network, Network, Network()),
@@ -273,7 +273,7 @@ def _by_server(name, sizes, num_servers):
             f"of servers. Received: {sizes!r}."
         )
     for size in sizes:
-        checks.number(name, size, lambda value: value >= 0, "of at least 0")
+        checks.not_negative(name, size)
     return list(sizes)
 
 

@@ -1,46 +1,10 @@
 """Figures of simulated trainings as text for a person."""
 
-import math
-
-_NONE = "-"
-
-
-def number(value, digits=3):
-    """A number as text, `-` for None and NaN."""
-    if value is None or not math.isfinite(value):
-        return _NONE
-    return f"{value:.{digits}f}"
-
-
-def amount(value):
-    """A number of any size as text with three digits, `-` for None and NaN."""
-    if value is None or not math.isfinite(value):
-        return _NONE
-    if value == 0:
-        return "0"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:.{min(digits, 6)}f}"
-
-
-def aligned(titles, rows):
-    """A table as text.
-
-    Args:
-      titles: List of the columns' titles; the first column is flush left.
-      rows: List of lists of texts.
-    """
-    lines = [titles, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(
-                zip(line, widths, strict=True)
-            )
-        ).rstrip()
-        for line in lines
-    )
+from tfdist.tables import NONE
+from tfdist.tables import aligned
+from tfdist.tables import amount
+from tfdist.tables import number
+from tfdist.tables import percent
 
 
 def of_comparison(comparison):
@@ -101,9 +65,9 @@ def of_comparison(comparison):
                 number(row["speed_up"], 2),
                 number(row["staleness_mean"], 2),
                 number(row["staleness_p95"], 1),
-                f"{100 * row['dropped']:.1f} %",
+                percent(row["dropped"]),
                 amount(row["gigabytes"]),
-                f"{100 * row['utilization']:.1f} %",
+                percent(row["utilization"]),
             ]
             for row in rows
         ],
@@ -138,7 +102,7 @@ def of_history(history):
             ["staleness, mean", number(some["staleness_mean"], 2)],
             ["  of 95 % at most", number(some["staleness_p95"], 1)],
             ["  at most", str(some["staleness_max"])],
-            ["utilization", f"{100 * some['utilization']:.1f} %"],
+            ["utilization", percent(some["utilization"])],
             ["wait for a decision, s", amount(some["waited_mean"])],
             ["gigabytes", amount(some["gigabytes"])],
             ["diverged", "yes" if some["diverged"] else "no"],
@@ -165,7 +129,7 @@ def of_history(history):
 
 def _with_spread(row):
     text = number(row["final_mean"])
-    if row["seeds"] > 1 and text != _NONE:
+    if row["seeds"] > 1 and text != NONE:
         text += f" +- {number(row['final_std'])}"
     return text
 

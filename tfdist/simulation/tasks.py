@@ -13,6 +13,7 @@ import unicodedata
 import keras
 import numpy as np
 
+from tfdist import checks
 from tfdist import datasets
 
 
@@ -49,10 +50,7 @@ def load(name):
     Raises:
       ValueError: There is none.
     """
-    if name not in TASKS:
-        raise ValueError(
-            f"A task must be one of {', '.join(TASKS)}. Received: {name!r}."
-        )
+    checks.one_of("A task", name, TASKS)
     return TASKS[name]()
 
 

@@ -1,4 +1,7 @@
-"""What is recommended: a method and a number of workers, or none."""
+"""The verdict: a method and a number of workers, or none, and why.
+
+It knows nothing of accuracy: that is trained, by `simulate` and `compare`.
+"""
 
 import dataclasses
 
@@ -119,3 +122,111 @@ def _remedies(case):
         for change in changes
     ]
     return [remedy for remedy in found if remedy is not None]
+
+
+def sentences(case):
+    """The verdict in words: what to use, what bounds it, what would help.
+
+    Args:
+      case: A decided `Case`.
+
+    Returns:
+      A list of texts.
+    """
+    first = _staying if case.chosen is None else _recommendation
+    return [
+        text for text in (first(case), _reason(case), _changes(case)) if text
+    ]
+
+
+def _recommendation(case):
+    """Which method, with how many workers, and at what it gives up speed."""
+    chosen, fastest = case.chosen, case.fastest
+    text = (
+        f"Use {chosen.method} with {_workers(chosen)}: "
+        f"{chosen.examples_per_second:,.0f} examples/s, "
+        f"{chosen.speed_up:.1f} times one machine's "
+        f"{case.measurement.examples_per_second:,.0f}."
+    )
+    if fastest is not chosen:
+        text += (
+            f" The fastest is {fastest.method} with {fastest.num_workers}, "
+            f"{fastest.speed_up:.1f} times; its gradients are late by "
+            f"{fastest.staleness_mean:.1f} updates on average, here by "
+            f"{chosen.staleness_mean:.1f}."
+        )
+    return text
+
+
+def _staying(case):
+    """That no method is worth it."""
+    best = case.fastest
+    return (
+        f"Stay on one machine: it trains on "
+        f"{case.measurement.examples_per_second:,.0f} examples/s. The most "
+        f"that a method gives is {best.speed_up:.2f} times that "
+        f"({best.method} with {_workers(best)}), less "
+        f"than {case.min_speed_up:g}."
+    )
+
+
+def _reason(case):
+    """What takes the time of one gradient, so what bounds the rate."""
+    row = case.chosen or case.fastest
+    push, pull = case.measurement.push_bytes, case.measurement.pull_bytes
+    parts = {k: s for k, s in row.parts.items() if s > 1e-9}
+    listed = ", ".join(
+        f"{name} {_seconds(parts[name])}"
+        for name in sorted(parts, key=parts.get, reverse=True)
+    )
+    return (
+        f"It is bound by {row.bound}. For each gradient of a worker these are "
+        f"busy: {listed}. A step sends {_bytes(push)} and gets {_bytes(pull)}."
+    )
+
+
+def _changes(case):
+    """What would change the verdict, or make the cluster faster."""
+    if not case.remedies:
+        if case.chosen:
+            return None
+        return (
+            "Neither a larger batch, a faster network, more servers nor more "
+            f"workers alone would make it {case.min_speed_up:g} times."
+        )
+    words = {
+        "batch_size": "a batch of {:,} on each worker (if computing takes as "
+        "many times as long; accuracy may suffer)",
+        "bandwidth_gbps": "links of {:g} Gbit/s",
+        "num_servers": "{} servers",
+        "num_workers": "{} workers",
+    }
+    listed = "; ".join(
+        f"{words[r.change].format(r.value)}: {r.prediction.speed_up:.1f} times"
+        for r in case.remedies
+    )
+    row = case.chosen or case.largest
+    goal = "What would help" if case.chosen else "What would change that"
+    return (
+        f"{goal}, each by itself, with {row.method} and "
+        f"{_workers(row)}: {listed}."
+    )
+
+
+def _workers(prediction):
+    number = prediction.num_workers
+    return "1 worker" if number == 1 else f"{number} workers"
+
+
+def _seconds(value):
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1e-6:.3g} us"
+
+
+def _bytes(number):
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number} B"

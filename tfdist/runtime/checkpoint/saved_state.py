@@ -34,16 +34,23 @@ class SavedState:
     arrays: dict
 
 
-def write(state, file):
-    """Writes a `SavedState` to a binary file that is open for writing."""
+def write(state, file, kind=_FORMAT, mode="w"):
+    """Writes a `SavedState` to a binary file that is open for writing.
+
+    Args:
+      state: The `SavedState`.
+      file: The file.
+      kind: Name of the format, for `read`.
+      mode: "w", or "a" for more entries of an archive that the file holds.
+    """
     dtypes = {name: array.dtype.name for name, array in state.arrays.items()}
     content = {
-        "format": _FORMAT,
+        "format": kind,
         "version": _VERSION,
         "header": state.header,
         "dtypes": dtypes,
     }
-    with zipfile.ZipFile(file, "w") as archive:
+    with zipfile.ZipFile(file, mode) as archive:
         for name, array in state.arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(
@@ -52,11 +59,12 @@ def write(state, file):
         archive.writestr(_HEADER, json.dumps(content))
 
 
-def read(file):
+def read(file, kind=_FORMAT):
     """Reads what `write` has written.
 
     Args:
       file: A binary file that is open for reading.
+      kind: Name of the format that is read.
 
     Returns:
       A `SavedState`.
@@ -67,7 +75,7 @@ def read(file):
     try:
         with zipfile.ZipFile(file) as archive:
             content = json.loads(archive.read(_HEADER))
-            if content["format"] != _FORMAT:
+            if content["format"] != kind:
                 raise ValueError(f"its format is {content['format']!r}")
             if content["version"] != _VERSION:
                 raise ValueError(
@@ -85,11 +93,14 @@ def read(file):
 
 
 def _read_array(archive, name, dtype):
+    if archive.getinfo(f"{name}.npy").compress_type:
+        # It might be much larger than the file.
+        raise ValueError(f"its {name!r} is compressed")
     with archive.open(f"{name}.npy") as entry:
         array = np.lib.format.read_array(entry, allow_pickle=False)
         # The checksum is compared at the end of an entry.
         if entry.read(1):
-            raise ValueError(f"its entry {name!r} is too long")
+            raise ValueError(f"its {name!r} is too long")
     return array if array.dtype == dtype else array.view(dtype)
 
 

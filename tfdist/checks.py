@@ -1,7 +1,12 @@
-"""Refuses arguments by name, with what came and what is allowed."""
+"""Refuses arguments by name, with what was received and what is allowed."""
 
 import math
 import numbers
+
+
+def is_number(value):
+    """Whether a value is a real number, and no bool."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def count(name, value, least=1):
@@ -9,7 +14,7 @@ def count(name, value, least=1):
 
     Args:
       name: Name of the argument.
-      value: What came.
+      value: What was received.
       least: int.
 
     Raises:
@@ -29,17 +34,47 @@ def number(name, value, is_good, allowed):
 
     Args:
       name: Name of the argument.
-      value: What came.
+      value: What was received.
       is_good: Callable of a float.
       allowed: What that says in words, such as "above 0".
+
+    Returns:
+      `value` as a float.
 
     Raises:
       ValueError: It is refused.
     """
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or not math.isfinite(value) or not is_good(value):
+    if not is_number(value) or not math.isfinite(value) or not is_good(value):
         raise ValueError(
             f"{name} must be a finite number {allowed}. Received: {value!r}."
+        )
+    return float(value)
+
+
+def positive(name, value):
+    """Refuses what is not a finite number above 0; returns a float."""
+    return number(name, value, lambda x: x > 0, "above 0")
+
+
+def not_negative(name, value):
+    """Refuses what is not a finite number of at least 0; returns a float."""
+    return number(name, value, lambda x: x >= 0, "of at least 0")
+
+
+def one_of(name, value, allowed):
+    """Refuses what is none of the texts that are allowed.
+
+    Args:
+      name: Name of the argument.
+      value: What was received.
+      allowed: Several texts.
+
+    Raises:
+      ValueError: It is refused.
+    """
+    if value not in allowed:
+        raise ValueError(
+            f"{name} must be one of {', '.join(allowed)}. Received: {value!r}."
         )
 
 
@@ -48,7 +83,7 @@ def kind(name, value, of, default=None):
 
     Args:
       name: Name of the argument.
-      value: What came; None for the default.
+      value: What was received; None for the default.
       of: The class.
       default: What None means.
 
@@ -73,7 +108,7 @@ def several(name, values, of):
 
     Args:
       name: Name of the argument.
-      values: What came.
+      values: What was received.
       of: The class.
 
     Raises:
