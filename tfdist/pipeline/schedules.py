@@ -14,15 +14,11 @@ import numbers
 from typing import NamedTuple
 
 from tfdist import checks
+from tfdist.placement import chain
 
-SYNCHRONOUS = ("gpipe", "1f1b")
-"""Schedules that empty the pipeline (flush) before each update."""
-
-ASYNCHRONOUS = ("pipedream", "pipedream_2bw", "spectrain", "ftpipe")
-"""Schedules that never do; they differ in the weights that tasks use."""
-
-NAMES = (*SYNCHRONOUS, *ASYNCHRONOUS)
-
+SYNCHRONOUS = chain.SYNCHRONOUS
+ASYNCHRONOUS = chain.ASYNCHRONOUS
+NAMES = chain.SCHEDULES
 KINDS = ("forward", "backward", "update")
 
 

@@ -141,7 +141,7 @@ class _PipelineExtended(one_replica.OneReplicaExtended):
     # Steps.
 
     def _call_for_each_replica(self, fn, args, kwargs):
-        with _PipelineReplicaContext(
+        with one_replica.ReplicaContext(
             self._container_strategy(), replica_id_in_sync_group=0
         ):
             return fn(*args, **kwargs)
@@ -199,11 +199,3 @@ class _PipelineExtended(one_replica.OneReplicaExtended):
     @property
     def should_save_summary(self):
         return True
-
-
-class _PipelineReplicaContext(tf.distribute.ReplicaContext):
-    """Sums nothing: all gradients are there once, each on its own device."""
-
-    def all_reduce(self, reduce_op, value, options=None):
-        del reduce_op, options
-        return value

@@ -27,16 +27,11 @@ from tfdist import checks
 from tfdist.placement.memory import PlacementError
 
 OBJECTIVES = ("step", "throughput")
-SCHEDULES = (
-    "gpipe",
-    "1f1b",
-    "pipedream",
-    "pipedream_2bw",
-    "spectrain",
-    "ftpipe",
-)
-# They update once per batch; the others after each micro-batch, or in between.
+# They empty the pipeline (flush) and update once per batch.
 SYNCHRONOUS = ("gpipe", "1f1b")
+# They never do; they differ in the weights that tasks use.
+ASYNCHRONOUS = ("pipedream", "pipedream_2bw", "spectrain", "ftpipe")
+SCHEDULES = (*SYNCHRONOUS, *ASYNCHRONOUS)
 
 _ROUNDING = 1e-9
 
