@@ -11,10 +11,10 @@ from tfdist.simulation import SlowWorkers
 from tfdist.simulation import Sometimes
 from tfdist.simulation import advise
 from tfdist.simulation import timing
-from tfdist.simulation.advise import STRATEGIES
 from tfdist.simulation.measurement import Variable
 from tfdist.simulation.prediction import Cluster
 from tfdist.simulation.prediction import predict
+from tfdist.strategies import registry
 
 _BATCH = 32
 _MEGABYTE = 250_000  # Floats.
@@ -54,7 +54,7 @@ def played(measurement, *strategies, num_workers=4, **settings):
 
 
 def test_a_free_network_gives_n_times_one_machine():
-    advice, found = advised(measured(), *STRATEGIES)
+    advice, found = advised(measured(), *registry.names("synchronization"))
     rates = {name: p.speed_up for name, p in found.items()}
     backup = rates.pop("backup_workers:backup_workers=1")
     assert rates == {

@@ -3,10 +3,10 @@
 from tfdist.simulation import Measurement
 from tfdist.simulation import verdict
 from tfdist.simulation.measurement import Variable
-from tfdist.simulation.methods import parse
 from tfdist.simulation.prediction import BOUNDS
 from tfdist.simulation.prediction import Cluster
 from tfdist.simulation.prediction import Prediction
+from tfdist.strategies import registry
 
 BACKUP = "backup_workers:backup_workers=2"
 
@@ -43,7 +43,7 @@ def case(*rows, chosen=0, **settings):
         measurement=measurement,
         cluster=Cluster(),
         predictions=list(rows),
-        methods={r.method: parse(r.method) for r in rows},
+        methods={r.method: registry.method(r.method) for r in rows},
         chosen=None if chosen is None else rows[chosen],
         **settings,
     )

@@ -211,7 +211,10 @@ def test_what_is_registered_has_a_name():
     assert registry.method("mine").synchronization.speed == 2.0
     made = registry.method("bmuf:synchronization=mine(speed=3)")
     assert made.synchronization == Mine(3)
-    # A module that is loaded again.
+    # As by a file that is loaded again, but not as by another file.
+    other = type("Mine", (Mine,), {"__module__": "another_module"})
+    with pytest.raises(ValueError, match="which is .*registry_test:Mine"):
+        tfdist.register("mine", other)
     tfdist.register("mine", Mine)
     assert registry.method("mine").synchronization.speed == 1.0
 

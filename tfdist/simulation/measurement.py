@@ -14,8 +14,8 @@ import tensorflow as tf
 from tfdist import checks
 from tfdist import one_replica
 from tfdist.simulation import data as data_lib
-from tfdist.simulation.methods import Method
 from tfdist.simulation.simulate import traffic
+from tfdist.strategies.method import Method
 
 # Calls that trace, allocate and fill caches.
 _WARM_UP = 3

@@ -72,7 +72,7 @@ ENTRIES = (
         "tfdist.correction:GapAware",
         "correction",
         paper="Barkai et al. 2020",
-        help="a gradient counts less the more its parameters have moved",
+        help="a gradient counts less the more its parameters moved",
     ),
     Entry(
         "fasgd",
@@ -140,7 +140,7 @@ ENTRIES = (
         "local_steps",
         {"synchronization": "async"},
         paper="Dean et al. 2012",
-        help="the sum of the gradients of n_push steps, through Adagrad",
+        help="the summed gradients of n_push steps, through Adagrad",
         preset="DownpourStrategy",
     ),
 )

@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+import sys
 from typing import Any
 
 AXES = {
@@ -74,6 +75,12 @@ class Entry:
             return self.factory
         name = getattr(self.factory, "__qualname__", repr(self.factory))
         return f"{getattr(self.factory, '__module__', '?')}:{name}"
+
+    @property
+    def source(self) -> tuple[str | None, str]:
+        """File and name of the factory, whatever its module is called."""
+        module, _, name = self.place.partition(":")
+        return getattr(sys.modules.get(module), "__file__", module), name
 
     @property
     def settings(self) -> dict[str, Any]:

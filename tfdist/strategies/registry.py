@@ -90,11 +90,8 @@ def register(
     )
     _check_defaults(made)
     taken = _entries.get(name)
-    # A module may be loaded again, or by two names.
-    if (
-        taken is not None
-        and taken.place.partition(":")[2] != (made.place.partition(":")[2])
-    ):
+    # A file may be loaded again, or under two names.
+    if taken is not None and taken.source != made.source:
         raise ValueError(
             "Argument `name` must be one that is not taken. Received: "
             f"name={name!r}, which is {taken.place}."
