@@ -1,10 +1,10 @@
-"""Every private name that tfdist takes from Keras, but for its calls.
+"""Every private name that tfdist takes from Keras.
 
-Nothing else in the package imports from `keras.src` or uses a name of Keras's
-that begins with an underscore; `private_keras_calls` has what looks at calls
-that are under way. Each name says why the public interface does not do.
-`tests/private_keras_test.py` has a canary for each, and what would be wrong in
-silence without its name raises here (`_require`).
+Nothing else in the package imports from `keras.src` or uses an attribute of
+Keras's that begins with an underscore; Keras's call stack is read in
+`private_keras_calls`. Each function says why the public interface does not do.
+`tests/private_keras_test.py` has a canary for each, and a name whose absence
+would go unnoticed is required here (`_require`).
 """
 
 import keras
@@ -16,20 +16,23 @@ from tfdist import private_tensorflow
 
 
 def _require(owner, *names):
-    """Refuses a Keras whose `owner`, an object, lacks a private name.
+    """Refuses a Keras whose objects lack a private attribute.
 
-    Where such an attribute were set, or left out, training would go on and
-    nobody would read it.
+    Python would set it all the same, and nothing would read it.
+
+    Args:
+      owner: An object of Keras's.
+      *names: Of its attributes.
 
     Raises:
-      RuntimeError: It does.
+      RuntimeError: It lacks one; the message names it.
     """
     for name in names:
         if not hasattr(owner, name):
             raise RuntimeError(
-                f"Keras {keras.version()} is newer than this version of "
-                f"tfdist knows: {type(owner).__name__} has no attribute "
-                f"`{name}`. Install a version that tfdist's setup.py allows."
+                f"tfdist does not support Keras {keras.version()}: "
+                f"{type(owner).__name__} has no attribute `{name}`. Install a "
+                "version of Keras that tfdist's setup.py allows."
             )
 
 
@@ -43,10 +46,10 @@ def adapts_generator(adapter):
 
 
 def enqueuer_of(adapter):
-    """The threads that read for a Keras `DataAdapter`, None without any.
+    """Returns the threads that read for a Keras `DataAdapter`, or None.
 
-    Those of a `keras.utils.PyDataset` with `workers`. Neither the class nor
-    what it keeps of a data set has a public name.
+    A `keras.utils.PyDataset` with `workers` has some. Neither they nor the
+    adapter have a public name.
     """
     if not isinstance(adapter, py_dataset_adapter.PyDatasetAdapter):
         return None
@@ -231,9 +234,9 @@ def pack_outputs(model, tensors):
 
 
 def learning_rate_schedule(optimizer):
-    """The `LearningRateSchedule` of a Keras optimizer, None without one.
+    """Returns the `LearningRateSchedule` of a Keras optimizer, or None.
 
-    The public `learning_rate` of an optimizer is a number, with or without.
+    The public `learning_rate` is a number, with a schedule or without.
     """
     _require(optimizer, "_learning_rate")
     rate = optimizer._learning_rate

@@ -1,14 +1,16 @@
-"""Looks at the calls that are under way in Keras, and at their variables.
+"""Inspection of Keras's call stack: which call of Keras is under way, and why.
 
-Keras tells a strategy nothing of why it is called: for what a data set is
-asked for, whether a model is being saved or built. Only the frames of the
-calls that are under way show it. That is the last resort: no other file of the
-package reads the local variables of a frame (`tests/architecture_test.py`).
+Keras does not tell a strategy why it calls it: whether a data set is for
+training or for validation, whether a model is being built or saved. Only the
+frames of the calls under way show it. This is the last resort, and the one
+file of the package that reads local variables of Keras's frames
+(`tests/architecture_test.py`).
 
-What is looked for by name is in `_VARIABLES`, `_BUILDS`, `_SAVING` and
-`SAVING_CALLS`. `check` compares it with the Keras that is installed, when a
-strategy is made, and refuses one that lacks any: data for validation would be
-shared out over workers, or a file overwritten, in silence.
+All names that it relies on are in `_VARIABLES`, `_BUILDS`, `_SAVING` and
+`SAVING_CALLS`. `check` compares them with the installed Keras when a strategy
+is made, and refuses a Keras that lacks one: validation data would be shared
+out over the workers, or the chief's file overwritten, without a word.
+`tests/private_keras_calls_test.py` has a canary for each function.
 """
 
 import dis
@@ -24,13 +26,13 @@ import keras
 _VERSION = tuple(map(int, keras.version().split(".")[:2]))
 # The number of the first of the steps that `fit` takes at once.
 _STEP = "begin_step" if _VERSION >= (3, 11) else "step"
-# Method of a model, and local variables of it that are read here.
+# Methods of `keras.Model`, and the local variables of each that are read here.
 _VARIABLES = {
     "fit": ("callbacks", "steps_per_epoch", "epoch_iterator", _STEP),
     "evaluate": ("callbacks",),
     "predict": ("callbacks",),
 }
-# The call that takes a batch only to build a model.
+# The method that takes a batch only to build the model.
 _BUILDS = "_maybe_symbolic_build"
 # What writes models and their variables to files.
 _SAVING = (
@@ -63,14 +65,14 @@ SAVING_CALLS = {
 
 
 class DataRequest(NamedTuple):
-    """Why a strategy is asked for this worker's share of a data set.
+    """The reason of a call of `experimental_distribute_dataset`.
 
     Attributes:
       purpose: "train", "validate" (inside `fit`), "evaluate" (`evaluate` or
         `predict`), or None where no Keras model is calling.
       call: The frame of that call of the model, or None.
-      adapter: The Keras `DataAdapter` of the data; None if not Keras asks but
-        the user, in a callback or a `fit` of theirs.
+      adapter: The Keras `DataAdapter` of the data; None where the caller is
+        not Keras but the user, in a callback or a `fit` of theirs.
     """
 
     purpose: str | None
@@ -82,9 +84,9 @@ class SavingCall(NamedTuple):
     """A call that writes a model or a checkpoint to files.
 
     Attributes:
-      name: What a user calls, such as "keras.saving.save_model".
-      path: Where to.
-      variables: Of the model, Keras's; empty where there is none.
+      name: Its public name, such as "keras.saving.save_model".
+      path: The path that it writes to.
+      variables: The model's Keras variables; empty without a model.
     """
 
     name: str
@@ -94,10 +96,10 @@ class SavingCall(NamedTuple):
 
 @functools.cache
 def check():
-    """Refuses a Keras whose calls cannot be looked at.
+    """Refuses a Keras that lacks a name that this file relies on.
 
     Raises:
-      RuntimeError: Something that is looked for here is not there.
+      RuntimeError: It lacks one; the message names it.
     """
     missing = []
     for method, names in _VARIABLES.items():
@@ -107,7 +109,7 @@ def check():
             for name in names
             if function is None or name not in function.__code__.co_varnames
         ]
-        # What the user gives becomes Keras's own list under the same name.
+        # The user's callbacks become Keras's `CallbackList` under this name.
         if function is not None and not _assigns(function, "callbacks"):
             missing.append(f"`callbacks = ...` in `keras.Model.{method}`")
     if not hasattr(keras.Model, _BUILDS):
@@ -123,7 +125,7 @@ def check():
 
 
 def data_request():
-    """What a strategy's `experimental_distribute_dataset` is called for.
+    """Returns why `experimental_distribute_dataset` is being called.
 
     Keras calls it in the same way for training, validation and prediction.
 
@@ -131,7 +133,7 @@ def data_request():
       A `DataRequest`.
 
     Raises:
-      RuntimeError: Keras calls, in a way that is not known.
+      RuntimeError: Keras calls it in an unknown way.
     """
     purpose, call = None, None
     for frame in _frames():
@@ -147,47 +149,48 @@ def data_request():
             is_training = _is_called_from_fit(frame.f_back, model)
             purpose = "validate" if is_training else "evaluate"
         break
-    # Who has called the strategy.
+    # The frame that called the strategy.
     asking = next(f for f in _frames() if not _is_of(f, "tfdist", "tensorflow"))
     if not _is_of(asking, "keras"):
         return DataRequest(purpose, call, None)
     adapter = getattr(asking.f_locals.get("self"), "data_adapter", None)
     if call is None or adapter is None:
         raise _unknown_keras(
-            "a method of a model that asks for data, and its `data_adapter`, "
-            f"around `{asking.f_code.co_name}`"
+            "`fit`, `evaluate` or `predict` of a model and a `data_adapter` "
+            f"around `{asking.f_code.co_name}`, which asks for data"
         )
     return DataRequest(purpose, call, adapter)
 
 
 def model_of(call):
-    """The `keras.Model` of the frame of a call of one of its methods."""
+    """Returns the `keras.Model` of a frame of one of its methods."""
     return call.f_locals["self"]
 
 
 def steps_per_epoch_of(call):
-    """The argument `steps_per_epoch` of a call of `fit`, by its frame."""
+    """Returns the argument `steps_per_epoch` of a frame of `fit`."""
     _is_set(call, "steps_per_epoch")
     return call.f_locals.get("steps_per_epoch")
 
 
 def callbacks_of(call):
-    """The callbacks of a call of a model's loop, by its frame.
+    """Returns the callbacks of a frame of `fit`, `evaluate` or `predict`.
 
     Returns:
-      Before the loop what the user gave, then Keras's `CallbackList`.
+      Before the loop the user's argument, then Keras's `CallbackList`.
     """
     return call.f_locals.get("callbacks")
 
 
 def loops_from(frame):
-    """The loops of Keras that are under way, where there is a first batch.
+    """Returns the callbacks of Keras's loops that have begun.
 
     Args:
-      frame: The innermost of a thread, or None.
+      frame: The innermost frame of a thread, or None for the caller's.
 
     Returns:
-      List of their `keras.callbacks.CallbackList`, the innermost loop first.
+      List of `keras.callbacks.CallbackList`, one for each `fit`, `evaluate`
+      and `predict` under way, the innermost first.
     """
     lists = [
         callbacks_of(call)
@@ -199,7 +202,7 @@ def loops_from(frame):
 
 
 def is_first_step_of_epoch():
-    """Whether the `fit` that is under way is at the first step of an epoch."""
+    """Whether the `fit` under way is at the first step of an epoch."""
     for frame in _frames():
         if frame.f_code.co_name == "fit" and isinstance(
             frame.f_locals.get("self"), keras.Model
@@ -209,9 +212,9 @@ def is_first_step_of_epoch():
 
 
 def is_building_model():
-    """Whether Keras takes a batch only to build a model for it.
+    """Whether Keras takes a batch only to build a model.
 
-    It asks for that as for an epoch, and throws the iterator away.
+    It takes it as for an epoch, and throws the iterator away.
     """
     return any(frame.f_code.co_name == _BUILDS for frame in _frames())
 
@@ -226,7 +229,7 @@ def is_building_optimizer():
 
 
 def calling_models():
-    """The Keras models whose methods are under way, a list."""
+    """Returns the Keras models whose methods are under way, a list."""
     return [
         frame.f_locals["self"]
         for frame in _frames()
@@ -236,18 +239,17 @@ def calling_models():
 
 
 def is_saving():
-    """Whether a model or its variables are being saved by whoever calls.
+    """Whether the caller is being run to save a model or its variables.
 
-    What Keras or TensorFlow saves they read variable by variable, and tell
-    nobody when they begin.
+    Keras and TensorFlow save variable by variable, and do not announce it.
     """
     return any(_module_of(frame).startswith(_SAVING) for frame in _frames())
 
 
 def saving_call():
-    """The `SavingCall` that is under way, or None.
+    """Returns the `SavingCall` under way, or None.
 
-    As for `is_saving`; a model that is pickled or copied is none.
+    As `is_saving`; a model that is pickled or copied is not being saved.
     """
     for frame in _frames():
         known = SAVING_CALLS.get((_module_of(frame), frame.f_code.co_name))
@@ -261,7 +263,7 @@ def saving_call():
 
 
 def _frames(frame=None):
-    """Frames of the calls that are under way, from the innermost outward."""
+    """Yields the frames of the calls under way, from the innermost outward."""
     frame = sys._getframe(1) if frame is None else frame
     while frame is not None:
         yield frame
@@ -277,9 +279,9 @@ def _is_of(frame, *packages):
 
 
 def _is_set(frame, name):
-    """Whether a local variable has a value; refuses a Keras without it.
+    """Whether a local variable is assigned; refuses a Keras that lacks it.
 
-    A `fit` of the user's own need not have it.
+    A `fit` of the user's own may lack it.
     """
     if _is_of(frame, "keras") and name not in frame.f_code.co_varnames:
         raise _unknown_keras(
@@ -296,9 +298,9 @@ def _is_called_from_fit(frame, model):
 
 
 def _keras_method(name):
-    """Keras's own function behind a method of models, None if not found.
+    """Returns Keras's own function behind a method of models, or None.
 
-    Tools that log training put functions of theirs around it.
+    Tools that log training wrap it.
     """
     for one in keras.Model.__mro__:
         function = inspect.unwrap(vars(one).get(name, _keras_method))
@@ -315,7 +317,7 @@ def _assigns(function, name):
 
 
 def _parts_of(module):
-    """What a module has by names, a dict; empty where there is no module."""
+    """Returns the namespace of a module, a dict; empty without the module."""
     try:
         return vars(importlib.import_module(module))
     except ImportError:
@@ -323,7 +325,7 @@ def _parts_of(module):
 
 
 def _arguments(module, name):
-    """Names of the arguments of a function or method of a module."""
+    """Returns names of the arguments of a function or method of a module."""
     parts = _parts_of(module)
     owners = [parts, *(vars(x) for x in parts.values() if inspect.isclass(x))]
     functions = [
@@ -339,7 +341,7 @@ def _arguments(module, name):
 
 def _unknown_keras(missing):
     return RuntimeError(
-        f"tfdist does not know Keras {keras.version()}: it looks for what is "
-        f"not there: {missing}. Install a version of Keras that tfdist's "
-        "setup.py allows."
+        f"tfdist does not support Keras {keras.version()}: it relies on "
+        f"{missing}, which this version lacks. Install a version of Keras that "
+        "tfdist's setup.py allows."
     )

@@ -179,7 +179,7 @@ _XLA_MARK = "_XlaCompile"
 def is_marked_for_xla(operation):
     """Whether an operation of a graph was built to be compiled by XLA.
 
-    `jit_scope` marks operations, and says in no public way which.
+    `jit_scope` marks operations; the mark has no public name.
     """
     return operation.node_def.attr[_XLA_MARK].b
 
@@ -187,13 +187,13 @@ def is_marked_for_xla(operation):
 def unmark_for_xla(operation):
     """Takes the mark of `is_marked_for_xla` from an operation of a graph.
 
-    In public, attributes are given when it is built, by code of others.
+    In public, attributes are set only when an operation is built.
     """
     operation._clear_attr(_XLA_MARK)
 
 
-# Attributes of a `tf.function` that stays a function where it is called: the
-# argument `experimental_attributes` is public, what may stand in it is not.
+# Attributes of a `tf.function` that is not inlined where it is called: the
+# argument `experimental_attributes` is public, the attribute's name is not.
 STAYS_A_FUNCTION = {"_noinline": True}
 
 
