@@ -8,6 +8,7 @@ Import it before `app.run`, then make the strategy where your script begins:
 such as `softsync:s=2`; the other flags are about the cluster.
 """
 
+from collections.abc import Iterable
 import math
 import sys
 from typing import Any
@@ -49,6 +50,7 @@ MOVED = {
 }
 # How servers that are started again find what they held.
 SNAPSHOTS = ("snapshot_dir", "snapshot_every")
+FAULT_TOLERANCE = ("worker_timeout", *SNAPSHOTS)
 # Flag -> what it needs of the method, and that in words.
 FITS = {
     "worker_timeout": (lambda method: method.waits, "wait for each other"),
@@ -132,14 +134,20 @@ def make_strategy() -> tf.distribute.Strategy:
             return tf.distribute.get_strategy()
         return tfdist.ParameterServerStrategy(
             **registry.method(text).arguments,
-            **{
-                name: FLAGS[name].value
-                for name in FITS
-                if not FLAGS[name].using_default_value
-            },
+            fault_tolerance=tfdist.FaultTolerance(**_given(FAULT_TOLERANCE)),
+            **_given(set(FITS) - set(FAULT_TOLERANCE)),
         )
     except ValueError as error:
         sys.exit(f"--strategy={text}: {error}")
+
+
+def _given(names: Iterable[str]) -> dict[str, Any]:
+    """The values of those flags that were given."""
+    return {
+        name: FLAGS[name].value
+        for name in names
+        if not FLAGS[name].using_default_value
+    }
 
 
 def name() -> str:

@@ -76,7 +76,8 @@ def main(directory, method):
         ),
     }[method]
     strategy = tfdist.ParameterServerStrategy(
-        synchronization=synchronization, start_timeout=SECONDS
+        synchronization=synchronization,
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=SECONDS),
     )
     with strategy.scope():
         model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])

@@ -25,7 +25,9 @@ def examples(number):
 
 def main(directory, number, with_validation):
     """Trains, and leaves the logs of this worker's last epoch."""
-    strategy = tfdist.AsyncStrategy(start_timeout=60.0)
+    strategy = tfdist.AsyncStrategy(
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
+    )
     x, y = examples(number)
     with strategy.scope():
         model = keras.Sequential(

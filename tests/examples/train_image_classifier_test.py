@@ -259,7 +259,7 @@ BAD_FLAGS = {
     # What the strategy refuses.
     "--strategy=easgd:moving_rate=2": "ElasticAveraging: "
     "moving_rate / workers must be less than 1",
-    "--strategy=sync --worker_timeout=1": "--strategy=sync: worker_timeout "
+    "--strategy=sync --worker_timeout=1": "Argument `worker_timeout` "
     "must be more than two heartbeats",
     "digits": "takes flags only, got ['digits']",
 }

@@ -71,8 +71,9 @@ def train(strategy, arguments, seconds=0.02, **model):
     strategy = getattr(tfdist, strategy)(
         **arguments,
         seed=SEED,
-        start_timeout=60.0,
-        worker_timeout=60.0,  # So that nobody is gone for being slow.
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0, worker_timeout=60.0
+        ),  # So that nobody is gone for being slow.
     )
     with strategy.scope():
         made = build(**model)

@@ -39,7 +39,10 @@ def train(steps, value, period):
     """
     seen = eager_calls.watch()
     strategy = tfdist.ParameterAveragingStrategy(
-        period, start_timeout=60.0, worker_timeout=4.0
+        period,
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0, worker_timeout=4.0
+        ),
     )
     model = tasks.build_sum_of_weights(strategy, shapes=((7,), (3, 5)))
     worker = strategy.cluster.worker_id

@@ -55,8 +55,9 @@ def train(
     strategy = tfdist.ParameterAveragingStrategy(
         period,
         synchronization=getattr(synchronization, method)(**arguments),
-        start_timeout=60.0,
-        worker_timeout=worker_timeout,
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0, worker_timeout=worker_timeout
+        ),
         decisions=failure_tasks.decisions_of(until),
     )
     model = tasks.build_sum_of_weights(
@@ -114,7 +115,10 @@ def regress(name, arguments, optimizer, batch_sizes, steps, paces=(0, 0, 0)):
         paces: by worker, seconds to pause after each step.
     """
     strategy = getattr(tfdist, name)(
-        start_timeout=60.0, worker_timeout=60.0, **arguments
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0, worker_timeout=60.0
+        ),
+        **arguments,
     )
     worker = strategy.cluster.worker_id
     with strategy.scope():

@@ -19,7 +19,8 @@ class _UntilOver(keras.callbacks.Callback):
 
 def _build(momentum):
     strategy = tfdist.ParameterServerStrategy(
-        correction=correction.DANA("zero", momentum), start_timeout=60.0
+        correction=correction.DANA("zero", momentum),
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0),
     )
     with strategy.scope():
         optimizer = keras.optimizers.SGD(0.125)

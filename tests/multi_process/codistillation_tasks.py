@@ -54,7 +54,13 @@ def train(group, num_groups, directory=None, servers=None, in_cluster=False):
         in_cluster: whether to train under a strategy.
     """
     group = codistillation.Group(group, num_groups)
-    strategy = tfdist.AsyncStrategy(start_timeout=60.0) if in_cluster else None
+    strategy = (
+        tfdist.AsyncStrategy(
+            fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
+        )
+        if in_cluster
+        else None
+    )
     keras.utils.set_random_seed(group.index)
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = codistillation.Codistilled(

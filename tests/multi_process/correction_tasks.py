@@ -75,8 +75,9 @@ def train(name, arguments, value, until, pace=0.0):
     """
     strategy = tfdist.ParameterServerStrategy(
         correction=getattr(correction, name)(**arguments),
-        start_timeout=60.0,
-        worker_timeout=60.0,  # So that nobody is gone for being slow.
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0, worker_timeout=60.0
+        ),  # So that nobody is gone for being slow.
     )
     with strategy.scope():
         optimizer = keras.optimizers.SGD(RATE)

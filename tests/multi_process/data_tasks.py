@@ -117,7 +117,9 @@ KINDS = {
 
 def train_on_each_kind():
     """Trains on all kinds of data, and reports the ids of each epoch."""
-    strategy = tfdist.AsyncStrategy(start_timeout=60.0)
+    strategy = tfdist.AsyncStrategy(
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
+    )
     seen = []
 
     def note(ids):
@@ -160,7 +162,9 @@ class _OneBatch(_Numbers):
 
 def train_on_one_batch():
     """Trains on data that has a share for the first worker alone."""
-    strategy = tfdist.AsyncStrategy(start_timeout=60.0)
+    strategy = tfdist.AsyncStrategy(
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
+    )
     model = tasks.build_sum_of_weights(strategy)
     messages = []
     for data in (
@@ -184,7 +188,9 @@ def train_and_evaluate(steps, constant):
         steps: to take.
         constant: each value of the input of BatchNormalization.
     """
-    strategy = tfdist.AsyncStrategy(start_timeout=60.0)
+    strategy = tfdist.AsyncStrategy(
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
+    )
     with strategy.scope():
         normalization = keras.layers.BatchNormalization(momentum=0.75)
         model = keras.Sequential(

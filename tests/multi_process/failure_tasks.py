@@ -72,8 +72,9 @@ def train(
     """
     members.LOST_AFTER_SECONDS = lost_after
     strategy = tfdist.AsyncStrategy(
-        start_timeout=start_timeout,
-        server_timeout=server_timeout,
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=start_timeout, server_timeout=server_timeout
+        ),
         decisions=decisions_of(until),
     )
     print("connected", flush=True)
@@ -132,7 +133,9 @@ def states(strategy):
 
 def raise_after_a_step():
     """Trains for one step and has a bug."""
-    strategy = tfdist.AsyncStrategy(start_timeout=60.0)
+    strategy = tfdist.AsyncStrategy(
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
+    )
     model = tasks.build_sum_of_weights(strategy)
     model.fit(tasks.own_data(1.0), steps_per_epoch=1, verbose=0)
     raise ArithmeticError("a bug of the user")
@@ -140,7 +143,9 @@ def raise_after_a_step():
 
 def stop_with_the_lock():
     """Takes the first server's lock and is stopped while it holds it."""
-    strategy = tfdist.AsyncStrategy(start_timeout=60.0)
+    strategy = tfdist.AsyncStrategy(
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
+    )
     store = strategy._store
 
     def stop():

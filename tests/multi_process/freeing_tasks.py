@@ -23,7 +23,9 @@ def one_after_the_other(strategies, models):
     reports = {}
     for name in strategies:
         strategy = recovery_tasks.STRATEGIES[name](
-            start_timeout=60.0, worker_timeout=4.0
+            fault_tolerance=tfdist.FaultTolerance(
+                start_timeout=60.0, worker_timeout=4.0
+            )
         )
         named, pushed = {}, []
         for _ in range(models):
@@ -115,7 +117,11 @@ def sums(until, lost_after=members.LOST_AFTER_SECONDS, first=8):
         first: steps of the first.
     """
     members.LOST_AFTER_SECONDS = lost_after
-    strategy = tfdist.AsyncStrategy(start_timeout=60.0, server_timeout=60.0)
+    strategy = tfdist.AsyncStrategy(
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0, server_timeout=60.0
+        )
+    )
     model = tasks.build_sum_of_weights(strategy)
     caught = None
     try:

@@ -21,7 +21,9 @@ def many_models(rounds, models, server):
         models: how many others there are in each round.
         server: number of the server's process.
     """
-    strategy = tfdist.AsyncStrategy(start_timeout=60.0)
+    strategy = tfdist.AsyncStrategy(
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
+    )
     living = tasks.build_sum_of_weights(strategy)
     local = tf.Variable(3.0)
     memory = []

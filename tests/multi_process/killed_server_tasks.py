@@ -127,8 +127,9 @@ def train(synchronization="async", nonfinite="drop", elements=ELEMENTS):
     strategy = tfdist.ParameterServerStrategy(
         synchronization=_METHODS[synchronization],
         nonfinite=nonfinite,
-        start_timeout=60.0,
-        server_timeout=60.0,
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0, server_timeout=60.0
+        ),
     )
     with strategy.scope():
         optimizer = StaysInUpdate()

@@ -14,7 +14,10 @@ from tfdist.runtime.exchange import step
 
 def _strategy():
     return tfdist.SoftSyncStrategy(
-        s=2, start_timeout=60.0, worker_timeout=3.0, server_timeout=60.0
+        s=2,
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0, worker_timeout=3.0, server_timeout=60.0
+        ),
     )
 
 

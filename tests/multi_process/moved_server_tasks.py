@@ -38,7 +38,10 @@ class FileResolver(tf.distribute.cluster_resolver.ClusterResolver):
 
 def _strategy():
     return tfdist.AsyncStrategy(
-        FileResolver(), start_timeout=60.0, server_timeout=60.0
+        FileResolver(),
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0, server_timeout=60.0
+        ),
     )
 
 

@@ -64,7 +64,11 @@ def train_on_servers():
 def train_in_a_ring():
     """Averages every second step, and what is left; reports what came."""
     strategy = tfdist.ParameterAveragingStrategy(
-        2, communication="ring", start_timeout=60.0, worker_timeout=60.0
+        2,
+        communication="ring",
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0, worker_timeout=60.0
+        ),
     )
     steps = STEPS[strategy.cluster.worker_id][:5]
     handshake.report(ring=_fit(strategy, steps))

@@ -93,7 +93,8 @@ def teach(run, servers, group=1):
         group: its number.
     """
     strategy = tfdist.AsyncStrategy(
-        start_timeout=60.0, variable_partitioner=split
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0),
+        variable_partitioner=split,
     )
     with strategy.scope():
         model = build_model()
@@ -125,7 +126,8 @@ def exchange_both_ways(group, servers, local_steps):
         local_steps: of the strategy, or `None`.
     """
     strategy = tfdist.ParameterServerStrategy(
-        start_timeout=60.0, local_steps=local_steps
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0),
+        local_steps=local_steps,
     )
     keras.utils.set_random_seed(group)
     with strategy.scope():

@@ -34,7 +34,8 @@ def train(how):
         [tf.config.LogicalDeviceConfiguration()] * 3,
     )
     strategy = tfdist.ParameterServerStrategy(
-        synchronization=tfdist.synchronization.Sync(), start_timeout=60.0
+        synchronization=tfdist.synchronization.Sync(),
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0),
     )
     x, y = zoo.data("skips", 64)
     whole = tf.data.Options()

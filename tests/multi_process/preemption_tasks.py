@@ -50,7 +50,7 @@ def train(
     strategy = tfdist.ParameterServerStrategy(
         synchronization=_METHODS[method],
         local_steps=local_steps and averaging.ParameterAveraging(local_steps),
-        start_timeout=120.0,
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=120.0),
         decisions=failure_tasks.decisions_of(until),
     )
     model = tasks.build_sum_of_weights(strategy, shapes=SHAPES)

@@ -37,7 +37,9 @@ STRATEGIES = {
 def serve(directory=None, every=30.0):
     """Is a parameter server that keeps snapshots."""
     tfdist.AsyncStrategy(
-        start_timeout=60.0, snapshot_dir=directory, snapshot_every=every
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0, snapshot_dir=directory, snapshot_every=every
+        )
     )
 
 
@@ -84,9 +86,11 @@ def train(
     if rate is None:
         rate = 0.005 if strategy == "dana" else 0.05
     strategy = STRATEGIES[strategy](
-        start_timeout=60.0,
-        worker_timeout=4.0,
-        server_timeout=server_timeout,
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0,
+            worker_timeout=4.0,
+            server_timeout=server_timeout,
+        ),
         decisions=failure_tasks.decisions_of(until),
     )
     print("connected", flush=True)

@@ -116,7 +116,9 @@ def _own(data):
 def train_for_ever():
     """Trains until an exchange fails; reports how."""
     strategy = tfdist.ParameterAveragingStrategy(
-        2, communication="ring", start_timeout=60.0
+        2,
+        communication="ring",
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0),
     )
     with strategy.scope():
         model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
@@ -138,7 +140,9 @@ def start_alone():
     """Waits for workers that never come; reports what it hears."""
     try:
         tfdist.ParameterAveragingStrategy(
-            2, communication="ring", start_timeout=2.0
+            2,
+            communication="ring",
+            fault_tolerance=tfdist.FaultTolerance(start_timeout=2.0),
         )
     except TimeoutError as error:
         handshake.report(error=str(error))
@@ -151,7 +155,9 @@ def train_other(period):
         period: of the averaging.
     """
     strategy = tfdist.ParameterAveragingStrategy(
-        period, communication="ring", start_timeout=60.0
+        period,
+        communication="ring",
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0),
     )
     with strategy.scope():
         model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])

@@ -88,7 +88,9 @@ def callbacks(worker):
 
 def train_and_save():
     """Saves in all ways that Keras has, on every task, without a thought."""
-    strategy = tfdist.AsyncStrategy(start_timeout=60.0)
+    strategy = tfdist.AsyncStrategy(
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
+    )
     with strategy.scope():
         model = build()
     worker = strategy.cluster.worker_id

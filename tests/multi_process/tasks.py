@@ -25,7 +25,9 @@ SHAPES = ((), (7,), (3, 5), (129, 2))
 def serve(start_timeout=60.0, lost_after=members.LOST_AFTER_SECONDS):
     """Is a parameter server."""
     members.LOST_AFTER_SECONDS = lost_after
-    tfdist.AsyncStrategy(start_timeout=start_timeout)
+    tfdist.AsyncStrategy(
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=start_timeout)
+    )
 
 
 class SumOfWeights(keras.layers.Layer):
@@ -122,7 +124,9 @@ def push_constants(steps, values, learning_rate=None):
         learning_rate: `None` for SGD at a rate of one, or three arguments of
             `PolynomialDecay` for Adam with a schedule.
     """
-    strategy = tfdist.AsyncStrategy(start_timeout=60.0)
+    strategy = tfdist.AsyncStrategy(
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
+    )
     with strategy.scope():
         optimizer = _optimizer(learning_rate)
         metrics = [ExamplesSeen()]

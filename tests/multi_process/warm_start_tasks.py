@@ -23,7 +23,7 @@ def train(preset, arguments, warmup_worker_steps, joining, value):
         **arguments,
         warmup_worker_steps=warmup_worker_steps,
         joining=joining,
-        start_timeout=60.0,
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0),
     )
     model = tasks.build_sum_of_weights(strategy, shapes=((7,), (3, 5)))
     begun = []

@@ -30,7 +30,9 @@ class Weight(keras.Model):
 
 def main():
     """Trains a model of its own in each mode; prints what came of it."""
-    strategy = tfdist.AsyncStrategy(start_timeout=60.0)
+    strategy = tfdist.AsyncStrategy(
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
+    )
     x = np.repeat(np.arange(16.0, dtype="float32"), 2)[:, None]
     applied = [0, 0]
     for mode in ("jit", "eager"):

@@ -355,7 +355,9 @@ def main():
     parser.add_argument("directory", type=pathlib.Path)
     parser.add_argument("names", nargs="+")
     arguments = parser.parse_args()
-    strategy = tfdist.AsyncStrategy(start_timeout=60.0)
+    strategy = tfdist.AsyncStrategy(
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
+    )
     for number, name in enumerate(arguments.names):
         np.savez(
             arguments.directory / f"{number}.npz",

@@ -163,4 +163,6 @@ def test_colocation_with_a_foreign_variable():
 @pytest.mark.parametrize("timeout", [0, -1.0])
 def test_start_timeout(timeout):
     with pytest.raises(ValueError, match=f"start_timeout.*{timeout}"):
-        tfdist.AsyncStrategy(start_timeout=timeout)
+        tfdist.AsyncStrategy(
+            fault_tolerance=tfdist.FaultTolerance(start_timeout=timeout)
+        )

@@ -71,7 +71,9 @@ if MODE == "absent":
     members.LOST_AFTER_SECONDS = 3.0
 if MODE == "late" and NAME == "evaluator-0":
     wait_for("worker-0.json")
-strategy = tfdist.AsyncStrategy(start_timeout=_SECONDS)
+strategy = tfdist.AsyncStrategy(
+    fault_tolerance=tfdist.FaultTolerance(start_timeout=_SECONDS)
+)
 rng = np.random.default_rng(1)
 x = rng.normal(size=[512, 8]).astype("float32")
 y = (x[:, 0] > 0).astype("int32")

@@ -326,7 +326,9 @@ def test_retry_refuses_steps_of_several_optimizers(monkeypatch):
             "`correction` must be one of tfdist.correction .*0.5",
         ),
         (
-            lambda: tfdist.BackupWorkersStrategy(1, worker_timeout=2.0),
+            lambda: tfdist.BackupWorkersStrategy(
+                1, fault_tolerance=tfdist.FaultTolerance(worker_timeout=2.0)
+            ),
             "`worker_timeout` must be more than two heartbeats, .*=2.0",
         ),
         (
