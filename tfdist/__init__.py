@@ -25,7 +25,7 @@ _HOMES = {
     "DownpourStrategy": "tfdist.strategies.local_presets",
     "ElasticAveragingStrategy": "tfdist.strategies.local_presets",
     "FaultTolerance": "tfdist.strategies.fault_tolerance",
-    "ModelFreedError": "tfdist.runtime.variables.freeing",
+    "ModelFreedError": "tfdist.runtime.variables.unused_models",
     "ParameterAveragingStrategy": "tfdist.strategies.local_presets",
     "ParameterServerStrategy": "tfdist.strategies.strategy",
     "PipelineStrategy": "tfdist.pipeline.strategy",

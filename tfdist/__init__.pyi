@@ -16,7 +16,9 @@ from tfdist import simulation as simulation
 from tfdist import synchronization as synchronization
 from tfdist import testing as testing
 from tfdist.pipeline.strategy import PipelineStrategy as PipelineStrategy
-from tfdist.runtime.variables.freeing import ModelFreedError as ModelFreedError
+from tfdist.runtime.variables.unused_models import (
+    ModelFreedError as ModelFreedError,
+)
 from tfdist.strategies.evaluator import SidecarEvaluator as SidecarEvaluator
 from tfdist.strategies.fault_tolerance import FaultTolerance as FaultTolerance
 from tfdist.strategies.local_presets import (

@@ -23,11 +23,11 @@ def build(eagerly):
 
     from tfdist.cluster import ClusterConfig
     from tfdist.cluster import connection
-    from tfdist.cluster import life
+    from tfdist.cluster import registration
 
     config = ClusterConfig.from_tf_config()
     here, (server,) = connection.connect(config, 60.0)
-    (client,) = life.join(config, [server], 60.0).clients
+    (client,) = registration.join(config, [server], 60.0).clients
 
     def make():
         @tf.function(autograph=False)

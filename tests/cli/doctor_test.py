@@ -11,10 +11,10 @@ import time
 
 import pytest
 
+from tfdist.cli import connectivity
 from tfdist.cli import diagnosis
 from tfdist.cli import doctor
 from tfdist.cli import main
-from tfdist.cli import reach
 
 
 @dataclasses.dataclass
@@ -114,7 +114,7 @@ def test_who_hangs_is_left_behind():
 
     began = time.monotonic()
     calls = [lambda: 1, lambda: go.wait(60), fail, lambda: 2]
-    results = reach.within(0.5, calls, "late")
+    results = connectivity.within(0.5, calls, "late")
     assert 0.5 <= time.monotonic() - began < 20
     go.set()
     assert results[:2] == [1, "late"] and results[3] == 2
@@ -127,16 +127,16 @@ def judged(job="worker", *, max_clock_seconds=1.0, **values):
 
 
 def test_ports_that_do_not_answer_are_wrong_for_everybody():
-    for port in (reach.Port.SILENT, reach.Port.UNREACHABLE):
-        wrong, _ = judged(reach=reach.Reach("1.2.3.4", port, error="so"))
+    for port in (connectivity.Port.SILENT, connectivity.Port.UNREACHABLE):
+        wrong, _ = judged(reach=connectivity.Reach("1.2.3.4", port, error="so"))
         assert wrong[0].startswith("worker 0 at h:1: so. Is the machine up")
-    here = reach.Reach("1.2.3.4", reach.Port.CLOSED)
+    here = connectivity.Reach("1.2.3.4", connectivity.Port.CLOSED)
     wrong, (note,) = judged("ps", is_own=True, reach=here)
     assert not wrong and "1.2.3.4 is not an address of this machine" in note
 
 
 def test_a_clock_is_judged_by_what_is_certain():
-    opened = reach.Reach("1.2.3.4", reach.Port.OPEN)
+    opened = connectivity.Reach("1.2.3.4", connectivity.Port.OPEN)
     # Within half a round trip, 0.125 s, nobody knows.
     for seconds, is_wrong in ((1.12, False), (-1.12, False), (1.13, True)):
         measured = Measured(clock_seconds=seconds)
@@ -147,7 +147,7 @@ def test_a_clock_is_judged_by_what_is_certain():
 
 
 def test_versions_that_are_not_told_are_wrong_of_servers_alone():
-    opened = reach.Reach("1.2.3.4", reach.Port.OPEN)
+    opened = connectivity.Reach("1.2.3.4", connectivity.Port.OPEN)
     for job, is_wrong in (("ps", True), ("worker", False)):
         wrong, notes = judged(job, reach=opened, measured=Measured({}))
         said = wrong if is_wrong else notes
@@ -156,7 +156,7 @@ def test_versions_that_are_not_told_are_wrong_of_servers_alone():
 
 
 def test_the_table_has_a_line_for_each_task():
-    opened = reach.Reach("1.2.3.4", reach.Port.OPEN)
+    opened = connectivity.Reach("1.2.3.4", connectivity.Port.OPEN)
     rows = [
         diagnosis.Row("ps", 0, "a:1", reach=opened, measured=Measured()),
         diagnosis.Row("worker", 10, "b:1"),

@@ -14,7 +14,7 @@ from tests.cli.launched import SECONDS
 from tests.cli.launched import Launched
 from tests.cli.launched import assert_gone
 from tests.cli.launched import runs
-from tfdist.cli import lifeline
+from tfdist.cli import parent_death
 
 _WITH_CHILD = """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(999)"])
@@ -258,6 +258,6 @@ def test_the_tests_may_run_in_the_background(script):
 
 
 def test_the_shim_refuses_to_outlive_a_parent_that_is_gone():
-    program = [sys.executable, lifeline.__file__, "exec", "1", "/bin/true"]
+    program = [sys.executable, parent_death.__file__, "exec", "1", "/bin/true"]
     # Its parent is this process, not process 1.
     assert subprocess.run(program, timeout=60).returncode == 137

@@ -9,9 +9,9 @@ import pytest
 
 from tests.cli import own_problem
 from tfdist import simulation
-from tfdist.cli import own_code
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
+from tfdist.cli import user_function
 
 
 def parsed(*argv):
@@ -215,7 +215,7 @@ def test_a_schedule_is_left_alone(own):
 def test_a_module_can_be_named_as_python_names_it(own, monkeypatch):
     monkeypatch.chdir(own.parent)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    function = own_code.load_function("model", "own:model")
+    function = user_function.load_function("model", "own:model")
     assert function().optimizer.momentum == 0.5
 
 
@@ -337,7 +337,7 @@ def test_an_error_in_the_users_code_is_shown_as_it_is(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("import does_not_exist\n")
     with pytest.raises(ModuleNotFoundError, match="does_not_exist"):
-        own_code.load_function("model", f"{path}:model")
+        user_function.load_function("model", f"{path}:model")
 
 
 def test_an_error_in_the_users_layers_is_shown_as_it_is(own):

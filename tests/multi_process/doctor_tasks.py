@@ -5,7 +5,7 @@ from tests.multi_process import tasks
 from tfdist.cluster import ClusterConfig
 from tfdist.cluster import bare_server
 from tfdist.cluster import connection
-from tfdist.cluster import life
+from tfdist.cluster import registration
 from tfdist.cluster import versions
 
 OLDER = "0.0.9"
@@ -21,7 +21,7 @@ def stay():
     """Is a worker that is there until the test tells it to go."""
     config = ClusterConfig.from_tf_config()
     _, devices = connection.connect(config, 60.0)
-    life.join(config, devices, 60.0)
+    registration.join(config, devices, 60.0)
     handshake.report(ready=True)
     handshake.wait_for("go")
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.multi_process import handshake
 from tests.multi_process import tasks
 import tfdist
-from tfdist.cluster import members
+from tfdist.cluster import member_table
 
 
 def decisions_of(until):
@@ -55,7 +55,7 @@ def train(
     pace=0.0,
     shapes=None,
     hold=0,
-    lost_after=members.LOST_AFTER_SECONDS,
+    lost_after=member_table.LOST_AFTER_SECONDS,
     server_timeout=60.0,
 ):
     """Pushes `value` until told to stop; reports what it sees in the end.
@@ -70,7 +70,7 @@ def train(
         lost_after: seconds after which a silent worker is not waited for.
         server_timeout: of the strategy, seconds.
     """
-    members.LOST_AFTER_SECONDS = lost_after
+    member_table.LOST_AFTER_SECONDS = lost_after
     strategy = tfdist.AsyncStrategy(
         fault_tolerance=tfdist.FaultTolerance(
             start_timeout=start_timeout, server_timeout=server_timeout

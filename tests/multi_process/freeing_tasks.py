@@ -10,7 +10,7 @@ from tests.multi_process import handshake
 from tests.multi_process import recovery_tasks
 from tests.multi_process import tasks
 import tfdist
-from tfdist.cluster import members
+from tfdist.cluster import member_table
 
 
 def one_after_the_other(strategies, models):
@@ -108,7 +108,7 @@ def left(strategy, named):
     return [n for n, there in zip(names, held().numpy(), strict=True) if there]
 
 
-def sums(until, lost_after=members.LOST_AFTER_SECONDS, first=8):
+def sums(until, lost_after=member_table.LOST_AFTER_SECONDS, first=8):
     """Trains two models of known sums, deletes the first.
 
     Args:
@@ -116,7 +116,7 @@ def sums(until, lost_after=members.LOST_AFTER_SECONDS, first=8):
         lost_after: seconds after which a silent worker is not waited for.
         first: steps of the first.
     """
-    members.LOST_AFTER_SECONDS = lost_after
+    member_table.LOST_AFTER_SECONDS = lost_after
     strategy = tfdist.AsyncStrategy(
         fault_tolerance=tfdist.FaultTolerance(
             start_timeout=60.0, server_timeout=60.0

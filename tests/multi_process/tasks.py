@@ -16,15 +16,15 @@ from tests.multi_process import handshake
 import tfdist
 from tfdist.cluster import ClusterConfig
 from tfdist.cluster import connection
-from tfdist.cluster import life
-from tfdist.cluster import members
+from tfdist.cluster import member_table
+from tfdist.cluster import registration
 
 SHAPES = ((), (7,), (3, 5), (129, 2))
 
 
-def serve(start_timeout=60.0, lost_after=members.LOST_AFTER_SECONDS):
+def serve(start_timeout=60.0, lost_after=member_table.LOST_AFTER_SECONDS):
     """Is a parameter server."""
-    members.LOST_AFTER_SECONDS = lost_after
+    member_table.LOST_AFTER_SECONDS = lost_after
     tfdist.AsyncStrategy(
         fault_tolerance=tfdist.FaultTolerance(start_timeout=start_timeout)
     )
@@ -174,7 +174,7 @@ def connect_and_finish(delay):
     time.sleep(delay)
     _, devices = connection.connect(config, 60.0)
     # One operation on each server; another one when the process ends.
-    life.join(config, devices, 60.0)
+    registration.join(config, devices, 60.0)
 
 
 def label():

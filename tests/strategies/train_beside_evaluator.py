@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 import tfdist
-from tfdist.cluster import members
+from tfdist.cluster import member_table
 
 _SECONDS = 60.0
 MODES_THAT_MEET = ("built", "unbuilt")
@@ -68,7 +68,7 @@ class TellOfTraining(keras.callbacks.Callback):
 
 
 if MODE == "absent":
-    members.LOST_AFTER_SECONDS = 3.0
+    member_table.LOST_AFTER_SECONDS = 3.0
 if MODE == "late" and NAME == "evaluator-0":
     wait_for("worker-0.json")
 strategy = tfdist.AsyncStrategy(

@@ -11,7 +11,7 @@ from tests.strategies.twins import compiled
 from tests.strategies.twins import perceptron
 from tests.strategies.twins import traces
 import tfdist
-from tfdist.runtime.exchange import lifting
+from tfdist.runtime.exchange import subgraph_replay
 
 X, Y = classification()
 _loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -144,7 +144,7 @@ def test_two_optimizers_in_one_step(optimizers):
 def test_gradients_are_not_computed_again_on_servers(monkeypatch):
     """The second optimizer's depend on what the first one's server has."""
     built_there = []
-    plan = lifting.Lifter.plan
+    plan = subgraph_replay.Lifter.plan
 
     def spy(self, value, live):
         planned = plan(self, value, live)
@@ -152,7 +152,7 @@ def test_gradients_are_not_computed_again_on_servers(monkeypatch):
             built_there.append(value.shape.as_list())
         return planned
 
-    monkeypatch.setattr(lifting.Lifter, "plan", spy)
+    monkeypatch.setattr(subgraph_replay.Lifter, "plan", spy)
     with tfdist.AsyncStrategy().scope():
         model = Adversarial()
         rate = keras.optimizers.schedules.InverseTimeDecay(0.1, 1, 1.0)

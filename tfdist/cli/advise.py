@@ -11,9 +11,9 @@ from typing import Any
 from absl import flags
 
 from tfdist.cli import assumed_cluster
-from tfdist.cli import own_code
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
+from tfdist.cli import user_function
 from tfdist.cli import virtual_cluster
 from tfdist.strategies import registry
 
@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
         values.strategies = list(registry.names("synchronization"))
     simulation_flags.split_methods(values)
     problem = simulation_flags.make_problem(values)
-    simulation = own_code.import_quietly("tfdist.simulation")
+    simulation = user_function.import_quietly("tfdist.simulation")
     arguments, undisturbed = _cluster_arguments(values, counts, simulation)
     _check_strategies(values, counts, simulation)
     model = problem.model_fn_of(problem.learning_rate, problem.momentum or 0.0)

@@ -6,9 +6,9 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.cli import own_code
 from tfdist.cli import problem
 from tfdist.cli import simulation_flags
+from tfdist.cli import user_function
 from tfdist.cli import virtual_cluster
 
 
@@ -58,7 +58,7 @@ def make(
             cluster.undisturbed,
             describe(values, overhead_seconds=overhead),
         )
-    simulation = own_code.import_quietly("tfdist.simulation")
+    simulation = user_function.import_quietly("tfdist.simulation")
     measurement = simulation.measure(
         trained.model_fn_of(trained.learning_rate, trained.momentum or 0.0)(),
         *trained.train[:2],

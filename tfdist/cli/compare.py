@@ -10,10 +10,10 @@ from typing import Any
 from absl import flags
 
 from tfdist.cli import assumed_cluster
-from tfdist.cli import own_code
 from tfdist.cli import pipelines
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
+from tfdist.cli import user_function
 
 USAGE = """\
 Trains with several methods on virtual clusters of several sizes, and says
@@ -154,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
         _check_metric(values.metric, trained)
     cluster = assumed_cluster.make(values, trained, num_workers)
 
-    simulation = own_code.import_quietly("tfdist.simulation")
+    simulation = user_function.import_quietly("tfdist.simulation")
     comparison = simulation.compare(
         trained.model_fn_of,
         trained.train,

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from tfdist import tables
-from tfdist.cli.reach import Port
-from tfdist.cli.reach import Reach
+from tfdist.cli.connectivity import Port
+from tfdist.cli.connectivity import Reach
 
 _COLUMNS = (
     "task",

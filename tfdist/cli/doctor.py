@@ -12,10 +12,10 @@ from typing import Any
 
 from absl import flags
 
+from tfdist.cli import connectivity
 from tfdist.cli import diagnosis
-from tfdist.cli import own_code
-from tfdist.cli import reach
 from tfdist.cli import usage
+from tfdist.cli import user_function
 from tfdist.cluster import tf_config
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.config import ClusterConfigError
@@ -184,23 +184,26 @@ def _look(
         The versions here; empty where there was nothing to compare.
     """
     timeout = values.timeout
-    late = reach.Reach(
+    late = connectivity.Reach(
         error=f"its name did not resolve within {timeout + _MARGIN_SECONDS:g} s"
     )
-    found = reach.within(
+    found = connectivity.within(
         timeout + _MARGIN_SECONDS,
-        [functools.partial(reach.reach, row.address, timeout) for row in rows],
+        [
+            functools.partial(connectivity.reach, row.address, timeout)
+            for row in rows
+        ],
         late,
     )
     for row, reached in zip(rows, found, strict=True):
         if isinstance(reached, Exception):
-            reached = reach.Reach(error=str(reached))
+            reached = connectivity.Reach(error=str(reached))
         row.reach = reached
-    opened = [row for row in rows if row.reach.port == reach.Port.OPEN]
+    opened = [row for row in rows if row.reach.port == connectivity.Port.OPEN]
     if not opened:
         return {}  # It would take seconds to import TensorFlow.
-    probe = own_code.import_quietly("tfdist.cluster.probe")
-    versions = own_code.import_quietly("tfdist.cluster.versions")
+    probe = user_function.import_quietly("tfdist.cluster.probe")
+    versions = user_function.import_quietly("tfdist.cluster.versions")
     # One after the other: together they would share the bandwidth.
     for row in opened:
         _measure(row, config.fingerprint, probe, versions, values)
@@ -224,7 +227,7 @@ def _measure(
         size=int(values.bandwidth_mb * 1e6),
     )
     late = probe.ProbeError(f"no answer within {timeout:g} s")
-    (result,) = reach.within(timeout + _MARGIN_SECONDS, [measure], late)
+    (result,) = connectivity.within(timeout + _MARGIN_SECONDS, [measure], late)
     if isinstance(result, probe.ProbeError):
         row.error = str(result)
     elif isinstance(result, Exception):

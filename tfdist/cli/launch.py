@@ -15,12 +15,12 @@ from absl import flags
 from tfdist.cli import capacity
 from tfdist.cli import isolation
 from tfdist.cli import output
-from tfdist.cli import shown
+from tfdist.cli import shown_output
 from tfdist.cli import usage
 from tfdist.cli.cluster_run import Limits
 from tfdist.cli.cluster_run import Report
 from tfdist.cli.local_cluster import LocalCluster
-from tfdist.cli.shown import LineFilter
+from tfdist.cli.shown_output import LineFilter
 from tfdist.cli.supervisor import Supervisor
 from tfdist.cli.task import Task
 from tfdist.cluster import environment
@@ -203,7 +203,7 @@ def main(argv: Sequence[str]) -> int:
     )
     capacity.check(counts, values.num_groups)
     show = values.show.split(",")
-    shown.check(show, counts)
+    shown_output.check(show, counts)
     cpp_level = {**os.environ, **extra}["TF_CPP_MIN_LOG_LEVEL"]
     is_verbose = values.verbose or cpp_level in ("0", "1")
     output.make_log_dir(values.log_dir)
@@ -239,7 +239,7 @@ def main(argv: Sequence[str]) -> int:
                     color=output.COLORS[number % len(output.COLORS)],
                     log_dir=log_dir,
                     line_filter=LineFilter(
-                        shown.includes(show, task, values.chief),
+                        shown_output.includes(show, task, values.chief),
                         is_verbose,
                     ),
                 )

@@ -13,9 +13,9 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.cli import own_code
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
+from tfdist.cli import user_function
 
 NAMES = (
     "gpipe",
@@ -212,7 +212,7 @@ def _play(
     """
     settings = _settings(values)
     devices = _devices(names, values)
-    own_code.import_quietly("tfdist.simulation")
+    user_function.import_quietly("tfdist.simulation")
     from tfdist.pipeline import schedules
     from tfdist.pipeline import timeline
 

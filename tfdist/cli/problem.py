@@ -7,8 +7,8 @@ from typing import Any
 from absl import flags
 
 from tfdist.cli import failure
-from tfdist.cli import own_code
 from tfdist.cli import usage
+from tfdist.cli import user_function
 
 TASKS = ("digits", "text", "teacher")
 """The names in `tfdist.simulation.tasks`, known without TensorFlow."""
@@ -75,7 +75,7 @@ def check(values: flags.FlagValues) -> None:
             "not be given beside --task, which has both a model and data",
             spec,
         )
-        own_code.check_spec(name, spec)
+        user_function.check_spec(name, spec)
 
 
 def make(values: flags.FlagValues) -> Problem:
@@ -88,7 +88,7 @@ def make(values: flags.FlagValues) -> Problem:
         UsageError: if a flag does not fit.
     """
     # So that neither the task nor the user's code writes what it would.
-    own_code.import_quietly("tfdist.simulation")
+    user_function.import_quietly("tfdist.simulation")
     problem = _of_task(values) if values.model is None else _own(values)
     usage.check(
         problem.batch_size <= len(problem.train[0]),
@@ -121,7 +121,7 @@ def _given(values: flags.FlagValues, name: str, default: Any) -> Any:
 
 
 def _own(values: flags.FlagValues) -> Problem:
-    make_model = own_code.load_function("model", values.model)
+    make_model = user_function.load_function("model", values.model)
     model = _checked_model(values, make_model())
     optimizer = model.optimizer
     its_rate = its_momentum = None
@@ -238,7 +238,7 @@ def _own_data(
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     import tensorflow as tf
 
-    examples = own_code.load_function("data", values.data)()
+    examples = user_function.load_function("data", values.data)()
 
     def holds_both(value):
         return (

@@ -6,10 +6,10 @@ import textwrap
 from absl import flags
 
 from tfdist.cli import assumed_cluster
-from tfdist.cli import own_code
 from tfdist.cli import pipelines
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
+from tfdist.cli import user_function
 from tfdist.strategies import registry
 
 USAGE = """\
@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
     )
     cluster = assumed_cluster.make(values, trained, values.num_workers)
 
-    simulation = own_code.import_quietly("tfdist.simulation")
+    simulation = user_function.import_quietly("tfdist.simulation")
     from tfdist.simulation import comparison
     from tfdist.simulation import gantt
     from tfdist.simulation import plots

@@ -13,9 +13,9 @@ import sys
 
 from absl import flags
 
-from tfdist.cli import own_code
 from tfdist.cli import problem
 from tfdist.cli import usage
+from tfdist.cli import user_function
 from tfdist.cli import virtual_cluster
 from tfdist.strategies import registry
 
@@ -295,7 +295,7 @@ def load_method_modules(values: flags.FlagValues) -> None:
         UsageError: there is no such module.
     """
     for place in values.method_module:
-        own_code.import_quietly("tfdist.simulation")
+        user_function.import_quietly("tfdist.simulation")
         try:
             registry.load(place)
         except ModuleNotFoundError as error:
@@ -328,7 +328,7 @@ def check_methods(
     Raises:
         UsageError: with the method, and the reason.
     """
-    own_code.import_quietly("tfdist.simulation")
+    user_function.import_quietly("tfdist.simulation")
     from tfdist.simulation import comparison
 
     trained.check_workers(max(num_workers))

@@ -11,16 +11,16 @@ import subprocess
 import sys
 import uuid
 
-from tfdist.cli import lifeline
 from tfdist.cli import lines
+from tfdist.cli import parent_death
 from tfdist.cli.failure import Cause
 from tfdist.cli.failure import ErrorReader
 from tfdist.cli.lines import LineAssembler
 from tfdist.cli.output import LogFile
 from tfdist.cli.output import OutputStream
-from tfdist.cli.shown import LineFilter
+from tfdist.cli.shown_output import LineFilter
 
-_LIFELINE = (sys.executable, "-I", "-S", lifeline.__file__)
+_LIFELINE = (sys.executable, "-I", "-S", parent_death.__file__)
 _READ_BYTES = 1 << 16
 _MOST_LEFT_READS = 32  # Of a dead task: more than a pipe can hold.
 
@@ -172,7 +172,7 @@ class Task:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**self._environ, lifeline.MARK: guard.mark},
+            env={**self._environ, parent_death.MARK: guard.mark},
             start_new_session=True,
             bufsize=0,
         )

@@ -9,8 +9,8 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.cli import own_code
 from tfdist.cli import usage
+from tfdist.cli import user_function
 
 # Of the delays of stragglers; the first is the default.
 _EXTRAS = ("constant", "lognormal", "pareto", "gamma")
@@ -67,7 +67,7 @@ def make(
     counts = [num_workers] if isinstance(num_workers, int) else num_workers
     specs = check(values)
     _check_workers(values, specs, min(counts))
-    simulation = own_code.import_quietly("tfdist.simulation")
+    simulation = user_function.import_quietly("tfdist.simulation")
     if base is None:
         base = _base_compute(values, simulation)
     tail = []

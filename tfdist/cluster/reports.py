@@ -4,7 +4,7 @@ import json
 
 import tensorflow as tf
 
-from tfdist.cluster import members
+from tfdist.cluster import member_table
 
 
 class OwnReports:
@@ -39,7 +39,7 @@ class Reports:
 
     def __init__(self, device, config):
         self._device = device
-        self._names = members.names_of(config)
+        self._names = member_table.names_of(config)
         self._index = self._names.index(config.task_name)
         self._here = tf.config.list_logical_devices("CPU")[0].name
         self._writers = {}

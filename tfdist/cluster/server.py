@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from tfdist import quiet
 from tfdist.cluster import connection
-from tfdist.cluster import ending
-from tfdist.cluster import members
+from tfdist.cluster import member_table
+from tfdist.cluster import orphaned_sessions
 from tfdist.cluster import preemption
-from tfdist.cluster import remnants
 from tfdist.cluster import snapshots
+from tfdist.cluster import termination
 from tfdist.cluster import versions
 
 _POLL_SECONDS = 0.25
@@ -54,7 +54,7 @@ def serve(config, *, start_timeout, snapshot_dir=None, snapshot_every=30.0):
     connection.start_runtime(config)
     versions.leave(config)
     device = f"/job:ps/replica:0/task:{config.task_index}/device:CPU:0"
-    names = members.names_of(config)
+    names = member_table.names_of(config)
     kept = None
     if snapshot_dir is not None:
         kept = snapshots.Snapshots(
@@ -66,7 +66,7 @@ def serve(config, *, start_timeout, snapshot_dir=None, snapshot_every=30.0):
             every=snapshot_every,
         )
         kept.restore()
-    table = members.MemberTable(device, names)
+    table = member_table.MemberTable(device, names)
     # Now workers begin to talk to this server.
     table.create()
     if kept is not None:
@@ -88,13 +88,13 @@ def serve(config, *, start_timeout, snapshot_dir=None, snapshot_every=30.0):
 
 def _wait_for_end(config, table, timeout):
     started = time.monotonic()
-    left = remnants.Remnants(config.address)
+    left = orphaned_sessions.Remnants(config.address)
     while True:
         time.sleep(_POLL_SECONDS)
         rows = table.read()
         left.look(rows)
         try:
-            over = ending.is_over(
+            over = termination.is_over(
                 rows,
                 known_for=time.monotonic() - started,
                 patience=timeout,
@@ -108,14 +108,14 @@ def _wait_for_end(config, table, timeout):
             break
         if preemption.received():
             return _end_early(config, table)
-    lost = ending.lost(rows, config.initial_workers)
+    lost = termination.lost(rows, config.initial_workers)
     if lost:
         logging.warning(
             "%s: the others have finished, and %s not been seen for %g s: "
             "training is over.",
             config.task_name,
             f"{', '.join(lost)} ha{'s' if len(lost) == 1 else 've'}",
-            members.LOST_AFTER_SECONDS,
+            member_table.LOST_AFTER_SECONDS,
         )
     else:
         logging.info("%s: training is over.", config.task_name)
@@ -147,6 +147,6 @@ def _end_early(config, table):
 def _some_train(table):
     """Whether there are workers that would miss this server."""
     return any(
-        m.state == members.State.ALIVE and m.silent_for < _SILENT_SECONDS
+        m.state == member_table.State.ALIVE and m.silent_for < _SILENT_SECONDS
         for m in table.read()
     )

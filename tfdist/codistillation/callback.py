@@ -23,7 +23,7 @@ from tfdist.codistillation.exchange import Exchange
 from tfdist.codistillation.model import CodistillationMixin
 from tfdist.codistillation.model import Codistilled
 from tfdist.codistillation.teacher import Teacher
-from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import ReplicaVariable
 
 _LOOK_SECONDS = 1.0

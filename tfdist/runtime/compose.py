@@ -11,14 +11,14 @@ from tfdist.runtime.all_reduce import ring_local
 from tfdist.runtime.checkpoint import training_state
 from tfdist.runtime.coordination import coordination
 from tfdist.runtime.corrections import corrector
+from tfdist.runtime.exchange import exchange_markers
 from tfdist.runtime.exchange import gradient_counts
-from tfdist.runtime.exchange import marks
 from tfdist.runtime.exchange import nonfinite as nonfinite_lib
-from tfdist.runtime.keras_hooks import following
+from tfdist.runtime.keras_hooks import chief_decisions
 from tfdist.runtime.local_steps import local
 from tfdist.runtime.recovery import recovery
-from tfdist.runtime.variables import freeing
-from tfdist.runtime.variables import kernels
+from tfdist.runtime.variables import server_functions
+from tfdist.runtime.variables import unused_models
 from tfdist.saving import files
 from tfdist.saving import refusals
 
@@ -68,7 +68,7 @@ def compose(
       namespace: Prefix of the resources' names, the same on all workers.
       partitioner: See `ParameterStore`.
       nonfinite: One of `nonfinite.CHOICES`.
-      decisions: One of `following.CHOICES`.
+      decisions: One of `chief_decisions.CHOICES`.
       stalled_after: Callable that gives the seconds without an update after
         which training has stalled.
 
@@ -93,7 +93,9 @@ def compose(
         parts |= _about_servers(connections, tolerance)
     if config.num_ps > 1 and config.num_workers > 1:
         parts["marks"] = functools.partial(
-            marks.Marks, num_workers=config.num_workers, worker_id=worker_id
+            exchange_markers.Marks,
+            num_workers=config.num_workers,
+            worker_id=worker_id,
         )
     if (
         decisions == "chief"
@@ -102,7 +104,7 @@ def compose(
         and config.num_workers > 1
     ):
         parts["following"] = functools.partial(
-            following.Following,
+            chief_decisions.Following,
             membership=membership,
             config=config,
             worker_timeout=tolerance.worker_timeout,
@@ -211,7 +213,7 @@ def _about_servers(connections, tolerance):
     config, membership = connections.config, connections.membership
     return {
         "freeing": functools.partial(
-            freeing.Freeing,
+            unused_models.Freeing,
             config=config,
             membership=membership,
             patience=tolerance.start_timeout,
@@ -225,5 +227,5 @@ def _about_servers(connections, tolerance):
             stall_timeout=tolerance.stall_timeout,
             on_stall=tolerance.on_stall,
         ),
-        "kernels": kernels.Kernels,
+        "kernels": server_functions.Kernels,
     }

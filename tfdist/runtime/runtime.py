@@ -14,19 +14,19 @@ import tensorflow as tf
 from tfdist.runtime.checkpoint import training_state
 from tfdist.runtime.coordination import no_coordination
 from tfdist.runtime.corrections import no_correction
+from tfdist.runtime.exchange import exchange_markers
 from tfdist.runtime.exchange import gradient_counts
 from tfdist.runtime.exchange import journal
-from tfdist.runtime.exchange import marks
 from tfdist.runtime.exchange import nonfinite
-from tfdist.runtime.keras_hooks import calls
-from tfdist.runtime.keras_hooks import no_following
+from tfdist.runtime.keras_hooks import own_decisions
+from tfdist.runtime.keras_hooks import running_fit
 from tfdist.runtime.local_steps import every_step
 from tfdist.runtime.recovery import no_recovery
-from tfdist.runtime.replicas import synchronize
-from tfdist.runtime.variables import freeing
-from tfdist.runtime.variables import kernels
+from tfdist.runtime.replicas import replica_sync
 from tfdist.runtime.variables import resources
+from tfdist.runtime.variables import server_functions
 from tfdist.runtime.variables import store
+from tfdist.runtime.variables import unused_models
 from tfdist.runtime.variables.variables import Role
 from tfdist.saving import files as files_lib
 from tfdist.saving import refusals
@@ -54,18 +54,18 @@ class Parts:
     """
 
     state: Callable[..., Any] = training_state.TrainingState
-    freeing: Callable[..., Any] = freeing.Freeing
+    freeing: Callable[..., Any] = unused_models.Freeing
     nonfinite: Callable[..., Any] = functools.partial(
         nonfinite.Nonfinite, choice="ignore", worker=""
     )
-    marks: Callable[..., Any] = marks.NoMarks
+    marks: Callable[..., Any] = exchange_markers.NoMarks
     corrector: Callable[..., Any] = no_correction.NoCorrector
     local: Callable[..., Any] = every_step.EveryStep
     gradient_counts: Callable[..., Any] = gradient_counts.NoGradientCounts
     coordination: Callable[..., Any] = no_coordination.NoCoordination
     recovery: Callable[..., Any] = no_recovery.NoRecovery
-    kernels: Callable[..., Any] = kernels.NoKernels
-    following: Callable[..., Any] = no_following.NoFollowing
+    kernels: Callable[..., Any] = server_functions.NoKernels
+    following: Callable[..., Any] = own_decisions.NoFollowing
 
 
 class Runtime(store.ParameterStore):
@@ -100,7 +100,7 @@ class Runtime(store.ParameterStore):
         # The strategy's creator of variables, for `variable_scope`.
         self._creator = None
         self.journal = journal.Journal(self)
-        self.synchronizer = synchronize.Synchronizer(
+        self.synchronizer = replica_sync.Synchronizer(
             self, is_chief=self.is_chief, timeout=timeout
         )
         parts = parts or Parts()
@@ -209,7 +209,7 @@ class Runtime(store.ParameterStore):
     def watch(self, frame):
         """Takes note of a call of `fit`, by its frame."""
         self.fits += 1
-        call = calls.Call(frame)
+        call = running_fit.Call(frame)
         self.local.watch(call)
         self.coordination.watch(call)
 

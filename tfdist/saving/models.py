@@ -9,7 +9,7 @@ import os
 
 from tfdist import instances
 from tfdist import private_keras_calls
-from tfdist.saving import whole
+from tfdist.saving import atomic_write
 
 _ENDINGS = (".keras", ".h5", ".hdf5")
 # Whose methods write one file, and nothing beside it.
@@ -55,7 +55,7 @@ def _save(model, name, method, args, kwargs):
         return None
     if not _is_one_file(model, name, path, args, kwargs):
         return method(*args, **kwargs)
-    with whole.written(path, files.task_id) as draft:
+    with atomic_write.written(path, files.task_id) as draft:
         if args:
             return method(draft, *args[1:], **kwargs)
         return method(**{**kwargs, "filepath": draft})
@@ -71,7 +71,7 @@ def _is_one_file(model, name, path, args, kwargs):
         and len(args) < 3
         # Or else Keras asks the user about the file that is there.
         and bool(overwrite)
-        and whole.can_be_written(path)
+        and atomic_write.can_be_written(path)
         and _author(model, name).startswith(_KNOWN)
     )
 

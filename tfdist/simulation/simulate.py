@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import checks
-from tfdist.cluster import members
+from tfdist.cluster import member_table
 from tfdist.runtime.variables.sharding import ByteBalancer
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import history as history_lib
@@ -245,7 +245,7 @@ def timing(
 def _cluster(compute, network, failures, seed, worker_timeout, start_timeout):
     """The arguments of a `Schedule` that describe the cluster, checked."""
     checks.count("seed", seed, least=0)
-    least = 2 * members.HEARTBEAT_SECONDS
+    least = 2 * member_table.HEARTBEAT_SECONDS
     checks.number(
         "worker_timeout",
         worker_timeout,

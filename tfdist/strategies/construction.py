@@ -12,13 +12,13 @@ import tensorflow as tf
 
 from tfdist.cluster import config as config_lib
 from tfdist.cluster import connection
-from tfdist.cluster import life
 from tfdist.cluster import peers
 from tfdist.cluster import preemption
+from tfdist.cluster import registration
 from tfdist.runtime import compose
 from tfdist.runtime.exchange import nonfinite as nonfinite_lib
-from tfdist.runtime.keras_hooks import following
-from tfdist.runtime.keras_hooks import leaving
+from tfdist.runtime.keras_hooks import chief_decisions
+from tfdist.runtime.keras_hooks import preemption_exit
 
 _strategies = itertools.count()
 
@@ -37,7 +37,7 @@ def check_arguments(variable_partitioner, nonfinite, decisions):
         )
     for name, value, choices in (
         ("nonfinite", nonfinite, nonfinite_lib.CHOICES),
-        ("decisions", decisions, following.CHOICES),
+        ("decisions", decisions, chief_decisions.CHOICES),
     ):
         if value not in choices:
             raise ValueError(
@@ -108,7 +108,8 @@ def connect(config, look_up, needs_servers, tolerance):
     """
     if config.num_ps:
         preemption.install(
-            exits=tolerance.on_preemption == "exit", stop=leaving.stop_loops
+            exits=tolerance.on_preemption == "exit",
+            stop=preemption_exit.stop_loops,
         )
     others = membership = None
     if not needs_servers:
@@ -117,7 +118,7 @@ def connect(config, look_up, needs_servers, tolerance):
         )
     worker_device, devices = connection.connect(config, tolerance.start_timeout)
     if config.num_ps:
-        membership = life.join(config, devices, tolerance.start_timeout)
+        membership = registration.join(config, devices, tolerance.start_timeout)
     if config.num_workers > 1:
         # Keras expects the steps of the whole data set, and calls the end of
         # this worker's share a lack of data.

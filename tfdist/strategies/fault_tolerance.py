@@ -9,7 +9,7 @@ from typing import Any
 from typing import Literal
 import warnings
 
-from tfdist.cluster import members
+from tfdist.cluster import member_table
 
 _ON_PREEMPTION = ("exit", "note")
 ON_STALL = ("drop", "fail", "wait")
@@ -81,7 +81,7 @@ class FaultTolerance:
                     f"Argument `{name}` must be positive. Received: "
                     f"{name}={value!r}"
                 )
-        least = 2 * members.HEARTBEAT_SECONDS
+        least = 2 * member_table.HEARTBEAT_SECONDS
         if not self.worker_timeout > least:
             raise ValueError(
                 "Argument `worker_timeout` must be more than two heartbeats, "

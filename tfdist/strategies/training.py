@@ -12,8 +12,8 @@ from typing import Any
 from absl import logging
 import keras
 
-from tfdist.cluster import ending
 from tfdist.cluster import reports
+from tfdist.cluster import termination
 from tfdist.cluster import waiting
 from tfdist.runtime.keras_hooks import metrics
 
@@ -63,7 +63,7 @@ class Training:
         """
         if self._membership is None:
             return not self._store.local.is_open()
-        return ending.is_over(
+        return termination.is_over(
             self._store.call(self._membership.read),
             known_for=time.monotonic() - self._connected_at,
             patience=self._start_timeout,

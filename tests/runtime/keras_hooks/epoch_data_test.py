@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.multi_process import data_tasks
 import tfdist
-from tfdist.runtime.keras_hooks import input as input_lib
+from tfdist.runtime.keras_hooks import data_shares as input_lib
 
 BATCHES = 5
 

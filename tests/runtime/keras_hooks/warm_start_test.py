@@ -3,8 +3,8 @@
 import pytest
 
 import tfdist
-from tfdist.cluster.members import Member
-from tfdist.cluster.members import State
+from tfdist.cluster.member_table import Member
+from tfdist.cluster.member_table import State
 from tfdist.runtime.keras_hooks.warm_start import WarmStart
 from tfdist.synchronization import Async
 from tfdist.synchronization import Sync

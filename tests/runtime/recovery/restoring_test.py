@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.runtime.replicas import first_values_test
 from tfdist.runtime.recovery import restoring
-from tfdist.runtime.variables import section
+from tfdist.runtime.variables import server_scope
 
 
 def leave_word(store, number, without=None):
@@ -42,7 +42,7 @@ def test_a_worker_puts_back_what_a_snapshot_lacks_and_nothing_else():
         expected = before[variable.name]
         if variable.name in names:
             # What was read of it last.
-            expected = section.read_replica(variable).numpy()
+            expected = server_scope.read_replica(variable).numpy()
         np.testing.assert_array_equal(after[variable.name], expected)
     # The others, too, find all of it.
     assert store.synchronizer.held() == len(store.variables)

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist.runtime.replicas import synchronize
+from tfdist.runtime.replicas import replica_sync
 from tfdist.runtime.variables import variable_list
 
 
@@ -66,7 +66,7 @@ def joined(store, orphans):
         wait_until_settled=lambda is_chief, timeout: orphans,
         call=lambda function, *args: function(*args),
     )
-    return synchronize.Synchronizer(store, is_chief=True, timeout=1.0)
+    return replica_sync.Synchronizer(store, is_chief=True, timeout=1.0)
 
 
 def commit_in_two_parts(store, synchronizer, first):

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import tf_config
-from tfdist.runtime.exchange.pull import assign
+from tfdist.runtime.exchange.pull_response import assign
 from tfdist.runtime.replicas import first_values
-from tfdist.runtime.variables import traced
+from tfdist.runtime.variables import traced_calls
 from tfdist.runtime.variables.variables import Role
 
 # The launcher's flag that leaves a job out.
@@ -354,7 +354,7 @@ class Ring:
 
     def _call(self, key, build, *args):
         if key not in self._functions:
-            self._functions[key] = traced.trace(build, *args)
+            self._functions[key] = traced_calls.trace(build, *args)
         return self._functions[key](*args)
 
 

@@ -4,9 +4,9 @@ import time
 
 import tensorflow as tf
 
-from tfdist.runtime.exchange.pull import assign
+from tfdist.runtime.exchange.pull_response import assign
 from tfdist.runtime.local_steps import local
-from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.variables.server_scope import read_replica
 
 
 class RingLocal(local.Local):

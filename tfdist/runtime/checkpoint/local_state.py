@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.variables.server_scope import read_replica
 
 PREFIX = "local_steps/"
 _COUNTERS = ("since_push", "since_fetch", "examples")

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdist.runtime.corrections import saved_slots
-from tfdist.runtime.replicas import consistent
+from tfdist.runtime.replicas import consistent_read
 from tfdist.runtime.variables import copies
 from tfdist.runtime.variables import transfer
 
@@ -17,7 +17,7 @@ class ServerValues:
 
     def __init__(self, store):
         self._store = store
-        self._reader = consistent.Reader(store)
+        self._reader = consistent_read.Reader(store)
 
     def read(self, variables):
         """Reads all of it.
@@ -46,7 +46,7 @@ class ServerValues:
 
     def _build(self, variables, slots):
         store = self._store
-        locks, held = consistent.lock_all(store)
+        locks, held = consistent_read.lock_all(store)
         marks = store.marks.build_all(held)
         values = {v.ordinal: {} for v in variables}
         kept, versions = {}, []

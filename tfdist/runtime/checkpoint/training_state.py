@@ -17,7 +17,7 @@ from tfdist.runtime.checkpoint import server_values
 from tfdist.runtime.checkpoint.saved_state import SavedState
 from tfdist.runtime.corrections import saved_slots
 from tfdist.runtime.replicas.first_values import ModelMismatchError
-from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
 
 # Of which the servers hold what counts; of others the worker does.

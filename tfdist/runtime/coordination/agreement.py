@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdist.runtime.exchange import records as records_lib
-from tfdist.runtime.variables import traced
+from tfdist.runtime.variables import traced_calls
 
 
 def build(store, lock_name, name, mine, create=None):
@@ -61,7 +61,7 @@ def agree(store, lock_name, name, mine, create=None):
       The text that is there, a str.
     """
     text = tf.constant(mine)
-    function = traced.trace(
+    function = traced_calls.trace(
         lambda text: build(store, lock_name, name, text, create), text
     )
     return function(text).numpy().decode()
@@ -85,7 +85,7 @@ def left(store, name):
         with tf.device(store.worker_device):
             return tf.identity(text)
 
-    return traced.trace(build)().numpy().decode()
+    return traced_calls.trace(build)().numpy().decode()
 
 
 def layout_of(records):

@@ -14,7 +14,7 @@ up, and no server averages other gradients than the others do.
 import tensorflow as tf
 
 from tfdist import private_tensorflow
-from tfdist.runtime.coordination import staging
+from tfdist.runtime.coordination import gradient_buffer
 from tfdist.runtime.exchange import exchange
 from tfdist.runtime.exchange import records as records_lib
 from tfdist.runtime.variables import resources
@@ -84,7 +84,7 @@ class CoordinatedExchange(exchange.Exchange):
         with tf.control_dependencies([parcel.arrived.op]):
             self._corrector.add_kept(parcel)
         device = self._store.devices[parcel.shard]
-        return staging.Staged(self._ledger, device, parcel)
+        return gradient_buffer.Staged(self._ledger, device, parcel)
 
     def _enclosed(self, replays, outbox):
         return self._corrector.enclosed(replays, outbox)

@@ -1,8 +1,8 @@
 """Where all decisions of a synchronization are made: one state, one lock.
 
 Whoever has an event to tell changes the state (`shared_state`): a worker that
-has a gradient (`arrival`), each heartbeat (`Ledger.tick`), and who finds that
-servers have lost what they held (`renewal`).
+has a gradient (`submission`), each heartbeat (`Ledger.tick`), and who finds that
+servers have lost what they held (`epoch_fence`).
 """
 
 import hashlib
@@ -12,11 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.runtime.coordination import agreement
-from tfdist.runtime.coordination import arrival
-from tfdist.runtime.coordination import leftovers
-from tfdist.runtime.coordination import mailboxes
-from tfdist.runtime.coordination import renewal
+from tfdist.runtime.coordination import epoch_fence
+from tfdist.runtime.coordination import orphaned_gradients
 from tfdist.runtime.coordination import shared_state
+from tfdist.runtime.coordination import submission
+from tfdist.runtime.coordination import wake_up_queues
 from tfdist.synchronization import decisions
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
@@ -91,7 +91,7 @@ class Ledger:
         self._num_workers = num_workers
         self._initial_workers = initial_workers
         self._worker = worker_id
-        self._mailboxes = mailboxes.Mailboxes(
+        self._mailboxes = wake_up_queues.Mailboxes(
             store, f"{_NAME}/{name}/mailbox", num_workers
         )
         self._shared = shared_state.SharedState(
@@ -101,8 +101,10 @@ class Ledger:
             attendance=attendance,
             mailboxes=self._mailboxes if method.waits else None,
         )
-        self.leftovers = leftovers.Leftovers(self.resource, num_workers)
-        self._arrival = arrival.Arrival(
+        self.leftovers = orphaned_gradients.Leftovers(
+            self.resource, num_workers
+        )
+        self._arrival = submission.Arrival(
             self, self._shared, self._decisions, self._mailboxes, worker_id
         )
         # By server: updates of this optimizer that are in the replicas.
@@ -115,7 +117,7 @@ class Ledger:
         self._epoch = store.worker_variable(tf.zeros([], tf.int64), "epoch")
         # The same, for `tick`, which is called in other threads as well.
         self._known_epoch = 0
-        self._renewal = renewal.Renewal(self, store, num_workers)
+        self._renewal = epoch_fence.Renewal(self, store, num_workers)
         # How many workers made up the cluster at the last `tick`.
         self.num_enlisted = num_workers
         # No other gradient of any worker ever has the same key: it counts on

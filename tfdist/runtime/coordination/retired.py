@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tfdist.runtime.coordination import ledger as ledger_lib
 from tfdist.runtime.coordination import shared_state
-from tfdist.runtime.variables import freeing
-from tfdist.runtime.variables import traced
+from tfdist.runtime.variables import traced_calls
+from tfdist.runtime.variables import unused_models
 
 # What is counted of gradients, and the field of a `State` that does.
 COUNTS = {
@@ -32,7 +32,7 @@ class Retired:
     def __init__(self, store, num_workers):
         self._store = store
         self._num_workers = num_workers
-        self._traced = traced.Traced(store)
+        self._traced = traced_calls.Traced(store)
         # Of what this worker has let go of: names of ledgers that servers may
         # still hold.
         self._waiting = set()
@@ -93,14 +93,14 @@ class Retired:
         """Puts back what a first server has lost that was started again."""
         if self._seen is not None and self._seen.any():
             seen = tf.constant(self._seen)
-            traced.trace(self._build_restore, seen)(seen)
+            traced_calls.trace(self._build_restore, seen)(seen)
 
     def _build_restore(self, seen):
         store = self._store
         with tf.device(store.devices[0]):
             seen = tf.identity(seen)
         with tf.control_dependencies([seen.op]):
-            lock = store.lock(0, freeing.LOCK)
+            lock = store.lock(0, unused_models.LOCK)
         with tf.control_dependencies([lock.op]):
             there = self._build_or_zeros(self._handle(), self._read)
             with tf.device(store.devices[0]):
@@ -116,7 +116,7 @@ class Retired:
 
     def _build_read(self):
         store = self._store
-        lock = store.lock(0, freeing.LOCK)
+        lock = store.lock(0, unused_models.LOCK)
         with tf.control_dependencies([lock.op]):
             counts = self._build_counts(self._waiting)
             retired = self._build_or_zeros(self._handle(), self._read)

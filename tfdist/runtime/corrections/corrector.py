@@ -12,8 +12,8 @@ from tfdist.runtime.corrections.slots import ServerSlots
 from tfdist.runtime.corrections.slots import dtype_of
 from tfdist.runtime.corrections.slots import read
 from tfdist.runtime.corrections.slots import widened
-from tfdist.runtime.variables import section as section_lib
-from tfdist.runtime.variables import traced
+from tfdist.runtime.variables import server_scope as section_lib
+from tfdist.runtime.variables import traced_calls
 from tfdist.runtime.variables.variables import Role
 
 
@@ -203,7 +203,7 @@ class Corrector:
         if not new or self._correction.on_worker:
             return
         with tf.init_scope():
-            traced.trace(lambda: self._build_slots(ledger, new))()
+            traced_calls.trace(lambda: self._build_slots(ledger, new))()
             self._ledgers.update((v.ordinal, ledger) for v in new)
             self._store.state.show_ahead()
 
@@ -215,7 +215,7 @@ class Corrector:
             variables.append(self._store.variables[ordinal])
         for ledger, variables in by_ledger.items():
             build = functools.partial(self._build_slots, ledger, variables)
-            traced.trace(build)()
+            traced_calls.trace(build)()
 
     def _build_slots(self, ledger, variables):
         store = self._store
@@ -346,7 +346,7 @@ class Corrector:
         """
         if self._correction.looks_ahead and self._ledgers:
             with tf.init_scope():
-                traced.trace(self._build_show_ahead)()
+                traced_calls.trace(self._build_show_ahead)()
 
     def _build_show_ahead(self):
         store, pieces = self._store, {}

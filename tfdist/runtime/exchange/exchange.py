@@ -8,13 +8,13 @@ values, which then flow back into the replicas.
 import tensorflow as tf
 
 from tfdist import private_tensorflow
-from tfdist.runtime.exchange import parcel as parcel_lib
-from tfdist.runtime.exchange import pull
+from tfdist.runtime.exchange import pull_response
+from tfdist.runtime.exchange import push_request as parcel_lib
 from tfdist.runtime.exchange import records as records_lib
 from tfdist.runtime.exchange import rows
 from tfdist.runtime.variables import resources
 from tfdist.runtime.variables import transfer
-from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.variables.server_scope import read_replica
 
 
 class Exchange:
@@ -103,13 +103,13 @@ class Exchange:
         self._number = store.marks.next_number()
         # All servers are asked before any answer is waited for.
         answers, accepted = self._ask(self._shards)
-        with tf.control_dependencies(pull.arrivals(answers)):
+        with tf.control_dependencies(pull_response.arrivals(answers)):
             done = [
                 op
                 for answer in answers
-                for op in pull.bring_home(store, answer, is_step)
+                for op in pull_response.bring_home(store, answer, is_step)
             ]
-            done += pull.join_pieces(store, answers)
+            done += pull_response.join_pieces(store, answers)
             done += self._note_pulled(answers)
             done += [
                 store.following.build_note(answer.told)
@@ -285,7 +285,7 @@ class Exchange:
         in_rows = {table.ordinal for table, _ in tables}
         fresh = [
             (variable, piece)
-            for variable in pull.pulled_from(
+            for variable in pull_response.pulled_from(
                 store, shard, self._records, self.iterations
             )
             if variable.ordinal not in in_rows
@@ -334,7 +334,7 @@ class Exchange:
         told = figures.pop() if follows else None
         staleness, wait, *more = figures
         rest = values[len(fresh) :]
-        return pull.Answer(
+        return pull_response.Answer(
             shard,
             [
                 (variable, piece, value)

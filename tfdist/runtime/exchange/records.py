@@ -4,7 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdist.runtime.variables import section as section_lib
+from tfdist.runtime.variables import server_scope as section_lib
 from tfdist.runtime.variables.variables import Role
 
 

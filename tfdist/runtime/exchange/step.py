@@ -12,8 +12,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.runtime.exchange import compiled
-from tfdist.runtime.exchange import lifting
 from tfdist.runtime.exchange import records
+from tfdist.runtime.exchange import subgraph_replay
 from tfdist.runtime.variables.variables import Role
 
 
@@ -203,7 +203,7 @@ class Step:
             variable.role is Role.PARAMETER
             and kind == "assign"
             and pending.settled is None
-            and lifting.may_depend_on(value, variable)
+            and subgraph_replay.may_depend_on(value, variable)
         ):
             # Set to a function of an old value (Muon's weight decay), it
             # would lose what others have done since: the change is sent.
@@ -289,7 +289,9 @@ class Step:
                 ),
                 settings=settings_of(optimizer) if optimizer else [],
                 frozen=self._ticketed,
-                lifter=lifting.Lifter(graph, self._store, barriers, settled),
+                lifter=subgraph_replay.Lifter(
+                    graph, self._store, barriers, settled
+                ),
                 finite=finite,
             )
             exchange.build()

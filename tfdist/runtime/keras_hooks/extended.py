@@ -10,8 +10,8 @@ from tfdist import private_keras_calls
 from tfdist import private_tensorflow
 from tfdist.runtime.exchange import compiled
 from tfdist.runtime.exchange import step as step_lib
+from tfdist.runtime.keras_hooks import data_shares as input_lib
 from tfdist.runtime.keras_hooks import eager_step
-from tfdist.runtime.keras_hooks import input as input_lib
 from tfdist.runtime.variables.variables import ReplicaVariable
 from tfdist.runtime.variables.variables import active
 from tfdist.saving import models

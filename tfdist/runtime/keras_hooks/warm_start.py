@@ -4,7 +4,7 @@ import enum
 
 from absl import logging
 
-from tfdist.cluster import members
+from tfdist.cluster import member_table
 from tfdist.cluster import waiting
 from tfdist.synchronization.base import check_count
 
@@ -81,7 +81,8 @@ class WarmStart:
         def has_ended():
             member = first_worker()
             return (
-                member.state in (members.State.FINISHED, members.State.LEFT)
+                member.state
+                in (member_table.State.FINISHED, member_table.State.LEFT)
                 or member.arrivals > before.arrivals
                 or before.word.reached < member.word.ended
             )

@@ -16,13 +16,13 @@ import tensorflow as tf
 from tfdist.averaging import base as averaging
 from tfdist.runtime.coordination import agreement
 from tfdist.runtime.exchange import step as step_lib
-from tfdist.runtime.exchange.pull import assign
-from tfdist.runtime.local_steps import inner as inner_lib
+from tfdist.runtime.exchange.pull_response import assign
+from tfdist.runtime.local_steps import inner_optimizer as inner_lib
 from tfdist.runtime.local_steps import local_exchange
-from tfdist.runtime.local_steps import local_faces
 from tfdist.runtime.local_steps import local_step
-from tfdist.runtime.variables import traced
-from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.local_steps import shadow_weights
+from tfdist.runtime.variables import traced_calls
+from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
 
 
@@ -61,7 +61,7 @@ class Local:
         self._creates_outer = False
         # Whether own values and what servers gave first have been told apart.
         self._has_begun = False
-        self._faces = local_faces.Faces(store)
+        self._faces = shadow_weights.Faces(store)
         self._exchange = local_exchange.LocalExchange(
             store,
             method,
@@ -73,7 +73,7 @@ class Local:
             ring=ring,
             shadow=self._faces.shadow,
         )
-        self._traced = traced.Traced(store)
+        self._traced = traced_calls.Traced(store)
         # The call of `fit` that is under way, or was last.
         self.fit = None
         # Steps counted at the last heartbeat.

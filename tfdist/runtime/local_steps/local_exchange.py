@@ -5,14 +5,14 @@ import functools
 import keras
 import tensorflow as tf
 
-from tfdist.runtime.exchange import lifting
 from tfdist.runtime.exchange import records as records_lib
 from tfdist.runtime.exchange import ring_exchange
 from tfdist.runtime.exchange import step as step_lib
-from tfdist.runtime.exchange.pull import assign
-from tfdist.runtime.local_steps import inner as inner_lib
+from tfdist.runtime.exchange import subgraph_replay
+from tfdist.runtime.exchange.pull_response import assign
+from tfdist.runtime.local_steps import inner_optimizer as inner_lib
 from tfdist.runtime.local_steps import local_speeds
-from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
 
 
@@ -177,7 +177,9 @@ class LocalExchange:
             rate=lambda: keras.ops.convert_to_tensor(outer.learning_rate),
             settings=step_lib.settings_of(outer),
             frozen=set(),
-            lifter=lifting.Lifter(graph, store, {t.op for t in sent}, None),
+            lifter=subgraph_replay.Lifter(
+                graph, store, {t.op for t in sent}, None
+            ),
             weight=weight,
             local_steps=inner.since_push.read_value(),
             last=last,

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdist.runtime.exchange import records
-from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.variables.server_scope import read_replica
 
 _FORGOTTEN_AFTER_PERIODS = 20.0
 

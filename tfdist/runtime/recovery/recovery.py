@@ -14,12 +14,12 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist.cluster import connection
-from tfdist.cluster import members
+from tfdist.cluster import member_table
+from tfdist.cluster import server_discovery
 from tfdist.cluster import snapshots
-from tfdist.cluster import whereabouts
 from tfdist.runtime.recovery import election
 from tfdist.runtime.recovery import restoring
-from tfdist.runtime.recovery import settling
+from tfdist.runtime.recovery import server_readiness
 from tfdist.runtime.recovery import watchdog
 
 _POLL_SECONDS = 0.1
@@ -89,7 +89,7 @@ class Recovery:
         on_stall="drop",
     ):
         self._store = store
-        self._whereabouts = whereabouts.Whereabouts(config, look_up)
+        self._whereabouts = server_discovery.Whereabouts(config, look_up)
         self._name = config.task_name
         self._membership = membership
         self._timeout = float("inf") if on_stall == "wait" else timeout
@@ -99,7 +99,7 @@ class Recovery:
             config,
             self._timeout,
         )
-        self._settling = settling.Settling(store, config.ps_names)
+        self._settling = server_readiness.Settling(store, config.ps_names)
         self._active = threading.local()
         self._watchdog = watchdog.Watchdog(
             config.task_name,
@@ -111,7 +111,7 @@ class Recovery:
         self._hiccups = []
         self.events = []
         self.incarnations = self._whereabouts.wait(self._timeout)
-        names = members.names_of(config)
+        names = member_table.names_of(config)
         # By server, what tells it what to keep in snapshots.
         self._manifests = [
             self._make_manifest(snapshots.Manifest(device, len(names)), client)

@@ -14,9 +14,9 @@ import tensorflow as tf
 from tfdist.cluster import snapshots
 from tfdist.runtime.variables import copies
 from tfdist.runtime.variables import resources
-from tfdist.runtime.variables import traced
+from tfdist.runtime.variables import traced_calls
 from tfdist.runtime.variables import transfer
-from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
 
 _LOCK = "recovery/lock"
@@ -76,7 +76,7 @@ class Restorer:
         self._synchronizer = synchronizer
         self._first_values = synchronizer.first_values
         self._num_workers = num_workers
-        self._traced = traced.Traced(store)
+        self._traced = traced_calls.Traced(store)
 
     def offer(self, shard, takes_part):
         """Tells a server what this worker holds, and reads what others do.

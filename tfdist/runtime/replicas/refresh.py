@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdist.runtime.replicas import consistent
+from tfdist.runtime.replicas import consistent_read
 from tfdist.runtime.variables import copies
 from tfdist.runtime.variables import transfer
 from tfdist.runtime.variables.variables import Role
@@ -36,7 +36,7 @@ class Refresh:
         store = self._store
         locks, held, marks = [None] * store.num_shards, None, []
         if together:
-            locks, held = consistent.lock_all(store)
+            locks, held = consistent_read.lock_all(store)
             marks = store.marks.build_all(held)
         found = []
         for shard in range(store.num_shards):
@@ -46,7 +46,7 @@ class Refresh:
                     shard, here, locks[shard], held, marks[shard : shard + 1]
                 )
                 found.append((shard, here, *read))
-        # As a whole or not at all, see `pull.arrivals`.
+        # As a whole or not at all, see `pull_response.arrivals`.
         arrived = [
             tensor.op
             for _, _, values, version, counts, updates in found

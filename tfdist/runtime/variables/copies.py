@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from tfdist.runtime.variables import transfer
-from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.variables.server_scope import read_replica
 
 
 def held_by(store, shard, variables):

@@ -148,7 +148,7 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         self.pulled = None
         # Whether it is tfdist's own, and no part of a user's model.
         self.is_own = False
-        # Whether all other workers have freed it, see `freeing`.
+        # Whether all other workers have freed it, see `unused_models`.
         self.is_over = False
         # Tables pulled by rows only: the version of the rows here.
         self.rows_pulled = None

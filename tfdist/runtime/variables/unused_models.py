@@ -24,9 +24,9 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist import private_tensorflow
-from tfdist.cluster import members as members_lib
+from tfdist.cluster import member_table as members_lib
 from tfdist.cluster import reports
-from tfdist.runtime.variables import traced
+from tfdist.runtime.variables import traced_calls
 
 LOCK = "freeing/lock"
 # Whose a resource on a server is, by its name: positions of variables.
@@ -116,7 +116,7 @@ class Freeing:
         """
         again = {k: d for k, d in self._freed.items() if k[0] in shards}
         if again:
-            traced.trace(lambda: self._build_destroy(again, None))()
+            traced_calls.trace(lambda: self._build_destroy(again, None))()
 
     def give_up(self, variables):
         """Takes note of variables that all others have freed."""
@@ -263,7 +263,7 @@ class Freeing:
             for key, dtype in list(store.known.items())
             if owners_of(store.short_name(key[1])) & free
         }
-        destroy = traced.trace(lambda: self._build_destroy(named, rows))
+        destroy = traced_calls.trace(lambda: self._build_destroy(named, rows))
         if not store.call(destroy):
             return False
         self._freed.update(named)

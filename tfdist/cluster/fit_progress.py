@@ -1,8 +1,8 @@
 """How far each worker has come in its calls of `fit`, and what it decided.
 
-Some numbers that each worker writes beside its sign of life in the table of
-members (`tfdist.cluster.members`), so that they are there again, too, when a
-server has been started again.
+Some numbers that each worker writes beside its heartbeat in the table of
+members (`tfdist.cluster.member_table`), so that they are there again, too, when
+a server has been started again.
 """
 
 import dataclasses
@@ -96,7 +96,7 @@ class Fits:
         """Takes note of a call of `fit` that is about to begin.
 
         Args:
-          call: A `tfdist.runtime.keras_hooks.calls.Call`.
+          call: A `tfdist.runtime.keras_hooks.running_fit.Call`.
           number: Its number.
         """
         with self._lock:

@@ -6,20 +6,20 @@ import sys
 
 import pytest
 
-from tfdist.saving import whole
+from tfdist.saving import atomic_write
 
 
 def test_the_file_before_stays_until_the_new_one_is_whole(tmp_path):
     path = tmp_path / "model.keras"
     path.write_text("before")
-    with whole.written(path, "me") as draft:
+    with atomic_write.written(path, "me") as draft:
         assert draft.endswith("model.keras")
         with open(draft, "w") as file:
             file.write("after")
         assert path.read_text() == "before"
     assert path.read_text() == "after"
     with pytest.raises(KeyboardInterrupt):
-        with whole.written(path, "me") as draft:
+        with atomic_write.written(path, "me") as draft:
             with open(draft, "w") as file:
                 file.write("half of")
             raise KeyboardInterrupt
@@ -69,7 +69,7 @@ def test_what_a_link_names_is_replaced(tmp_path):
     (tmp_path / "there").mkdir()
     link = tmp_path / "link.keras"
     link.symlink_to(tmp_path / "there" / "model.keras")
-    with whole.written(link, "me") as draft:
+    with atomic_write.written(link, "me") as draft:
         with open(draft, "w") as file:
             file.write("new")
     assert link.is_symlink()
@@ -77,8 +77,8 @@ def test_what_a_link_names_is_replaced(tmp_path):
 
 
 def test_what_is_no_local_file_is_written_as_ever(tmp_path):
-    assert whole.can_be_written(tmp_path / "model.keras")
-    assert not whole.can_be_written("gs://bucket/model.keras")
-    assert not whole.can_be_written(tmp_path)
-    assert not whole.can_be_written(os.devnull)
-    assert not whole.can_be_written(tmp_path / "missing" / "model.keras")
+    assert atomic_write.can_be_written(tmp_path / "model.keras")
+    assert not atomic_write.can_be_written("gs://bucket/model.keras")
+    assert not atomic_write.can_be_written(tmp_path)
+    assert not atomic_write.can_be_written(os.devnull)
+    assert not atomic_write.can_be_written(tmp_path / "missing" / "model.keras")

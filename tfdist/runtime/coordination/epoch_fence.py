@@ -13,7 +13,7 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist.runtime.variables import resources
-from tfdist.runtime.variables import traced
+from tfdist.runtime.variables import traced_calls
 from tfdist.synchronization import state as state_lib
 from tfdist.synchronization.state import Phase
 from tfdist.synchronization.state import Reason
@@ -97,7 +97,7 @@ class Renewal:
         )
         key = tuple(sorted(self._staged.items()))
         if key not in self._functions:
-            self._functions[key] = traced.trace(self._build, *given)
+            self._functions[key] = traced_calls.trace(self._build, *given)
         began, epoch, lost, torn = self._functions[key](*given)
         self._ledger.set_epoch(epoch)
         return Renewed(bool(began), tuple(lost.numpy().tolist()), int(torn))

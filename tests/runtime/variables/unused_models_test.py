@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests import slow
 import tfdist
-from tfdist.runtime.variables import freeing
+from tfdist.runtime.variables import unused_models
 from tfdist.runtime.variables.variables import ReplicaVariable
 
 ROWS = np.ones([16, 6], "float32")
@@ -106,7 +106,9 @@ def test_each_model_leaves_what_the_one_before_has_left(name):
     (of_worker,) = strategy.gradient_counts().values()
     assert of_worker["accepted"] == counts["pushed"]
     freed = [
-        n for _, n in store.known if freeing.owners_of(store.short_name(n))
+        n
+        for _, n in store.known
+        if unused_models.owners_of(store.short_name(n))
     ]
     assert freed == []
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.runtime.coordination import renewal
+from tfdist.runtime.coordination import epoch_fence
 from tfdist.synchronization import state as state_lib
 from tfdist.synchronization.state import Phase
 from tfdist.synchronization.state import Status
@@ -43,7 +43,7 @@ def applied(state, worker, *, first=1, count=1):
 
 
 def run(state, *, same, executed, updates, expected=(True,) * WORKERS):
-    made = renewal.Renewal(None, None, WORKERS)
+    made = epoch_fence.Renewal(None, None, WORKERS)
     new, lost, torn = made._next(
         state,
         tf.constant(same),

@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from tfdist.runtime.exchange import records as records_lib
 from tfdist.runtime.exchange import rows
-from tfdist.runtime.variables import section as section_lib
+from tfdist.runtime.variables import server_scope as section_lib
 from tfdist.runtime.variables import transfer
-from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.variables.server_scope import read_replica
 
 
 @dataclasses.dataclass

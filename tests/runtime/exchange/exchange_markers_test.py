@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfdist.runtime.exchange import marks
+from tfdist.runtime.exchange import exchange_markers
 
 _BOTH, _FIRST = [1, 1], [1, 0]
 _NONE = [0, 0, 0]
@@ -25,7 +25,7 @@ _NONE = [0, 0, 0]
 )
 def test_half_done(first, second, expected):
     worker_0 = [5, *_BOTH]
-    found = marks.half_done(
+    found = exchange_markers.half_done(
         np.array([[[worker_0, first]], [[worker_0, second]]])
     )
     assert found == expected

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
-from tfdist.cluster import ending
-from tfdist.cluster.members import LOST_AFTER_SECONDS
-from tfdist.cluster.members import Member
-from tfdist.cluster.members import State
+from tfdist.cluster import termination
+from tfdist.cluster.member_table import LOST_AFTER_SECONDS
+from tfdist.cluster.member_table import Member
+from tfdist.cluster.member_table import State
 
 NEVER = float("inf")
 PATIENCE = 300.0
@@ -21,7 +21,7 @@ EVALUATOR = Member("/job:evaluator/task:0", State.ALIVE, 0.0, 0)
 
 
 def is_over(*rows, known_for=1000.0):
-    return ending.is_over(
+    return termination.is_over(
         [*rows, EVALUATOR], known_for=known_for, patience=PATIENCE
     )
 
@@ -74,7 +74,7 @@ def test_all_vanished_unfinished_is_an_error_that_names_them():
 def test_an_evaluator_that_has_finished_does_not_count_as_a_worker():
     done = Member("/job:evaluator/task:0", State.FINISHED, 0.0, 0)
     rows = [worker(0, State.ALIVE, LOST_AFTER_SECONDS + 1), done]
-    assert not ending.is_over(rows, known_for=1000.0, patience=PATIENCE)
+    assert not termination.is_over(rows, known_for=1000.0, patience=PATIENCE)
 
 
 def test_who_was_told_to_leave_is_not_waited_for_once_one_has_finished():
@@ -93,12 +93,12 @@ def test_all_told_to_leave_may_come_back():
 def test_workers_that_were_to_join_later_and_did_not_are_not_waited_for():
     rows = [worker(0, State.FINISHED), worker(1, State.UNKNOWN, NEVER)]
     known_for = {"known_for": 1.0, "patience": PATIENCE}
-    assert not ending.is_over(rows, **known_for)
-    assert ending.is_over(rows, **known_for, initial_workers=1)
-    assert ending.lost(rows, 1) == []
-    assert ending.lost(rows, 2) == ["/job:worker/task:1"]
+    assert not termination.is_over(rows, **known_for)
+    assert termination.is_over(rows, **known_for, initial_workers=1)
+    assert termination.lost(rows, 1) == []
+    assert termination.lost(rows, 2) == ["/job:worker/task:1"]
     rows[1] = worker(1, State.ALIVE)
-    assert not ending.is_over(rows, **known_for, initial_workers=1)
+    assert not termination.is_over(rows, **known_for, initial_workers=1)
 
 
 @given(
@@ -115,7 +115,7 @@ def test_it_is_never_over_while_a_worker_is_heard_of(rows, known_for):
         for m in rows
     )
     try:
-        over = ending.is_over(rows, known_for=known_for, patience=PATIENCE)
+        over = termination.is_over(rows, known_for=known_for, patience=PATIENCE)
     except TimeoutError:
         over = True
         assert all(m.state != State.FINISHED for m in rows)

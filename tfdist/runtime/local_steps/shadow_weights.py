@@ -6,8 +6,8 @@ import weakref
 import tensorflow as tf
 
 from tfdist import private_tensorflow
-from tfdist.runtime.exchange.pull import assign
-from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.exchange.pull_response import assign
+from tfdist.runtime.variables.server_scope import read_replica
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tfdist.cluster import members
-from tfdist.cluster import remnants
+from tfdist.cluster import member_table
+from tfdist.cluster import orphaned_sessions
 from tfdist.cluster import sessions
 
 ADDRESS = "localhost:7"
@@ -19,13 +19,15 @@ def ended(monkeypatch):
 
 def rows(*entered):
     return [
-        members.Member(f"worker {k}", members.State.ALIVE, 0.0, 0, seconds)
+        member_table.Member(
+            f"worker {k}", member_table.State.ALIVE, 0.0, 0, seconds
+        )
         for k, seconds in enumerate(entered)
     ]
 
 
 def test_sessions_are_ended_once_for_each_sixteen_lives(ended):
-    left = remnants.Remnants(ADDRESS)
+    left = orphaned_sessions.Remnants(ADDRESS)
     left.look(rows(0.0, 0.0))
     # The first life of each is no other.
     left.look(rows(100.0, 103.0))
@@ -35,7 +37,7 @@ def test_sessions_are_ended_once_for_each_sixteen_lives(ended):
 
 
 def test_a_message_that_takes_long_is_no_other_life(ended):
-    left = remnants.Remnants(ADDRESS)
+    left = orphaned_sessions.Remnants(ADDRESS)
     for number in range(100):
         left.look(rows(100.0 + 1.5 * (number % 2), 103.0))
     assert not ended

@@ -15,8 +15,8 @@ from tfdist import quiet
 from tfdist.runtime.keras_hooks import empty_epochs
 from tfdist.runtime.keras_hooks import epoch_data
 from tfdist.runtime.keras_hooks import generators
-from tfdist.runtime.keras_hooks import guarding
 from tfdist.runtime.keras_hooks import py_datasets
+from tfdist.runtime.keras_hooks import retried_steps
 from tfdist.saving import callbacks
 from tfdist.saving import models
 
@@ -68,7 +68,7 @@ def distribute(dataset, config, store, before_training=None):
         call = functools.partial(store.following.call, call)
         store.watch(frame)
         if store.recovery.is_needed:
-            guarding.guard(model, call)
+            retried_steps.guard(model, call)
     shared, steps_per_epoch, number = dataset, None, 1
     if purpose == "train":
         policy = dataset.options().experimental_distribute.auto_shard_policy

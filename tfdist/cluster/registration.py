@@ -7,7 +7,7 @@ import sys
 import tensorflow as tf
 
 from tfdist.cluster import connection
-from tfdist.cluster import members
+from tfdist.cluster import member_table
 from tfdist.cluster import preemption
 from tfdist.cluster import versions
 
@@ -33,7 +33,7 @@ def join(config, devices, timeout):
     """
     key = (config.task_name, config.ps_addresses)
     if key not in _memberships:
-        _memberships[key] = members.Membership(config, devices)
+        _memberships[key] = member_table.Membership(config, devices)
         atexit.register(_leave, _memberships[key])
         _memberships[key].wait_until_entered(
             timeout, lambda: _connect_anew(config, _memberships[key])
@@ -54,8 +54,8 @@ def _connect_anew(config, membership):
 def _leave(membership):
     raised = getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
     if raised:
-        membership.leave(members.State.FAILED)
+        membership.leave(member_table.State.FAILED)
     elif preemption.received():
-        membership.leave(members.State.LEFT)
+        membership.leave(member_table.State.LEFT)
     else:
-        membership.leave(members.State.FINISHED)
+        membership.leave(member_table.State.FINISHED)

@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from tfdist import private_keras_calls
 from tfdist.cluster import waiting
-from tfdist.runtime.replicas import consistent
+from tfdist.runtime.replicas import consistent_read
 from tfdist.runtime.replicas import first_values
 from tfdist.runtime.replicas import refresh
 from tfdist.runtime.variables import copies
-from tfdist.runtime.variables import traced
-from tfdist.runtime.variables.section import read_replica
+from tfdist.runtime.variables import traced_calls
+from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
 
 # Refreshed only when they are read eagerly, not by every exchange.
@@ -43,13 +43,13 @@ class Synchronizer:
         # One per commit, mostly one per model: [first, end, exchanges made
         # when the lazily kept replicas among them were last refreshed].
         self._batches = []
-        self._traced = traced.Traced(store)
+        self._traced = traced_calls.Traced(store)
         self._first = first_values.FirstValues(store, self._traced)
         self._refresh = refresh.Refresh(store)
         # Whether servers came back that nobody was there to restore.
         self._orphans = False
         self._warned = False
-        self._reader = consistent.Reader(store)
+        self._reader = consistent_read.Reader(store)
         # Exchanges made when all was last read at one moment.
         self._together_at = None
 

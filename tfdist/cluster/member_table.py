@@ -14,14 +14,14 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 
-from tfdist.cluster import fits
+from tfdist.cluster import fit_progress
 from tfdist.cluster import server_client
 from tfdist.cluster import waiting
 
 _NAME = "tfdist/members"
 # State, seen, arrivals, entered; and what it tells of its training.
 _OWN_COLUMNS = 4
-_COLUMNS = _OWN_COLUMNS + fits.SIZE
+_COLUMNS = _OWN_COLUMNS + fit_progress.SIZE
 HEARTBEAT_SECONDS = 1.0
 # Between attempts to enter the table of a server that has none yet.
 _RETRY_SECONDS = 0.1
@@ -57,7 +57,7 @@ class Member:
       arrivals: How many times it has come to the point where workers wait
         for each other.
       entered: When its process did, seconds since the epoch; 0 for never.
-      word: What it tells of its training, a `fits.Word`.
+      word: What it tells of its training, a `fit_progress.Word`.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Member:
     silent_for: float
     arrivals: int
     entered: float = 0.0
-    word: fits.Word = fits.Word()
+    word: fit_progress.Word = fit_progress.Word()
 
 
 def names_of(config):
@@ -104,7 +104,7 @@ class MemberTable:
                 now - seen if seen else float("inf"),
                 int(arrivals),
                 float(entered),
-                fits.Word.unpack(word),
+                fit_progress.Word.unpack(word),
             )
             for name, (state, seen, arrivals, entered, *word) in zip(
                 self._names, rows, strict=True
@@ -133,7 +133,7 @@ class MemberTable:
           index: Number of the row.
 
         Returns:
-          A float64 vector of `fits.SIZE`, packed.
+          A float64 vector of `fit_progress.SIZE`, packed.
         """
         rows = tf.raw_ops.ReadVariableOp(
             resource=self._handle(), dtype=tf.float64
@@ -240,7 +240,7 @@ class Membership:
         # Of each server, what sets this worker's row there.
         self._writes = [self._make_write(k) for k in range(len(devices))]
         self._arrivals = 0
-        self.fits = fits.Fits()
+        self.fits = fit_progress.Fits()
         # By server: so that nothing older is written after what is newer.
         self._writing = [threading.Lock() for _ in self.tables]
         self._began = time.monotonic()
@@ -260,7 +260,7 @@ class Membership:
             self.tables[server].build_write(self.row, values)
 
         return self.clients[server].function(
-            build, [tf.TensorSpec([3 + fits.SIZE], tf.float64)]
+            build, [tf.TensorSpec([3 + fit_progress.SIZE], tf.float64)]
         )
 
     def _beat(self, server, entered):

@@ -8,7 +8,7 @@ from tests.cli.launched import Launched
 from tfdist.cli import log_levels
 from tfdist.cli.lines import Redrawn
 from tfdist.cli.log_levels import Level
-from tfdist.cli.shown import LineFilter
+from tfdist.cli.shown_output import LineFilter
 
 CHATTER = (
     b"I1122 23:26:33.548475 77 dataset_info.py:711] Load dataset info from /d",

@@ -2,8 +2,8 @@
 
 A call of `fit` is the same call on all workers, by its number. The chief tells
 when its code stops training or sets a learning rate; each exchange brings the
-others what it has told last (`tfdist.cluster.fits`), and they do the same at
-their next step. Where one call of `fit` follows on another, the others begin
+others what it has told last (`tfdist.cluster.fit_progress`), and they do the
+same at their next step. Where one call of `fit` follows on another, the others begin
 it after the chief, and what the chief assigns in between comes after all that
 anybody has pushed in the former one.
 """
@@ -17,11 +17,11 @@ import keras
 import tensorflow as tf
 
 from tfdist import private_keras_calls
-from tfdist.cluster import fits
-from tfdist.cluster import members
+from tfdist.cluster import fit_progress
+from tfdist.cluster import member_table
 from tfdist.cluster import waiting
-from tfdist.runtime.exchange.pull import assign
-from tfdist.runtime.keras_hooks import calls
+from tfdist.runtime.exchange.pull_response import assign
+from tfdist.runtime.keras_hooks import running_fit
 
 CHOICES = ("chief", "each")
 _CHIEF = 0
@@ -49,7 +49,7 @@ class _Fit:
         self.stopped = False
         # What the chief had told by an exchange, what of it counts here, and
         # the number of exchanges when it was looked at and adopted.
-        self.seen = self.told = fits.Word()
+        self.seen = self.told = fit_progress.Word()
         self.exchanges = self.adopted = None
 
     @property
@@ -134,7 +134,7 @@ class Following:
         self._furthest = 0
         self._warned = False
         self._told = store.worker_variable(
-            tf.constant(fits.Word().pack(), tf.float64), "told"
+            tf.constant(fit_progress.Word().pack(), tf.float64), "told"
         )
 
     # In the training step.
@@ -170,10 +170,10 @@ class Following:
                 self._meet(number - 1)
         elif number > 1:
             self._wait_for_chief(
-                fits.begun(number), f"to begin call {number} of fit"
+                fit_progress.begun(number), f"to begin call {number} of fit"
             )
         self._fit = _Fit(frame, number)
-        self._fits.watch(calls.Call(frame), number)
+        self._fits.watch(running_fit.Call(frame), number)
 
     def _begins_together(self, model):
         """Whether the chief begins after all have ended the call before.
@@ -245,7 +245,7 @@ class Following:
         fit.is_in_loop = False
         self._store.local.finish()
         self._store.coordination.leave()
-        self._tell(reached=fits.ended(fit.number))
+        self._tell(reached=fit_progress.ended(fit.number))
 
     def close(self):
         """Called when all callbacks have seen the end of training."""
@@ -254,7 +254,8 @@ class Following:
             return
         if not self.is_chief and (fit.stopped or self._wrote):
             self._wait_for_chief(
-                fits.closed(fit.number), f"to end call {fit.number} of fit"
+                fit_progress.closed(fit.number),
+                f"to end call {fit.number} of fit",
             )
             self._take_over()
         self._fits.close()
@@ -271,11 +272,11 @@ class Following:
         kept = [c for c in listed.callbacks if not isinstance(c, _OURS)]
         listed.callbacks[:] = [_First(self), *kept, _Last(self)]
         fit.is_in_loop = True
-        fit.rates = _rates_of(fit.model)[: fits.MAX_RATES]
+        fit.rates = _rates_of(fit.model)[: fit_progress.MAX_RATES]
         fit.exchanges = self._store.journal.count
         if self.is_chief:
             self._tell(
-                reached=fits.begun(fit.number),
+                reached=fit_progress.begun(fit.number),
                 rates=self._own_rates(fit),
                 version=self._version(),
             )
@@ -284,12 +285,13 @@ class Following:
             return
         if fit.number > 1 or self._wrote:
             chief = self._wait_for_chief(
-                fits.begun(fit.number), f"to begin call {fit.number} of fit"
+                fit_progress.begun(fit.number),
+                f"to begin call {fit.number} of fit",
             )
             self._take_over()
             if chief is not None:
                 fit.told = chief.word
-        self._tell(reached=fits.begun(fit.number))
+        self._tell(reached=fit_progress.begun(fit.number))
 
     # What is told.
 
@@ -323,7 +325,7 @@ class Following:
             return
         fit.exchanges = exchanges
         before = fit.seen
-        told = fit.seen = fits.Word.unpack(self._told.numpy())
+        told = fit.seen = fit_progress.Word.unpack(self._told.numpy())
         self._furthest = max(self._furthest, told.reached)
         is_new = (told.stopped, told.rates) != (before.stopped, before.rates)
         if is_new and told.version == self._version():
@@ -356,7 +358,7 @@ class Following:
         # Where the chief has stopped, the next exchange will tell.
         if chief.word.stopped != fit.number and (
             0 < chief.word.number < fit.number
-            or chief.word.reached >= fits.ended(fit.number)
+            or chief.word.reached >= fit_progress.ended(fit.number)
             or not self._is_there(chief)
         ):
             return False
@@ -390,7 +392,7 @@ class Following:
 
     def _is_there(self, member):
         return (
-            member.state is members.State.ALIVE
+            member.state is member_table.State.ALIVE
             and member.silent_for < self._worker_timeout
         )
 
@@ -433,7 +435,7 @@ class Following:
                 for worker, member in enumerate(rows)
                 if worker != self._worker
                 and self._is_expected(worker, member)
-                and member.word.reached < fits.ended(number)
+                and member.word.reached < fit_progress.ended(number)
                 and member.arrivals <= self._membership.arrivals
             ]
             return not late
@@ -444,7 +446,7 @@ class Following:
         )
 
     def _is_expected(self, worker, member):
-        if member.state is members.State.UNKNOWN:
+        if member.state is member_table.State.UNKNOWN:
             waited = time.monotonic() - self._started_at
             return (
                 worker < self._initial_workers and waited < self._start_timeout

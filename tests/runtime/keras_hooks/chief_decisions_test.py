@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.cluster import fits
-from tfdist.cluster.members import Member
-from tfdist.cluster.members import State
-from tfdist.runtime.keras_hooks import following
+from tfdist.cluster import fit_progress
+from tfdist.cluster.member_table import Member
+from tfdist.cluster.member_table import State
+from tfdist.runtime.keras_hooks import chief_decisions
 
 NAMES = ("chief", "one", "two", "later")
 
@@ -40,7 +40,7 @@ class Worker:
         )
         self.version = 0
         membership = types.SimpleNamespace(
-            fits=fits.Fits(),
+            fits=fit_progress.Fits(),
             read=self._read,
             tell=lambda: None,
             arrivals=arrivals,
@@ -48,7 +48,7 @@ class Worker:
         config = types.SimpleNamespace(
             worker_names=NAMES, initial_workers=3, worker_id=number
         )
-        self.following = following.Following(
+        self.following = chief_decisions.Following(
             self.store,
             membership,
             config,
@@ -69,7 +69,7 @@ class Worker:
             f_locals = {"self": keras.Sequential()}
 
         self.model = Frame.f_locals["self"]
-        fit = self.following._fit = following._Fit(Frame, number)
+        fit = self.following._fit = chief_decisions._Fit(Frame, number)
         fit.is_in_loop = True
         return fit
 
@@ -77,7 +77,7 @@ class Worker:
         """Makes an exchange that brings what the chief tells."""
         self.version = pulled
         self.store.journal.count += 1
-        word = fits.Word(**told).pack()
+        word = fit_progress.Word(**told).pack()
         self.following._told.assign(word)
         self.following._look(self.following._fit)
         return self.following._fit
@@ -85,7 +85,7 @@ class Worker:
 
 def table(*words, state=State.ALIVE, silent_for=0.0, arrivals=0):
     """A table: the first row is like that, the others train."""
-    first, *others = [fits.Word(reached=word) for word in words]
+    first, *others = [fit_progress.Word(reached=word) for word in words]
     rows = [Member("chief", state, silent_for, arrivals, word=first)]
     rows += [Member("other", State.ALIVE, 0.0, 0, word=word) for word in others]
     rows += [
@@ -95,14 +95,14 @@ def table(*words, state=State.ALIVE, silent_for=0.0, arrivals=0):
     return rows
 
 
-AT_THE_END_OF_1 = fits.closed(1)
+AT_THE_END_OF_1 = fit_progress.closed(1)
 
 
 @pytest.mark.parametrize(
     "over",
     [
-        table(fits.begun(2)),
-        table(fits.ended(2)),
+        table(fit_progress.begun(2)),
+        table(fit_progress.ended(2)),
         table(AT_THE_END_OF_1, state=State.FINISHED),
         table(AT_THE_END_OF_1, state=State.LEFT),
         table(AT_THE_END_OF_1, silent_for=11.0),
@@ -116,18 +116,21 @@ AT_THE_END_OF_1 = fits.closed(1)
 def test_a_call_of_fit_begins_after_the_chiefs_if_that_comes(over):
     waits = table(AT_THE_END_OF_1)
     worker = Worker(1, waits, waits, over)
-    worker.following._wait_for_chief(fits.begun(2), "to begin")
+    worker.following._wait_for_chief(fit_progress.begun(2), "to begin")
     assert worker.reads == 3
 
 
 def test_no_worker_waits_for_a_chief_that_makes_no_progress(caplog):
     worker = Worker(1, table(AT_THE_END_OF_1))
-    assert worker.following._wait_for_chief(fits.begun(2), "to begin") is None
+    assert (
+        worker.following._wait_for_chief(fit_progress.begun(2), "to begin")
+        is None
+    )
     assert "chief to begin. Going on without." in caplog.text
 
 
 def test_the_chief_assigns_when_all_have_ended_their_call():
-    begun, ended = fits.begun(1), fits.ended(1)
+    begun, ended = fit_progress.begun(1), fit_progress.ended(1)
     worker = Worker(
         0,
         table(ended, begun, begun),
@@ -153,13 +156,13 @@ def test_the_chief_waits_for_nobody_before_and_within_fit():
 def test_a_stop_counts_from_the_next_update_on():
     worker = Worker(1)
     fit = worker.begin(1)
-    worker.exchange(1, reached=fits.begun(1), version=0)
+    worker.exchange(1, reached=fit_progress.begun(1), version=0)
     assert not fit.stopped
     # The chief has seen no more than this worker: those who are slower
     # than both see the same at this step.
-    worker.exchange(2, reached=fits.begun(1), version=2, stopped=1)
+    worker.exchange(2, reached=fit_progress.begun(1), version=2, stopped=1)
     assert not fit.stopped
-    worker.exchange(3, reached=fits.ended(1), version=2, stopped=1)
+    worker.exchange(3, reached=fit_progress.ended(1), version=2, stopped=1)
     assert fit.stopped
     assert worker.model.stop_training
 
@@ -169,25 +172,25 @@ def test_a_stop_counts_though_no_update_follows():
     fit = worker.begin(1)
     for expected in (False, True):
         # Both gradients have been dropped.
-        worker.exchange(2, reached=fits.begun(1), version=2, stopped=1)
+        worker.exchange(2, reached=fit_progress.begun(1), version=2, stopped=1)
         assert fit.stopped is expected
 
 
 def test_a_stop_of_another_call_does_not_count():
     worker = Worker(1)
     fit = worker.begin(2)
-    worker.exchange(3, reached=fits.begun(1), version=2, stopped=1)
+    worker.exchange(3, reached=fit_progress.begun(1), version=2, stopped=1)
     assert not fit.stopped
 
 
 @pytest.mark.parametrize(
     ("now", "goes_on"),
     [
-        (table(fits.begun(1)), True),
-        (table(fits.begun(1), silent_for=11.0), False),
-        (table(fits.begun(1), state=State.FAILED), False),
-        (table(fits.ended(1)), False),
-        (table(fits.closed(1), state=State.FINISHED), False),
+        (table(fit_progress.begun(1)), True),
+        (table(fit_progress.begun(1), silent_for=11.0), False),
+        (table(fit_progress.begun(1), state=State.FAILED), False),
+        (table(fit_progress.ended(1)), False),
+        (table(fit_progress.closed(1), state=State.FINISHED), False),
     ],
     ids="trains silent failed ended finished".split(),
 )
@@ -217,7 +220,7 @@ def test_rates_of_all_optimizers_of_a_model_are_known():
     model.third = keras.optimizers.SGD(
         keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
     )
-    rates = following._rates_of(model)
+    rates = chief_decisions._rates_of(model)
     assert [float(rate.numpy()) for rate in rates] == [0.5, 0.25]
 
 

@@ -14,8 +14,8 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 
-from tfdist.runtime.exchange import marks as marks_lib
-from tfdist.runtime.variables import traced
+from tfdist.runtime.exchange import exchange_markers as marks_lib
+from tfdist.runtime.variables import traced_calls
 
 # An update that does not get on for so long is that of a worker that has died
 # or was stopped in the midst of it.
@@ -56,7 +56,7 @@ class Reader:
 
     def __init__(self, store):
         self._store = store
-        self._traced = traced.Traced(store)
+        self._traced = traced_calls.Traced(store)
         # Exchanges that nobody will complete.
         self._abandoned = set()
         self.attempts = 0

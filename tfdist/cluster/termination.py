@@ -1,8 +1,8 @@
 """Whether training is over, as the servers' table of members tells it."""
 
-from tfdist.cluster import members
+from tfdist.cluster import member_table
 
-_OVER = (members.State.FINISHED, members.State.LEFT)
+_OVER = (member_table.State.FINISHED, member_table.State.LEFT)
 
 
 def is_over(
@@ -11,11 +11,11 @@ def is_over(
     """Whether nobody trains any more.
 
     Training is over when every worker has finished. Once one of them has, a
-    worker that has not been seen for `members.LOST_AFTER_SECONDS` is not
+    worker that has not been seen for `member_table.LOST_AFTER_SECONDS` is not
     waited for, nor one that has left because it was told to.
 
     Args:
-      rows: List of `tfdist.cluster.members.Member`.
+      rows: List of `tfdist.cluster.member_table.Member`.
       known_for: Seconds for which the caller has been looking. A worker that
         was never seen counts as silent since then.
       patience: Seconds to wait for a sign of any worker while none has
@@ -39,9 +39,11 @@ def is_over(
         and not _is_absent(number, m, initial_workers)
     ]
     unfinished = [m for m in workers if m.state not in _OVER]
-    if any(m.state == members.State.FINISHED for m in workers):
+    if any(m.state == member_table.State.FINISHED for m in workers):
         silent_for = [known_for, *(m.silent_for for m in unfinished)]
-        return not unfinished or min(silent_for) > members.LOST_AFTER_SECONDS
+        return (
+            not unfinished or min(silent_for) > member_table.LOST_AFTER_SECONDS
+        )
     # If all have left, one may come back as well as one that was lost.
     silent_for = min(known_for, *(m.silent_for for m in workers))
     if silent_for > patience:
@@ -72,6 +74,6 @@ def _is_absent(number, member, initial_workers):
     return (
         initial_workers is not None
         and number >= initial_workers
-        and member.state == members.State.UNKNOWN
+        and member.state == member_table.State.UNKNOWN
         and not member.name.startswith("/job:evaluator")
     )

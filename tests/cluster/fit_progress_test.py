@@ -1,0 +1,60 @@
+"""What workers tell of their calls of `fit`."""
+
+import sys
+
+from tfdist.cluster import fit_progress
+from tfdist.runtime.keras_hooks import running_fit
+
+
+def test_a_word_comes_back_as_it_was():
+    word = fit_progress.Word(reached=4, stopped=1, version=7, rates=(0.5, 0.25))
+    assert fit_progress.Word.unpack(word.pack()) == word
+    assert len(word.pack()) == fit_progress.SIZE
+
+
+def test_calls_of_fit_are_reached_in_order():
+    reached = [
+        order(number)
+        for number in (1, 2)
+        for order in (
+            fit_progress.begun,
+            fit_progress.ended,
+            fit_progress.closed,
+        )
+    ]
+    assert reached == sorted(set(reached))
+    numbers = [fit_progress.Word(reached=one).number for one in reached]
+    assert numbers == [1, 1, 1, 2, 2, 2]
+
+
+def test_a_call_that_raises_is_over():
+    told = fit_progress.Fits()
+
+    def fit():
+        told.watch(running_fit.Call(sys._getframe()), 3)
+        told.tell(reached=fit_progress.begun(3))
+        assert fit_progress.Word.unpack(
+            told.pack()
+        ).reached == fit_progress.begun(3)
+        assert told.is_running()
+
+    fit()
+    assert not told.is_running()
+    assert fit_progress.Word.unpack(told.pack()).reached == fit_progress.closed(
+        3
+    )
+
+
+def test_a_call_that_has_the_place_of_one_that_is_over_is_not_within_it():
+    told = fit_progress.Fits()
+
+    def fit(inner):
+        frame = sys._getframe()
+        if inner:
+            return told.is_around(frame)
+        told.watch(running_fit.Call(frame), 1)
+        # As a later call would be whose frame is where this one was.
+        return told.is_around(frame), fit(inner=True)
+
+    assert fit(inner=False) == (False, True)
+    assert not fit(inner=True)
