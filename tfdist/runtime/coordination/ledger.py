@@ -1,8 +1,8 @@
 """Where all decisions of a synchronization are made: one state, one lock.
 
 Whoever has an event to tell changes the state (`shared_state`): a worker that
-has a gradient (`submission`), each heartbeat (`Ledger.tick`), and who finds that
-servers have lost what they held (`epoch_fence`).
+has a gradient (`submission`), each heartbeat (`Ledger.tick`), and who finds
+that servers have lost what they held (`epoch_fence`).
 """
 
 import hashlib

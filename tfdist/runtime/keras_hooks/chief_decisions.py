@@ -3,9 +3,9 @@
 A call of `fit` is the same call on all workers, by its number. The chief tells
 when its code stops training or sets a learning rate; each exchange brings the
 others what it has told last (`tfdist.cluster.fit_progress`), and they do the
-same at their next step. Where one call of `fit` follows on another, the others begin
-it after the chief, and what the chief assigns in between comes after all that
-anybody has pushed in the former one.
+same at their next step. Where one call of `fit` follows on another, the others
+begin it after the chief, and what the chief assigns in between comes after all
+that anybody has pushed in the former one.
 """
 
 import threading
