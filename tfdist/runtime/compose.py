@@ -93,7 +93,7 @@ def compose(
         parts |= _about_servers(connections, tolerance)
     if config.num_ps > 1 and config.num_workers > 1:
         parts["marks"] = functools.partial(
-            exchange_markers.Marks,
+            exchange_markers.ExchangeMarkers,
             num_workers=config.num_workers,
             worker_id=worker_id,
         )

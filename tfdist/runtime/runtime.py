@@ -43,7 +43,7 @@ class Parts:
       state: A `TrainingState`.
       freeing: A `Freeing`.
       nonfinite: A `Nonfinite`.
-      marks: A `Marks`.
+      marks: A `ExchangeMarkers`.
       corrector: A `Corrector`.
       local: A `Local`.
       gradient_counts: A `GradientCounts`.
@@ -58,7 +58,7 @@ class Parts:
     nonfinite: Callable[..., Any] = functools.partial(
         nonfinite.Nonfinite, choice="ignore", worker=""
     )
-    marks: Callable[..., Any] = exchange_markers.NoMarks
+    marks: Callable[..., Any] = exchange_markers.NoMarkers
     corrector: Callable[..., Any] = no_correction.NoCorrector
     local: Callable[..., Any] = every_step.EveryStep
     gradient_counts: Callable[..., Any] = gradient_counts.NoGradientCounts

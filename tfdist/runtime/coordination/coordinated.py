@@ -47,22 +47,22 @@ class CoordinatedExchange(exchange.Exchange):
         store = self._store
         ledger = self._ledger
         extra = [ledger.next_key(), self._pulled]
-        parcels = [self._send(shard, extra) for shard in shards]
-        staged = [self._stage(parcel) for parcel in parcels]
+        requests = [self._send(shard, extra) for shard in shards]
+        staged = [self._stage(request) for request in requests]
         kept = []
-        for parcel, mine in zip(parcels, staged, strict=True):
-            with tf.control_dependencies([parcel.arrived.op]):
+        for request, mine in zip(requests, staged, strict=True):
+            with tf.control_dependencies([request.arrived.op]):
                 kept.append(mine.keep())
         # The first server is always among them, and the first.
         decision = self._decision = ledger.arrive(
-            *parcels[0].extra, kept, self._last, parcels[0].finite
+            *requests[0].extra, kept, self._last, requests[0].finite
         )
-        answers = [
-            self._carry_out(parcel, mine, decision)
-            for parcel, mine in zip(parcels, staged, strict=True)
+        responses = [
+            self._carry_out(request, mine, decision)
+            for request, mine in zip(requests, staged, strict=True)
         ]
         with tf.device(store.worker_device):
-            return answers, tf.identity(decision.accepted)
+            return responses, tf.identity(decision.accepted)
 
     def _pulled_by_server(self):
         return self._ledger.pulled_by_server()
@@ -77,17 +77,17 @@ class CoordinatedExchange(exchange.Exchange):
         }
         return tf.reduce_min(tf.stack([by_server[k] for k in sorted(updated)]))
 
-    def _arrival(self, answers):
-        return answers[0].more[1]
+    def _arrival(self, responses):
+        return responses[0].more[1]
 
-    def _stage(self, parcel):
-        with tf.control_dependencies([parcel.arrived.op]):
-            self._corrector.add_kept(parcel)
-        device = self._store.devices[parcel.shard]
-        return gradient_buffer.Staged(self._ledger, device, parcel)
+    def _stage(self, request):
+        with tf.control_dependencies([request.arrived.op]):
+            self._corrector.add_kept(request)
+        device = self._store.devices[request.shard]
+        return gradient_buffer.Staged(self._ledger, device, request)
 
-    def _enclosed(self, replays, outbox):
-        return self._corrector.enclosed(replays, outbox)
+    def _enclosed(self, replays, buffer):
+        return self._corrector.enclosed(replays, buffer)
 
     def _check_mutations(self):
         """Refuses what every worker would do for one and the same update."""
@@ -106,9 +106,9 @@ class CoordinatedExchange(exchange.Exchange):
                 "out."
             )
 
-    def _carry_out(self, parcel, staged, decision):
-        """Makes a server carry out the log; returns its `Answer`."""
-        store, section, shard = self._store, parcel.section, parcel.shard
+    def _carry_out(self, request, staged, decision):
+        """Makes a server carry out the log; returns its `PullResponse`."""
+        store, section, shard = self._store, request.section, request.shard
         with tf.device(store.devices[shard]):
             head = tf.identity(decision.head)
             *log, void = tf.unstack(tf.identity(decision.log), num=6)
@@ -116,11 +116,11 @@ class CoordinatedExchange(exchange.Exchange):
             accepted = tf.identity(decision.accepted)
             epoch = tf.identity(decision.epoch)
         with tf.control_dependencies(
-            [parcel.arrived.op, head.op, epoch.op, void.op, *_ops(log)]
+            [request.arrived.op, head.op, epoch.op, void.op, *_ops(log)]
         ):
             lock = store.lock(shard)
         before = len(self._graph.get_operations())
-        own = [r for r in parcel.replays if not _is_of_update(r.record)]
+        own = [r for r in request.replays if not _is_of_update(r.record)]
         with section.entered(), tf.control_dependencies([lock.op]):
             done = self._ledger.executed(shard)
             # What an epoch that has ended decided is void.
@@ -128,7 +128,7 @@ class CoordinatedExchange(exchange.Exchange):
 
             def body(number):
                 with section.entered():
-                    return self._entry(parcel, staged, log, number, done)
+                    return self._entry(request, staged, log, number, done)
 
             reached = tf.while_loop(
                 lambda number: current & (number < head),
@@ -137,7 +137,7 @@ class CoordinatedExchange(exchange.Exchange):
                 parallel_iterations=1,
             )
             with tf.control_dependencies(reached):
-                self._own_part(parcel, staged, own, accepted, current, void)
+                self._own_part(request, staged, own, accepted, current, void)
         late = section.late_inputs
         if late:
             private_tensorflow.add_control_inputs(lock.op, late)
@@ -146,10 +146,10 @@ class CoordinatedExchange(exchange.Exchange):
         else:
             with section.entered():
                 figures = [tf.zeros([], tf.int64), tf.zeros([], tf.float64)]
-        return self._answer(parcel, lock, before, [], figures)
+        return self._respond(request, lock, before, [], figures)
 
-    def _given(self, parcel, copies, values):
-        return self._corrector.give(parcel.shard, copies, values)
+    def _given(self, request, copies, values):
+        return self._corrector.give(request.shard, copies, values)
 
     def _read_more(self, section):
         if self.iterations is None:
@@ -159,27 +159,27 @@ class CoordinatedExchange(exchange.Exchange):
             more.append(self._decision.arrival)
         return more
 
-    def _note_pulled(self, answers):
+    def _note_pulled(self, responses):
         if self.iterations is None:
             return []
         return [
-            self._ledger.set_pulled(answer.shard, answer.more[0])
-            for answer in answers
+            self._ledger.set_pulled(response.shard, response.more[0])
+            for response in responses
         ]
 
-    def _own_part(self, parcel, staged, replays, accepted, current, void):
+    def _own_part(self, request, staged, replays, accepted, current, void):
         """What only this worker's own gradient brings with it.
 
         The statistics of its batch count if its gradient does. And what is
         void is freed, now that the log has been carried out.
         """
-        section = parcel.section
+        section = request.section
 
         def replay():
             with section.entered():
                 for one in replays:
                     with section.on_piece(one.piece):
-                        one.run(parcel.sent, section)
+                        one.run(request.sent, section)
             return True
 
         def discard():
@@ -195,34 +195,34 @@ class CoordinatedExchange(exchange.Exchange):
 
         tf.cond(current, current_part, discard)
 
-    def _entry(self, parcel, staged, log, number, done):
+    def _entry(self, request, staged, log, number, done):
         """Carries out one entry of the log; returns the next one's number."""
         graph = tf.compat.v1.get_default_graph()
         place = tf.math.floormod(number, tf.shape(log[0], tf.int64)[0])
         key, staleness, first, count, worker = (c[place] for c in log)
-        updates = [r for r in parcel.replays if _is_of_update(r.record)]
-        version = self._store.counter("version", parcel.shard)
+        updates = [r for r in request.replays if _is_of_update(r.record)]
+        version = self._store.counter("version", request.shard)
 
         def take():
             taken = staged.take(key)
             return self._corrector.correct(
-                self._ledger, parcel, taken, staleness=staleness, worker=worker
+                self._ledger, request, taken, staleness=staleness, worker=worker
             )
 
         def update(gradients, settings):
-            sent = list(parcel.sent)
+            sent = list(request.sent)
             for position, value in gradients.items():
                 sent[position] = value
-            with parcel.section.with_settings(settings):
-                self._update(parcel, updates, sent, version)
-            self._ledger.updates(parcel.shard).add(1)
+            with request.section.with_settings(settings):
+                self._update(request, updates, sent, version)
+            self._ledger.updates(request.shard).add(1)
 
         def forget():
-            self._corrector.forget(self._ledger, parcel, worker)
+            self._corrector.forget(self._ledger, request, worker)
 
         def on_server(build):
             def built():
-                with parcel.section.entered():
+                with request.section.entered():
                     build()
                 return True
 

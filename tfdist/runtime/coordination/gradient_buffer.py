@@ -11,40 +11,41 @@ class Staged:
     Args:
       ledger: The `Ledger`.
       device: The server's.
-      parcel: The `Parcel` of this worker; what others keep is of its kind.
+      request: The `PushRequest` of this worker; what others keep is of its
+        kind.
     """
 
-    def __init__(self, ledger, device, parcel):
+    def __init__(self, ledger, device, request):
         self._ledger = ledger
         self._device = device
-        self._parcel = parcel
+        self._request = request
         found = {}
-        for replay in parcel.replays:
+        for replay in request.replays:
             found.update(dict.fromkeys(replay.arguments))
         # Positions, or pairs of them, of what is averaged: no duplicates.
-        if parcel.weight is not None:
-            found[parcel.weight] = None
+        if request.weight is not None:
+            found[request.weight] = None
         self.gradients = list(found)
         positions = [p for one in self.gradients for p in positions_of(one)]
         self._positions = [
             *positions,
-            *parcel.copies.values(),
-            *parcel.settings.values(),
+            *request.copies.values(),
+            *request.settings.values(),
         ]
-        self._dtypes = [parcel.sent[p].dtype for p in self._positions]
-        self._key = parcel.extra[0]
+        self._dtypes = [request.sent[p].dtype for p in self._positions]
+        self._key = request.extra[0]
         # Others' gradients may be of other numbers of rows.
         self._in_rows = {
             position
             for one in self.gradients
             if isinstance(one, tuple)
-            for position in (*one, parcel.copies.get(one))
+            for position in (*one, request.copies.get(one))
         }
-        self.sums = Sums(ledger, parcel, self.gradients)
+        self.sums = Sums(ledger, request, self.gradients)
 
     def keep(self):
         """Keeps this worker's gradients; returns the operation."""
-        ledger, shard, key = self._ledger, self._parcel.shard, self._key
+        ledger, shard, key = self._ledger, self._request.shard, self._key
         with tf.device(self._device):
             noted = ledger.leftovers.note(shard, ledger.worker, key)
             if not self._positions:
@@ -52,7 +53,7 @@ class Staged:
             ledger.note_staged(shard, self._dtypes)
             with tf.control_dependencies([noted]):
                 kept = self._stage(
-                    key, [self._parcel.sent[p] for p in self._positions]
+                    key, [self._request.sent[p] for p in self._positions]
                 )
         private_tensorflow.run_independently(kept)
         return kept
@@ -76,7 +77,7 @@ class Staged:
             return {}
         values = self._unstage(key)
         for value, position in zip(values, self._positions, strict=True):
-            shape = self._parcel.sent[position].shape
+            shape = self._request.sent[position].shape
             if position in self._in_rows:
                 shape = [None, *shape[1:]]
             value.set_shape(shape)
@@ -90,7 +91,7 @@ class Staged:
         """
         return {
             reference: taken[position]
-            for reference, position in self._parcel.settings.items()
+            for reference, position in self._request.settings.items()
         }
 
     def discard(self, key):
@@ -110,7 +111,7 @@ class Staged:
     def free(self, void):
         """Frees what is void, see `Leftovers.free`."""
         self._ledger.leftovers.free(
-            self._parcel.shard, void, self._key, self.discard
+            self._request.shard, void, self._key, self.discard
         )
 
     def _unstage(self, key):
@@ -127,13 +128,13 @@ class Sums:
 
     Args:
       ledger: The `Ledger`.
-      parcel: The `Parcel`.
+      request: The `PushRequest`.
       gradients: List of positions, or pairs of positions.
     """
 
-    def __init__(self, ledger, parcel, gradients):
+    def __init__(self, ledger, request, gradients):
         self._ledger = ledger
-        self._parcel = parcel
+        self._request = request
         self._gradients = gradients
         # The same in all traces of all workers, as positions need not be.
         positions = [p for one in gradients for p in positions_of(one)]
@@ -141,9 +142,9 @@ class Sums:
 
     def _handle(self, position, shape):
         return self._ledger.resource(
-            self._parcel.shard,
+            self._request.shard,
             f"sum/{self._numbers[position]}",
-            self._parcel.sent[position].dtype,
+            self._request.sent[position].dtype,
             shape,
         )
 
@@ -153,7 +154,7 @@ class Sums:
         Where gradients have weights, they are multiplied by them. Settings
         are kept of the worker with the lowest number.
         """
-        mine = list(self._parcel.settings.values())
+        mine = list(self._request.settings.values())
         settings = [worker, *(taken[position] for position in mine)]
         taken = self._weighed(taken)
         dense = [g for g in self._gradients if not isinstance(g, tuple)]
@@ -180,7 +181,7 @@ class Sums:
 
         def on_server(build):
             def built():
-                with self._parcel.section.entered():
+                with self._request.section.entered():
                     return build()
 
             return built
@@ -188,7 +189,7 @@ class Sums:
         tf.cond(first > 0, on_server(begin), on_server(go_on))
 
     def _weighed(self, taken):
-        weight = self._parcel.weight
+        weight = self._request.weight
         if weight is None:
             return taken
         return {
@@ -203,13 +204,13 @@ class Sums:
         """Of the number of a worker, and its settings: pairs with a type."""
         dtypes = [tf.int64]
         dtypes += [
-            self._parcel.sent[position].dtype
-            for position in self._parcel.settings.values()
+            self._request.sent[position].dtype
+            for position in self._request.settings.values()
         ]
         return [
             (
                 self._ledger.resource(
-                    self._parcel.shard, f"setting/{number}", dtype, []
+                    self._request.shard, f"setting/{number}", dtype, []
                 ),
                 dtype,
             )
@@ -217,7 +218,7 @@ class Sums:
         ]
 
     def _set_settings(self, values):
-        if self._parcel.settings:
+        if self._request.settings:
             handles = self._setting_handles()
             for (handle, _), value in zip(handles, values, strict=True):
                 tf.raw_ops.AssignVariableOp(resource=handle, value=value)
@@ -232,7 +233,7 @@ class Sums:
 
     def _of_lower(self, settings):
         """`settings` or what is kept: of the worker of the lower number."""
-        if not self._parcel.settings:
+        if not self._request.settings:
             return []
         known = self._read_settings()
         lower = settings[0] < known[0]
@@ -247,13 +248,13 @@ class Sums:
         Returns:
           A dict of `ref()` to tensor.
         """
-        if not self._parcel.settings:
+        if not self._request.settings:
             return {}
         _, *values = self._read_settings()
-        return dict(zip(self._parcel.settings, values, strict=True))
+        return dict(zip(self._request.settings, values, strict=True))
 
     def _shape(self, position):
-        shape = self._parcel.sent[position].shape
+        shape = self._request.sent[position].shape
         is_sparse = any(
             isinstance(g, tuple) and position in g for g in self._gradients
         )
@@ -268,7 +269,7 @@ class Sums:
         shape = self._shape(position)
         value = tf.raw_ops.ReadVariableOp(
             resource=self._handle(position, shape),
-            dtype=self._parcel.sent[position].dtype,
+            dtype=self._request.sent[position].dtype,
         )
         value.set_shape(shape)
         return value
@@ -276,8 +277,8 @@ class Sums:
     def average(self, count):
         """The means of `count` gradients: a dict of position to tensor."""
         averaged = {}
-        if self._parcel.weight is not None:
-            count = self._read(self._parcel.weight)
+        if self._request.weight is not None:
+            count = self._read(self._request.weight)
             # Of no examples nothing is made.
             count = tf.where(tf.equal(count, 0), tf.ones_like(count), count)
         for gradient in self._gradients:

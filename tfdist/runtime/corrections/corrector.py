@@ -105,12 +105,12 @@ class Corrector:
 
     # What gradients were computed from.
 
-    def enclosed(self, replays, outbox):
+    def enclosed(self, replays, buffer):
         """What is sent of the replicas that gradients were computed from.
 
         Args:
           replays: List of `Replay`.
-          outbox: The `Outbox` to the server.
+          buffer: The `SendBuffer` to the server.
 
         Returns:
           A dict of gradient (position, or pair of positions) to position.
@@ -132,32 +132,32 @@ class Corrector:
             if replay.piece is not None:
                 value = replay.piece.of(value)
             if isinstance(gradient, tuple):
-                indices = outbox.tensors[gradient[1]]
+                indices = buffer.tensors[gradient[1]]
                 value = tf.gather(value, indices)
-            copies[gradient] = outbox.add(value)
+            copies[gradient] = buffer.add(value)
         return copies
 
-    def add_kept(self, parcel):
-        """Adds to a parcel what the server keeps of this worker's last pull.
+    def add_kept(self, request):
+        """Adds to a request what the server keeps of this worker's last pull.
 
         Args:
-          parcel: A `Parcel`, on its server.
+          request: A `PushRequest`, on its server.
         """
         if self._correction.copies is not Copies.SERVER:
             return
-        section = parcel.section
+        section = request.section
         with section.entered():
-            for replay, gradient in late_gradients(parcel.replays):
+            for replay, gradient in late_gradients(request.replays):
                 variable = replay.record.variable
                 handle = self._backup(variable, replay.piece, section.shard)
                 rows = None
                 if isinstance(gradient, tuple):
-                    rows = parcel.sent[gradient[1]]
+                    rows = request.sent[gradient[1]]
                 value = read(handle, variable.dtype, rows)
                 if rows is None:
                     value.set_shape(variable.shape_of(replay.piece))
-                parcel.copies[gradient] = len(parcel.sent)
-                parcel.sent.append(value)
+                request.copies[gradient] = len(request.sent)
+                request.sent.append(value)
 
     def note_given(self, shard, copies, values):
         """Keeps what this worker is given, on the server; in its scope.
@@ -250,12 +250,12 @@ class Corrector:
         shape = variable.shape_of(piece).as_list()
         return self._correction.slots(shape, self._num_workers)
 
-    def correct(self, ledger, parcel, taken, *, staleness, worker):
+    def correct(self, ledger, request, taken, *, staleness, worker):
         """Corrects what was kept of one exchange, on its server.
 
         Args:
           ledger: The `Ledger`.
-          parcel: The `Parcel`.
+          request: The `PushRequest`.
           taken: What was kept, a dict of position to tensor.
           staleness: Scalar int64 tensor.
           worker: Whose it is, scalar int64 tensor.
@@ -264,8 +264,8 @@ class Corrector:
           A dict of position to tensor.
         """
         corrected = dict(taken)
-        section = parcel.section
-        for replay, gradient in late_gradients(parcel.replays):
+        section = request.section
+        for replay, gradient in late_gradients(request.replays):
             variable, piece = replay.record.variable, replay.piece
             sparse = isinstance(gradient, tuple)
             position = gradient[0] if sparse else gradient
@@ -275,7 +275,7 @@ class Corrector:
                 with section.on_piece(piece):
                     handle = section.handle(variable)
                 parameter = widened(read(handle, variable.dtype, indices))
-                pulled = widened(taken[parcel.copies[gradient]])
+                pulled = widened(taken[request.copies[gradient]])
             values = taken[position]
             late = LateGradient(
                 widened(values),
@@ -301,7 +301,7 @@ class Corrector:
           run: Callable without arguments that builds the rule.
           ledger: The `Ledger`, None without an optimizer.
           replay: The `Replay`.
-          section: The `Section`.
+          section: The `ServerScope`.
           rate: Callable that gives the learning rate, a tensor.
         """
         if not (self._correction.observes and replay.record.is_gradient):
@@ -387,11 +387,11 @@ class Corrector:
             self._ledgers.pop(ordinal, None)
         self._on_worker.let_go(ordinals)
 
-    def forget(self, ledger, parcel, worker):
+    def forget(self, ledger, request, worker):
         """Removes from a server what is kept of a worker."""
-        for replay, _ in late_gradients(parcel.replays):
+        for replay, _ in late_gradients(request.replays):
             slots = self.slots(
-                ledger, parcel.shard, replay.record.variable, replay.piece
+                ledger, request.shard, replay.record.variable, replay.piece
             )
             self._correction.forget(worker, slots)
 

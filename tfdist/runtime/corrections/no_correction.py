@@ -29,14 +29,14 @@ class NoCorrector:
         del shard, copies, values
         return []
 
-    def enclosed(self, replays, outbox):
+    def enclosed(self, replays, buffer):
         """What is sent beside gradients: a dict of gradient to position."""
-        del replays, outbox
+        del replays, buffer
         return {}
 
-    def correct(self, ledger, parcel, taken, *, staleness, worker):
+    def correct(self, ledger, request, taken, *, staleness, worker):
         """What was kept of one exchange, as it is."""
-        del ledger, parcel, staleness, worker
+        del ledger, request, staleness, worker
         return taken
 
     def observe(self, run, ledger, replay, section, rate):
@@ -52,7 +52,7 @@ class NoCorrector:
     def before_push(self, records, optimizer, counter):
         """Does nothing."""
 
-    def add_kept(self, parcel):
+    def add_kept(self, request):
         """Does nothing."""
 
     def prepare(self, ledger, records):

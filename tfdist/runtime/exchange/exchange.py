@@ -102,19 +102,19 @@ class Exchange:
             self._pulled = self._pulled_from(by_server)
         self._number = store.marks.next_number()
         # All servers are asked before any answer is waited for.
-        answers, accepted = self._ask(self._shards)
-        with tf.control_dependencies(pull_response.arrivals(answers)):
+        responses, accepted = self._ask(self._shards)
+        with tf.control_dependencies(pull_response.arrivals(responses)):
             done = [
                 op
-                for answer in answers
-                for op in pull_response.bring_home(store, answer, is_step)
+                for response in responses
+                for op in pull_response.bring_home(store, response, is_step)
             ]
-            done += pull_response.join_pieces(store, answers)
-            done += self._note_pulled(answers)
+            done += pull_response.join_pieces(store, responses)
+            done += self._note_pulled(responses)
             done += [
-                store.following.build_note(answer.told)
-                for answer in answers
-                if answer.told is not None
+                store.following.build_note(response.told)
+                for response in responses
+                if response.told is not None
             ]
         if not is_step:
             store.journal.note_other()
@@ -124,10 +124,10 @@ class Exchange:
                 started=started,
                 pulled=self._pulled,
                 pulled_by_server=by_server,
-                arrival=self._arrival(answers),
-                staleness=[a.staleness for a in answers],
-                wait=[a.wait for a in answers],
-                version=answers[0].version,
+                arrival=self._arrival(responses),
+                staleness=[a.staleness for a in responses],
+                wait=[a.wait for a in responses],
+                version=responses[0].version,
                 accepted=accepted,
                 bytes_sent=self._bytes_sent,
                 bytes_received=self._bytes_received,
@@ -145,9 +145,9 @@ class Exchange:
         """Updates that gradients count as computed from, a scalar."""
         return by_server[0]
 
-    def _arrival(self, answers):
+    def _arrival(self, responses):
         """Number of the gradients among those of all, a scalar."""
-        del answers
+        del responses
         return tf.constant(-1, tf.int64)
 
     def _started(self):
@@ -165,31 +165,31 @@ class Exchange:
         """Builds what the servers do.
 
         Returns:
-          A list of `Answer`, one per server, and whether the gradients were
-          accepted, a scalar bool tensor.
+          A list of `PullResponse`, one per server, and whether the gradients
+          were accepted, a scalar bool tensor.
         """
-        answers = [self._apply(self._send(shard)) for shard in shards]
+        responses = [self._apply(self._send(shard)) for shard in shards]
         accepted = tf.constant(True) if self._finite is None else self._finite
-        return answers, accepted
+        return responses, accepted
 
-    def _note_pulled(self, answers):
+    def _note_pulled(self, responses):
         """Builds the notes of what else has been pulled; returns them."""
         if not self._is_counted:
             return []
         counts = self._store.gradient_counts
         return [
             op
-            for answer in answers
-            for op in counts.set_pulled(answer.shard, answer.more)
+            for response in responses
+            for op in counts.set_pulled(response.shard, response.more)
         ]
 
     def _send(self, shard, extra=()):
         """Sends to a server what it needs, and `extra` tensors.
 
         Returns:
-          A `Parcel`.
+          A `PushRequest`.
         """
-        parcel = self._sender.send(
+        request = self._sender.send(
             shard,
             begun=self._begun,
             ahead=self._ahead,
@@ -198,64 +198,64 @@ class Exchange:
             extra=extra,
             enclosed=self._enclosed,
         )
-        self._bytes_sent += parcel.sizes
-        return parcel
+        self._bytes_sent += request.sizes
+        return request
 
     def _gate(self):
         """What servers have to be sent to carry out their part, or None."""
         return self._finite
 
-    def _enclosed(self, replays, outbox):
+    def _enclosed(self, replays, buffer):
         """What is sent beside gradients: a dict of gradient to position."""
-        del replays, outbox
+        del replays, buffer
         return {}
 
-    def _apply(self, parcel):
-        """Does what is to be done on a server; returns its `Answer`."""
-        store, section = self._store, parcel.section
-        with tf.control_dependencies([parcel.arrived.op]):
-            lock = store.lock(parcel.shard)
+    def _apply(self, request):
+        """Does what is to be done on a server; returns its `PullResponse`."""
+        store, section = self._store, request.section
+        with tf.control_dependencies([request.arrived.op]):
+            lock = store.lock(request.shard)
         before = len(self._graph.get_operations())
         with section.entered(), tf.control_dependencies([lock.op]):
-            wait = section.now() - parcel.arrived
-            version = store.counter("version", parcel.shard)
-            staleness = version.read() - parcel.pulled
-            tables = self._update_if_finite(parcel, version)
-            self._count(parcel, staleness)
+            wait = section.now() - request.arrived
+            version = store.counter("version", request.shard)
+            staleness = version.read() - request.pulled
+            tables = self._update_if_finite(request, version)
+            self._count(request, staleness)
         if section.late_inputs:
             private_tensorflow.add_control_inputs(lock.op, section.late_inputs)
-        return self._answer(parcel, lock, before, tables, [staleness, wait])
+        return self._respond(request, lock, before, tables, [staleness, wait])
 
-    def _update_if_finite(self, parcel, version):
+    def _update_if_finite(self, request, version):
         """Builds what was recorded; returns tables of which rows change."""
         tables = []
 
         def update():
             graph = tf.compat.v1.get_default_graph()
             first = len(graph.get_operations())
-            with parcel.section.entered():
-                self._update(parcel, parcel.replays, parcel.sent, version)
+            with request.section.entered():
+                self._update(request, request.replays, request.sent, version)
                 operations = graph.get_operations()[first:]
-                tables.extend(self._mark_rows(parcel, operations, version))
+                tables.extend(self._mark_rows(request, operations, version))
             return True
 
-        if parcel.finite is None:
+        if request.finite is None:
             update()
         else:
-            tf.cond(parcel.finite, update, lambda: False)
+            tf.cond(request.finite, update, lambda: False)
         return tables
 
-    def _count(self, parcel, staleness):
+    def _count(self, request, staleness):
         """Builds the counting of this worker's gradient."""
         if self._is_counted:
             counts = self._store.gradient_counts
-            counts.note(parcel.shard, parcel.finite, staleness)
+            counts.note(request.shard, request.finite, staleness)
 
-    def _update(self, parcel, replays, sent, version):
+    def _update(self, request, replays, sent, version):
         """Builds the replays, and the counting of an optimizer's step."""
-        section = parcel.section
+        section = request.section
         if self.iterations is not None:
-            _add(section.handle(self.iterations), parcel.ahead)
+            _add(section.handle(self.iterations), request.ahead)
         for replay in replays:
             with section.on_piece(replay.piece):
                 self._run(replay, sent, section)
@@ -267,11 +267,11 @@ class Exchange:
     def _run(self, replay, sent, section):
         replay.run(sent, section)
 
-    def _mark_rows(self, parcel, operations, version):
+    def _mark_rows(self, request, operations, version):
         """The tables of which only rows are changed by `operations`."""
         kept = []
-        for table, since in parcel.tables.values():
-            handle = parcel.section.handle(table)
+        for table, since in request.tables.values():
+            handle = request.section.handle(table)
             changed = rows.changed_by(operations, handle)
             if changed is not None:
                 stamps = self._store.row_stamps(table)
@@ -279,9 +279,9 @@ class Exchange:
                 kept.append((table, since))
         return kept
 
-    def _answer(self, parcel, lock, before, tables, figures):
+    def _respond(self, request, lock, before, tables, figures):
         """Reads fresh values, frees the lock, sends them home."""
-        store, section, shard = self._store, parcel.section, parcel.shard
+        store, section, shard = self._store, request.section, request.shard
         in_rows = {table.ordinal for table, _ in tables}
         fresh = [
             (variable, piece)
@@ -301,15 +301,15 @@ class Exchange:
                 )
                 for variable, piece in fresh
             ]
-            values = self._given(parcel, fresh, values)
+            values = self._given(request, fresh, values)
             for table, since in tables:
                 values += rows.changed_since(
                     store.row_stamps(table), section.handle(table), table, since
                 )
             values.append(store.counter("version", shard).read())
-            if parcel.number is not None:
+            if request.number is not None:
                 store.marks.leave(
-                    shard, self.iterations, parcel.number, self._shards
+                    shard, self.iterations, request.number, self._shards
                 )
             figures = [*figures, *self._read_more(section)]
             follows = shard == 0 and store.following.follows
@@ -334,7 +334,7 @@ class Exchange:
         told = figures.pop() if follows else None
         staleness, wait, *more = figures
         rest = values[len(fresh) :]
-        return pull_response.Answer(
+        return pull_response.PullResponse(
             shard,
             [
                 (variable, piece, value)
@@ -357,15 +357,15 @@ class Exchange:
         counts = self._store.gradient_counts
         return counts.is_kept and self.iterations is not None
 
-    def _given(self, parcel, copies, values):
+    def _given(self, request, copies, values):
         """What the worker gets as fresh values, a list of tensors.
 
         Args:
-          parcel: The `Parcel`.
+          request: The `PushRequest`.
           copies: List of (variable, `Piece` or None).
           values: List of what the server holds.
         """
-        del parcel, copies
+        del request, copies
         return values
 
     def _read_more(self, section):

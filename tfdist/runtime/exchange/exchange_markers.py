@@ -20,8 +20,8 @@ from tfdist.runtime.variables.variables import Role
 _OTHERS = "others"
 
 
-class NoMarks:
-    """See `Marks`, whose part it takes where no exchange can be half done.
+class NoMarkers:
+    """See `ExchangeMarkers`; where no exchange can be half done.
 
     Args:
       store: The `Runtime`.
@@ -46,7 +46,7 @@ class NoMarks:
         """Does nothing."""
 
 
-class Marks:
+class ExchangeMarkers:
     """The marks of one worker, and how all are read.
 
     Args:

@@ -11,7 +11,7 @@ _PULLED = (Role.PARAMETER, Role.STATE, Role.AVERAGED)
 
 
 @dataclasses.dataclass
-class Answer:
+class PullResponse:
     """What one server answers to an exchange; tensors on the worker.
 
     Attributes:
@@ -60,31 +60,31 @@ def pulled_from(store, shard, records, iterations):
     return [fresh[ordinal] for ordinal in sorted(fresh)]
 
 
-def arrivals(answers):
+def arrivals(responses):
     """The operations after which all answers are here as a whole.
 
     Nothing is put into replicas before: where a server dies in the midst of
     its answer, they stay of one update, to which it may be restored.
 
     Args:
-      answers: List of `Answer`.
+      responses: List of `PullResponse`.
     """
     found = []
-    for answer in answers:
-        found += [value for _, _, value in answer.fresh]
-        found += [tensor for _, *both in answer.rows for tensor in both]
-        found += [answer.version, *answer.more]
-        if answer.told is not None:
-            found.append(answer.told)
+    for response in responses:
+        found += [value for _, _, value in response.fresh]
+        found += [tensor for _, *both in response.rows for tensor in both]
+        found += [response.version, *response.more]
+        if response.told is not None:
+            found.append(response.told)
     return [tensor.op for tensor in found]
 
 
-def bring_home(store, answer, is_step):
+def bring_home(store, response, is_step):
     """Puts what a server has answered into the replicas.
 
     Args:
       store: The `ParameterStore`.
-      answer: An `Answer`.
+      response: An `PullResponse`.
       is_step: Whether an optimizer's step has been exchanged.
 
     Returns:
@@ -92,7 +92,7 @@ def bring_home(store, answer, is_step):
     """
     done = []
     with tf.device(store.worker_device):
-        for variable, piece, value in answer.fresh:
+        for variable, piece, value in response.fresh:
             if piece is not None:
                 continue
             value.set_shape(variable.shape)
@@ -101,24 +101,26 @@ def bring_home(store, answer, is_step):
                 done.append(assign(variable.pulled.handle, value))
                 value = value - 1
             done.append(assign(variable.local_handle, value))
-        for table, numbers, values in answer.rows:
+        for table, numbers, values in response.rows:
             done.append(rows.put(table, numbers, values))
-            done.append(store.set_rows_pulled(table, answer.version))
+            done.append(store.set_rows_pulled(table, response.version))
         # Without an optimizer's step this worker has not pulled all, but an
         # exchange in a branch is put after this one by what they both assign.
         version = (
-            answer.version if is_step else store.pulled_version(answer.shard)
+            response.version
+            if is_step
+            else store.pulled_version(response.shard)
         )
-        with tf.control_dependencies([answer.version.op]):
-            done.append(store.set_pulled_version(answer.shard, version))
+        with tf.control_dependencies([response.version.op]):
+            done.append(store.set_pulled_version(response.shard, version))
     return done
 
 
-def join_pieces(store, answers):
+def join_pieces(store, responses):
     """Puts split variables together; returns the operations."""
     found = {}
-    for answer in answers:
-        for variable, piece, value in answer.fresh:
+    for response in responses:
+        for variable, piece, value in response.fresh:
             if piece is not None:
                 pieces = found.setdefault(variable.ordinal, {})
                 pieces[piece.number] = value

@@ -12,7 +12,7 @@ from tfdist.runtime.variables.server_scope import read_replica
 
 
 @dataclasses.dataclass
-class Parcel:
+class PushRequest:
     """What is sent to one server; tensors are on it.
 
     Attributes:
@@ -35,7 +35,7 @@ class Parcel:
         update, a scalar; None if all count the same.
       settings: The worker-local variables that are sent with the gradients,
         a dict of `ref()` to position.
-      section: The `Section` to be built.
+      section: The `ServerScope` to be built.
       arrived: Time at which all was there, seconds, scalar float64.
     """
 
@@ -52,7 +52,7 @@ class Parcel:
     finite: tf.Tensor | None
     weight: int | None
     settings: dict
-    section: section_lib.Section
+    section: section_lib.ServerScope
     arrived: tf.Tensor
 
 
@@ -87,28 +87,28 @@ class Sender:
         Args:
           shard: Number of the server.
           begun: Operations that come before.
-          ahead: See `Parcel`; None without an optimizer.
-          finite: See `Parcel`.
-          number: See `Parcel`.
+          ahead: See `PushRequest`; None without an optimizer.
+          finite: See `PushRequest`.
+          number: See `PushRequest`.
           extra: More tensors, a list.
-          enclosed: Callable of the replays and the `Outbox` that adds what is
-            sent beside gradients; returns `Parcel.copies`.
+          enclosed: Callable of the replays and the `SendBuffer` that adds what
+            is sent beside gradients; returns `PushRequest.copies`.
 
         Returns:
-          A `Parcel`.
+          A `PushRequest`.
         """
         store = self._store
         records = [
             r for r in self._records if shard in records_lib.shards_of(r, store)
         ]
-        outbox = section_lib.Outbox()
+        buffer = section_lib.SendBuffer()
         replays = [
             records_lib.prepare(
                 record,
                 piece,
                 live=self._live(record, shard),
                 lifter=self._lifter,
-                outbox=outbox,
+                buffer=buffer,
             )
             for record in records
             for piece in records_lib.pieces_on(shard, record.variable)
@@ -118,26 +118,26 @@ class Sender:
         with tf.control_dependencies(begun):
             with tf.device(store.worker_device):
                 pulled = tf.identity(store.pulled_version(shard))
-        pulled = outbox.add(pulled)
-        tables = self._tables(records, outbox)
+        pulled = buffer.add(pulled)
+        tables = self._tables(records, buffer)
         if ahead is not None:
-            ahead = outbox.add(ahead)
+            ahead = buffer.add(ahead)
         settings = {
-            v.ref(): outbox.add(read_replica(v)) for v in self._settings
+            v.ref(): buffer.add(read_replica(v)) for v in self._settings
         }
-        extra = [outbox.add(tensor) for tensor in extra]
+        extra = [buffer.add(tensor) for tensor in extra]
         if finite is not None:
             # As a number it travels with others.
-            finite = outbox.add(tf.cast(finite, tf.int64))
-        number = None if number is None else outbox.add(number)
-        copies = enclosed(replays, outbox)
-        weight = None if self._weight is None else outbox.add(self._weight)
+            finite = buffer.add(tf.cast(finite, tf.int64))
+        number = None if number is None else buffer.add(number)
+        copies = enclosed(replays, buffer)
+        weight = None if self._weight is None else buffer.add(self._weight)
         sent = transfer.move(
-            outbox.tensors,
+            buffer.tensors,
             source=store.worker_device,
             target=store.devices[shard],
         )
-        section = section_lib.Section(store, shard, self._graph)
+        section = section_lib.ServerScope(store, shard, self._graph)
         for reference, position in settings.items():
             section.local_values[reference] = sent[position]
         with tf.control_dependencies([t.op for t in sent]):
@@ -145,11 +145,11 @@ class Sender:
         if finite is not None:
             with tf.device(store.devices[shard]):
                 finite = tf.cast(sent[finite], tf.bool)
-        return Parcel(
+        return PushRequest(
             shard=shard,
             replays=replays,
             sent=sent,
-            sizes=[transfer.num_bytes(t) for t in outbox.tensors],
+            sizes=[transfer.num_bytes(t) for t in buffer.tensors],
             pulled=sent[pulled],
             ahead=None if ahead is None else sent[ahead],
             tables={
@@ -180,12 +180,12 @@ class Sender:
                 }
         return live
 
-    def _tables(self, records, outbox):
+    def _tables(self, records, buffer):
         """Tables of which only rows may change; when they were pulled."""
         return {
             record.variable.ordinal: (
                 record.variable,
-                outbox.add(self._store.rows_pulled(record.variable)),
+                buffer.add(self._store.rows_pulled(record.variable)),
             )
             for record in records
             if isinstance(record, records_lib.Update)

@@ -40,9 +40,9 @@ class Replay:
     Attributes:
       record: The `Update` or `Mutation`.
       piece: The `Piece`, or None.
-      run: Callable of the list of tensors sent and the `Section`.
+      run: Callable of the list of tensors sent and the `ServerScope`.
       arguments: What is sent of the arguments of an `Update` as it is: a list
-        of positions in the outbox, or pairs of positions (values, indices)
+        of positions in the send buffer, or pairs of positions (values, indices)
         for `tf.IndexedSlices`.
       gradient: The one of them that is a gradient, or None.
     """
@@ -71,20 +71,20 @@ def shards_of(record, store):
     return [variable.shard]
 
 
-def prepare(record, piece, *, live, lifter, outbox):
-    """Puts into `outbox` what `record` needs on a server.
+def prepare(record, piece, *, live, lifter, buffer):
+    """Puts into `buffer` what `record` needs on a server.
 
     Args:
       record: An `Update` or a `Mutation`.
       piece: The `Piece` of its variable, or None.
       live: Ordinals of the variables that are read afresh there.
       lifter: The `Lifter` of the graph.
-      outbox: The `Outbox` to the server.
+      buffer: The `SendBuffer` to the server.
 
     Returns:
       A `Replay`.
     """
-    resolve = section_lib.Resolver(lifter, live, outbox, record.variable, piece)
+    resolve = section_lib.Resolver(lifter, live, buffer, record.variable, piece)
     if isinstance(record, Mutation):
         take = resolve(record.value)
 

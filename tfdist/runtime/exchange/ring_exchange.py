@@ -24,16 +24,16 @@ class RingExchange(exchange.Exchange):
         # All make the same update, also who has nothing that counts in it.
         return None if self._finite is None else self._round.counts
 
-    def _count(self, parcel, staleness):
-        parcel = dataclasses.replace(parcel, finite=self._finite)
-        super()._count(parcel, staleness)
+    def _count(self, request, staleness):
+        request = dataclasses.replace(request, finite=self._finite)
+        super()._count(request, staleness)
 
     def _ask(self, shards):
-        answers, accepted = super()._ask(shards)
-        answers = [
+        responses, accepted = super()._ask(shards)
+        responses = [
             dataclasses.replace(a, wait=a.wait + self._round.waited)
-            for a in answers
+            for a in responses
         ]
         self._bytes_sent = [self._round.num_bytes]
         self._bytes_received = [self._round.num_bytes]
-        return answers, accepted
+        return responses, accepted

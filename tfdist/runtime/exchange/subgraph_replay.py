@@ -127,7 +127,7 @@ class Lifter:
         Args:
           plan: A `Plan`.
           sent: Maps the name of each input to its tensor on the server.
-          section: The `Section` whose handles are read.
+          section: The `ServerScope` whose handles are read.
 
         Returns:
           The copy of `plan.output`.

@@ -61,7 +61,7 @@ class Local:
         self._creates_outer = False
         # Whether own values and what servers gave first have been told apart.
         self._has_begun = False
-        self._faces = shadow_weights.Faces(store)
+        self._faces = shadow_weights.ShadowWeights(store)
         self._exchange = local_exchange.LocalExchange(
             store,
             method,
@@ -156,7 +156,7 @@ class Local:
         return local_step.LocalStep(self._store, arguments)
 
     def before_step(self, graph, first, *, own):
-        """Builds: the replicas hold what a step needs, see `Faces`."""
+        """Builds: the replicas hold what a step needs, see `ShadowWeights`."""
         self._faces.show_before(self._of_model(), graph, first, own)
 
     def after_step(

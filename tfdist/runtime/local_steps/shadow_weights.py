@@ -31,7 +31,7 @@ class _Group:
         return [variable for variable in found if variable is not None]
 
 
-class Faces:
+class ShadowWeights:
     """Replicas, and their shadows with the other one of the two values.
 
     Args:

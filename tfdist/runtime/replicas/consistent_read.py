@@ -3,8 +3,8 @@
 All locks are taken, in the order of the servers, before anything is read. A
 training step holds the lock of one server and waits for no other one, so
 nobody waits for each other. What the locks do not see, an update that one
-server has applied and the next one not yet, the marks show (`Marks`); then it
-is read again.
+server has applied and the next one not yet, the marks show
+(`ExchangeMarkers`); then it is read again.
 """
 
 import random

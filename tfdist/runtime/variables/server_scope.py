@@ -8,7 +8,7 @@ from tfdist import private_tensorflow
 from tfdist.runtime.variables.variables import active
 
 
-class Section:
+class ServerScope:
     """The part of a step that runs on one server, under its lock."""
 
     def __init__(self, store, shard, graph):
@@ -114,7 +114,7 @@ class Section:
         return time
 
 
-class Outbox:
+class SendBuffer:
     """Tensors to be sent to one server, each once."""
 
     def __init__(self):
@@ -135,7 +135,7 @@ class Resolver:
     Args:
       lifter: The `Lifter` of the graph.
       live: Ordinals of the variables to be read afresh.
-      outbox: The `Outbox` to the server.
+      outbox: The `SendBuffer` to the server.
       variable: The variable that is updated or assigned.
       piece: The `Piece` of it, or None; tensors of the variable's shape are
         cut to it.
