@@ -212,7 +212,7 @@ BAD_FLAGS = {
     "--strategy=easgd:synchronization=softsync": "is defined for Async() and",
     "--strategy=downpour:n_fetch=0": "n_fetch must be an integer of at least 1",
     "--strategy=downpour:n_push=0.5": "n_push must be an integer of at least 1",
-    "--strategy=diloco:communication=tree": "communication must be one of "
+    "--strategy=diloco:communication=tree": "`communication` must be one of "
     "parameter_server, ring",
     "--warmup_worker_steps=-1": "flag --warmup_worker_steps=-1: -1 is not a ",
     "--joining=later": "should be one of <at_once|one_by_one>",

@@ -116,7 +116,7 @@ def test_what_real_workers_refuse_is_refused(strategy, optimizer, message):
 
 
 def test_local_steps_of_another_kind_are_refused():
-    with pytest.raises(TypeError, match="local_steps must be a number"):
+    with pytest.raises(TypeError, match="`local_steps` must be a number"):
         Method(local_steps="parameter_averaging")
 
 
