@@ -45,10 +45,9 @@ class Record:
         os.write(self._file, f"{line}\n".encode())
 
     def _versions(self, store):
-        if store.coordination is None:
-            return [store.pulled_version(k) for k in range(store.num_shards)]
-        (ledger,) = store.coordination.ledgers
-        return ledger._pulled
+        for ledger in store.coordination.ledgers:
+            return ledger._pulled
+        return [store.pulled_version(k) for k in range(store.num_shards)]
 
     def _weights(self, store):
         """One number per server: its weight's elements are alike."""
@@ -85,10 +84,10 @@ def train(name, arguments, value, until, pace=0.0):
     with strategy.scope():
         optimizer.build(model.trainable_variables)
     strategy.refresh()
-    coordination = strategy._store.coordination
-    if coordination is not None:
+    if strategy._store.corrector.is_on_servers:
         # So that it is known what the first gradient is computed from.
-        coordination.prepare(step_lib.step_counter(optimizer))
+        counter = step_lib.step_counter(optimizer)
+        strategy._store.coordination.prepare(counter)
     record = Record(strategy, model)
 
     def after_step(logs):

@@ -53,13 +53,10 @@ def regression():
 def applied_by_worker(strategy):
     """What each server has applied of each worker; empty with a ledger."""
     store = strategy._store
-    if store.gradient_counts is None:
-        return []
     return [
-        store.gradient_counts.pulled(shard)
-        .numpy()[: strategy.cluster.num_workers]
-        .tolist()
+        counts.numpy()[: strategy.cluster.num_workers].tolist()
         for shard in range(store.num_shards)
+        for counts in store.gradient_counts.pulled(shard)
     ]
 
 
