@@ -29,8 +29,8 @@ def test_the_file_before_stays_until_the_new_one_is_whole(tmp_path):
 
 _PROGRAM = """
 import sys
-from tfdist.saving import whole
-with whole.written(sys.argv[1], "me") as draft:
+from tfdist.saving import atomic_write
+with atomic_write.written(sys.argv[1], "me") as draft:
     file = open(draft, "w")
     file.write(sys.argv[2])
     file.flush()
