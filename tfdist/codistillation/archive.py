@@ -18,7 +18,8 @@ from tfdist.codistillation.exchange import Checkpoint
 from tfdist.codistillation.exchange import UnusableCheckpointError
 from tfdist.runtime.checkpoint import saved_state
 
-_FORMAT = "tfdist-codistillation"
+# Not the name of the release before, which had another layout.
+_FORMAT = "tfdist-group-checkpoint"
 _FIELDS = {
     "group": int,
     "number": int,
