@@ -9,6 +9,15 @@ def is_number(value):
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
+def is_count(value, least):
+    """Whether a value is an integer of at least `least`, and no bool."""
+    return (
+        isinstance(value, numbers.Integral)
+        and not isinstance(value, bool)
+        and value >= least
+    )
+
+
 def count(name, value, least=1):
     """Refuses what is not an integer of at least `least`; returns an int.
 
@@ -20,8 +29,7 @@ def count(name, value, least=1):
     Raises:
       ValueError: It is refused.
     """
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or value < least:
+    if not is_count(value, least):
         raise ValueError(
             f"{name} must be an integer of at least {least}. "
             f"Received: {value!r}."

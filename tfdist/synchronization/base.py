@@ -1,8 +1,8 @@
 """What every method of synchronization is."""
 
 import abc
-import numbers
 
+from tfdist import checks
 from tfdist import comparable
 
 
@@ -91,8 +91,7 @@ def check_count(owner, name, value, least):
     Raises:
       ValueError: It is refused.
     """
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or value < least:
+    if not checks.is_count(value, least):
         raise ValueError(
             f"{owner}: {name} must be an integer of at least {least}, came: "
             f"{value!r}."
