@@ -20,7 +20,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 TESTS ?= tests
 TEST_SECONDS ?= 300
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 CHAOS_FLAGS ?= --events=200 --strategy=all
 KERAS_TESTS_FLAGS ?= --strategy=all
 TRAIN_DIR ?= build/train

@@ -54,8 +54,8 @@ def parse(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         if "=" not in pair:
             raise app.UsageError(
-                "--placement must be pairs such as conv*=GPU:0, came: "
-                f"{pair!r}."
+                "Flag --placement must be pairs such as conv*=GPU:0. "
+                f"Received: {pair}"
             )
     return dict(pair.split("=", 1) for pair in pairs)
 

@@ -18,8 +18,8 @@ import tensorflow as tf
 
 import tfdist
 from tfdist import testing
+from tfdist.strategies import method_text
 from tfdist.strategies import registry
-from tfdist.strategies import spec
 
 FLAGS = flags.FLAGS
 
@@ -55,7 +55,7 @@ FAULT_TOLERANCE = ("worker_timeout", *SNAPSHOTS)
 FITS = {
     "worker_timeout": (lambda method: method.waits, "wait for each other"),
     **dict.fromkeys(
-        ("warmup_worker_steps", "joining"),
+        ("warmup_worker_steps", "worker_start"),
         (lambda method: not method.waits, "do not wait for each other"),
     ),
     **dict.fromkeys(SNAPSHOTS, (lambda method: True, "train together")),
@@ -81,10 +81,10 @@ flags.DEFINE_integer(
     lower_bound=0,
 )
 flags.DEFINE_enum(
-    "joining",
-    "at_once",
-    ["at_once", "one_by_one"],
-    "How the others begin then.",
+    "worker_start",
+    "together",
+    ["together", "staggered"],
+    "How the remaining workers start then.",
 )
 flags.DEFINE_float(
     "worker_timeout",
@@ -152,7 +152,7 @@ def _given(names: Iterable[str]) -> dict[str, Any]:
 
 def name() -> str:
     """The name of the chosen method, without its settings."""
-    return spec.parse(FLAGS.strategy).name
+    return method_text.parse(FLAGS.strategy).name
 
 
 def settings() -> dict[str, Any]:
@@ -162,7 +162,7 @@ def settings() -> dict[str, Any]:
     method = registry.method(FLAGS.strategy)
     ignored = set()
     if not FLAGS.warmup_worker_steps:
-        ignored.add("joining")
+        ignored.add("worker_start")
     if FLAGS.snapshot_dir is None:
         ignored.update(SNAPSHOTS)
     return {
@@ -232,9 +232,10 @@ flags.register_validator("straggler", _check_straggler)
 for _name in MOVED:
     _refuse(_name)
 flags.register_multi_flags_validator(
-    ["joining", "warmup_worker_steps"],
+    ["worker_start", "warmup_worker_steps"],
     lambda values: (
-        FLAGS["joining"].using_default_value or values["warmup_worker_steps"]
+        FLAGS["worker_start"].using_default_value
+        or values["warmup_worker_steps"]
     ),
-    message="--joining is for --warmup_worker_steps of at least 1 only.",
+    message="--worker_start is for --warmup_worker_steps of at least 1 only.",
 )

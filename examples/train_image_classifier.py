@@ -99,7 +99,7 @@ flags.register_validator(
 def main(argv: list[str]) -> None:
     """Trains, evaluates and, on the chief, reports."""
     if len(argv) > 1:
-        raise app.UsageError(f"This script takes flags only, got {argv[1:]}.")
+        raise app.UsageError(f"Arguments must be flags. Received: {argv[1:]}")
     group = codistillation_flags.read_group(FLAGS.codistill)
     # On a parameter server this line serves until training is over, and exits.
     strategy = strategy_flags.make_strategy()

@@ -34,7 +34,7 @@ UNUSED = {
     "gradient_counts": {"applied", "read"},
     "coordination": set(),
     "recovery": {"config", "leave_manifest"},
-    "following": {"build_note", "build_read"},
+    "chief_decisions": {"build_note", "build_read"},
 }
 
 
@@ -149,6 +149,16 @@ def test_what_stands_for_an_unused_axis_has_what_others_ask_it_for(field):
     without = getattr(without, "func", without)
     known = set(dir(without)) | set(without.__init__.__code__.co_names)
     assert used - known == UNUSED.get(field.name, set())
+
+
+def test_no_two_files_have_a_class_of_the_same_name():
+    """A traceback, a log and a search name one thing each."""
+    homes = {}
+    for path in sorted(ROOT.joinpath("tfdist").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and node.name[0] != "_":
+                homes.setdefault(node.name, []).append(name_of(path))
+    assert {n: found for n, found in homes.items() if len(found) > 1} == {}
 
 
 def test_local_variables_of_calls_are_read_in_one_place():

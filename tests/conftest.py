@@ -22,6 +22,13 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_collection_finish(session):
+    """What was imported stays: no collection of garbage goes over it again."""
+    del session
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def forget_graphs():
     """Lets go of what TensorFlow keeps of the models of a file.

@@ -139,6 +139,26 @@ def test_it_is_known_what_keras_asks_for_data_for(strategy, requests):
     assert steps(requests[2].call) == 1
 
 
+def test_a_layer_with_a_fit_of_keras_s_is_known_as_a_model(strategy, requests):
+    trainer = next(one for one in keras.Model.__mro__ if "fit" in vars(one))
+
+    class Trains(trainer, keras.layers.Dense):
+        def __init__(self):
+            keras.layers.Dense.__init__(self, units=1)
+            trainer.__init__(self)
+
+    with strategy.scope():
+        layer = Trains()
+        layer.compile("sgd", "mse")
+    layer.fit(X, Y, validation_data=(X, Y), verbose=0)
+    layer.evaluate(X, Y, verbose=0)
+    assert [request.purpose for request in requests] == [
+        "train",
+        "validate",
+        "evaluate",
+    ]
+
+
 def test_an_evaluation_in_a_callback_is_a_validation(strategy, requests):
     model = build(strategy)
 

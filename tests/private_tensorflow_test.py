@@ -4,6 +4,7 @@ One for each name of `tfdist.private_tensorflow`. Where one fails, TensorFlow
 has changed: what tfdist does with the name is in its docstring.
 """
 
+import contextlib
 import inspect
 import pathlib
 import re
@@ -210,6 +211,29 @@ def test_a_function_that_xla_compiles_as_a_whole_is_known_and_taken_back():
     assert seen == [True, True, False]
     tf.function(outer, autograph=False).get_concrete_function()
     assert seen[3:] == [False, False, False]
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_what_is_read_outside_of_functions_is_no_part_of_one(outside):
+    own, read, called = (tf.Variable(k) for k in range(3))
+    reads = tf.function(lambda: called.read_value(), autograph=False)
+
+    def step():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(tf.init_scope())
+            if outside:
+                stack.enter_context(private_tensorflow.outside_of_functions())
+            assert (int(read), int(reads())) == (1, 2)
+            traced = tf.function(lambda: read.read_value(), autograph=False)
+            assert int(traced.get_concrete_function()()) == 1
+        return own.read_value()
+
+    function = tf.function(step, autograph=False).get_concrete_function()
+    assert int(function()) == 0
+    found = {id(variable) for variable in function.graph.variables}
+    # Else TensorFlow no longer notes them, and nobody has to hide from it.
+    noted = [own] if outside else [own, read, called]
+    assert found == {id(variable) for variable in noted}
 
 
 def test_what_is_built_for_xla_is_marked():

@@ -71,9 +71,9 @@ def test_every_flag_of_the_launcher_is_described():
 
 
 def test_lines_of_json_have_the_fields_that_are_described():
-    from tfdist.runtime.exchange.journal import Exchange
+    from tfdist.runtime.exchange.journal import ExchangeRecord
 
-    fields = {"step", *Exchange.__dataclass_fields__}
+    fields = {"step", *ExchangeRecord.__dataclass_fields__}
     table = MONITORING.split("one object per exchange")[1].split("\n\n")[1]
     first_column = [line.split("|")[1] for line in table.splitlines()[2:]]
     assert set(re.findall(r"`(\w+)`", " ".join(first_column))) == fields

@@ -18,11 +18,25 @@ def is_count(value, least):
     )
 
 
+def refusal(name, allowed, value):
+    """Returns the text of an error about an argument.
+
+    Args:
+      name: Name of the argument; of a class's as `Gamma: shape`.
+      allowed: What it must be, such as "a number above 0".
+      value: What was received.
+    """
+    owner, _, name = name.rpartition(": ")
+    of = f" of {owner}" if owner else ""
+    received = f"{name}={value!r}"
+    return f"Argument `{name}`{of} must be {allowed}. Received: {received}"
+
+
 def count(name, value, least=1):
     """Refuses what is not an integer of at least `least`; returns an int.
 
     Args:
-      name: Name of the argument.
+      name: See `refusal`.
       value: What was received.
       least: int.
 
@@ -31,8 +45,7 @@ def count(name, value, least=1):
     """
     if not is_count(value, least):
         raise ValueError(
-            f"{name} must be an integer of at least {least}. "
-            f"Received: {value!r}."
+            refusal(name, f"an integer of at least {least}", value)
         )
     return int(value)
 
@@ -41,7 +54,7 @@ def number(name, value, is_good, allowed):
     """Refuses what is not a finite number for which `is_good` holds.
 
     Args:
-      name: Name of the argument.
+      name: See `refusal`.
       value: What was received.
       is_good: Callable of a float.
       allowed: What that says in words, such as "above 0".
@@ -53,9 +66,7 @@ def number(name, value, is_good, allowed):
       ValueError: It is refused.
     """
     if not is_number(value) or not math.isfinite(value) or not is_good(value):
-        raise ValueError(
-            f"{name} must be a finite number {allowed}. Received: {value!r}."
-        )
+        raise ValueError(refusal(name, f"a finite number {allowed}", value))
     return float(value)
 
 
@@ -69,11 +80,30 @@ def not_negative(name, value):
     return number(name, value, lambda x: x >= 0, "of at least 0")
 
 
+def in_range(name, value, *, below=math.inf, positive=False):
+    """Refuses what is not a number of `[0, below)`; returns a float.
+
+    Args:
+      name: See `refusal`.
+      value: What was received.
+      below: Numbers have to be smaller.
+      positive: Whether 0 is refused.
+
+    Raises:
+      ValueError: It is refused.
+    """
+    if not is_number(value) or not 0 <= value < below or positive and not value:
+        least = "greater than 0" if positive else "of at least 0"
+        bound = "finite" if below == math.inf else f"less than {below:g}"
+        raise ValueError(refusal(name, f"a number {least} and {bound}", value))
+    return float(value)
+
+
 def one_of(name, value, allowed):
     """Refuses what is none of the texts that are allowed.
 
     Args:
-      name: Name of the argument.
+      name: See `refusal`.
       value: What was received.
       allowed: Several texts.
 
@@ -81,16 +111,14 @@ def one_of(name, value, allowed):
       ValueError: It is refused.
     """
     if value not in allowed:
-        raise ValueError(
-            f"{name} must be one of {', '.join(allowed)}. Received: {value!r}."
-        )
+        raise ValueError(refusal(name, f"one of {', '.join(allowed)}", value))
 
 
 def kind(name, value, of, default=None):
     """Refuses what is not of a class of `tfdist.simulation`.
 
     Args:
-      name: Name of the argument.
+      name: See `refusal`.
       value: What was received; None for the default.
       of: The class.
       default: What None means.
@@ -105,8 +133,7 @@ def kind(name, value, of, default=None):
         return default
     if not isinstance(value, of):
         raise TypeError(
-            f"{name} must be a tfdist.simulation.{of.__name__}. "
-            f"Received: {value!r}."
+            refusal(name, f"a tfdist.simulation.{of.__name__}", value)
         )
     return value
 
@@ -115,7 +142,7 @@ def several(name, values, of):
     """Refuses what is not several of a class; returns a list.
 
     Args:
-      name: Name of the argument.
+      name: See `refusal`.
       values: What was received.
       of: The class.
 
@@ -128,7 +155,6 @@ def several(name, values, of):
         found = [None]
     if not all(isinstance(value, of) for value in found):
         raise TypeError(
-            f"{name} must be several tfdist.simulation.{of.__name__}. "
-            f"Received: {values!r}."
+            refusal(name, f"several tfdist.simulation.{of.__name__}", values)
         )
     return found

@@ -26,6 +26,8 @@ import keras
 _VERSION = tuple(map(int, keras.version().split(".")[:2]))
 # The number of the first of the steps that `fit` takes at once.
 _STEP = "begin_step" if _VERSION >= (3, 11) else "step"
+# The base of what has a `fit`. Keras's own tests put it on a layer.
+_TRAINER = [one for one in keras.Model.__mro__ if "fit" in vars(one)][-1]
 # Methods of `keras.Model`, and the local variables of each that are read here.
 _VARIABLES = {
     "fit": ("callbacks", "steps_per_epoch", "epoch_iterator", _STEP),
@@ -139,7 +141,7 @@ def data_request():
     for frame in _frames():
         model = frame.f_locals.get("self")
         method = frame.f_code.co_name
-        if method not in _VARIABLES or not isinstance(model, keras.Model):
+        if method not in _VARIABLES or not isinstance(model, _TRAINER):
             continue
         call = frame
         if method == "fit":
@@ -196,7 +198,7 @@ def loops_from(frame):
         callbacks_of(call)
         for call in _frames(frame)
         if call.f_code.co_name in _VARIABLES
-        and isinstance(call.f_locals.get("self"), keras.Model)
+        and isinstance(call.f_locals.get("self"), _TRAINER)
     ]
     return [x for x in lists if isinstance(x, keras.callbacks.CallbackList)]
 
@@ -205,7 +207,7 @@ def is_first_step_of_epoch():
     """Whether the `fit` under way is at the first step of an epoch."""
     for frame in _frames():
         if frame.f_code.co_name == "fit" and isinstance(
-            frame.f_locals.get("self"), keras.Model
+            frame.f_locals.get("self"), _TRAINER
         ):
             return _is_set(frame, _STEP) and not frame.f_locals[_STEP]
     return False

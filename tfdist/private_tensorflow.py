@@ -172,6 +172,22 @@ def outside_of_xla():
         yield
 
 
+@contextlib.contextmanager
+def outside_of_functions():
+    """Scope in which nothing counts as part of a function that is being traced.
+
+    In `tf.init_scope` code runs eagerly, and yet TensorFlow notes each variable
+    that it reads, or that a function reads that it calls, as one of the
+    function that is being traced. That one can be part of no other function
+    any more when one of these variables is gone.
+    """
+    if not (tf.inside_function() and tf.executing_eagerly()):
+        yield
+        return
+    with tf.Graph().as_default(), context.eager_mode():
+        yield
+
+
 # By which `tf.xla.experimental.jit_scope` marks what is built in it.
 _XLA_MARK = "_XlaCompile"
 

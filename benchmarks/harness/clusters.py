@@ -9,7 +9,7 @@ from harness import tensorflow_ps
 from tfdist.cli import local_cluster
 from tfdist.cluster import environment
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     **environment.RUNTIME_ENVIRONMENT,
     # The process that others are forked from imports NumPy.
     "OPENBLAS_NUM_THREADS": "1",
@@ -55,7 +55,7 @@ class Cluster(contextlib.AbstractContextManager):
         self._worker = worker if callable(worker) else lambda number: worker
         self._serve = serve
         self._forked = forked
-        self._environ = {**_ENVIRONMENT, **(environ or {})}
+        self._environ = {**ENVIRONMENT, **(environ or {})}
         self._name = name
         self.servers, self.workers = [], []
         for job, number in self.tasks:
@@ -134,7 +134,7 @@ class TensorFlowCluster(contextlib.AbstractContextManager):
         self._ports.__exit__(*exc_info)
 
     def _start(self, job, *build):
-        environ = {**_ENVIRONMENT, "TF_CONFIG": self._tasks[job].tf_config}
+        environ = {**ENVIRONMENT, "TF_CONFIG": self._tasks[job].tf_config}
         return children.Child(f"TensorFlow {job}", *build, environ=environ)
 
     def _serve(self, job):

@@ -1,5 +1,6 @@
-"""A worker that builds, fits and deletes one model after the other."""
+"""A process that builds, fits and deletes one model after the other."""
 
+import contextlib
 import gc
 
 
@@ -14,18 +15,40 @@ def worker(strategy, units):
         A callable without arguments that builds a model, fits it with Adam,
         deletes it, and gives the number of variables that are left.
     """
-    import keras
-    import numpy as np
-
     import tfdist
 
     strategy = getattr(tfdist, strategy)()
+    live = _live(strategy.scope, units)
+
+    def live_and_count():
+        live()
+        return len(list(strategy._store.variables))  # noqa: SLF001
+
+    return live_and_count
+
+
+def plain(units):
+    """Builds the same without tfdist: what Keras itself keeps.
+
+    Args:
+        units: of each of two hidden layers.
+
+    Returns:
+        A callable without arguments that does the same with a model.
+    """
+    return _live(contextlib.nullcontext, units)
+
+
+def _live(scope, units):
+    import keras
+    import numpy as np
+
     random = np.random.default_rng(0)
     x = random.normal(size=(128, 256)).astype("float32")
     y = x[:, :1]
 
     def live():
-        with strategy.scope():
+        with scope():
             model = keras.Sequential([keras.Input((256,))])
             for _ in range(2):
                 model.add(keras.layers.Dense(units, activation="relu"))
@@ -36,6 +59,5 @@ def worker(strategy, units):
         del model
         keras.backend.clear_session()
         gc.collect()
-        return len(list(strategy._store.variables))  # noqa: SLF001
 
     return live

@@ -149,7 +149,7 @@ def _worker(training, method, period, seed):
     def train():
         started = time.perf_counter()
         model.fit(data, shuffle=False, verbose=0)
-        strategy.settle()
+        strategy.barrier()
         seconds = time.perf_counter() - started
         evaluated = None
         if strategy.cluster.is_chief:

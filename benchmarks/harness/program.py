@@ -16,7 +16,7 @@ def run(main):
     def checked(argv):
         if len(argv) > 1:
             raise app.UsageError(
-                f"This script takes flags only, got {argv[1:]}."
+                f"Arguments must be flags. Received: {argv[1:]}"
             )
         main()
 

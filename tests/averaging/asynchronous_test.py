@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import slow
 from tests.averaging import oracles
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
@@ -100,7 +101,9 @@ def outer_sgd(theta, change):
     return theta - change
 
 
-@pytest.mark.parametrize("method", [Async(), BoundedStaleness(99)], ids=repr)
+@pytest.mark.parametrize(
+    "method", slow.also([Async()], [BoundedStaleness(99)]), ids=repr
+)
 def test_late_changes_are_applied_to_the_newest_parameters(method):
     run = VirtualWorkers(WORKERS, ParameterAveraging(PERIOD), method)
     server = corrected.Server(START, WORKERS, corrected.Nothing(), outer_sgd)
@@ -150,7 +153,10 @@ CORRECTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", CORRECTIONS)
+@pytest.mark.parametrize(
+    "name",
+    slow.also(["delay compensation", "DANA-Zero"], ["inverse staleness"]),
+)
 def test_late_changes_are_corrected(name):
     make, make_oracle = CORRECTIONS[name]
     run = VirtualWorkers(WORKERS, ParameterAveraging(PERIOD), correction=make())
@@ -206,7 +212,7 @@ def test_elastic_averaging_with_momentum():
         assert_close(run.weights(k), centres[k])
 
 
-@pytest.mark.parametrize(("n_fetch", "n_push"), [(1, 3), (3, 2)])
+@pytest.mark.parametrize(("n_fetch", "n_push"), slow.also([(3, 2)], [(1, 3)]))
 def test_downpour(n_fetch, n_push):
     """With the paper's Adagrad on the servers."""
     method = tfdist.DownpourStrategy(n_fetch, n_push).local_steps

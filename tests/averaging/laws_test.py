@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import slow
 from tests.averaging.rounds_test import batches
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
@@ -222,7 +223,9 @@ def test_synchronous_elastic_move_conserves_the_sum(own, centre, moving_rate):
     )
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["async", "sync"])
+@pytest.mark.parametrize(
+    "waits", slow.also([False], [True]), ids=["async", "sync"]
+)
 def test_elastic_move_conserves_the_sum_on_servers(waits):
     """All that changes the sum are the gradients, each of its own weights."""
     method = tfdist.ElasticAveragingStrategy(2, alpha=0.4).local_steps

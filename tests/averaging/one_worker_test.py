@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import slow
 from tests.strategies.twins import assert_same
 import tfdist
 from tfdist.averaging import ParameterAveraging
@@ -109,7 +110,7 @@ def train(
 def check(strategy, **arguments):
     """Compares with plain Keras; returns what was found."""
     found = train(
-        strategy.scope(), end=lambda model: strategy.settle(), **arguments
+        strategy.scope(), end=lambda model: strategy.barrier(), **arguments
     )
     assert_same(found, plain(*sorted(arguments.items())))
     return found
@@ -121,10 +122,14 @@ def plain(*arguments):
     return train(contextlib.nullcontext(), **dict(arguments))
 
 
+SLOW = ["loss scale", "schedule free"]
 max_norm = keras.constraints.MaxNorm(0.3)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    slow.also([name for name in OPTIMIZERS if name not in SLOW], SLOW),
+)
 def test_optimizers(optimizer):
     strategy = tfdist.ParameterServerStrategy(local_steps=PERIOD)
     policy = "mixed_float16" if optimizer == "loss scale" else "float32"
@@ -161,7 +166,13 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "name",
+    slow.also(
+        ["synchronous, state averaged", "pieces"],
+        ["never within training", "pieces, state averaged"],
+    ),
+)
 def test_strategies(name):
     check(STRATEGIES[name]())
 
@@ -184,7 +195,7 @@ def test_constraints(waits):
 
 
 def test_custom_loop():
-    """Of a tf.function; nothing tells of its end but `settle`."""
+    """Of a tf.function; nothing tells of its end but `barrier`."""
     x, y = data()
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -214,7 +225,7 @@ def test_custom_loop():
 
     strategy = tfdist.ParameterServerStrategy(local_steps=PERIOD)
     losses, model = loop(strategy.scope(), strategy.run)
-    strategy.settle()
+    strategy.barrier()
     wanted, plain = loop(contextlib.nullcontext(), lambda fn, args: fn(*args))
     assert_same(losses, wanted)
     assert_same(model.get_weights(), plain.get_weights())

@@ -74,7 +74,7 @@ def test_several_steps_in_one_function():
     for number in (0, 2, 4):
         _, seen, _ = run(number)
         np.testing.assert_array_equal(seen[:, 0], [0.5, 0.5, 0.5])
-    strategy.settle()
+    strategy.barrier()
     np.testing.assert_allclose(weights_of(model), plain(range(6)), rtol=1e-5)
 
 
@@ -86,7 +86,7 @@ def test_a_function_within_a_function():
     for number in range(6):
         rows = slice(number * BATCH, (number + 1) * BATCH)
         run(tf.constant(X[rows]), tf.constant(Y[rows]))
-    strategy.settle()
+    strategy.barrier()
     np.testing.assert_allclose(weights_of(model), plain(range(6)), rtol=1e-5)
     assert strategy.updates_applied() == [2]
 
@@ -130,7 +130,7 @@ def test_state_that_is_assigned_after_the_optimizers_step():
         model = Counting()
         model.compile("sgd", "mse")
     model.fit(X, Y, batch_size=BATCH, verbose=0)
-    strategy.settle()
+    strategy.barrier()
     np.testing.assert_array_equal(model.seen.numpy(), [6.0, 6.0])
 
 
@@ -174,7 +174,7 @@ def test_weights_that_are_set_at_the_end_stay(local_steps, in_fit):
     if not in_fit:
         model.set_weights(best)
     model.evaluate(X, Y, verbose=0)
-    strategy.settle()
+    strategy.barrier()
     np.testing.assert_array_equal(weights_of(model), [7.0, 7.0, 7.0])
 
 
@@ -201,7 +201,7 @@ def test_who_asks_for_others_steps_goes_on_counting_its_own():
     strategy = tfdist.ParameterServerStrategy(local_steps=4)
     model = build(strategy)
     fit(model, 0, 6)
-    strategy.settle()
+    strategy.barrier()
     model.optimizer.iterations.value.assign_replica(tf.constant(2, tf.int64))
     assert strategy._store.steps_made() == 6
     assert int(model.optimizer.iterations.numpy()) == 2

@@ -8,7 +8,7 @@ import pytest
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.runtime.exchange import delay_test
 from tfdist import averaging
-from tfdist.runtime.recovery import recovery
+from tfdist.runtime.recovery import server_loss
 
 PERIOD = 3
 METHODS = {
@@ -22,7 +22,7 @@ METHODS = {
 
 def recover(store):
     """What a worker does of itself when all servers are there again."""
-    recovery.Recovery._refresh(types.SimpleNamespace(_store=store))
+    server_loss.Recovery._refresh(types.SimpleNamespace(_store=store))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -16,9 +16,9 @@ from tests.callbacks import train_with_monitor as script
 from tests.multi_process import scripts
 import tfdist
 from tfdist.callbacks import ClusterMonitor
-from tfdist.runtime.exchange.journal import Exchange
+from tfdist.runtime.exchange.journal import ExchangeRecord
 
-FIELDS = {field.name for field in dataclasses.fields(Exchange)}
+FIELDS = {field.name for field in dataclasses.fields(ExchangeRecord)}
 # Those whose means say something.
 FIGURES = FIELDS - {"time", "version", "pulled", "arrival", "pulled_by_server"}
 
@@ -175,7 +175,9 @@ def test_one_worker_s_cluster_metrics_are_its_own():
 
 @pytest.mark.parametrize("every", [0, -3])
 def test_bad_every_batches_is_refused(every):
-    with pytest.raises(ValueError, match=f"every_batches .*came: {every}"):
+    with pytest.raises(
+        ValueError, match=f"every_batches.*Received: every_batches={every}"
+    ):
         ClusterMonitor(every_batches=every)
 
 

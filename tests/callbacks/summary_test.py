@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tfdist.callbacks import summary as summary_lib
-from tfdist.runtime.exchange.journal import Exchange
+from tfdist.runtime.exchange.journal import ExchangeRecord
 
 stalenesses = st.lists(st.integers(0, 40), min_size=1, max_size=200)
 
 
 def exchange(staleness=0, **fields):
-    return Exchange(
+    return ExchangeRecord(
         **{
             "time": 1e9,
             "version": 1,

@@ -19,7 +19,7 @@ from tfdist.cli import main
 
 @dataclasses.dataclass
 class Measured:
-    """Like `tfdist.cluster.probe.Measurement`, without TensorFlow."""
+    """Like `tfdist.cluster.probe.ProbeResult`, without TensorFlow."""
 
     versions: dict = dataclasses.field(default_factory=lambda: {"tfdist": "1"})
     clock_seconds: float = 0.0
@@ -122,7 +122,7 @@ def test_who_hangs_is_left_behind():
 
 
 def judged(job="worker", *, max_clock_seconds=1.0, **values):
-    row = diagnosis.Row(job, 0, "h:1", **values)
+    row = diagnosis.TaskDiagnosis(job, 0, "h:1", **values)
     return diagnosis.findings([row], max_clock_seconds)
 
 
@@ -158,8 +158,10 @@ def test_versions_that_are_not_told_are_wrong_of_servers_alone():
 def test_the_table_has_a_line_for_each_task():
     opened = connectivity.Reach("1.2.3.4", connectivity.Port.OPEN)
     rows = [
-        diagnosis.Row("ps", 0, "a:1", reach=opened, measured=Measured()),
-        diagnosis.Row("worker", 10, "b:1"),
+        diagnosis.TaskDiagnosis(
+            "ps", 0, "a:1", reach=opened, measured=Measured()
+        ),
+        diagnosis.TaskDiagnosis("worker", 10, "b:1"),
     ]
     lines = diagnosis.table(rows).splitlines()
     words = " ".join(lines[1].split())

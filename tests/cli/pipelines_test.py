@@ -163,7 +163,7 @@ WRONG = {
             "--stage_times=1,1,1",
             "--micro_batches=2",
         ],
-        ["--micro_batches", "at least", "3", "Received: 2"],
+        ["--micro_batches", "at least", "3", "Received: micro_batches=2"],
     ),
     "transfer": (
         ["--pipeline=1f1b", "--stage_times=1,1,1", "--transfer_ms=1,1,1"],

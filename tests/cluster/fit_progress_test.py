@@ -31,7 +31,7 @@ def test_a_call_that_raises_is_over():
     told = fit_progress.Fits()
 
     def fit():
-        told.watch(running_fit.Call(sys._getframe()), 3)
+        told.watch(running_fit.RunningFit(sys._getframe()), 3)
         told.tell(reached=fit_progress.begun(3))
         assert fit_progress.Word.unpack(
             told.pack()
@@ -52,7 +52,7 @@ def test_a_call_that_has_the_place_of_one_that_is_over_is_not_within_it():
         frame = sys._getframe()
         if inner:
             return told.is_around(frame)
-        told.watch(running_fit.Call(frame), 1)
+        told.watch(running_fit.RunningFit(frame), 1)
         # As a later call would be whose frame is where this one was.
         return told.is_around(frame), fit(inner=True)
 

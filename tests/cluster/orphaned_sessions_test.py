@@ -20,7 +20,7 @@ def ended(monkeypatch):
 def rows(*entered):
     return [
         member_table.Member(
-            f"worker {k}", member_table.State.ALIVE, 0.0, 0, seconds
+            f"worker {k}", member_table.MemberState.ALIVE, 0.0, 0, seconds
         )
         for k, seconds in enumerate(entered)
     ]

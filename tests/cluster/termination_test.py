@@ -7,7 +7,7 @@ import pytest
 from tfdist.cluster import termination
 from tfdist.cluster.member_table import LOST_AFTER_SECONDS
 from tfdist.cluster.member_table import Member
-from tfdist.cluster.member_table import State
+from tfdist.cluster.member_table import MemberState
 
 NEVER = float("inf")
 PATIENCE = 300.0
@@ -17,7 +17,7 @@ def worker(index, state, silent_for=0.0):
     return Member(f"/job:worker/task:{index}", state, silent_for, 0)
 
 
-EVALUATOR = Member("/job:evaluator/task:0", State.ALIVE, 0.0, 0)
+EVALUATOR = Member("/job:evaluator/task:0", MemberState.ALIVE, 0.0, 0)
 
 
 def is_over(*rows, known_for=1000.0):
@@ -28,43 +28,48 @@ def is_over(*rows, known_for=1000.0):
 
 def test_it_is_over_when_all_workers_have_finished():
     assert is_over(
-        worker(0, State.FINISHED, 900.0), worker(1, State.FINISHED, 0.0)
+        worker(0, MemberState.FINISHED, 900.0),
+        worker(1, MemberState.FINISHED, 0.0),
     )
 
 
 def test_a_worker_that_is_heard_of_is_waited_for():
     assert not is_over(
-        worker(0, State.FINISHED, 900.0), worker(1, State.ALIVE, 1.0)
+        worker(0, MemberState.FINISHED, 900.0),
+        worker(1, MemberState.ALIVE, 1.0),
     )
-    assert not is_over(worker(0, State.ALIVE, 1.0))
+    assert not is_over(worker(0, MemberState.ALIVE, 1.0))
 
 
 # A worker that failed may be started again.
-@pytest.mark.parametrize("state", [State.ALIVE, State.FAILED])
+@pytest.mark.parametrize("state", [MemberState.ALIVE, MemberState.FAILED])
 def test_a_silent_worker_is_not_waited_for_once_one_has_finished(state):
-    rows = [worker(0, State.FINISHED)]
+    rows = [worker(0, MemberState.FINISHED)]
     assert not is_over(*rows, worker(1, state, LOST_AFTER_SECONDS - 1))
     assert is_over(*rows, worker(1, state, LOST_AFTER_SECONDS + 1))
 
 
 def test_a_worker_never_seen_is_silent_since_the_caller_looks():
-    rows = [worker(0, State.FINISHED), worker(1, State.UNKNOWN, NEVER)]
+    rows = [
+        worker(0, MemberState.FINISHED),
+        worker(1, MemberState.UNKNOWN, NEVER),
+    ]
     assert not is_over(*rows, known_for=LOST_AFTER_SECONDS - 1)
     assert is_over(*rows, known_for=LOST_AFTER_SECONDS + 1)
 
 
 def test_one_of_two_unfinished_workers_that_is_heard_of_is_enough():
     assert not is_over(
-        worker(0, State.FINISHED),
-        worker(1, State.ALIVE, 500.0),
-        worker(2, State.ALIVE, 1.0),
+        worker(0, MemberState.FINISHED),
+        worker(1, MemberState.ALIVE, 500.0),
+        worker(2, MemberState.ALIVE, 1.0),
     )
 
 
 def test_all_vanished_unfinished_is_an_error_that_names_them():
     rows = [
-        worker(0, State.FAILED, PATIENCE + 1),
-        worker(1, State.UNKNOWN, NEVER),
+        worker(0, MemberState.FAILED, PATIENCE + 1),
+        worker(1, MemberState.UNKNOWN, NEVER),
     ]
     assert not is_over(*rows, known_for=PATIENCE - 1)
     with pytest.raises(TimeoutError, match="task:0, /job:worker/task:1, of"):
@@ -72,45 +77,54 @@ def test_all_vanished_unfinished_is_an_error_that_names_them():
 
 
 def test_an_evaluator_that_has_finished_does_not_count_as_a_worker():
-    done = Member("/job:evaluator/task:0", State.FINISHED, 0.0, 0)
-    rows = [worker(0, State.ALIVE, LOST_AFTER_SECONDS + 1), done]
+    done = Member("/job:evaluator/task:0", MemberState.FINISHED, 0.0, 0)
+    rows = [worker(0, MemberState.ALIVE, LOST_AFTER_SECONDS + 1), done]
     assert not termination.is_over(rows, known_for=1000.0, patience=PATIENCE)
 
 
 def test_who_was_told_to_leave_is_not_waited_for_once_one_has_finished():
-    assert is_over(worker(0, State.FINISHED), worker(1, State.LEFT))
-    assert not is_over(worker(0, State.ALIVE), worker(1, State.LEFT))
+    assert is_over(worker(0, MemberState.FINISHED), worker(1, MemberState.LEFT))
+    assert not is_over(
+        worker(0, MemberState.ALIVE), worker(1, MemberState.LEFT)
+    )
 
 
 def test_all_told_to_leave_may_come_back():
-    rows = [worker(0, State.LEFT, PATIENCE - 1), worker(1, State.LEFT, NEVER)]
+    rows = [
+        worker(0, MemberState.LEFT, PATIENCE - 1),
+        worker(1, MemberState.LEFT, NEVER),
+    ]
     assert not is_over(*rows)
-    rows[0] = worker(0, State.LEFT, PATIENCE + 1)
+    rows[0] = worker(0, MemberState.LEFT, PATIENCE + 1)
     with pytest.raises(TimeoutError, match="without a sign of /job:worker"):
         is_over(*rows)
 
 
 def test_workers_that_were_to_join_later_and_did_not_are_not_waited_for():
-    rows = [worker(0, State.FINISHED), worker(1, State.UNKNOWN, NEVER)]
+    rows = [
+        worker(0, MemberState.FINISHED),
+        worker(1, MemberState.UNKNOWN, NEVER),
+    ]
     known_for = {"known_for": 1.0, "patience": PATIENCE}
     assert not termination.is_over(rows, **known_for)
     assert termination.is_over(rows, **known_for, initial_workers=1)
     assert termination.lost(rows, 1) == []
     assert termination.lost(rows, 2) == ["/job:worker/task:1"]
-    rows[1] = worker(1, State.ALIVE)
+    rows[1] = worker(1, MemberState.ALIVE)
     assert not termination.is_over(rows, **known_for, initial_workers=1)
 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(State), st.floats(0.0, 1000.0)), min_size=1
+        st.tuples(st.sampled_from(MemberState), st.floats(0.0, 1000.0)),
+        min_size=1,
     ),
     st.floats(0.0, 1000.0),
 )
 def test_it_is_never_over_while_a_worker_is_heard_of(rows, known_for):
     rows = [worker(k, *row) for k, row in enumerate(rows)]
     heard_of = any(
-        m.state not in (State.FINISHED, State.LEFT)
+        m.state not in (MemberState.FINISHED, MemberState.LEFT)
         and m.silent_for < LOST_AFTER_SECONDS
         for m in rows
     )
@@ -118,5 +132,5 @@ def test_it_is_never_over_while_a_worker_is_heard_of(rows, known_for):
         over = termination.is_over(rows, known_for=known_for, patience=PATIENCE)
     except TimeoutError:
         over = True
-        assert all(m.state != State.FINISHED for m in rows)
+        assert all(m.state != MemberState.FINISHED for m in rows)
     assert not (over and heard_of)

@@ -211,5 +211,5 @@ def test_what_suits_no_known_loss_is_asked_for(compiled):
 )
 def test_malformed_arguments_are_refused(arguments):
     name = list(arguments)[-1]
-    with pytest.raises(ValueError, match=f"{name}.*came: "):
+    with pytest.raises(ValueError, match=f"{name}.*Received: {name}="):
         CodistillationLoss(**arguments)

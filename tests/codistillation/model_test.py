@@ -222,12 +222,18 @@ def test_files_are_those_of_the_student(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"burn_in_steps": -1}, "burn_in_steps.*came: -1"),
-        ({"burn_in_steps": 2.5}, "burn_in_steps.*came: 2.5"),
-        ({"weight": -1.0}, "weight.*came: -1.0"),
-        ({"weight": float("nan")}, "weight.*came: nan"),
-        ({"loss": "mse"}, "loss must be a CodistillationLoss.*came: 'mse'"),
-        ({"student": 3}, "student must be a keras.Model, came: 3"),
+        ({"burn_in_steps": -1}, "burn_in_steps.*Received: burn_in_steps=-1"),
+        ({"burn_in_steps": 2.5}, "burn_in_steps.*Received: burn_in_steps=2.5"),
+        ({"weight": -1.0}, "weight.*Received: weight=-1.0"),
+        ({"weight": float("nan")}, "weight.*Received: weight=nan"),
+        (
+            {"loss": "mse"},
+            "`loss` must be a CodistillationLoss.*Received: loss='mse'",
+        ),
+        (
+            {"student": 3},
+            "`student` must be a keras.Model. Received: student=3",
+        ),
         ({"student": Own()}, "Own has a train_step of its own"),
     ],
 )

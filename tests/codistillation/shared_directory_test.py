@@ -278,8 +278,8 @@ def test_damaged_models_are_skipped(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"path": ""}, "path must name a directory"),
-        ({"dtype": "int4"}, "dtype must be one of.*came: 'int4'"),
+        ({"path": ""}, "`path` must name a directory"),
+        ({"dtype": "int4"}, "`dtype` must be one of.*Received: dtype='int4'"),
         ({"dtype": "int8", "whole_models": True}, "must be 'float32' with"),
     ],
 )
@@ -290,7 +290,7 @@ def test_malformed_arguments_are_refused(arguments, message):
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ValueError, match="needs a directory.*file"):
+    with pytest.raises(ValueError, match="must name a directory .*file"):
         bound(tmp_path / "file")
 
 

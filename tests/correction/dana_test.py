@@ -99,7 +99,7 @@ def test_sparse_gradients_have_momentum_in_all_rows(variant):
 
 def test_takes_sgd_without_momentum():
     DANA().check_optimizer(keras.optimizers.SGD(weight_decay=0.1))
-    for optimizer, came in (
+    for optimizer, received in (
         (keras.optimizers.Adam(), "Adam"),
         (
             keras.optimizers.SGD(momentum=0.9, nesterov=True),
@@ -109,9 +109,9 @@ def test_takes_sgd_without_momentum():
         with pytest.raises(ValueError) as error:
             DANA("zero", 0.8).check_optimizer(optimizer)
         assert str(error.value) == (
-            "DANA takes the optimizer keras.optimizers.SGD without momentum, "
-            "because the momentum is DANA's own (momentum=0.8); came: "
-            f"{came}."
+            "Argument `optimizer` must be a keras.optimizers.SGD without "
+            "momentum with DANA, because the momentum is DANA's own "
+            f"(momentum=0.8). Received: optimizer={received}"
         )
 
 
@@ -127,19 +127,29 @@ def test_which_methods_it_fits():
     [
         (
             {"variant": "one"},
-            r"variant must be one of \['zero', 'slim', 'dc'\], came: 'one'",
+            r"`variant` of DANA must be one of \['zero', 'slim', 'dc'\]. "
+            r"Received: variant='one'",
         ),
-        ({"momentum": 1.0}, "momentum must be .* less than 1, came: 1.0"),
+        (
+            {"momentum": 1.0},
+            "`momentum` of DANA must be .* less than 1. Received: momentum=1.0",
+        ),
         (
             {"lambda_0": 1.0},
-            "lambda_0 is for variant='dc' only, came: .*'slim'",
+            "`lambda_0` of DANA .* variant='dc'. Received: .*'slim'",
         ),
         (
             {"variant": "zero", "backups": "server"},
-            "backups is for variant='dc' only, came: .*'zero'",
+            "`backups` of DANA .* variant='dc'. Received: .*'zero'",
         ),
-        ({"variant": "dc", "lambda_0": -1}, "lambda_0 must be .* came: -1"),
-        ({"variant": "dc", "backups": "disk"}, "backups must be .* 'disk'"),
+        (
+            {"variant": "dc", "lambda_0": -1},
+            "`lambda_0` .* must be .*Received: lambda_0=-1",
+        ),
+        (
+            {"variant": "dc", "backups": "disk"},
+            "`backups` .* must be .* backups='disk'",
+        ),
     ],
 )
 def test_bad_arguments(kwargs, message):

@@ -103,28 +103,28 @@ def test_defaults_are_those_of_the_paper():
     [
         (
             {"lambda_0": -1},
-            "DelayCompensation: lambda_0 must be a number of at least 0 and "
-            "finite, came: -1.",
+            "Argument `lambda_0` of DelayCompensation must be a number of "
+            "at least 0 and finite. Received: lambda_0=-1",
         ),
         (
             {"lambda_0": True},
-            "DelayCompensation: lambda_0 must be a number of at least 0 and "
-            "finite, came: True.",
+            "Argument `lambda_0` of DelayCompensation must be a number of "
+            "at least 0 and finite. Received: lambda_0=True",
         ),
         (
             {"variance_decay": 1},
-            "DelayCompensation: variance_decay must be a number of at least 0 "
-            "and less than 1, came: 1.",
+            "Argument `variance_decay` of DelayCompensation must be a number "
+            "of at least 0 and less than 1. Received: variance_decay=1",
         ),
         (
             {"epsilon": 0},
-            "DelayCompensation: epsilon must be a number greater than 0 and "
-            "finite, came: 0.",
+            "Argument `epsilon` of DelayCompensation must be a number greater "
+            "than 0 and finite. Received: epsilon=0",
         ),
         (
             {"backups": "nowhere"},
-            "DelayCompensation: backups must be one of ['server', 'worker'], "
-            "came: 'nowhere'.",
+            "Argument `backups` of DelayCompensation must be one of "
+            "server, worker. Received: backups='nowhere'",
         ),
     ],
 )

@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from tfdist.correction import Copies
 from tfdist.correction import LateGradient
+from tfdist.runtime.corrections.parameter_correction import ParameterCorrection
 from tfdist.runtime.corrections.slots import WorkerSlots
 
 
@@ -47,41 +47,36 @@ class EagerServer:
         self.theta = tf.constant(start, tf.float32)
         self.copies = [self.theta] * workers
         self._pulled = [0] * workers
-        self._correction, self._rate = correction, rate
+        self._correction, self._rate = correction, tf.constant(rate)
         self._version = 0
         number = workers if correction.on_worker else 1
-        self._slots = [
-            make_slots(correction, self.theta.shape, workers)
+        self._at_work = [
+            ParameterCorrection(
+                correction,
+                make_slots(correction, self.theta.shape, workers),
+                lambda rows: self.theta,
+            )
             for _ in range(number)
         ]
 
     def arrive(self, worker, gradient):
         """A worker's gradient of its copy arrives."""
         correction = self._correction
-        slots = self._slots[worker if correction.on_worker else 0]
-        needs = isinstance(correction.copies, Copies)
-        corrected = correction.correct(
-            LateGradient(
-                tf.cast(gradient, tf.float32),
-                None,
-                tf.constant(self._version - self._pulled[worker], tf.int64),
-                tf.constant(worker, tf.int64),
-                self.theta if needs else None,
-                self.copies[worker] if needs else None,
+        one = self._at_work[worker if correction.on_worker else 0]
+        corrected = one.correct(
+            tf.cast(gradient, tf.float32),
+            staleness=tf.constant(
+                self._version - self._pulled[worker], tf.int64
             ),
-            slots,
+            worker=tf.constant(worker, tf.int64),
+            pulled=self.copies[worker] if correction.copies else None,
         )
-        before, self.theta = self.theta, self.theta - self._rate * corrected
+        with one.observed(lambda: self._rate):
+            self.theta = self.theta - self._rate * corrected
         self._version += 1
-        if correction.observes:
-            rate = tf.constant(self._rate, tf.float32)
-            correction.observe(before, self.theta, rate, slots)
-        given = self.theta
-        if correction.looks_ahead:
-            given = correction.look_ahead(given, slots)
-        self.copies[worker] = given
+        self.copies[worker] = one.look_ahead(self.theta)
         self._pulled[worker] = self._version
 
     def forget(self, worker):
         """A worker is gone."""
-        self._correction.forget(tf.constant(worker, tf.int64), self._slots[0])
+        self._at_work[0].forget(tf.constant(worker, tf.int64))

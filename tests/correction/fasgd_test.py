@@ -96,18 +96,25 @@ def test_takes_sgd_alone():
     with pytest.raises(ValueError) as error:
         FASGD().check_optimizer(keras.optimizers.Adam())
     assert str(error.value) == (
-        "FASGD takes the optimizer keras.optimizers.SGD, because it chooses "
-        "the rate of each element itself; came: Adam."
+        "Argument `optimizer` must be a keras.optimizers.SGD with FASGD, "
+        "because it chooses the rate of each element itself. Received: "
+        "optimizer=Adam"
     )
 
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"gamma": 1}, "FASGD: gamma must be .* less than 1, came: 1"),
-        ({"beta": -0.1}, "FASGD: beta must be .* at least 0 .* came: -0.1"),
-        ({"epsilon": 0.0}, "FASGD: epsilon must be .* greater than 0 "),
-        ({"estimator": "var"}, "must be 'std' or 'absmean', came: 'var'"),
+        (
+            {"gamma": 1},
+            "`gamma` of FASGD must be .* less than 1. Received: gamma=1",
+        ),
+        (
+            {"beta": -0.1},
+            "`beta` of FASGD must be .* at least 0 .*Received: beta=-0.1",
+        ),
+        ({"epsilon": 0.0}, "`epsilon` of FASGD must be .* greater than 0 "),
+        ({"estimator": "var"}, "'std' or 'absmean'. .* estimator='var'"),
     ],
 )
 def test_bad_arguments(kwargs, message):

@@ -84,5 +84,8 @@ def test_rows_are_divided_as_the_whole():
 
 def test_bad_arguments_and_repr():
     assert repr(GapAware(backups="worker")) == "GapAware(backups='worker')"
-    with pytest.raises(ValueError, match=r"GapAware: backups must .*came: 3"):
+    with pytest.raises(
+        ValueError,
+        match=r"`backups` of GapAware must .*" r"Received: backups=3",
+    ):
         GapAware(backups=3)

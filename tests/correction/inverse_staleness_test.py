@@ -43,8 +43,8 @@ def test_factor_must_be_positive_and_finite(value):
     with pytest.raises(ValueError) as error:
         InverseStaleness(value)
     assert str(error.value) == (
-        "InverseStaleness: factor must be a number greater than 0 and finite, "
-        f"came: {value!r}."
+        "Argument `factor` of InverseStaleness must be a number greater than 0 "
+        f"and finite. Received: factor={value!r}"
     )
 
 

@@ -148,7 +148,7 @@ BAD_FLAGS = {
         "--exchange=directory --quantise=float32 only: whole models are",
         ("", "--characters=0"): "0 is not a positive integer",
         ("", "--learning_rate=0"): "must be a positive, finite number",
-        ("", "text"): "takes flags only, got ['text']",
+        ("", "text"): "must be flags. Received: ['text']",
         (GROUP, "--exchange=servers"): "flag --exchange=servers: every group "
         "must have parameter servers, such as tfdist launch --num_groups=2",
         (GROUP, "--characters=95"): "flag --characters=95: must be at least "

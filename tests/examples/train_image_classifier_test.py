@@ -190,32 +190,32 @@ BAD_FLAGS = {
     "--strategy=asink": "Received: 'asink'. Did you mean 'async'?",
     "--optimizer=adamm": "flag --optimizer=adamm: value should be one of <ad",
     "--epoch=3": "Unknown command line flag 'epoch'",
-    "--strategy=backup_workers:backup_workers=-1": "backup_workers must be an "
+    "--strategy=backup_workers:backup_workers=-1": "of Sync must be an "
     "integer of at least 0",
-    "--strategy=sync:on_drop=again": "on_drop must be 'next' or 'retry'",
-    "--strategy=softsync:s=0": "s must be an integer of at least 1",
-    "--strategy=softsync:n=0": "n must be an integer of at least 1",
-    "--strategy=bounded_staleness:max_staleness=-1": "max_staleness must be an "
-    "integer of at least 0",
+    "--strategy=sync:on_drop=again": "`on_drop` of Sync must be 'next'",
+    "--strategy=softsync:s=0": "`s` of SoftSync must be an integer",
+    "--strategy=softsync:n=0": "`n` of SoftSync must be an integer",
+    "--strategy=bounded_staleness:max_staleness=-1": "of BoundedStaleness "
+    "must be an integer of at least 0",
     "--worker_timeout=0": "flag --worker_timeout=0.0: must be a positive",
     "--worker_timeout=inf": "flag --worker_timeout=inf: must be a positive",
     "--worker_timeout=nan": "flag --worker_timeout=nan: must be a positive",
-    "--strategy=diloco:period=0": "period must be an integer of at least 1",
-    "--strategy=bmuf:warmup_steps=-1": "warmup_steps must be an integer of at "
-    "least 0",
-    "--strategy=bmuf:block_momentum=1": "block_momentum must be a number "
-    "greater than 0 and less than 1",
-    "--strategy=diloco:outer_momentum=-1": "outer_momentum must be a number ",
-    "--strategy=diloco:outer_learning_rate=0": "outer_learning_rate must be a "
+    "--strategy=diloco:period=0": "must be an integer of at least 1 or",
+    "--strategy=bmuf:warmup_steps=-1": "must be an integer of at "
+    "least 0. Received: warmup_steps=-1",
+    "--strategy=bmuf:block_momentum=1": "must be a number "
+    "greater than 0 and less than 1. Received: block_momentum=1",
+    "--strategy=diloco:outer_momentum=-1": "`outer_momentum` of DiLoCo must",
+    "--strategy=diloco:outer_learning_rate=0": "of DiLoCo must be a "
     "number greater than 0",
-    "--strategy=easgd:moving_rate=nan": "moving_rate must be a number greater",
-    "--strategy=easgd:synchronization=softsync": "is defined for Async() and",
-    "--strategy=downpour:n_fetch=0": "n_fetch must be an integer of at least 1",
-    "--strategy=downpour:n_push=0.5": "n_push must be an integer of at least 1",
+    "--strategy=easgd:moving_rate=nan": "`moving_rate` of",
+    "--strategy=easgd:synchronization=softsync": "must be Async(), or",
+    "--strategy=downpour:n_fetch=0": "`n_fetch` of",
+    "--strategy=downpour:n_push=0.5": "`n_push` of",
     "--strategy=diloco:communication=tree": "`communication` must be one of "
     "parameter_server, ring",
     "--warmup_worker_steps=-1": "flag --warmup_worker_steps=-1: -1 is not a ",
-    "--joining=later": "should be one of <at_once|one_by_one>",
+    "--worker_start=later": "should be one of <together|staggered>",
     "--straggler=1": "must be `worker:seconds` or",
     "--straggler=1:-2": "`seconds` must be a number of at least 0",
     "--straggler=-1:2": "`workers` must be",
@@ -234,8 +234,8 @@ BAD_FLAGS = {
     "--strategy=dc_asgd:lambda0=1": "Did you mean 'lambda_0'?",
     "--strategy=async:correction=inverse_staleness(backups=worker)": ""
     "inverse_staleness has the settings factor=.",
-    "--strategy=dana:lambda_0=1": "DANA: lambda_0 is for variant='dc' only",
-    "--strategy=softsync:s=2:n=1": "SoftSync takes one of s",
+    "--strategy=dana:lambda_0=1": "except with variant='dc'",
+    "--strategy=softsync:s=2:n=1": "of SoftSync must not both",
     "--strategy=softsync:period=5": "softsync has the settings ",
     "--strategy=downpour:period=5": "downpour has the settings n_fetch=, n_pus",
     "--strategy=diloco:average_optimizer_state=true": "diloco has the settings "
@@ -245,7 +245,7 @@ BAD_FLAGS = {
     "--strategy=downpour:communication=ring": "takes all workers together",
     "--strategy=sync --warmup_worker_steps=9": "--warmup_worker_steps is for "
     "workers that do not wait for each other only.",
-    "--strategy=async --joining=one_by_one": "--joining is for "
+    "--strategy=async --worker_start=staggered": "--worker_start is for "
     "--warmup_worker_steps of at least 1 only.",
     "--strategy=none --snapshot_dir=x": "--snapshot_dir is for workers that ",
     # That are settings of the strategy now.
@@ -257,11 +257,11 @@ BAD_FLAGS = {
     "--method_module=no_such_module": "--method_module=no_such_module: No mod",
     "--method_module=no_such_file.py": "No such file",
     # What the strategy refuses.
-    "--strategy=easgd:moving_rate=2": "ElasticAveraging: "
-    "moving_rate / workers must be less than 1",
+    "--strategy=easgd:moving_rate=2": "Argument `moving_rate` "
+    "of ElasticAveraging must be less than the number of workers",
     "--strategy=sync --worker_timeout=1": "Argument `worker_timeout` "
     "must be more than two heartbeats",
-    "digits": "takes flags only, got ['digits']",
+    "digits": "must be flags. Received: ['digits']",
 }
 
 PARSE_EACH = """

@@ -16,6 +16,9 @@ import tensorflow as tf
 from tests.keras_own import exceptions
 import tfdist
 
+# A test that takes longer is named.
+_SLOW_SECONDS = 20.0
+
 STRATEGIES = {
     "async": tfdist.AsyncStrategy,
     "sync": lambda: tfdist.ParameterServerStrategy(
@@ -64,10 +67,13 @@ class UnderStrategy:
         return report
 
     def pytest_runtest_logreport(self, report):
-        """Says at once what fails."""
+        """Says at once what fails, and what takes long."""
+        name = report.nodeid.rpartition("/")[2]
         if report.failed:
-            print(f"\nfailed: {report.nodeid.rpartition('/')[2]}", flush=True)
+            print(f"\nfailed: {name}", flush=True)
             print(report.longrepr, flush=True)
+        if report.duration > _SLOW_SECONDS:
+            print(f"\n{report.duration:.0f} s: {name}", flush=True)
 
     def pytest_collectreport(self, report):
         """Says at once what cannot be read."""

@@ -63,7 +63,7 @@ def train(steps, value, period):
     asking = threading.Thread(target=strategy._store.recovery._describe_wait)
     asking.start()
     asking.join()
-    strategy.settle()
+    strategy.barrier()
     handshake.report(
         eager_calls=seen,
         threads=sorted(thread.name for thread in threading.enumerate()),

@@ -36,7 +36,7 @@ def train(
     hold=None,
     await_push=None,
     worker_timeout=4.0,
-    end="settle",
+    end="barrier",
 ):
     """Pushes ones, averaged; reports what it sees in the end.
 
@@ -50,7 +50,7 @@ def train(
         hold: after this number of steps wait until told to go on.
         await_push: by number of steps, [worker, pushes] to wait for after it.
         worker_timeout: of the strategy.
-        end: "settle" within `fit`, or "exit", nothing but the process's end.
+        end: "barrier" within `fit`, or "exit", nothing but the process's end.
     """
     strategy = tfdist.ParameterAveragingStrategy(
         period,
@@ -75,8 +75,8 @@ def train(
         if str(step) in (await_push or {}):
             wait_for_push(strategy, *await_push[str(step)])
 
-    settle = keras.callbacks.LambdaCallback(
-        on_train_end=lambda logs: strategy.settle()
+    barrier = keras.callbacks.LambdaCallback(
+        on_train_end=lambda logs: strategy.barrier()
     )
     model.fit(
         tasks.own_data(1.0, batch_size),
@@ -84,7 +84,7 @@ def train(
         verbose=0,
         callbacks=[
             failure_tasks.TellProgress(until, after_step),
-            *([settle] if end == "settle" else []),
+            *([barrier] if end == "barrier" else []),
         ],
     )
     print("trained", flush=True)
@@ -149,7 +149,7 @@ def regress(name, arguments, optimizer, batch_sizes, steps, paces=(0, 0, 0)):
     exchanges = strategy.journal.read_new()
     store = strategy._store
     last = [int(store.pulled_version(k)) for k in range(store.num_shards)]
-    strategy.settle()
+    strategy.barrier()
     layer = model.layers[-1]
     local = store.local
     own = [

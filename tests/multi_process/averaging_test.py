@@ -31,6 +31,7 @@ def data_of(worker, steps, batch_size):
     return list(zip(x, y, strict=True))
 
 
+@pytest.mark.slow
 def test_rounds_are_averages_of_parameters(cluster):
     """DiLoCo, with batches of different sizes, and a rest of a period."""
     sizes, steps = (4, 2, 3), 14
@@ -229,7 +230,6 @@ def test_a_worker_dies_between_two_averagings_and_one_comes_back(cluster):
     assert others[0].report()["local_steps"] == [PERIOD] * 8
 
 
-@pytest.mark.slow
 def test_data_that_ends_at_different_times(cluster):
     """What is left of a period counts by its examples; nobody hangs."""
     made = start_cluster(cluster)

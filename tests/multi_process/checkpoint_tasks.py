@@ -101,4 +101,4 @@ def resume(directory, epochs):
         updates=strategy.updates_applied(),
         slots=_slots(strategy, model),
     )
-    strategy.settle()
+    strategy.barrier()

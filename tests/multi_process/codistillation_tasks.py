@@ -91,7 +91,7 @@ def train(group, num_groups, directory=None, servers=None, in_cluster=False):
         callbacks=[callback, TellProgress("stop"), TellWhatCame(callback)],
     )
     if strategy is not None:
-        strategy.settle()
+        strategy.barrier()
     x, y = next(data(group))
     handshake.report(
         records=callback.records,

@@ -83,7 +83,7 @@ def train(name, arguments, value, until, pace=0.0):
     model = tasks.build_sum_of_weights(strategy, optimizer, SHAPES)
     with strategy.scope():
         optimizer.build(model.trainable_variables)
-    strategy.refresh()
+    strategy.pull()
     if strategy._store.corrector.is_on_servers:
         # So that it is known what the first gradient is computed from.
         counter = step_lib.step_counter(optimizer)
@@ -100,7 +100,7 @@ def train(name, arguments, value, until, pace=0.0):
         verbose=0,
         callbacks=[failure_tasks.TellProgress(until, after_step)],
     )
-    strategy.settle()
+    strategy.barrier()
     handshake.report(
         updates=strategy.updates_applied(),
         iterations=int(optimizer.iterations.numpy()),

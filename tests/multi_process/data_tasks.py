@@ -149,7 +149,7 @@ def train_on_each_kind():
             verbose=0,
             callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=end_epoch)],
         )
-    strategy.settle()
+    strategy.barrier()
     handshake.report(seen=result, updates=strategy.updates_applied())
 
 
@@ -212,7 +212,7 @@ def train_and_evaluate(steps, constant):
     model.fit(
         _with_policy(dataset, _POLICY.OFF), steps_per_epoch=steps, verbose=0
     )
-    strategy.settle()
+    strategy.barrier()
     same = np.random.default_rng(0)
     x = same.normal(size=[50, 4]).astype(np.float32)
     results = model.evaluate(x, x[:, :1], batch_size=16, verbose=0)

@@ -71,12 +71,14 @@ def test_less_data_than_workers_is_refused_by_all_of_them(cluster):
     made = cluster(num_workers=2)
     made.start_servers()
     too_few = (
-        "The data set must have a batch (an element) for each worker of the "
-        "cluster. Received: 1 for 2 workers."
+        "Argument `dataset` must have a batch (an element) for each worker of "
+        "the cluster: make the batches smaller, or start fewer workers. "
+        "Received: 1 for 2 workers"
     )
     files = (
-        "A data set with `AutoShardPolicy.FILE` must read a file for each "
-        "worker of the cluster. Received: fewer files than 2 workers."
+        "Argument `dataset` must read a file for each worker of the cluster "
+        "with `AutoShardPolicy.FILE`: use `AutoShardPolicy.DATA`, or start "
+        "fewer workers. Received: fewer files than 2 workers"
     )
     for worker in made.start_workers("data_tasks:train_on_one_batch"):
         assert worker.wait() == 1

@@ -130,7 +130,7 @@ class Program:
 
     def note(self, name):
         """Notes what the cluster has come to, together with the others."""
-        self.strategy.settle()
+        self.strategy.barrier()
         self.seen[name] = [
             self.weight(),
             int(self.model.optimizer.iterations.numpy()),
@@ -146,7 +146,7 @@ class Program:
 
     def reset(self):
         """All begin again with a weight of zero and a rate of one."""
-        self.strategy.settle()
+        self.strategy.barrier()
         self.set_weight(0.0)
         self.model.optimizer.learning_rate = 1.0
 

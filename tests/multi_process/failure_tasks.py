@@ -96,7 +96,7 @@ def train(
             callbacks=[TellProgress(until, after_step)],
         )
         print("trained", flush=True)
-        strategy.settle()
+        strategy.barrier()
     except Exception as error:
         handshake.report(error=type(error).__name__, message=str(error))
         raise

@@ -69,7 +69,7 @@ def train_one(strategy):
         model.compile(keras.optimizers.SGD(0.001), "mse")
     x, y = recovery_tasks.regression()
     model.fit(x[:288], y[:288], batch_size=16, verbose=0)
-    strategy.settle()
+    strategy.barrier()
     del model
     keras.backend.clear_session()
     gc.collect()
@@ -127,7 +127,7 @@ def sums(until, lost_after=member_table.LOST_AFTER_SECONDS, first=8):
     try:
         model.fit(tasks.own_data(2.0), steps_per_epoch=first, verbose=0)
         print("first model is trained", flush=True)
-        strategy.settle()
+        strategy.barrier()
     except tfdist.ModelFreedError as error:
         caught = str(error)
         print("first model is over", flush=True)
@@ -145,7 +145,7 @@ def sums(until, lost_after=member_table.LOST_AFTER_SECONDS, first=8):
         verbose=0,
         callbacks=[failure_tasks.TellProgress(until)],
     )
-    strategy.settle()
+    strategy.barrier()
     store = strategy._store
     handshake.report(
         caught=caught,

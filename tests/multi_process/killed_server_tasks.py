@@ -138,7 +138,7 @@ def train(synchronization="async", nonfinite="drop", elements=ELEMENTS):
     callbacks = [checkpoint, failure_tasks.TellProgress("stop", _pace)]
     if strategy.cluster.is_chief:
         callbacks += [
-            _WhenTold("pull", strategy.refresh),
+            _WhenTold("pull", strategy.pull),
             _WhenTold("save", checkpoint._save),
             _WhenTold("save weights", lambda: model.save_weights(WEIGHTS)),
         ]
@@ -148,7 +148,7 @@ def train(synchronization="async", nonfinite="drop", elements=ELEMENTS):
         verbose=0,
         callbacks=callbacks,
     )
-    strategy.settle()
+    strategy.barrier()
     handshake.report(
         **failure_tasks.outcome(strategy, model),
         all_counts=strategy.gradient_counts(),

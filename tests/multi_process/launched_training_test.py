@@ -23,7 +23,7 @@ class Tell(keras.callbacks.Callback):
 
 x = np.ones([64, 4], np.float32)
 model.fit(x, x[:, :1], epochs={epochs}, verbose=0, callbacks=[Tell()])
-strategy.settle()
+strategy.barrier()
 print("updates", strategy.updates_applied(), flush=True)
 """
 

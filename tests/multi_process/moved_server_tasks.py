@@ -60,5 +60,5 @@ def train():
         verbose=0,
         callbacks=[failure_tasks.TellProgress("stop")],
     )
-    strategy.settle()
+    strategy.barrier()
     handshake.report(**failure_tasks.outcome(strategy, model))

@@ -85,7 +85,7 @@ def _fit_on_one_server(strategy):
     x = np.array([1.0, NAN, 1.0], "float32")[:, None, None]
     data = tf.data.Dataset.from_tensor_slices((x, x))
     model.fit(data.with_options(_unshared()), verbose=0)
-    strategy.settle()
+    strategy.barrier()
     return {"before": before, "after": strategy.push_counts()}
 
 
@@ -109,7 +109,7 @@ def _fit(strategy, steps):
         model.fit(data.with_options(_unshared()), verbose=0)
     except tf.errors.InvalidArgumentError as error:
         message = str(error)
-    strategy.settle()
+    strategy.barrier()
     layer = model.layers[-1]
     return {
         "parts": [np.unique(part.numpy()).tolist() for part in layer.parts],

@@ -103,7 +103,7 @@ def teach(run, servers, group=1):
     exchange.bind(Group(group, len(servers)), model)
     for lesson in itertools.count(1):
         train(model, lesson, steps=3)
-        strategy.settle()
+        strategy.barrier()
         # Here, and not in a thread: the test is to find it when it is told.
         exchange.publish(checkpoint_of(group, run, 0))
         draft = f"{tasks.label()}-{lesson}.draft.npz"
@@ -158,7 +158,7 @@ def exchange_both_ways(group, servers, local_steps):
         if len(found) >= 10 and not told:
             told = True
             print("enough came", flush=True)
-    strategy.settle()
+    strategy.barrier()
     np.savez("mine.npz", *weights_lib.snapshot(model))
     print("trained", flush=True)
     handshake.wait_for("all have trained")

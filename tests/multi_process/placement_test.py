@@ -1,6 +1,9 @@
 """A worker's model may be on several devices; its servers do not care."""
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_placed_worker_beside_one_that_is_a_pipeline(cluster):
     made = cluster(num_ps=2, num_workers=2)
     made.start_servers()

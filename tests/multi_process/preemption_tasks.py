@@ -67,7 +67,7 @@ def train(
             verbose=0,
             callbacks=[failure_tasks.TellProgress(until, pause), note],
         )
-        strategy.settle()
+        strategy.barrier()
     finally:
         weights = model.trainable_weights
         handshake.report(

@@ -124,7 +124,7 @@ def train(
             callbacks=[failure_tasks.TellProgress(until, after_step)],
         )
         print("trained", flush=True)
-        strategy.settle()
+        strategy.barrier()
         after = float(np.mean((model.predict(x, verbose=0) - y) ** 2))
     except Exception as error:
         handshake.report(error=type(error).__name__, message=str(error))

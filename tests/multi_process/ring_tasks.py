@@ -90,7 +90,7 @@ def _fit(strategy, optimizer, batches=(EVEN,) * 3, fits=1, **compile_arguments):
     data = tf.data.Dataset.from_tensor_slices((x, x[:, :1] ** 2))
     for _ in range(fits):
         model.fit(_own(data.batch(SIZES[worker])), verbose=0)
-    strategy.settle()
+    strategy.barrier()
     exchanges = strategy.journal.read_new()
     return {
         "weights": [w.ravel().tolist() for w in model.get_weights()],

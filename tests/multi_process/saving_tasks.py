@@ -108,8 +108,8 @@ def train_and_save():
     model.save_weights("final.weights.h5")
     model.export("exported", verbose=False)
     # All are here at the same time, and have the same parameters.
-    strategy.settle()
-    strategy.refresh()
+    strategy.barrier()
+    strategy.pull()
     model.save("same.keras")
     handshake.report(
         history=history.history,
@@ -117,4 +117,4 @@ def train_and_save():
     )
     # Last: a `.keras` file of later has no optimizer (Keras 3.15).
     model.save("final.h5")
-    strategy.settle()
+    strategy.barrier()

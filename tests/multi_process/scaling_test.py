@@ -33,7 +33,7 @@ class Tell(keras.callbacks.Callback):
 
 data = tf.data.Dataset.from_tensors((np.ones([2, 1]), np.ones([2, 1])))
 model.fit(data.repeat(), steps_per_epoch=10**6, verbose=0, callbacks=[Tell()])
-strategy.settle()
+strategy.barrier()
 if strategy.cluster.is_chief:
     print("counts", strategy.gradient_counts(), flush=True)
 """

@@ -167,7 +167,7 @@ def train(method, workers, programs):
             history = model.fit(verbose=0, **fit)
             assert len(history.epoch) == fit.get("epochs", 1)
             # So that all begin the next one together.
-            strategy.settle()
+            strategy.barrier()
         results[name] = {
             "seen": seen.copy(),
             "weight": model.get_weights()[0].item(),

@@ -88,6 +88,7 @@ def test_kill_9_while_computing_pushing_or_waiting(cluster, method):
     assert done <= pushed <= done + kills
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_started_again_is_not_waited_for(cluster):
     made = cluster(num_ps=1, num_workers=2)
     made.start_servers()

@@ -82,7 +82,7 @@ def train(
     print("trained", flush=True)
     if after is not None:
         handshake.wait_for(after)
-    strategy.settle()
+    strategy.barrier()
     report(strategy, model)
 
 
@@ -164,7 +164,7 @@ def regress(
     note = keras.callbacks.LambdaCallback(on_train_batch_end=after_step)
     for _ in range(fits):
         model.fit(data, verbose=0, callbacks=[note])
-        strategy.settle()
+        strategy.barrier()
     report(strategy, model, seen=seen)
 
 

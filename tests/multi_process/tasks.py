@@ -137,7 +137,7 @@ def push_constants(steps, values, learning_rate=None):
         own_data(values[worker], batch_size), steps_per_epoch=steps, verbose=0
     )
     strategy.publish_metrics(model)
-    strategy.settle()
+    strategy.barrier()
     exchanges = strategy.journal.read_new()
     layer = model.layers[-1]
     handshake.report(

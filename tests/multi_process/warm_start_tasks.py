@@ -9,20 +9,20 @@ from tests.multi_process import tasks
 import tfdist
 
 
-def train(preset, arguments, warmup_worker_steps, joining, value):
+def train(preset, arguments, warmup_worker_steps, worker_start, value):
     """Pushes `value` in ten steps more than the warm-up takes.
 
     Args:
         preset: name of a strategy.
         arguments: of it.
         warmup_worker_steps: of the strategy.
-        joining: of the strategy.
+        worker_start: of the strategy.
         value: the gradient.
     """
     strategy = getattr(tfdist, preset)(
         **arguments,
         warmup_worker_steps=warmup_worker_steps,
-        joining=joining,
+        worker_start=worker_start,
         fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0),
     )
     model = tasks.build_sum_of_weights(strategy, shapes=((7,), (3, 5)))
@@ -39,7 +39,7 @@ def train(preset, arguments, warmup_worker_steps, joining, value):
         verbose=0,
         callbacks=[keras.callbacks.LambdaCallback(on_train_batch_begin=begin)],
     )
-    strategy.settle()
+    strategy.barrier()
     handshake.report(
         begun=begun[0],
         exchanges=[dataclasses.asdict(e) for e in strategy.journal.read_new()],

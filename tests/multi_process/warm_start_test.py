@@ -8,19 +8,19 @@ WARM_UP, WORKERS, VALUE = 12, 3, 2.0
 
 
 @pytest.mark.parametrize(
-    ("preset", "arguments", "steps_per_update", "joining"),
+    ("preset", "arguments", "steps_per_update", "worker_start"),
     [
-        ("AsyncStrategy", {}, 1, "one_by_one"),
+        ("AsyncStrategy", {}, 1, "staggered"),
         (
             "DownpourStrategy",
             {"n_fetch": 4, "n_push": 4, "outer_optimizer": "sgd"},
             4,
-            "at_once",
+            "together",
         ),
     ],
 )
 def test_the_first_worker_trains_alone(
-    cluster, preset, arguments, steps_per_update, joining
+    cluster, preset, arguments, steps_per_update, worker_start
 ):
     made = cluster(num_ps=1, num_workers=WORKERS)
     made.start_servers()
@@ -29,7 +29,7 @@ def test_the_first_worker_trains_alone(
         preset=preset,
         arguments=arguments,
         warmup_worker_steps=WARM_UP,
-        joining=joining,
+        worker_start=worker_start,
         value=VALUE,
     )
     made.finish()
@@ -38,7 +38,7 @@ def test_the_first_worker_trains_alone(
     assert first["begun"] == 0
     assert not any(e["staleness"] for e in first["exchanges"][:alone])
     for number, other in enumerate(others, start=1):
-        turns = number if joining == "one_by_one" else 1
+        turns = number if worker_start == "staggered" else 1
         assert other["begun"] >= turns * alone
         assert other["exchanges"][0]["pulled"] >= turns * alone
     # Nobody has been forgotten in the end.

@@ -72,7 +72,7 @@ def test_tasks_that_take_no_time_are_not_drawn():
 
 
 def test_a_chart_needs_room():
-    with pytest.raises(ValueError, match="at least 19. Received: 18"):
+    with pytest.raises(ValueError, match="at least 19. Received: width=18"):
         gantt.text(played("gpipe", 1, 1, 1.0), 18)
 
 

@@ -63,7 +63,7 @@ def test_batch_size_is_that_of_all():
     x = tf.zeros((3, 2))
     assert micro_batches.batch_size(({"a": x}, [x[:, 0], None], None)) == 3
     for other, message in [
-        (tf.zeros((4, 2)), r"same number of examples, came: \[3, 4\]"),
+        (tf.zeros((4, 2)), r"same number of examples. Received: \[3, 4\]"),
         (tf.constant(1.0), "batch dimension"),
         (tf.ragged.constant([[1], [], [2]]), "dense tensors"),
         (tf.sparse.from_dense(x), "dense tensors"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import pytest
 
 from tfdist.pipeline import schedules
-from tfdist.pipeline.schedules import Task
+from tfdist.pipeline.schedules import StageTask
 
 ANY = st.sampled_from(schedules.NAMES)
 SMALL = st.integers(1, 6)
@@ -140,13 +140,13 @@ def test_dependencies_are_those_of_the_data_and_of_the_order(
         stage, unit = task.stage, task.unit
         needed = set()
         if task.kind == "forward" and stage > 0:
-            needed.add(Task("forward", stage - 1, unit))
+            needed.add(StageTask("forward", stage - 1, unit))
         if task.kind == "backward":
-            needed.add(Task("forward", stage, unit))
+            needed.add(StageTask("forward", stage, unit))
             if stage < stages - 1:
-                needed.add(Task("backward", stage + 1, unit))
+                needed.add(StageTask("backward", stage + 1, unit))
         if task.kind == "update":
-            needed.add(Task("backward", stage, unit))
+            needed.add(StageTask("backward", stage, unit))
         if index:
             needed.add(schedule.orders[device][index - 1])
         found = schedule.dependencies(task)
@@ -213,10 +213,10 @@ def test_blocks_can_share_devices_in_any_way(data):
 
 def test_in_flight_is_the_most_at_any_time():
     kinds = ["forward", "backward", "update"]
-    order = [Task(kind, 0, 0) for kind in kinds]
-    order += [Task(kind, 0, unit) for kind in kinds[:2] for unit in (1, 2)]
-    order.append(Task("update", 0, 2))
-    schedule = schedules.Schedule("own", (tuple(order),), (0,))
+    order = [StageTask(kind, 0, 0) for kind in kinds]
+    order += [StageTask(kind, 0, unit) for kind in kinds[:2] for unit in (1, 2)]
+    order.append(StageTask("update", 0, 2))
+    schedule = schedules.PipelineSchedule("own", (tuple(order),), (0,))
     assert schedules.in_flight(schedule) == (2,)
 
 
@@ -237,11 +237,11 @@ def swap(orders):
     # The last stage waits for unit 1 before it gives back unit 0, which the
     # first one needs before it begins unit 1.
     first = [
-        Task("forward", 0, 0),
-        Task("backward", 0, 0),
-        Task("forward", 0, 1),
-        Task("backward", 0, 1),
-        Task("update", 0, 1),
+        StageTask("forward", 0, 0),
+        StageTask("backward", 0, 0),
+        StageTask("forward", 0, 1),
+        StageTask("backward", 0, 1),
+        StageTask("update", 0, 1),
     ]
     orders[0][:] = first
     last = orders[1]
@@ -250,11 +250,11 @@ def swap(orders):
 
 BROKEN = {
     "missing": (
-        lambda orders: orders[1].remove(Task("backward", 1, 0)),
+        lambda orders: orders[1].remove(StageTask("backward", 1, 0)),
         ["backward(stage=1, unit=0) is missing"],
     ),
     "twice": (
-        lambda orders: orders[0].insert(0, Task("forward", 0, 1)),
+        lambda orders: orders[0].insert(0, StageTask("forward", 0, 1)),
         ["forward(stage=0, unit=1) comes 2 times"],
     ),
     "elsewhere": (
@@ -262,15 +262,15 @@ BROKEN = {
         ["forward(stage=1, unit=0) must be on device 1", "it is on 0"],
     ),
     "stage": (
-        lambda orders: orders[0].append(Task("forward", 2, 0)),
+        lambda orders: orders[0].append(StageTask("forward", 2, 0)),
         ["no such stage", "stage=2"],
     ),
     "unit": (
-        lambda orders: orders[0].append(Task("update", 0, 7)),
+        lambda orders: orders[0].append(StageTask("update", 0, 7)),
         ["no such micro-batch", "unit=7"],
     ),
     "kind": (
-        lambda orders: orders[0].append(Task("sideward", 0, 0)),
+        lambda orders: orders[0].append(StageTask("sideward", 0, 0)),
         ["kind must be one of", "sideward"],
     ),
     "no_update": (
@@ -325,17 +325,33 @@ def test_every_pair_of_tasks_swapped_is_refused_or_keeps_dependencies():
 def test_a_task_of_another_schedule_has_no_dependencies():
     schedule = schedules.make("gpipe", 2, 2)
     with pytest.raises(ValueError, match=r"unit=2\)"):
-        schedule.dependencies(Task("forward", 0, 2))
+        schedule.dependencies(StageTask("forward", 0, 2))
 
 
 WRONG = {
-    "name": (("zigzag", 2, 2), {}, "name must be one of gpipe, .*'zigzag'"),
-    "stages": (("gpipe", 0, 2), {}, "num_stages must be .* Received: 0"),
-    "bool": (("gpipe", True, 2), {}, "num_stages must be .* Received: True"),
-    "micro_batches": (("gpipe", 2, 2.0), {}, "micro_batches .* 2.0"),
-    "batches": (("gpipe", 2, 2, 0), {}, "batches must be .* Received: 0"),
-    "2bw": (("pipedream_2bw", 4, 3), {}, "at least .* 4, .* Received: 3"),
-    "devices": (("gpipe", 2, 2), {"devices": [0, 1]}, "ftpipe alone"),
+    "name": (("zigzag", 2, 2), {}, "`name` must be one of gpipe, .*'zigzag'"),
+    "stages": (
+        ("gpipe", 0, 2),
+        {},
+        "`num_stages` must be .* Received: num_stages=0",
+    ),
+    "bool": (
+        ("gpipe", True, 2),
+        {},
+        "`num_stages` must be .* Received: num_stages=True",
+    ),
+    "micro_batches": (("gpipe", 2, 2.0), {}, "micro_batches.*=2.0"),
+    "batches": (
+        ("gpipe", 2, 2, 0),
+        {},
+        "`batches` must be .* Received: batches=0",
+    ),
+    "2bw": (
+        ("pipedream_2bw", 4, 3),
+        {},
+        "at least .* 4, .* Received: micro_batches=3",
+    ),
+    "devices": (("gpipe", 2, 2), {"devices": [0, 1]}, "except for ftpipe"),
     "few": (("ftpipe", 3, 2), {"devices": [0, 1]}, "3 integers"),
     "gap": (("ftpipe", 2, 2), {"devices": [0, 2]}, r"without a gap.*\[0, 2\]"),
     "neighbours": (

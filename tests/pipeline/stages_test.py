@@ -155,12 +155,12 @@ def test_a_number_of_stages_makes_the_largest_as_small_as_can_be(work, data):
         (["nowhere"], "names 'nowhere'.*There are: a, b, c"),
         (["c", "b"], "not in the model's order"),
         (["a"], "without a layer"),
-        ([["a"], ["b"]], "'c' is in none"),
+        ([["a"], ["b"]], "Received: 'c' in none"),
         ([["b", "c"], ["a"]], "in the order"),
         (4, "1 to 3"),
-        ("b", "stages must be"),
-        ([], "stages must be"),
-        (True, "stages must be"),
+        ("b", "`stages` must be"),
+        ([], "`stages` must be"),
+        (True, "`stages` must be"),
     ],
 )
 def test_cuts_that_cannot_be_are_refused(stages, message):

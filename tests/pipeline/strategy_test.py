@@ -188,13 +188,13 @@ def test_subclassed_models_are_refused():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"schedule": "zigzag"}, "schedule must be one of gpipe, 1f1b"),
-        ({"micro_batches": 0}, "micro_batches must be .*0"),
-        ({"micro_batches": 2.5}, "micro_batches must be .*2.5"),
+        ({"schedule": "zigzag"}, "`schedule` must be one of gpipe, 1f1b"),
+        ({"micro_batches": 0}, "`micro_batches` must be .*0"),
+        ({"micro_batches": 2.5}, "`micro_batches` must be .*2.5"),
         ({"recompute": True, "schedule": "pipedream"}, "recompute=True"),
         ({"vertical_sync": True}, "vertical_sync=True"),
-        ({"stages": 0}, "stages must be"),
-        ({"stages": [["a"], []]}, "stages must be"),
+        ({"stages": 0}, "`stages` must be"),
+        ({"stages": [["a"], []]}, "`stages` must be"),
         ({"stages": 9}, "9 stages need as many devices"),
         ({"devices": ["CPU:0"]}, "one for each of the 3 stages"),
         ({"devices": ["CPU:0", "CPU:1", "CPU:77"]}, "CPU:77"),
@@ -231,7 +231,7 @@ def test_what_is_in_flight_comes_back_before_anyone_looks(
             model.save_weights(tmp_path / "b.weights.h5")
 
     monkeypatch.setattr(
-        pipelined.Options, "executor", lambda *arguments: Executor()
+        pipelined.PipelineOptions, "executor", lambda *arguments: Executor()
     )
     model = pipeline(models.make("mlp"), 2)
     model.compile("adam", LOSS)

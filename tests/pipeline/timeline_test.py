@@ -220,12 +220,12 @@ def test_a_slow_link_sets_the_pace():
 
 def test_what_stays_on_a_device_needs_no_link():
     order = [
-        schedules.Task(kind, stage, 0)
+        schedules.StageTask(kind, stage, 0)
         for kind, stages in (("forward", (0, 1, 2)), ("backward", (2, 1, 0)))
         for stage in stages
     ]
-    updates = [schedules.Task("update", stage, 0) for stage in range(3)]
-    schedule = schedules.Schedule(
+    updates = [schedules.StageTask("update", stage, 0) for stage in range(3)]
+    schedule = schedules.PipelineSchedule(
         "own",
         (
             tuple(t for t in [*order, *updates] if t.stage < 2),
@@ -306,15 +306,15 @@ def test_a_backward_takes_two_forwards_unless_one_knows_better():
 
 
 WRONG = {
-    "few": (([1.0],), {}, "forward_seconds .* 2 numbers"),
-    "negative": ((-1.0,), {}, "forward_seconds .* Received: -1.0"),
-    "nan": (([1.0, float("nan")],), {}, "forward_seconds .*nan"),
-    "inf": ((float("inf"),), {}, "forward_seconds .*inf"),
-    "word": (("ab",), {}, "forward_seconds .*'ab'"),
-    "none": ((None,), {}, "forward_seconds .*None"),
-    "bool": ((True,), {}, "forward_seconds .*True"),
+    "few": (([1.0],), {}, "`forward_seconds` .* 2 numbers"),
+    "negative": ((-1.0,), {}, "forward_seconds.* Received: .*=-1.0"),
+    "nan": (([1.0, float("nan")],), {}, "`forward_seconds` .*nan"),
+    "inf": ((float("inf"),), {}, "`forward_seconds` .*inf"),
+    "word": (("ab",), {}, "`forward_seconds` .*'ab'"),
+    "none": ((None,), {}, "`forward_seconds` .*None"),
+    "bool": ((True,), {}, "`forward_seconds` .*True"),
     "backward": ((1.0, [1, 2, 3]), {}, "backward_seconds"),
-    "transfer": ((1.0, 1.0, [1.0, 1.0]), {}, "transfer_seconds .* 1 numbers"),
+    "transfer": ((1.0, 1.0, [1.0, 1.0]), {}, "`transfer_seconds` .* 1 numbers"),
     "nothing": ((0.0,), {}, "above 0"),
     "bytes": ((1.0,), {"activation_bytes": -1}, "activation_bytes"),
     "boundary": (

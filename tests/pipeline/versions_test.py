@@ -8,7 +8,7 @@ import pytest
 
 from tfdist.pipeline import schedules
 from tfdist.pipeline import versions
-from tfdist.pipeline.schedules import Task
+from tfdist.pipeline.schedules import StageTask
 
 STAGES = st.integers(1, 6)
 UNITS = st.integers(1, 12)
@@ -19,7 +19,10 @@ def pairs(schedule, **others):
     found = versions.weight_versions(schedule, **others)
     assert len(found) == 2 * schedule.num_stages * schedule.num_units
     return {
-        (s, u): (found[Task("forward", s, u)], found[Task("backward", s, u)])
+        (s, u): (
+            found[StageTask("forward", s, u)],
+            found[StageTask("backward", s, u)],
+        )
         for s in range(schedule.num_stages)
         for u in range(schedule.num_units)
     }
@@ -37,7 +40,7 @@ def delays(schedule, vertical_sync=False):
                 waiting.append(task.unit)
             elif task.kind == "update":
                 for unit in waiting:
-                    used = used_by[schedules.Task("forward", stage, unit)]
+                    used = used_by[schedules.StageTask("forward", stage, unit)]
                     found[stage, unit] = updates - used
                 updates += 1
                 waiting = []
@@ -183,8 +186,8 @@ def test_no_version_is_used_before_it_is_made(name, stages, units, sync):
 
 def test_unknown_rules_are_refused():
     schedule = schedules.make("gpipe", 2, 2)
-    own = schedules.Schedule("own", schedule.orders, schedule.devices)
+    own = schedules.PipelineSchedule("own", schedule.orders, schedule.devices)
     with pytest.raises(ValueError, match="whose weights are known.*'own'"):
         versions.weight_versions(own)
-    with pytest.raises(ValueError, match="vertical_sync .* True for gpipe"):
+    with pytest.raises(ValueError, match="vertical_sync=True for gpipe"):
         versions.weight_versions(schedule, vertical_sync=True)

@@ -146,7 +146,7 @@ def test_refused():
         placement.place(model, "auto", "CPU:1")
     with pytest.raises(ValueError, match="devices came with a placement by"):
         placement.place(model, {"first": "CPU:1"}, DEVICES)
-    with pytest.raises(ValueError, match="repeats must be"):
+    with pytest.raises(ValueError, match="`repeats` must be"):
         placement.measure(model, zoo.data("mlp")[0], repeats=0)
     other, _ = zoo.build("subclassed")
     with pytest.raises(ValueError, match="Sequential or functional"):

@@ -283,7 +283,7 @@ def test_replicas_pay_for_their_all_reduce_once_per_batch():
 @pytest.mark.parametrize("schedule", chain.SCHEDULES)
 def test_every_plan_is_one_that_the_pipeline_takes(schedule):
     names = ("CPU:0", "CPU:1", "CPU:2", "CPU:3")
-    options = pipelined.Options(micro_batches=2, schedule=schedule)
+    options = pipelined.PipelineOptions(micro_batches=2, schedule=schedule)
     if schedule in chain.SYNCHRONOUS:
         pipeline = Pipeline(schedule, 2, max_replicas=3)
         found = partition_chain(
@@ -293,7 +293,9 @@ def test_every_plan_is_one_that_the_pipeline_takes(schedule):
         assert len(found.stages[0].devices) == 2
         pipelined.check(options, [stage.devices for stage in found.stages])
     else:
-        with pytest.raises(ValueError, match="max_replicas must be 1"):
+        with pytest.raises(
+            ValueError, match="`max_replicas` of Pipeline must be 1"
+        ):
             Pipeline(schedule, 2, max_replicas=2)
         with pytest.raises(ValueError, match="replicas"):
             pipelined.check(options, [names[:2]])
@@ -356,29 +358,42 @@ def test_what_skips_a_stage_is_handed_on_through_it():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Pipeline("zb"), "schedule must be one of .*Received: 'zb'"),
-        (lambda: Pipeline("gpipe"), "micro_batches must be given"),
-        (lambda: Pipeline(micro_batches=0), "micro_batches must be an int"),
-        (lambda: Pipeline(max_replicas=True), "max_replicas must be an int"),
+        (
+            lambda: Pipeline("zb"),
+            "`schedule` of Pipeline must be one of .*Received: schedule='zb'",
+        ),
+        (
+            lambda: Pipeline("gpipe"),
+            "`micro_batches` of Pipeline must be g",
+        ),
+        (
+            lambda: Pipeline(micro_batches=0),
+            "`micro_batches` of Pipeline",
+        ),
+        (
+            lambda: Pipeline(max_replicas=True),
+            "`max_replicas` of Pipeline",
+        ),
         (
             lambda: Pipeline("pipedream", 8, max_replicas=2),
-            "max_replicas must be 1 with 'pipedream'.*Received: 2",
+            "`max_replicas` of Pipeline must be 1 with 'pipedream'.*"
+            "Received: max_replicas=2",
         ),
         (
             lambda: Pipeline("1f1b", max_replicas=2),
-            "micro_batches must be given with max_replicas=2",
+            "of Pipeline must be given with max_replicas=2",
         ),
         (
             lambda: partition_chain(
                 cost_graphs.chain(1), Devices(("A",)), "speed"
             ),
-            "objective must be one of .*Received: 'speed'",
+            "`objective` must be one of .*Received: objective='speed'",
         ),
         (
             lambda: partition_chain(
                 cost_graphs.chain(1), Devices(("A",)), "step", Pipeline()
             ),
-            "objective must be 'throughput' with a pipeline",
+            "`objective` must be 'throughput' with a pipeline",
         ),
     ],
 )

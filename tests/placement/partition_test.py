@@ -116,18 +116,21 @@ def test_a_search_measures_if_it_can():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"method": "rl"}, "method must be one of .*Received: 'rl'"),
-        ({"objective": "speed"}, "objective must be one of"),
+        ({"method": "rl"}, "`method` must be one of .*Received: method='rl'"),
+        ({"objective": "speed"}, "`objective` must be one of"),
         (
             {"method": "etf", "objective": "throughput"},
-            "method must be 'auto' or 'chain' for stages",
+            "`method` must be 'auto' or 'chain' for stages",
         ),
         (
             {"objective": "step", "pipeline": Pipeline()},
-            "pipeline must be None",
+            "`pipeline` must be None",
         ),
-        ({"pipeline": 8}, "pipeline must be a Pipeline .*Received: 8"),
-        ({"measure": len}, "method must be 'search' with measure"),
+        (
+            {"pipeline": 8},
+            "`pipeline` must be a Pipeline .*Received: pipeline=8",
+        ),
+        ({"measure": len}, "`method` must be 'search' with measure"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, message):

@@ -336,11 +336,11 @@ def test_a_second_placement_moves_what_it_names():
     ("where", "message"),
     [
         ({"frist": "CPU:1"}, "Did you mean 'first'.*There are: first, drop"),
-        ({"first": "GPU:7"}, r"placement\['first'\].*There are: CPU:0, CPU:1"),
+        ({"first": "GPU:7"}, r"placement\['first'\].*one of CPU:0, CPU:1"),
         ({"first": "nowhere"}, "must be"),
         ({"first": "/job:worker/task:3/CPU:0"}, "must be a device that exists"),
-        ({}, "placement must be"),
-        ("CPU:1", "placement must be"),
+        ({}, "`placement` must be"),
+        ("CPU:1", "`placement` must be"),
     ],
 )
 def test_refused(where, message):
@@ -354,7 +354,7 @@ def test_what_xla_would_compile_is_refused():
     placement.place(model, where)
     with pytest.raises(ValueError, match="jit_compile=True"):
         compiled(model, jit_compile=True)
-    with pytest.raises(ValueError, match="model must be"):
+    with pytest.raises(ValueError, match="`model` must be"):
         placement.place("model", where)
 
 

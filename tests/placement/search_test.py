@@ -182,10 +182,13 @@ def test_what_does_not_fit_is_never_measured():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"evaluations": 0}, "evaluations must be .*Received: 0"),
-        ({"evaluations": 1.5}, "evaluations must be .*Received: 1.5"),
-        ({"start": []}, "start must be 1 to 1000"),
-        ({"start": {"a": "C"}}, "must be one of"),
+        ({"evaluations": 0}, "`evaluations` must be .*Received: evaluations=0"),
+        (
+            {"evaluations": 1.5},
+            "`evaluations` must be .*Received: evaluations=1.5",
+        ),
+        ({"start": []}, "`start` must be 1 to 1000"),
+        ({"start": {"a": "C"}}, "on one of"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, message):

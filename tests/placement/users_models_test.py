@@ -235,7 +235,7 @@ def test_constants_go_with_what_they_are_for():
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ({1: "CPU:1"}, "by strings, came: 1 of type int"),
+        ({1: "CPU:1"}, "by strings. Received: 1 of type int"),
         ({"first": "CPU:*"}, "must be a device that exists"),
     ],
 )
@@ -243,7 +243,7 @@ def test_more_is_refused(rules, message):
     model, _ = zoo.build("mlp")
     with pytest.raises(ValueError, match=message):
         placement.place(model, rules)
-    with pytest.raises(ValueError, match="batch_size must be"):
+    with pytest.raises(ValueError, match="`batch_size` must be"):
         placement.estimate(model, 0)
     with pytest.raises(ValueError, match="must be a batch"):
         placement.report(model, np.zeros((2, 5)))

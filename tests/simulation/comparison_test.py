@@ -267,8 +267,8 @@ def test_dana_has_the_momentum_and_the_optimizer_none():
 
 WRONG = {
     "twice": ({"strategies": ["sync", "sync"]}, "each once"),
-    "no_workers": ({"num_workers": []}, "num_workers must have at least one"),
-    "zero": ({"num_workers": [0]}, "num_workers must be an integer"),
+    "no_workers": ({"num_workers": []}, "`num_workers` must have at least one"),
+    "zero": ({"num_workers": [0]}, "`num_workers` must be an integer"),
     "too_many": ({"num_workers": [9]}, "8 batches of 8 for num_workers=9"),
     "backup": (
         {"strategies": ["async", "backup_workers:backup_workers=2"]},
@@ -303,7 +303,7 @@ def test_what_does_not_fit_is_refused_before_any_training(name, monkeypatch):
 
 
 def test_an_unknown_metric_is_refused():
-    with pytest.raises(ValueError, match="metric must be one of accuracy"):
+    with pytest.raises(ValueError, match="`metric` must be one of accuracy"):
         comparison_of({("a", 2): {0.1: [made()]}}, metric="f1")
 
 

@@ -163,14 +163,7 @@ def test_backup_workers_use_the_first_and_drop_the_others():
 def test_one_worker_is_plain_keras(strategy):
     history = simulate(strategy, 1)
     model = quadratic.model_fn()()
-    model.fit(
-        quadratic.X,
-        quadratic.Y,
-        batch_size=quadratic.BATCH,
-        epochs=EPOCHS,
-        shuffle=False,
-        verbose=0,
-    )
+    quadratic.fit(model, EPOCHS)
     np.testing.assert_allclose(
         quadratic.weights_of(history),
         model.get_weights()[0][:, 0],

@@ -5,17 +5,17 @@ import numpy as np
 import pytest
 
 from tfdist import simulation
-from tfdist.runtime.exchange.journal import Exchange
+from tfdist.runtime.exchange.journal import ExchangeRecord
 from tfdist.simulation.actions import Begin
-from tfdist.simulation.actions import Entry
+from tfdist.simulation.actions import LogEntry
+from tfdist.simulation.data import Shares
 from tfdist.simulation.methods import as_method
 from tfdist.simulation.placement import Placement
 from tfdist.simulation.playback import Playback
-from tfdist.simulation.schedule import Shares
 
 
 def step(arrival, pulled, staleness, by_server=None, accepted=True):
-    return Exchange(
+    return ExchangeRecord(
         time=float(arrival),
         version=0,
         pulled=pulled,
@@ -50,13 +50,13 @@ def course(method, *workers):
             in_flight.add(action.job.number)
             # So no more versions of the parameters are kept.
             assert len(in_flight) <= len(workers)
-        elif isinstance(action, Entry) and action.job is not None:
+        elif isinstance(action, LogEntry) and action.job is not None:
             in_flight.remove(action.job.number)
     assert not in_flight
     return [
         action.job.number
         for action in played.run()
-        if isinstance(action, Entry) and action.job is not None
+        if isinstance(action, LogEntry) and action.job is not None
     ]
 
 
@@ -190,7 +190,7 @@ def test_variables_are_placed_in_the_order_in_which_they_are_made():
 def test_a_model_that_was_there_before_cannot_be_placed():
     model = linear_model()
     trace = trace_of([step(0, 0, 0, (0, 0)), step(1, 0, 1, (0, 1))])
-    with pytest.raises(ValueError, match="model_fn must make the variables"):
+    with pytest.raises(ValueError, match="`model_fn` must make the variables"):
         simulation.replay(
             lambda: model, (X, Y), "async", trace, batch_size=2 * BATCH
         )

@@ -39,6 +39,11 @@ def model_fn(optimizer=None):
     return build
 
 
+def fit(model, epochs):
+    """Trains a model as `simulate` does, with Keras's own `fit`."""
+    model.fit(X, Y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0)
+
+
 def gradient(weights, rows):
     """Of the mean squared error of the examples `rows`, a vector."""
     x, y = X[rows].astype("float64"), Y[rows].astype("float64")

@@ -48,7 +48,7 @@ def _accumulating():
         ({"dataset": quadratic.X}, "dataset"),
         (
             {"dataset": tf.data.Dataset.range(9).repeat()},
-            "dataset must be finite",
+            "`dataset` must be finite",
         ),
         ({"batch_size": 0}, "batch_size"),
         ({"batch_size": 16, "num_workers": 4}, "a batch for each worker"),

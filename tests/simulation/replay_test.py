@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tfdist import simulation
-from tfdist.runtime.exchange.journal import Exchange
+from tfdist.runtime.exchange.journal import ExchangeRecord
 
 WORKERS, BATCH, EPOCHS, SEED = 3, 7, 3, 4
 _stream = np.random.default_rng(0)
@@ -148,7 +148,7 @@ def test_a_trace_is_what_was_written(tmp_path, softsync):
     assert trace.files == tuple(f"steps-worker-{w}.jsonl" for w in range(3))
     for steps, written in zip(trace.workers, rows, strict=True):
         for number, (step, row) in enumerate(zip(steps, written, strict=True)):
-            assert isinstance(step, Exchange)
+            assert isinstance(step, ExchangeRecord)
             assert isinstance(step.pulled_by_server, tuple)
             read = json.loads(json.dumps(dataclasses.asdict(step)))
             assert {"step": number + 1, **read} == row
@@ -204,12 +204,27 @@ def spoil(number, worker=1, **values):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (spoil(2, step=7), r"worker-1.jsonl, line 3: step must be 3.*: 7"),
+        (
+            spoil(2, step=7),
+            r"worker-1.jsonl, line 3: Field `step` must be 3.*: 7",
+        ),
         (spoil(0, pulled=None), r"line 1: .* Missing: pulled; an earlier tfd"),
-        (spoil(4, accepted=1), r"line 5: accepted must be of type bool.*: 1"),
-        (spoil(4, pulled=0.5), r"line 5: pulled must be of type int.*: 0.5"),
-        (spoil(4, staleness=-1), r"line 5: staleness must be at least 0"),
-        (spoil(4, pulled_by_server=[]), r"line 5: pulled_by_server must be a"),
+        (
+            spoil(4, accepted=1),
+            r"line 5: Field `accepted` must be of type bool.*: 1",
+        ),
+        (
+            spoil(4, pulled=0.5),
+            r"line 5: Field `pulled` must be of type int.*: 0.5",
+        ),
+        (
+            spoil(4, staleness=-1),
+            r"line 5: Field `staleness` must be at least 0",
+        ),
+        (
+            spoil(4, pulled_by_server=[]),
+            r"line 5: Field `pulled_by_server` must be a",
+        ),
         (
             spoil(4, pulled_by_server=[1, 2]),
             r"worker-1.jsonl, worker 1, step 5: pulled_by_server must be of 1",
@@ -226,7 +241,7 @@ def test_other_lines_are_refused(tmp_path, softsync, change, message):
 
 
 def test_files_that_are_missing_or_strange_are_refused(tmp_path, softsync):
-    with pytest.raises(ValueError, match="log_dir must be the log_dir of a"):
+    with pytest.raises(ValueError, match="`log_dir` must be the log_dir of a"):
         simulation.read_trace(tmp_path)
     write(tmp_path, rows_of(softsync))
     path = tmp_path / "steps-worker-1.jsonl"
@@ -292,7 +307,7 @@ def test_contradictions_are_refused(tmp_path, softsync, change, message):
         ("softsync:s=2", {"batch_size": 8}, "worker 0 must have made .* steps"),
         ("softsync:s=2", {"batch_size": 110}, "a batch for each worker"),
         ("parameter_averaging", {}, "local steps are not replayed"),
-        ("softsync:s=2", {"evaluate_every": 0}, "evaluate_every must be"),
+        ("softsync:s=2", {"evaluate_every": 0}, "`evaluate_every` must be"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -313,5 +328,5 @@ def test_what_does_not_tell_the_order_is_refused(tmp_path):
     trace = simulation.read_trace(write(tmp_path, rows))
     with pytest.raises(ValueError, match="must be of one server.*: 2 servers"):
         replay("async", trace)
-    with pytest.raises(TypeError, match="trace must be what .*read_trace"):
+    with pytest.raises(TypeError, match="`trace` must be what .*read_trace"):
         replay("async", tmp_path)

@@ -312,6 +312,23 @@ def test_a_method_that_never_decides_is_an_error_not_a_hang():
         )
 
 
+@pytest.mark.parametrize("method", ["async", "downpour:n_fetch=2:n_push=3"])
+def test_no_two_steps_of_a_worker_have_one_number(method):
+    """Not even where it died before it computed: in mid-pull, in mid-fetch."""
+    history = timing(
+        method,
+        num_workers=2,
+        steps=40,
+        compute=Constant(1.0),
+        network=Network(latency_seconds=1.0),
+        failures=[Failure(0, at=0.5, until=2.0), Failure(0, at=5.5, until=9.0)],
+    )
+    mine = of(history, 0)
+    assert np.isnan(mine["began"][0])
+    ends = mine["step"] + mine["steps"]
+    assert np.all(mine["step"][1:] >= ends[:-1])
+
+
 def test_the_same_seed_is_the_same_course_and_another_is_not():
     def course(seed):
         return timing(
@@ -352,7 +369,10 @@ def test_other_failures_are_refused(failures):
         ({"strategy": "hogwild"}, "hogwild"),
         ({"strategy": "sync:n=2"}, "n=2"),
         ({"strategy": "async:correction=magic"}, "magic"),
-        ({"failures": [Failure(2, 1.0)]}, "worker must be from 0 to 1"),
+        (
+            {"failures": [Failure(2, 1.0)]},
+            "`worker` of Failure must be from 0 to 1",
+        ),
         (
             {"failures": [Failure(1, 1.0, 5.0), Failure(1, 2.0, 2.5)]},
             "back before it dies again",
@@ -361,11 +381,14 @@ def test_other_failures_are_refused(failures):
         ({"seed": -1}, "seed"),
         ({"batch_size": 0}, "batch_size"),
         ({"push_bytes": -5}, "push_bytes"),
-        ({"push_bytes": [1, 2]}, "push_bytes must be a number or a list of 1"),
+        (
+            {"push_bytes": [1, 2]},
+            "`push_bytes` must be a number or a list",
+        ),
         ({"worker_timeout": 2.0}, "worker_timeout"),
         ({"worker_timeout": float("inf")}, "worker_timeout"),
         ({"start_timeout": None}, "start_timeout"),
-        ({"compute": Backwards()}, "compute must draw"),
+        ({"compute": Backwards()}, "`compute` must draw"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments, message):
@@ -382,5 +405,5 @@ def test_bad_arguments_are_refused_by_name(arguments, message):
 def test_failures_that_end_before_they_begin_are_refused():
     with pytest.raises(ValueError, match="until"):
         Failure(0, at=2.0, until=2.0)
-    with pytest.raises(ValueError, match="at must"):
+    with pytest.raises(ValueError, match="`at` of Failure must"):
         Failure(0, at=-1.0)

@@ -151,7 +151,7 @@ class _Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("save_freq", ["epoch", 3])
+@pytest.mark.parametrize("save_freq", slow.also(["epoch"], [3]))
 def test_backup_and_restore_resumes_as_if_never_interrupted(
     tmp_path, save_freq
 ):

@@ -45,7 +45,7 @@ def main():
                 run_eagerly=mode == "eager",
             )
         model.fit(x, x, batch_size=2, shuffle=False, verbose=0)
-        strategy.settle()
+        strategy.barrier()
         before, applied = applied, strategy.updates_applied()
         print(
             f"{mode}: weights {model.dense.kernel.numpy().tolist()}",

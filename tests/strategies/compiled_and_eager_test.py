@@ -19,6 +19,7 @@ from tests.strategies.twins import classification
 from tests.strategies.twins import compiled
 from tests.strategies.twins import perceptron
 import tfdist
+from tfdist.runtime.keras_hooks import eager_step
 
 X, Y = classification()
 MODES = {"jit": {"jit_compile": True}, "eager": {"run_eagerly": True}}
@@ -158,10 +159,29 @@ def test_an_eager_step_sees_what_it_does(strategy):
         model = compiled(Looking(), keras.optimizers.SGD(0.1), run_eagerly=True)
     model.fit(X, Y, batch_size=6, epochs=2, verbose=0)
     assert model.seen == list(range(1, 9))
-    strategy.settle()
+    strategy.barrier()
     exchanged = 8 if strategy.local_steps is None else 4
     assert strategy.updates_applied() == [exchanged]
     assert strategy.journal.count == exchanged
+
+
+def test_an_optimizer_at_the_address_of_one_that_is_gone_is_another(
+    monkeypatch,
+):
+    of_optimizers = (keras.optimizers.Optimizer, keras.Variable)
+
+    def address(thing):
+        return 0 if isinstance(thing, of_optimizers) else id(thing)
+
+    monkeypatch.setattr(eager_step, "id", address, raising=False)
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        model = perceptron()
+    for _ in range(2):
+        with strategy.scope():
+            compiled(model, keras.optimizers.SGD(0.1), run_eagerly=True)
+        model.fit(X, Y, batch_size=len(X) // 2, epochs=1, verbose=0)
+        assert int(model.optimizer.iterations) == 2
 
 
 def test_a_traced_part_of_an_eager_step_leaves_variables_alone():

@@ -187,12 +187,12 @@ def test_a_metric_that_is_a_vector_is_written_as_a_list(tmp_path):
 
 @pytest.mark.parametrize("interval", [-1.0, float("nan"), float("inf")])
 def test_bad_interval_is_refused(model, interval):
-    with pytest.raises(ValueError, match="interval_seconds must be a finite"):
+    with pytest.raises(ValueError, match="`interval_seconds` must be a finite"):
         tfdist.SidecarEvaluator(model, (X, Y), interval_seconds=interval)
 
 
 def test_data_of_too_many_parts_is_refused(model):
-    with pytest.raises(ValueError, match="came: a tuple of 4 parts"):
+    with pytest.raises(ValueError, match="Received: a tuple of 4 parts"):
         tfdist.SidecarEvaluator(model, (X, Y, None, None))
 
 

@@ -1,4 +1,4 @@
-"""Settings about failures are one object; the old arguments still work."""
+"""Settings about failures are one object."""
 
 import pytest
 
@@ -29,18 +29,6 @@ def test_it_is_comparable_printable_and_made_again():
 def test_what_is_malformed_is_refused(argument, value, message):
     with pytest.raises((TypeError, ValueError), match=message):
         FaultTolerance(**{argument: value})
-
-
-@pytest.mark.parametrize(
-    "make", [tfdist.AsyncStrategy, tfdist.BoundedStalenessStrategy]
-)
-def test_old_arguments_work_and_say_what_to_write(make):
-    wanted = r"fault_tolerance=tfdist.FaultTolerance\(start_timeout=9.0\)"
-    with pytest.warns(DeprecationWarning, match=wanted) as caught:
-        strategy = make(start_timeout=9.0)
-    assert strategy._start_timeout == 9.0
-    # The line to change is the user's.
-    assert caught[0].filename == __file__
 
 
 def test_one_way_at_a_time():

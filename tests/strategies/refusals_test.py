@@ -142,7 +142,7 @@ def test_run_inside_run():
 
 def test_what_is_not_a_dataset():
     strategy = tfdist.AsyncStrategy()
-    with pytest.raises(TypeError, match=r"tf\.data\.Dataset, came: list"):
+    with pytest.raises(TypeError, match=r"tf\.data\.Dataset. .* dataset=list"):
         strategy.experimental_distribute_dataset([1, 2, 3])
 
 

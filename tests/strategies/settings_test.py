@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.runtime.coordination import coordinated_test
+from tests.runtime.coordination import coordinated_exchange_test
 from tests.runtime.exchange import delay_test
 from tfdist.synchronization import SoftSync
 
@@ -38,7 +38,7 @@ def trained(workers, order, size):
 
 
 def test_an_update_takes_the_rate_of_the_lowest_whoever_carries_it_out():
-    workers = coordinated_test.make_workers(
+    workers = coordinated_exchange_test.make_workers(
         "settings of softsync", 3, SoftSync(3), rule="sgd"
     )
     trained(workers, [0, 1, 2, 2, 1, 0, 1, 0, 2, 2, 1, 2], 3)

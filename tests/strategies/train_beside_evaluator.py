@@ -114,7 +114,7 @@ else:
         verbose=0,
         callbacks=[EvaluateBetween()] if MODE in MODES_THAT_MEET else [],
     )
-    strategy.settle()
+    strategy.barrier()
     metrics = model.evaluate(x, y, verbose=0, return_dict=True)
     updates = strategy.updates_applied()
     tell(f"{NAME}.json", metrics=metrics, updates=updates)

@@ -230,8 +230,8 @@ def test_max_staleness_must_be_a_count(value):
     with pytest.raises(ValueError) as error:
         BoundedStaleness(value)
     assert str(error.value) == (
-        "BoundedStaleness: max_staleness must be an integer of at least 0, "
-        f"came: {value!r}."
+        "Argument `max_staleness` of BoundedStaleness must be an integer of at "
+        f"least 0. Received: max_staleness={value!r}"
     )
 
 

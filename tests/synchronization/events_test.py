@@ -251,10 +251,7 @@ def test_one_whose_process_is_another_now_is_gone(entered, status):
     """Until it arrives: the new process may be long in starting."""
     cluster = make(BoundedStaleness(3), 2)
     cluster.step(0)
-    state = cluster.read()
-    state = state_lib.State(
-        **{k: tf.constant(v) for k, v in vars(state).items()}
-    )
+    state = cluster.tensors()
     attendance = events.Attendance(
         tf.constant(cluster.now + 2),
         tf.constant(cluster.heard),
@@ -269,9 +266,7 @@ def test_one_whose_process_is_another_now_is_gone(entered, status):
 
 def fenced(cluster, worker, staged, ended=()):
     """The state after `events.fence`, and which keys are void."""
-    state = state_lib.State(
-        **{k: tf.constant(v) for k, v in vars(cluster.read()).items()}
-    )
+    state = cluster.tensors()
     workers = state.num_workers
     attendance = events.Attendance(
         tf.constant(cluster.now),
@@ -323,12 +318,12 @@ def test_who_is_gone_is_forgotten_once_its_last_gradient_is_decided():
 
     def forgotten():
         """Who is, and the cluster's state after it."""
-        before = state_lib.State.unpack(cluster._vector, 2)
+        before = cluster.tensors()
         after = events.forget(before)
         log = after.log_worker[int(before.head) : int(after.head)]
         keys = after.log_key[int(before.head) : int(after.head)]
         assert set(keys.numpy()) <= {state_lib.FORGET}
-        cluster._vector = after.pack()
+        cluster.set(after)
         return log.numpy().tolist()
 
     cluster.leave(1)
@@ -366,7 +361,7 @@ def test_who_comes_back_is_forgotten_before_its_next_gradient():
     cluster.ended[1] = True
     cluster.tick()
     assert cluster.phases()[1] is Phase.ARRIVED
-    state = state_lib.State.unpack(cluster._vector, 2)
+    state = cluster.tensors()
     head = int(state.head)
     assert events.forget(state).head == head
     after = events.forget(state, returning=1)

@@ -2,63 +2,28 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from tests.synchronization.virtual_cluster import read
+from tests.synchronization import virtual_cluster
 from tfdist.synchronization import Async
 from tfdist.synchronization import BoundedStaleness
 from tfdist.synchronization import SoftSync
 from tfdist.synchronization import Sync
-from tfdist.synchronization import events
-from tfdist.synchronization import state as state_lib
-from tfdist.synchronization.decisions import Decisions
 from tfdist.synchronization.state import Phase
 
-NEVER = 10**15
 ARRIVED, GRANTED, DROPPED = Phase.ARRIVED, Phase.GRANTED, Phase.DROPPED
 ACCEPTED, COMPUTING = Phase.ACCEPTED, Phase.COMPUTING
 
 
-class Cluster:
-    """A cluster whose gradients may be refused; small, so not compiled."""
-
-    def __init__(self, method, num_workers):
-        self._workers = num_workers
-        self._decisions = Decisions(
-            method.resolve(num_workers), events.Patience(NEVER, NEVER, NEVER)
-        )
-        self._vector = tf.zeros([state_lib.size(num_workers)], tf.int64)
+class Cluster(virtual_cluster.Cluster):
+    """A cluster whose gradients may be refused."""
 
     def step(self, worker, finite=True):
         """A gradient of the newest version arrives; returns all phases."""
-        state = self._state()
-        for other, phase in enumerate(self.phases()):
-            if phase in (GRANTED, DROPPED):
-                state = events.go_on(state, other, 1)
-        attendance = events.Attendance(
-            tf.constant(1, tf.int64),
-            tf.ones([self._workers], tf.int64),
-            tf.zeros([self._workers], tf.bool),
-        )
-        state = self._decisions.arrive(
-            state,
-            worker,
-            key=state.arrivals + 1,
-            pulled=state.version,
-            attendance=attendance,
-            finite=tf.constant(finite),
-        )
-        self._vector = state.pack()
+        for other in self.decided():
+            self.go_on(other)
+        state = self.read()
+        self.arrive(worker, state.arrivals + 1, state.version, finite=finite)
         return self.phases()
-
-    def _state(self):
-        return state_lib.State.unpack(self._vector, self._workers)
-
-    def phases(self):
-        return [Phase(p) for p in self.read().phase]
-
-    def read(self):
-        return read(self._vector, self._workers)
 
     def counts(self):
         """By worker, the numbers pushed, accepted, dropped and not finite."""

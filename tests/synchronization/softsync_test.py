@@ -155,8 +155,8 @@ def test_not_both_of_s_and_n_are_given():
     with pytest.raises(ValueError) as error:
         SoftSync(s=1, n=2)
     assert str(error.value) == (
-        "SoftSync takes one of s (gradients per update) and n (splitting "
-        "parameter). Received: s=1, n=2."
+        "Arguments `s` (gradients per update) and `n` (splitting parameter) of "
+        "SoftSync must not both be given. Received: s=1, n=2"
     )
 
 
@@ -170,7 +170,8 @@ def test_numbers_must_be_counts(name, value):
     with pytest.raises(ValueError) as error:
         SoftSync(**{name: value})
     assert str(error.value) == (
-        f"SoftSync: {name} must be an integer of at least 1, came: {value!r}."
+        f"Argument `{name}` of SoftSync must be an integer of at least 1. "
+        f"Received: {name}={value!r}"
     )
 
 
@@ -178,7 +179,8 @@ def test_cluster_cannot_be_split_into_more_than_there_are():
     with pytest.raises(ValueError) as error:
         SoftSync(n=4).resolve(3)
     assert str(error.value) == (
-        "SoftSync: n must be at most the number of workers, 3, came: 4."
+        "Argument `n` of SoftSync must be at most the number of workers, 3. "
+        "Received: n=4"
     )
 
 

@@ -242,8 +242,8 @@ def test_backup_workers_must_be_a_count(value):
     with pytest.raises(ValueError) as error:
         Sync(value)
     assert str(error.value) == (
-        "Sync: backup_workers must be an integer of at least 0, came: "
-        f"{value!r}."
+        "Argument `backup_workers` of Sync must be an integer of at least 0. "
+        f"Received: backup_workers={value!r}"
     )
 
 
@@ -253,8 +253,8 @@ def test_somebody_must_be_no_backup_worker(value):
     with pytest.raises(ValueError) as error:
         Sync(value).resolve(3)
     assert str(error.value) == (
-        "Sync: backup_workers must be less than the number of workers, 3, "
-        f"came: {value}."
+        "Argument `backup_workers` of Sync must be less than the number of "
+        f"workers, 3. Received: backup_workers={value}"
     )
 
 

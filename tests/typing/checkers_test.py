@@ -15,11 +15,14 @@ HERE = pathlib.Path(__file__).parent
 ROOT = pathlib.Path(tfdist.__file__).parents[1]
 
 
-def complaints_of_pyright(path):
-    """Line numbers of errors."""
-    config = path.parent / "pyrightconfig.json"
+FILES = ("right_uses.py", "wrong_uses.py")
+
+
+def complaints_of_pyright(folder):
+    """Triples of file, line number and message of errors."""
+    config = folder / "pyrightconfig.json"
     config.write_text(
-        json.dumps({"extraPaths": [str(ROOT)], "include": [path.name]})
+        json.dumps({"extraPaths": [str(ROOT)], "include": list(FILES)})
     )
     result = subprocess.run(
         [sys.executable, "-m", "pyright", "--outputjson", "-p", str(config)]
@@ -28,57 +31,62 @@ def complaints_of_pyright(path):
         text=True,
         timeout=250,
     )
-    found = json.loads(result.stdout)["generalDiagnostics"]
     return [
-        (one["range"]["start"]["line"] + 1, one["message"])
-        for one in found
-        if one["severity"] == "error" and one["file"] == str(path)
+        (
+            pathlib.Path(one["file"]).name,
+            one["range"]["start"]["line"] + 1,
+            one["message"],
+        )
+        for one in json.loads(result.stdout)["generalDiagnostics"]
+        if one["severity"] == "error" and one["file"].startswith(str(folder))
     ]
 
 
-def complaints_of_mypy(path):
-    """Line numbers of errors."""
+def complaints_of_mypy(folder):
+    """Triples of file, line number and message of errors."""
     result = subprocess.run(
         [sys.executable, "-m", "mypy", "--ignore-missing-imports"]
         + ["--check-untyped-defs", "--no-error-summary", "--output=json"]
-        + [f"--cache-dir={path.parent}/cache", path.name],
+        + [f"--cache-dir={folder}/cache", *FILES],
         capture_output=True,
         text=True,
         timeout=250,
-        cwd=path.parent,
+        cwd=folder,
         env={"MYPYPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
     )
     assert not result.stderr, result.stderr
     found = [json.loads(line) for line in result.stdout.splitlines()]
     return [
-        (one["line"], one["message"])
+        (one["file"], one["line"], one["message"])
         for one in found
-        if one["severity"] == "error" and one["file"] == path.name
+        if one["severity"] == "error" and one["file"] in FILES
     ]
 
 
 CHECKERS = {"pyright": complaints_of_pyright, "mypy": complaints_of_mypy}
 
 
-@pytest.fixture
-def copy_of(tmp_path):
-    """Copies a file of this folder to where nothing else configures it."""
-    return lambda name: pathlib.Path(shutil.copy(HERE / name, tmp_path))
+@pytest.fixture(scope="module", params=CHECKERS)
+def complaints(request, tmp_path_factory):
+    """By file, pairs of line number and message; where nothing configures."""
+    folder = tmp_path_factory.mktemp(request.param)
+    for name in FILES:
+        shutil.copy(HERE / name, folder)
+    found = CHECKERS[request.param](folder)
+    return {
+        name: [one[1:] for one in found if one[0] == name] for name in FILES
+    }
 
 
-@pytest.mark.parametrize("checker", CHECKERS)
-def test_right_uses_are_accepted(checker, copy_of):
-    assert CHECKERS[checker](copy_of("right_uses.py")) == []
+def test_right_uses_are_accepted(complaints):
+    assert complaints["right_uses.py"] == []
 
 
-@pytest.mark.parametrize("checker", CHECKERS)
-def test_each_wrong_use_is_caught(checker, copy_of):
-    path = copy_of("wrong_uses.py")
-    lines = path.read_text().splitlines()
+def test_each_wrong_use_is_caught(complaints):
+    lines = (HERE / "wrong_uses.py").read_text().splitlines()
     wrong = {k for k, line in enumerate(lines, 1) if "# wrong" in line}
     assert len(wrong) == 11
-    caught = {number for number, _ in CHECKERS[checker](path)}
-    assert caught == wrong
+    assert {number for number, _ in complaints["wrong_uses.py"]} == wrong
 
 
 def test_right_uses_name_everything_public():

@@ -92,7 +92,7 @@ def train(strategy: tfdist.ParameterServerStrategy) -> dict[str, float]:
     applied: list[int] = strategy.updates_applied()
     print(sum(applied), strategy.updates_pulled() + 1)
     strategy.publish("topic", {"step": 1})
-    strategy.settle()
+    strategy.barrier()
     return strategy.cluster_metrics(model)
 
 

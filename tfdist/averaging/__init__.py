@@ -1,4 +1,4 @@
-"""What workers do between two exchanges with the servers: K local steps."""
+"""Local steps of workers between two exchanges with the servers."""
 
 from tfdist.averaging.accrued_gradients import AccruedGradients
 from tfdist.averaging.base import LocalSteps

@@ -1,10 +1,13 @@
 """Downpour: gradients are accrued, pushed and fetched at their own rates."""
 
 import keras
+import tensorflow as tf
 
+from tfdist import checks
 from tfdist.averaging import base
 from tfdist.averaging import outer_optimizers
-from tfdist.synchronization.base import check_count
+from tfdist.correction import Correction
+from tfdist.synchronization import Synchronization
 
 
 class AccruedGradients(base.LocalSteps):
@@ -36,8 +39,8 @@ class AccruedGradients(base.LocalSteps):
         outer_optimizer: keras.Optimizer | None = None,
     ):
         owner = type(self).__name__
-        check_count(owner, "n_fetch", n_fetch, 1)
-        check_count(owner, "n_push", n_push, 1)
+        checks.count(f"{owner}: n_fetch", n_fetch)
+        checks.count(f"{owner}: n_push", n_push)
         self.n_fetch = n_fetch
         self.n_push = n_push
         self._outer = base.optimizer_config(
@@ -48,7 +51,12 @@ class AccruedGradients(base.LocalSteps):
             else outer_optimizer,
         )
 
-    def resolve(self, synchronization, correction, num_workers):
+    def resolve(
+        self,
+        synchronization: Synchronization,
+        correction: Correction | None,
+        num_workers: int,
+    ) -> base.LocalSteps:
         super().resolve(synchronization, correction, num_workers)
         if self.n_fetch != self.n_push and synchronization.waits:
             raise ValueError(
@@ -58,13 +66,13 @@ class AccruedGradients(base.LocalSteps):
             )
         return self
 
-    def steps(self, step):
+    def steps(self, step: tf.Tensor) -> tf.Tensor:
         return base.period_steps(self.n_push, 0, step)
 
-    def fetch_steps(self, step):
+    def fetch_steps(self, step: tf.Tensor) -> tf.Tensor | None:
         if self.n_fetch == self.n_push:
             return None
         return base.period_steps(self.n_fetch, 0, step)
 
-    def outer_optimizer(self):
+    def outer_optimizer(self) -> keras.Optimizer:
         return keras.optimizers.deserialize(dict(self._outer))

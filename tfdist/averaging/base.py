@@ -1,18 +1,19 @@
-"""What every method with K local steps between exchanges is."""
+"""The base of methods with K local steps between exchanges."""
 
 import abc
 import enum
-import numbers
 
 import keras
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist import comparable
-from tfdist.synchronization import base as synchronization_base
+from tfdist.correction import Correction
+from tfdist.synchronization import Synchronization
 
 
 class Pushed(enum.Enum):
-    """What a worker sends to the servers.
+    """The contents of a push.
 
     CHANGE: what its steps have made of the parameters that it began from,
       `anchor - own`, a descent direction (a 'pseudo-gradient').
@@ -61,7 +62,12 @@ class LocalSteps(comparable.Comparable, abc.ABC):
         )
         return f"{type(self).__name__}({settings})"
 
-    def resolve(self, synchronization, correction, num_workers):
+    def resolve(
+        self,
+        synchronization: Synchronization,
+        correction: Correction | None,
+        num_workers: int,
+    ) -> "LocalSteps":
         """Checks the settings against the rest of the strategy.
 
         Args:
@@ -85,7 +91,7 @@ class LocalSteps(comparable.Comparable, abc.ABC):
         return self
 
     @abc.abstractmethod
-    def steps(self, step):
+    def steps(self, step: tf.Tensor) -> tf.Tensor:
         """Local steps between two pushes, when local step `step` is done.
 
         Args:
@@ -96,12 +102,12 @@ class LocalSteps(comparable.Comparable, abc.ABC):
           A scalar int64 tensor.
         """
 
-    def fetch_steps(self, step):
+    def fetch_steps(self, step: tf.Tensor) -> tf.Tensor | None:
         """The same between two fetches; None if a push brings a fetch."""
         del step
 
     @abc.abstractmethod
-    def outer_optimizer(self):
+    def outer_optimizer(self) -> keras.Optimizer:
         """Makes the optimizer that turns what is pushed into parameters.
 
         Called in the strategy's scope.
@@ -110,8 +116,8 @@ class LocalSteps(comparable.Comparable, abc.ABC):
           A `keras.optimizers.Optimizer`.
         """
 
-    def push(self, own, anchor):
-        """What is sent of a parameter.
+    def push(self, own: tf.Tensor, anchor: tf.Tensor) -> tf.Tensor:
+        """Computes what a worker pushes of a parameter.
 
         Args:
           own: The worker's weights, a tensor.
@@ -119,7 +125,9 @@ class LocalSteps(comparable.Comparable, abc.ABC):
         """
         return anchor - own if self.pushed is Pushed.CHANGE else own
 
-    def apply(self, parameter, pushed):
+    def apply(
+        self, parameter: tf.Tensor, pushed: tf.Tensor
+    ) -> tf.Tensor | None:
         """Makes a parameter of what was pushed, on its server.
 
         Args:
@@ -131,8 +139,14 @@ class LocalSteps(comparable.Comparable, abc.ABC):
         """
         del parameter, pushed
 
-    def adopt(self, own, point, anchor, fresh):
-        """What a worker goes on from after an exchange.
+    def adopt(
+        self,
+        own: tf.Tensor,
+        point: tf.Tensor,
+        anchor: tf.Tensor,
+        fresh: tf.Tensor,
+    ) -> tf.Tensor:
+        """Computes the values that a worker continues from after an exchange.
 
         Args:
           own: The worker's weights after its last step, a tensor.
@@ -180,46 +194,14 @@ def check_period(owner, name, period):
     Args:
       owner: Name of the class.
       name: Name of the argument.
-      period: What came.
+      period: What was received.
 
     Raises:
       ValueError: It is refused.
     """
-    if callable(period):
-        return
-    try:
-        synchronization_base.check_count(owner, name, period, 1)
-    except ValueError as error:
-        raise ValueError(
-            f"{owner}: {name} must be an integer of at least 1 or a function "
-            f"of the local step, came: {period!r}."
-        ) from error
-
-
-def check_rate(owner, name, value, *, low=0.0, high=None):
-    """Refuses what is not a number of `(low, high)`.
-
-    Args:
-      owner: Name of the class.
-      name: Name of the argument.
-      value: What came.
-      low: Numbers have to be greater.
-      high: Numbers have to be smaller; None for any.
-
-    Returns:
-      `value` as a float.
-
-    Raises:
-      ValueError: It is refused.
-    """
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    high = float("inf") if high is None else high
-    if not is_number or not low < value < high:
-        raise ValueError(
-            f"{owner}: {name} must be a number greater than {low:g} and less "
-            f"than {high:g}, came: {value!r}."
-        )
-    return float(value)
+    if not callable(period) and not checks.is_count(period, 1):
+        allowed = "an integer of at least 1 or a function of the local step"
+        raise ValueError(checks.refusal(f"{owner}: {name}", allowed, period))
 
 
 _NOT_OUTER = (
@@ -241,7 +223,7 @@ def is_factory(optimizer):
 
 
 def optimizer_config(owner, name, optimizer):
-    """What an outer optimizer is made of, once per inner one.
+    """Returns the config of an outer optimizer, to make one per inner one.
 
     Args:
       owner: Name of the class.
@@ -257,9 +239,9 @@ def optimizer_config(owner, name, optimizer):
     try:
         optimizer = keras.optimizers.get(optimizer)
     except (TypeError, ValueError) as error:
+        allowed = "a Keras optimizer, its name or its config"
         raise ValueError(
-            f"{owner}: {name} must be a Keras optimizer, its name or its "
-            f"config, came: {optimizer!r}."
+            checks.refusal(f"{owner}: {name}", allowed, optimizer)
         ) from error
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(

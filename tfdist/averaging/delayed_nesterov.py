@@ -5,8 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from tfdist.averaging.base import check_rate
-from tfdist.synchronization.base import check_count
+from tfdist import checks
 
 
 @keras.saving.register_keras_serializable(package="tfdist")
@@ -48,14 +47,16 @@ class DelayedNesterov(keras.optimizers.Optimizer):
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
         owner = type(self).__name__
         if momentum:
-            check_rate(owner, "momentum", momentum, high=1.0)
-        check_count(owner, "delay", delay, 1)
+            checks.in_range(
+                f"{owner}: momentum", momentum, below=1.0, positive=True
+            )
+        checks.count(f"{owner}: delay", delay)
         if c:
-            check_rate(owner, "c", c)
+            checks.in_range(f"{owner}: c", c, positive=True)
         if c * delay > 1:
             raise ValueError(
-                f"{owner}: c must be at most 1 / delay, {1 / delay:g}, came: "
-                f"{c!r}."
+                f"Argument `c` of {owner} must be at most 1 / delay, "
+                f"{1 / delay:g}. Received: c={c!r}"
             )
         self.momentum = momentum
         self.delay = delay
@@ -104,7 +105,7 @@ class DelayedNesterov(keras.optimizers.Optimizer):
         self.assign_sub(variable, rate * step)
 
     def get_config(self):
-        """What it is made of, a dict."""
+        """Returns the arguments, a dict."""
         return {
             **super().get_config(),
             "momentum": self.momentum,

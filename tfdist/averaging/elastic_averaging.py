@@ -4,8 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfdist import checks
 from tfdist.averaging import base
+from tfdist.correction import Correction
+from tfdist.synchronization import Synchronization
 
 
 class ElasticAveraging(base.LocalSteps):
@@ -49,40 +53,54 @@ class ElasticAveraging(base.LocalSteps):
         base.check_period(owner, "period", period)
         if moving_rate is not None and alpha is not None:
             raise ValueError(
-                f"{owner}: give one of moving_rate and alpha, came: "
-                f"moving_rate={moving_rate!r}, alpha={alpha!r}."
+                f"Arguments `moving_rate` and `alpha` of {owner} must not "
+                f"both be given. Received: moving_rate={moving_rate!r}, "
+                f"alpha={alpha!r}"
             )
         if alpha is not None:
-            alpha = base.check_rate(owner, "alpha", alpha, high=1.0)
+            alpha = checks.in_range(
+                f"{owner}: alpha", alpha, below=1.0, positive=True
+            )
         else:
             moving_rate = 0.9 if moving_rate is None else moving_rate
-            moving_rate = base.check_rate(owner, "moving_rate", moving_rate)
+            moving_rate = checks.in_range(
+                f"{owner}: moving_rate", moving_rate, positive=True
+            )
         self.period = period
         self.moving_rate = moving_rate
         self.alpha = alpha
         self.pushed = base.Pushed.WEIGHTS
 
-    def resolve(self, synchronization, correction, num_workers):
+    def resolve(
+        self,
+        synchronization: Synchronization,
+        correction: Correction | None,
+        num_workers: int,
+    ) -> base.LocalSteps:
         super().resolve(synchronization, correction, num_workers)
         owner = type(self).__name__
         is_sync = synchronization.takes_all
         if synchronization.ordered and not is_sync:
             raise ValueError(
-                f"{owner} is defined for Async() and for Sync() without "
-                f"backup workers, came: {synchronization!r}."
+                "Argument `synchronization` must be Async(), or Sync() "
+                f"without backup workers, with {owner}. Received: "
+                f"synchronization={synchronization!r}"
             )
         if correction is not None:
             raise ValueError(
-                f"{owner} reads the centre when it moves it, so nothing is "
-                f"late; leave the correction out, came: {correction!r}."
+                f"Argument `correction` must be None with {owner}, which "
+                "reads the centre when it moves it, so nothing is late; leave "
+                f"the correction out. Received: correction={correction!r}"
             )
         alpha = self.alpha
         if alpha is None:
             alpha = self.moving_rate / num_workers
             if not alpha < 1:
                 raise ValueError(
-                    f"{owner}: moving_rate / workers must be less than 1, "
-                    f"came: {self.moving_rate:g} / {num_workers}."
+                    f"Argument `moving_rate` of {owner} must be less than the "
+                    "number of workers. Received: "
+                    f"moving_rate={self.moving_rate:g} for {num_workers} "
+                    "workers"
                 )
         resolved = ElasticAveraging(self.period, alpha=alpha)
         if is_sync:
@@ -90,18 +108,26 @@ class ElasticAveraging(base.LocalSteps):
             resolved.pushed = base.Pushed.CHANGE
         return resolved
 
-    def steps(self, step):
+    def steps(self, step: tf.Tensor) -> tf.Tensor:
         return base.period_steps(self.period, 0, step)
 
-    def outer_optimizer(self):
+    def outer_optimizer(self) -> keras.Optimizer:
         return keras.optimizers.SGD(self.moving_rate or 1.0)
 
-    def apply(self, parameter, pushed):
+    def apply(
+        self, parameter: tf.Tensor, pushed: tf.Tensor
+    ) -> tf.Tensor | None:
         if self.pushed is base.Pushed.CHANGE:
             return None
         return parameter + self.alpha * (pushed - parameter)
 
-    def adopt(self, own, point, anchor, fresh):
+    def adopt(
+        self,
+        own: tf.Tensor,
+        point: tf.Tensor,
+        anchor: tf.Tensor,
+        fresh: tf.Tensor,
+    ) -> tf.Tensor:
         if self.pushed is base.Pushed.CHANGE:
             return own - self.alpha * (point - anchor)
         # fresh = c + alpha (x - c), so that x - c = (x - fresh) / (1 - alpha).

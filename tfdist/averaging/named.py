@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tfdist.averaging import base
+from tfdist import checks
 from tfdist.averaging import outer_optimizers
 from tfdist.averaging.accrued_gradients import AccruedGradients
 from tfdist.averaging.parameter_averaging import ParameterAveraging
@@ -25,7 +25,9 @@ def bmuf(
 ) -> ParameterAveraging:
     """Blockwise model-update filtering; see `tfdist.BMUFStrategy`."""
     if block_momentum:
-        base.check_rate("BMUF", "block_momentum", block_momentum, high=1.0)
+        checks.in_range(
+            "BMUF: block_momentum", block_momentum, below=1.0, positive=True
+        )
     return ParameterAveraging(
         period,
         outer_optimizers.BlockMomentum(block_momentum, block_rate, nesterov),
@@ -88,6 +90,8 @@ def downpour(
 
 
 def _check_outer(owner, rate, momentum=0.0):
-    base.check_rate(owner, "outer_learning_rate", rate)
+    checks.in_range(f"{owner}: outer_learning_rate", rate, positive=True)
     if momentum:
-        base.check_rate(owner, "outer_momentum", momentum, high=1.0)
+        checks.in_range(
+            f"{owner}: outer_momentum", momentum, below=1.0, positive=True
+        )

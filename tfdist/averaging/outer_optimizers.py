@@ -22,7 +22,7 @@ def nesterov(rate, momentum):
 
 @dataclasses.dataclass(frozen=True)
 class BlockMomentum:
-    """What filters blocks' updates (Chen and Huo 2016).
+    """The outer optimizer of BMUF: block momentum (Chen and Huo 2016).
 
     Called with the number of workers it makes the optimizer.
 
@@ -47,7 +47,7 @@ class BlockMomentum:
 
 @dataclasses.dataclass(frozen=True)
 class DelayedMomentum:
-    """What asynchronous local SGD has (Liu et al. 2024).
+    """The outer optimizer of asynchronous local SGD (Liu et al. 2024).
 
     Called with the number of workers it makes the optimizer.
 

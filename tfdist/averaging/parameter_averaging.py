@@ -8,9 +8,12 @@ import copy
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from tfdist import checks
 from tfdist.averaging import base
-from tfdist.synchronization.base import check_count
+from tfdist.correction import Correction
+from tfdist.synchronization import Synchronization
 
 
 class ParameterAveraging(base.LocalSteps):
@@ -66,11 +69,12 @@ class ParameterAveraging(base.LocalSteps):
     ):
         owner = type(self).__name__
         base.check_period(owner, "period", period)
-        check_count(owner, "warmup_steps", warmup_steps, 0)
+        checks.count(f"{owner}: warmup_steps", warmup_steps, 0)
         if average_optimizer_state and reset_momentum:
             raise ValueError(
-                f"{owner}: average_optimizer_state and reset_momentum "
-                "exclude each other, came: both True."
+                "Arguments `average_optimizer_state` and `reset_momentum` of "
+                f"{owner} must not both be True. Received: "
+                "average_optimizer_state=True, reset_momentum=True"
             )
         self.period = period
         if outer_optimizer is None:
@@ -86,13 +90,19 @@ class ParameterAveraging(base.LocalSteps):
         self.warmup_steps = warmup_steps
         self.dynamic = bool(dynamic)
 
-    def resolve(self, synchronization, correction, num_workers):
+    def resolve(
+        self,
+        synchronization: Synchronization,
+        correction: Correction | None,
+        num_workers: int,
+    ) -> base.LocalSteps:
         super().resolve(synchronization, correction, num_workers)
         if self.average_optimizer_state and not synchronization.averages:
             raise ValueError(
-                f"{type(self).__name__}: average_optimizer_state needs a "
-                "synchronization whose updates average workers (Sync, "
-                f"SoftSync), came: {synchronization!r}."
+                "Argument `synchronization` must be one whose updates average "
+                "workers (Sync, SoftSync) with average_optimizer_state of "
+                f"{type(self).__name__}. Received: "
+                f"synchronization={synchronization!r}"
             )
         if self.dynamic and synchronization.waits:
             raise ValueError(
@@ -108,8 +118,8 @@ class ParameterAveraging(base.LocalSteps):
         )
         return resolved
 
-    def steps(self, step):
+    def steps(self, step: tf.Tensor) -> tf.Tensor:
         return base.period_steps(self.period, self.warmup_steps, step)
 
-    def outer_optimizer(self):
+    def outer_optimizer(self) -> keras.Optimizer:
         return keras.optimizers.deserialize(dict(self._outer))

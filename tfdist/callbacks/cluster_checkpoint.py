@@ -1,6 +1,7 @@
 """Saves all of a training on a cluster, and takes it up again."""
 
 import os
+from typing import Any
 from typing import Literal
 
 from absl import logging
@@ -64,15 +65,19 @@ class ClusterCheckpoint(keras.callbacks.Callback):
     ):
         super().__init__()
         if not directory:
-            raise ValueError(f"directory must be a path, came: {directory!r}.")
+            raise ValueError(
+                "Argument `directory` must be a path. Received: "
+                f"directory={directory!r}"
+            )
         if save_freq != "epoch" and not _is_count(save_freq):
             raise ValueError(
-                'save_freq must be "epoch" or a positive number of batches, '
-                f"came: {save_freq!r}."
+                'Argument `save_freq` must be "epoch" or a positive number of '
+                f"batches. Received: save_freq={save_freq!r}"
             )
         if not _is_count(keep):
             raise ValueError(
-                f"keep must be an integer of at least 1, came: {keep!r}."
+                "Argument `keep` must be an integer of at least 1. Received: "
+                f"keep={keep!r}"
             )
         self._files = checkpoint_files.CheckpointFiles(directory, keep)
         self._save_freq = save_freq
@@ -80,14 +85,15 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         self._verbose = verbose
         self.resumed_epoch = 0
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         del logs
         strategy = self.model.distribute_strategy
         if not hasattr(strategy, "state"):
             raise ValueError(
-                "ClusterCheckpoint needs a model that was built and compiled "
-                "under the scope of a tfdist strategy with parameter servers, "
-                f"came: {type(strategy).__name__}."
+                "Argument `model` must be built and compiled under the scope "
+                "of a tfdist strategy with parameter servers for a "
+                "ClusterCheckpoint. Received: a model of "
+                f"{type(strategy).__name__}"
             )
         self._strategy = strategy
         self._epoch = self.resumed_epoch = 0
@@ -149,13 +155,17 @@ class ClusterCheckpoint(keras.callbacks.Callback):
     def _publish(self, number):
         self._strategy.publish(_TOPIC, {"number": number, "epoch": self._epoch})
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         del logs
         # Keras would begin the next `fit` there, too.
         private_keras.set_initial_epoch(self.model, None)
         self._epoch, self._batches = epoch, 0
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         del logs
         # One call may stand for several batches (`steps_per_execution`).
         self._since_save += batch + 1 - self._batches
@@ -163,7 +173,9 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         if self._save_freq != "epoch" and self._since_save >= self._save_freq:
             self._save()
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         del logs
         self._epoch, self._batches = epoch + 1, 0
         self._save()
@@ -194,12 +206,12 @@ class ClusterCheckpoint(keras.callbacks.Callback):
             f"{self._batches}, {state.header['updates']} updates"
         )
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         del logs
         private_keras.set_initial_epoch(self.model, None)
         if self._delete:
             # The others may still need them.
-            self._strategy.settle()
+            self._strategy.barrier()
             if self._strategy.cluster.is_chief:
                 self._files.remove_all()
 

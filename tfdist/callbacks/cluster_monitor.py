@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import time
+from typing import Any
 
 from absl import logging
 import keras
@@ -23,8 +24,8 @@ class ClusterMonitor(keras.callbacks.Callback):
     Pass it to `fit` on every worker. Each writes its own file of JSON lines,
     one object per exchange, that is per optimizer step unless there are local
     steps between exchanges (the fields of
-    `tfdist.runtime.exchange.journal.Exchange`, with its number as `step` and
-    with `time` in seconds since training began), and its own events for
+    `tfdist.runtime.exchange.journal.ExchangeRecord`, with its number as `step`
+    and with `time` in seconds since training began), and its own events for
     TensorBoard, averages over `every_batches` steps. After each epoch the
     metrics of the whole cluster join the logs as `cluster_<name>`: the others
     are those of the worker whose progress bar it is, on its own share of the
@@ -34,7 +35,7 @@ class ClusterMonitor(keras.callbacks.Callback):
     others go on while one validates.
 
     When training ends, every worker waits for the others
-    (`strategy.settle`), and the chief prints a summary, also found in
+    (`strategy.barrier`), and the chief prints a summary, also found in
     `summary`. Of workers that have died or left it knows what they did until
     the end of their last epoch, or until they were told to leave; and their
     steps and mean staleness as the servers have counted them.
@@ -64,7 +65,8 @@ class ClusterMonitor(keras.callbacks.Callback):
         super().__init__()
         if every_batches < 1:
             raise ValueError(
-                f"every_batches must be at least 1, came: {every_batches!r}."
+                "Argument `every_batches` must be at least 1. Received: "
+                f"every_batches={every_batches!r}"
             )
         self._log_dir = pathlib.Path(log_dir) if log_dir is not None else None
         self._every = every_batches
@@ -75,14 +77,14 @@ class ClusterMonitor(keras.callbacks.Callback):
         self.jsonl_path = None
         self.summary = None
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         del logs
         strategy = self.model.distribute_strategy
         if not hasattr(strategy, "journal"):
             raise ValueError(
-                "ClusterMonitor needs a model that was built and compiled "
-                "under the scope of a tfdist strategy, came: "
-                f"{type(strategy).__name__}."
+                "Argument `model` must be built and compiled under the scope "
+                "of a tfdist strategy for a ClusterMonitor. Received: a model "
+                f"of {type(strategy).__name__}"
             )
         self._strategy = strategy
         cluster = strategy.cluster
@@ -116,7 +118,9 @@ class ClusterMonitor(keras.callbacks.Callback):
                 f"{data}; {all_of if cluster.num_ps else 'so are cluster_*'}."
             )
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         del logs
         if (batch + 1) % self._every == 0:
             self._record()
@@ -125,28 +129,32 @@ class ClusterMonitor(keras.callbacks.Callback):
             self._leaves = True
             self._report()
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         del epoch, logs
         if self._epochs:
             # Others went on while this worker validated and saved: its next
             # gradient would be that much late.
-            self._strategy.refresh()
+            self._strategy.pull()
         self._epochs += 1
         self._published = False
 
-    def on_test_begin(self, logs=None):
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         # Validation at the end of an epoch is about to reset the metrics.
         del logs
         self._publish_metrics()
-        if self._strategy.looks_ahead:
-            self._strategy.refresh()
+        if self._strategy.uses_lookahead:
+            self._strategy.pull()
 
     def _publish_metrics(self):
         if not self._published:
             self._published = True
             self._strategy.publish_metrics(self.model)
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         del epoch
         self._report()
         self._publish_metrics()
@@ -155,7 +163,7 @@ class ClusterMonitor(keras.callbacks.Callback):
             for name, value in metrics.items():
                 logs[f"cluster_{name}"] = value
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         del logs
         # The last local steps are part of what is recorded.
         self._strategy.flush()
@@ -164,7 +172,7 @@ class ClusterMonitor(keras.callbacks.Callback):
             self._file.close()
         if self._events is not None:
             self._events.close()
-        self._strategy.settle()
+        self._strategy.barrier()
         if self._strategy.cluster.is_chief:
             self.summary = summary_lib.summarize(
                 self._strategy.collect("figures"),

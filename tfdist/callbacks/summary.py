@@ -47,7 +47,7 @@ class WorkerFigures:
         self._sums = dict.fromkeys(_SUMS, 0)
 
     def add(self, exchanges):
-        """Takes in a list of `tfdist.runtime.exchange.journal.Exchange`."""
+        """Takes in a list of `journal.ExchangeRecord`."""
         self.exchanges += len(exchanges)
         self.steps += sum(e.local_steps for e in exchanges)
         self._staleness.update(e.staleness for e in exchanges)
@@ -55,7 +55,7 @@ class WorkerFigures:
             self._sums[name] += sum(getattr(e, name) for e in exchanges)
 
     def report(self, seconds):
-        """What the chief needs to know, as JSON can hold it.
+        """Returns this worker's part of the summary, as JSON can hold it.
 
         Args:
           seconds: How long this worker has trained.

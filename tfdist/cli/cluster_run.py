@@ -23,7 +23,7 @@ _SECONDS_BEFORE_RESTART = 0.5
 _MOST_SECONDS_BEFORE_RESTART = 30.0
 
 
-class Phase(enum.IntEnum):
+class RunPhase(enum.IntEnum):
     """How far the run of a cluster has come."""
 
     RUNNING = 0
@@ -56,7 +56,7 @@ class Limits:
     timeout: float = 0.0
 
 
-class Report:
+class RunReport:
     """What the user is told, and the exit status that comes of it.
 
     Attributes:
@@ -113,7 +113,7 @@ class ClusterRun:
         out: OutputStream,
         err: OutputStream,
         limits: Limits,
-        report: Report,
+        report: RunReport,
     ):
         """Prepares the run; `start` starts it.
 
@@ -124,7 +124,7 @@ class ClusterRun:
             limits: what the run may take.
             report: who is told.
         """
-        self.phase = Phase.RUNNING
+        self.phase = RunPhase.RUNNING
         self.deadline = float("inf")
         self._tasks = tasks
         self._out, self._err = out, err
@@ -145,7 +145,7 @@ class ClusterRun:
     @property
     def is_over(self) -> bool:
         """Whether no task runs or will, or those that do are given up."""
-        return self.phase == Phase.ABANDONED or not (
+        return self.phase == RunPhase.ABANDONED or not (
             self.running or self._restarts
         )
 
@@ -186,7 +186,7 @@ class ClusterRun:
                 f"(--max_workers of the launcher). Received: "
                 f"--workers={workers}."
             )
-        if self.phase != Phase.RUNNING:
+        if self.phase != RunPhase.RUNNING:
             raise RefusedError("The run is ending.")
         said = [
             self._enlist(task) if task.worker < workers else self._remove(task)
@@ -240,23 +240,23 @@ class ClusterRun:
             task.signal(signal.SIGKILL)
         if self.is_over or time.monotonic() < self.deadline:
             return
-        if self.phase == Phase.ENDING:
+        if self.phase == RunPhase.ENDING:
             seconds = self._limits.grace_seconds
             self._report.say(
                 f"{self._names()}: not ended by itself in {seconds:g} s"
             )
-        self.go_on(Phase(self.phase + 1))
+        self.go_on(RunPhase(self.phase + 1))
 
     def _end(self) -> None:
         """Gives the tasks of a run that has failed some time to end."""
         self._has_failed = True
-        if self.phase == Phase.RUNNING:
+        if self.phase == RunPhase.RUNNING:
             seconds = self._limits.grace_seconds
             if seconds and not self._only_servers_run:
                 self._report.say(f"{self._names()}: {seconds:g} s left to end")
-            self.go_on(Phase.ENDING)
+            self.go_on(RunPhase.ENDING)
 
-    def go_on(self, phase: Phase) -> None:
+    def go_on(self, phase: RunPhase) -> None:
         """Enters a later phase, or that of now once more.
 
         Args:
@@ -266,12 +266,12 @@ class ClusterRun:
             return
         self.phase = phase
         self._restarts.clear()
-        if phase == Phase.ENDING:
+        if phase == RunPhase.ENDING:
             self._allow(self._limits.grace_seconds)
-        elif phase == Phase.TERMINATING:
+        elif phase == RunPhase.TERMINATING:
             self._signal(signal.SIGTERM, "terminating")
             self._allow(self._limits.terminate_seconds)
-        elif phase == Phase.KILLING:
+        elif phase == RunPhase.KILLING:
             self._signal(signal.SIGKILL, "killing")
             self._allow(_SECONDS_AFTER_KILL)
         else:
@@ -301,7 +301,7 @@ class ClusterRun:
         if cause is not None:
             what += f": {cause}"
         was_leaving = self._leaving.pop(task, None) is not None
-        if self.phase >= Phase.TERMINATING:
+        if self.phase >= RunPhase.TERMINATING:
             return
         if was_leaving:
             self._on_left(task, status, what)
@@ -309,7 +309,7 @@ class ClusterRun:
             task.is_done = True
             self._report.say(f"{task.label} is done")
         elif (
-            self.phase == Phase.RUNNING
+            self.phase == RunPhase.RUNNING
             and task.restarts < self._limits.max_restarts
             and not cannot_start
         ):
@@ -330,9 +330,9 @@ class ClusterRun:
         if self._only_servers_run:
             if self._has_failed:
                 # They would wait for those that failed to come back.
-                self.go_on(Phase.TERMINATING)
-            elif self.phase == Phase.RUNNING:
-                self.go_on(Phase.ENDING)
+                self.go_on(RunPhase.TERMINATING)
+            elif self.phase == RunPhase.RUNNING:
+                self.go_on(RunPhase.ENDING)
 
     @property
     def _only_servers_run(self) -> bool:
@@ -346,7 +346,7 @@ class ClusterRun:
         as_told = status in (0, 128 + signal.SIGTERM)
         said = f"{task.label} has left" if as_told else f"{what} as it left"
         self._report.say(said)
-        if task.is_wanted and self.phase == Phase.RUNNING:
+        if task.is_wanted and self.phase == RunPhase.RUNNING:
             self._start(task)
 
     def _fail(self, task: Task, status: int, why: str) -> None:

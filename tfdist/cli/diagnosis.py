@@ -31,7 +31,7 @@ _WHO = (
 
 
 @dataclasses.dataclass
-class Row:
+class TaskDiagnosis:
     """What is known of one task.
 
     Attributes:
@@ -98,14 +98,14 @@ class Row:
         }
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[TaskDiagnosis]) -> str:
     """Returns the table, a line for each task."""
     cells = [row.cells() for row in rows]
     return tables.aligned(_COLUMNS, cells, left=len(_COLUMNS), ruled=False)
 
 
 def findings(
-    rows: Sequence[Row], max_clock_seconds: float
+    rows: Sequence[TaskDiagnosis], max_clock_seconds: float
 ) -> tuple[list[str], list[str]]:
     """Judges.
 
@@ -125,7 +125,9 @@ def findings(
     return wrong, notes
 
 
-def _of_row(row: Row, max_clock_seconds: float) -> list[tuple[bool, str]]:
+def _of_row(
+    row: TaskDiagnosis, max_clock_seconds: float
+) -> list[tuple[bool, str]]:
     reach, found = row.reach, row.measured
     result = []
     if row.is_own and reach.ip and not reach.is_here:
@@ -212,7 +214,7 @@ def summary(wrong: Sequence[str], notes: Sequence[str]) -> str:
 
 
 def as_dict(
-    rows: Sequence[Row],
+    rows: Sequence[TaskDiagnosis],
     wrong: Sequence[str],
     notes: Sequence[str],
     here: Mapping[str, str],

@@ -162,19 +162,21 @@ def _read(given: str | None) -> tuple[ClusterConfig, bool]:
     return ClusterConfig(spec=spec, task_type=job, task_index=0), False
 
 
-def _rows(config: ClusterConfig, has_task: bool) -> list[diagnosis.Row]:
+def _rows(
+    config: ClusterConfig, has_task: bool
+) -> list[diagnosis.TaskDiagnosis]:
     """Returns a row for each task, servers first."""
     own = (config.task_type, config.task_index) if has_task else None
     jobs = sorted(config.spec, key=lambda job: job != "ps")
     return [
-        diagnosis.Row(job, index, address, is_own=(job, index) == own)
+        diagnosis.TaskDiagnosis(job, index, address, is_own=(job, index) == own)
         for job in jobs
         for index, address in enumerate(config.spec[job])
     ]
 
 
 def _look(
-    rows: Sequence[diagnosis.Row],
+    rows: Sequence[diagnosis.TaskDiagnosis],
     config: ClusterConfig,
     values: flags.FlagValues,
 ) -> dict[str, str]:
@@ -211,7 +213,7 @@ def _look(
 
 
 def _measure(
-    row: diagnosis.Row,
+    row: diagnosis.TaskDiagnosis,
     fingerprint: int,
     probe: Any,
     versions: Any,

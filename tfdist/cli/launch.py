@@ -18,7 +18,7 @@ from tfdist.cli import output
 from tfdist.cli import shown_output
 from tfdist.cli import usage
 from tfdist.cli.cluster_run import Limits
-from tfdist.cli.cluster_run import Report
+from tfdist.cli.cluster_run import RunReport
 from tfdist.cli.local_cluster import LocalCluster
 from tfdist.cli.shown_output import LineFilter
 from tfdist.cli.supervisor import Supervisor
@@ -209,7 +209,7 @@ def main(argv: Sequence[str]) -> int:
     output.make_log_dir(values.log_dir)
     isolation.leave_network(values.isolate)
     out, err = output.open_streams(values.color)
-    report = Report(err)
+    report = RunReport(err)
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(
             LocalCluster(counts, values.num_groups, initial_workers)

@@ -250,7 +250,7 @@ def make_problem(values: flags.FlagValues) -> problem.Problem:
 
 def make_cluster(
     values: flags.FlagValues, num_workers: int | Sequence[int]
-) -> virtual_cluster.Cluster:
+) -> virtual_cluster.VirtualCluster:
     """Returns the cluster as the flags have it, with nothing measured.
 
     Args:

@@ -18,8 +18,8 @@ import time
 from tfdist.cli import control
 from tfdist.cli.cluster_run import ClusterRun
 from tfdist.cli.cluster_run import Limits
-from tfdist.cli.cluster_run import Phase
-from tfdist.cli.cluster_run import Report
+from tfdist.cli.cluster_run import RunPhase
+from tfdist.cli.cluster_run import RunReport
 from tfdist.cli.descendants import Descendants
 from tfdist.cli.output import OutputStream
 from tfdist.cli.task import Guard
@@ -57,7 +57,7 @@ class Supervisor:
         self._log_dir = log_dir
         self._out, self._err = out, err
         self._limits = limits
-        self._report = Report(err)
+        self._report = RunReport(err)
         self._clusters = [
             ClusterRun(tasks, out, err, limits, self._report)
             for tasks in clusters
@@ -135,12 +135,12 @@ class Supervisor:
 
     def _is_terminating(self) -> bool:
         """Whether every cluster has come to SIGTERM or further."""
-        return all(run.phase >= Phase.TERMINATING for run in self._clusters)
+        return all(run.phase >= RunPhase.TERMINATING for run in self._clusters)
 
     def _next_deadline(self) -> float:
         left = [run for run in self._clusters if not run.is_over]
         deadlines = [run.next_time for run in left]
-        if any(run.phase == Phase.RUNNING for run in left):
+        if any(run.phase == RunPhase.RUNNING for run in left):
             deadlines.append(self._end_of_time)
         return min(deadlines)
 
@@ -154,14 +154,15 @@ class Supervisor:
             else:
                 self._report.say(f"got {name} again")
                 for cluster in self._clusters:
-                    cluster.go_on(Phase.KILLING)
+                    cluster.go_on(RunPhase.KILLING)
 
     def _on_question(self, question: Mapping) -> str:
         """Does what `tfdist scale` asks for; returns the answer."""
         workers = question.get("workers")
         if isinstance(workers, bool) or not isinstance(workers, int):
             raise control.RefusedError(
-                f"The number of workers must be an integer, came: {workers!r}."
+                "Argument `workers` must be an integer. Received: "
+                f"workers={workers!r}"
             )
         said = [
             cluster.scale(workers)
@@ -172,7 +173,7 @@ class Supervisor:
 
     def _on_time(self) -> None:
         if time.monotonic() >= self._end_of_time and any(
-            run.phase == Phase.RUNNING for run in self._clusters
+            run.phase == RunPhase.RUNNING for run in self._clusters
         ):
             seconds = self._limits.timeout
             self._end_all(TIMEOUT_STATUS, f"not done after {seconds:g} s")
@@ -184,8 +185,8 @@ class Supervisor:
         """Ends all clusters, whatever they do."""
         self._report.fail(status, why, self._log_dir)
         for cluster in self._clusters:
-            if cluster.phase < Phase.TERMINATING:
-                cluster.go_on(Phase.TERMINATING)
+            if cluster.phase < RunPhase.TERMINATING:
+                cluster.go_on(RunPhase.TERMINATING)
 
     def _flush(self, wakeups: socket.socket) -> None:
         """Writes the last output; after a failure only for a short time."""

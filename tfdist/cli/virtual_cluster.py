@@ -17,7 +17,7 @@ _EXTRAS = ("constant", "lognormal", "pareto", "gamma")
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
+class VirtualCluster:
     """A virtual cluster, without the number of its workers.
 
     Attributes:
@@ -51,7 +51,7 @@ def make(
     values: flags.FlagValues,
     num_workers: int | Sequence[int],
     base: Any = None,
-) -> Cluster:
+) -> VirtualCluster:
     """Returns the cluster.
 
     Args:
@@ -83,7 +83,7 @@ def make(
         extra = _extra(simulation, distribution, seconds)
         compute += simulation.Sometimes(extra, workers=[worker])
     bandwidth = values.bandwidth_gbps
-    return Cluster(
+    return VirtualCluster(
         num_servers=values.num_servers,
         compute=compute,
         undisturbed=undisturbed,

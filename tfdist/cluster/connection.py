@@ -55,9 +55,9 @@ def connect(config, timeout):
     )
     if config.address is None:
         raise tf_config.ClusterConfigError(
-            f"{config.task_name} needs an address at which the servers reach "
-            'it: TF_CONFIG["cluster"] must list '
-            f"{config.task_type!r}, came: {sorted(config.spec)}."
+            f'TF_CONFIG["cluster"] must list {config.task_type!r}: the '
+            f"servers reach {config.task_name} at its address. Received: jobs "
+            f"{sorted(config.spec)}"
         )
     if config in _connected:
         # Connecting anew would take what this process has on the servers

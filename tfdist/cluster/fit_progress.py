@@ -17,7 +17,7 @@ SIZE = 3 + MAX_RATES
 
 @dataclasses.dataclass(frozen=True)
 class Word:
-    """What one worker has told.
+    """Progress of `fit` that one worker has reported.
 
     Attributes:
       reached: How far it has come: `begun`, `ended` or `closed` of the number
@@ -78,7 +78,7 @@ def closed(number):
 
 
 class Fits:
-    """What this process tells, whatever strategy it trains under.
+    """Progress of `fit` that this process reports, under any strategy.
 
     Attributes:
       word: The `Word`.
@@ -96,7 +96,7 @@ class Fits:
         """Takes note of a call of `fit` that is about to begin.
 
         Args:
-          call: A `tfdist.runtime.keras_hooks.running_fit.Call`.
+          call: A `tfdist.runtime.keras_hooks.running_fit.RunningFit`.
           number: Its number.
         """
         with self._lock:
@@ -125,7 +125,7 @@ class Fits:
             self.tell(reached=closed(self.number))
 
     def pack(self):
-        """What is to be written, called with each sign of life."""
+        """Returns what each heartbeat writes."""
         with self._lock:
             if self._call is not None and self._call.is_over():
                 # An exception has ended it, or it had nothing to do.

@@ -36,7 +36,7 @@ _KNOWN_KEYS = ("group", "num_groups", "servers")
 
 @dataclasses.dataclass(frozen=True)
 class _Names:
-    """What the user calls each part of the description."""
+    """Names of the parts of a description, as the user writes them."""
 
     index: str
     num_groups: str

@@ -31,8 +31,8 @@ _MEND_SECONDS = 3.0
 LOST_AFTER_SECONDS = 60.0
 
 
-class State(enum.IntEnum):
-    """What is known of a member.
+class MemberState(enum.IntEnum):
+    """The state of a member.
 
     LEFT: its process has ended before its training, because it was told to
       (`preemption`); it may come back.
@@ -51,7 +51,7 @@ class Member:
 
     Attributes:
       name: Task name such as `/job:worker/task:0`.
-      state: A `State`.
+      state: A `MemberState`.
       silent_for: Seconds since its last sign of life, by the server's clock;
         infinite for never.
       arrivals: How many times it has come to the point where workers wait
@@ -61,7 +61,7 @@ class Member:
     """
 
     name: str
-    state: State
+    state: MemberState
     silent_for: float
     arrivals: int
     entered: float = 0.0
@@ -100,7 +100,7 @@ class MemberTable:
         return [
             Member(
                 name,
-                State(int(state)),
+                MemberState(int(state)),
                 now - seen if seen else float("inf"),
                 int(arrivals),
                 float(entered),
@@ -116,8 +116,8 @@ class MemberTable:
 
         Args:
           index: Number of its row.
-          values: Its `State`, its arrivals (see `Member`), the seconds since
-            its process entered and its `Word`, packed, a float64 tensor.
+          values: Its `MemberState`, its arrivals (see `Member`), the seconds
+            since its process entered and its `Word`, packed, a float64 tensor.
         """
         now = tf.timestamp()
         own = tf.stack([values[0], now, values[1], now - values[2]])
@@ -158,8 +158,13 @@ class MemberTable:
         )
         rows = tf.reshape(rows, [len(self._names), _COLUMNS])[:number]
         state = rows[:, 0]
-        ended = state >= float(State.FINISHED)
-        return rows[:, 1], rows[:, 3], ended, tf.equal(state, float(State.LEFT))
+        ended = state >= float(MemberState.FINISHED)
+        return (
+            rows[:, 1],
+            rows[:, 3],
+            ended,
+            tf.equal(state, float(MemberState.LEFT)),
+        )
 
     def build_enlisted(self, number, initial_workers):
         """Builds how many workers make up the cluster, in the scope's device.
@@ -176,9 +181,9 @@ class MemberTable:
             resource=self._handle(), dtype=tf.float64
         )
         state = tf.reshape(rows, [len(self._names), _COLUMNS])[:number, 0]
-        unseen = tf.equal(state, float(State.UNKNOWN))
+        unseen = tf.equal(state, float(MemberState.UNKNOWN))
         absent = unseen & (tf.range(number) >= initial_workers)
-        gone = absent | tf.equal(state, float(State.LEFT))
+        gone = absent | tf.equal(state, float(MemberState.LEFT))
         enlisted = tf.reduce_sum(tf.cast(~gone, tf.float64))
         return tf.maximum(enlisted, 1.0)
 
@@ -291,7 +296,7 @@ class Membership:
 
     def _write(self, server):
         try:
-            self._put(server, State.ALIVE)
+            self._put(server, MemberState.ALIVE)
         except tf.errors.OpError:
             # The server is away; the training step says so if it needs it.
             # The next beat tries again.
@@ -350,7 +355,7 @@ class Membership:
           tf.errors.OpError: A server is not there, or not ready yet.
         """
         for server in range(len(self.clients)):
-            self._put(server, State.ALIVE)
+            self._put(server, MemberState.ALIVE)
 
     def leave(self, state):
         """Stops the heartbeat and leaves `state` as the last word."""
@@ -383,7 +388,7 @@ class Membership:
 
     def tell(self):
         """Writes this worker's row in the first server's table at once."""
-        self._put(0, State.ALIVE)
+        self._put(0, MemberState.ALIVE)
 
     def missing(self, arrivals):
         """Names of the workers that are there and have not arrived so often.
@@ -394,7 +399,7 @@ class Membership:
             member.name
             for member in self.read()
             if not member.name.startswith("/job:evaluator")
-            and member.state == State.ALIVE
+            and member.state == MemberState.ALIVE
             and member.silent_for < LOST_AFTER_SECONDS
             and member.arrivals < arrivals
         ]

@@ -1,4 +1,4 @@
-"""What processes that were killed have left on a server: their sessions.
+"""Sessions that killed processes have left on a server.
 
 TensorFlow's server keeps a session until it is closed. One of a worker whose
 steps are coordinated takes about 5 MB.

@@ -50,10 +50,10 @@ def join(config, timeout, worker_timeout):
         if _joined:
             (other,) = _joined
             raise tf_config.ClusterConfigError(
-                f"This process is {other.task_name} of a cluster of "
-                f"{other.num_workers} workers already and cannot take part in "
-                f"another one, came: {config.task_name} of "
-                f"{config.num_workers}."
+                f"This process must stay {other.task_name} of a cluster of "
+                f"{other.num_workers} workers, and cannot take part in "
+                f"another one. Received: {config.task_name} of "
+                f"{config.num_workers}"
             )
         peers = Peers(config)
         peers.start(timeout)

@@ -24,7 +24,7 @@ _forking = threading.local()
 
 
 class _Settings:
-    """What this process does about the signal, which it gets as a whole."""
+    """Settings for SIGTERM, which a process gets as a whole."""
 
     exits = True
     # Callable of the interrupted frame; whether it ends what is under way.

@@ -23,8 +23,8 @@ _TRANSFERS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Measurement:
-    """What was found out about a server.
+class ProbeResult:
+    """Versions, clock and speed of a server, as measured.
 
     Attributes:
       versions: Dict of what it says that it runs (`tfdist.cluster.versions`);
@@ -43,7 +43,7 @@ class Measurement:
 
 
 class ProbeError(Exception):
-    """What answers is not what should; the message says what it is."""
+    """Something else than a server answers; the message says what."""
 
 
 def measure(address, job, task, *, timeout, size):
@@ -59,7 +59,7 @@ def measure(address, job, task, *, timeout, size):
         would take too long.
 
     Returns:
-      A `Measurement`.
+      A `ProbeResult`.
 
     Raises:
       ProbeError: It is no server of TensorFlow, that of another task, or
@@ -135,7 +135,7 @@ def _measure(session, parts, deadline, size):
             session, parts["fetched"], deadline, {parts["length"]: number}
         )
 
-    return Measurement(
+    return ProbeResult(
         versions=versions.parse(text),
         # The fastest answer leaves the least room for error.
         clock_seconds=min(pings)[1],

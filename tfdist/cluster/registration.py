@@ -54,8 +54,8 @@ def _connect_anew(config, membership):
 def _leave(membership):
     raised = getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
     if raised:
-        membership.leave(member_table.State.FAILED)
+        membership.leave(member_table.MemberState.FAILED)
     elif preemption.received():
-        membership.leave(member_table.State.LEFT)
+        membership.leave(member_table.MemberState.LEFT)
     else:
-        membership.leave(member_table.State.FINISHED)
+        membership.leave(member_table.MemberState.FINISHED)

@@ -60,7 +60,7 @@ class Reports:
         self._writers[topic](tf.constant(json.dumps(content)))
 
     def collect(self, topic):
-        """What all members left under `topic`, a dict by task name."""
+        """Returns what all members published under `topic`, by task name."""
         if topic not in self._readers:
             self._readers[topic] = tf.function(
                 lambda: self._build_read(topic), autograph=False

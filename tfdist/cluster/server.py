@@ -1,4 +1,4 @@
-"""What a `ps` task does: serve until training is over."""
+"""The life of a `ps` task: it serves until training is over."""
 
 import signal
 import time
@@ -147,6 +147,7 @@ def _end_early(config, table):
 def _some_train(table):
     """Whether there are workers that would miss this server."""
     return any(
-        m.state == member_table.State.ALIVE and m.silent_for < _SILENT_SECONDS
+        m.state == member_table.MemberState.ALIVE
+        and m.silent_for < _SILENT_SECONDS
         for m in table.read()
     )

@@ -8,7 +8,7 @@ from tfdist.cluster import incarnation
 from tfdist.cluster import waiting
 
 
-class Whereabouts:
+class ServerDiscovery:
     """The servers' addresses, which may change while training runs.
 
     Args:
@@ -94,9 +94,9 @@ class Whereabouts:
         config = self._look_up()
         if config.num_ps != self.config.num_ps:
             raise ValueError(
-                "The cluster resolver must go on giving "
-                f"{self.config.num_ps} parameter servers while training "
-                f"runs, came: {config.num_ps}."
+                "Argument `cluster_resolver` must go on giving "
+                f"{self.config.num_ps} parameter servers while training runs. "
+                f"Received: {config.num_ps} parameter servers"
             )
         if config.ps_addresses != self.config.ps_addresses:
             logging.warning(

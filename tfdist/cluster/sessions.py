@@ -103,7 +103,7 @@ def exactly(config):
 
 
 def reason(error):
-    """What a server said, without the operations that it said it about.
+    """Returns a server's error message, without the names of operations.
 
     Args:
       error: A `tf.errors.OpError`.

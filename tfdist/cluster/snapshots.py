@@ -56,7 +56,7 @@ def build_is_from_snapshot(value=None):
 
 
 def manifest_text(groups):
-    """What a member knows of, as a text.
+    """Returns the variables that a member knows of, as a text.
 
     Args:
       groups: List of dicts: `lock`, the name of a lock, `counter`, the name of
@@ -67,7 +67,7 @@ def manifest_text(groups):
 
 
 class Manifest:
-    """What the members of a cluster say there is to be kept on one server.
+    """The variables that members say one server has to keep.
 
     Args:
       device: The server's device.
@@ -89,7 +89,7 @@ class Manifest:
         tf.raw_ops.AssignVariableOp(resource=self._handle(row), value=text)
 
     def read(self):
-        """What all members know of: a dict of lock to (counter, variables).
+        """Reads all members' variables: a dict of lock to (counter, variables).
 
         `variables` is a dict of name to the name of a dtype.
         """
@@ -370,7 +370,7 @@ def _traced(function):
 
 
 def _sync(path):
-    """What has been written to a file or directory is on the disk."""
+    """Flushes a file or directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

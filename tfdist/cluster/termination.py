@@ -2,7 +2,7 @@
 
 from tfdist.cluster import member_table
 
-_OVER = (member_table.State.FINISHED, member_table.State.LEFT)
+_OVER = (member_table.MemberState.FINISHED, member_table.MemberState.LEFT)
 
 
 def is_over(
@@ -39,7 +39,7 @@ def is_over(
         and not _is_absent(number, m, initial_workers)
     ]
     unfinished = [m for m in workers if m.state not in _OVER]
-    if any(m.state == member_table.State.FINISHED for m in workers):
+    if any(m.state == member_table.MemberState.FINISHED for m in workers):
         silent_for = [known_for, *(m.silent_for for m in unfinished)]
         return (
             not unfinished or min(silent_for) > member_table.LOST_AFTER_SECONDS
@@ -74,6 +74,6 @@ def _is_absent(number, member, initial_workers):
     return (
         initial_workers is not None
         and number >= initial_workers
-        and member.state == member_table.State.UNKNOWN
+        and member.state == member_table.MemberState.UNKNOWN
         and not member.name.startswith("/job:evaluator")
     )

@@ -43,7 +43,7 @@ _KNOWN_KEYS = (
 
 @dataclasses.dataclass(frozen=True)
 class KeyNames:
-    """What the user calls each part of the description.
+    """Names of the parts of a description, as the user writes them.
 
     Attributes:
         cluster: name of the mapping of jobs to addresses.

@@ -1,4 +1,4 @@
-"""What each task runs, left on its server for others to compare with.
+"""Versions of each task, left on its server for others to compare with.
 
 Tasks of one cluster build graphs for each other: an operation or a state that
 one version has and another has not fails late, or computes something else.
@@ -22,7 +22,7 @@ COMPARED = ("tfdist", "tensorflow", "keras")
 
 
 def own():
-    """What this process runs: a dict of name to version."""
+    """Returns the versions of this process: a dict of name to version."""
     return {
         "tfdist": __version__,
         "tensorflow": tf.__version__,
@@ -56,7 +56,7 @@ def build_read():
 
 
 def parse(text):
-    """What `leave` has left, a dict; empty where it is something else.
+    """Parses the text of `leave`, a dict; empty where it is malformed.
 
     Args:
       text: Bytes.
@@ -69,7 +69,7 @@ def parse(text):
 
 
 def differences(told, names=COMPARED):
-    """What another task runs differently.
+    """Returns the versions in which another task differs.
 
     Args:
       told: Dict from `parse`.

@@ -29,21 +29,22 @@ class AddedLoss:
     def __init__(self, burn_in_steps, weight, loss):
         if burn_in_steps != int(burn_in_steps) or burn_in_steps < 0:
             raise ValueError(
-                "burn_in_steps must be an integer of at least 0, came: "
-                f"{burn_in_steps!r}."
+                "Argument `burn_in_steps` must be an integer of at least 0. "
+                f"Received: burn_in_steps={burn_in_steps!r}"
             )
         if not callable(weight) and not 0 <= weight < float("inf"):
             raise ValueError(
-                "weight must be a finite number of at least 0, or a callable "
-                f"of the step such as a schedule, came: {weight!r}."
+                "Argument `weight` must be a finite number of at least 0, or "
+                "a callable of the step such as a schedule. Received: "
+                f"weight={weight!r}"
             )
         for part in tree.flatten(loss):
             if part is not None and not isinstance(
                 part, loss_lib.CodistillationLoss
             ):
                 raise ValueError(
-                    "loss must be a CodistillationLoss, or a dict or list of "
-                    f"such, came: {part!r}."
+                    "Argument `loss` must be a CodistillationLoss, or a dict "
+                    f"or list of such. Received: loss={loss!r}"
                 )
         self.burn_in_steps = int(burn_in_steps)
         self.teachers = ()

@@ -95,18 +95,18 @@ class Codistillation(keras.callbacks.Callback):
         super().__init__()
         if not isinstance(exchange, Exchange):
             raise ValueError(
-                "exchange must be a SharedDirectory, PeerServers or another "
-                f"Exchange, came: {exchange!r}."
+                "Argument `exchange` must be a SharedDirectory, PeerServers "
+                f"or another Exchange. Received: exchange={exchange!r}"
             )
         if exchange_every != int(exchange_every) or exchange_every < 1:
             raise ValueError(
-                "exchange_every must be an integer of at least 1, came: "
-                f"{exchange_every!r}."
+                "Argument `exchange_every` must be an integer of at least 1. "
+                f"Received: exchange_every={exchange_every!r}"
             )
         if max_age_seconds is not None and not (0 < max_age_seconds < math.inf):
             raise ValueError(
-                "max_age_seconds must be positive, or None, came: "
-                f"{max_age_seconds!r}."
+                "Argument `max_age_seconds` must be positive, or None. "
+                f"Received: max_age_seconds={max_age_seconds!r}"
             )
         self.group = peers_lib.group_of(group, num_groups)
         self._exchange = exchange
@@ -121,14 +121,14 @@ class Codistillation(keras.callbacks.Callback):
 
     # What Keras calls.
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         del logs
         model = self.model
         if not isinstance(model, CodistillationMixin):
             raise ValueError(
-                "Codistillation needs a model that has its loss: "
-                "tfdist.codistillation.Codistilled(model, burn_in_steps=...), "
-                f"came: {type(model).__name__}."
+                "Argument `model` must have the loss of codistillation: "
+                "tfdist.codistillation.Codistilled(model, burn_in_steps=...). "
+                f"Received: a model of type {type(model).__name__}"
             )
         cluster = getattr(model.distribute_strategy, "cluster", None)
         self._is_chief = cluster is None or cluster.is_chief
@@ -168,11 +168,15 @@ class Codistillation(keras.callbacks.Callback):
         if step >= self._next:
             self._begin_exchange(step)
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         del batch, logs
         self._finish_exchange()
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         del batch, logs
         if not self._is_ready:
             self._prepare()
@@ -194,7 +198,9 @@ class Codistillation(keras.callbacks.Callback):
             self._look(step, publish=None)
         self._retire_old()
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         del epoch
         if logs is None:
             return
@@ -208,7 +214,7 @@ class Codistillation(keras.callbacks.Callback):
             (peer.age_seconds() for peer in used), default=0.0
         )
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         del logs
         step = self._step()
         is_free = self._finish_exchange(wait=True)

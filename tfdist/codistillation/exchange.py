@@ -4,7 +4,10 @@ import abc
 import dataclasses
 from typing import Any
 
+import keras
 import numpy as np
+
+from tfdist.cluster.groups import Group
 
 
 class UnusableCheckpointError(ValueError):
@@ -59,7 +62,7 @@ class Exchange(abc.ABC):
     """Whether no checkpoint has an `architecture`."""
 
     @abc.abstractmethod
-    def bind(self, group, model):
+    def bind(self, group: Group, model: keras.Model) -> None:
         """Prepares for a training; called once per `fit`, before its steps.
 
         Args:
@@ -71,7 +74,7 @@ class Exchange(abc.ABC):
         """
 
     @abc.abstractmethod
-    def publish(self, checkpoint):
+    def publish(self, checkpoint: Checkpoint) -> None:
         """Makes `checkpoint` the newest one of this group.
 
         Called on the chief of a group. The `number` that came is replaced:
@@ -79,7 +82,9 @@ class Exchange(abc.ABC):
         """
 
     @abc.abstractmethod
-    def fetch(self, peer, newer_than):
+    def fetch(
+        self, peer: int, newer_than: Checkpoint | None
+    ) -> Checkpoint | None:
         """The newest usable checkpoint of another group.
 
         Args:
@@ -94,5 +99,5 @@ class Exchange(abc.ABC):
           UnusableCheckpointError: What is new cannot be used.
         """
 
-    def close(self):  # noqa: B027
+    def close(self) -> None:  # noqa: B027
         """Ends what `bind` began."""

@@ -92,17 +92,19 @@ class CodistillationLoss(keras.losses.Loss):
         ):
             if value not in allowed:
                 raise ValueError(
-                    f"{argument} must be one of {', '.join(allowed)}, came: "
-                    f"{value!r}."
+                    f"Argument `{argument}` must be one of "
+                    f"{', '.join(allowed)}. Received: {argument}={value!r}"
                 )
         if not 0 < temperature < float("inf"):
             raise ValueError(
-                f"temperature must be positive and finite, came: "
-                f"{temperature!r}."
+                "Argument `temperature` must be positive and finite. "
+                f"Received: temperature={temperature!r}"
             )
         if distance.startswith("mean_squared") and temperature != 1:
             raise ValueError(
-                f"{distance!r} has no temperature, came: {temperature!r}."
+                "Argument `temperature` must be 1 with "
+                f"distance={distance!r}, which has none. Received: "
+                f"temperature={temperature!r}"
             )
         self.distance = distance
         self.activation = activation
@@ -110,7 +112,7 @@ class CodistillationLoss(keras.losses.Loss):
         self.temperature = float(temperature)
         self._of_targets = _OfTargets(self, reduction=reduction, dtype=dtype)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "distance": self.distance,
@@ -119,7 +121,7 @@ class CodistillationLoss(keras.losses.Loss):
             "temperature": self.temperature,
         }
 
-    def targets(self, outputs):
+    def targets(self, outputs: Any) -> Any:
         """What is averaged over teachers: of their outputs, what is compared.
 
         Args:
@@ -140,7 +142,9 @@ class CodistillationLoss(keras.losses.Loss):
             return ops.sigmoid(logits)
         return ops.softmax(logits, axis=-1)
 
-    def from_targets(self, targets, y_pred, sample_weight=None):
+    def from_targets(
+        self, targets: Any, y_pred: Any, sample_weight: Any = None
+    ) -> Any:
         """The loss of a student where the targets are known.
 
         Args:
@@ -156,7 +160,7 @@ class CodistillationLoss(keras.losses.Loss):
     def call(self, y_true, y_pred):
         return self.between(self.targets(y_true), y_pred)
 
-    def between(self, targets, outputs):
+    def between(self, targets: Any, outputs: Any) -> Any:
         """The distance of each example, of shape (batch, ...)."""
         targets = ops.stop_gradient(targets)
         if self.distance == "mean_squared_error":

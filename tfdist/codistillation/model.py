@@ -54,7 +54,7 @@ class CodistillationMixin:
         )
 
     @property
-    def burn_in_steps(self):
+    def burn_in_steps(self) -> int:
         """Updates before anything is added to the loss, an int."""
         return self._configured().burn_in_steps
 
@@ -149,12 +149,12 @@ class CodistillationMixin:
             found = [metric for metric in found if metric is not tracker]
         return found
 
-    def evaluate(self, *args, **kwargs):
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """See `keras.Model.evaluate`: teachers have no part in it."""
         with self._evaluation():
             return super().evaluate(*args, **kwargs)
 
-    def test_on_batch(self, *args, **kwargs):
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """See `keras.Model.test_on_batch`: teachers have no part in it."""
         with self._evaluation():
             return super().test_on_batch(*args, **kwargs)
@@ -254,7 +254,7 @@ class Codistilled(CodistillationMixin, keras.Model):
         """The names of the student's outputs, where it has such."""
         return self.student.output_names
 
-    def compile(self, *args, **kwargs):
+    def compile(self, *args: Any, **kwargs: Any) -> None:
         super().compile(*args, **kwargs)
         self._codistillation.losses_for(self.loss)  # Is there one?
         bound = inspect.signature(keras.Model.compile).bind(
@@ -270,7 +270,7 @@ class Codistilled(CodistillationMixin, keras.Model):
     def _note_loss_weights(self):
         pass  # Done in `compile`.
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
         if self.augmentation is not None and training:
             inputs = self.augmentation(inputs, training=True)
             self._augmented.inputs = inputs
@@ -279,23 +279,23 @@ class Codistilled(CodistillationMixin, keras.Model):
     def _seen_by_student(self, x):
         return self._augmented.__dict__.pop("inputs", x)
 
-    def save(self, filepath, *args, **kwargs):
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Saves the student; see `keras.Model.save`."""
         return self.student.save(filepath, *args, **kwargs)
 
-    def save_weights(self, filepath, *args, **kwargs):
+    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Saves the student's weights; see `keras.Model.save_weights`."""
         return self.student.save_weights(filepath, *args, **kwargs)
 
-    def load_weights(self, filepath, *args, **kwargs):
+    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Loads the student's weights; see `keras.Model.load_weights`."""
         return self.student.load_weights(filepath, *args, **kwargs)
 
-    def export(self, filepath, *args, **kwargs):
+    def export(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Exports the student; see `keras.Model.export`."""
         return self.student.export(filepath, *args, **kwargs)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         raise NotImplementedError(
             "A Codistilled is not saved; save its student, which `save` does."
         )
@@ -308,7 +308,10 @@ def _spec(one):
 
 def _check_student(student):
     if not isinstance(student, keras.Model):
-        raise ValueError(f"student must be a keras.Model, came: {student!r}.")
+        raise ValueError(
+            "Argument `student` must be a keras.Model. Received: "
+            f"student={student!r}"
+        )
     if isinstance(student, CodistillationMixin):
         raise ValueError(f"{student.name!r} has codistillation in it already.")
     for method in _STOCK:

@@ -5,10 +5,12 @@ import json
 import time
 from typing import Any
 
+import keras
 import numpy as np
 
 from tfdist.cluster import addresses
 from tfdist.cluster import sessions
+from tfdist.cluster.groups import Group
 from tfdist.cluster.refusal import refusal
 from tfdist.codistillation import quantization
 from tfdist.codistillation import server_session
@@ -76,7 +78,10 @@ class PeerServers(Exchange):
     ):
         quantization.check(dtype)
         if not timeout > 0:
-            raise ValueError(f"timeout must be positive, came: {timeout!r}.")
+            raise ValueError(
+                "Argument `timeout` must be positive. Received: "
+                f"timeout={timeout!r}"
+            )
         self._given = None if servers is None else _checked(servers)
         self._dtype = dtype
         self._timeout = timeout
@@ -84,7 +89,7 @@ class PeerServers(Exchange):
         self._model = self._strategy = self._own = self._left = None
         self._peers = {}
 
-    def bind(self, group, model):
+    def bind(self, group: Group, model: keras.Model) -> None:
         strategy = model.distribute_strategy
         cluster = getattr(strategy, "cluster", None)
         if cluster is None or not cluster.num_ps:
@@ -124,18 +129,19 @@ class PeerServers(Exchange):
             )
         if len(servers) != group.num_groups:
             raise ValueError(
-                f"servers must be a list for each of {group.num_groups} "
-                f"groups, came: {len(servers)} lists."
+                "Argument `servers` must be a list for each of "
+                f"{group.num_groups} groups. Received: {len(servers)} lists"
             )
         for number, its in enumerate(servers):
             if number != group.index and not its:
                 raise ValueError(
-                    f"Group {number} has no parameter servers that could be "
-                    f"asked, came: servers[{number}]=[]. Use a SharedDirectory."
+                    "Argument `servers` must have a parameter server that can "
+                    "be asked for each other group; without, use a "
+                    f"SharedDirectory. Received: servers[{number}]=[]"
                 )
         return servers
 
-    def publish(self, checkpoint):
+    def publish(self, checkpoint: Checkpoint) -> None:
         """Says where this group's weights are, once for each run.
 
         Raises:
@@ -158,7 +164,9 @@ class PeerServers(Exchange):
         )
         self._left = text
 
-    def fetch(self, peer, newer_than):
+    def fetch(
+        self, peer: int, newer_than: Checkpoint | None
+    ) -> Checkpoint | None:
         peer = self._peers[peer]
         deadline = sessions.Deadline(self._timeout)
         text = server_session.read_text(

@@ -22,7 +22,8 @@ def check(dtype):
     """
     if dtype not in DTYPES:
         raise ValueError(
-            f"dtype must be one of {', '.join(DTYPES)}, came: {dtype!r}."
+            f"Argument `dtype` must be one of {', '.join(DTYPES)}. Received: "
+            f"dtype={dtype!r}"
         )
 
 

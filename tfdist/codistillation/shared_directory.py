@@ -10,10 +10,12 @@ from absl import logging
 import keras
 import tensorflow as tf
 
+from tfdist.cluster.groups import Group
 from tfdist.codistillation import archive
 from tfdist.codistillation import quantization
 from tfdist.codistillation import weights as weights_lib
 from tfdist.codistillation.background import outside_scopes
+from tfdist.codistillation.exchange import Checkpoint
 from tfdist.codistillation.exchange import Exchange
 from tfdist.codistillation.exchange import PeerUnavailableError
 from tfdist.codistillation.exchange import UnusableCheckpointError
@@ -65,12 +67,15 @@ class SharedDirectory(Exchange):
     ):
         path = os.fspath(path)
         if not path:
-            raise ValueError("path must name a directory, came: ''.")
+            raise ValueError(
+                "Argument `path` must name a directory. Received: path=''"
+            )
         quantization.check(dtype)
         if whole_models and dtype != "float32":
             raise ValueError(
-                "Whole models travel as Keras saves them: dtype must be "
-                f"'float32' with whole_models=True, came: {dtype!r}."
+                "Argument `dtype` must be 'float32' with whole_models=True: "
+                "whole models travel as Keras saves them. Received: "
+                f"dtype={dtype!r}"
             )
         self._path = path
         self._dtype = dtype
@@ -84,7 +89,7 @@ class SharedDirectory(Exchange):
         self._last = None
         self._twin = None
 
-    def bind(self, group, model):
+    def bind(self, group: Group, model: keras.Model) -> None:
         self._group = group
         self._twin = None
         if self._whole_models:
@@ -95,8 +100,8 @@ class SharedDirectory(Exchange):
             tf.io.gfile.makedirs(self._directory(group.index))
         except tf.errors.OpError as error:
             raise ValueError(
-                "SharedDirectory needs a directory that exists or can be "
-                f"made, came: {self._path!r}: {error.message}"
+                "Argument `path` must name a directory that exists or can be "
+                f"made. Received: path={self._path!r}: {error.message}"
             ) from error
 
     def _directory(self, number):
@@ -114,7 +119,7 @@ class SharedDirectory(Exchange):
             reverse=True,
         )
 
-    def publish(self, checkpoint):
+    def publish(self, checkpoint: Checkpoint) -> None:
         own = self._group.index
         directory = self._directory(own)
         before = self._checkpoints(own)
@@ -160,7 +165,9 @@ class SharedDirectory(Exchange):
             if name.startswith(_UNFINISHED):
                 _remove(os.path.join(directory, name))
 
-    def fetch(self, peer, newer_than):
+    def fetch(
+        self, peer: int, newer_than: Checkpoint | None
+    ) -> Checkpoint | None:
         known = 0 if newer_than is None else newer_than.number
         checkpoints = self._checkpoints(peer)
         if not checkpoints and newer_than is None:

@@ -1,4 +1,4 @@
-"""What is done about an update that is late: one file per method."""
+"""Staleness corrections: one file per method."""
 
 from tfdist.correction.base import Copies
 from tfdist.correction.base import Correction

@@ -1,14 +1,17 @@
-"""What every correction is."""
+"""The base of staleness corrections."""
 
 import abc
 import dataclasses
 import enum
-import math
-import numbers
 
+import keras
+import numpy as np
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist import comparable
+from tfdist import deprecated
+from tfdist.synchronization import Synchronization
 
 
 class Copies(enum.Enum):
@@ -47,16 +50,16 @@ class LateGradient:
     pulled: tf.Tensor | None = None
 
     @property
-    def delay(self):
+    def delay(self) -> tf.Tensor:
         """How far the parameter has moved since, `parameter - pulled`."""
         return self.parameter - self.pulled
 
 
 class Slots(abc.ABC):
-    """What a correction keeps for one parameter, tensors by name."""
+    """State that a correction keeps for one parameter, tensors by name."""
 
     @abc.abstractmethod
-    def read(self, name, rows=None):
+    def read(self, name: str, rows: tf.Tensor | None = None) -> tf.Tensor:
         """The value of a slot.
 
         Args:
@@ -65,7 +68,9 @@ class Slots(abc.ABC):
         """
 
     @abc.abstractmethod
-    def assign(self, name, value, rows=None):
+    def assign(
+        self, name: str, value: tf.Tensor, rows: tf.Tensor | None = None
+    ) -> None:
         """Sets a slot, or the given rows of it."""
 
 
@@ -82,7 +87,8 @@ class Correction(comparable.Comparable, abc.ABC):
         computed from, else None.
       remembers_workers: Whether its slots hold something of each worker,
         which `forget` removes when that one is gone.
-      looks_ahead: Whether workers get what `look_ahead` makes of a parameter.
+      uses_lookahead: Whether workers get what `look_ahead` makes of a
+        parameter.
       observes: Whether it wants to see what each update did, in `observe`.
       has_momentum: Whether it has a momentum of its own, in the place of the
         optimizer's; then `with_momentum` gives it another one.
@@ -94,18 +100,25 @@ class Correction(comparable.Comparable, abc.ABC):
 
     copies = None
     remembers_workers = False
-    looks_ahead = False
+    uses_lookahead = False
     observes = False
     has_momentum = False
     densifies = False
     on_worker = False
+    looks_ahead = deprecated.OldName("uses_lookahead")
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        vars(Correction)["looks_ahead"].move(cls)
 
     def __repr__(self):
         # Workers compare them: all settings, and nothing of this process.
         settings = ", ".join(f"{k}={v!r}" for k, v in vars(self).items())
         return f"{type(self).__name__}({settings})"
 
-    def resolve(self, synchronization, num_workers):
+    def resolve(
+        self, synchronization: Synchronization, num_workers: int
+    ) -> "Correction":
         """Checks the settings against the rest of the strategy.
 
         Args:
@@ -121,7 +134,7 @@ class Correction(comparable.Comparable, abc.ABC):
         del synchronization, num_workers
         return self
 
-    def check_optimizer(self, optimizer):
+    def check_optimizer(self, optimizer: keras.Optimizer) -> None:
         """Refuses optimizers that it does not fit.
 
         Args:
@@ -133,8 +146,8 @@ class Correction(comparable.Comparable, abc.ABC):
         """
         del optimizer
 
-    def slots(self, shape, num_workers):
-        """What is kept for one parameter; all slots begin with zeros.
+    def slots(self, shape: list[int], num_workers: int) -> dict[str, list[int]]:
+        """Returns the slots of one parameter; all begin with zeros.
 
         Args:
           shape: Shape of the parameter, a list of ints.
@@ -147,7 +160,7 @@ class Correction(comparable.Comparable, abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def correct(self, late, slots):
+    def correct(self, late: LateGradient, slots: Slots) -> tf.Tensor:
         """Corrects a gradient.
 
         Args:
@@ -159,7 +172,9 @@ class Correction(comparable.Comparable, abc.ABC):
           with `densifies` in the shape of the parameter.
         """
 
-    def observe(self, before, after, rate, slots):
+    def observe(
+        self, before: tf.Tensor, after: tf.Tensor, rate: tf.Tensor, slots: Slots
+    ) -> None:
         """Called after each update of the parameter.
 
         Args:
@@ -170,8 +185,8 @@ class Correction(comparable.Comparable, abc.ABC):
         """
         del before, after, rate, slots
 
-    def look_ahead(self, parameter, slots):
-        """What a worker gets as the parameter.
+    def look_ahead(self, parameter: tf.Tensor, slots: Slots) -> tf.Tensor:
+        """Computes the look-ahead that a worker pulls as the parameter.
 
         Args:
           parameter: Its value, a tensor.
@@ -180,8 +195,10 @@ class Correction(comparable.Comparable, abc.ABC):
         del slots
         return parameter
 
-    def for_workers(self, slots, num_workers):
-        """What has been saved, for another number of workers.
+    def for_workers(
+        self, slots: dict[str, np.ndarray], num_workers: int
+    ) -> dict[str, np.ndarray]:
+        """Converts saved slots to another number of workers.
 
         Args:
           slots: Dict of slot name to NumPy array, of one parameter.
@@ -193,7 +210,7 @@ class Correction(comparable.Comparable, abc.ABC):
         del num_workers
         return slots
 
-    def forget(self, worker, slots):
+    def forget(self, worker: tf.Tensor, slots: Slots) -> None:
         """Removes what is kept of a worker that is gone.
 
         Args:
@@ -221,46 +238,16 @@ def check_has_late_gradients(owner, synchronization, instead=""):
         )
 
 
-def check_number(owner, name, value, *, below=math.inf, positive=False):
-    """Refuses what is not a number of `[0, below)`.
-
-    Args:
-      owner: Name of the class.
-      name: Name of the argument.
-      value: What came.
-      below: Numbers have to be smaller.
-      positive: Whether 0 is refused.
-
-    Returns:
-      `value` as a float.
-
-    Raises:
-      ValueError: It is refused.
-    """
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < below or (positive and not value):
-        least = "greater than 0" if positive else "of at least 0"
-        bound = "finite" if below == math.inf else f"less than {below:g}"
-        raise ValueError(
-            f"{owner}: {name} must be a number {least} and {bound}, came: "
-            f"{value!r}."
-        )
-    return float(value)
-
-
 def check_copies(owner, backups):
     """The `Copies` that the argument `backups` names.
 
     Args:
       owner: Name of the class.
-      backups: What came.
+      backups: What was received.
 
     Raises:
       ValueError: There is no such place.
     """
     allowed = [place.value for place in Copies]
-    if backups not in allowed:
-        raise ValueError(
-            f"{owner}: backups must be one of {allowed}, came: {backups!r}."
-        )
+    checks.one_of(f"{owner}: backups", backups, allowed)
     return Copies(backups)

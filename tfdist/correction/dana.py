@@ -3,13 +3,16 @@
 import copy
 from typing import Literal
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist.correction import base
 from tfdist.correction import optimizers
 from tfdist.correction.delay_compensation import DelayCompensation
 from tfdist.synchronization import SoftSync
+from tfdist.synchronization import Synchronization
 
 _VARIANTS = ("zero", "slim", "dc")
 
@@ -47,7 +50,7 @@ class DANA(base.Correction):
     gradients become dense, as momentum moves all of them ("slim" pushes all).
 
     With "zero" and "dc" a worker's replicas are the look-ahead. `evaluate`,
-    `predict`, `strategy.refresh()` and `settle()` fetch theta, the
+    `predict`, `strategy.pull()` and `barrier()` fetch theta, the
     `ClusterMonitor` does so before validation and each epoch, and the next
     gradient is that of theta; what is saved by other means is the look-ahead.
     With "slim" all see Theta.
@@ -83,13 +86,11 @@ class DANA(base.Correction):
     ):
         if variant not in _VARIANTS:
             raise ValueError(
-                f"DANA: variant must be one of {list(_VARIANTS)}, came: "
-                f"{variant!r}."
+                "Argument `variant` of DANA must be one of "
+                f"{list(_VARIANTS)}. Received: variant={variant!r}"
             )
         self.variant = variant
-        self.momentum = base.check_number(
-            "DANA", "momentum", momentum, below=1.0
-        )
+        self.momentum = checks.in_range("DANA: momentum", momentum, below=1.0)
         self._compensation = None
         if variant == "dc":
             self._compensation = DelayCompensation(
@@ -101,12 +102,13 @@ class DANA(base.Correction):
             for name, value in (("lambda_0", lambda_0), ("backups", backups)):
                 if value is not None:
                     raise ValueError(
-                        f"DANA: {name} is for variant='dc' only, came: "
-                        f"{name}={value!r} with variant={variant!r}."
+                        f"Argument `{name}` of DANA must be left out except "
+                        f"with variant='dc'. Received: {name}={value!r} with "
+                        f"variant={variant!r}"
                     )
         self.on_worker = variant == "slim"
         on_server = not self.on_worker
-        self.remembers_workers = self.looks_ahead = self.observes = on_server
+        self.remembers_workers = self.uses_lookahead = self.observes = on_server
         # Of an update, as `resolve` finds out.
         self._gradients = 1
 
@@ -119,15 +121,15 @@ class DANA(base.Correction):
             )
         return f"DANA({self.variant!r}, momentum={self.momentum:g}{dc})"
 
-    def with_momentum(self, momentum):
+    def with_momentum(self, momentum: float) -> base.Correction:
         """The same with another momentum."""
         made = copy.copy(self)
-        made.momentum = base.check_number(
-            "DANA", "momentum", momentum, below=1.0
-        )
+        made.momentum = checks.in_range("DANA: momentum", momentum, below=1.0)
         return made
 
-    def resolve(self, synchronization, num_workers):
+    def resolve(
+        self, synchronization: Synchronization, num_workers: int
+    ) -> base.Correction:
         base.check_has_late_gradients(
             "DANA",
             synchronization,
@@ -138,7 +140,7 @@ class DANA(base.Correction):
             resolved._gradients = synchronization.s  # noqa: SLF001
         return resolved
 
-    def check_optimizer(self, optimizer):
+    def check_optimizer(self, optimizer: keras.Optimizer) -> None:
         optimizers.check_is_sgd(
             "DANA",
             optimizer,
@@ -146,12 +148,12 @@ class DANA(base.Correction):
             momentum=False,
         )
 
-    def slots(self, shape, num_workers):
+    def slots(self, shape: list[int], num_workers: int) -> dict[str, list[int]]:
         if self.on_worker:
             return {"momentum": shape}
         return {"momenta": [num_workers, *shape], "sum": shape, "rate": []}
 
-    def correct(self, late, slots):
+    def correct(self, late: base.LateGradient, slots: base.Slots) -> tf.Tensor:
         gamma = self.momentum
         if self.on_worker:
             momentum = _plus(gamma * slots.read("momentum"), late)
@@ -166,14 +168,22 @@ class DANA(base.Correction):
         slots.assign("sum", slots.read("sum") + (momentum - before))
         return momentum
 
-    def observe(self, before, after, rate, slots):
+    def observe(
+        self,
+        before: tf.Tensor,
+        after: tf.Tensor,
+        rate: tf.Tensor,
+        slots: base.Slots,
+    ) -> None:
         slots.assign("rate", rate)
 
-    def look_ahead(self, parameter, slots):
+    def look_ahead(self, parameter: tf.Tensor, slots: base.Slots) -> tf.Tensor:
         scale = slots.read("rate") * (self.momentum / self._gradients)
         return parameter - scale * slots.read("sum")
 
-    def for_workers(self, slots, num_workers):
+    def for_workers(
+        self, slots: dict[str, np.ndarray], num_workers: int
+    ) -> dict[str, np.ndarray]:
         # Workers of the same number go on with their momentum; that of those
         # who are not there any more leaves the sum.
         momenta = slots["momenta"][:num_workers]
@@ -185,7 +195,7 @@ class DANA(base.Correction):
             return slots
         return {**slots, "momenta": momenta, "sum": momenta.sum(0)}
 
-    def forget(self, worker, slots):
+    def forget(self, worker: tf.Tensor, slots: base.Slots) -> None:
         momentum = slots.read("momenta", worker)
         slots.assign("momenta", tf.zeros_like(momentum), worker)
         # Afresh: what rounding has left in the sum goes, too.

@@ -4,8 +4,10 @@ from typing import Literal
 
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist.correction import base
 from tfdist.correction import rows
+from tfdist.synchronization import Synchronization
 
 
 class DelayCompensation(base.Correction):
@@ -68,14 +70,14 @@ class DelayCompensation(base.Correction):
         if lambda_0 is None:
             lambda_0 = 0.04 if variance_decay is None else 2.0
         name = "DelayCompensation"
-        self.lambda_0 = base.check_number(name, "lambda_0", lambda_0)
+        self.lambda_0 = checks.in_range(f"{name}: lambda_0", lambda_0)
         if variance_decay is not None:
-            variance_decay = base.check_number(
-                name, "variance_decay", variance_decay, below=1.0
+            variance_decay = checks.in_range(
+                f"{name}: variance_decay", variance_decay, below=1.0
             )
         self.variance_decay = variance_decay
-        self.epsilon = base.check_number(
-            name, "epsilon", epsilon, positive=True
+        self.epsilon = checks.in_range(
+            f"{name}: epsilon", epsilon, positive=True
         )
         self.copies = base.check_copies(name, backups)
 
@@ -86,16 +88,18 @@ class DelayCompensation(base.Correction):
             f"epsilon={self.epsilon:g}, backups={self.copies.value!r})"
         )
 
-    def resolve(self, synchronization, num_workers):
+    def resolve(
+        self, synchronization: Synchronization, num_workers: int
+    ) -> base.Correction:
         del num_workers
         base.check_has_late_gradients("DelayCompensation", synchronization)
         return self
 
-    def slots(self, shape, num_workers):
+    def slots(self, shape: list[int], num_workers: int) -> dict[str, list[int]]:
         del num_workers
         return {} if self.variance_decay is None else {"mean_square": shape}
 
-    def correct(self, late, slots):
+    def correct(self, late: base.LateGradient, slots: base.Slots) -> tf.Tensor:
         if late.indices is None:
             return late.values + self._change(
                 late.values, late.delay, slots, None

@@ -2,8 +2,10 @@
 
 from typing import Literal
 
+import keras
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist.correction import base
 from tfdist.correction import optimizers
 from tfdist.correction import rows
@@ -64,19 +66,17 @@ class FASGD(base.Correction):
         estimator: Literal["std", "absmean"] = "std",
         bias_correction: bool = True,
     ):
-        self.gamma = base.check_number("FASGD", "gamma", gamma, below=1.0)
-        self.beta = base.check_number("FASGD", "beta", beta, below=1.0)
+        self.gamma = checks.in_range("FASGD: gamma", gamma, below=1.0)
+        self.beta = checks.in_range("FASGD: beta", beta, below=1.0)
         if estimator not in ("std", "absmean"):
             raise ValueError(
-                "FASGD: estimator must be 'std' or 'absmean', came: "
-                f"{estimator!r}."
+                "Argument `estimator` of FASGD must be 'std' or 'absmean'. "
+                f"Received: estimator={estimator!r}"
             )
         self.estimator = estimator
         if epsilon is None:
             epsilon = _FLOOR**2 if estimator == "std" else _FLOOR
-        self.epsilon = base.check_number(
-            "FASGD", "epsilon", epsilon, positive=True
-        )
+        self.epsilon = checks.in_range("FASGD: epsilon", epsilon, positive=True)
         self.bias_correction = bool(bias_correction)
 
     def __repr__(self):
@@ -86,12 +86,12 @@ class FASGD(base.Correction):
             f"bias_correction={self.bias_correction})"
         )
 
-    def check_optimizer(self, optimizer):
+    def check_optimizer(self, optimizer: keras.Optimizer) -> None:
         optimizers.check_is_sgd(
             "FASGD", optimizer, "it chooses the rate of each element itself"
         )
 
-    def slots(self, shape, num_workers):
+    def slots(self, shape: list[int], num_workers: int) -> dict[str, list[int]]:
         del num_workers
         names = ["deviation"]
         if self.estimator == "std":
@@ -102,7 +102,7 @@ class FASGD(base.Correction):
             slots["weight"] = [*shape[:1], *(1 for _ in shape[1:])]
         return slots
 
-    def correct(self, late, slots):
+    def correct(self, late: base.LateGradient, slots: base.Slots) -> tf.Tensor:
         if late.indices is None:
             deviation = self._deviation(late.values, slots, None)
         else:

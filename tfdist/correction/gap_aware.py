@@ -6,6 +6,7 @@ from typing import Literal
 import tensorflow as tf
 
 from tfdist.correction import base
+from tfdist.synchronization import Synchronization
 
 _DECAY = 0.999
 _EPSILON = 1e-8
@@ -57,16 +58,18 @@ class GapAware(base.Correction):
     def __repr__(self):
         return f"GapAware(backups={self.copies.value!r})"
 
-    def resolve(self, synchronization, num_workers):
+    def resolve(
+        self, synchronization: Synchronization, num_workers: int
+    ) -> base.Correction:
         del num_workers
         base.check_has_late_gradients("GapAware", synchronization)
         return self
 
-    def slots(self, shape, num_workers):
+    def slots(self, shape: list[int], num_workers: int) -> dict[str, list[int]]:
         del num_workers
         return {"mean_square": shape, "updates": [], "largest_rate": []}
 
-    def correct(self, late, slots):
+    def correct(self, late: base.LateGradient, slots: base.Slots) -> tf.Tensor:
         typical = self._typical_step(slots, late.indices)
         gap = tf.math.divide_no_nan(tf.abs(late.delay), typical)
         return late.values / (1 + gap)
@@ -79,7 +82,13 @@ class GapAware(base.Correction):
         mean = tf.math.divide_no_nan(slots.read("mean_square", rows), weight)
         return slots.read("largest_rate") * (tf.sqrt(mean) + _EPSILON)
 
-    def observe(self, before, after, rate, slots):
+    def observe(
+        self,
+        before: tf.Tensor,
+        after: tf.Tensor,
+        rate: tf.Tensor,
+        slots: base.Slots,
+    ) -> None:
         step = tf.math.divide_no_nan(after - before, rate)
         mean = _DECAY * slots.read("mean_square")
         slots.assign("mean_square", mean + (1 - _DECAY) * tf.square(step))

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist.correction import base
 
 
@@ -25,14 +26,14 @@ class InverseStaleness(base.Correction):
     """
 
     def __init__(self, factor: float = 1.0):
-        self.factor = base.check_number(
-            "InverseStaleness", "factor", factor, positive=True
+        self.factor = checks.in_range(
+            "InverseStaleness: factor", factor, positive=True
         )
 
     def __repr__(self):
         return f"InverseStaleness(factor={self.factor:g})"
 
-    def scale(self, staleness):
+    def scale(self, staleness: tf.Tensor) -> tf.Tensor:
         """The factor of a gradient.
 
         Args:
@@ -44,7 +45,7 @@ class InverseStaleness(base.Correction):
         late = tf.cast(tf.maximum(staleness, 1), tf.float64)
         return tf.constant(self.factor, tf.float64) / late
 
-    def correct(self, late, slots):
+    def correct(self, late: base.LateGradient, slots: base.Slots) -> tf.Tensor:
         del slots
         return late.values * tf.cast(
             self.scale(late.staleness), late.values.dtype

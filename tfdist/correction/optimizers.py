@@ -28,6 +28,6 @@ def check_is_sgd(owner, optimizer, reason, *, momentum=True):
     if not momentum:
         allowed += " without momentum"
     raise ValueError(
-        f"{owner} takes the optimizer {allowed}, because {reason}; came: "
-        f"{came}."
+        f"Argument `optimizer` must be a {allowed} with {owner}, because "
+        f"{reason}. Received: optimizer={came}"
     )

@@ -206,14 +206,14 @@ def _check(stages, schedule, micro_batches, vertical_sync):
     checks.count("micro_batches", micro_batches)
     if schedule == "pipedream_2bw" and micro_batches < len(stages):
         raise ValueError(
-            "micro_batches of pipedream_2bw must be at least the number of "
-            f"stages, {len(stages)}: with fewer, two versions of weights are "
-            f"not enough. Received: {micro_batches}."
+            "Argument `micro_batches` must be at least the number of stages, "
+            f"{len(stages)}, with pipedream_2bw: with fewer, two versions of "
+            f"weights are not enough. Received: micro_batches={micro_batches}"
         )
     if vertical_sync and schedule != "pipedream":
         raise ValueError(
-            "vertical_sync must be False except for pipedream. "
-            f"Received: {vertical_sync!r} for {schedule}."
+            "Argument `vertical_sync` must be False except for pipedream. "
+            f"Received: vertical_sync={vertical_sync!r} for {schedule}"
         )
     owners = {}
     for stage in stages:

@@ -39,7 +39,8 @@ def text(timeline, width=WIDTH):
     columns = width - label
     if columns < _FEWEST:
         raise ValueError(
-            f"width must be at least {label + _FEWEST}. Received: {width!r}."
+            f"Argument `width` must be at least {label + _FEWEST}. Received: "
+            f"width={width!r}"
         )
     tasks = [s for s in timeline.spans if s.end > s.start]
     shortest = min(span.end - span.start for span in tasks)

@@ -120,20 +120,22 @@ def batch_size(data):
             tensor, (tf.RaggedTensor, tf.SparseTensor)
         ):
             raise ValueError(
-                "A pipeline cuts dense tensors into micro-batches; in x, y "
-                f"or sample_weight came: {tensor!r}."
+                "Arguments `x`, `y` and `sample_weight` of a pipeline must be "
+                "dense tensors, which are cut into micro-batches. Received: "
+                f"{tensor!r}"
             )
         if tensor.shape.rank == 0:
             raise ValueError(
-                "x, y and sample_weight of a pipeline must have a batch "
-                f"dimension, along which they are cut; came: {tensor!r}."
+                "Arguments `x`, `y` and `sample_weight` of a pipeline must "
+                "have a batch dimension, along which they are cut. Received: "
+                f"{tensor!r}"
             )
     known = {tensor.shape[0] for tensor in tensors if tensor.shape.rank}
     if None not in known and all(t.shape.rank for t in tensors):
         if len(known) > 1:
             raise ValueError(
-                "x, y and sample_weight must have the same number of "
-                f"examples, came: {sorted(known)}."
+                "Arguments `x`, `y` and `sample_weight` must have the same "
+                f"number of examples. Received: {sorted(known)}"
             )
         return known.pop()
     size = tf.shape(tensors[0])[0]
@@ -187,9 +189,9 @@ def reduction_of(model):
             found[kind] = loss
     if len(found) > 1:
         raise ValueError(
-            "With this schedule all losses must be means or all of them "
-            "sums; use schedule='gpipe', or the same reduction. Received: "
-            f"{model.loss!r}."
+            "Argument `loss` of `compile` must be means alone or sums alone "
+            "with this schedule; use schedule='gpipe', or the same reduction. "
+            f"Received: loss={model.loss!r}"
         )
     return next(iter(found), "mean")
 

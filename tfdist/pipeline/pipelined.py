@@ -23,7 +23,7 @@ from tfdist.placement.place import place
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class PipelineOptions:
     """How a pipeline trains; see `pipeline` for the arguments.
 
     Raises:
@@ -112,9 +112,11 @@ def pipeline(
       ValueError: The model cannot be cut, a device does not exist, there are
         fewer devices than stages, or an option is not allowed.
     """
-    options = Options(**options)
+    options = PipelineOptions(**options)
     if not isinstance(model, keras.Model):
-        raise ValueError(f"model must be a keras.Model, came: {model!r}.")
+        raise ValueError(
+            f"Argument `model` must be a keras.Model. Received: model={model!r}"
+        )
     if isinstance(model, Pipelined):
         raise ValueError(
             f"Model {model.name!r} is a pipeline already: build it again to "
@@ -143,7 +145,7 @@ def check(options, devices):
     """Refuses options that do not go with the stages.
 
     Args:
-      options: `Options`.
+      options: `PipelineOptions`.
       devices: What `devices_of` gave.
 
     Raises:
@@ -192,14 +194,14 @@ def devices_of(stages, devices=None):
             devices, collections.abc.Iterable
         ):
             raise ValueError(
-                "devices must be a list with one for each stage, came: "
-                f"{devices!r}."
+                "Argument `devices` must be a list with one for each stage. "
+                f"Received: devices={devices!r}"
             )
         devices = list(devices)
         if len(devices) != num_stages:
             raise ValueError(
-                f"devices must have one for each of the {num_stages} stages, "
-                f"came {len(devices)}: {devices}."
+                "Argument `devices` must have one for each of the "
+                f"{num_stages} stages. Received: devices={devices}"
             )
         names = [stages_lib.resolve(device) for device in devices]
         return [name[0] if len(name) == 1 else name for name in names]

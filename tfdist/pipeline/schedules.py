@@ -22,7 +22,7 @@ NAMES = chain.SCHEDULES
 KINDS = ("forward", "backward", "update")
 
 
-class Task(NamedTuple):
+class StageTask(NamedTuple):
     """A piece of work of one stage.
 
     Attributes:
@@ -41,15 +41,15 @@ class Task(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class PipelineSchedule:
     """The order of tasks on each device.
 
     It is checked to be complete and free of deadlock.
 
     Attributes:
       name: For titles; if one of `NAMES`, it says which weights tasks use.
-      orders: The `Task`s of each device, a tuple of tuples, in the order in
-        which the device executes them.
+      orders: The `StageTask`s of each device, a tuple of tuples, in the order
+        in which the device executes them.
       devices: The number of the device of each stage, a tuple of ints.
       batch_units: Micro-batches of one update, an int.
 
@@ -59,7 +59,7 @@ class Schedule:
     """
 
     name: str
-    orders: tuple[tuple[Task, ...], ...]
+    orders: tuple[tuple[StageTask, ...], ...]
     devices: tuple[int, ...]
     batch_units: int = 1
 
@@ -100,18 +100,18 @@ class Schedule:
         before it in the order of its device.
 
         Args:
-          task: A `Task` of this schedule.
+          task: A `StageTask` of this schedule.
 
         Returns:
-          A list of `Task`s.
+          A list of `StageTask`s.
 
         Raises:
           ValueError: The task is none of this schedule.
         """
         if task not in self._before:
             raise ValueError(
-                f"Schedule: task must be one of this {self.name} schedule. "
-                f"Received: {task}."
+                f"Argument `task` must be one of this {self.name} schedule. "
+                f"Received: task={task}"
             )
         found = inputs(task, self.num_stages)
         before = self._before[task]
@@ -159,7 +159,7 @@ def make(name, num_stages, micro_batches, batches=1, devices=None):
         ints that are 0 to P - 1, such as [0, 1, 0, 1]. Default: one for each.
 
     Returns:
-      A `Schedule` of M * batches units.
+      A `PipelineSchedule` of M * batches units.
 
     Raises:
       ValueError: An argument is none of those.
@@ -170,23 +170,24 @@ def make(name, num_stages, micro_batches, batches=1, devices=None):
     checks.count("batches", batches)
     if name == "pipedream_2bw" and micro_batches < num_stages:
         raise ValueError(
-            "micro_batches of pipedream_2bw must be at least the number of "
-            f"stages, {num_stages}, for two versions of weights to be enough. "
-            f"Received: {micro_batches}."
+            "Argument `micro_batches` must be at least the number of stages, "
+            f"{num_stages}, with pipedream_2bw, for two versions of weights "
+            f"to be enough. Received: micro_batches={micro_batches}"
         )
     if devices is None:
         devices = range(num_stages)
     elif name != "ftpipe":
         raise ValueError(
-            "devices can be given for ftpipe alone; others have one device "
-            f"for each stage. Received: devices={devices!r} for {name}."
+            "Argument `devices` must be None except for ftpipe: others have "
+            f"one device for each stage. Received: devices={devices!r} for "
+            f"{name}"
         )
     devices = check_devices(devices, num_stages)
     if name in SYNCHRONOUS:
         order = _gpipe if name == "gpipe" else _one_forward_one_backward
         orders = tuple(
             tuple(
-                Task(kind, stage, batch * micro_batches + unit)
+                StageTask(kind, stage, batch * micro_batches + unit)
                 for batch in range(batches)
                 for kind, unit in (
                     *order(stage, num_stages, micro_batches),
@@ -195,9 +196,9 @@ def make(name, num_stages, micro_batches, batches=1, devices=None):
             )
             for stage in range(num_stages)
         )
-        return Schedule(name, orders, devices, micro_batches)
+        return PipelineSchedule(name, orders, devices, micro_batches)
     batch_units = micro_batches if name == "pipedream_2bw" else 1
-    return Schedule(
+    return PipelineSchedule(
         name,
         _half_ticks(devices, micro_batches * batches, batch_units),
         devices,
@@ -212,7 +213,7 @@ def in_flight(schedule):
     min(M, K - s) at stage s.
 
     Args:
-      schedule: A `Schedule`.
+      schedule: A `PipelineSchedule`.
 
     Returns:
       A tuple of K ints: units forwarded and not yet backwarded.
@@ -225,15 +226,15 @@ def in_flight(schedule):
 
 
 def inputs(task, num_stages):
-    """The tasks whose results a task needs, a list of `Task`s."""
+    """The tasks whose results a task needs, a list of `StageTask`s."""
     kind, stage, unit = task
     if kind == "update":
-        return [Task("backward", stage, unit)]
+        return [StageTask("backward", stage, unit)]
     if kind == "forward":
-        return [Task(kind, stage - 1, unit)] if stage else []
-    found = [Task("forward", stage, unit)]
+        return [StageTask(kind, stage - 1, unit)] if stage else []
+    found = [StageTask("forward", stage, unit)]
     if stage + 1 < num_stages:
-        found.insert(0, Task(kind, stage + 1, unit))
+        found.insert(0, StageTask(kind, stage + 1, unit))
     return found
 
 
@@ -252,16 +253,16 @@ def check_devices(devices, num_stages):
     )
     if not good:
         raise ValueError(
-            f"devices must be {num_stages} integers, one for each stage, "
-            "that are 0 to P - 1 without a gap. "
-            f"Received: {list(devices)!r}."
+            f"Argument `devices` must be {num_stages} integers, one for each "
+            "stage, that are 0 to P - 1 without a gap. Received: "
+            f"devices={list(devices)!r}"
         )
     for stage, (one, other) in enumerate(itertools.pairwise(devices)):
         if one == other:
             raise ValueError(
-                "devices must differ for neighbours, else they are one "
-                f"block. Received: device {one} for the blocks {stage} and "
-                f"{stage + 1}, of {list(devices)!r}."
+                "Argument `devices` must differ for neighbours, else they are "
+                f"one block. Received: device {one} for the blocks {stage} "
+                f"and {stage + 1}, of devices={list(devices)!r}"
             )
     return tuple(int(device) for device in devices)
 
@@ -285,7 +286,7 @@ def _one_forward_one_backward(stage, num_stages, micro_batches):
 
 
 def _half_ticks(devices, num_units, batch_units):
-    """The orders of asynchronous schedules, tuples of `Task`s."""
+    """The orders of asynchronous schedules, tuples of `StageTask`s."""
     num_stages = len(devices)
     orders = [[] for _ in range(max(devices) + 1)]
     # In the order in which blocks of one device take their turns.
@@ -296,13 +297,13 @@ def _half_ticks(devices, num_units, batch_units):
             if odd or not 0 <= unit < num_units:
                 continue
             order = orders[devices[stage]]
-            order.append(Task("backward", stage, unit))
+            order.append(StageTask("backward", stage, unit))
             if (unit + 1) % batch_units == 0:
-                order.append(Task("update", stage, unit))
+                order.append(StageTask("update", stage, unit))
         for stage in stages:
             unit, odd = divmod(tick - stage, 2)
             if not odd and 0 <= unit < num_units:
-                orders[devices[stage]].append(Task("forward", stage, unit))
+                orders[devices[stage]].append(StageTask("forward", stage, unit))
     return tuple(map(tuple, orders))
 
 
@@ -340,8 +341,8 @@ def _check_complete(schedule):
     for stage, unit, kind in itertools.product(
         range(len(devices)), range(num_units), KINDS[:2]
     ):
-        if Task(kind, stage, unit) not in counts:
-            refuse(f"{Task(kind, stage, unit)} is missing.")
+        if StageTask(kind, stage, unit) not in counts:
+            refuse(f"{StageTask(kind, stage, unit)} is missing.")
     for task in counts:
         if not 0 <= task.unit < num_units:
             refuse(f"there is no such micro-batch: {task}.")

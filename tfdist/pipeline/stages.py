@@ -218,8 +218,8 @@ def resolve(devices):
     )
     if not names or len(set(names)) < len(names):
         raise ValueError(
-            "devices must have a name for each stage, or a list of different "
-            f"names for its replicas, came: {devices!r}."
+            "Argument `devices` must have a name for each stage, or a list of "
+            f"different names for its replicas. Received: devices={devices!r}"
         )
     return names
 
@@ -253,8 +253,9 @@ def cuts(calls, stages):
     if isinstance(stages, int):
         if stages > len(calls):
             raise ValueError(
-                f"stages must be 1 to {len(calls)}, the number of calls of "
-                f"the model ({', '.join(names)}); came: {stages}."
+                f"Argument `stages` must be 1 to {len(calls)}, the number of "
+                f"calls of the model ({', '.join(names)}). Received: "
+                f"stages={stages}"
             )
         return _balanced([call.work for call in calls], stages)
     if all(isinstance(stage, str) for stage in stages):
@@ -287,9 +288,9 @@ def count(stages):
         ):
             return len(stages)
     raise ValueError(
-        "stages must be a number of stages, a list of the layers with which "
-        "the second, third, ... stage begins, or a list of lists of layers; "
-        f"came: {stages!r}."
+        "Argument `stages` must be a number of stages, a list of the layers "
+        "with which the second, third, ... stage begins, or a list of lists "
+        f"of layers. Received: stages={stages!r}"
     )
 
 
@@ -328,13 +329,14 @@ def _bounds_of_groups(names, stages):
         ]
         if len(owners) != 1:
             raise ValueError(
-                f"stages must name each layer in exactly one stage; {name!r} "
-                f"is in {owners or 'none'}."
+                "Argument `stages` must name each layer in exactly one stage. "
+                f"Received: {name!r} in {owners or 'none'}"
             )
         owner.append(owners[0])
     if owner != sorted(owner) or set(owner) != set(range(len(stages))):
         raise ValueError(
-            "stages must each have a layer and be in the order in which the "
-            f"model calls them: {', '.join(names)}; their stages: {owner}."
+            "Argument `stages` must each have a layer and be in the order in "
+            f"which the model calls them: {', '.join(names)}. Received: "
+            f"{owner}"
         )
     return [owner.index(k) for k in range(len(stages))] + [len(names)]

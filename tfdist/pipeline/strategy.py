@@ -70,7 +70,7 @@ class PipelineStrategy(tf.distribute.Strategy):
             "recompute": recompute,
             "vertical_sync": vertical_sync,
         }
-        options = pipelined.Options(**self._options)
+        options = pipelined.PipelineOptions(**self._options)
         self._stages = stages
         self._devices = pipelined.devices_of(stages, devices)
         pipelined.check(options, self._devices)
@@ -134,8 +134,8 @@ class _PipelineExtended(one_replica.OneReplicaExtended):
     def _validate_colocate_with_variable(self, colocate_with_variable):
         if not isinstance(colocate_with_variable, tf.Variable):
             raise ValueError(
-                "colocate_vars_with takes a tf.Variable, came: "
-                f"{colocate_with_variable!r}."
+                "Argument `colocate_with_variable` must be a tf.Variable. "
+                f"Received: colocate_with_variable={colocate_with_variable!r}"
             )
 
     # Steps.

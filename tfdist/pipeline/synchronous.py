@@ -40,7 +40,7 @@ class SynchronousPipeline:
         seeds (Huang et al. 2019, section 2.3).
 
     Attributes:
-      schedule: The `schedules.Schedule`.
+      schedule: The `schedules.PipelineSchedule`.
       reduction: None if the loss is computed for the whole batch before the
         first backward (GPipe), else how it is made of those of
         micro-batches: "mean" or "sum".
@@ -81,7 +81,7 @@ class SynchronousPipeline:
         model = self.model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with operations.following():
-            step = synchronous_step.Step(self, x, y, sample_weight)
+            step = synchronous_step.SynchronousStep(self, x, y, sample_weight)
             y_pred, loss, gradients = step.run()
             tracker = next((m for m in model.metrics if m.name == "loss"), None)
             if tracker is not None:
@@ -106,7 +106,7 @@ class SynchronousPipeline:
         Not where the backward follows at once: nothing would be gained.
 
         Args:
-          task: A forward's `Task`.
+          task: A forward's `StageTask`.
         """
         if not self._recompute:
             return False

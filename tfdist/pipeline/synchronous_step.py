@@ -12,7 +12,7 @@ from tfdist.pipeline import micro_batches
 from tfdist.pipeline import schedules
 
 
-class Step:
+class SynchronousStep:
     """What is there while a step is built.
 
     A tensor that passes between tasks is known by its key and the number of
@@ -342,12 +342,12 @@ def in_turn(schedule, replicas):
     """The tasks of a schedule in an order in which none waits for a later one.
 
     Args:
-      schedule: A `Schedule`.
+      schedule: A `PipelineSchedule`.
       replicas: Of each stage, which take micro-batches in turn.
 
     Yields:
-      (task, before): a `Task` and the one that its replica of the stage does
-      before it, or None.
+      (task, before): a `StageTask` and the one that its replica of the stage
+      does before it, or None.
     """
     done, last = set(), {}
     waiting = [collections.deque(tasks) for tasks in schedule.stages]

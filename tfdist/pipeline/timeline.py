@@ -17,13 +17,13 @@ class Span(NamedTuple):
     """When a task is executed.
 
     Attributes:
-      task: A `schedules.Task`.
+      task: A `schedules.StageTask`.
       device: Its number.
       start: Seconds.
       end: Seconds.
     """
 
-    task: schedules.Task
+    task: schedules.StageTask
     device: int
     start: float
     end: float
@@ -34,7 +34,7 @@ class Timeline:
     """A schedule that has been executed, see `play`.
 
     Attributes:
-      schedule: The `Schedule`.
+      schedule: The `PipelineSchedule`.
       spans: Of all tasks, a tuple of `Span`s, by device and then by time.
       unit_seconds: Of one micro-batch on one device that holds all stages:
         forward and backward, without recomputation.
@@ -42,7 +42,7 @@ class Timeline:
         (num_devices,) float64, or None where sizes were not given.
     """
 
-    schedule: schedules.Schedule
+    schedule: schedules.PipelineSchedule
     spans: tuple[Span, ...]
     unit_seconds: float
     peak_bytes: np.ndarray | None = None
@@ -103,7 +103,7 @@ class Timeline:
 
     def span(self, kind, stage, unit):
         """The `Span` of one task."""
-        return self._by_task[schedules.Task(kind, stage, unit)]
+        return self._by_task[schedules.StageTask(kind, stage, unit)]
 
     @functools.cached_property
     def _by_task(self):
@@ -128,7 +128,7 @@ def play(
     the other. Updates take no time.
 
     Args:
-      schedule: A `schedules.Schedule`.
+      schedule: A `schedules.PipelineSchedule`.
       forward_seconds: Of one micro-batch at each stage, a number or a
         sequence of K numbers.
       backward_seconds: The same. Default: twice as long as forward, since
@@ -160,8 +160,9 @@ def play(
     unit_seconds = sum(forward) + sum(backward)
     if not unit_seconds:
         raise ValueError(
-            "forward_seconds or backward_seconds must be above 0 somewhere. "
-            f"Received: {forward_seconds!r} and {backward_seconds!r}."
+            "Argument `forward_seconds` or `backward_seconds` must be above 0 "
+            f"somewhere. Received: forward_seconds={forward_seconds!r}, "
+            f"backward_seconds={backward_seconds!r}"
         )
     transfer = _per_stage("transfer_seconds", transfer_seconds, stages - 1)
     if recompute:
@@ -217,7 +218,7 @@ def _peak_bytes(schedule, kept, recomputed):
     """The most bytes at once on each device, (num_devices,) float64.
 
     Args:
-      schedule: A `Schedule`.
+      schedule: A `PipelineSchedule`.
       kept: Bytes of each stage from a forward to the end of its backward.
       recomputed: Those that there are during the backward beside these.
     """
@@ -246,9 +247,10 @@ def _sizes(stages, activation_bytes, boundary_bytes, recompute):
         return None
     if not all(given):
         raise ValueError(
-            "activation_bytes and boundary_bytes must both be given with "
-            f"recompute. Received: {activation_bytes!r} and "
-            f"{boundary_bytes!r}."
+            "Arguments `activation_bytes` and `boundary_bytes` must both be "
+            "given with recompute. Received: "
+            f"activation_bytes={activation_bytes!r}, "
+            f"boundary_bytes={boundary_bytes!r}"
         )
     return (
         _per_stage("boundary_bytes", boundary_bytes, stages),
@@ -269,7 +271,7 @@ def _per_stage(name, value, length):
     )
     if not good or (not is_number and len(given) != length):
         raise ValueError(
-            f"{name} must be a number, or {length} numbers, finite and at "
-            f"least 0. Received: {value!r}."
+            f"Argument `{name}` must be a number, or {length} numbers, finite "
+            f"and at least 0. Received: {name}={value!r}"
         )
     return [float(v) for v in given] * (length if is_number else 1)

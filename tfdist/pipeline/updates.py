@@ -33,16 +33,16 @@ def check(optimizer):
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(
-            "optimizer must be a keras.optimizers.Optimizer: compile the "
-            f"model with one. Received: {optimizer!r}."
+            "Argument `optimizer` must be a keras.optimizers.Optimizer: "
+            f"compile the model with one. Received: optimizer={optimizer!r}"
         )
     name = type(optimizer).__name__
     for kind, reason in SHARED:
         if isinstance(optimizer, kind):
             raise ValueError(
-                f"optimizer cannot be {kind.__name__} in a pipeline without "
-                f"flushes, where stages update at different times: {reason}. "
-                f"Received: {name}."
+                f"Argument `optimizer` must not be {kind.__name__} in a "
+                "pipeline without flushes, where stages update at different "
+                f"times: {reason}. Received: optimizer={name}"
             )
     for setting, neutral, reason in (
         ("global_clipnorm", None, "the norm is that of all gradients"),
@@ -53,9 +53,9 @@ def check(optimizer):
         value = getattr(optimizer, setting, neutral)
         if value != neutral:
             raise ValueError(
-                f"optimizer.{setting} must be {neutral} in a pipeline "
-                "without flushes, where stages update at different times: "
-                f"{reason}. Received: {value!r}."
+                f"Argument `{setting}` of the optimizer must be {neutral} in "
+                "a pipeline without flushes, where stages update at different "
+                f"times: {reason}. Received: {setting}={value!r}"
             )
 
 

@@ -31,13 +31,13 @@ def weight_versions(schedule, vertical_sync=False):
       `predicted_steps`.
 
     Args:
-      schedule: A `schedules.Schedule` whose name is one of
+      schedule: A `schedules.PipelineSchedule` whose name is one of
         `schedules.NAMES`.
       vertical_sync: Whether all stages use the version of the first one, of
         "pipedream" alone.
 
     Returns:
-      A dict from each forward and backward `Task` to an int.
+      A dict from each forward and backward `StageTask` to an int.
 
     Raises:
       ValueError: Nobody knows the schedule's name, or `vertical_sync` does
@@ -45,13 +45,14 @@ def weight_versions(schedule, vertical_sync=False):
     """
     if schedule.name not in schedules.NAMES:
         raise ValueError(
-            f"schedule must be one of {', '.join(schedules.NAMES)}, whose "
-            f"weights are known. Received: {schedule.name!r}."
+            "Argument `schedule` must be one of "
+            f"{', '.join(schedules.NAMES)}, whose weights are known. "
+            f"Received: schedule={schedule.name!r}"
         )
     if vertical_sync and schedule.name != "pipedream":
         raise ValueError(
-            "vertical_sync must be False except for pipedream. "
-            f"Received: {vertical_sync!r} for {schedule.name}."
+            "Argument `vertical_sync` must be False except for pipedream. "
+            f"Received: vertical_sync={vertical_sync!r} for {schedule.name}"
         )
     found = {}
     for tasks in schedule.stages:

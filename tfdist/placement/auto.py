@@ -68,7 +68,9 @@ def choose(
             else costs_lib.measure(model, data)
         )
     if not isinstance(costs, CostGraph):
-        raise ValueError(f"costs must be a CostGraph, came: {costs!r}.")
+        raise ValueError(
+            f"Argument `costs` must be a CostGraph. Received: costs={costs!r}"
+        )
     if not isinstance(devices, Devices):
         devices = Devices(
             tuple(_names(devices)),
@@ -115,6 +117,7 @@ def _names(devices):
         devices, collections.abc.Iterable
     ):
         raise ValueError(
-            f"devices must be a list of names of devices, came: {devices!r}."
+            "Argument `devices` must be a list of names of devices. Received: "
+            f"devices={devices!r}"
         )
     return [devices_lib.resolve(device, "devices") for device in devices]

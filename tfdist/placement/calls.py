@@ -54,10 +54,10 @@ def calls_of(model):
         return calls, (0,), (len(layers),)
     if not hasattr(model, "operations"):
         raise ValueError(
-            "This takes a Sequential or functional model, whose calls "
-            f"are known before it runs; came {type(model).__name__!r}, a "
-            "subclass of keras.Model. Build it as keras.Model(inputs, "
-            "outputs), with parts of it as layers."
+            "Argument `model` must be a Sequential or functional model, whose "
+            "calls are known before it runs: build it as keras.Model(inputs, "
+            "outputs), with parts of it as layers. Received: "
+            f"{type(model).__name__!r}, a subclass of keras.Model"
         )
     keys = lambda tensors: tuple(id(tensor) for tensor in tensors)  # noqa: E731
     calls = [

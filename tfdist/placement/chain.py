@@ -63,8 +63,9 @@ class Pipeline:
         checks.one_of("Pipeline: schedule", self.schedule, SCHEDULES)
         if self.schedule == "gpipe" and self.micro_batches is None:
             raise ValueError(
-                "Pipeline: micro_batches must be given with 'gpipe', which "
-                "keeps all of them. Received: None."
+                "Argument `micro_batches` of Pipeline must be given with "
+                "'gpipe', which keeps all of them. Received: "
+                "micro_batches=None"
             )
         if self.micro_batches is not None:
             checks.count("Pipeline: micro_batches", self.micro_batches)
@@ -75,15 +76,16 @@ class Pipeline:
     def _check_replicas(self):
         if self.schedule not in SYNCHRONOUS:
             raise ValueError(
-                f"Pipeline: max_replicas must be 1 with {self.schedule!r}: "
-                f"only the schedules {' and '.join(SYNCHRONOUS)} can have "
-                f"replicas. Received: {self.max_replicas!r}."
+                "Argument `max_replicas` of Pipeline must be 1 with "
+                f"{self.schedule!r}: only the schedules "
+                f"{' and '.join(SYNCHRONOUS)} can have replicas. Received: "
+                f"max_replicas={self.max_replicas!r}"
             )
         if self.micro_batches is None:
             raise ValueError(
-                "Pipeline: micro_batches must be given with max_replicas="
-                f"{self.max_replicas}: replicas sum their gradients once for "
-                "so many. Received: None."
+                "Argument `micro_batches` of Pipeline must be given with "
+                f"max_replicas={self.max_replicas}: replicas sum their "
+                "gradients once for so many. Received: micro_batches=None"
             )
 
     def in_flight(self, devices, replicas):
@@ -101,14 +103,14 @@ class Pipeline:
             ends.append(self.micro_batches)
         return math.ceil(min(ends) / replicas)
 
-    def more_weights(self, in_flight):
+    def more_weights(self, in_flight: int) -> int:
         """Copies of the weights beyond the first, an int."""
         stashed = {"pipedream": in_flight, "pipedream_2bw": 2}
         return stashed.get(self.schedule, 1) - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class ChainStage:
     """Consecutive nodes on one device, or on several replicas.
 
     Attributes:
@@ -133,13 +135,13 @@ class Stages:
     """A partition into stages.
 
     Attributes:
-      stages: Of `Stage`, the first first.
+      stages: Of `ChainStage`, the first first.
       objective: "throughput" or "step".
       seconds: What was minimised: of the slowest stage or cut, or of the sum
         of all.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[ChainStage, ...]
     objective: str
     seconds: float
 
@@ -171,7 +173,7 @@ def partition_chain(graph, devices, objective="throughput", pipeline=None):
       pipeline: A `Pipeline`; None: one micro-batch at a time.
 
     Returns:
-      `Stages`.
+      `ChainStages`.
 
     Raises:
       ValueError: `objective` is not known, or "step" with a pipeline.
@@ -180,8 +182,8 @@ def partition_chain(graph, devices, objective="throughput", pipeline=None):
     checks.one_of("objective", objective, OBJECTIVES)
     if objective == "step" and pipeline is not None:
         raise ValueError(
-            "objective must be 'throughput' with a pipeline. "
-            f"Received: {objective!r}."
+            "Argument `objective` must be 'throughput' with a pipeline. "
+            f"Received: objective={objective!r}"
         )
     pipeline = pipeline or Pipeline(micro_batches=1)
     costs = _Costs(graph, devices, pipeline)
@@ -262,8 +264,8 @@ class _Costs:
         )
 
     def stage(self, i, j, first, in_use, replicas):
-        """A `Stage` of layers i to j - 1."""
-        return Stage(
+        """A `ChainStage` of layers i to j - 1."""
+        return ChainStage(
             tuple(self._names[i:j]),
             self.devices.names[first : first + replicas],
             float(self.seconds(first, replicas)[i, j - 1]),

@@ -32,7 +32,7 @@ def measure(
     device: str | None = None,
     repeats: int = 5,
     slots: int | None = None,
-):
+) -> CostGraph:
     """Runs each layer by itself, and takes its times and sizes.
 
     Nothing of the model is changed: neither weights nor moving statistics.

@@ -64,8 +64,9 @@ def resolve(device, argument="device"):
         spec = tf.DeviceSpec.from_string(str(device))
     except ValueError as error:
         raise ValueError(
-            f"{argument} must be the name of a device such as 'GPU:0' or "
-            f"'/job:worker/task:1/GPU:0', came: {device!r}."
+            f"Argument `{argument}` must be the name of a device such as "
+            "'GPU:0' or '/job:worker/task:1/GPU:0'. Received: "
+            f"{argument}={device!r}"
         ) from error
     spec = spec.replace(
         job=spec.job or own_spec.job,
@@ -79,8 +80,9 @@ def resolve(device, argument="device"):
         or spec.to_string() not in known
     ):
         raise ValueError(
-            f"{argument} must be a device that exists, came: {device!r}. "
-            f"There are: {', '.join(short(name) for name in known)}."
+            f"Argument `{argument}` must be a device that exists, one of "
+            f"{', '.join(short(name) for name in known)}. Received: "
+            f"{argument}={device!r}"
         )
     return spec.to_string()
 

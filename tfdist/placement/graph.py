@@ -50,8 +50,8 @@ class Node:
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(
-                "Node: name must be a string that is not empty. "
-                f"Received: {self.name!r}."
+                "Argument `name` of Node must be a string that is not empty. "
+                f"Received: name={self.name!r}"
             )
         where = f"Node {self.name!r}: "
         for field in dataclasses.fields(self)[1:]:
@@ -61,12 +61,13 @@ class Node:
             object.__setattr__(self, name, value)
         if self.weight_bytes > self.resident_bytes:
             raise ValueError(
-                f"{where}weight_bytes must be part of resident_bytes "
-                f"({self.resident_bytes}). Received: {self.weight_bytes}."
+                f"Argument `weight_bytes` of Node {self.name!r} must be part "
+                f"of resident_bytes ({self.resident_bytes}). Received: "
+                f"weight_bytes={self.weight_bytes}"
             )
 
     @property
-    def seconds(self):
+    def seconds(self) -> float:
         """Forward and backward pass together, a float."""
         return self.forward_seconds + self.backward_seconds
 
@@ -128,16 +129,16 @@ class CostGraph:
         nodes = tuple(self.nodes)
         if not nodes or not all(isinstance(node, Node) for node in nodes):
             raise ValueError(
-                f"CostGraph: nodes must be at least one Node. "
-                f"Received: {self.nodes!r}."
+                "Argument `nodes` of CostGraph must be at least one Node. "
+                f"Received: nodes={self.nodes!r}"
             )
         object.__setattr__(self, "nodes", nodes)
         seen = set()
         for node in nodes:
             if node.name in seen:
                 raise ValueError(
-                    "CostGraph: names of nodes must be unique. Received "
-                    f"twice: {node.name!r}."
+                    "Argument `nodes` of CostGraph must have unique names. "
+                    f"Received: {node.name!r} twice"
                 )
             seen.add(node.name)
         object.__setattr__(self, "edges", tuple(self._whole_edges()))
@@ -159,16 +160,18 @@ class CostGraph:
                     )
             if (producer, consumer) in seen:
                 raise ValueError(
-                    "CostGraph: two nodes may have one edge, with the bytes "
-                    f"of all that goes over it. Received twice: {arrow}."
+                    "Argument `edges` of CostGraph must have one edge between "
+                    "two nodes, with the bytes of all that goes over it. "
+                    f"Received: {arrow} twice"
                 )
             seen.add((producer, consumer))
             whole = self.nodes[self.index[producer]].output_bytes
             size = whole if edge.bytes is None else edge.bytes
             if size > whole:
                 raise ValueError(
-                    f"CostGraph: bytes of edge {arrow} must be at most the "
-                    f"producer's output_bytes ({whole}). Received: {size}."
+                    f"Argument `bytes` of the edge {arrow} must be at most "
+                    f"the producer's output_bytes ({whole}). Received: "
+                    f"bytes={size}"
                 )
             back = edge.gradient_bytes
             yield Edge(producer, consumer, size, size if back is None else back)
@@ -180,9 +183,9 @@ class CostGraph:
             for name in names:
                 if name not in self.index:
                     raise ValueError(
-                        "CostGraph: colocated must be groups of names of "
-                        f"nodes. There is no node {name!r}. Received: "
-                        f"{group!r}."
+                        "Argument `colocated` of CostGraph must be groups of "
+                        f"names of nodes. There is no node {name!r}. "
+                        f"Received: colocated={group!r}"
                     )
             joined = set(names).union(*(group_of.get(n, ()) for n in names))
             for name in joined:
@@ -236,7 +239,8 @@ class CostGraph:
         if len(order) < len(self.nodes):
             cycle = " -> ".join(repr(name) for name in self._cycle(waits))
             raise ValueError(
-                f"CostGraph: edges must not make a cycle. Received: {cycle}."
+                "Argument `edges` of CostGraph must not make a cycle. "
+                f"Received: the cycle {cycle}"
             )
         return order
 
@@ -269,7 +273,7 @@ class CostGraph:
         return list(found.values())
 
     @property
-    def is_chain(self):
+    def is_chain(self) -> bool:
         """Whether each node but the last gives to the next one only."""
         names = [self.nodes[number].name for number in self.order]
         pairs = {(edge.producer, edge.consumer) for edge in self.edges}
@@ -310,8 +314,8 @@ class Devices:
         )
         if not good or not names or len(set(names)) < len(names):
             raise ValueError(
-                "Devices: names must be at least one name, each once. "
-                f"Received: {names!r}."
+                "Argument `names` of Devices must be at least one name, each "
+                f"once. Received: names={names!r}"
             )
         object.__setattr__(self, "names", tuple(names))
         limits = self.memory_limits
@@ -332,16 +336,16 @@ class Devices:
         rate = self.bytes_per_second
         if not checks.is_number(rate) or not rate > 0:
             raise ValueError(
-                "Devices: bytes_per_second must be a number above 0. "
-                f"Received: {rate!r}."
+                "Argument `bytes_per_second` of Devices must be a number "
+                f"above 0. Received: bytes_per_second={rate!r}"
             )
 
     def _one_for_each(self, name, values):
         values = tuple(values)
         if len(values) != len(self.names):
             raise ValueError(
-                f"Devices: {name} must be one number for each of the "
-                f"{len(self.names)} devices. Received: {values!r}."
+                f"Argument `{name}` of Devices must be one number for each of "
+                f"the {len(self.names)} devices. Received: {name}={values!r}"
             )
         return values
 
@@ -349,16 +353,16 @@ class Devices:
         return len(self.names)
 
     @property
-    def are_equal(self):
+    def are_equal(self) -> bool:
         """Whether all have the same memory limit and the same speed."""
         return len(set(self.memory_limits)) == len(set(self.speeds)) == 1
 
-    def limit(self, number):
+    def limit(self, number: int) -> float:
         """Memory limit of a device in bytes, infinite if it has none."""
         limit = self.memory_limits[number]
         return math.inf if limit is None else limit
 
-    def transfer_seconds(self, size):
+    def transfer_seconds(self, size: int) -> float:
         """How long so many bytes travel, a float; none takes no time."""
         if not size:
             return 0.0

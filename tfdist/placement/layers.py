@@ -98,8 +98,8 @@ def choose(model_parts, rules):
     for pattern, value in rules.items():
         if not isinstance(pattern, str):
             raise ValueError(
-                "placement must name layers by strings, came: "
-                f"{pattern!r} of type {type(pattern).__name__}."
+                "Argument `placement` must name layers by strings. Received: "
+                f"{pattern!r} of type {type(pattern).__name__}"
             )
         rank, matching = _matching(pattern, model_parts)
         if not matching:

@@ -4,8 +4,8 @@ Jeon et al., "Baechi: Fast Device Placement of Machine Learning Graphs" (SoCC
 2020). Only forward passes are placed, backward passes are where they were;
 as they run through the graph in reverse, a node counts with the seconds of
 both, and an edge with what goes over it both ways. Devices never get more than
-fits (`memory.Ledger`). All are greedy: that they find nothing does not say
-that there is nothing.
+fits (`memory.MemoryLedger`). All are greedy: that they find nothing does not
+say that there is nothing.
 """
 
 from tfdist.placement import memory
@@ -31,7 +31,7 @@ def topological_fill(graph, devices):
     """
     merged = merge_colocated(graph)
     small = merged.graph
-    ledger = memory.Ledger(small, devices)
+    ledger = memory.MemoryLedger(small, devices)
     sizes = [
         node.resident_bytes + node.activation_bytes for node in small.nodes
     ]
@@ -112,8 +112,8 @@ def largest_first(graph, devices):
     over = memory.excess_bytes(graph, assignment, devices)
     if over:
         raise memory.PlacementError(
-            "memory_limits must let the model's nodes be placed. Placed by "
-            f"size, largest first, {over} bytes do not fit."
+            "Argument `memory_limits` must let the model's nodes be placed. "
+            f"Placed by size, largest first, {over} bytes do not fit."
         )
     return memory.placement_of(graph, assignment, devices)
 
@@ -183,7 +183,7 @@ class _Scheduler:
         self._urgency = timeline.longest_paths(
             graph, [node.seconds for node in graph.nodes], self._transfer
         )
-        self._ledger = memory.Ledger(graph, devices)
+        self._ledger = memory.MemoryLedger(graph, devices)
         self._ends = [0.0] * len(graph.nodes)
         self._free = [0.0] * len(devices)
         # (node, until when) that a device waits for a favourite child.
@@ -263,8 +263,9 @@ class _Scheduler:
 def _does_not_fit(method, graph, number, ledger, devices):
     node = graph.nodes[number]
     return memory.PlacementError(
-        f"memory_limits must leave room for all nodes. {method} found none "
-        f"for {node.name!r}, of {node.resident_bytes + node.activation_bytes} "
-        "bytes and what comes to it or must be with it; left are "
+        "Argument `memory_limits` must leave room for all nodes. "
+        f"{method} found none for {node.name!r}, of "
+        f"{node.resident_bytes + node.activation_bytes} bytes and what "
+        "comes to it or must be with it; left are "
         f"{dict(zip(devices.names, ledger.room, strict=True))}."
     )

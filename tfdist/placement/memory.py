@@ -35,20 +35,20 @@ def assignment_of(graph, placement, devices):
     missing = [name for name in graph.index if name not in placement]
     if unknown or missing:
         raise ValueError(
-            "placement must name the device of each node. Missing: "
-            f"{missing}; not nodes: {unknown}."
+            "Argument `placement` must name the device of each node. "
+            f"Missing: {missing}; not nodes: {unknown}."
         )
     for name, device in placement.items():
         if device not in numbers:
             raise ValueError(
-                f"placement of {name!r} must be one of {devices.names}. "
-                f"Received: {device!r}."
+                f"Argument `placement` must put {name!r} on one of "
+                f"{devices.names}. Received: placement[{name!r}]={device!r}"
             )
     for group in graph.colocated:
         if len({placement[name] for name in group}) > 1:
             raise ValueError(
-                f"placement must keep {group} on one device. Received: "
-                f"{[placement[name] for name in group]}."
+                f"Argument `placement` must keep {group} on one device. "
+                f"Received: {[placement[name] for name in group]}"
             )
     return [numbers[placement[node.name]] for node in graph.nodes]
 
@@ -103,7 +103,7 @@ def excess_bytes(graph, assignment, devices):
     return sum(max(0, size) for size in over)
 
 
-class Ledger:
+class MemoryLedger:
     """The room that is left while nodes are placed, producers first.
 
     The first node of a group reserves what all of the group can take, so that

@@ -67,8 +67,8 @@ def mixed_assignment(
     """
     if graph.colocated:
         raise ValueError(
-            "A mixed assignment takes no shared layers or tied weights, came: "
-            f"{graph.colocated!r}."
+            "Argument `graph` must have no shared layers or tied weights for "
+            f"a mixed assignment. Received: {graph.colocated!r}"
         )
     best = None
     for multiple in blocks_per_device:

@@ -14,6 +14,7 @@ goes instead
 4. else where the largest of its inputs lies.
 """
 
+from collections.abc import Iterator
 import contextlib
 import weakref
 
@@ -29,7 +30,7 @@ _scopes = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
-def following():
+def following() -> Iterator[None]:
     """A context in which operations without a device follow their inputs.
 
     For training steps of one's own, around all of what a `tf.function` builds:

@@ -44,7 +44,7 @@ class Partition:
       seconds: Of a simulated step (of a measured one, with `measure`), or of
         the slowest stage.
       bytes: That each device holds, a dict of its name.
-      stages: Of `chain.Stage`, a tuple; None unless stages were asked for.
+      stages: Of `chain.ChainStage`, a tuple; None unless stages were asked for.
       tried: Seconds of each method that was tried, or why it found nothing,
         a dict.
     """
@@ -125,22 +125,23 @@ def _check(method, objective, pipeline, measure):
     checks.one_of("objective", objective, chain.OBJECTIVES)
     if pipeline is not None and not isinstance(pipeline, chain.Pipeline):
         raise ValueError(
-            "pipeline must be a Pipeline of tfdist.placement.chain or None. "
-            f"Received: {pipeline!r}."
+            "Argument `pipeline` must be a Pipeline of tfdist.placement.chain "
+            f"or None. Received: pipeline={pipeline!r}"
         )
     if objective == "step" and pipeline is not None:
         raise ValueError(
-            "pipeline must be None with the objective 'step'. "
-            f"Received: {pipeline!r}."
+            "Argument `pipeline` must be None with the objective 'step'. "
+            f"Received: pipeline={pipeline!r}"
         )
     if objective == "throughput" and method not in ("auto", "chain"):
         raise ValueError(
-            "method must be 'auto' or 'chain' for stages of a pipeline "
-            f"(objective 'throughput'). Received: {method!r}."
+            "Argument `method` must be 'auto' or 'chain' for stages of a "
+            f"pipeline (objective 'throughput'). Received: method={method!r}"
         )
     if measure is not None and method != "search":
         raise ValueError(
-            f"method must be 'search' with measure. Received: {method!r}."
+            "Argument `method` must be 'search' with measure. Received: "
+            f"method={method!r}"
         )
 
 
@@ -150,18 +151,18 @@ def _refuse_what_never_fits(graph, devices):
     total = sum(n.resident_bytes for n in graph.nodes)
     if total > sum(limits):
         raise memory.PlacementError(
-            f"memory_limits must hold the model: its weights, gradients and "
-            f"slots are {total} bytes, and the {len(devices)} devices have "
-            f"{sum(limits)} together."
+            "Argument `memory_limits` must hold the model: its weights, "
+            f"gradients and slots are {total} bytes, and the {len(devices)} "
+            f"devices have {sum(limits)} together."
         )
     for group in graph.groups:
         size = sum(graph.nodes[number].resident_bytes for number in group)
         if size > max(limits):
             names = [graph.nodes[number].name for number in group]
             raise memory.PlacementError(
-                "memory_limits must hold what stays together: the weights, "
-                f"gradients and slots of {names} are {size} bytes, and the "
-                f"largest device has {max(limits)}."
+                "Argument `memory_limits` must hold what stays together: the "
+                f"weights, gradients and slots of {names} are {size} bytes, "
+                f"and the largest device has {max(limits)}."
             )
 
 

@@ -47,7 +47,9 @@ def place(
         elsewhere.
     """
     if not isinstance(model, keras.Model):
-        raise ValueError(f"model must be a keras.Model, came: {model!r}.")
+        raise ValueError(
+            f"Argument `model` must be a keras.Model. Received: model={model!r}"
+        )
     if placement == "auto":
         placement = auto.layers_of(auto.choose(model, devices, **options))
     elif devices is not None or options:
@@ -58,8 +60,8 @@ def place(
         )
     if not isinstance(placement, dict) or not placement:
         raise ValueError(
-            'placement must be "auto" or a dict from layer names or patterns '
-            f"to devices, came: {placement!r}."
+            'Argument `placement` must be "auto" or a dict from layer names '
+            f"or patterns to devices. Received: placement={placement!r}"
         )
     model_parts = layers.parts(model)
     chosen = layers.choose(

@@ -51,14 +51,15 @@ class RecurrentStack(keras.layers.Layer):
         super().__init__(**kwargs)
         if isinstance(layers, keras.layers.Layer) or not list(layers):
             raise ValueError(
-                f"layers must be a list of recurrent layers, came: {layers!r}."
+                "Argument `layers` must be a list of recurrent layers. "
+                f"Received: layers={layers!r}"
             )
         checks.count("chunks", chunks)
         names = [getattr(layer, "name", None) for layer in layers]
         if len(set(names)) < len(names):
             raise ValueError(
-                "layers of a RecurrentStack must have different names, came: "
-                f"{names}."
+                "Argument `layers` must have different names. Received: "
+                f"{names}"
             )
         self.chunks = int(chunks)
         self.return_sequences = return_sequences
@@ -69,9 +70,10 @@ class RecurrentStack(keras.layers.Layer):
         shape = tuple(input_shape)
         if shape[1] is None or shape[1] < self.chunks:
             raise ValueError(
-                f"RecurrentStack {self.name!r} cuts the time steps into "
-                f"{self.chunks} chunks and needs a known number of at least "
-                f"as many, came: {shape[1]} (shape {shape})."
+                f"Argument `inputs` of RecurrentStack {self.name!r} must have "
+                f"a known number of time steps of at least {self.chunks}, the "
+                f"chunks that they are cut into. Received: {shape[1]} (shape "
+                f"{shape})"
             )
         for layer in self.layers:
             layer.build(shape)
@@ -142,8 +144,8 @@ def _own(layer):
     name = getattr(layer, "name", repr(layer))
     if not isinstance(layer, keras.layers.RNN):
         raise ValueError(
-            "layers of a RecurrentStack must be LSTM, GRU, SimpleRNN or RNN, "
-            f"came: {type(layer).__name__} {name!r}."
+            "Argument `layers` must be LSTM, GRU, SimpleRNN or RNN. Received: "
+            f"{type(layer).__name__} {name!r}"
         )
     if layer.built:
         raise ValueError(

@@ -113,11 +113,13 @@ def report(
         and a model of a `tf.distribute` strategy.
     """
     if not isinstance(model, keras.Model):
-        raise ValueError(f"model must be a keras.Model, came: {model!r}.")
+        raise ValueError(
+            f"Argument `model` must be a keras.Model. Received: model={model!r}"
+        )
     if data is not None and not (isinstance(data, (tuple, list)) and data):
         raise ValueError(
-            "data must be a batch (x, y) or (x, y, sample_weight), came: "
-            f"{type(data).__name__}."
+            "Argument `data` must be a batch (x, y) or (x, y, sample_weight). "
+            f"Received: data of type {type(data).__name__}"
         )
     if batch_size is not None:
         checks.count("batch_size", batch_size)

@@ -71,8 +71,8 @@ def anneal(graph, devices, start=None, evaluations=1000, seed=0, measure=None):
     starts = [start] if isinstance(start, dict) else list(start)
     if not 1 <= len(starts) <= evaluations:
         raise ValueError(
-            f"start must be 1 to {evaluations} (evaluations) placements. "
-            f"Received: {len(starts)}."
+            f"Argument `start` must be 1 to {evaluations} (evaluations) "
+            f"placements. Received: {len(starts)} placements"
         )
     starts = [memory.assignment_of(graph, each, devices) for each in starts]
     judge = _Judge(graph, devices, measure)
@@ -86,8 +86,8 @@ def anneal(graph, devices, start=None, evaluations=1000, seed=0, measure=None):
         _walk(graph, devices, judge, starts, evaluations, seed)
     if judge.best is None:
         raise memory.PlacementError(
-            "memory_limits must let the model be placed. A search of "
-            f"{judge.proposals} placements found none that fits and runs; "
+            "Argument `memory_limits` must let the model be placed. A search "
+            f"of {judge.proposals} placements found none that fits and runs; "
             f"the nearest was {judge.nearest} bytes short."
         )
     return Found(

@@ -7,7 +7,8 @@ follows the other.
 """
 
 import heapq
-import itertools
+
+from tfdist.event_queue import EventQueue
 
 
 def lower_bound(graph, devices):
@@ -175,40 +176,39 @@ def play(seconds, homes, waits, rank, after):
     ready = {home: [] for home in sorted(set(homes))}
     idle = dict.fromkeys(ready, True)
     links, messages = {}, []
-    # (seconds, count, task that ends or None, tasks whose input has come)
-    count = itertools.count()
-    events = [
-        (0.0, next(count), None, (task,))
-        for task, number in enumerate(waits)
-        if not number
-    ]
+    queue = EventQueue()
     # Those that wait for nothing are released by that.
+    first = [task for task, number in enumerate(waits) if not number]
     waits = [max(number, 1) for number in waits]
-    while events:
-        now = events[0][0]
-        while events and events[0][0] == now:
-            _, _, task, released = heapq.heappop(events)
-            if task is not None:
-                idle[homes[task]] = True
-                released, sent = after(task)
-                for link, duration, others in sent:
-                    end = now
-                    if link is not None:
-                        begin = max(now, links.get(link, 0.0))
-                        end = links[link] = begin + duration
-                        messages.append((task, link, begin, end))
-                    heapq.heappush(events, (end, next(count), None, others))
-            for other in released:
-                waits[other] -= 1
-                if not waits[other]:
-                    heapq.heappush(
-                        ready[homes[other]], (now, rank[other], other)
-                    )
+
+    def release(tasks):
+        for task in tasks:
+            waits[task] -= 1
+            if not waits[task]:
+                heapq.heappush(
+                    ready[homes[task]], (queue.now, rank[task], task)
+                )
+
+    def end(task):
+        now = queue.now
+        idle[homes[task]] = True
+        here, sent = after(task)
+        for link, duration, others in sent:
+            comes = now
+            if link is not None:
+                begin = max(now, links.get(link, 0.0))
+                comes = links[link] = begin + duration
+                messages.append((task, link, begin, comes))
+            queue.at(comes, release, others)
+        release(here)
+
+    queue.at(0.0, release, first)
+    for now in queue.moments():
         for home, waiting in ready.items():
             if idle[home] and waiting:
                 task = heapq.heappop(waiting)[2]
                 idle[home] = False
                 begins[task] = now
                 ends[task] = now + seconds[task]
-                heapq.heappush(events, (ends[task], next(count), task, ()))
+                queue.at(ends[task], end, task)
     return begins, ends, messages

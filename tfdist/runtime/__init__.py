@@ -1,4 +1,4 @@
-"""What carries a strategy out: one room for each part of the story.
+"""The execution of a strategy: one room for each part of the story.
 
 From the bottom up, and nothing imports upward: `variables` (what lives where),
 `exchange` (one training step's push and pull), `coordination` (one ordered log

@@ -16,7 +16,7 @@ from tfdist.runtime.exchange import gradient_counts
 from tfdist.runtime.exchange import nonfinite as nonfinite_lib
 from tfdist.runtime.keras_hooks import chief_decisions
 from tfdist.runtime.local_steps import local
-from tfdist.runtime.recovery import recovery
+from tfdist.runtime.recovery import server_loss
 from tfdist.runtime.variables import server_functions
 from tfdist.runtime.variables import unused_models
 from tfdist.saving import files
@@ -27,7 +27,7 @@ _FOREVER_SECONDS = 1e9
 
 @dataclasses.dataclass(frozen=True)
 class Connections:
-    """What connects this process to the others.
+    """Connections of this process to the others.
 
     Attributes:
       config: The `ClusterConfig`.
@@ -103,8 +103,8 @@ def compose(
         and config.is_worker
         and config.num_workers > 1
     ):
-        parts["following"] = functools.partial(
-            chief_decisions.Following,
+        parts["chief_decisions"] = functools.partial(
+            chief_decisions.ChiefDecisions,
             membership=membership,
             config=config,
             worker_timeout=tolerance.worker_timeout,
@@ -179,7 +179,7 @@ def _axes(method, connections, tolerance, worker_id):
 
 
 def _local(method, connections, tolerance, worker_id):
-    """What makes the part that takes local steps."""
+    """Returns the factory of the part that takes local steps."""
     config, membership = connections.config, connections.membership
     settings = {
         "method": method.local_steps,
@@ -212,14 +212,14 @@ def _about_servers(connections, tolerance):
     """The parts that see to servers, and to what they hold."""
     config, membership = connections.config, connections.membership
     return {
-        "freeing": functools.partial(
-            unused_models.Freeing,
+        "unused_models": functools.partial(
+            unused_models.UnusedModels,
             config=config,
             membership=membership,
             patience=tolerance.start_timeout,
         ),
         "recovery": functools.partial(
-            recovery.Recovery,
+            server_loss.Recovery,
             config=config,
             membership=membership,
             timeout=tolerance.server_timeout,
@@ -227,5 +227,5 @@ def _about_servers(connections, tolerance):
             stall_timeout=tolerance.stall_timeout,
             on_stall=tolerance.on_stall,
         ),
-        "kernels": server_functions.Kernels,
+        "server_functions": server_functions.ServerFunctions,
     }

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import private_tensorflow
 from tfdist.runtime.checkpoint import training_state
 from tfdist.runtime.coordination import no_coordination
 from tfdist.runtime.corrections import no_correction
@@ -34,14 +35,14 @@ from tfdist.saving import refusals
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What makes each part of a `Runtime`: callables of the `Runtime`.
+    """Factories of the parts of a `Runtime`: callables of the `Runtime`.
 
     In the order in which they are called; each may use those before it. The
     defaults are of axes that are not used.
 
     Attributes:
       state: A `TrainingState`.
-      freeing: A `Freeing`.
+      unused_models: An `UnusedModels`.
       nonfinite: A `Nonfinite`.
       marks: A `ExchangeMarkers`.
       corrector: A `Corrector`.
@@ -49,12 +50,12 @@ class Parts:
       gradient_counts: A `GradientCounts`.
       coordination: A `Coordination`.
       recovery: A `Recovery`.
-      kernels: A `Kernels`.
-      following: A `Following`.
+      server_functions: A `ServerFunctions`.
+      chief_decisions: A `ChiefDecisions`.
     """
 
     state: Callable[..., Any] = training_state.TrainingState
-    freeing: Callable[..., Any] = unused_models.Freeing
+    unused_models: Callable[..., Any] = unused_models.UnusedModels
     nonfinite: Callable[..., Any] = functools.partial(
         nonfinite.Nonfinite, choice="ignore", worker=""
     )
@@ -64,12 +65,12 @@ class Parts:
     gradient_counts: Callable[..., Any] = gradient_counts.NoGradientCounts
     coordination: Callable[..., Any] = no_coordination.NoCoordination
     recovery: Callable[..., Any] = no_recovery.NoRecovery
-    kernels: Callable[..., Any] = server_functions.NoKernels
-    following: Callable[..., Any] = own_decisions.NoFollowing
+    server_functions: Callable[..., Any] = server_functions.NoServerFunctions
+    chief_decisions: Callable[..., Any] = own_decisions.OwnDecisions
 
 
 class Runtime(store.ParameterStore):
-    """What carries one strategy out on this process.
+    """The execution of one strategy on this process.
 
     Args:
       parts: `Parts`.
@@ -125,7 +126,7 @@ class Runtime(store.ParameterStore):
         if variable.role is Role.LOCAL:
             self.state.local_was_made()
         if variable.role.is_on_server:
-            self.freeing.was_made(variable)
+            self.unused_models.was_made(variable)
 
     def _stamp_rows(self, table):
         self.synchronizer.stamp_rows(table)
@@ -134,7 +135,8 @@ class Runtime(store.ParameterStore):
 
     def call(self, function, *args):
         """Calls what talks to servers; outlives servers that come back."""
-        return self.recovery.call(function, *args)
+        with private_tensorflow.outside_of_functions():
+            return self.recovery.call(function, *args)
 
     def call_in_fit(self, function, *args):
         """The same of what Keras's `fit` calls."""
@@ -166,23 +168,25 @@ class Runtime(store.ParameterStore):
 
     def commit(self):
         """Brings new variables and the servers to one state; see there."""
-        self._tidy()
-        self.synchronizer.commit()
-        self.gradient_counts.begin()
+        with private_tensorflow.outside_of_functions():
+            self._tidy()
+            self.synchronizer.commit()
+            self.gradient_counts.begin()
 
     def _tidy(self):
-        self.freeing.tidy()
-        self.kernels.tidy()
+        self.unused_models.tidy()
+        self.server_functions.tidy()
 
     def pull(self):
         """Refreshes all local replicas from the servers.
 
         In the midst of local steps they show what came last instead.
         """
-        self._tidy()
-        if self.local.before_pull():
-            self.synchronizer.pull_all()
-            self.local.after_pull()
+        with private_tensorflow.outside_of_functions():
+            self._tidy()
+            if self.local.before_pull():
+                self.synchronizer.pull_all()
+                self.local.after_pull()
 
     def build_pull(self, variables):
         """Builds, in a traced function, the refreshing of `variables`."""
@@ -209,7 +213,7 @@ class Runtime(store.ParameterStore):
     def watch(self, frame):
         """Takes note of a call of `fit`, by its frame."""
         self.fits += 1
-        call = running_fit.Call(frame)
+        call = running_fit.RunningFit(frame)
         self.local.watch(call)
         self.coordination.watch(call)
 
@@ -226,7 +230,7 @@ class Runtime(store.ParameterStore):
     def before_eager_write(self, variable):
         """Called before a replica is assigned eagerly."""
         if self.synchronizer.holds(variable):
-            self.following.before_write()
+            self.chief_decisions.before_write()
         self.local.before_read(variable)
 
     def after_eager_write(self, variable):

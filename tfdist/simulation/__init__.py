@@ -7,8 +7,7 @@ did. `measure` and `advise` say what each method would give on a cluster. The
 methods are the very classes that run on real servers.
 """
 
-import warnings
-
+from tfdist import deprecated
 from tfdist.simulation.advise import Advice
 from tfdist.simulation.advise import advise
 from tfdist.simulation.comparison import compare
@@ -20,13 +19,13 @@ from tfdist.simulation.compute import Pareto
 from tfdist.simulation.compute import Recorded
 from tfdist.simulation.compute import SlowWorkers
 from tfdist.simulation.compute import Sometimes
+from tfdist.simulation.failures import Failure
 from tfdist.simulation.history import History
 from tfdist.simulation.measurement import Measurement
 from tfdist.simulation.measurement import measure
 from tfdist.simulation.network import Network
 from tfdist.simulation.replay import replay
 from tfdist.simulation.results import Comparison
-from tfdist.simulation.schedule import Failure
 from tfdist.simulation.simulate import simulate
 from tfdist.simulation.simulate import timing
 from tfdist.simulation.trace import Trace
@@ -65,10 +64,8 @@ def __getattr__(name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from tfdist.strategies import registry
 
-    warnings.warn(
+    deprecated.warn(
         "`tfdist.simulation.METHODS` is `tfdist.strategies.registry.names()` "
-        "now.",
-        DeprecationWarning,
-        stacklevel=2,
+        "now."
     )
     return {one: registry.get(one).make for one in registry.names()}

@@ -102,7 +102,7 @@ class Fetch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """Servers carry out an entry of the log; see `State`.
 
     Attributes:
@@ -136,14 +136,14 @@ def read_log(state, first, jobs, time):
       time: When servers carry them out.
 
     Returns:
-      A list of `Entry`.
+      A list of `LogEntry`.
     """
     entries = []
     for number in range(first, int(state.head)):
         place = number % len(state.log_key)
         key = int(state.log_key[place])
         entries.append(
-            Entry(
+            LogEntry(
                 time=time,
                 job=jobs[key] if key >= 0 else None,
                 worker=int(state.log_worker[place]),

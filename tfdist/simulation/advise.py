@@ -44,7 +44,7 @@ class Advice:
     remedies: list
     verdict: list
 
-    def table(self):
+    def table(self) -> str:
         """Predictions and verdict for a person, a text of several lines."""
         rows = [
             [
@@ -69,7 +69,7 @@ class Advice:
             f"{measured.examples_per_second:,.0f} examples/s."
         )
 
-    def as_dict(self):
+    def as_dict(self) -> dict[str, Any]:
         """All of it, as JSON can hold it."""
         return {
             "measurement": self.measurement.as_dict(),
@@ -140,8 +140,8 @@ def advise(
     """
     if not isinstance(measurement, Measurement):
         raise TypeError(
-            "measurement must be a tfdist.simulation.Measurement. Received: "
-            f"{measurement!r}."
+            "Argument `measurement` must be a tfdist.simulation.Measurement. "
+            f"Received: measurement={measurement!r}"
         )
     several = num_workers
     if isinstance(num_workers, numbers.Number):
@@ -154,7 +154,10 @@ def advise(
     strategies = list(strategies)
     for name, values in (("num_workers", several), ("strategies", strategies)):
         if not values:
-            raise ValueError(f"{name} must not be empty. Received: {values!r}.")
+            raise ValueError(
+                f"Argument `{name}` must not be empty. Received: "
+                f"{name}={values!r}"
+            )
     checks.positive("min_speed_up", min_speed_up)
     checks.not_negative("overhead_seconds", overhead_seconds)
     network = checks.kind("network", network, Network, Network())
@@ -162,8 +165,8 @@ def advise(
         compute is None or isinstance(compute, ComputeTime) or callable(compute)
     ):
         raise TypeError(
-            "compute must be a tfdist.simulation.ComputeTime or a callable "
-            f"that returns one. Received: {compute!r}."
+            "Argument `compute` must be a tfdist.simulation.ComputeTime or a "
+            f"callable that returns one. Received: compute={compute!r}"
         )
     if isinstance(compute, ComputeTime):
         mean = min(map(compute.mean, range(max(several))))
@@ -195,8 +198,8 @@ def advise(
                 predictions.append(max(played, key=lambda p: p.speed_up))
     if not predictions:
         raise ValueError(
-            f"strategies must have one that num_workers={several} can train "
-            f"with. Received: {strategies}."
+            f"Argument `strategies` must have one that num_workers={several} "
+            f"can train with. Received: strategies={strategies}"
         )
     case = verdict_lib.decided(
         verdict_lib.Case(

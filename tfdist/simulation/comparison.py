@@ -16,11 +16,11 @@ from tfdist import checks
 from tfdist.simulation import data as data_lib
 from tfdist.simulation.compute import ComputeTime
 from tfdist.simulation.compute import Gamma
+from tfdist.simulation.failures import Failure
 from tfdist.simulation.methods import as_method
 from tfdist.simulation.network import Network
 from tfdist.simulation.results import ONE_MACHINE
 from tfdist.simulation.results import Comparison
-from tfdist.simulation.schedule import Failure
 from tfdist.simulation.simulate import simulate
 
 
@@ -53,8 +53,8 @@ def compare(
 
     Args:
       model_fn_of: Callable of a learning rate and a momentum that returns the
-        `model_fn` of `simulate`, as `tasks.Task.model_fn`. It is given None
-        for a rate if `learning_rates` has it.
+        `model_fn` of `simulate`, as `tasks.BuiltInTask.model_fn`. It is given
+        None for a rate if `learning_rates` has it.
       dataset: As for `simulate`.
       strategies: List of what `simulate` takes, of different names.
       num_workers: List of numbers of workers.
@@ -102,8 +102,9 @@ def compare(
     for failure in failures:
         if not 0 <= failure.worker < min(num_workers):
             raise ValueError(
-                "failures must name workers of the smallest cluster, from 0 "
-                f"to {min(num_workers) - 1}. Received: {failure}."
+                "Argument `failures` must name workers of the smallest "
+                f"cluster, from 0 to {min(num_workers) - 1}. Received: "
+                f"failures={failure}"
             )
     data = data_lib.Data(dataset, batch_size)
     settings = _settings(
@@ -243,9 +244,9 @@ def _check_settings(settings, data, model_fn_of, learning_rate):
     most = max(setting.num_workers for setting in settings)
     if data.num_batches < most:
         raise ValueError(
-            "dataset must have a batch for each worker. Received: "
+            "Argument `dataset` must have a batch for each worker. Received: "
             f"{data.num_batches} batches of {data.batch_size} for "
-            f"num_workers={most}."
+            f"num_workers={most}"
         )
     for setting in settings:
         count = checks.count("num_workers", setting.num_workers)
@@ -279,8 +280,8 @@ def check_metric(metric, model, validation_data):
 def _check_different(name, values):
     if not values or len(set(values)) < len(values):
         raise ValueError(
-            f"{name} must have at least one value, and each once. "
-            f"Received: {values!r}."
+            f"Argument `{name}` must have at least one value, and each once. "
+            f"Received: {name}={values!r}"
         )
 
 

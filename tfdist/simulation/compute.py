@@ -18,7 +18,9 @@ class ComputeTime(abc.ABC):
     """
 
     @abc.abstractmethod
-    def draw(self, worker, step, stream):
+    def draw(
+        self, worker: int, step: int, stream: np.random.Generator
+    ) -> float:
         """The seconds of one step.
 
         Args:
@@ -31,7 +33,7 @@ class ComputeTime(abc.ABC):
         """
 
     @abc.abstractmethod
-    def mean(self, worker):
+    def mean(self, worker: int) -> float:
         """The mean of a worker's steps, seconds."""
 
     def __add__(self, other):
@@ -47,10 +49,12 @@ class _Sum(ComputeTime):
     def __repr__(self):
         return " + ".join(map(repr, self._parts))
 
-    def draw(self, worker, step, stream):
+    def draw(
+        self, worker: int, step: int, stream: np.random.Generator
+    ) -> float:
         return sum(part.draw(worker, step, stream) for part in self._parts)
 
-    def mean(self, worker):
+    def mean(self, worker: int) -> float:
         return sum(part.mean(worker) for part in self._parts)
 
 
@@ -67,10 +71,12 @@ class Constant(ComputeTime):
     def __repr__(self):
         return f"Constant({self.seconds:g})"
 
-    def draw(self, worker, step, stream):
+    def draw(
+        self, worker: int, step: int, stream: np.random.Generator
+    ) -> float:
         return self.seconds
 
-    def mean(self, worker):
+    def mean(self, worker: int) -> float:
         return self.seconds
 
 
@@ -89,11 +95,13 @@ class LogNormal(ComputeTime):
     def __repr__(self):
         return f"LogNormal({self.seconds:g}, sigma={self.sigma:g})"
 
-    def draw(self, worker, step, stream):
+    def draw(
+        self, worker: int, step: int, stream: np.random.Generator
+    ) -> float:
         normal = stream.standard_normal()
         return self.seconds * math.exp(self.sigma * normal - self.sigma**2 / 2)
 
-    def mean(self, worker):
+    def mean(self, worker: int) -> float:
         return self.seconds
 
 
@@ -116,10 +124,12 @@ class Gamma(ComputeTime):
     def __repr__(self):
         return f"Gamma({self.seconds:g}, shape={self.shape:g})"
 
-    def draw(self, worker, step, stream):
+    def draw(
+        self, worker: int, step: int, stream: np.random.Generator
+    ) -> float:
         return stream.gamma(self.shape, self.seconds / self.shape)
 
-    def mean(self, worker):
+    def mean(self, worker: int) -> float:
         return self.seconds
 
 
@@ -143,11 +153,13 @@ class Pareto(ComputeTime):
     def __repr__(self):
         return f"Pareto({self.seconds:g}, shape={self.shape:g})"
 
-    def draw(self, worker, step, stream):
+    def draw(
+        self, worker: int, step: int, stream: np.random.Generator
+    ) -> float:
         minimum = self.seconds * (self.shape - 1) / self.shape
         return minimum * (1.0 - stream.random()) ** (-1 / self.shape)
 
-    def mean(self, worker):
+    def mean(self, worker: int) -> float:
         return self.seconds
 
 
@@ -183,14 +195,16 @@ class Sometimes(ComputeTime):
         workers = None if self.workers is None else sorted(self.workers)
         return f"Sometimes({self.extra!r}, {self.probability:g}, {workers})"
 
-    def draw(self, worker, step, stream):
+    def draw(
+        self, worker: int, step: int, stream: np.random.Generator
+    ) -> float:
         if self.workers is not None and worker not in self.workers:
             return 0.0
         if stream.random() >= self.probability:
             return 0.0
         return self.extra.draw(worker, step, stream)
 
-    def mean(self, worker):
+    def mean(self, worker: int) -> float:
         if self.workers is not None and worker not in self.workers:
             return 0.0
         return self.probability * self.extra.mean(worker)
@@ -208,8 +222,8 @@ class SlowWorkers(ComputeTime):
         _check_time("SlowWorkers", "base", base)
         if not isinstance(factors, Mapping):
             raise ValueError(
-                "SlowWorkers: factors must be a dict of worker to number. "
-                f"Received: {factors!r}."
+                "Argument `factors` of SlowWorkers must be a dict of worker "
+                f"to number. Received: factors={factors!r}"
             )
         self.base = base
         self.factors = {
@@ -222,11 +236,13 @@ class SlowWorkers(ComputeTime):
     def __repr__(self):
         return f"SlowWorkers({self.base!r}, {self.factors})"
 
-    def draw(self, worker, step, stream):
+    def draw(
+        self, worker: int, step: int, stream: np.random.Generator
+    ) -> float:
         seconds = self.base.draw(worker, step, stream)
         return self.factors.get(worker, 1.0) * seconds
 
-    def mean(self, worker):
+    def mean(self, worker: int) -> float:
         return self.factors.get(worker, 1.0) * self.base.mean(worker)
 
 
@@ -245,27 +261,30 @@ class Recorded(ComputeTime):
         self.seconds = [np.asarray(steps, "float64") for steps in seconds]
         if not self.seconds or not all(map(len, self.seconds)):
             raise ValueError(
-                "Recorded: seconds must hold at least one step of each of at "
-                f"least one worker. Received: {seconds!r}."
+                "Argument `seconds` of Recorded must hold at least one step "
+                "of each of at least one worker. Received: "
+                f"seconds={seconds!r}"
             )
         for worker, steps in enumerate(self.seconds):
             if not np.all(np.isfinite(steps)) or steps.min() < 0:
                 raise ValueError(
-                    "Recorded: seconds must be finite and at least 0. "
-                    f"Received for worker {worker}: {steps.tolist()}."
+                    "Argument `seconds` of Recorded must be finite and at "
+                    f"least 0. Received: {steps.tolist()} for worker {worker}"
                 )
 
     def __repr__(self):
         return f"Recorded({len(self.seconds)} workers)"
 
-    def draw(self, worker, step, stream):
+    def draw(
+        self, worker: int, step: int, stream: np.random.Generator
+    ) -> float:
         turn, own = divmod(worker, len(self.seconds))
         steps = self.seconds[own]
         # The golden section spreads the beginnings of all turns.
         begin = int(turn * 0.6180339887 % 1.0 * len(steps))
         return float(steps[(begin + step) % len(steps)])
 
-    def mean(self, worker):
+    def mean(self, worker: int) -> float:
         return float(self.seconds[worker % len(self.seconds)].mean())
 
 
@@ -304,7 +323,5 @@ def parse(text):
 
 def _check_time(owner, name, value):
     if not isinstance(value, ComputeTime):
-        raise ValueError(
-            f"{owner}: {name} must be a tfdist.simulation.ComputeTime. "
-            f"Received: {value!r}."
-        )
+        allowed = "a tfdist.simulation.ComputeTime"
+        raise ValueError(checks.refusal(f"{owner}: {name}", allowed, value))

@@ -1,4 +1,4 @@
-"""The examples of a simulated training, in memory."""
+"""The examples of a simulated training, and which worker takes which."""
 
 import numbers
 
@@ -33,9 +33,9 @@ class Data:
             dataset = _in_memory(dataset)
         if not isinstance(dataset, (tuple, list)) or len(dataset) not in (2, 3):
             raise ValueError(
-                f"{name} must be (x, y), (x, y, sample_weight) or a "
-                "tf.data.Dataset of such examples. Received: "
-                f"{type(dataset).__name__}."
+                f"Argument `{name}` must be (x, y), (x, y, sample_weight) or "
+                "a tf.data.Dataset of such examples. Received: "
+                f"{name}={type(dataset).__name__}"
             )
         arrays = [np.asarray(array) for array in dataset]
         sizes = [array.shape[0] if array.ndim else 0 for array in arrays]
@@ -50,8 +50,9 @@ class Data:
             and 1 <= batch_size <= sizes[0]
         ):
             raise ValueError(
-                "batch_size must be an integer from 1 to the number of "
-                f"examples, {sizes[0]}. Received: {batch_size!r}."
+                "Argument `batch_size` must be an integer from 1 to the "
+                f"number of examples, {sizes[0]}. Received: "
+                f"batch_size={batch_size!r}"
             )
         self._tensors = [tf.constant(array) for array in arrays]
         self._shuffle = shuffle
@@ -103,17 +104,45 @@ class Data:
         return tuple(tensor.numpy() for tensor in self._tensors)
 
 
+class Shares:
+    """Which batches each worker computes.
+
+    Args:
+      num_batches: Of one epoch.
+      epochs: Number of epochs.
+      num_workers: Number of workers.
+      dynamic: False: a worker has every `num_workers`-th batch of an epoch,
+        as `fit` on a cluster has it, and stops when these are done. True:
+        each takes the next one that nobody has taken.
+    """
+
+    def __init__(self, num_batches, epochs, num_workers, dynamic=False):
+        def share(worker):
+            for epoch in range(epochs):
+                first, end = epoch * num_batches, (epoch + 1) * num_batches
+                yield from range(first + worker, end, num_workers)
+
+        if dynamic:
+            self._own = [iter(range(num_batches * epochs))] * num_workers
+        else:
+            self._own = [share(worker) for worker in range(num_workers)]
+
+    def next(self, worker):
+        """The next batch of a worker, None if there is none."""
+        return next(self._own[worker], None)
+
+
 def _in_memory(dataset):
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
-            "dataset must be finite: the simulator counts epochs. Received a "
-            "tf.data.Dataset without end; leave out its repeat()."
+            "Argument `dataset` must be finite: the simulator counts epochs; "
+            "leave out its repeat(). Received: a tf.data.Dataset without end"
         )
     examples = list(dataset.as_numpy_iterator())
     if not examples or not isinstance(examples[0], tuple):
         raise ValueError(
-            "dataset must have examples (x, y). Received a tf.data.Dataset "
-            f"with elements {dataset.element_spec}."
+            "Argument `dataset` must have examples (x, y). Received: a "
+            f"tf.data.Dataset with elements {dataset.element_spec}"
         )
     return tuple(np.stack(column) for column in zip(*examples, strict=True))
 
@@ -157,18 +186,20 @@ def check_model(model, averages=False, takes_local_steps=False):
     """
     if not isinstance(model, keras.Model):
         raise TypeError(
-            f"model_fn must return a compiled keras.Model. Received: {model!r}."
+            "Argument `model_fn` must return a compiled keras.Model. "
+            f"Received: model_fn() returned {model!r}"
         )
     optimizer = getattr(model, "optimizer", None)
     if not getattr(model, "compiled", False) or optimizer is None:
         raise ValueError(
-            "model_fn must return a compiled model: call model.compile with "
-            "an optimizer and a loss."
+            "Argument `model_fn` must return a compiled model: call "
+            "model.compile with an optimizer and a loss. Received: "
+            f"{model!r}, not compiled"
         )
     if not model.built or not model.trainable_variables:
         raise ValueError(
-            "model_fn must return a model with weights: begin it with "
-            "keras.Input, or call build."
+            "Argument `model_fn` must return a model with weights: begin it "
+            f"with keras.Input, or call build. Received: {model!r} without"
         )
     if type(model).train_step is not keras.Model.train_step:
         raise ValueError(

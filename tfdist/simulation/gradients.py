@@ -6,16 +6,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.simulation.compiled import Compiled
-
 
 class Gradients:
-    """Computes gradients of a model, several in one call.
+    """Builds gradients of a model, in traced functions.
 
     Each is that of Keras's own training step, computed from the parameters
-    that its worker was given. What the step does to other variables
-    (BatchNormalization's statistics, seeds) is done to the newest values, in
-    the order in which the gradients are used, as servers do it.
+    that its worker was given.
 
     Args:
       model: The compiled `keras.Model`; its variables are only read.
@@ -28,48 +24,19 @@ class Gradients:
         call = inspect.signature(model.call).parameters
         self._arguments = {"training": True} if "training" in call else {}
         self._clip = _take_clipping(model.optimizer)
-        self._several = Compiled(self._build)
 
-    @property
-    def state_variables(self):
-        """The variables that are not trained, a list."""
-        return self._model.non_trainable_variables
-
-    def compute(self, parameters, state, batches):
-        """Computes gradients.
-
-        Args:
-          parameters: List of lists of tensors: of each gradient the values
-            of the trainable variables.
-          state: List of tensors: of the other variables, before the first.
-          batches: List of numbers of batches.
-
-        Returns:
-          A list of (gradients, state, loss): gradients are a list of tensors,
-          `tf.IndexedSlices` or None; state is what the others are after it.
-        """
-        rows = [self._data.rows(batch) for batch in batches]
-        rows = [tf.constant(one, tf.int64) for one in rows]
-        return self._several(parameters, state, rows)
-
-    def _build(self, parameters, state, rows):
-        results = []
-        for mine, places in zip(parameters, rows, strict=True):
-            gradients, state, loss = self.one(mine, state, places)
-            results.append((gradients, state, loss))
-        return results
-
-    def one(self, parameters, state, rows):
-        """Builds one gradient, in a traced function.
+    def build(self, parameters, state, rows):
+        """Builds one gradient.
 
         Args:
           parameters: List of tensors, the trainable variables' values.
-          state: List of tensors: of the other variables.
+          state: List of tensors, those of the other variables.
           rows: Int64 vector, which examples.
 
         Returns:
-          As each of `compute`'s. Of variables that the model does not assign,
-          the tensors in `state` are those that came.
+          The gradients, a list of tensors, `tf.IndexedSlices` or None; what
+          the step makes of `state`, where the tensors of variables that the
+          model does not assign are those that came; and the loss.
         """
         model = self._model
         x, y, weights = self._data.take(rows)

@@ -74,12 +74,12 @@ class History:
     model: object = None
 
     @property
-    def staleness(self):
+    def staleness(self) -> np.ndarray:
         """Staleness of the gradients that count, an int vector."""
         return self.jobs["staleness"][self.jobs["accepted"]]
 
     @property
-    def utilization(self):
+    def utilization(self) -> float:
         """Share of the workers' time in which they computed, 0 to 1.
 
         Counted for each worker until its last gradient was decided over.
@@ -94,20 +94,20 @@ class History:
         return float(computing / present) if present else 0.0
 
     @property
-    def waited(self):
+    def waited(self) -> np.ndarray:
         """Seconds from each gradient's arrival to the decision, a vector."""
         waited = self.jobs["decided"] - self.jobs["arrived"]
         return waited[~np.isnan(waited)]
 
     @property
-    def total_bytes(self):
+    def total_bytes(self) -> int:
         """Bytes that went over the network: pushes, pulls and fetches."""
         pushed = np.count_nonzero(~np.isnan(self.jobs["arrived"]))
         pulled = len(self.jobs) * self.pull_bytes
         return int(pushed * self.push_bytes + pulled + self.fetched_bytes)
 
     @property
-    def examples_per_second(self):
+    def examples_per_second(self) -> float:
         """Examples whose gradients count, per virtual second.
 
         The shorter batch at the end of an epoch is counted as a full one.

@@ -63,8 +63,8 @@ class Measurement:
         object.__setattr__(self, "variables", tuple(self.variables))
         if not seconds:
             raise ValueError(
-                "Measurement: compute_seconds must have one step at least. "
-                "Received none."
+                "Argument `compute_seconds` of Measurement must have one step "
+                "at least. Received: compute_seconds=()"
             )
         for value in seconds:
             checks.positive("compute_seconds", value)
@@ -72,22 +72,22 @@ class Measurement:
         checks.positive("step_seconds", self.step_seconds)
 
     @property
-    def compute(self):
+    def compute(self) -> float:
         """The median of `compute_seconds`."""
         return float(np.median(self.compute_seconds))
 
     @property
-    def examples_per_second(self):
+    def examples_per_second(self) -> float:
         """Of one machine that trains without a cluster."""
         return self.batch_size / self.step_seconds
 
     @property
-    def push_bytes(self):
+    def push_bytes(self) -> int:
         """Of one push to all servers, without what a correction adds."""
         return sum(self.traffic(Method(), 1)[0])
 
     @property
-    def pull_bytes(self):
+    def pull_bytes(self) -> int:
         """Of one pull from all servers."""
         return sum(self.traffic(Method(), 1)[1])
 
@@ -96,7 +96,7 @@ class Measurement:
         model = types.SimpleNamespace(variables=self.variables)
         return traffic(model, method, num_servers)
 
-    def scaled(self, factor):
+    def scaled(self, factor: float) -> "Measurement":
         """An estimate for a batch `factor` times as large.
 
         Computing a gradient is taken to last `factor` times as long; an
@@ -109,7 +109,7 @@ class Measurement:
             step_seconds=self.step_seconds + (factor - 1) * self.compute,
         )
 
-    def as_dict(self):
+    def as_dict(self) -> dict[str, Any]:
         """Its figures, as JSON can hold them."""
         return {
             "batch_size": self.batch_size,
@@ -131,7 +131,7 @@ def measure(
     batch_size: int,
     steps: int = 20,
     step_seconds: float | None = None,
-):
+) -> Measurement:
     """Measures a model's training step on this machine.
 
     Gradients are computed without XLA, as on a cluster; the step of plain

@@ -26,8 +26,8 @@ def as_method(strategy: Any) -> Method:
     if isinstance(strategy, Method):
         if not strategy.needs_servers:
             raise ValueError(
-                "A simulated method must have servers. Received: "
-                f"communication={strategy.communication!r}."
+                "Argument `strategy` must be a method with servers. Received: "
+                f"communication={strategy.communication!r}"
             )
         return strategy
     if isinstance(strategy, Synchronization):
@@ -43,7 +43,7 @@ def as_method(strategy: Any) -> Method:
             local_steps=getattr(strategy, "local_steps", None),
         )
     raise TypeError(
-        "strategy must be a tfdist.simulation.Method, one of "
+        "Argument `strategy` must be a tfdist.simulation.Method, one of "
         f"{', '.join(registry.names())}, a Synchronization, a Correction, "
-        f"LocalSteps or a strategy of tfdist. Received: {strategy!r}."
+        f"LocalSteps or a strategy of tfdist. Received: strategy={strategy!r}"
     )

@@ -40,8 +40,8 @@ class Network:
                 continue
             if not checks.is_number(value) or not value > 0:
                 raise ValueError(
-                    f"Network: {name} must be a number, positive. "
-                    f"Received: {value!r}."
+                    f"Argument `{name}` of Network must be a number, "
+                    f"positive. Received: {name}={value!r}"
                 )
 
 

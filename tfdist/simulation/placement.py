@@ -71,8 +71,8 @@ class Placement:
             return [servers[id(v.value)] for v in model.trainable_variables]
         except KeyError:
             raise ValueError(
-                "model_fn must make the variables of its model when it is "
-                "called, so that it is known on which of the "
-                f"{self._num_servers} servers each of them was. Received a "
-                "model with variables that were there before."
+                "Argument `model_fn` must make the variables of its model "
+                "when it is called, so that it is known on which of the "
+                f"{self._num_servers} servers each of them was. Received: a "
+                "model with variables that were there before"
             ) from None

@@ -10,9 +10,8 @@ import tqdm
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import history as history_lib
 from tfdist.simulation.actions import Drop
-from tfdist.simulation.actions import Entry
 from tfdist.simulation.actions import Fetch
-from tfdist.simulation.local_training import LocalTraining
+from tfdist.simulation.actions import LogEntry
 from tfdist.simulation.training import Training
 
 
@@ -60,9 +59,9 @@ def play(
     """Trains a model as a source of actions says.
 
     Args:
-      source: Whose `run()` yields `Begin`, `Fetch`, `Entry` and `Drop` in the
-        order in which they happen, with `jobs`, all `Job`s so far, and `now`,
-        seconds: a `Schedule`, or another.
+      source: Whose `run()` yields `Begin`, `Fetch`, `LogEntry` and `Drop` in
+        the order in which they happen, with `jobs`, all `Job`s so far, and
+        `now`, seconds: a `Schedule`, or another.
       model: The compiled `keras.Model`.
       data: A `Data`.
       method: A `Method`, resolved.
@@ -87,10 +86,7 @@ def play(
     validation = None
     if validation_data is not None:
         validation = data_lib.of_validation(validation_data)
-    if method.local_steps is None:
-        training = Training(model, data, method, num_workers, chunk, placement)
-    else:
-        training = LocalTraining(model, data, method, num_workers)
+    training = Training(model, data, method, num_workers, chunk, placement)
     watch = _Watch(
         model, training, data.num_batches, validation, evaluate_every
     )
@@ -167,7 +163,7 @@ class _Watch:
         """Notes an action that is done; returns the gradients decided."""
         self.seconds = action.time
         self.fetches += isinstance(action, Fetch)
-        is_entry = isinstance(action, Entry)
+        is_entry = isinstance(action, LogEntry)
         if is_entry and action.count:
             self.updates.append(action.time)
         # One that has died with its worker will be computed again.

@@ -4,12 +4,13 @@ import collections
 
 import numpy as np
 
+from tfdist.simulation import virtual_clock
 from tfdist.simulation.actions import Begin
 from tfdist.simulation.actions import Drop
 from tfdist.simulation.actions import Job
 from tfdist.simulation.actions import read_log
-from tfdist.simulation.ledger import VirtualLedger
 from tfdist.synchronization.events import Patience
+from tfdist.synchronization.in_memory import InMemoryLedger
 from tfdist.synchronization.state import Phase
 
 _WAITING = (Phase.ARRIVED, Phase.ACCEPTED)
@@ -49,14 +50,14 @@ class Playback:
         self._method = method
         self._trace = trace
         self._servers = servers
-        self._ledger = VirtualLedger(
+        self._ledger = InMemoryLedger(
             method.synchronization,
             trace.num_workers,
             patience=_PATIENCE,
             forgets=method.remembers_workers,
         )
-        never = [0.0] * trace.num_workers
-        self._there = {"now": 0.0, "heard": never, "entered": never}
+        begin = [0.0] * trace.num_workers
+        self._there = virtual_clock.attendance(0.0, begin, begin)
         self._executed = 0
         self._version = 0
         self._current = [None] * trace.num_workers
@@ -75,7 +76,7 @@ class Playback:
         self.now = max(job.decided for job in self.jobs)
 
     def run(self):
-        """What happens, an iterator of `Begin`, `Entry` and `Drop`."""
+        """What happens, an iterator of `Begin`, `LogEntry` and `Drop`."""
         return iter(self.actions)
 
     def _make_jobs(self, shares):
@@ -141,7 +142,7 @@ class Playback:
             if worker is None:
                 raise ValueError(complaint)
             self._left.add(worker)
-            self._ledger.leave(worker, **self._there)
+            self._ledger.tick(self._there, worker, leaving=True)
             before = self._ledger.save()
         self._carry_out()
 
@@ -185,7 +186,7 @@ class Playback:
             )
         self._current[job.worker], earlier = job, self._current[job.worker]
         self._ledger.arrive(
-            job.worker, key=job.number, pulled=job.pulled, **self._there
+            self._there, job.worker, key=job.number, pulled=job.pulled
         )
         found = self._contradiction()
         if found is not None:
@@ -251,7 +252,7 @@ class Playback:
         self._executed = int(state.head)
         decided = np.flatnonzero(np.isin(self._ledger.phases, _DECIDED))
         if decided.size:
-            self._ledger.go_on(decided.tolist(), 0.0)
+            self._ledger.go_on(decided, self._there.now)
 
     def _reach_version(self):
         """There are new parameters: who computes from them is given them."""

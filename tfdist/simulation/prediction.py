@@ -58,8 +58,8 @@ class Cluster:
         made = self.compute(measured)
         if not isinstance(made, ComputeTime):
             raise TypeError(
-                "compute must be a tfdist.simulation.ComputeTime, or return "
-                f"one. Received: {made!r}."
+                "Argument `compute` must be a tfdist.simulation.ComputeTime, "
+                f"or return one. Received: compute={made!r}"
             )
         return made
 

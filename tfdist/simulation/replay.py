@@ -8,11 +8,11 @@ import keras
 from tfdist import checks
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import play as play_lib
+from tfdist.simulation.data import Shares
 from tfdist.simulation.history import History
 from tfdist.simulation.methods import as_method
 from tfdist.simulation.placement import Placement
 from tfdist.simulation.playback import Playback
-from tfdist.simulation.schedule import Shares
 from tfdist.simulation.simulate import traffic
 from tfdist.simulation.trace import Trace
 
@@ -79,16 +79,16 @@ def replay(
     """
     if not isinstance(trace, Trace):
         raise TypeError(
-            "trace must be what tfdist.simulation.read_trace returns. "
-            f"Received: {trace!r}."
+            "Argument `trace` must be what tfdist.simulation.read_trace "
+            f"returns. Received: trace={trace!r}"
         )
     checks.positive("evaluate_every", evaluate_every)
     method = as_method(strategy).resolve(trace.num_workers)
     if method.local_steps is not None:
         raise ValueError(
-            "strategy must be a method whose workers push after every step: "
-            "local steps are not replayed. Received: "
-            f"{method.local_steps!r}."
+            "Argument `strategy` must be a method whose workers push after "
+            "every step: local steps are not replayed. Received: "
+            f"local_steps={method.local_steps!r}"
         )
     _check_every_step_is_pushed(trace)
     # First of all: what is missing explains what else does not fit.
@@ -168,9 +168,9 @@ def _shares(method, trace, data):
     number = trace.num_workers
     if data.num_batches < number:
         raise ValueError(
-            "dataset must have a batch for each worker. Received: "
+            "Argument `dataset` must have a batch for each worker. Received: "
             f"{data.num_batches} batches of {data.batch_size} for {number} "
-            "workers in the trace."
+            "workers in the trace"
         )
     epochs = None
     for worker, steps in enumerate(trace.workers):

@@ -119,13 +119,13 @@ class Comparison:
         return [k for k in self.keys if k[0] != ONE_MACHINE] or self.keys
 
     @property
-    def methods(self):
+    def methods(self) -> list[str]:
         """The methods' names in their order, without the one machine."""
         names = dict.fromkeys(method for method, _ in self.keys)
         return [name for name in names if name != ONE_MACHINE]
 
     @property
-    def num_workers(self):
+    def num_workers(self) -> list[int]:
         """The numbers of workers, rising, without the one machine."""
         return sorted({n for method, n in self.keys if method != ONE_MACHINE})
 

@@ -7,98 +7,39 @@ plays it, and gives a list of what servers and workers do, in order, for
 """
 
 import collections
-import dataclasses
-import heapq
-import itertools
 
 import numpy as np
 
+from tfdist.event_queue import EventQueue
 from tfdist.runtime.coordination.coordination import IDLE_SECONDS
+from tfdist.simulation import failures as failures_lib
+from tfdist.simulation import virtual_clock
 from tfdist.simulation.actions import Begin
 from tfdist.simulation.actions import Drop
+from tfdist.simulation.actions import Fetch
 from tfdist.simulation.actions import Job
 from tfdist.simulation.actions import read_log
-from tfdist.simulation.ledger import VirtualLedger
+from tfdist.simulation.exchange_periods import periods_of
 from tfdist.simulation.network import Links
 from tfdist.synchronization.events import Patience
+from tfdist.synchronization.in_memory import InMemoryLedger
 from tfdist.synchronization.state import Phase
 
 _DECIDED = (Phase.GRANTED, Phase.DROPPED)
 
 
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """A worker dies, and may come back.
-
-    Attributes:
-      worker: Its number.
-      at: Seconds; at 0 it joins late.
-      until: Seconds at which another process takes its place, with what is
-        left of its share of the data; None: never.
-    """
-
-    worker: int
-    at: float
-    until: float | None = None
-
-    def __post_init__(self):
-        if self.until is not None and not self.until > self.at:
-            raise ValueError(
-                f"Failure: until must be later than at={self.at}. "
-                f"Received: {self.until!r}."
-            )
-        if not self.at >= 0:
-            raise ValueError(
-                f"Failure: at must be at least 0. Received: {self.at!r}."
-            )
-
-
-def _check_apart(failures):
-    """Refuses failures of a worker that is dead."""
-    ordered = sorted(failures, key=lambda f: (f.worker, f.at))
-    for one, other in itertools.pairwise(ordered):
-        if one.worker == other.worker and not (one.until or np.inf) < other.at:
-            raise ValueError(
-                "failures: a worker must be back before it dies again. "
-                f"Received: {one} and {other}."
-            )
-
-
-class Shares:
-    """Which batches each worker computes.
-
-    Args:
-      num_batches: Of one epoch.
-      epochs: Number of epochs.
-      num_workers: Number of workers.
-      dynamic: False: a worker has every `num_workers`-th batch of an epoch,
-        as `fit` on a cluster has it, and stops when these are done. True:
-        each takes the next one that nobody has taken.
-    """
-
-    def __init__(self, num_batches, epochs, num_workers, dynamic=False):
-        def share(worker):
-            for epoch in range(epochs):
-                first, end = epoch * num_batches, (epoch + 1) * num_batches
-                yield from range(first + worker, end, num_workers)
-
-        if dynamic:
-            self._own = [iter(range(num_batches * epochs))] * num_workers
-        else:
-            self._own = [share(worker) for worker in range(num_workers)]
-
-    def next(self, worker):
-        """The next batch of a worker, None if there is none."""
-        return next(self._own[worker], None)
-
-
 class Schedule:
     """A virtual cluster.
+
+    Workers take one step or several between two pushes, each of a compute
+    time of its own. One that has no more data pushes what it has done, and
+    leaves.
 
     Args:
       method: A `Method`, resolved.
       num_workers: Number of workers.
       shares: A `Shares`.
+      size_of: Callable of a batch: the number of its examples.
       compute: A `ComputeTime`.
       network: A `Network`.
       push_bytes: What a push brings to each server, a list of ints.
@@ -121,6 +62,7 @@ class Schedule:
         num_workers,
         shares,
         *,
+        size_of,
         compute,
         network,
         push_bytes,
@@ -139,7 +81,7 @@ class Schedule:
         self._links = Links(
             network, num_workers, push_bytes, pull_bytes, fetch_bytes
         )
-        self._ledger = VirtualLedger(
+        self._ledger = InMemoryLedger(
             method.synchronization,
             num_workers,
             patience=Patience.of_seconds(
@@ -154,9 +96,11 @@ class Schedule:
             for worker in range(num_workers)
         ]
         self._max_seconds = max_seconds
+        self._periods = periods_of(method, num_workers, size_of)
         self.jobs = []
-        # The clock; `now` is when something last came of it.
-        self.now = self._now = 0.0
+        self._events = EventQueue()
+        # When something last came of them.
+        self.now = 0.0
         # Each worker: the job that it is at, the life that it is in.
         self._current = [None] * num_workers
         self._lives = [0] * num_workers
@@ -173,37 +117,26 @@ class Schedule:
         self._executed = 0
         # When heartbeats will next decide again, None if nobody waits.
         self._beat_at = None
-        self._queue = []
-        self._number = itertools.count()
         self._out = []
+        failures_lib.check(failures, num_workers)
         for failure in failures:
-            self._fail(failure)
-        _check_apart(failures)
-
-    def _fail(self, failure):
-        if not 0 <= failure.worker < self._num_workers:
-            raise ValueError(
-                f"Failure: worker must be from 0 to {self._num_workers - 1}. "
-                f"Received: {failure.worker!r}."
-            )
-        self._at(failure.at, self._die, failure.worker)
-        if failure.until is not None:
-            self._at(failure.until, self._return, failure.worker)
+            self._events.at(failure.at, self._die, failure.worker)
+            if failure.until is not None:
+                self._events.at(failure.until, self._return, failure.worker)
 
     def run(self):
         """Plays the whole training.
 
         Yields:
-          `Begin`, `Entry` and `Drop`, in the order in which they happen.
+          `Begin`, `Fetch`, `LogEntry` and `Drop`, in the order in which they
+          happen.
 
         Raises:
           RuntimeError: The method lets workers wait for ever.
         """
         for worker in range(self._num_workers):
-            self._at(0.0, self._begin, worker, 0)
-        while self._queue:
-            self._now, _, event, arguments = heapq.heappop(self._queue)
-            event(*arguments)
+            self._events.at(0.0, self._begin, worker)
+        while self._events.happen():
             if self._out:
                 self.now = self._now
             yield from self._out
@@ -216,81 +149,113 @@ class Schedule:
                 "arrive."
             )
 
-    def _at(self, time, event, *arguments):
-        heapq.heappush(
-            self._queue, (time, next(self._number), event, arguments)
-        )
+    @property
+    def _now(self):
+        return self._events.now
 
     # What happens to a worker.
 
-    def _begin(self, worker, life, anew=False):
+    def _begin(self, worker, anew=False):
         """It is given parameters for its next batch, if there is one."""
-        if life != self._lives[worker] or not self._alive[worker]:
+        if not self._alive[worker]:
             return
         batch = self._next_batch(worker)
         if batch is None:
             self._current[worker] = None
             self._finished[worker] = True
-            self._ledger.leave(worker, **self._there())
+            self._ledger.tick(self._there(), worker, leaving=True)
             self._happened()
             return
-        job = self._new_job(worker, batch, anew)
-        self._current[worker] = job
-        self.jobs.append(job)
-        self._out.append(Begin(self._now, job, anew))
-        self._at(self._links.pull(worker, self._now), self._compute_, job, life)
-
-    def _new_job(self, worker, batch, anew):
-        """What it begins now; `anew` if it is another process."""
-        del anew
-        self._steps[worker] += 1
-        return Job(
+        version = int(self._ledger.state.version)
+        pulled, local = self._periods.begin(worker, batch, version, anew)
+        job = Job(
             number=len(self.jobs),
             worker=worker,
             step=self._steps[worker] - 1,
             batch=batch,
-            pulled=int(self._ledger.state.version),
+            pulled=pulled,
             pulling=self._now,
+            local=local,
         )
+        self._current[worker] = job
+        self.jobs.append(job)
+        self._out.append(Begin(self._now, job, anew))
+        self._happens(self._links.pull(worker, self._now), self._pulled, job)
+
+    def _happens(self, time, event, job):
+        """To a job, unless its process has died by then."""
+        life = self._lives[job.worker]
+        self._events.at(time, self._if_alive, life, event, job)
+
+    def _if_alive(self, life, event, job):
+        if life == self._lives[job.worker]:
+            event(job)
 
     def _next_batch(self, worker):
         """Its next batch, None if there is none, or time is up."""
         if self._max_seconds is not None and self._now >= self._max_seconds:
             return None
         if self._again[worker]:
-            return self._again[worker].popleft()
-        return self._shares.next(worker)
+            batch = self._again[worker].popleft()
+        else:
+            batch = self._shares.next(worker)
+        if batch is not None:
+            self._steps[worker] += 1
+        return batch
 
-    def _compute_(self, job, life):
-        if life != self._lives[job.worker]:
-            return
+    def _pulled(self, job):
         job.began = self._now
-        seconds = self._draw(job.worker, job.step)
-        self._at(self._now + seconds, self._push, job, life)
+        self._go_on(job)
 
-    def _draw(self, worker, step):
-        """Seconds that a step of a worker takes to compute."""
-        seconds = self._compute.draw(worker, step, self._streams[worker])
+    def _go_on(self, job):
+        """It takes the next step, and fetches before if that is due."""
+        if self._periods.fetch_is_due(job.worker):
+            self._happens(self._links.ask(self._now), self._fetch, job)
+        else:
+            self._step(job)
+
+    def _fetch(self, job):
+        job.pulled = int(self._ledger.state.version)
+        self._periods.fetched(job.worker, job.pulled)
+        self._out.append(Fetch(self._now, job, done=job.steps - 1))
+        fetched_at = self._links.fetch(job.worker, self._now)
+        self._happens(fetched_at, self._step, job)
+
+    def _step(self, job):
+        worker = job.worker
+        seconds = self._compute.draw(
+            worker, self._steps[worker] - 1, self._streams[worker]
+        )
         if not 0 <= seconds < np.inf:
             raise ValueError(
-                f"compute must draw finite seconds of at least 0. Received: "
-                f"{seconds!r} from {self._compute!r}."
+                "Argument `compute` must draw finite seconds of at least 0. "
+                f"Received: {seconds!r} from {self._compute!r}."
             )
-        return seconds
+        self._happens(self._now + seconds, self._stepped, job)
 
-    def _push(self, job, life):
-        if life != self._lives[job.worker]:
-            return
+    def _stepped(self, job):
+        if self._periods.tells_of_work(job.worker, self._now):
+            self._ledger.tick(self._there(), job.worker, working=True)
+            self._happened()
+        if not self._periods.count(job):
+            batch = self._next_batch(job.worker)
+            if batch is not None:
+                job.local.batches.append(batch)
+                self._go_on(job)
+                return
+            job.local.is_rest = True
+        self._push(job)
+
+    def _push(self, job):
         job.computed = self._now
-        arrival = self._links.push(job.worker, self._now)
-        self._at(arrival, self._arrive, job, life)
+        arrives_at = self._links.push(job.worker, self._now)
+        self._happens(arrives_at, self._arrive, job)
 
-    def _arrive(self, job, life):
-        if life != self._lives[job.worker]:
-            return
+    def _arrive(self, job):
+        self._periods.arrived(job)
         job.arrived = self._now
         self._ledger.arrive(
-            job.worker, key=job.number, pulled=job.pulled, **self._there()
+            self._there(), job.worker, key=job.number, pulled=job.pulled
         )
         left, self._left[job.worker] = self._left[job.worker], None
         if left is not None and left.accepted is None:
@@ -325,7 +290,7 @@ class Schedule:
         self._entered[worker] = self._now
         if self._current[worker] is not None:
             self._left[worker] = self._current[worker]
-        self._begin(worker, self._lives[worker], anew=True)
+        self._begin(worker, anew=True)
 
     # Those who wait, and are woken.
 
@@ -346,22 +311,20 @@ class Schedule:
         """
         if not any(map(self._is_waiting, range(self._num_workers))):
             return
-        there = self._there()
-        deadline = self._ledger.next_deadline(
-            now=self._now, heard=there["heard"], alive=self._alive
-        )
+        deadline = self._ledger.next_deadline(self._there(), self._alive)
         if deadline is None:
             return
+        deadline = virtual_clock.seconds(deadline)
         # One that comes earlier sees to it that there is another.
         if self._beat_at is None or deadline < self._beat_at:
             self._beat_at = deadline
-            self._at(deadline, self._beat, deadline)
+            self._events.at(deadline, self._beat, deadline)
 
     def _beat(self, deadline):
         if deadline != self._beat_at:
             return  # Another comes in its place.
         self._beat_at = None
-        self._ledger.tick(**self._there())
+        self._ledger.tick(self._there())
         self._happened()
         self._beat_if_needed()
 
@@ -370,7 +333,7 @@ class Schedule:
             self._now if alive else last
             for alive, last in zip(self._alive, self._last_heard, strict=True)
         ]
-        return {"now": self._now, "heard": heard, "entered": self._entered}
+        return virtual_clock.attendance(self._now, heard, self._entered)
 
     # What has been decided.
 
@@ -390,13 +353,14 @@ class Schedule:
                 decided.append(int(worker))
         if not decided:
             return
-        self._ledger.go_on(decided, self._now)
+        now = virtual_clock.microseconds(self._now)
+        self._ledger.go_on(decided, now)
         # In the order in which they came, their replies leave.
         for worker in sorted(decided, key=lambda w: state.order[w]):
             job = self._current[worker]
             if not job.accepted and self._method.synchronization.retries:
                 self._again[worker].append(job.batch)
-            self._begin(worker, self._lives[worker])
+            self._begin(worker)
 
     def _carry_out(self, state):
         for entry in read_log(state, self._executed, self.jobs, self._now):
@@ -405,5 +369,6 @@ class Schedule:
                 entry.job.accepted = True
             if entry.count:
                 self._links.update(self._now)
+            self._periods.entered(entry)
             self._out.append(entry)
         self._executed = int(state.head)

@@ -1,15 +1,39 @@
 """What virtual servers do: correct, average, apply, and give."""
 
+import contextlib
+import dataclasses
+
 import keras
+import numpy as np
 import tensorflow as tf
 
-from tfdist import one_replica
-from tfdist.correction import LateGradient
-from tfdist.correction import Slots
+from tfdist.correction import Correction
+from tfdist.runtime.corrections.parameter_correction import ParameterCorrection
 from tfdist.runtime.corrections.slots import WorkerSlots
-from tfdist.runtime.corrections.slots import dtype_of
 from tfdist.runtime.corrections.slots import widened
+from tfdist.runtime.corrections.slots import zeros
 from tfdist.simulation.compiled import Compiled
+
+
+@dataclasses.dataclass
+class Push:
+    """A gradient, or what several local steps come to.
+
+    Attributes:
+      values: Of each parameter a tensor, `tf.IndexedSlices` or None.
+      pulled: What they were computed from, a list of tensors.
+      losses: Of the steps that it stands for, a vector.
+      weight: What it counts in a mean, an int; None: all count the same, and
+        sums are in the type of the parameters.
+      rest: What servers keep beside parameters, as this worker has it: place
+        -> tensor.
+    """
+
+    values: list
+    pulled: list
+    losses: np.ndarray
+    weight: int | None = None
+    rest: dict = dataclasses.field(default_factory=dict)
 
 
 class VirtualServer:
@@ -19,223 +43,203 @@ class VirtualServer:
     is one here, and `network.Links` knows how many there are.
 
     Args:
-      parameters: List of trainable `keras.Variable`.
-      optimizer: The Keras optimizer that updates them.
+      pushes: The `GradientPushes` or `LocalPushes`, which apply what is pushed.
       method: A `Method`, resolved.
       num_workers: Number of workers.
 
     Attributes:
       given: What a worker would be given now, a list of tensors.
+      rest: What is kept beside parameters, as it is now.
     """
 
-    def __init__(self, parameters, optimizer, method, num_workers):
-        self._parameters = parameters
-        self._optimizer = optimizer
-        self._correction = method.correction
+    def __init__(self, pushes, method, num_workers):
+        self._pushes = pushes
+        self._num_workers = num_workers
         self._averages = method.synchronization.averages
-        self._pulled_is_needed = False
-        self._slots = self._own = None
-        self._optimizer.build(self._parameters)
-        if self._correction is not None:
-            self._correction.check_optimizer(self._optimizer)
-            self._pulled_is_needed = (
-                self._correction.copies is not None
-                and not self._correction.on_worker
-            )
-            self._make_slots(num_workers)
-        # Of the gradients of the update that is being collected.
-        self._sum = None
+        correction = method.correction or _NoCorrection()
+        correction.check_optimizer(pushes.optimizer)
+        if correction.on_worker:
+            correction = _NoCorrection()
+        self._correction = correction
+        self._corrects = not isinstance(correction, _NoCorrection)
+        self._parameters = pushes.parameters
+        self._corrections = [
+            _on_server(correction, parameter, num_workers)
+            for parameter in self._parameters
+        ]
+        # Of the pushes of the update that is being collected.
+        self._sum = []
+        self._total = 0
         self._correct = Compiled(self._build_correct)
-        self._add = Compiled(_sum_of)
+        self._add = Compiled(self._build_add)
         self._update = Compiled(self._build_update)
         self._both = Compiled(self._build_both)
-        self._push = Compiled(self._build_push)
         self._give = Compiled(self._build_give)
         self._forget = Compiled(self._build_forget)
+        self.rest = dict(pushes.first_rest)
         self.given = self._give()
 
-    def _make_slots(self, num_workers):
-        correction = self._correction
-
-        def zeros(parameter, prefix):
-            shapes = correction.slots(list(parameter.shape), num_workers)
-            dtype = dtype_of(_Typed(parameter))
-            return {
-                name: tf.Variable(
-                    tf.zeros([*prefix, *shape], dtype), trainable=False
-                )
-                for name, shape in shapes.items()
-            }
-
-        if correction.on_worker:
-            self._own = [zeros(p, [num_workers]) for p in self._parameters]
-        else:
-            self._slots = [WorkerSlots(zeros(p, [])) for p in self._parameters]
-
-    # What happens.
-
-    def push(self, gradients, worker):
-        """What a worker makes of its gradients before it sends them.
-
-        Args:
-          gradients: List of tensors, `tf.IndexedSlices` or None.
-          worker: Its number.
-
-        Returns:
-          The same.
-        """
-        if self._own is None:
-            return gradients
-        return self._push(gradients, tf.constant(worker, tf.int64))
-
-    def restart(self, worker):
-        """Another process has come in a worker's place: it knows nothing."""
-        for slots in self._own or []:
-            for variable in slots.values():
-                variable.scatter_update(
-                    tf.IndexedSlices(
-                        tf.zeros([1, *variable.shape[1:]], variable.dtype),
-                        tf.constant([worker]),
-                    )
-                )
-
-    def carry_out(self, entry, gradients, pulled):
+    def carry_out(self, entry, push):
         """Carries out an entry of the log.
 
         Args:
-          entry: An `Entry`.
-          gradients: What was pushed, None without a gradient.
-          pulled: List of tensors that they were computed from.
+          entry: A `LogEntry`.
+          push: Its `Push`, None without one.
         """
-        worker = tf.constant(entry.worker, tf.int64)
         if entry.forget:
-            if self._slots is not None:
-                self.given = self._forget(worker)
+            self.given = self._forget(tf.constant(entry.worker, tf.int64))
             return
-        if gradients is not None:
-            late = (
-                gradients,
-                pulled if self._pulled_is_needed else [],
-                tf.constant(entry.staleness, tf.int64),
-                worker,
-            )
-            if not self._averages:
-                self.given = self._both(*late)
-                return
-            corrected = self._correct(*late)
-            self._sum = (
-                corrected if entry.first else self._add(self._sum, corrected)
-            )
-            if self._slots is not None and self._correction.looks_ahead:
-                self.given = self._give()
+        if push is not None and not self._averages:
+            known = [self.rest[place] for place in push.rest]
+            self.given, rest = self._both(*self._late(entry, push), known)
+            self._put(push.rest, rest)
+            return
+        if push is not None:
+            self._collect(entry, push)
         if entry.count:
-            self.given = self._update(divided(self._sum, entry.count))
-            self._sum = None
+            total = tf.constant(self._total, tf.float64)
+            self.given, rest = self._update(self._sum, total)
+            self._put(self._places, rest)
+            self._sum = []
+
+    def _collect(self, entry, push):
+        if entry.first:
+            self._sum, self._total = [], 0
+        weight = push.weight
+        if weight is not None:
+            weight = tf.constant(weight, tf.float64)
+        values, rest, *late = self._late(entry, push)
+        if self._corrects:
+            # By itself: in one graph TensorFlow reorders the additions.
+            values = self._correct(values, *late, weight)
+        self._sum = self._add([*values, *rest], self._sum, weight)
+        self._total += push.weight or 1
+        self._places = push.rest
+        if self._correction.uses_lookahead:
+            self.given = self._give()
+
+    def _late(self, entry, push):
+        """What is pushed, as the compiled functions take it."""
+        return (
+            push.values,
+            list(push.rest.values()),
+            push.pulled if self._correction.copies is not None else [],
+            tf.constant(entry.staleness, tf.int64),
+            tf.constant(entry.worker, tf.int64),
+        )
+
+    def _put(self, places, values):
+        for place, value in zip(places, values, strict=True):
+            self.rest[place] = tf.cast(value, self.rest[place].dtype)
 
     # Compiled.
 
-    def _build_push(self, gradients, worker):
-        zero = tf.zeros([], tf.int64)
+    def _build_correct(self, gradients, pulled, staleness, worker, weight):
+        if weight is not None:
+            gradients = [widened(gradient) for gradient in gradients]
+        return self._corrected(gradients, pulled, staleness, worker)
+
+    def _build_add(self, values, total, weight):
+        if weight is not None:
+            # Widened, so that sums of them times examples do not overflow.
+            values = [widened(value) for value in values]
+            values = [value * tf.cast(weight, value.dtype) for value in values]
+        if not total:
+            return values
+        return [_added(*pair) for pair in zip(total, values, strict=True)]
+
+    def _build_update(self, total, count):
+        mean = [_divided(one, count) for one in total]
+        number = len(self._parameters)
+        return self._applied(mean[:number]), mean[number:]
+
+    def _build_both(self, gradients, rest, pulled, staleness, worker, known):
+        corrected = self._corrected(gradients, pulled, staleness, worker)
+        # Beside parameters a push moves things by its worker's share.
+        moved = [
+            value
+            + tf.cast(1.0 / self._num_workers, value.dtype) * (own - value)
+            for value, own in zip(known, rest, strict=True)
+        ]
+        return self._applied(corrected), moved
+
+    def _corrected(self, gradients, pulled, staleness, worker):
+        pulled = pulled or [None] * len(gradients)
         return [
             gradient
             if gradient is None
-            else self._corrected(
-                gradient, _RowsOf(slots, worker), None, zero, zero
+            else one.correct(
+                gradient,
+                staleness=staleness,
+                worker=worker,
+                pulled=_in_the_shape_of(gradient, then),
             )
-            for gradient, slots in zip(gradients, self._own, strict=True)
+            for gradient, then, one in zip(
+                gradients, pulled, self._corrections, strict=True
+            )
         ]
 
-    def _build_correct(self, gradients, pulled, staleness, worker):
-        if self._slots is None:
-            return gradients
-        pulled = pulled or [None] * len(gradients)
-        corrected = []
-        for number, gradient in enumerate(gradients):
-            if gradient is not None:
-                then = pulled[number]
-                pair = (
-                    None
-                    if then is None
-                    else (self._parameters[number].value.read_value(), then)
-                )
-                gradient = self._corrected(
-                    gradient, self._slots[number], pair, staleness, worker
-                )
-            corrected.append(gradient)
-        return corrected
-
-    def _corrected(self, gradient, slots, pair, staleness, worker):
-        sparse = isinstance(gradient, tf.IndexedSlices)
-        values = gradient.values if sparse else gradient
-        indices = gradient.indices if sparse else None
-        now = then = None
-        if pair is not None:
-            now, then = (
-                widened(tf.gather(p, indices) if sparse else p) for p in pair
-            )
-        late = LateGradient(
-            widened(values), indices, staleness, worker, now, then
-        )
-        result = tf.cast(self._correction.correct(late, slots), values.dtype)
-        if sparse and not self._correction.densifies:
-            return tf.IndexedSlices(result, indices, gradient.dense_shape)
-        return result
-
-    def _build_update(self, gradients):
-        observes = self._slots is not None and self._correction.observes
-        if observes:
-            before = [widened(p.value.read_value()) for p in self._parameters]
-            rate = keras.ops.convert_to_tensor(self._optimizer.learning_rate)
-        self._apply(gradients)
-        if observes:
-            for number, gradient in enumerate(gradients):
+    def _applied(self, gradients):
+        """Builds an update; returns what is given after it."""
+        rate = None
+        if self._correction.observes:
+            # Of this step: the optimizer counts it.
+            rate = self._pushes.optimizer.learning_rate
+            rate = keras.ops.convert_to_tensor(rate)
+        with contextlib.ExitStack() as stack:
+            for gradient, one in zip(gradients, self._corrections, strict=True):
                 if gradient is not None:
-                    after = widened(self._parameters[number].value.read_value())
-                    self._correction.observe(
-                        before[number],
-                        after,
-                        tf.cast(rate, after.dtype),
-                        self._slots[number],
-                    )
+                    stack.enter_context(one.observed(lambda: rate))
+            self._pushes.apply(gradients)
         return self._build_give()
-
-    def _apply(self, gradients):
-        with one_replica.stepping():
-            self._optimizer.apply(gradients, self._parameters)
-
-    def _build_both(self, gradients, pulled, staleness, worker):
-        return self._build_update(
-            self._build_correct(gradients, pulled, staleness, worker)
-        )
 
     def _build_give(self):
-        given = []
-        for number, parameter in enumerate(self._parameters):
-            value = parameter.value.read_value()
-            if self._slots is not None and self._correction.looks_ahead:
-                slots = self._slots[number]
-                ahead = self._correction.look_ahead(widened(value), slots)
-                value = tf.cast(ahead, value.dtype)
-            given.append(value)
-        return given
+        return [
+            one.look_ahead(parameter.value.read_value())
+            for parameter, one in zip(
+                self._parameters, self._corrections, strict=True
+            )
+        ]
 
     def _build_forget(self, worker):
-        for slots in self._slots:
-            self._correction.forget(worker, slots)
+        for one in self._corrections:
+            one.forget(worker)
         return self._build_give()
 
 
-def _sum_of(one, other):
-    """The sum of two lists of gradients."""
-    return [
-        None if a is None else _added(a, b)
-        for a, b in zip(one, other, strict=True)
-    ]
+class _NoCorrection(Correction):
+    """Takes gradients as they are, late or not."""
+
+    def correct(self, late, slots):
+        return late.values
+
+
+def _on_server(correction, parameter, num_workers):
+    """The `ParameterCorrection` of a parameter."""
+    first = zeros(correction, parameter, num_workers)
+    variables = {
+        name: tf.Variable(value, trainable=False)
+        for name, value in first.items()
+    }
+
+    def read(rows):
+        value = parameter.value.read_value()
+        return value if rows is None else tf.gather(value, rows)
+
+    return ParameterCorrection(correction, WorkerSlots(variables), read)
+
+
+def _in_the_shape_of(gradient, parameter):
+    """Of a sparse gradient the rows of a parameter, which may be None."""
+    if parameter is None or not isinstance(gradient, tf.IndexedSlices):
+        return parameter
+    return tf.gather(parameter, gradient.indices)
 
 
 def _added(one, other):
-    if not isinstance(one, tf.IndexedSlices):
-        return one + other
+    """The sum of two gradients."""
+    if one is None or not isinstance(one, tf.IndexedSlices):
+        return None if one is None else one + other
     # A row may come several times, as it does within a batch.
     return tf.IndexedSlices(
         tf.concat([one.values, other.values], 0),
@@ -244,46 +248,9 @@ def _added(one, other):
     )
 
 
-def divided(gradients, count):
-    """A list of gradients divided by a number, as servers do it."""
-    found = []
-    for gradient in gradients:
-        if isinstance(gradient, tf.IndexedSlices):
-            gradient = tf.IndexedSlices(
-                gradient.values / count, gradient.indices, gradient.dense_shape
-            )
-        elif gradient is not None:
-            gradient = gradient / count
-        found.append(gradient)
-    return found
-
-
-class _Typed:
-    """A Keras variable with its TensorFlow type."""
-
-    def __init__(self, variable):
-        self.dtype = tf.as_dtype(variable.dtype)
-
-
-class _RowsOf(Slots):
-    """The slots of one worker among those of all, in one variable each."""
-
-    def __init__(self, variables, worker):
-        self._variables = variables
-        self._worker = worker
-
-    def read(self, name, rows=None):
-        value = self._variables[name][self._worker]
-        return value if rows is None else tf.gather(value, rows)
-
-    def assign(self, name, value, rows=None):
-        variable = self._variables[name]
-        if rows is None:
-            place = self._worker[None]
-            variable.scatter_update(tf.IndexedSlices(value[None], place))
-        else:
-            rows = tf.cast(rows, tf.int64)
-            places = tf.stack(
-                [tf.fill(tf.shape(rows), self._worker), rows], axis=-1
-            )
-            variable.scatter_nd_update(places, value)
+def _divided(one, count):
+    """A gradient divided by a number, as servers do it."""
+    if one is None or not isinstance(one, tf.IndexedSlices):
+        return None if one is None else one / tf.cast(count, one.dtype)
+    values = _divided(one.values, count)
+    return tf.IndexedSlices(values, one.indices, one.dense_shape)

@@ -15,17 +15,17 @@ from tfdist.runtime.variables.sharding import ByteBalancer
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import history as history_lib
 from tfdist.simulation import play as play_lib
-from tfdist.simulation import schedule as schedule_lib
-from tfdist.simulation.actions import Entry
 from tfdist.simulation.actions import Fetch
+from tfdist.simulation.actions import LogEntry
 from tfdist.simulation.compute import ComputeTime
 from tfdist.simulation.compute import Gamma
+from tfdist.simulation.failures import Failure
 from tfdist.simulation.gradients import num_bytes
 from tfdist.simulation.history import History
-from tfdist.simulation.local_schedule import make_schedule
-from tfdist.simulation.local_steps import slots_of
 from tfdist.simulation.methods import as_method
 from tfdist.simulation.network import Network
+from tfdist.simulation.schedule import Schedule
+from tfdist.simulation.virtual_local_steps import slots_of
 
 
 def simulate(
@@ -109,7 +109,9 @@ def simulate(
     checks.count("epochs", epochs)
     checks.positive("evaluate_every", evaluate_every)
     if checks.count("chunk", chunk) > 8:
-        raise ValueError(f"chunk must be from 1 to 8. Received: {chunk!r}.")
+        raise ValueError(
+            f"Argument `chunk` must be from 1 to 8. Received: chunk={chunk!r}"
+        )
     if max_seconds is not None:
         checks.positive("max_seconds", max_seconds)
     cluster = _cluster(
@@ -119,19 +121,17 @@ def simulate(
     data = data_lib.Data(dataset, batch_size, shuffle=shuffle, seed=seed)
     if data.num_batches < num_workers:
         raise ValueError(
-            "dataset must have a batch for each worker. Received: "
+            "Argument `dataset` must have a batch for each worker. Received: "
             f"{data.num_batches} batches of {batch_size} for "
-            f"num_workers={num_workers}."
+            f"num_workers={num_workers}"
         )
     model = play_lib.make_model(model_fn, seed, method)
     push, pull = traffic(model, method, num_servers)
     fetch = _fetch_traffic(model, num_servers)
-    schedule = make_schedule(
+    schedule = Schedule(
         method,
         num_workers,
-        schedule_lib.Shares(
-            data.num_batches, epochs, num_workers, dynamic_shares
-        ),
+        data_lib.Shares(data.num_batches, epochs, num_workers, dynamic_shares),
         size_of=data.size,
         push_bytes=push,
         pull_bytes=pull,
@@ -211,10 +211,10 @@ def timing(
         for size in _by_server("push_bytes", push_bytes, num_servers)
     ]
     pull = _by_server("pull_bytes", pull_bytes, num_servers)
-    schedule = make_schedule(
+    schedule = Schedule(
         method,
         num_workers,
-        schedule_lib.Shares(steps, 1, num_workers, dynamic_shares),
+        data_lib.Shares(steps, 1, num_workers, dynamic_shares),
         size_of=lambda batch: batch_size,
         push_bytes=push,
         pull_bytes=pull,
@@ -223,7 +223,7 @@ def timing(
     updates, fetches = [], 0
     for action in schedule.run():
         fetches += isinstance(action, Fetch)
-        if isinstance(action, Entry) and action.count:
+        if isinstance(action, LogEntry) and action.count:
             updates.append(action.time)
     return history_lib.History(
         method=method.name,
@@ -256,7 +256,7 @@ def _cluster(compute, network, failures, seed, worker_timeout, start_timeout):
     return {
         "compute": checks.kind("compute", compute, ComputeTime, Gamma(0.1)),
         "network": checks.kind("network", network, Network, Network()),
-        "failures": checks.several("failures", failures, schedule_lib.Failure),
+        "failures": checks.several("failures", failures, Failure),
         "seed": seed,
         "worker_timeout": worker_timeout,
         "start_timeout": start_timeout,
@@ -269,8 +269,8 @@ def _by_server(name, sizes, num_servers):
         sizes = [sizes / num_servers] * num_servers
     if len(sizes) != num_servers:
         raise ValueError(
-            f"{name} must be a number or a list of {num_servers}, the number "
-            f"of servers. Received: {sizes!r}."
+            f"Argument `{name}` must be a number or a list of {num_servers}, "
+            f"the number of servers. Received: {name}={sizes!r}"
         )
     for size in sizes:
         checks.not_negative(name, size)

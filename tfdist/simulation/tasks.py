@@ -18,7 +18,7 @@ from tfdist import datasets
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class BuiltInTask:
     """A model and its data.
 
     Attributes:
@@ -50,7 +50,7 @@ def load(name):
     Raises:
       ValueError: There is none.
     """
-    checks.one_of("A task", name, TASKS)
+    checks.one_of("name", name, TASKS)
     return TASKS[name]()
 
 
@@ -77,7 +77,9 @@ def digits():
             momentum,
         )
 
-    return Task("digits", build, *splits, learning_rate=0.1, batch_size=16)
+    return BuiltInTask(
+        "digits", build, *splits, learning_rate=0.1, batch_size=16
+    )
 
 
 _CONTEXT = 10
@@ -121,7 +123,7 @@ def text(num_examples=20_000, num_validation=4_000):
             momentum,
         )
 
-    return Task(
+    return BuiltInTask(
         "text",
         build,
         (train[:, :-1], train[:, -1]),
@@ -172,7 +174,7 @@ def teacher(
             momentum,
         )
 
-    return Task(
+    return BuiltInTask(
         "teacher",
         build,
         (x[:num_examples], y[:num_examples]),
@@ -193,4 +195,4 @@ def _compiled(stack, learning_rate, momentum):
 
 
 TASKS = {"digits": digits, "text": text, "teacher": teacher}
-"""Name -> callable that makes the `Task`."""
+"""Name -> callable that makes the `BuiltInTask`."""

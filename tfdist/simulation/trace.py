@@ -6,10 +6,12 @@ import os
 import pathlib
 import re
 
-from tfdist.runtime.exchange.journal import Exchange
+from tfdist.runtime.exchange.journal import ExchangeRecord
 from tfdist.simulation.compute import Recorded
 
-_FIELDS = {field.name: field.type for field in dataclasses.fields(Exchange)}
+_FIELDS = {
+    field.name: field.type for field in dataclasses.fields(ExchangeRecord)
+}
 _COUNTS = ("version", "pulled", "staleness", "bytes_sent", "bytes_received")
 
 
@@ -18,9 +20,9 @@ class Trace:
     """The steps of all workers of a real training.
 
     Attributes:
-      workers: By the workers' numbers, tuples of `Exchange` in the order in
-        which that worker made them, with `time` in seconds since its training
-        began.
+      workers: By the workers' numbers, tuples of `ExchangeRecord` in the order
+        in which that worker made them, with `time` in seconds since its
+        training began.
       files: By the workers' numbers, names for messages.
 
     Raises:
@@ -33,7 +35,9 @@ class Trace:
 
     def __post_init__(self):
         if not self.workers:
-            raise ValueError("Trace: workers must have one at least.")
+            raise ValueError(
+                "Argument `workers` of Trace must have one at least."
+            )
         for worker, steps in enumerate(self.workers):
             if not steps:
                 raise ValueError(
@@ -49,21 +53,21 @@ class Trace:
                     )
 
     @property
-    def num_workers(self):
+    def num_workers(self) -> int:
         """Number of workers."""
         return len(self.workers)
 
     @property
-    def num_servers(self):
+    def num_servers(self) -> int:
         """Number of servers."""
         return len(self.workers[0][0].pulled_by_server)
 
     @property
-    def is_decided(self):
+    def is_decided(self) -> bool:
         """Whether a ledger decided over gradients, not each server alone."""
         return self.workers[0][0].arrival >= 0
 
-    def where(self, worker, number):
+    def where(self, worker: int, number: int) -> str:
         """Which step is meant, for messages.
 
         Args:
@@ -72,7 +76,7 @@ class Trace:
         """
         return f"{self.files[worker]}, worker {worker}, step {number + 1}"
 
-    def compute(self):
+    def compute(self) -> Recorded:
         """What the steps took to compute.
 
         Local steps between two exchanges are taken to have lasted the same.
@@ -102,7 +106,7 @@ class Trace:
             ]
         )
 
-    def order(self):
+    def order(self) -> list[tuple[int, int]]:
         """The order in which all gradients arrived.
 
         Returns:
@@ -184,9 +188,9 @@ def read_trace(log_dir: str | os.PathLike[str]) -> Trace:
         found[match[1], int(match[2])] = path
     if not found:
         raise ValueError(
-            "log_dir must be the log_dir of a ClusterMonitor, with files "
-            f"steps-<task>.jsonl. Received: {str(directory)!r}, which has "
-            "none."
+            "Argument `log_dir` must be the log_dir of a ClusterMonitor, with "
+            f"files steps-<task>.jsonl. Received: log_dir={str(directory)!r}, "
+            "which has none"
         )
     ordered = sorted(found)
     for job in ("chief", "worker"):
@@ -232,21 +236,21 @@ def _parse(line, number):
         )
     if row["step"] != number:
         raise ValueError(
-            f"step must be {number}, one more than before. Received: "
+            f"Field `step` must be {number}, one more than before. Received: "
             f"{row['step']!r}."
         )
     row["pulled_by_server"] = _checked_tuple(row["pulled_by_server"])
     for name, kind in _FIELDS.items():
         _check(name, kind, row[name])
-    return Exchange(**{name: row[name] for name in _FIELDS})
+    return ExchangeRecord(**{name: row[name] for name in _FIELDS})
 
 
 def _checked_tuple(value):
     whole = isinstance(value, list) and all(type(v) is int for v in value)
     if not whole or not value or min(value) < 0:
         raise ValueError(
-            "pulled_by_server must be a list of integers of at least 0, one "
-            f"for each server. Received: {value!r}."
+            "Field `pulled_by_server` must be a list of integers of at least "
+            f"0, one for each server. Received: {value!r}."
         )
     return tuple(value)
 
@@ -255,9 +259,14 @@ def _check(name, kind, value):
     kinds = (int, float) if kind is float else (kind,)
     if type(value) not in kinds:
         raise ValueError(
-            f"{name} must be of type {kind.__name__}. Received: {value!r}."
+            f"Field `{name}` must be of type {kind.__name__}. Received: "
+            f"{value!r}."
         )
     if name == "local_steps" and value < 1:
-        raise ValueError(f"{name} must be at least 1. Received: {value!r}.")
+        raise ValueError(
+            f"Field `{name}` must be at least 1. Received: {value!r}."
+        )
     if name in _COUNTS and value < 0:
-        raise ValueError(f"{name} must be at least 0. Received: {value!r}.")
+        raise ValueError(
+            f"Field `{name}` must be at least 0. Received: {value!r}."
+        )

@@ -1,4 +1,4 @@
-"""What the construction of a strategy takes: checks, names, seeds."""
+"""The construction of a strategy: checks, connections, names, seeds."""
 
 import dataclasses
 import functools

@@ -15,7 +15,7 @@ AXES = {
     "correction": "tfdist.correction:Correction",
     "local_steps": "tfdist.averaging:LocalSteps",
 }
-"""What a method is made of -> the base of all that it can be."""
+"""Axis of a method -> base class of its values."""
 
 _NAME = re.compile(r"[A-Za-z]\w*")
 _VALUES = ("none", "true", "false")
@@ -109,7 +109,7 @@ class Entry:
 
     @property
     def axes(self) -> dict[str, Any]:
-        """What else a method of this name is made of: axis -> default."""
+        """The other axes of a method of this name: axis -> default."""
         return {
             axis: self.defaults.get(axis) for axis in AXES if axis != self.axis
         }

@@ -74,15 +74,15 @@ class SidecarEvaluator:
     ):
         if not (interval_seconds >= 0 and math.isfinite(interval_seconds)):
             raise ValueError(
-                "interval_seconds must be a finite number of at least 0, "
-                f"came: {interval_seconds!r}."
+                "Argument `interval_seconds` must be a finite number of at "
+                f"least 0. Received: interval_seconds={interval_seconds!r}"
             )
         strategy = getattr(model, "distribute_strategy", None)
         if not hasattr(strategy, "training_is_over"):
             raise ValueError(
-                "SidecarEvaluator needs a model that was built and compiled "
-                "under the scope of a tfdist strategy, came: "
-                f"{type(strategy).__name__}."
+                "Argument `model` must be built and compiled under the scope "
+                "of a tfdist strategy. Received: a model of "
+                f"{type(strategy).__name__}"
             )
         if strategy.cluster.is_worker and not strategy.cluster.is_local:
             raise ValueError(
@@ -96,9 +96,9 @@ class SidecarEvaluator:
         names = ("x", "y", "sample_weight")
         if len(data) > len(names):
             raise ValueError(
-                "data must be what model.evaluate takes as x, or a tuple (x, "
-                "y) or (x, y, sample_weight), came: a tuple of "
-                f"{len(data)} parts."
+                "Argument `data` must be what model.evaluate takes as x, or a "
+                "tuple (x, y) or (x, y, sample_weight). Received: a tuple of "
+                f"{len(data)} parts"
             )
         self._data = dict(zip(names, data, strict=False))
         self._steps = steps
@@ -124,7 +124,7 @@ class SidecarEvaluator:
         self._open()
         try:
             self._build()
-            self._strategy.refresh()
+            self._strategy.pull()
             evaluated = None
             while True:
                 # Asked first: what is evaluated then is the end.

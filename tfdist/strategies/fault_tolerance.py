@@ -1,14 +1,11 @@
 """Fault tolerance: timeouts, preemption, and the servers' snapshots."""
 
 import dataclasses
-import itertools
 import os
-import pathlib
-import traceback
 from typing import Any
 from typing import Literal
-import warnings
 
+from tfdist import deprecated
 from tfdist.cluster import member_table
 
 _ON_PREEMPTION = ("exit", "note")
@@ -17,7 +14,7 @@ ON_STALL = ("drop", "fail", "wait")
 
 @dataclasses.dataclass(frozen=True)
 class FaultTolerance:
-    """What a strategy does about tasks that die, hang or come back.
+    """Settings for tasks that die, hang or come back.
 
     ```python
     strategy = tfdist.AsyncStrategy(
@@ -144,18 +141,8 @@ def given(
             f"Argument `fault_tolerance` must hold what is about failures. "
             f"Received beside it: {written}"
         )
-    warnings.warn(
+    deprecated.warn(
         f"`{'`, `'.join(old)}` will no longer be arguments of strategies: "
-        f"write fault_tolerance=tfdist.FaultTolerance({written}).",
-        DeprecationWarning,
-        stacklevel=_levels_of_tfdist(),
+        f"write fault_tolerance=tfdist.FaultTolerance({written})."
     )
     return FaultTolerance(**old)
-
-
-def _levels_of_tfdist():
-    """How many calls of this package are between the user's and `warn`."""
-    here = str(pathlib.Path(__file__).parents[1])
-    files = [call.filename for call in reversed(traceback.extract_stack())]
-    # That of this function is in the place of that of `warn`.
-    return sum(1 for _ in itertools.takewhile(lambda f: here in f, files))

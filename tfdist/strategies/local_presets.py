@@ -27,8 +27,8 @@ class ParameterAveragingStrategy(ParameterServerStrategy):
         local step.
       average_optimizer_state: Whether the optimizer's slots are averaged, too.
       warmup_steps: Local steps during which the period is 1.
-      **kwargs: Those of `ParameterServerStrategy`; `synchronization` is
-        `Sync()` by default.
+      **kwargs: Arguments of `ParameterServerStrategy`, documented there: all
+        but `local_steps`; `synchronization` is `Sync()` by default.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class BMUFStrategy(ParameterServerStrategy):
       reset_momentum: Whether the local momentum begins anew with each
         block, without which training often diverges.
       warmup_steps: Local steps during which the period is 1.
-      **kwargs: Those of `ParameterServerStrategy`; `synchronization` is
-        `Sync()` by default.
+      **kwargs: Arguments of `ParameterServerStrategy`, documented there: all
+        but `local_steps`; `synchronization` is `Sync()` by default.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class DiLoCoStrategy(ParameterServerStrategy):
       outer_optimizer: Keras optimizer; default: the paper's SGD of rate 0.7
         with Nesterov's momentum of 0.9.
       warmup_steps: Local steps during which the period is 1.
-      **kwargs: Those of `ParameterServerStrategy`; `synchronization` is
-        `Sync()` by default.
+      **kwargs: Arguments of `ParameterServerStrategy`, documented there: all
+        but `local_steps`; `synchronization` is `Sync()` by default.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class AsyncLocalSGDStrategy(ParameterServerStrategy):
         `tfdist.averaging.DelayedNesterov(0.7, 0.9, delay=num_workers)`.
       dynamic: Whether slower workers take fewer steps.
       warmup_steps: Local steps during which the period is 1.
-      **kwargs: Those of `ParameterServerStrategy`; `synchronization` is
-        `Async()` by default.
+      **kwargs: Arguments of `ParameterServerStrategy`, documented there: all
+        but `local_steps`; `synchronization` is `Async()` by default.
     """
 
     def __init__(
@@ -191,8 +191,9 @@ class ElasticAveragingStrategy(ParameterServerStrategy):
       period: Local steps between two exchanges.
       moving_rate: The paper's beta; default: 0.9.
       alpha: Instead, the moving rate of one worker.
-      **kwargs: Those of `ParameterServerStrategy`; `synchronization` is
-        `Async()` by default, `Sync()` is the synchronous variant.
+      **kwargs: Arguments of `ParameterServerStrategy`, documented there: all
+        but `local_steps`; `synchronization` is `Async()` by default, `Sync()`
+        is the synchronous variant.
     """
 
     def __init__(
@@ -221,7 +222,8 @@ class DownpourStrategy(ParameterServerStrategy):
       n_fetch: Local steps between two fetches.
       n_push: Local steps between two pushes.
       outer_optimizer: Keras optimizer; default: the paper's Adagrad.
-      **kwargs: Those of `ParameterServerStrategy`.
+      **kwargs: Arguments of `ParameterServerStrategy`, documented there: all
+        but `local_steps`.
     """
 
     def __init__(

@@ -124,9 +124,10 @@ class Method:
             and local_steps.pushed is not Pushed.CHANGE
         ):
             raise ValueError(
-                'communication="ring" averages changes of weights: local_steps '
-                "must be ParameterAveraging or ElasticAveraging. Received: "
-                f"local_steps={self.local_steps!r}."
+                "Argument `local_steps` must be ParameterAveraging or "
+                'ElasticAveraging with communication="ring", which averages '
+                "changes of weights. Received: "
+                f"local_steps={self.local_steps!r}"
             )
         return dataclasses.replace(
             self,
@@ -138,21 +139,22 @@ class Method:
     def _check_ring(self):
         if self.local_steps is None:
             raise ValueError(
-                'communication="ring" exchanges what local steps have made: '
-                "local_steps must be a number of steps, or ParameterAveraging "
-                "or ElasticAveraging of tfdist.averaging. Received: "
-                "local_steps=None."
+                "Argument `local_steps` must be a number of steps, or "
+                "ParameterAveraging or ElasticAveraging of tfdist.averaging, "
+                'with communication="ring", which exchanges the results of '
+                "local steps. Received: local_steps=None"
             )
         if not self.synchronization.takes_all:
             raise ValueError(
-                'communication="ring" takes all workers together: '
-                "synchronization must be Sync() without settings. Received: "
-                f"synchronization={self.synchronization!r}."
+                "Argument `synchronization` must be Sync() without settings "
+                'with communication="ring", which takes all workers together. '
+                f"Received: synchronization={self.synchronization!r}"
             )
         if self.correction is not None:
             raise ValueError(
-                'communication="ring" has no late gradients: correction must '
-                f"be None. Received: correction={self.correction!r}."
+                "Argument `correction` must be None with "
+                'communication="ring", where no gradient is late. Received: '
+                f"correction={self.correction!r}"
             )
 
     @property

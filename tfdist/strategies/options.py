@@ -17,7 +17,7 @@ from tfdist.synchronization import Synchronization
 
 
 class Deprecated(TypedDict, total=False):
-    """Arguments of the release before, which are those of `FaultTolerance`."""
+    """Arguments of the release before: `FaultTolerance` has all but one."""
 
     start_timeout: float
     worker_timeout: float
@@ -27,16 +27,17 @@ class Deprecated(TypedDict, total=False):
     on_stall: Literal["drop", "fail", "wait"]
     snapshot_dir: str | os.PathLike[str] | None
     snapshot_every: float
+    joining: Literal["at_once", "one_by_one"]
 
 
 class Options(Deprecated, total=False):
-    """What presets hand on to `ParameterServerStrategy`, which documents it."""
+    """Arguments that presets share with `ParameterServerStrategy`."""
 
     cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None
     communication: Literal["parameter_server", "ring"]
     variable_partitioner: Callable[..., Any] | None
     warmup_worker_steps: int
-    joining: Literal["at_once", "one_by_one"]
+    worker_start: Literal["together", "staggered"]
     nonfinite: Literal["drop", "fail", "ignore"]
     decisions: Literal["chief", "each"]
     fault_tolerance: FaultTolerance | None

@@ -29,7 +29,8 @@ class BackupWorkersStrategy(ParameterServerStrategy):
       backup_workers: Of all workers, how many each update does not wait for;
         0 waits for all.
       on_drop: "next" or "retry" a batch whose gradient was dropped.
-      **kwargs: Those of `ParameterServerStrategy`.
+      **kwargs: Arguments of `ParameterServerStrategy`, documented there: all
+        but `synchronization`.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class SoftSyncStrategy(ParameterServerStrategy):
     Args:
       s: Gradients per update.
       n: Instead of `s`, the paper's splitting parameter; default: 1.
-      **kwargs: Those of `ParameterServerStrategy`.
+      **kwargs: Arguments of `ParameterServerStrategy`, documented there: all
+        but `synchronization`.
     """
 
     def __init__(
@@ -74,7 +76,8 @@ class BoundedStalenessStrategy(ParameterServerStrategy):
 
     Args:
       max_staleness: Steps by which a worker may be ahead of the slowest.
-      **kwargs: Those of `ParameterServerStrategy`.
+      **kwargs: Arguments of `ParameterServerStrategy`, documented there: all
+        but `synchronization`.
     """
 
     def __init__(
@@ -97,7 +100,8 @@ class DCASGDStrategy(ParameterServerStrategy):
       backups: Where the parameters are kept that gradients were computed
         from: "server" (memory for a model per worker) or "worker" (twice the
         traffic of a push).
-      **kwargs: Those of `ParameterServerStrategy`.
+      **kwargs: Arguments of `ParameterServerStrategy`, documented there: all
+        but `correction`.
     """
 
     def __init__(
@@ -126,7 +130,8 @@ class DANAStrategy(ParameterServerStrategy):
       momentum: gamma, 0 or more and less than 1.
       lambda_0: Of the variant "dc"; default: 2.0.
       backups: Of the variant "dc", "server" (the default) or "worker".
-      **kwargs: Those of `ParameterServerStrategy`.
+      **kwargs: Arguments of `ParameterServerStrategy`, documented there: all
+        but `correction`.
     """
 
     def __init__(

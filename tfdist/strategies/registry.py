@@ -18,9 +18,9 @@ from absl import logging
 from tfdist import user_modules
 from tfdist.strategies import catalogue
 from tfdist.strategies import entry as entry_lib
-from tfdist.strategies import spec as spec_lib
+from tfdist.strategies import method_text
 from tfdist.strategies.entry import Entry
-from tfdist.strategies.spec import Spec
+from tfdist.strategies.method_text import Spec
 
 if typing.TYPE_CHECKING:
     from tfdist.strategies.method import Method
@@ -136,7 +136,7 @@ def split(texts: Sequence[str]) -> list[str]:
       texts: `["async:correction=dana(momentum=0", "variant=dc)"]` and so on.
     """
     joined = ",".join(texts)
-    return spec_lib.split(joined) if texts else []
+    return method_text.split(joined) if texts else []
 
 
 def variants(text: str, num_workers: int) -> list[str]:
@@ -186,7 +186,7 @@ def method(text: str) -> "Method":
     """
     from tfdist.strategies.method import Method  # Imports TensorFlow.
 
-    spec = spec_lib.parse(str(text))
+    spec = method_text.parse(str(text))
     entry = get(spec.name)
     settings = {**entry.axes, **spec.settings}
     open_axes = [*entry.axes, "communication"]
@@ -217,7 +217,7 @@ def settings(text: str) -> dict[str, Any]:
       A dict of names to numbers, texts and so on; without axes that are not
       used.
     """
-    spec = spec_lib.parse(text)
+    spec = method_text.parse(text)
     entry = get(spec.name)
     axes = {k: v for k, v in entry.axes.items() if v is not None}
     found = {**entry.settings, **axes, **spec.settings}
@@ -228,7 +228,7 @@ def settings(text: str) -> dict[str, Any]:
 
 
 def _part(axis, value, text):
-    """What a setting of an axis means."""
+    """Returns the part of a method that a setting of an axis names."""
     if value is None:
         return None
     if axis == "local_steps" and type(value) is int:
@@ -267,7 +267,7 @@ def _check_defaults(entry):
 
 
 def _nearest(name, known):
-    """What may have been meant, for the end of a message."""
+    """Returns the nearest known name, for the end of a message."""
     found = difflib.get_close_matches(name, known, 1)
     return f" Did you mean {found[0]!r}?" if found else ""
 

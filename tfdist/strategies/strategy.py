@@ -2,14 +2,17 @@
 
 import atexit
 from collections.abc import Callable
+from collections.abc import Sequence
 import sys
 from typing import Any
 from typing import Literal
 import weakref
 
+import keras
 import tensorflow as tf
 from typing_extensions import Unpack
 
+from tfdist import deprecated
 from tfdist.averaging import LocalSteps
 from tfdist.cluster import config as cluster_config
 from tfdist.cluster import preemption
@@ -17,6 +20,8 @@ from tfdist.cluster import server
 from tfdist.correction import Correction
 from tfdist.runtime import compose
 from tfdist.runtime.all_reduce import ring
+from tfdist.runtime.checkpoint.training_state import TrainingState
+from tfdist.runtime.exchange.journal import Journal
 from tfdist.runtime.keras_hooks import extended
 from tfdist.runtime.keras_hooks import warm_start
 from tfdist.runtime.variables import layout
@@ -30,7 +35,7 @@ from tfdist.synchronization import Async
 from tfdist.synchronization import Synchronization
 
 
-class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
+class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
     """Trains a Keras model on workers that share parameters on servers.
 
     Every task of the cluster runs the same script. Constructing the strategy
@@ -73,8 +78,8 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         others begin (Dean et al. 2012); 0 for none. For synchronizations
         without waiting. `fit` waits by itself, a loop of one's own calls
         `wait_for_warm_start`.
-      joining: How the others begin: "at_once", or "one_by_one", each
-        `warmup_worker_steps` after the one before.
+      worker_start: How the remaining workers start: "together", or
+        "staggered", each `warmup_worker_steps` after the one before.
       nonfinite: What is done about an update that has NaN or Inf: "drop"
         leaves all of it out, on all servers, and logs it; "fail" makes the
         worker whose update it is raise `tf.errors.InvalidArgumentError`
@@ -87,7 +92,7 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         chief's does. "each": each worker for itself. See docs/decisions.md.
       fault_tolerance: What is done about tasks that die, hang or come back,
         a `tfdist.FaultTolerance`. Its settings are still arguments of
-        strategies, too, for one release.
+        strategies, too, for one release, as is `worker_start` as `joining`.
       seed: Integer for `keras.utils.set_random_seed`, the same on all
         workers, so that they shuffle and split data alike. Default: in a
         cluster, a number derived from its addresses unless a seed has been
@@ -113,15 +118,22 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         communication: Literal["parameter_server", "ring"] = "parameter_server",
         variable_partitioner: Callable[..., Any] | None = None,
         warmup_worker_steps: int = 0,
-        joining: Literal["at_once", "one_by_one"] = "at_once",
+        worker_start: Literal["together", "staggered"] = "together",
         nonfinite: Literal["drop", "fail", "ignore"] = "drop",
         decisions: Literal["chief", "each"] = "chief",
         fault_tolerance: FaultTolerance | None = None,
         seed: int | None = None,
-        **deprecated: Unpack[options.Deprecated],
+        **old_arguments: Unpack[options.Deprecated],
     ):
         construction.check_arguments(variable_partitioner, nonfinite, decisions)
-        tolerance = fault_tolerance_lib.given(fault_tolerance, deprecated)
+        worker_start = deprecated.renamed_argument(
+            old_arguments,
+            "joining",
+            "worker_start",
+            worker_start,
+            {"at_once": "together", "one_by_one": "staggered"},
+        )
+        tolerance = fault_tolerance_lib.given(fault_tolerance, old_arguments)
         self._method = Method(
             Async() if synchronization is None else synchronization,
             correction,
@@ -130,7 +142,7 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         )
         self._warm_start = warm_start.WarmStart(
             warmup_worker_steps,
-            joining,
+            worker_start,
             self._method.synchronization,
             training.STALLED_AFTER_SECONDS,
         )
@@ -193,12 +205,12 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         return self._method.local_steps
 
     @property
-    def journal(self):
+    def journal(self) -> Journal:
         """The record of this worker's exchanges, a `Journal`."""
         return self._store.journal
 
     @property
-    def state(self):
+    def state(self) -> TrainingState:
         """All that the training has come to, a `TrainingState`.
 
         Also trackable: `tf.train.Checkpoint(model=model, state=strategy.state)`
@@ -219,13 +231,15 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         self._store.commit()
 
     @property
-    def looks_ahead(self) -> bool:
+    def uses_lookahead(self) -> bool:
         """Whether workers compute with other values than the parameters.
 
-        Then `refresh` before you evaluate or save by other means than
+        Then `pull` before you evaluate or save by other means than
         `evaluate`, `predict` and the `ClusterMonitor`.
         """
-        return self._store.corrector.looks_ahead
+        return self._store.corrector.uses_lookahead
+
+    looks_ahead = deprecated.OldName("uses_lookahead")
 
     @property
     def bytes_per_server(self) -> tuple[int, ...]:
@@ -240,7 +254,7 @@ class ParameterServerStrategy(training.Training, tf.distribute.Strategy):
         """
         return preemption.received()
 
-    def layout(self, variables):
+    def layout(self, variables: Sequence[keras.Variable]) -> dict[str, Any]:
         """Where `variables` (Keras's) lie on servers; see `layout.describe`."""
         return layout.describe(self._store, variables)
 

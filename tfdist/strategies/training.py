@@ -1,4 +1,4 @@
-"""What a strategy does once it trains: counts, meets, tells.
+"""The methods of a strategy that trains: counts, barriers, reports.
 
 The part of `ParameterServerStrategy` that is not its construction.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from absl import logging
 import keras
 
+from tfdist import deprecated
 from tfdist.cluster import reports
 from tfdist.cluster import termination
 from tfdist.cluster import waiting
@@ -21,7 +22,7 @@ _METRICS = "metrics"
 STALLED_AFTER_SECONDS = 600.0
 
 
-class Training:
+class TrainingMixin:
     """A mixin of `ParameterServerStrategy`."""
 
     def _begin(self, config, connections, tolerance):
@@ -35,7 +36,7 @@ class Training:
             if config.num_ps
             else reports.OwnReports(config)
         )
-        # Exchanges, and calls of `fit`, at the last `settle`.
+        # Exchanges, and calls of `fit`, at the last `barrier`.
         self._settled_at = (0, 0)
 
     def updates_applied(self) -> list[int]:
@@ -55,7 +56,7 @@ class Training:
 
         Once one has, a worker that has not been seen for a minute is not
         waited for. Where there are no servers, as soon as this worker has
-        seen the end of training (`settle`).
+        seen the end of training (`barrier`).
 
         Raises:
           TimeoutError: No worker has finished, and none has been seen for
@@ -79,7 +80,7 @@ class Training:
         return self._store.data_shares
 
     def gradient_counts(self) -> dict[str, dict[str, int]]:
-        """What has become of the gradients of each worker.
+        """Returns the fate of each worker's gradients.
 
         Returns:
           A dict of worker name (such as `/job:worker/task:0`) to a dict with
@@ -92,14 +93,16 @@ class Training:
         """
         return self._store.coordination.counts()
 
-    def resilient(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that outlives parameter servers that come back.
+    def retry_on_server_failure(
+        self, function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Returns a function that is called again when a server has failed.
 
         `fit` does so by itself, as does `strategy.run` of a `tf.function`. For
         a `tf.function` of your own that calls `strategy.run`:
 
         ```
-        step = strategy.resilient(tf.function(step))
+        step = strategy.retry_on_server_failure(tf.function(step))
         ```
 
         Args:
@@ -133,7 +136,7 @@ class Training:
         return list(self._store.recovery.events)
 
     def push_counts(self) -> dict[str, Any]:
-        """What has become of the gradients of this process.
+        """Returns the fate of this process's gradients.
 
         Returns:
           A dict of ints: `pushed`, all that it began to send; `dropped`;
@@ -145,7 +148,7 @@ class Training:
           what has been accepted. `pushed` = `applied` + `dropped` +
           `elsewhere` + `lost` on each server.
         """
-        self.refresh()
+        self.pull()
         journal = self._store.journal
         pushed, dropped = journal.begun, journal.drops
         applied, elsewhere = self._store.coordination.own_applied()
@@ -160,7 +163,7 @@ class Training:
             ],
         }
 
-    def leave(self) -> None:
+    def deregister(self) -> None:
         """Tells the others not to wait for this worker's gradients.
 
         Happens by itself when `fit` or the process ends. The worker's next
@@ -184,21 +187,21 @@ class Training:
             self._store.steps_made,
             lambda: self._store.call(self._membership.read)[0],
         ):
-            self.refresh()
+            self.pull()
 
     def flush(self) -> None:
         """Exchanges the local steps that no exchange was due for.
 
-        Happens by itself when training ends: in `settle`, in an evaluation
+        Happens by itself when training ends: in `barrier`, in an evaluation
         after `fit`, at the latest when the process ends.
         """
         self._store.local.flush()
 
-    def settle(self) -> None:
-        """Waits until all workers have come to their own call of this.
+    def barrier(self) -> None:
+        """Waits until all workers have reached their own call of this.
 
         For the end of training, so that every worker sees the final
-        parameters, which it then refreshes. A worker that has ended, or has
+        parameters, which it then pulls. A worker that has ended, or has
         not been heard of for a minute, is not waited for; nor is anybody for
         longer than ten minutes without progress of the training. With
         `communication="ring"` all are waited for, however long. Does
@@ -210,11 +213,11 @@ class Training:
         if count == self._settled_at:
             return
         self._settled_at = count
-        self.leave()
+        self.deregister()
         if self._membership is not None:
             self._meet()
             self._store.coordination.come_back()
-        self.refresh()
+        self.pull()
 
     def _meet(self):
         arrivals = self._membership.arrive()
@@ -257,7 +260,7 @@ class Training:
         self._store.call(self._reports.publish, topic, content)
 
     def collect(self, topic: str) -> dict[str, Any]:
-        """What all tasks have left under `topic`.
+        """Returns what all tasks have published under `topic`.
 
         Returns:
           A dict of task name to content.
@@ -284,6 +287,11 @@ class Training:
         """
         return metrics.total(model, self.collect(_METRICS).values())
 
-    def refresh(self) -> None:
+    def pull(self) -> None:
         """Brings the newest values from the servers to this worker."""
         self._store.pull()
+
+    settle = deprecated.OldName("barrier")
+    leave = deprecated.OldName("deregister")
+    refresh = deprecated.OldName("pull")
+    resilient = deprecated.OldName("retry_on_server_failure")

@@ -1,6 +1,7 @@
 """Every gradient is an update when it arrives."""
 
 from tfdist.synchronization import base
+from tfdist.synchronization.state import State
 
 
 class Async(base.Synchronization):
@@ -16,7 +17,7 @@ class Async(base.Synchronization):
     def __repr__(self):
         return "Async()"
 
-    def decide(self, state):
+    def decide(self, state: State) -> State:
         state = state.drop(state.unusable)
         arrived = state.arrived
         state = state.append(arrived, first=1, count=1)

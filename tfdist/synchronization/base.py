@@ -1,9 +1,9 @@
-"""What every method of synchronization is."""
+"""The base of synchronization methods."""
 
 import abc
 
-from tfdist import checks
 from tfdist import comparable
+from tfdist.synchronization.state import State
 
 
 class Synchronization(comparable.Comparable, abc.ABC):
@@ -32,7 +32,7 @@ class Synchronization(comparable.Comparable, abc.ABC):
     ordered = True
     takes_all = False
 
-    def resolve(self, num_workers):
+    def resolve(self, num_workers: int) -> "Synchronization":
         """Checks the settings against the size of the cluster.
 
         Args:
@@ -47,7 +47,7 @@ class Synchronization(comparable.Comparable, abc.ABC):
         del num_workers
         return self
 
-    def alone(self):
+    def alone(self) -> "Synchronization":
         """The method for one process without a cluster, for a notebook.
 
         Returns:
@@ -55,7 +55,7 @@ class Synchronization(comparable.Comparable, abc.ABC):
         """
         return self
 
-    def gradients_per_update(self, num_workers):
+    def gradients_per_update(self, num_workers: int) -> int:
         """How many gradients an update takes at most, 0 if it is not fixed.
 
         Args:
@@ -65,7 +65,7 @@ class Synchronization(comparable.Comparable, abc.ABC):
         return 0
 
     @abc.abstractmethod
-    def decide(self, state):
+    def decide(self, state: State) -> State:
         """Decides all that can be decided.
 
         Called after each event: a gradient has arrived, a worker has left or
@@ -77,22 +77,3 @@ class Synchronization(comparable.Comparable, abc.ABC):
         Returns:
           The new `State`.
         """
-
-
-def check_count(owner, name, value, least):
-    """Refuses what is not an integer of at least `least`.
-
-    Args:
-      owner: Name of the class.
-      name: Name of the argument.
-      value: What came.
-      least: int.
-
-    Raises:
-      ValueError: It is refused.
-    """
-    if not checks.is_count(value, least):
-        raise ValueError(
-            f"{owner}: {name} must be an integer of at least {least}, came: "
-            f"{value!r}."
-        )

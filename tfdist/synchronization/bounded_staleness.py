@@ -2,7 +2,9 @@
 
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist.synchronization import base
+from tfdist.synchronization.state import State
 
 
 class BoundedStaleness(base.Synchronization):
@@ -29,13 +31,13 @@ class BoundedStaleness(base.Synchronization):
     waits = True
 
     def __init__(self, max_staleness: int = 3):
-        base.check_count("BoundedStaleness", "max_staleness", max_staleness, 0)
+        checks.count("BoundedStaleness: max_staleness", max_staleness, 0)
         self.max_staleness = max_staleness
 
     def __repr__(self):
         return f"BoundedStaleness(max_staleness={self.max_staleness})"
 
-    def decide(self, state):
+    def decide(self, state: State) -> State:
         ahead = state.clock - state.slowest_clock()
         released = tf.logical_and(state.arrived, ahead <= self.max_staleness)
         # One that does not count holds its worker back all the same: how far

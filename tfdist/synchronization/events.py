@@ -1,4 +1,4 @@
-"""What happens to a cluster, whatever its method of synchronization."""
+"""Events of a cluster, the same for all methods of synchronization."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from tfdist.synchronization.state import Status
 
 @dataclasses.dataclass(frozen=True)
 class Attendance:
-    """What is known of the workers' processes at one moment.
+    """Liveness of the workers' processes at one moment.
 
     Attributes:
       now: Microseconds since the epoch, scalar int64 tensor.

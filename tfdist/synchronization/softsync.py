@@ -2,7 +2,9 @@
 
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist.synchronization import base
+from tfdist.synchronization.state import State
 
 
 class SoftSync(base.Synchronization):
@@ -27,12 +29,13 @@ class SoftSync(base.Synchronization):
             n = 1
         if s is not None and n is not None:
             raise ValueError(
-                "SoftSync takes one of s (gradients per update) and n "
-                f"(splitting parameter). Received: s={s!r}, n={n!r}."
+                "Arguments `s` (gradients per update) and `n` (splitting "
+                "parameter) of SoftSync must not both be given. Received: "
+                f"s={s!r}, n={n!r}"
             )
         for name, value in (("s", s), ("n", n)):
             if value is not None:
-                base.check_count("SoftSync", name, value, 1)
+                checks.count(f"SoftSync: {name}", value)
         self.s = s
         self.n = n
 
@@ -42,26 +45,26 @@ class SoftSync(base.Synchronization):
         )
 
     @property
-    def averages(self):
+    def averages(self) -> bool:
         """Whether an update may be made of several gradients."""
         return self.s != 1
 
-    def resolve(self, num_workers):
+    def resolve(self, num_workers: int) -> base.Synchronization:
         if self.s is not None:
             return self
         if self.n > num_workers:
             raise ValueError(
-                f"SoftSync: n must be at most the number of workers, "
-                f"{num_workers}, came: {self.n}."
+                "Argument `n` of SoftSync must be at most the number of "
+                f"workers, {num_workers}. Received: n={self.n}"
             )
         resolved = SoftSync(num_workers // self.n)
         resolved.n = self.n
         return resolved
 
-    def alone(self):
+    def alone(self) -> base.Synchronization:
         return self if self.s is not None else SoftSync(1)
 
-    def decide(self, state):
+    def decide(self, state: State) -> State:
         state = state.drop(state.unusable)
         arrived = state.arrived
         number = state.in_round + tf.cast(tf.reduce_any(arrived), tf.int64)

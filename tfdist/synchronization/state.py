@@ -1,14 +1,15 @@
-"""What a method of synchronization decides over: the cluster at one moment."""
+"""The state that a synchronization decides over: the cluster at one moment."""
 
 import dataclasses
 import enum
-import math
+import functools
+import itertools
 
 import tensorflow as tf
 
 
 class Status(enum.IntEnum):
-    """What a worker is to the others.
+    """Whether the others wait for a worker.
 
     EXPECTED: has not arrived yet; the first updates wait for it.
     JOINED: takes part.
@@ -114,6 +115,17 @@ def size(num_workers):
     )
 
 
+@functools.cache
+def _places(num_workers):
+    """Where each field is in a packed `State`: an index, or a slice."""
+    lengths = [num_workers for _ in _WORKERS]
+    lengths += [log_size(num_workers) for _ in _LOG]
+    ends = itertools.accumulate(lengths, initial=len(_TOTALS))
+    vectors = [slice(*ends) for ends in itertools.pairwise(ends)]
+    places = [*range(len(_TOTALS)), *vectors]
+    return dict(zip(_TOTALS + _WORKERS + _LOG, places, strict=True))
+
+
 @dataclasses.dataclass(frozen=True)
 class State:
     """The cluster at one moment; every field an int64 tensor.
@@ -203,17 +215,8 @@ class State:
     @classmethod
     def unpack_array(cls, array, num_workers):
         """The same of a NumPy array, without TensorFlow."""
-        fields, begin = {}, 0
-        for names, shape in (
-            (_TOTALS, []),
-            (_WORKERS, [num_workers]),
-            (_LOG, [log_size(num_workers)]),
-        ):
-            for name in names:
-                end = begin + math.prod(shape)
-                fields[name] = array[begin:end].reshape(shape)
-                begin = end
-        return cls(**fields)
+        places = _places(num_workers).items()
+        return cls(**{name: array[place] for name, place in places})
 
     def pack(self):
         """The state as one int64 vector of `size(num_workers)` elements."""
@@ -398,13 +401,11 @@ def where(condition, then, otherwise):
       then: A `State`.
       otherwise: A `State`.
     """
-    return State(
-        **{
-            field.name: tf.where(
-                condition,
-                getattr(then, field.name),
-                getattr(otherwise, field.name),
-            )
-            for field in dataclasses.fields(State)
-        }
-    )
+
+    def chosen(name):
+        one, other = getattr(then, name), getattr(otherwise, name)
+        # Events leave most fields as they are.
+        return one if one is other else tf.where(condition, one, other)
+
+    fields = dataclasses.fields(State)
+    return State(**{field.name: chosen(field.name) for field in fields})

@@ -4,7 +4,9 @@ from typing import Literal
 
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist.synchronization import base
+from tfdist.synchronization.state import State
 
 
 class Sync(base.Synchronization):
@@ -39,10 +41,11 @@ class Sync(base.Synchronization):
         *,
         on_drop: Literal["next", "retry"] = "next",
     ):
-        base.check_count("Sync", "backup_workers", backup_workers, 0)
+        checks.count("Sync: backup_workers", backup_workers, 0)
         if on_drop not in ("next", "retry"):
             raise ValueError(
-                f"Sync: on_drop must be 'next' or 'retry', came: {on_drop!r}."
+                "Argument `on_drop` of Sync must be 'next' or 'retry'. "
+                f"Received: on_drop={on_drop!r}"
             )
         self.backup_workers = backup_workers
         self.on_drop = on_drop
@@ -54,30 +57,31 @@ class Sync(base.Synchronization):
         return f"Sync({settings})"
 
     @property
-    def retries(self):
+    def retries(self) -> bool:
         """Whether a batch is computed again whose gradient was dropped."""
         return self.on_drop == "retry"
 
     @property
-    def takes_all(self):
+    def takes_all(self) -> bool:
         """Whether each update is the mean of all workers' gradients."""
         return not self.backup_workers and not self.retries
 
-    def resolve(self, num_workers):
+    def resolve(self, num_workers: int) -> base.Synchronization:
         if self.backup_workers >= num_workers:
             raise ValueError(
-                "Sync: backup_workers must be less than the number of "
-                f"workers, {num_workers}, came: {self.backup_workers}."
+                "Argument `backup_workers` of Sync must be less than the "
+                f"number of workers, {num_workers}. Received: "
+                f"backup_workers={self.backup_workers}"
             )
         return self
 
-    def alone(self):
+    def alone(self) -> base.Synchronization:
         return Sync(on_drop=self.on_drop)
 
-    def gradients_per_update(self, num_workers):
+    def gradients_per_update(self, num_workers: int) -> int:
         return num_workers - self.backup_workers
 
-    def decide(self, state):
+    def decide(self, state: State) -> State:
         contributed = tf.equal(state.contributed, state.version + 1)
         current = tf.equal(state.pulled, state.version)
         accepted = state.arrived & current & ~contributed & ~state.unusable

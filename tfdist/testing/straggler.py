@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import math
 import numbers
 import time
+from typing import Any
 
 import keras
 import numpy as np
@@ -99,7 +100,7 @@ class Straggler(keras.callbacks.Callback):
         self.total_seconds = 0.0
 
     @classmethod
-    def parse(cls, text, **arguments):
+    def parse(cls, text: str, **arguments: Any) -> "Straggler":
         """Makes one from the text of a flag, as `--straggler=1:0.5`.
 
         Args:
@@ -120,12 +121,12 @@ class Straggler(keras.callbacks.Callback):
             return cls(float(seconds), workers=[int(worker)], **arguments)
         except ValueError as error:
             raise ValueError(
-                "A straggler must be `worker:seconds` or "
+                "Argument `text` must be `worker:seconds` or "
                 "`worker:seconds:distribution`, such as `1:0.5` or "
-                f"`1:0.5:lognormal`. Received: {text!r} ({error})"
+                f"`1:0.5:lognormal`. Received: text={text!r} ({error})"
             ) from None
 
-    def draw_delays(self, count, worker=0):
+    def draw_delays(self, count: int, worker: int = 0) -> np.ndarray:
         """The delays of a worker's first steps, without waiting.
 
         Args:
@@ -137,7 +138,7 @@ class Straggler(keras.callbacks.Callback):
         """
         return self._draw(self._new_streams(worker), count)
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         del logs
         if self._streams is None:
             strategy = self.model.distribute_strategy
@@ -146,7 +147,9 @@ class Straggler(keras.callbacks.Callback):
             if self._workers is None or worker in self._workers:
                 self._streams = self._new_streams(worker)
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         del batch, logs
         if self._streams is None:
             return

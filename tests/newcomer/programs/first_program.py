@@ -13,7 +13,7 @@ with strategy.scope():
     model = keras.Sequential([keras.Input([4]), *layers])
     model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
 model.fit(x, y, batch_size=16, epochs=5, verbose=2)
-strategy.settle()  # The others may still train.
+strategy.barrier()  # The others may still train.
 if strategy.cluster.is_chief:
     print("updates:", strategy.updates_applied())
     model.evaluate(x, y, verbose=2)

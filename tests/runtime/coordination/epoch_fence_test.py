@@ -43,7 +43,7 @@ def applied(state, worker, *, first=1, count=1):
 
 
 def run(state, *, same, executed, updates, expected=(True,) * WORKERS):
-    made = epoch_fence.Renewal(None, None, WORKERS)
+    made = epoch_fence.EpochFence(None, None, WORKERS)
     new, lost, torn = made._next(
         state,
         tf.constant(same),

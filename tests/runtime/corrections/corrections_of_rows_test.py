@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from tests.runtime.coordination.coordinated_test import make_workers
+from tests import slow
+from tests.runtime.coordination.coordinated_exchange_test import make_workers
 from tests.runtime.exchange.delay_test import FEATURES
 from tests.runtime.exchange.delay_test import LATE
 from tests.runtime.exchange.delay_test import RATE
@@ -20,7 +21,7 @@ _runs = iter(range(10**6))
 ROWS, WIDTH = 6, 2
 
 
-@pytest.mark.parametrize("backups", ["server", "worker"])
+@pytest.mark.parametrize("backups", slow.also(["server"], ["worker"]))
 def test_rows_of_tables_are_compensated(backups):
     """Row by row g + lambda g^2 d, where a row's gradient is the sum."""
     strength = 3.0
@@ -105,10 +106,10 @@ def rows_and_whole(made, method):
 
 @pytest.mark.parametrize(
     ("made", "method"),
-    [
-        (correction.DANA("zero"), Async()),
-        (correction.DANA("slim"), None),
-    ],
+    slow.also(
+        [(correction.DANA("slim"), None)],
+        [(correction.DANA("zero"), Async())],
+    ),
 )
 def test_rows_of_tables_are_corrected_as_the_whole(made, method):
     rows, whole = rows_and_whole(made, method)

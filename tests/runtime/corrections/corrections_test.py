@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tests import slow
 from tests.correction import oracles
-from tests.runtime.coordination.coordinated_test import make_workers
+from tests.runtime.coordination.coordinated_exchange_test import make_workers
 from tests.runtime.exchange import delay_test
 from tests.runtime.exchange.delay_test import FEATURES
 from tests.runtime.exchange.delay_test import LATE
@@ -141,12 +141,12 @@ def check(name, rule, method, order, seed=0, partitioner=None):
             ("inverse staleness", "async"),
             ("delay compensation", "async"),
             ("gap aware", "async"),
-            ("FASGD", "async"),
-            ("DANA-DC by workers", "async"),
             ("DANA-Slim", "softsync"),
             ("DANA-Zero", "bounded"),
         ],
         [
+            ("FASGD", "async"),
+            ("DANA-DC by workers", "async"),
             ("delay compensation by workers", "async"),
             ("DANA-Zero", "async"),
             ("DANA-Slim", "async"),
@@ -173,7 +173,9 @@ class DecayedSgd:
         return weights - RATE * 0.5 * weights - RATE * gradient
 
 
-@pytest.mark.parametrize("name", ["delay compensation by workers", "DANA-Zero"])
+@pytest.mark.parametrize(
+    "name", slow.also(["DANA-Zero"], ["delay compensation by workers"])
+)
 def test_weight_decay_is_not_corrected(name):
     rule = (lambda: keras.optimizers.SGD(RATE, weight_decay=0.5), DecayedSgd)
     check(name, rule, "async", LATE)
@@ -322,6 +324,7 @@ def test_half_precision_does_not_lose_the_compensation():
     np.testing.assert_allclose(found, wanted, atol=3e-3)
 
 
+@pytest.mark.slow
 def test_double_precision():
     keras.config.set_floatx("float64")
     try:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import slow
 from tests.runtime.exchange.delay_test import VirtualWorker
 from tests.strategies import optimizer_cases
 from tests.strategies.twins import assert_same
@@ -27,6 +28,7 @@ CASES = [
     "SGD momentum",
     "all at once",
 ]
+SLOW = ["MultiOptimizer", "Nadam", "ScheduleFreeAdamW"]
 _runs = itertools.count()
 
 
@@ -46,7 +48,10 @@ def _state(model):
     ]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    slow.also([name for name in CASES if name not in SLOW], SLOW),
+)
 def test_two_workers_that_take_turns(name):
     plain = _build(tf.distribute.get_strategy().scope(), name)
     run = f"turns {next(_runs)}"

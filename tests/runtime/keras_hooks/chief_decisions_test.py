@@ -12,14 +12,14 @@ import tensorflow as tf
 import tfdist
 from tfdist.cluster import fit_progress
 from tfdist.cluster.member_table import Member
-from tfdist.cluster.member_table import State
+from tfdist.cluster.member_table import MemberState
 from tfdist.runtime.keras_hooks import chief_decisions
 
 NAMES = ("chief", "one", "two", "later")
 
 
 class Worker:
-    """A `Following` of a worker, and what it looks at.
+    """A `ChiefDecisions` of a worker, and what it looks at.
 
     Its table is read from a list, one row of members after the other, the
     last one again and again.
@@ -48,7 +48,7 @@ class Worker:
         config = types.SimpleNamespace(
             worker_names=NAMES, initial_workers=3, worker_id=number
         )
-        self.following = chief_decisions.Following(
+        self.chief_decisions = chief_decisions.ChiefDecisions(
             self.store,
             membership,
             config,
@@ -69,7 +69,7 @@ class Worker:
             f_locals = {"self": keras.Sequential()}
 
         self.model = Frame.f_locals["self"]
-        fit = self.following._fit = chief_decisions._Fit(Frame, number)
+        fit = self.chief_decisions._fit = chief_decisions._Fit(Frame, number)
         fit.is_in_loop = True
         return fit
 
@@ -78,18 +78,20 @@ class Worker:
         self.version = pulled
         self.store.journal.count += 1
         word = fit_progress.Word(**told).pack()
-        self.following._told.assign(word)
-        self.following._look(self.following._fit)
-        return self.following._fit
+        self.chief_decisions._told.assign(word)
+        self.chief_decisions._look(self.chief_decisions._fit)
+        return self.chief_decisions._fit
 
 
-def table(*words, state=State.ALIVE, silent_for=0.0, arrivals=0):
+def table(*words, state=MemberState.ALIVE, silent_for=0.0, arrivals=0):
     """A table: the first row is like that, the others train."""
     first, *others = [fit_progress.Word(reached=word) for word in words]
     rows = [Member("chief", state, silent_for, arrivals, word=first)]
-    rows += [Member("other", State.ALIVE, 0.0, 0, word=word) for word in others]
     rows += [
-        Member("other", State.UNKNOWN, float("inf"), 0)
+        Member("other", MemberState.ALIVE, 0.0, 0, word=word) for word in others
+    ]
+    rows += [
+        Member("other", MemberState.UNKNOWN, float("inf"), 0)
         for _ in NAMES[len(rows) :]
     ]
     return rows
@@ -103,10 +105,10 @@ AT_THE_END_OF_1 = fit_progress.closed(1)
     [
         table(fit_progress.begun(2)),
         table(fit_progress.ended(2)),
-        table(AT_THE_END_OF_1, state=State.FINISHED),
-        table(AT_THE_END_OF_1, state=State.LEFT),
+        table(AT_THE_END_OF_1, state=MemberState.FINISHED),
+        table(AT_THE_END_OF_1, state=MemberState.LEFT),
         table(AT_THE_END_OF_1, silent_for=11.0),
-        # It waits for this worker in `settle`.
+        # It waits for this worker in `barrier`.
         table(AT_THE_END_OF_1, arrivals=1),
         # It has been started again.
         table(0),
@@ -116,14 +118,18 @@ AT_THE_END_OF_1 = fit_progress.closed(1)
 def test_a_call_of_fit_begins_after_the_chiefs_if_that_comes(over):
     waits = table(AT_THE_END_OF_1)
     worker = Worker(1, waits, waits, over)
-    worker.following._wait_for_chief(fit_progress.begun(2), "to begin")
+    worker.chief_decisions._turns.wait_for_chief(
+        fit_progress.begun(2), "to begin"
+    )
     assert worker.reads == 3
 
 
 def test_no_worker_waits_for_a_chief_that_makes_no_progress(caplog):
     worker = Worker(1, table(AT_THE_END_OF_1))
     assert (
-        worker.following._wait_for_chief(fit_progress.begun(2), "to begin")
+        worker.chief_decisions._turns.wait_for_chief(
+            fit_progress.begun(2), "to begin"
+        )
         is None
     )
     assert "chief to begin. Going on without." in caplog.text
@@ -139,17 +145,17 @@ def test_the_chief_assigns_when_all_have_ended_their_call():
         table(ended, ended),
         table(ended, ended, ended),
     )
-    worker.following._fits.tell(reached=ended)
-    worker.following.before_write()
+    worker.chief_decisions._fits.tell(reached=ended)
+    worker.chief_decisions.before_write()
     assert worker.reads == 4
     # It has waited for this call.
-    worker.following.before_write()
+    worker.chief_decisions.before_write()
     assert worker.reads == 4
 
 
 def test_the_chief_waits_for_nobody_before_and_within_fit():
     worker = Worker(0, table(0, 0, 0))
-    worker.following.before_write()
+    worker.chief_decisions.before_write()
     assert not worker.reads
 
 
@@ -188,9 +194,9 @@ def test_a_stop_of_another_call_does_not_count():
     [
         (table(fit_progress.begun(1)), True),
         (table(fit_progress.begun(1), silent_for=11.0), False),
-        (table(fit_progress.begun(1), state=State.FAILED), False),
+        (table(fit_progress.begun(1), state=MemberState.FAILED), False),
         (table(fit_progress.ended(1)), False),
-        (table(fit_progress.closed(1), state=State.FINISHED), False),
+        (table(fit_progress.closed(1), state=MemberState.FINISHED), False),
     ],
     ids="trains silent failed ended finished".split(),
 )
@@ -200,7 +206,7 @@ def test_another_worker_stops_alone_only_where_the_chief_does_not_train(
     worker = Worker(1, now)
     worker.begin(1)
     worker.model.stop_training = True
-    worker.following.after_callbacks()
+    worker.chief_decisions.after_callbacks()
     assert worker.model.stop_training is not goes_on
 
 
@@ -209,7 +215,7 @@ def test_a_callback_cannot_take_back_what_the_chief_has_stopped():
     fit = worker.begin(1)
     fit.stopped = True
     worker.model.stop_training = False
-    worker.following.after_callbacks()
+    worker.chief_decisions.after_callbacks()
     assert worker.model.stop_training
 
 

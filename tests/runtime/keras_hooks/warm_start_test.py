@@ -4,7 +4,7 @@ import pytest
 
 import tfdist
 from tfdist.cluster.member_table import Member
-from tfdist.cluster.member_table import State
+from tfdist.cluster.member_table import MemberState
 from tfdist.runtime.keras_hooks.warm_start import WarmStart
 from tfdist.synchronization import Async
 from tfdist.synchronization import Sync
@@ -13,7 +13,7 @@ from tfdist.synchronization import Sync
 class _Others:
     """A first worker that has made one more step whenever it is asked."""
 
-    def __init__(self, ends_after=10**6, step=1, ends=State.ALIVE):
+    def __init__(self, ends_after=10**6, step=1, ends=MemberState.ALIVE):
         self.made = 0
         self._ends_after = ends_after
         self._step = step
@@ -25,27 +25,27 @@ class _Others:
 
     def member(self):
         over = self.made >= self._ends_after
-        arrived = over and self._ends is State.ALIVE
-        state = self._ends if over else State.ALIVE
+        arrived = over and self._ends is MemberState.ALIVE
+        state = self._ends if over else MemberState.ALIVE
         return Member("/job:worker/task:0", state, 0.0, 3 + arrived)
 
 
-def _warm_start(steps=20, joining="at_once", stalled_after=30.0):
-    return WarmStart(steps, joining, Async(), stalled_after)
+def _warm_start(steps=20, worker_start="together", stalled_after=30.0):
+    return WarmStart(steps, worker_start, Async(), stalled_after)
 
 
 @pytest.mark.parametrize(
-    ("joining", "wanted"),
-    [("at_once", [0, 20, 20, 20]), ("one_by_one", [0, 20, 40, 60])],
+    ("worker_start", "wanted"),
+    [("together", [0, 20, 20, 20]), ("staggered", [0, 20, 40, 60])],
 )
-def test_when_each_worker_begins(joining, wanted):
-    start = _warm_start(joining=joining)
+def test_when_each_worker_begins(worker_start, wanted):
+    start = _warm_start(worker_start=worker_start)
     assert [start.steps_before(k) for k in range(4)] == wanted
 
 
-@pytest.mark.parametrize("joining", ["at_once", "one_by_one"])
-def test_a_worker_begins_at_its_step_and_not_before(joining):
-    start, others = _warm_start(3, joining), _Others()
+@pytest.mark.parametrize("worker_start", ["together", "staggered"])
+def test_a_worker_begins_at_its_step_and_not_before(worker_start):
+    start, others = _warm_start(3, worker_start), _Others()
     assert start.wait(2, others.steps_made, others.member)
     wanted = start.steps_before(2)
     assert wanted <= others.made <= wanted + 1
@@ -57,7 +57,7 @@ def test_a_worker_that_comes_later_begins_at_once():
     assert others.made == 20
 
 
-@pytest.mark.parametrize("ends", [State.ALIVE, State.FINISHED])
+@pytest.mark.parametrize("ends", [MemberState.ALIVE, MemberState.FINISHED])
 def test_nobody_waits_for_a_first_worker_that_has_ended(ends, caplog):
     """Its process has, or its training: it waits for the others then."""
     others = _Others(ends_after=5, ends=ends)
@@ -73,11 +73,11 @@ def test_nobody_waits_for_a_first_worker_that_makes_no_step(caplog):
 
 
 def test_arguments_are_checked():
-    with pytest.raises(ValueError, match="warmup_worker_steps.*came: -1"):
+    with pytest.raises(ValueError, match="Received: warmup_worker_steps=-1"):
         tfdist.AsyncStrategy(warmup_worker_steps=-1)
-    with pytest.raises(ValueError, match="joining must be one of.*'later'"):
-        tfdist.AsyncStrategy(warmup_worker_steps=1, joining="later")
-    with pytest.raises(ValueError, match=r"with Sync\(.*they do; came: 5"):
+    with pytest.raises(ValueError, match="one of together, staggered.*'later'"):
+        tfdist.AsyncStrategy(warmup_worker_steps=1, worker_start="later")
+    with pytest.raises(ValueError, match=r"must be 0 with Sync\(.*steps=5"):
         tfdist.ParameterServerStrategy(
             synchronization=Sync(), warmup_worker_steps=5
         )

@@ -61,7 +61,7 @@ def test_local_steps_have_clocks_of_their_own():
     strategy = tfdist.ParameterServerStrategy(local_steps=3)
     model = build(strategy)
     model.fit(keras.ops.ones([14, 5]), keras.ops.ones([14, 4]), 2, verbose=0)
-    strategy.settle()
+    strategy.barrier()
     layout = strategy.layout(model.variables)
     ((server, name, dtype),) = layout["clocks"]
     assert server == 0

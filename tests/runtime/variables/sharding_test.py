@@ -44,7 +44,9 @@ def test_bytes_put_there_for_another_reason_count():
 
 @pytest.mark.parametrize("number", [0, -1])
 def test_no_servers_are_refused(number):
-    with pytest.raises(ValueError, match=f"num_shards .*came: {number}"):
+    with pytest.raises(
+        ValueError, match=f"num_shards.*Received: num_shards={number}"
+    ):
         sharding.ByteBalancer(number)
 
 

@@ -147,7 +147,7 @@ def test_a_model_beside_one_that_is_freed_stays_as_it_is():
     live_one(strategy)
     strategy.commit()
     weights = twin.get_weights()
-    strategy.refresh()
+    strategy.pull()
     for before, after in zip(weights, twin.get_weights(), strict=True):
         np.testing.assert_array_equal(before, after)
     assert len(list(strategy._store.variables)) == len(
@@ -165,11 +165,43 @@ def test_a_model_beside_one_that_is_freed_stays_as_it_is():
     assert int(twin.optimizer.iterations.numpy()) == 4
 
 
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_step_outlives_models_that_were_there_when_it_was_traced(name):
+    strategy = STRATEGIES[name]()
+    other = build(strategy)
+    other.fit(ROWS, ROWS[:, :1], batch_size=4, verbose=0)
+    model = build(strategy)
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+
+    def train():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(ROWS, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply(gradients)
+
+    step = tf.function(lambda: strategy.run(train))
+
+    @tf.function
+    def steps(times):
+        for _ in range(times):
+            step()
+
+    steps(1)
+    del other
+    keras.backend.clear_session()
+    gc.collect()
+    strategy.commit()
+    # Another function that calls the step, which is not traced again.
+    steps(2)
+    assert int(model.optimizer.iterations) == 3
+
+
 def test_what_all_others_have_freed_is_refused():
     strategy = tfdist.AsyncStrategy()
     model = build(strategy)
     strategy.commit()
-    strategy._store.freeing.give_up(list(strategy._store.variables))
+    strategy._store.unused_models.give_up(list(strategy._store.variables))
     with pytest.raises(tfdist.ModelFreedError, match="started again"):
         model.evaluate(ROWS, ROWS[:, :1], verbose=0)
     with pytest.raises(tfdist.ModelFreedError, match="the next model"):

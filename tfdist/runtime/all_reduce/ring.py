@@ -46,15 +46,15 @@ def check(config, partitioner):
             )
     if partitioner is not None:
         raise ValueError(
-            'communication="ring" has no servers to split variables over: '
-            "variable_partitioner must be None. Received: "
-            f"variable_partitioner={partitioner!r}"
+            "Argument `variable_partitioner` must be None with "
+            'communication="ring", which has no servers to split variables '
+            f"over. Received: variable_partitioner={partitioner!r}"
         )
 
 
 @dataclasses.dataclass
 class Called:
-    """What all workers bring to an exchange, or one of them does.
+    """Contribution to an exchange, of all workers or of one.
 
     Attributes:
       weight: How much the steps count, examples or workers.

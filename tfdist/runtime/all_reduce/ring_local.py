@@ -13,7 +13,7 @@ class RingLocal(local.Local):
     """See `Local`; its exchanges need all workers, so that none may end alone.
 
     A worker whose `fit` is over takes part in the exchanges of the others
-    until theirs is, too: in `settle`, in an evaluation after `fit`, at the
+    until theirs is, too: in `barrier`, in an evaluation after `fit`, at the
     beginning of the next `fit`, at the latest when the process ends.
 
     Args:
@@ -45,7 +45,7 @@ class RingLocal(local.Local):
                 'With communication="ring" one optimizer trains at a time, '
                 "and a second one takes its first step. Use "
                 'communication="parameter_server", or let training end '
-                "(`strategy.settle`) in between."
+                "(`strategy.barrier`) in between."
             )
         self.show_anchor()
         self._ring.begin(f"local_steps={self.method!r}")

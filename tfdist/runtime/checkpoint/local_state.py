@@ -1,4 +1,4 @@
-"""What a worker has done since its last exchange, as part of a saved state."""
+"""Local steps since a worker's last exchange, as part of a saved state."""
 
 import tensorflow as tf
 

@@ -18,7 +18,7 @@ _VERSION = 1
 
 
 class UnusableStateError(ValueError):
-    """What was read is no saved state, or is damaged."""
+    """The bytes read are no saved state, or are damaged."""
 
 
 @dataclasses.dataclass

@@ -1,4 +1,4 @@
-"""What servers hold, read from all of them at one moment."""
+"""Values of servers, read from all of them at one moment."""
 
 import tensorflow as tf
 

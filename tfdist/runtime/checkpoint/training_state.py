@@ -109,8 +109,7 @@ class TrainingState(tf.train.experimental.PythonState):
 
     def _not_used(self, arrays):
         kinds = (saved_slots.ON_SERVERS, saved_slots.ON_WORKER)
-        local = self._store.local
-        if local.keeps_own_values and not local.has_begun:
+        if not self._store.local.has_begun:
             kinds += (local_state.PREFIX,)
         return {
             name: value
@@ -286,7 +285,7 @@ class TrainingState(tf.train.experimental.PythonState):
     # As part of a `tf.train.Checkpoint`.
 
     def serialize(self):
-        """What Keras does not know of, bytes."""
+        """Returns the state that Keras does not know of, bytes."""
         file = io.BytesIO()
         saved_state.write(self.read(everything=False), file)
         return file.getvalue()
@@ -333,7 +332,7 @@ class TrainingState(tf.train.experimental.PythonState):
                 self._store.set_pulled_version(shard, version)
 
     def slot_of_worker(self, key):
-        """What a correction's slot on this worker begins with, or None."""
+        """Returns a saved slot of a correction on this worker, or None."""
         return self._array(key)
 
     def show_ahead(self):

@@ -1,4 +1,4 @@
-"""What all workers have to agree on: the first one leaves it as a text."""
+"""Settings that all workers must agree on: the first leaves them as a text."""
 
 import tensorflow as tf
 

@@ -11,7 +11,7 @@ from tfdist import private_tensorflow
 from tfdist.cluster import preemption
 from tfdist.cluster import waiting
 from tfdist.runtime.coordination import agreement
-from tfdist.runtime.coordination import coordinated
+from tfdist.runtime.coordination import coordinated_exchange
 from tfdist.runtime.coordination import ledger as ledger_lib
 from tfdist.runtime.coordination import retired
 from tfdist.synchronization import events
@@ -121,13 +121,13 @@ class Coordination:
         return self._method.retries
 
     def exchange(self, **kwargs):
-        """The exchange of one step, see `Exchange` for what it takes."""
+        """The exchange of one step, see `ExchangeBuilder` for what it takes."""
         counter = kwargs["counter"]
         ledger = None
         if counter is not None:
             ledger = self._ledger_for(counter, kwargs["records"])
             self._store.corrector.prepare(ledger, kwargs["records"])
-        return coordinated.CoordinatedExchange(
+        return coordinated_exchange.CoordinatedExchange(
             ledger=ledger, method=self._method, **kwargs
         )
 
@@ -240,7 +240,7 @@ class Coordination:
         )
 
     def watch(self, call):
-        """Takes note of a `Call` of `fit`, at whose end this worker leaves."""
+        """Takes note of a `RunningFit`, at whose end this worker leaves."""
         with self._watching:
             self._fit = call
             self._num_fits += 1
@@ -357,7 +357,7 @@ class Coordination:
         ]
 
     def own_applied(self):
-        """What has become of the gradients of this process, by server.
+        """Returns the fate of this process's gradients, by server.
 
         Returns:
           Two lists of ints: gradients that were applied, and those of which

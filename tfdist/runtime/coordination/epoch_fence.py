@@ -22,7 +22,7 @@ from tfdist.synchronization.state import Status
 
 @dataclasses.dataclass(frozen=True)
 class Renewed:
-    """What became of the gradients of the epoch before.
+    """Fate of the gradients of the epoch before.
 
     Attributes:
       began: Whether this call has begun a new epoch.
@@ -45,7 +45,7 @@ class Renewed:
             )
 
 
-class Renewal:
+class EpochFence:
     """Begins new epochs of one ledger.
 
     Args:

@@ -5,8 +5,8 @@ import tensorflow as tf
 from tfdist import private_tensorflow
 
 
-class Staged:
-    """What the exchanges of one optimizer keep on one server.
+class GradientBuffer:
+    """Gradient buffer of one optimizer on one server.
 
     Args:
       ledger: The `Ledger`.
@@ -109,7 +109,7 @@ class Staged:
         self.discard(self._key)
 
     def free(self, void):
-        """Frees what is void, see `Leftovers.free`."""
+        """Frees what is void, see `OrphanedGradients.free`."""
         self._ledger.leftovers.free(
             self._request.shard, void, self._key, self.discard
         )

@@ -17,9 +17,9 @@ from tfdist.runtime.coordination import orphaned_gradients
 from tfdist.runtime.coordination import shared_state
 from tfdist.runtime.coordination import submission
 from tfdist.runtime.coordination import wake_up_queues
-from tfdist.synchronization import decisions
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
+from tfdist.synchronization import state_machine
 
 _NAME = "ledger"
 _MAX_WORKERS = 4096
@@ -82,7 +82,9 @@ class Ledger:
         self._signature = f"synchronization={method!r}, {correction=!r}"
         # Whether workers that are gone are forgotten by the servers.
         self.forgets = correction is not None and correction.remembers_workers
-        self._decisions = decisions.Decisions(method, patience, self.forgets)
+        self._decisions = state_machine.Decisions(
+            method, patience, self.forgets
+        )
         self._layouts = set()
         # Gradients of this worker that were, in earlier lives of its process.
         self.accepted_before = 0
@@ -91,7 +93,7 @@ class Ledger:
         self._num_workers = num_workers
         self._initial_workers = initial_workers
         self._worker = worker_id
-        self._mailboxes = wake_up_queues.Mailboxes(
+        self._mailboxes = wake_up_queues.WakeUpQueues(
             store, f"{_NAME}/{name}/mailbox", num_workers
         )
         self._shared = shared_state.SharedState(
@@ -101,10 +103,10 @@ class Ledger:
             attendance=attendance,
             mailboxes=self._mailboxes if method.waits else None,
         )
-        self.leftovers = orphaned_gradients.Leftovers(
+        self.leftovers = orphaned_gradients.OrphanedGradients(
             self.resource, num_workers
         )
-        self._arrival = submission.Arrival(
+        self._arrival = submission.Submission(
             self, self._shared, self._decisions, self._mailboxes, worker_id
         )
         # By server: updates of this optimizer that are in the replicas.
@@ -117,7 +119,7 @@ class Ledger:
         self._epoch = store.worker_variable(tf.zeros([], tf.int64), "epoch")
         # The same, for `tick`, which is called in other threads as well.
         self._known_epoch = 0
-        self._renewal = epoch_fence.Renewal(self, store, num_workers)
+        self._renewal = epoch_fence.EpochFence(self, store, num_workers)
         # How many workers made up the cluster at the last `tick`.
         self.num_enlisted = num_workers
         # No other gradient of any worker ever has the same key: it counts on
@@ -372,17 +374,16 @@ class Ledger:
 
     def _build_tick(self, what, my_epoch):
         def happened(state, attendance):
-            mine, now = self._worker, attendance.now
             leaving, working, joining, preempted = tf.unstack(what, num=4)
-            works = events.work_on(state, mine, now)
-            state = state_lib.where(working, works, state)
-            left = events.leave(state, mine, preempted)
-            state = state_lib.where(leaving, left, state)
-            joined = events.join(state, mine, now)
-            state = state_lib.where(joining, joined, state)
-            excused = events.excuse(state, mine)
-            state = state_lib.where(preempted, excused, state)
-            state = self._decisions.decide(state, attendance)
+            state = self._decisions.tick(
+                state,
+                attendance,
+                self._worker,
+                working=working,
+                leaving=leaving,
+                joining=joining,
+                preempted=preempted,
+            )
             if self.method.waits:
                 over = events.may_go_on(state, self._worker)
                 over |= ~self.is_current(my_epoch)

@@ -19,8 +19,8 @@ class NoCoordination:
         self._store = store
 
     def exchange(self, **kwargs):
-        """The exchange of one step, an `Exchange`."""
-        return exchange.Exchange(**kwargs)
+        """The exchange of one step, an `ExchangeBuilder`."""
+        return exchange.ExchangeBuilder(**kwargs)
 
     def counts(self):
         """Gradients of each worker, see `Coordination.counts`."""

@@ -14,7 +14,7 @@ import tensorflow as tf
 _KEYS = 4
 
 
-class Leftovers:
+class OrphanedGradients:
     """The keys of gradients on servers, and up to which they were freed.
 
     Args:

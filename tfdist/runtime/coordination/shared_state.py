@@ -21,7 +21,7 @@ class SharedState:
       num_workers: Number of workers.
       attendance: Callable without arguments that builds, on the first server,
         the reading of an `Attendance`.
-      mailboxes: The `Mailboxes` in which workers wait; None if nobody does.
+      mailboxes: The `WakeUpQueues` in which workers wait; None if nobody does.
 
     Attributes:
       lock_name: Name of the lock of the state, on the first server.

@@ -16,7 +16,7 @@ from tfdist.synchronization import state as state_lib
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What became of a worker's gradient; tensors on the first server.
+    """Fate of a worker's gradient; tensors on the first server.
 
     Attributes:
       accepted: Whether it is part of an update, scalar bool.
@@ -41,14 +41,14 @@ class Decision:
     epoch: tf.Tensor
 
 
-class Arrival:
+class Submission:
     """Builds the part of a training step in which its gradient arrives.
 
     Args:
       ledger: The `Ledger`.
       shared: Its `SharedState`.
       decisions: Its `Decisions`.
-      mailboxes: Its `Mailboxes`.
+      mailboxes: Its `WakeUpQueues`.
       worker: Number of this worker.
     """
 

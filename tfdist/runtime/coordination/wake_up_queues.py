@@ -7,7 +7,7 @@ that is killed, or if one too many is there.
 import tensorflow as tf
 
 
-class Mailboxes:
+class WakeUpQueues:
     """One queue per worker; all is built on the device in scope.
 
     Args:

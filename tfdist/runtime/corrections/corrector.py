@@ -5,14 +5,13 @@ import functools
 import tensorflow as tf
 
 from tfdist.correction import Copies
-from tfdist.correction import LateGradient
-from tfdist.runtime.corrections import worker_corrections
 from tfdist.runtime.corrections.no_correction import NoCorrector
+from tfdist.runtime.corrections.parameter_correction import ParameterCorrection
 from tfdist.runtime.corrections.slots import ServerSlots
 from tfdist.runtime.corrections.slots import dtype_of
 from tfdist.runtime.corrections.slots import read
-from tfdist.runtime.corrections.slots import widened
-from tfdist.runtime.variables import server_scope as section_lib
+from tfdist.runtime.corrections.worker_corrections import WorkerCorrections
+from tfdist.runtime.variables import server_scope
 from tfdist.runtime.variables import traced_calls
 from tfdist.runtime.variables.variables import Role
 
@@ -32,9 +31,7 @@ class Corrector:
         self._correction = correction
         self._num_workers = num_workers
         self._worker = worker_id
-        self._on_worker = worker_corrections.WorkerCorrections(
-            store, correction, num_workers
-        )
+        self._on_worker = WorkerCorrections(store, correction, num_workers)
         # The ledger of the optimizer that trains a variable, by its ordinal.
         self._ledgers = {}
 
@@ -54,9 +51,9 @@ class Corrector:
         return self if self.is_on_servers else NoCorrector(self._store)
 
     @property
-    def looks_ahead(self):
+    def uses_lookahead(self):
         """Whether workers compute with other values than the parameters."""
-        return self._correction.looks_ahead
+        return self._correction.uses_lookahead
 
     @property
     def ledgers(self):
@@ -124,13 +121,12 @@ class Corrector:
             record = replay.record
             if record.before is not None:
                 before.setdefault(record.variable.ordinal, record.before)
-        for replay, gradient in late_gradients(replays):
-            variable = replay.record.variable
+        for variable, piece, gradient in late_gradients(replays):
             value = before.get(variable.ordinal)
             if value is None:
-                value = section_lib.read_replica(variable)
-            if replay.piece is not None:
-                value = replay.piece.of(value)
+                value = server_scope.read_replica(variable)
+            if piece is not None:
+                value = piece.of(value)
             if isinstance(gradient, tuple):
                 indices = buffer.tensors[gradient[1]]
                 value = tf.gather(value, indices)
@@ -147,15 +143,14 @@ class Corrector:
             return
         section = request.section
         with section.entered():
-            for replay, gradient in late_gradients(request.replays):
-                variable = replay.record.variable
-                handle = self._backup(variable, replay.piece, section.shard)
+            for variable, piece, gradient in late_gradients(request.replays):
+                handle = self._backup(variable, piece, section.shard)
                 rows = None
                 if isinstance(gradient, tuple):
                     rows = request.sent[gradient[1]]
                 value = read(handle, variable.dtype, rows)
                 if rows is None:
-                    value.set_shape(variable.shape_of(replay.piece))
+                    value.set_shape(variable.shape_of(piece))
                 request.copies[gradient] = len(request.sent)
                 request.sent.append(value)
 
@@ -235,6 +230,16 @@ class Corrector:
             with tf.control_dependencies(made):
                 store.unlock(shard, lock)
 
+    def _on_server(self, ledger, shard, variable, piece):
+        """The `ParameterCorrection` of a variable or piece on a server."""
+
+        def now(rows):
+            handle = self._store.handle(variable, shard, piece)
+            return read(handle, variable.dtype, rows)
+
+        slots = self.slots(ledger, shard, variable, piece)
+        return ParameterCorrection(self._correction, slots, now)
+
     def slots(self, ledger, shard, variable, piece):
         """The `Slots` of a variable or piece of it on a server."""
         return ServerSlots(
@@ -264,34 +269,26 @@ class Corrector:
           A dict of position to tensor.
         """
         corrected = dict(taken)
-        section = request.section
-        for replay, gradient in late_gradients(request.replays):
-            variable, piece = replay.record.variable, replay.piece
+        for variable, piece, gradient in late_gradients(request.replays):
             sparse = isinstance(gradient, tuple)
-            position = gradient[0] if sparse else gradient
-            indices = taken[gradient[1]] if sparse else None
-            parameter = pulled = None
-            if self._correction.copies is not None:
-                with section.on_piece(piece):
-                    handle = section.handle(variable)
-                parameter = widened(read(handle, variable.dtype, indices))
-                pulled = widened(taken[request.copies[gradient]])
-            values = taken[position]
-            late = LateGradient(
-                widened(values),
-                indices,
-                staleness,
-                worker,
-                parameter,
-                pulled,
-            )
-            slots = self.slots(ledger, section.shard, variable, piece)
-            result = self._correction.correct(late, slots)
-            corrected[position] = tf.cast(result, values.dtype)
             if sparse:
-                corrected[gradient[1]] = worker_corrections.indices_of(
-                    self._correction, late, variable.shape_of(piece)
-                )
+                values, indices = gradient
+                late = tf.IndexedSlices(taken[values], taken[indices])
+            else:
+                late = taken[gradient]
+            one = self._on_server(ledger, request.shard, variable, piece)
+            result = one.correct(
+                late,
+                staleness=staleness,
+                worker=worker,
+                pulled=taken.get(request.copies.get(gradient)),
+                shape=variable.shape_of(piece),
+            )
+            if sparse:
+                corrected[values] = result.values
+                corrected[indices] = result.indices
+            else:
+                corrected[gradient] = result
         return corrected
 
     def observe(self, run, ledger, replay, section, rate):
@@ -304,17 +301,14 @@ class Corrector:
           section: The `ServerScope`.
           rate: Callable that gives the learning rate, a tensor.
         """
-        if not (self._correction.observes and replay.record.is_gradient):
+        if not replay.record.is_gradient:
             run()
             return
-        variable = replay.record.variable
-        handle = section.handle(variable)
-        before = widened(read(handle, variable.dtype))
-        run()
-        after = widened(read(handle, variable.dtype))
-        slots = self.slots(ledger, section.shard, variable, replay.piece)
-        rate = tf.cast(rate(), before.dtype)
-        self._correction.observe(before, after, rate, slots)
+        one = self._on_server(
+            ledger, section.shard, replay.record.variable, replay.piece
+        )
+        with one.observed(rate):
+            run()
 
     def give(self, shard, copies, values):
         """What this worker gets as fresh values; kept where that is needed.
@@ -330,10 +324,9 @@ class Corrector:
         given = []
         for (variable, piece), value in zip(copies, values, strict=True):
             ledger = self._ledgers.get(variable.ordinal)
-            if ledger is not None and self._correction.looks_ahead:
-                slots = self.slots(ledger, shard, variable, piece)
-                ahead = self._correction.look_ahead(widened(value), slots)
-                value = tf.cast(ahead, value.dtype)
+            if ledger is not None:
+                one = self._on_server(ledger, shard, variable, piece)
+                value = one.look_ahead(value)
             given.append(value)
         self.note_given(shard, copies, given)
         return given
@@ -344,7 +337,7 @@ class Corrector:
         When it is about to begin: each exchange does so, and the pull before
         the first one gives the parameters themselves.
         """
-        if self._correction.looks_ahead and self._ledgers:
+        if self._correction.uses_lookahead and self._ledgers:
             with tf.init_scope():
                 traced_calls.trace(self._build_show_ahead)()
 
@@ -389,17 +382,15 @@ class Corrector:
 
     def forget(self, ledger, request, worker):
         """Removes from a server what is kept of a worker."""
-        for replay, _ in late_gradients(request.replays):
-            slots = self.slots(
-                ledger, request.shard, replay.record.variable, replay.piece
-            )
-            self._correction.forget(worker, slots)
+        for variable, piece, _ in late_gradients(request.replays):
+            one = self._on_server(ledger, request.shard, variable, piece)
+            one.forget(worker)
 
 
 def late_gradients(replays):
-    """Pairs of a `Replay` and the gradient that is corrected, a list."""
+    """List of (variable, `Piece` or None, gradient) that are corrected."""
     return [
-        (replay, replay.gradient)
+        (replay.record.variable, replay.piece, replay.gradient)
         for replay in replays
         if replay.gradient is not None
     ]

@@ -10,7 +10,7 @@ class NoCorrector:
 
     # It keeps nothing, on servers or here.
     is_on_servers = False
-    looks_ahead = False
+    uses_lookahead = False
 
     def __init__(self, store):
         del store

@@ -90,6 +90,22 @@ def dtype_of(variable):
     return tf.float32 if variable.dtype.size < 4 else variable.dtype
 
 
+def zeros(correction, parameter, num_workers):
+    """What slots begin with.
+
+    Args:
+      correction: A `Correction`.
+      parameter: A Keras variable.
+      num_workers: Number of workers.
+
+    Returns:
+      A dict of name to tensor.
+    """
+    shapes = correction.slots(list(parameter.shape), num_workers)
+    dtype = dtype_of(parameter.value)
+    return {name: tf.zeros(shape, dtype) for name, shape in shapes.items()}
+
+
 def widened(tensor):
     """Half precision as float32: squares of gradients would underflow."""
     if tensor.dtype.is_floating and tensor.dtype.size < 4:

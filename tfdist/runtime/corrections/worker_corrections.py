@@ -2,11 +2,10 @@
 
 import tensorflow as tf
 
-from tfdist.correction import LateGradient
 from tfdist.runtime.corrections import saved_slots
+from tfdist.runtime.corrections.parameter_correction import ParameterCorrection
 from tfdist.runtime.corrections.slots import WorkerSlots
 from tfdist.runtime.corrections.slots import dtype_of
-from tfdist.runtime.corrections.slots import widened
 
 
 class WorkerCorrections:
@@ -51,19 +50,8 @@ class WorkerCorrections:
           The corrected one.
         """
         slots = self._slots(counter, variable)
-        zero = tf.zeros([], tf.int64)
-        if not isinstance(gradient, tf.IndexedSlices):
-            late = LateGradient(widened(gradient), None, zero, zero)
-            corrected = self._correction.correct(late, slots)
-            return tf.cast(corrected, gradient.dtype)
-        values, indices = gradient.values, gradient.indices
-        late = LateGradient(widened(values), indices, zero, zero)
-        corrected = self._correction.correct(late, slots)
-        return tf.IndexedSlices(
-            tf.cast(corrected, values.dtype),
-            indices_of(self._correction, late, variable.shape),
-            gradient.dense_shape,
-        )
+        one = ParameterCorrection(self._correction, slots)
+        return one.correct(gradient, shape=variable.shape)
 
     def _slots(self, counter, variable):
         key = (counter.ordinal, variable.ordinal)
@@ -89,13 +77,6 @@ class WorkerCorrections:
                 }
             )
         return self._kept[key]
-
-
-def indices_of(correction, late, shape):
-    """The rows of a sparse gradient after its correction."""
-    if correction.densifies:
-        return tf.range(shape[0], dtype=late.indices.dtype)
-    return late.indices
 
 
 def _key(counter, ordinal, name):

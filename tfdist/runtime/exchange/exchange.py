@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist.runtime.exchange import pull_response
-from tfdist.runtime.exchange import push_request as parcel_lib
+from tfdist.runtime.exchange import push_request
 from tfdist.runtime.exchange import records as records_lib
 from tfdist.runtime.exchange import rows
 from tfdist.runtime.variables import resources
@@ -17,7 +17,7 @@ from tfdist.runtime.variables import transfer
 from tfdist.runtime.variables.server_scope import read_replica
 
 
-class Exchange:
+class ExchangeBuilder:
     """Builds the operations of one exchange.
 
     Args:
@@ -59,7 +59,7 @@ class Exchange:
         self._records = records
         self.iterations = counter
         self._rate = rate
-        self._sender = parcel_lib.Sender(
+        self._sender = push_request.Sender(
             store,
             graph,
             records,
@@ -112,7 +112,7 @@ class Exchange:
             done += pull_response.join_pieces(store, responses)
             done += self._note_pulled(responses)
             done += [
-                store.following.build_note(response.told)
+                store.chief_decisions.build_note(response.told)
                 for response in responses
                 if response.told is not None
             ]
@@ -202,11 +202,11 @@ class Exchange:
         return request
 
     def _gate(self):
-        """What servers have to be sent to carry out their part, or None."""
+        """The tensor without which servers do not apply their part, or None."""
         return self._finite
 
     def _enclosed(self, replays, buffer):
-        """What is sent beside gradients: a dict of gradient to position."""
+        """Returns what is sent beside gradients: gradient -> position."""
         del replays, buffer
         return {}
 
@@ -312,9 +312,9 @@ class Exchange:
                     shard, self.iterations, request.number, self._shards
                 )
             figures = [*figures, *self._read_more(section)]
-            follows = shard == 0 and store.following.follows
+            follows = shard == 0 and store.chief_decisions.follows
             if follows:
-                figures.append(store.following.build_read())
+                figures.append(store.chief_decisions.build_read())
         effects = resources.effects(self._graph.get_operations()[before:])
         with tf.control_dependencies(
             effects + [v.op for v in values + figures]
@@ -358,7 +358,7 @@ class Exchange:
         return counts.is_kept and self.iterations is not None
 
     def _given(self, request, copies, values):
-        """What the worker gets as fresh values, a list of tensors.
+        """Builds the fresh values for the worker, a list of tensors.
 
         Args:
           request: The `PushRequest`.
@@ -369,7 +369,7 @@ class Exchange:
         return values
 
     def _read_more(self, section):
-        """What else is read with the fresh values: a list of tensors."""
+        """Builds the other reads beside the fresh values: a list of tensors."""
         if not self._is_counted:
             return []
         return self._store.gradient_counts.read_on(section.shard)

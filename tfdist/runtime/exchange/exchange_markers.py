@@ -165,7 +165,7 @@ class ExchangeMarkers:
         traced.call(("missing marks", self.sites()), self.build_missing)
 
     def sites(self):
-        """What exchanges are told apart by, a tuple of strings."""
+        """The names of exchanges, a tuple of strings."""
         counters = [
             v for v in self._store.variables if v.role is Role.ITERATIONS
         ]

@@ -50,7 +50,7 @@ class NoGradientCounts:
 
 
 class GradientCounts:
-    """What has become of the gradients of all workers.
+    """Counts of accepted and dropped gradients of all workers.
 
     Args:
       store: The `ParameterStore`.
@@ -140,7 +140,7 @@ class GradientCounts:
         ]
 
     def begin(self):
-        """What has been pulled is of earlier lives of this process."""
+        """Counts what was pulled so far as of earlier lives of this process."""
         if self._before is None:
             self._before = self._accepted_here()
 

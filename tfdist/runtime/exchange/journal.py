@@ -10,7 +10,7 @@ CAPACITY = 8192
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class ExchangeRecord:
     """One exchange of one optimizer step.
 
     Attributes:
@@ -57,7 +57,7 @@ class Exchange:
 
 
 # In a row, what is of each server comes after all that is one number.
-_NUMBERS = dataclasses.fields(Exchange)[:-1]
+_NUMBERS = dataclasses.fields(ExchangeRecord)[:-1]
 
 
 class Journal:
@@ -102,7 +102,7 @@ class Journal:
         local_steps=None,
         finite=None,
     ):
-        """Builds the ops that note one exchange; see `Exchange`.
+        """Builds the ops that note one exchange; see `ExchangeRecord`.
 
         `finite` is None where nobody has looked; `shards` as in `note_begun`.
         """
@@ -228,7 +228,7 @@ def _exchange(row):
         for field, value in zip(_NUMBERS, row, strict=False)
     }
     pulled = tuple(map(int, row[len(_NUMBERS) :]))
-    return Exchange(**numbers, pulled_by_server=pulled)
+    return ExchangeRecord(**numbers, pulled_by_server=pulled)
 
 
 def _total(sizes):

@@ -12,7 +12,7 @@ _PULLED = (Role.PARAMETER, Role.STATE, Role.AVERAGED)
 
 @dataclasses.dataclass
 class PullResponse:
-    """What one server answers to an exchange; tensors on the worker.
+    """Response of one server to an exchange; tensors on the worker.
 
     Attributes:
       shard: Number of the server.
@@ -22,7 +22,7 @@ class PullResponse:
       wait: Seconds between arrival and turn, scalar float64 tensor.
       version: Updates applied, scalar int64 tensor.
       more: What else was read, a list of scalar tensors.
-      told: What the chief has told, see `Following`; None if nobody looks.
+      told: What the chief has told, see `ChiefDecisions`; None if nobody looks.
     """
 
     shard: int

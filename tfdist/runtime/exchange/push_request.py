@@ -1,4 +1,4 @@
-"""What one exchange sends to one server, and how it gets there."""
+"""Push requests: what one exchange sends to one server, and how."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from tfdist.runtime.variables.server_scope import read_replica
 
 @dataclasses.dataclass
 class PushRequest:
-    """What is sent to one server; tensors are on it.
+    """Request to one server; its tensors are on that server.
 
     Attributes:
       shard: Number of the server.

@@ -1,10 +1,10 @@
-"""What a step does to variables on servers, and how to do it there."""
+"""Records of a step's changes to variables on servers, and their replay."""
 
 import dataclasses
 
 import tensorflow as tf
 
-from tfdist.runtime.variables import server_scope as section_lib
+from tfdist.runtime.variables import server_scope
 from tfdist.runtime.variables.variables import Role
 
 
@@ -84,7 +84,9 @@ def prepare(record, piece, *, live, lifter, buffer):
     Returns:
       A `Replay`.
     """
-    resolve = section_lib.Resolver(lifter, live, buffer, record.variable, piece)
+    resolve = server_scope.Resolver(
+        lifter, live, buffer, record.variable, piece
+    )
     if isinstance(record, Mutation):
         take = resolve(record.value)
 

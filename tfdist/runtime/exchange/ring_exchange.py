@@ -5,12 +5,12 @@ import dataclasses
 from tfdist.runtime.exchange import exchange
 
 
-class RingExchange(exchange.Exchange):
-    """What follows on each worker, with its own copy of all parameters.
+class RingExchange(exchange.ExchangeBuilder):
+    """Exchange of a ring: each worker has its own copy of all parameters.
 
     Args:
       this_round: The `Round`.
-      **kwargs: See `Exchange`.
+      **kwargs: See `ExchangeBuilder`.
     """
 
     def __init__(self, this_round, **kwargs):

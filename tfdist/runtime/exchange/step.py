@@ -1,4 +1,4 @@
-"""What one training step does to variables on servers, as it is traced.
+"""Recording of one training step's changes to variables on servers.
 
 While the user's step is traced, a `Step` records what it does to variables
 with a primary on a server. When an optimizer has handed over its last update,
@@ -19,7 +19,7 @@ from tfdist.runtime.variables.variables import Role
 
 @dataclasses.dataclass
 class _Pending:
-    """What one graph has recorded and not yet exchanged."""
+    """Records of one graph that are not exchanged yet."""
 
     records: list = dataclasses.field(default_factory=list)
     # Reduced gradients that the optimizer has not yet handed over.
@@ -232,7 +232,7 @@ class Step:
                 )
         if self._root in self._pending and self._pending[self._root].records:
             self._flush(self._root)
-        self._store.freeing.refuse(self._over)
+        self._store.unused_models.refuse(self._over)
 
     def _flush(self, graph):
         pending = self._pending[graph]

@@ -9,7 +9,6 @@ that anybody has pushed in the former one.
 """
 
 import threading
-import time
 import weakref
 
 from absl import logging
@@ -18,13 +17,11 @@ import tensorflow as tf
 
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
-from tfdist.cluster import member_table
-from tfdist.cluster import waiting
 from tfdist.runtime.exchange.pull_response import assign
+from tfdist.runtime.keras_hooks import fit_turns
 from tfdist.runtime.keras_hooks import running_fit
 
 CHOICES = ("chief", "each")
-_CHIEF = 0
 
 
 class _Fit:
@@ -86,52 +83,28 @@ class _Last(keras.callbacks.Callback):
         self._following.close()
 
 
-class Following:
-    """What one worker of one strategy tells of `fit`, and what it follows.
+class ChiefDecisions:
+    """Decisions about `fit` that one worker reports and follows.
 
     Args:
       store: The `ParameterStore`.
       membership: The `Membership`.
       config: The `ClusterConfig`.
-      worker_timeout: Seconds without a sign of life after which a worker is
-        not waited for.
-      start_timeout: Seconds to wait for workers that have not come yet.
-      stalled_after: Callable that gives the seconds without progress after
-        which nobody is waited for.
+      **patience: Those of `FitTurns`.
     """
 
-    def __init__(
-        self,
-        store,
-        membership,
-        config,
-        *,
-        worker_timeout,
-        start_timeout,
-        stalled_after,
-    ):
+    def __init__(self, store, membership, config, **patience):
         self._store = store
         self._membership = membership
         self._fits = membership.fits
-        self._names = config.worker_names
-        self._initial_workers = config.initial_workers
-        self._worker = config.worker_id
-        self.is_chief = config.worker_id == _CHIEF
-        self._started_at = time.monotonic()
-        self._worker_timeout = worker_timeout
-        self._start_timeout = start_timeout
-        self._stalled_after = stalled_after
+        self.is_chief = config.worker_id == fit_turns.CHIEF
+        self._turns = fit_turns.FitTurns(store, membership, config, **patience)
         self._fit = None
         # The model that was trained last, and which of its variables.
         self._trained = (lambda: None, [])
         # Whether this worker has assigned what servers hold, since it took
         # their values over last.
         self._wrote = False
-        # Number of the last call of `fit` whose end on the others the chief
-        # has waited for.
-        self._met = 0
-        # The furthest that the chief has been seen at: less is another life.
-        self._furthest = 0
         self._warned = False
         self._told = store.worker_variable(
             tf.constant(fit_progress.Word().pack(), tf.float64), "told"
@@ -146,7 +119,7 @@ class Following:
 
     def build_read(self):
         """Builds the reading of what the chief tells, on the first server."""
-        return self._membership.tables[0].build_word(_CHIEF)
+        return self._membership.tables[0].build_word(fit_turns.CHIEF)
 
     def build_note(self, told):
         """Builds the note of it on this worker; returns the operation."""
@@ -167,13 +140,20 @@ class Following:
         number = self._next_number()
         if self.is_chief:
             if self._begins_together(private_keras_calls.model_of(frame)):
-                self._meet(number - 1)
+                self._turns.wait_for_others(number - 1)
         elif number > 1:
-            self._wait_for_chief(
+            self._turns.wait_for_chief(
                 fit_progress.begun(number), f"to begin call {number} of fit"
             )
         self._fit = _Fit(frame, number)
-        self._fits.watch(running_fit.Call(frame), number)
+        self._fits.watch(running_fit.RunningFit(frame), number)
+
+    def _next_number(self):
+        """The number of the call of `fit` that begins here."""
+        if self._fit is not None and not self._fit.has_stepped:
+            # That has raised before its first step, and is none.
+            return self._fit.number
+        return self._turns.next_number()
 
     def _begins_together(self, model):
         """Whether the chief begins after all have ended the call before.
@@ -217,7 +197,7 @@ class Following:
         if fit is not None and fit.is_in_loop and self._fits.is_running():
             return
         if self.is_chief:
-            self._meet(self._fits.word.number)
+            self._turns.wait_for_others(self._fits.word.number)
 
     def after_callbacks(self):
         """Called when the user's callbacks have seen a batch or an epoch."""
@@ -253,7 +233,7 @@ class Following:
         if fit is None:
             return
         if not self.is_chief and (fit.stopped or self._wrote):
-            self._wait_for_chief(
+            self._turns.wait_for_chief(
                 fit_progress.closed(fit.number),
                 f"to end call {fit.number} of fit",
             )
@@ -284,7 +264,7 @@ class Following:
                 self._take_over()
             return
         if fit.number > 1 or self._wrote:
-            chief = self._wait_for_chief(
+            chief = self._turns.wait_for_chief(
                 fit_progress.begun(fit.number),
                 f"to begin call {fit.number} of fit",
             )
@@ -326,7 +306,7 @@ class Following:
         fit.exchanges = exchanges
         before = fit.seen
         told = fit.seen = fit_progress.Word.unpack(self._told.numpy())
-        self._furthest = max(self._furthest, told.reached)
+        self._turns.chief_was_seen_at(told.reached)
         is_new = (told.stopped, told.rates) != (before.stopped, before.rates)
         if is_new and told.version == self._version():
             told = before
@@ -354,12 +334,12 @@ class Following:
 
         Called when code of this worker has stopped training here alone.
         """
-        chief = self._store.call(self._membership.read)[_CHIEF]
+        chief = self._store.call(self._membership.read)[fit_turns.CHIEF]
         # Where the chief has stopped, the next exchange will tell.
         if chief.word.stopped != fit.number and (
             0 < chief.word.number < fit.number
             or chief.word.reached >= fit_progress.ended(fit.number)
-            or not self._is_there(chief)
+            or not self._turns.is_there(chief)
         ):
             return False
         if not self._warned:
@@ -369,102 +349,6 @@ class Following:
                 'when all stop. With decisions="each" each worker does.'
             )
         return True
-
-    # Who is waited for.
-
-    def _next_number(self):
-        """The number of the call of `fit` that begins here."""
-        if self._fit is not None and not self._fit.has_stepped:
-            # That has raised before its first step, and is none.
-            return self._fit.number
-        if self._fits.number:
-            return self._fits.number + 1
-        # The first of this process: what the others are at, if it is late.
-        words = [m.word for m in self._store.call(self._membership.read)]
-        others = [
-            word.number
-            for worker, word in enumerate(words[: len(self._names)])
-            if worker != self._worker
-        ]
-        if not self.is_chief:
-            others = others[:1]
-        return max(1, *others)
-
-    def _is_there(self, member):
-        return (
-            member.state is member_table.State.ALIVE
-            and member.silent_for < self._worker_timeout
-        )
-
-    def _wait_for_chief(self, reached, what):
-        """Waits until the chief has come that far, or is not there.
-
-        Returns:
-          Its `Member`.
-        """
-
-        def chief_if_over():
-            chief = self._store.call(self._membership.read)[_CHIEF]
-            over = (
-                chief.word.reached >= reached
-                or not self._is_there(chief)
-                # It waits for this worker itself.
-                or chief.arrivals > self._membership.arrivals
-                # It has been started again.
-                or chief.word.reached < self._furthest
-            )
-            self._furthest = max(self._furthest, chief.word.reached)
-            return chief if over else None
-
-        return self._wait_until(chief_if_over, f"{self._names[_CHIEF]} {what}")
-
-    def _meet(self, number):
-        """Waits until all others have ended a call of `fit`, or are gone.
-
-        Called on the chief.
-        """
-        if number <= self._met:
-            return
-        self._met = number
-        late = []
-
-        def nobody_is_late():
-            rows = self._store.call(self._membership.read)[: len(self._names)]
-            late[:] = [
-                member.name
-                for worker, member in enumerate(rows)
-                if worker != self._worker
-                and self._is_expected(worker, member)
-                and member.word.reached < fit_progress.ended(number)
-                and member.arrivals <= self._membership.arrivals
-            ]
-            return not late
-
-        self._wait_until(
-            nobody_is_late,
-            lambda: f"{', '.join(late)} to end call {number} of fit",
-        )
-
-    def _is_expected(self, worker, member):
-        if member.state is member_table.State.UNKNOWN:
-            waited = time.monotonic() - self._started_at
-            return (
-                worker < self._initial_workers and waited < self._start_timeout
-            )
-        return self._is_there(member)
-
-    def _wait_until(self, condition, what):
-        versions = None
-        while True:
-            try:
-                return waiting.wait_until(
-                    condition, what=what, timeout=self._stalled_after()
-                )
-            except TimeoutError as error:
-                before, versions = versions, self._store.updates_applied()
-                if versions == before:
-                    logging.warning("%s Going on without.", error)
-                    return None
 
     def _take_over(self):
         """Takes over what servers hold."""

@@ -48,8 +48,8 @@ def distribute(dataset, config, store, before_training=None):
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
-            "experimental_distribute_dataset takes a tf.data.Dataset, came: "
-            f"{type(dataset).__name__}."
+            "Argument `dataset` must be a tf.data.Dataset. Received: "
+            f"dataset={type(dataset).__name__}"
         )
     _check_made_after_strategy(dataset)
     purpose, frame, adapter = private_keras_calls.data_request()
@@ -59,13 +59,13 @@ def distribute(dataset, config, store, before_training=None):
         callbacks.see(private_keras_calls.callbacks_of(frame), store.files)
     if purpose == "evaluate":
         store.pull()
-        store.freeing.refuse([v.value for v in model.variables])
+        store.unused_models.refuse([v.value for v in model.variables])
     if purpose == "train":
         if before_training is not None:
             before_training()
         call = functools.partial(empty_epochs.call, store)
-        store.following.watch(frame)
-        call = functools.partial(store.following.call, call)
+        store.chief_decisions.watch(frame)
+        call = functools.partial(store.chief_decisions.call, call)
         store.watch(frame)
         if store.recovery.is_needed:
             retried_steps.guard(model, call)
@@ -118,10 +118,10 @@ def _share_out(dataset, config, adapter):
         by_file = policy == _AutoShardPolicy.FILE
         if by_file and not _has_enough_files(dataset, number):
             raise ValueError(
-                "A data set with `AutoShardPolicy.FILE` must read a file for "
-                "each worker of the cluster. Received: fewer files than "
-                f"{number} workers. Use `AutoShardPolicy.DATA`, or start "
-                "fewer workers."
+                "Argument `dataset` must read a file for each worker of the "
+                "cluster with `AutoShardPolicy.FILE`: use "
+                "`AutoShardPolicy.DATA`, or start fewer workers. Received: "
+                f"fewer files than {number} workers"
             )
     if by_file:
         shared = _auto_shard(dataset, _AutoShardPolicy.FILE, number, mine)
@@ -131,9 +131,9 @@ def _share_out(dataset, config, adapter):
     count = cardinality if adapter is None else adapter.num_batches
     if count is not None and 0 <= count < number:
         raise ValueError(
-            "The data set must have a batch (an element) for each worker "
-            f"of the cluster. Received: {count} for {number} workers. "
-            "Make the batches smaller, or start fewer workers."
+            "Argument `dataset` must have a batch (an element) for each "
+            "worker of the cluster: make the batches smaller, or start fewer "
+            f"workers. Received: {count} for {number} workers"
         )
     if cardinality >= 0:
         size = cardinality // number + (mine < cardinality % number)
@@ -156,10 +156,10 @@ def _check_made_after_strategy(dataset):
     # In a graph it may be on none.
     if process and here and process != here:
         raise ValueError(
-            "The `tf.data.Dataset` must be made after the strategy, which "
+            "Argument `dataset` must be made after the strategy, which "
             "connects this process to the cluster: move `strategy = ...` to "
             "the beginning of the program, before the first data set. "
-            f"Received: a data set of {process}, in the process {here}."
+            f"Received: a data set of {process}, in the process {here}"
         )
 
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdist.runtime.exchange import records
 from tfdist.runtime.exchange import step as step_lib
 from tfdist.runtime.local_steps import local_step
+from tfdist.runtime.variables.variables import ReplicaVariable
 from tfdist.runtime.variables.variables import Role
 
 # What is traced is kept for as many kinds of exchanges.
@@ -134,7 +135,9 @@ class EagerStep(step_lib.Step):
                 settled,
             )
 
-        key = (pushed.key, id(optimizer), ticketed, settled)
+        # Unlike an address, it is never that of another optimizer.
+        number = step_lib.step_counter(optimizer).ordinal if optimizer else None
+        key = (pushed.key, number, ticketed, settled)
         tensors, pushed.tensors = pushed.tensors, None
         self._functions.call(key, build, tensors, pushed.specs)
 
@@ -217,7 +220,7 @@ class EagerLocalStep(local_step.LocalStep):
 
 
 def _as_tensors(arguments):
-    """What Keras hands over as it was given becomes tensors in a trace."""
+    """Converts the NumPy arrays among Keras's arguments to tensors."""
     return [
         tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
         for leaf in tf.nest.flatten(arguments)
@@ -306,6 +309,8 @@ class _Leaves:
                 self._add(tf.convert_to_tensor(leaf))
             elif isinstance(leaf, (bool, int, float, str)):
                 known = leaf
+            elif isinstance(leaf, ReplicaVariable) and leaf.role.is_on_server:
+                known = "variable", leaf.ordinal
             blank.append(place)
             key.append(known)
         # Without the tensors, which nobody needs any more.
@@ -375,7 +380,7 @@ def _values_of(record):
 
 
 def _maker(record):
-    """What makes such a record of other values."""
+    """Returns a function that makes such a record of other values."""
     variable = record.variable
     if isinstance(record, records.Mutation):
         return functools.partial(records.Mutation, variable, record.kind)
@@ -388,7 +393,7 @@ def _maker(record):
 
 
 def _rule(record):
-    """What stands for what a record does."""
+    """Returns the key of a record's rule."""
     if isinstance(record, records.Mutation):
         return record.kind
     function = inspect.unwrap(record.fn)

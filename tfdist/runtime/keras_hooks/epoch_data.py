@@ -57,9 +57,9 @@ class EpochData:
         first = next(iter(self._source), None)
         if first is None:
             raise ValueError(
-                "The data set must have an element, or an `element_spec` that "
-                "says for which shapes the model is to be built. Received: "
-                f"no element, element_spec={spec}."
+                "Argument `dataset` must have an element, or an "
+                "`element_spec` that says for which shapes the model is to be "
+                f"built. Received: no element, element_spec={spec}"
             )
         return keras.tree.map_structure(_without_optional, first)
 

@@ -1,4 +1,4 @@
-"""What `tf.distribute.Strategy` delegates to, for parameter servers."""
+"""The `StrategyExtended` of parameter servers."""
 
 import contextlib
 import weakref
@@ -10,7 +10,7 @@ from tfdist import private_keras_calls
 from tfdist import private_tensorflow
 from tfdist.runtime.exchange import compiled
 from tfdist.runtime.exchange import step as step_lib
-from tfdist.runtime.keras_hooks import data_shares as input_lib
+from tfdist.runtime.keras_hooks import data_shares
 from tfdist.runtime.keras_hooks import eager_step
 from tfdist.runtime.variables.variables import ReplicaVariable
 from tfdist.runtime.variables.variables import active
@@ -74,8 +74,9 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
     def _validate_colocate_with_variable(self, colocate_with_variable):
         if not isinstance(colocate_with_variable, ReplicaVariable):
             raise ValueError(
-                "colocate_vars_with takes a variable that was created under "
-                f"this strategy's scope, came: {colocate_with_variable!r}."
+                "Argument `colocate_with_variable` must be a variable that "
+                "was created under this strategy's scope. Received: "
+                f"colocate_with_variable={colocate_with_variable!r}"
             )
 
     # Steps.
@@ -146,7 +147,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         return tf.nest.pack_sequence_as(first, flat, expand_composites=True)
 
     def _record_once(self, fn, args, kwargs, single=False):
-        self._store.kernels.note(tf.compat.v1.get_default_graph())
+        self._store.server_functions.note(tf.compat.v1.get_default_graph())
         active.step = self._store.local.new_step((args, kwargs))
         try:
             # At the end of the data nothing must count a batch that is not
@@ -203,7 +204,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         if active.step is None:
             if step_lib.optimizer_of(fn) is None and tf.executing_eagerly():
                 # Keras puts averaged weights in place when `fit` ends.
-                self._container_strategy().settle()
+                self._container_strategy().barrier()
                 with self._store.collective_writes():
                     return fn(var, *args, **kwargs)
             if self._config.num_workers == 1 and tf.executing_eagerly():
@@ -222,7 +223,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
 
     def _experimental_distribute_dataset(self, dataset, options):
         del options
-        return input_lib.distribute(
+        return data_shares.distribute(
             dataset,
             self._config,
             self._store,
@@ -231,7 +232,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
         del options
-        return input_lib.from_function(dataset_fn, self._config)
+        return data_shares.from_function(dataset_fn, self._config)
 
     # What it looks like from outside.
 

@@ -1,8 +1,8 @@
 """Nobody follows: each worker decides for itself (`decisions="each"`)."""
 
 
-class NoFollowing:
-    """See `Following`, whose part it takes.
+class OwnDecisions:
+    """See `ChiefDecisions`, whose part it takes.
 
     Args:
       store: The `Runtime`.

@@ -6,9 +6,10 @@ import threading
 import keras
 
 from tfdist import private_keras_calls
+from tfdist import thread_frames
 
 
-class Call:
+class RunningFit:
     """A call of `fit`, looked at from another thread.
 
     Keras tells nobody but its callbacks that `fit` has ended, and a strategy
@@ -46,7 +47,7 @@ class Call:
 
     def is_over(self):
         """Whether it has returned or raised."""
-        return self._found_from(sys._current_frames().get(self._thread)) is None
+        return not thread_frames.has(self._thread, self._is_it)
 
     def is_around(self, frame):
         """Whether `frame` is of a call that was made within this one.
@@ -57,9 +58,12 @@ class Call:
 
     def _found_from(self, frame):
         """The call's frame, where it is `frame` or called it; else None."""
-        while frame is not None and (id(frame), frame.f_code) != self._frame:
+        while frame is not None and not self._is_it(frame):
             frame = frame.f_back
         return frame
+
+    def _is_it(self, frame):
+        return (id(frame), frame.f_code) == self._frame
 
 
 class _AtEnd(keras.callbacks.Callback):

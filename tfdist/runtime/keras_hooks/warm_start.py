@@ -4,16 +4,16 @@ import enum
 
 from absl import logging
 
+from tfdist import checks
 from tfdist.cluster import member_table
 from tfdist.cluster import waiting
-from tfdist.synchronization.base import check_count
 
 
-class Joining(enum.Enum):
-    """How the others begin: all together, or each some steps later."""
+class WorkerStart(enum.Enum):
+    """How the remaining workers start: together, or each some steps later."""
 
-    AT_ONCE = "at_once"
-    ONE_BY_ONE = "one_by_one"
+    TOGETHER = "together"
+    STAGGERED = "staggered"
 
 
 class WarmStart:
@@ -25,8 +25,8 @@ class WarmStart:
 
     Args:
       steps: Steps that the first worker trains alone, 0 for none.
-      joining: A `Joining`, or its value. One by one: worker i begins after i
-        times `steps`.
+      worker_start: A `WorkerStart`, or its value. Staggered: worker i begins
+        after i times `steps`.
       synchronization: The `Synchronization`.
       stalled_after: Seconds without a step after which nobody waits any more.
 
@@ -34,26 +34,28 @@ class WarmStart:
       ValueError: An argument is malformed, or they do not fit together.
     """
 
-    def __init__(self, steps, joining, synchronization, stalled_after):
-        check_count("ParameterServerStrategy", "warmup_worker_steps", steps, 0)
-        allowed = [one.value for one in Joining]
-        if joining not in (*Joining, *allowed):
+    def __init__(self, steps, worker_start, synchronization, stalled_after):
+        checks.count("warmup_worker_steps", steps, 0)
+        allowed = [one.value for one in WorkerStart]
+        if worker_start not in (*WorkerStart, *allowed):
             raise ValueError(
-                f"joining must be one of {allowed}, came: {joining!r}."
+                f"Argument `worker_start` must be one of {', '.join(allowed)}. "
+                f"Received: worker_start={worker_start!r}"
             )
         if steps and synchronization.waits:
             raise ValueError(
-                "warmup_worker_steps is for workers that do not wait for each "
-                f"other, and with {synchronization!r} they do; came: {steps}. "
-                "Use Async or SoftSync."
+                "Argument `warmup_worker_steps` must be 0 with "
+                f"{synchronization!r}, with which workers wait for each "
+                "other; use Async or SoftSync. Received: "
+                f"warmup_worker_steps={steps}"
             )
         self._steps = steps
         self._stalled_after = stalled_after
-        self._joining = Joining(joining)
+        self._worker_start = WorkerStart(worker_start)
 
     def steps_before(self, worker_id):
         """After how many steps of the others a worker begins, an int."""
-        if self._joining is Joining.AT_ONCE:
+        if self._worker_start is WorkerStart.TOGETHER:
             return self._steps * min(worker_id, 1)
         return self._steps * worker_id
 
@@ -82,7 +84,10 @@ class WarmStart:
             member = first_worker()
             return (
                 member.state
-                in (member_table.State.FINISHED, member_table.State.LEFT)
+                in (
+                    member_table.MemberState.FINISHED,
+                    member_table.MemberState.LEFT,
+                )
                 or member.arrivals > before.arrivals
                 or before.word.reached < member.word.ended
             )

@@ -1,4 +1,4 @@
-"""What a worker knows of an optimizer that takes local steps."""
+"""State of an optimizer that takes local steps."""
 
 import dataclasses
 import weakref
@@ -11,7 +11,7 @@ from tfdist.runtime.variables.variables import Role
 
 @dataclasses.dataclass
 class Inner:
-    """What is known of one inner optimizer.
+    """State of one inner optimizer on this worker.
 
     Attributes:
       clock: Its step counter.
@@ -68,7 +68,7 @@ class Inner:
             total.assign(tf.zeros_like(total), read_value=False)
 
     def forget(self):
-        """What it has done since the last push is not pushed."""
+        """Drops the steps since the last push."""
         zero = tf.zeros([], tf.int64)
         for counter in (self.since_push, self.since_fetch, self.examples):
             counter.assign_replica(zero)

@@ -129,7 +129,7 @@ class Local:
 
     @property
     def inners(self):
-        """What is known of each inner optimizer, a list of `Inner`."""
+        """The inner optimizers, a list of `Inner`."""
         return list(self._inners.values())
 
     @property
@@ -205,7 +205,7 @@ class Local:
             tf.cond(is_due, fetch, lambda: False)
 
     def _inner(self, clock, optimizer, parameters, states):
-        """What is known of an inner optimizer, made at its first step."""
+        """Returns the `Inner` of an optimizer, made at its first step."""
         if clock.ordinal in self._inners:
             inner = self._inners[clock.ordinal]
             known = _ordinals(inner.parameters), set(_ordinals(inner.states))
@@ -232,7 +232,7 @@ class Local:
                 if parameter.pieces:
                     step_lib.check_elementwise(parameter, outer)
             store.commit()
-            store.freeing.refuse(parameters)
+            store.unused_models.refuse(parameters)
             self._agree(clock)
             inner = inner_lib.new_inner(
                 store, self.method, clock, optimizer, outer, parameters, states
@@ -299,7 +299,7 @@ class Local:
     # Eager life.
 
     def watch(self, call):
-        """Takes note of a call of `fit`, a `Call`."""
+        """Takes note of a `RunningFit`."""
         self.fit = call
 
     def see_to_end_of_fit(self):

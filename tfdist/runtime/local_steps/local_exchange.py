@@ -151,7 +151,7 @@ class LocalExchange:
         return finite
 
     def _was_finite(self, inner, this_round):
-        """What `look` has found."""
+        """Returns whether the local steps were finite, as `look` has found."""
         nonfinite = self._store.nonfinite
         if not nonfinite.looks:
             return None
@@ -191,7 +191,7 @@ class LocalExchange:
         )
 
     def _kept(self, own, points, anchors, takes_part, finite, ordinal, fresh):
-        """What a worker that keeps its own weights goes on from."""
+        """Builds the weights that a worker with its own continues from."""
         if not takes_part:
             return own[ordinal]
         kept = self._method.adopt(
@@ -227,7 +227,7 @@ class LocalExchange:
             self.speeds.begin()
 
     def _records(self, inner, own, anchors, points):
-        """What is done on servers, and the tensors that are sent for it."""
+        """Returns the records for servers, and the tensors that they need."""
         method = self._method
         records, sent = [], []
 
@@ -287,7 +287,7 @@ class LocalExchange:
     # A push or a fetch alone.
 
     def _versions(self):
-        """What this worker has pulled, of each server; and of each ledger."""
+        """Returns the pulled versions, of each server and of each ledger."""
         store = self._store
         versions = [store.pulled_version(k) for k in range(store.num_shards)]
         return [versions, *(one.pulled_by_server() for one in self._ledgers())]

@@ -38,7 +38,7 @@ class Speeds:
         self.variable.assigned_by_workers = True
 
     def share_of(self, steps):
-        """What a worker of this one's speed takes of `steps`.
+        """Computes this worker's share of `steps`, by its speed.
 
         Args:
           steps: Scalar int64 tensor.
@@ -59,7 +59,7 @@ class Speeds:
         return tf.maximum(tf.cast(steps, tf.int64), 1)
 
     def record(self, steps):
-        """What an exchange leaves on the server, a `Mutation`.
+        """Returns the record for the server of this speed, a `Mutation`.
 
         Args:
           steps: Steps since the exchange before, a scalar int64 tensor.

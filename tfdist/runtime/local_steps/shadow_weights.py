@@ -1,4 +1,4 @@
-"""What the variables of a model hold: own values, or what servers gave last."""
+"""Shadow weights: a worker's own values, or those that servers gave last."""
 
 import dataclasses
 import weakref
@@ -135,5 +135,6 @@ class ShadowWeights:
             group.shows_own.assign(own, read_value=False)
             return True
 
-        is_shown = tf.equal(group.shows_own.read_value(), own)
+        # Not noted as a variable of a step that may outlive the group.
+        is_shown = tf.equal(read_replica(group.shows_own), own)
         tf.cond(is_shown, lambda: True, swap)

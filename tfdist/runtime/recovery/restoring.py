@@ -26,7 +26,7 @@ _PULLED = (Role.PARAMETER, Role.STATE, Role.AVERAGED)
 
 @dataclasses.dataclass(frozen=True)
 class Offers:
-    """What is known at one server.
+    """Offers that one server knows of.
 
     Attributes:
       versions: By worker, one more than the version that its replicas show;
@@ -43,7 +43,7 @@ class Offers:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What one worker has put onto a server.
+    """Values that one worker has put onto a server.
 
     Attributes:
       done: Whether it has; else the server holds something newer.
@@ -284,7 +284,7 @@ class Restorer:
         return self._home(missing)
 
     def _copies_on(self, shard):
-        """What the server held, and this worker's values of it."""
+        """Returns what the server held, and this worker's values of it."""
         store = self._store
         held = copies.held_by(store, shard, self._variables())
         values = []

@@ -21,7 +21,7 @@ _SNAPSHOT_SECONDS = 5.0
 
 
 class Holding(enum.IntEnum):
-    """What a server holds of one strategy.
+    """Completeness of one strategy's state on a server.
 
     EMPTY: Nothing.
     SNAPSHOT: What its process has found, and nobody has looked at.
@@ -33,7 +33,7 @@ class Holding(enum.IntEnum):
     SETTLED = 2
 
 
-class Settling:
+class ServerReadiness:
     """Looks at all servers, and says that one is settled.
 
     Args:
@@ -48,7 +48,7 @@ class Settling:
         self._settlers = {}
 
     def look(self):
-        """What each server holds, a list of `Holding`."""
+        """Returns the `Holding` of each server, a list."""
         return [Holding(int(h)) for h in self._store.call(self._look).numpy()]
 
     def settle(self, shard):

@@ -14,7 +14,7 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 
-from tfdist.runtime.exchange import exchange_markers as marks_lib
+from tfdist.runtime.exchange import exchange_markers
 from tfdist.runtime.variables import traced_calls
 
 # An update that does not get on for so long is that of a worker that has died
@@ -81,7 +81,9 @@ class Reader:
             marks, wanted = self._traced.call(key, build)
             if not marks:
                 return wanted
-            late = marks_lib.half_done(np.stack([m.numpy() for m in marks]))
+            late = exchange_markers.half_done(
+                np.stack([m.numpy() for m in marks])
+            )
             now = time.monotonic()
             seen = {one: seen.get(one, now) for one in late}
             abandoned = {

@@ -1,4 +1,4 @@
-"""What servers hold of a model, and how it comes there.
+"""First values of a model's variables on servers.
 
 The chief gives each new variable its first value on the servers, and leaves
 word of what it was. The other workers, and a chief that comes back, compare
@@ -222,7 +222,7 @@ class FirstValues:
         texts = self._traced.call(key, build).numpy()
         over = [v for v, t in zip(variables, texts, strict=True) if not t]
         if over:
-            store.freeing.give_up(over)
+            store.unused_models.give_up(over)
         for variable, there in zip(variables, texts, strict=True):
             if variable.is_over:
                 continue

@@ -78,7 +78,7 @@ class Synchronizer:
             self._orphans = self._store.recovery.wait_until_settled(
                 self._is_chief, self._timeout
             )
-        self._store.freeing.enter()
+        self._store.unused_models.enter()
         if not self._is_chief:
             held = self._wait_for_chief(end)
         elif self._orphans:

@@ -1,4 +1,4 @@
-"""What of a model one server holds, as pairs of variable and piece."""
+"""Pairs of variable and piece that one server holds of a model."""
 
 import tensorflow as tf
 

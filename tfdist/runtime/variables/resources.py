@@ -9,7 +9,7 @@ from tfdist.runtime.variables.variables import active
 
 
 class Here:
-    """What stands for a `ServerClient` where the server is this process."""
+    """Stand-in for a `ServerClient` where the server is this process."""
 
     def function(self, build, signature):
         """See `ServerClient.function`; here there are no other threads."""
@@ -69,7 +69,7 @@ def effects(operations):
 
 
 class Resources:
-    """What is on servers, in the graph that is being built.
+    """Handles of what is on servers, in the graph that is being built.
 
     Handles are made anew in each traced function (a graph that owns its
     handles runs faster, and a worker that holds no eager handle on a server
@@ -114,7 +114,7 @@ class Resources:
         return f"{self._namespace}/{name}"
 
     def short_name(self, name):
-        """What `name_of` has made a name of."""
+        """Returns the name that `name_of` was given."""
         return name.removeprefix(f"{self._namespace}/")
 
     def resource(self, shard, name, dtype, shape):
@@ -135,7 +135,7 @@ class Resources:
         return self.resource(shard, name, variable.dtype, shape)
 
     def variable_name(self, variable, piece=None):
-        """What `variable`, or a `Piece` of it, is called on servers."""
+        """Returns the name of `variable`, or of a `Piece` of it, on servers."""
         name = f"variable/{variable.ordinal}"
         return name if piece is None else f"{name}/{piece.number}"
 

@@ -15,8 +15,8 @@ from tfdist.cluster import connection
 _ENOUGH = 8
 
 
-class NoKernels:
-    """See `Kernels`, whose part it takes where there are no servers.
+class NoServerFunctions:
+    """See `ServerFunctions`, whose part it takes where there are no servers.
 
     Args:
       store: The `Runtime`.
@@ -35,7 +35,7 @@ class NoKernels:
         """Does nothing."""
 
 
-class Kernels:
+class ServerFunctions:
     """Connects anew when enough was forgotten since it last did.
 
     Args:

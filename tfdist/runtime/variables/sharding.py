@@ -16,7 +16,8 @@ class ByteBalancer:
     def __init__(self, num_shards):
         if num_shards < 1:
             raise ValueError(
-                f"num_shards must be at least 1, came: {num_shards!r}."
+                "Argument `num_shards` must be at least 1. Received: "
+                f"num_shards={num_shards!r}"
             )
         self._bytes = [0] * num_shards
 

@@ -1,4 +1,4 @@
-"""What servers hold: primaries, their placement, counters, locks, and names."""
+"""State on servers: primaries, their placement, counters, locks, and names."""
 
 import weakref
 

@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from tfdist import private_tensorflow
+
 
 def trace(build, *tensors):
     """The function that `build` builds of such tensors.
@@ -11,11 +13,12 @@ def trace(build, *tensors):
     """
     function = tf.function(build, autograph=False)
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
-    return function.get_concrete_function(*specs)
+    with private_tensorflow.outside_of_functions():
+        return function.get_concrete_function(*specs)
 
 
 class Traced:
-    """What has been traced, by key.
+    """Cache of traced functions, by key.
 
     Args:
       store: The `ParameterStore`, which calls them.

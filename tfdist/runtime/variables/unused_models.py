@@ -45,7 +45,7 @@ class ModelFreedError(RuntimeError):
     """A worker that was started again uses a model that all others freed."""
 
 
-class Freeing:
+class UnusedModels:
     """Lets go of variables, on this worker and on servers.
 
     Args:
@@ -162,7 +162,7 @@ class Freeing:
         store.variables.forget(ordinals)
         for known in list(store.traced):
             known.forget()
-        store.kernels.forgot()
+        store.server_functions.forgot()
         self._let_go |= ordinals
 
     def _empty(self, ordinals):
@@ -188,7 +188,7 @@ class Freeing:
                 return
 
     def _of_nobody(self, rows):
-        """What all who are there have let go of, a set of positions."""
+        """Returns what all live members have let go of, a set of positions."""
         there = [True]
         if self._membership is not None:
             there = [
@@ -210,9 +210,9 @@ class Freeing:
 
     def _may_come_back(self, number, member):
         """Whether a member may use what it has not let go of."""
-        if member.state == members_lib.State.FINISHED:
+        if member.state == members_lib.MemberState.FINISHED:
             return False
-        if member.state == members_lib.State.UNKNOWN:
+        if member.state == members_lib.MemberState.UNKNOWN:
             late = time.monotonic() - self._began > self._patience
             is_extra = (
                 self._config.initial_workers

@@ -18,7 +18,7 @@ from tfdist.saving import models
 
 
 class Role(enum.Enum):
-    """What a variable is for, and hence where it lives.
+    """Role of a variable, which says where it lives.
 
     PARAMETER: trainable; the primary is on a server, every worker holds a
       replica that each exchange refreshes.
@@ -112,7 +112,7 @@ class Piece:
 
 
 class _Active(threading.local):
-    """What the calling thread is building: a step, a section of it."""
+    """Step and server scope that the calling thread is building."""
 
     step = None
     section = None

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.runtime.recovery import recovery
 from tfdist.runtime.recovery import restoring
+from tfdist.runtime.recovery import server_loss
 
 
 def new_model():
@@ -22,7 +22,7 @@ def new_model():
 def test_a_worker_that_has_committed_nothing_does_not_commit_now():
     # It would wait for a chief that may be where it is itself.
     store = new_model()
-    recovery.Recovery._refresh(types.SimpleNamespace(_store=store))
+    server_loss.Recovery._refresh(types.SimpleNamespace(_store=store))
     assert store.committed == 0
     assert not store.is_held()
 
@@ -54,12 +54,12 @@ def test_a_call_that_fails_beside_healthy_servers_is_made_again_a_few_times(
         now[0] += seconds
 
     clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr(recovery, "time", clock)
+    monkeypatch.setattr(server_loss, "time", clock)
     worker = types.SimpleNamespace(_hiccups=[])
     raised = error(None, None, "as a test says")
     for _ in range(again):
-        recovery.Recovery._check_hiccups(worker, raised)
+        server_loss.Recovery._check_hiccups(worker, raised)
     with pytest.raises(error, match="as a test says"):
-        recovery.Recovery._check_hiccups(worker, raised)
+        server_loss.Recovery._check_hiccups(worker, raised)
     # Others have had some seconds to put it back.
     assert (now[0] - 100.0 >= 2.5) == (again > 0)

@@ -98,11 +98,10 @@ def asynchronous(rule):
 # With three workers, an n of 3 is an s of 1.
 @pytest.mark.parametrize(
     ("method", "rule"),
-    [
-        (SoftSync(1), "momentum"),
-        (SoftSync(n=3), "adam_decay"),
-        (Async(), "adam_decay"),
-    ],
+    slow.also(
+        [(SoftSync(1), "momentum"), (Async(), "adam_decay")],
+        [(SoftSync(n=3), "adam_decay")],
+    ),
 )
 def test_softsync_of_one_gradient_is_async_to_the_bit(method, rule):
     run = f"softsync {rule} {method}"
@@ -262,12 +261,16 @@ def test_keras_features(method, feature):
 
 @pytest.mark.parametrize(
     ("method", "name"),
-    [
-        (Sync(), "Muon"),
-        (Sync(), "accumulation and all"),
-        (BoundedStaleness(0), "loss scale overflows"),
-        (BoundedStaleness(0), "accumulation and all"),
-    ],
+    slow.also(
+        [
+            (Sync(), "accumulation and all"),
+            (BoundedStaleness(0), "loss scale overflows"),
+        ],
+        [
+            (Sync(), "Muon"),
+            (BoundedStaleness(0), "accumulation and all"),
+        ],
+    ),
     indirect=["method"],
     ids=repr,
 )
@@ -290,8 +293,11 @@ def test_optimizers(method, name):
         lambda: twins.compiled(
             twins.perceptron(), keras.optimizers.SGD(use_ema=True)
         ),
+        lambda: twins.compiled(
+            twins.perceptron(), optimizer_cases.CASES["MultiOptimizer"]()
+        ),
     ],
-    ids=["constraint", "average"],
+    ids=["constraint", "average", "count of several"],
 )
 def test_what_each_worker_would_do_to_an_average_is_refused(build):
     strategy = tfdist.BackupWorkersStrategy(0)
@@ -333,15 +339,16 @@ def test_retry_refuses_steps_of_several_optimizers(monkeypatch):
         ),
         (
             lambda: tfdist.BackupWorkersStrategy(on_drop="again"),
-            "on_drop must be 'next' or 'retry', came: 'again'",
+            "`on_drop` of Sync must be 'next' or 'retry'. .*='again'",
         ),
         (
             lambda: tfdist.SoftSyncStrategy(2, n=1),
-            "one of s .* and n .*Received: s=2, n=1",
+            "`s` .* and `n` .*Received: s=2, n=1",
         ),
         (
             lambda: tfdist.BoundedStalenessStrategy(-1),
-            "max_staleness must be an integer of at least 0, came: -1",
+            "`max_staleness` of BoundedStaleness must be an integer of at "
+            "least 0. Received: max_staleness=-1",
         ),
     ],
 )

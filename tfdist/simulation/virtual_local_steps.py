@@ -24,20 +24,22 @@ class Own:
         after.
       anchor: What the servers gave it last.
       point: Its weights before its last step, where they are asked for.
-      state: The model's variables that are not trained.
-      slots: The state of its inner optimizer.
+      rest: The model's variables that are not trained, then the state of its
+        inner optimizer.
       accrued: Sums of its gradients, where they are asked for.
+      fetched: Parameters that it is given during its job, by the steps done
+        before.
     """
 
     parameters: list
     anchor: list
     point: list
-    state: list
-    slots: list
+    rest: list
     accrued: list
+    fetched: dict
 
 
-class LocalSteps:
+class VirtualLocalSteps:
     """Takes steps with a model's own optimizer, and keeps nothing.
 
     The model's trainable variables and its optimizer's hold a worker's while
@@ -50,8 +52,10 @@ class LocalSteps:
       method: A `LocalSteps` of `tfdist.averaging`, resolved.
 
     Attributes:
-      assigned: Numbers of the variables that are not trained and that a step
-        assigns, a set; known when the first step has been taken.
+      first: First values of `Own.rest`.
+      num_states: How many of these are the model's.
+      assigned: Places of those that a step assigns, a set; known when the first
+        step has been taken.
     """
 
     def __init__(self, model, data, method):
@@ -61,14 +65,15 @@ class LocalSteps:
         self._optimizer = model.optimizer
         self._gradients = Gradients(model, data)
         self._optimizer.build(self._parameters)
-        self._slots = slots_of(self._optimizer)
-        self._state = model.non_trainable_variables
-        self.assigned = set()
-        self._first_slots = _values(self._slots)
-        self._first_state = _values(self._state)
+        slots = slots_of(self._optimizer)
+        self._rest = [*model.non_trainable_variables, *slots]
+        self.first = _values(self._rest)
+        self.num_states = len(model.non_trainable_variables)
+        self.assigned = set(range(self.num_states, len(self._rest)))
         self._resets = [
-            method.reset_momentum and is_momentum(slot.name)
-            for slot in self._slots
+            place
+            for place, slot in enumerate(slots, self.num_states)
+            if method.reset_momentum and is_momentum(slot.name)
         ]
         self._needs_points = method.keeps_own
         # Whether a worker's weights are of use after a push.
@@ -76,20 +81,14 @@ class LocalSteps:
             method.fetch_steps(tf.ones([], tf.int64)) is not None
         )
         self._accrues = method.pushed is Pushed.GRADIENTS
+        self._zeros = [
+            tf.zeros(variable.shape, variable.dtype)
+            for variable in (self._parameters if self._accrues else ())
+        ]
         # By the size of batches.
         self._takes = {}
-        self._adopt = Compiled(self._build_adopt)
-        self._push = Compiled(self._build_push)
-
-    @property
-    def first_state(self):
-        """First values of what is not trained, a list of tensors."""
-        return list(self._first_state)
-
-    @property
-    def first_slots(self):
-        """First values of the optimizer's state, a list of tensors."""
-        return list(self._first_slots)
+        self._adopt = _of_each(method.adopt)
+        self._push = _of_each(method.push)
 
     def begin(self, worker, given):
         """The `Own` of a process that has done nothing yet.
@@ -98,28 +97,20 @@ class LocalSteps:
           worker: Number of its worker.
           given: List of tensors: what the servers have given it.
         """
-        state = list(self._first_state)
-        for number, variable in enumerate(self._state):
+        rest = list(self.first)
+        for place, variable in enumerate(self._rest):
             if variable.name == "seed_generator_state":
-                seed, *rest = state[number].numpy()
+                seed, *others = rest[place].numpy()
                 seed = (int(seed) + worker * _SEED_STRIDE) % _MAX_SEED
-                state[number] = tf.constant([seed, *rest], variable.dtype)
+                rest[place] = tf.constant([seed, *others], variable.dtype)
         return Own(
             parameters=given,
             anchor=given,
             point=given if self._needs_points else [],
-            state=state,
-            slots=list(self._first_slots),
-            accrued=self._zeros(),
+            rest=rest,
+            accrued=self._zeros,
+            fetched={},
         )
-
-    def _zeros(self):
-        if not self._accrues:
-            return []
-        return [
-            tf.zeros(variable.shape, variable.dtype)
-            for variable in self._parameters
-        ]
 
     def adopt(self, own, fresh):
         """A worker that has been given parameters after a push goes on.
@@ -135,16 +126,8 @@ class LocalSteps:
         else:
             own.parameters = fresh
         own.anchor = fresh
-        own.slots = [
-            first if resets else now
-            for resets, first, now in zip(
-                self._resets, self._first_slots, own.slots, strict=True
-            )
-        ]
-
-    def _build_adopt(self, *values):
-        adopt = self._method.adopt
-        return [adopt(*one) for one in zip(*values, strict=True)]
+        for place in self._resets:
+            own.rest[place] = self.first[place]
 
     def take(self, own, counted, batches):
         """A worker takes steps.
@@ -157,13 +140,8 @@ class LocalSteps:
         Returns:
           The losses, a float32 vector.
         """
-        arguments = (
-            own.parameters,
-            own.state,
-            own.slots,
-            own.accrued,
-            tf.constant(counted, tf.int64),
-        )
+        counted = tf.constant(counted, tf.int64)
+        arguments = own.parameters, own.rest, own.accrued, counted
         rows = tf.constant([self._data.rows(b) for b in batches], tf.int64)
         size = rows.shape[1]
         if size not in self._takes:
@@ -173,20 +151,15 @@ class LocalSteps:
             ).get_concrete_function(
                 *arguments, tf.TensorSpec([None, size], tf.int64)
             )
-        (
-            own.parameters,
-            own.point,
-            own.state,
-            own.slots,
-            own.accrued,
-            losses,
-        ) = self._takes[size](*arguments, rows)
+        taken = self._takes[size](*arguments, rows)
+        own.parameters, own.point, own.rest, own.accrued, losses = taken
         return losses
 
-    def _build(self, parameters, state, slots, accrued, counted, rows):
+    def _build(self, parameters, rest, accrued, counted, rows):
+        state, slots = rest[: self.num_states], self._rest[self.num_states :]
         for variable, value in zip(
-            [*self._parameters, *self._slots],
-            [*parameters, *slots],
+            [*self._parameters, *slots],
+            [*parameters, *rest[self.num_states :]],
             strict=True,
         ):
             variable.assign(value)
@@ -195,7 +168,7 @@ class LocalSteps:
 
         def step(done, point, state, accrued, losses):
             weights = _values(self._parameters)
-            gradients, after, loss = self._gradients.one(
+            gradients, after, loss = self._gradients.build(
                 weights, state, rows[done]
             )
             self.assigned |= {
@@ -230,8 +203,7 @@ class LocalSteps:
         return (
             _values(self._parameters),
             point,
-            state,
-            _values(self._slots),
+            [*state, *_values(slots)],
             accrued,
             losses.stack(),
         )
@@ -245,7 +217,7 @@ class LocalSteps:
             of the weights as they are.
         """
         if self._accrues:
-            pushed, own.accrued = own.accrued, self._zeros()
+            pushed, own.accrued = own.accrued, self._zeros
             return pushed
         points = own.parameters
         if self._needs_points and not is_rest:
@@ -255,19 +227,15 @@ class LocalSteps:
             own.parameters = None
         return pushed
 
-    def _build_push(self, points, anchors):
-        push = self._method.push
-        return [push(*one) for one in zip(points, anchors, strict=True)]
-
-    def settle(self, slots, counted):
-        """Leaves values in the optimizer, for who looks at it.
+    def settle(self, rest, counted):
+        """Leaves values in the model and its optimizer, for who looks at them.
 
         Args:
-          slots: List of tensors.
+          rest: Place in `Own.rest` -> tensor; others begin anew.
           counted: Steps, an int.
         """
-        for variable, value in zip(self._slots, slots, strict=True):
-            variable.assign(value)
+        for place, variable in enumerate(self._rest):
+            variable.assign(rest.get(place, self.first[place]))
         self._optimizer.iterations.assign(counted)
 
 
@@ -289,3 +257,10 @@ def slots_of(optimizer):
 
 def _values(variables):
     return [tf.identity(variable.value) for variable in variables]
+
+
+def _of_each(function):
+    """A function of one parameter's tensors, for those of all parameters."""
+    return Compiled(
+        lambda *lists: [function(*one) for one in zip(*lists, strict=True)]
+    )

@@ -22,13 +22,13 @@ from tfdist.runtime.variables.variables import Role
 from tfdist.synchronization import state as state_lib
 
 
-class CoordinatedExchange(exchange.Exchange):
-    """An `Exchange` that is decided over by a ledger.
+class CoordinatedExchange(exchange.ExchangeBuilder):
+    """An `ExchangeBuilder` that is decided over by a ledger.
 
     Args:
       ledger: The optimizer's `Ledger`, or None without an optimizer.
       method: The `Synchronization`.
-      **kwargs: Those of `Exchange`.
+      **kwargs: Those of `ExchangeBuilder`.
     """
 
     def __init__(self, *, ledger, method, **kwargs):
@@ -84,7 +84,7 @@ class CoordinatedExchange(exchange.Exchange):
         with tf.control_dependencies([request.arrived.op]):
             self._corrector.add_kept(request)
         device = self._store.devices[request.shard]
-        return gradient_buffer.Staged(self._ledger, device, request)
+        return gradient_buffer.GradientBuffer(self._ledger, device, request)
 
     def _enclosed(self, replays, buffer):
         return self._corrector.enclosed(replays, buffer)
@@ -99,11 +99,11 @@ class CoordinatedExchange(exchange.Exchange):
                 continue
             raise ValueError(
                 f"Variable {variable.name!r} is assigned beside the "
-                "optimizer's updates (by a constraint, use_ema=True or code "
-                f"of yours). With synchronization={self._method!r} "
-                "every worker would do so for each update of all of them. "
-                "Use AsyncStrategy or BoundedStalenessStrategy, or leave it "
-                "out."
+                "optimizer's updates (by a constraint, use_ema=True, a "
+                "MultiOptimizer or code of yours). With "
+                f"synchronization={self._method!r} every worker would do so "
+                "for each update of all of them. Use AsyncStrategy or "
+                "BoundedStalenessStrategy, or leave it out."
             )
 
     def _carry_out(self, request, staged, decision):
@@ -168,7 +168,7 @@ class CoordinatedExchange(exchange.Exchange):
         ]
 
     def _own_part(self, request, staged, replays, accepted, current, void):
-        """What only this worker's own gradient brings with it.
+        """Builds the part that only this worker's own gradient brings with it.
 
         The statistics of its batch count if its gradient does. And what is
         void is freed, now that the log has been carried out.

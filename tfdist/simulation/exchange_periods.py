@@ -1,12 +1,61 @@
-"""When virtual workers with local steps exchange, and what they count."""
+"""How many steps virtual workers take between exchanges, and count."""
 
 import dataclasses
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.simulation.actions import LocalRun
+
 # As on real workers: a period has taken a moment at least.
 _SHORTEST_SECONDS = 1e-9
+# Far below what anybody is given up after; real workers tell each second.
+_TELLS_AFTER_SECONDS = 60.0
+
+
+def periods_of(method, num_workers, size_of):
+    """What decides when the workers of a `Schedule` exchange.
+
+    Args:
+      method: A `Method`, resolved.
+      num_workers: Number of workers.
+      size_of: Callable of a batch: the number of its examples.
+    """
+    if method.local_steps is None:
+        return OneStepPeriods()
+    return Periods(
+        method.local_steps,
+        method.synchronization.averages,
+        num_workers,
+        size_of,
+    )
+
+
+class OneStepPeriods:
+    """See `Periods`, whose part it takes where each step is exchanged."""
+
+    def begin(self, worker, batch, version, anew):
+        """Each step is computed from what the servers give."""
+        del worker, batch, anew
+        return version, None
+
+    def tells_of_work(self, worker, now):
+        """Its gradient will tell."""
+        return False
+
+    def count(self, job):
+        """A push is due after each step."""
+        return True
+
+    def fetch_is_due(self, worker):
+        """Each push has brought a fetch."""
+        return False
+
+    def arrived(self, job):
+        """Does nothing."""
+
+    def entered(self, entry):
+        """Does nothing."""
 
 
 @dataclasses.dataclass
@@ -17,6 +66,7 @@ class _Worker:
       counted: Steps that its optimizer has counted.
       since_push: Steps since its last push.
       since_fetch: Steps since it was last given parameters.
+      pulled: Version of the parameters that it was last given.
       is_timed: Whether it has exchanged before, so that it knows how long the
         period has taken.
       speeds: Steps per second of all workers, as it was last told.
@@ -25,6 +75,7 @@ class _Worker:
     counted: int = 0
     since_push: int = 0
     since_fetch: int = 0
+    pulled: int = 0
     is_timed: bool = False
     speeds: np.ndarray | None = None
 
@@ -39,10 +90,12 @@ class Periods:
       method: A `LocalSteps`, resolved.
       averages: Whether updates are means over workers.
       num_workers: Number of workers.
+      size_of: Callable of a batch: the number of its examples.
     """
 
-    def __init__(self, method, averages, num_workers):
+    def __init__(self, method, averages, num_workers, size_of):
         self._method = method
+        self._size_of = size_of
         self._averages = averages
         self._weighs = averages and method.weighted
         self._steps = _ByStep(method.steps)
@@ -50,22 +103,25 @@ class Periods:
         if method.fetch_steps(tf.ones([], tf.int64)) is not None:
             self._fetch_steps = _ByStep(method.fetch_steps)
         self._workers = [None] * num_workers
+        # When each last told that it works.
+        self._told = [0.0] * num_workers
         # On the servers: the most steps that anybody has made, and, of the
         # update that is being collected, (counter, weight) of each push.
         self._counted = 0
         self._collected = []
         self._speeds = np.zeros(num_workers)
 
-    def begin(self, worker, anew):
+    def begin(self, worker, batch, version, anew):
         """A worker has been told what became of its push, or begins.
 
         Args:
           worker: Its number.
+          batch: Its next one.
+          version: Of the parameters that servers have now.
           anew: Whether it is another process than before.
 
         Returns:
-          Steps that its optimizer has counted, and whether it goes on from
-          what the servers give.
+          Version of the parameters that it goes on from, and a `LocalRun`.
         """
         one = self._workers[worker]
         begins = anew or one is None
@@ -77,24 +133,23 @@ class Periods:
         one.speeds = self._speeds.copy()
         adopts = begins or self._fetch_steps is None
         if adopts:
-            one.since_fetch = 0
-        return one.counted, adopts
+            self.fetched(worker, version)
+        return one.pulled, LocalRun(one.counted, adopts, [batch])
 
-    def count(self, job, examples):
-        """A step has been taken.
+    def tells_of_work(self, worker, now):
+        """Whether its heartbeat says that it works, or it would be given up."""
+        if now - self._told[worker] < _TELLS_AFTER_SECONDS:
+            return False
+        self._told[worker] = now
+        return True
 
-        Args:
-          job: The `Job` that it is part of.
-          examples: In its batch.
-
-        Returns:
-          Whether a push is due.
-        """
+    def count(self, job):
+        """Counts a step of a `Job` that is done; whether a push is due."""
         one = self._workers[job.worker]
         one.counted += 1
         one.since_push += 1
         one.since_fetch += 1
-        job.local.examples += examples
+        job.local.examples += self._size_of(job.local.batches[-1])
         return one.since_push >= self._share_of(
             self._steps(one.counted), one, job.worker
         )
@@ -117,9 +172,11 @@ class Periods:
             and one.since_fetch >= self._fetch_steps(one.counted)
         )
 
-    def fetched(self, worker):
-        """A worker has fetched."""
-        self._workers[worker].since_fetch = 0
+    def fetched(self, worker, version):
+        """A worker is given the parameters of that version."""
+        one = self._workers[worker]
+        one.since_fetch = 0
+        one.pulled = version
 
     def arrived(self, job):
         """What a worker pushes has come to the servers."""
@@ -130,7 +187,7 @@ class Periods:
         self._speeds[job.worker] = speed
 
     def entered(self, entry):
-        """Servers have carried out an `Entry`."""
+        """Servers have carried out a `LogEntry`."""
         if entry.job is not None:
             run = entry.job.local
             counted = run.counted + len(run.batches)

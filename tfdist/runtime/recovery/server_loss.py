@@ -20,7 +20,7 @@ from tfdist.cluster import snapshots
 from tfdist.runtime.recovery import election
 from tfdist.runtime.recovery import restoring
 from tfdist.runtime.recovery import server_readiness
-from tfdist.runtime.recovery import watchdog
+from tfdist.runtime.recovery import stall_watchdog
 
 _POLL_SECONDS = 0.1
 # Calls that fail while all servers are there and in the life that is known:
@@ -89,7 +89,7 @@ class Recovery:
         on_stall="drop",
     ):
         self._store = store
-        self._whereabouts = server_discovery.Whereabouts(config, look_up)
+        self._whereabouts = server_discovery.ServerDiscovery(config, look_up)
         self._name = config.task_name
         self._membership = membership
         self._timeout = float("inf") if on_stall == "wait" else timeout
@@ -99,9 +99,11 @@ class Recovery:
             config,
             self._timeout,
         )
-        self._settling = server_readiness.Settling(store, config.ps_names)
+        self._settling = server_readiness.ServerReadiness(
+            store, config.ps_names
+        )
         self._active = threading.local()
-        self._watchdog = watchdog.Watchdog(
+        self._watchdog = stall_watchdog.Watchdog(
             config.task_name,
             lambda: (store.journal.begun, store.journal.exchanges),
             self._describe_wait,
@@ -128,7 +130,7 @@ class Recovery:
         return self._whereabouts.config
 
     def wait_until_settled(self, is_chief, timeout):
-        """See `Settling.wait`."""
+        """See `ServerReadiness.wait`."""
         return self._settling.wait(is_chief, timeout)
 
     def _make_manifest(self, manifest, client):
@@ -187,7 +189,7 @@ class Recovery:
             self.recover(failed)
 
     def _describe_wait(self):
-        """What a call may be waiting for, a str."""
+        """Describes what a call may be waiting for, a str."""
         silent = self._whereabouts.silent(self._whereabouts.lives())
         if silent:
             return f"Parameter servers that do not answer: {', '.join(silent)}."
@@ -240,7 +242,7 @@ class Recovery:
                     if done:
                         mine.add(shard)
                 if new:
-                    self._store.freeing.free_again(new)
+                    self._store.unused_models.free_again(new)
                 self._store.coordination.renew(now, here)
                 self.incarnations = now
                 if lost:
@@ -313,6 +315,6 @@ class Recovery:
 
 
 def _name_of(function):
-    """What a call is called in the log."""
+    """Returns the name of a function for the log."""
     name = getattr(function, "__qualname__", None)
     return name or getattr(function, "name", None) or type(function).__name__

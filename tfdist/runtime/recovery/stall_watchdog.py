@@ -4,9 +4,10 @@ import os
 import sys
 import threading
 import time
-import traceback
 
 from absl import logging
+
+from tfdist import thread_frames
 
 _POLL_SECONDS = 1.0
 _DESCRIBE_SECONDS = 15.0
@@ -86,19 +87,17 @@ class Watchdog:
 
     def _tell(self, call, seconds):
         what, thread = call
-        frame = sys._current_frames().get(thread)
-        stack = "".join(traceback.format_stack(frame)) if frame else "(gone)\n"
         logging.error(
             "%s has made no progress for %.0f s in %s. %s The stack:\n%s",
             self._name,
             seconds,
             what,
             self._description(),
-            stack,
+            thread_frames.stack(thread) or "(gone)\n",
         )
 
     def _description(self):
-        """What is waited for; it asks servers, which may hang as well."""
+        """Describes what is waited for; asks servers, which may hang, too."""
         told = ["Servers do not say who is waited for."]
         thread = threading.Thread(
             target=lambda: told.append(self._describe()), daemon=True

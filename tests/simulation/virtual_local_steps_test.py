@@ -334,14 +334,7 @@ def test_one_worker_is_plain_keras(strategy):
     history = simulate(strategy, 1, model_fn=_with_all_state(_optimizer))
     keras.utils.set_random_seed(0)
     model = _with_all_state(_optimizer)()
-    model.fit(
-        quadratic.X,
-        quadratic.Y,
-        batch_size=quadratic.BATCH,
-        epochs=EPOCHS,
-        shuffle=False,
-        verbose=0,
-    )
+    quadratic.fit(model, EPOCHS)
     for found, wanted in zip(
         history.model.get_weights(), model.get_weights(), strict=True
     ):

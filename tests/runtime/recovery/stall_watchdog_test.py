@@ -6,11 +6,11 @@ import time
 
 from absl import logging
 
-from tfdist.runtime.recovery import watchdog
+from tfdist.runtime.recovery import stall_watchdog
 
 
 def watch(messages, progress=lambda: 0, **settings):
-    made = watchdog.Watchdog(
+    made = stall_watchdog.Watchdog(
         "/job:worker/task:3",
         progress,
         lambda: "Waiting for /job:worker/task:1.",
@@ -26,7 +26,7 @@ def logged(monkeypatch):
         messages.append(text % args)
 
     monkeypatch.setattr(logging, "error", error)
-    monkeypatch.setattr(watchdog, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(stall_watchdog, "_POLL_SECONDS", 0.01)
     return messages
 
 
@@ -90,8 +90,8 @@ def test_time_between_calls_is_no_stall(monkeypatch):
 
 def test_a_description_that_hangs_is_done_without(monkeypatch):
     messages = logged(monkeypatch)
-    monkeypatch.setattr(watchdog, "_DESCRIBE_SECONDS", 0.05)
-    dog = watchdog.Watchdog(
+    monkeypatch.setattr(stall_watchdog, "_DESCRIBE_SECONDS", 0.05)
+    dog = stall_watchdog.Watchdog(
         "/job:worker/task:3",
         lambda: 0,
         lambda: time.sleep(60.0),
@@ -106,9 +106,9 @@ def test_a_description_that_hangs_is_done_without(monkeypatch):
 
 PROGRAM = """
 import time
-from tfdist.runtime.recovery import watchdog
-watchdog._POLL_SECONDS = 0.01
-dog = watchdog.Watchdog(
+from tfdist.runtime.recovery import stall_watchdog
+stall_watchdog._POLL_SECONDS = 0.01
+dog = stall_watchdog.Watchdog(
     "/job:worker/task:3", lambda: 0, lambda: "Who knows.", timeout=0.05,
     fails=True,
 )
@@ -126,6 +126,6 @@ def test_the_process_ends_where_a_stall_is_to_fail():
         timeout=55.0,
         check=False,
     )
-    assert ended.returncode == watchdog.STALLED_STATUS
+    assert ended.returncode == stall_watchdog.STALLED_STATUS
     assert "has made no progress" in ended.stderr
     assert "ends, as on_stall='fail' says" in ended.stderr

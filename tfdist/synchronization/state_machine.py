@@ -1,9 +1,14 @@
-"""What is done about an event, on real servers and in the simulator alike."""
+"""The state machine: what happens at each event, and in which order.
+
+The ledger on real servers, and that of virtual clusters in the simulator and
+in the tests (`in_memory`), hold the state and call this.
+"""
 
 import dataclasses
 
 from tfdist.synchronization import base
 from tfdist.synchronization import events
+from tfdist.synchronization import state as state_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +65,50 @@ class Decisions:
             last=last,
             finite=finite,
         )
-        return self.decide(state, attendance)
+        return self._decide(state, attendance)
 
-    def decide(self, state, attendance):
-        """Decides all that can be decided; returns the new `State`.
+    def tick(
+        self,
+        state,
+        attendance,
+        worker=None,
+        *,
+        working=False,
+        leaving=False,
+        joining=False,
+        preempted=False,
+    ):
+        """A heartbeat of a worker, and what it has to tell.
+
+        What is told is a bool, or a scalar bool tensor where only the graph
+        knows.
 
         Args:
           state: A `State`.
           attendance: An `Attendance`.
+          worker: Its number; None if there is nothing to tell.
+          working: Whether it has made a step that nobody has been told of.
+          leaving: Whether it sends no more gradients for now.
+          joining: Whether it begins to train.
+          preempted: Whether it is to leave, and not to wait.
+
+        Returns:
+          The new `State`.
         """
+        now = attendance.now
+        for told, event in (
+            (working, lambda state: events.work_on(state, worker, now)),
+            (leaving, lambda state: events.leave(state, worker, preempted)),
+            (joining, lambda state: events.join(state, worker, now)),
+            (preempted, lambda state: events.excuse(state, worker)),
+        ):
+            if told is True:
+                state = event(state)
+            elif told is not False:
+                state = state_lib.where(told, event(state), state)
+        return self._decide(state, attendance)
+
+    def _decide(self, state, attendance):
+        """Decides all that can be decided."""
         state = events.attend(state, attendance, self.patience)
         return self.method.decide(state)

@@ -1,0 +1,93 @@
+"""Public names: what a program may write stays, or goes with a warning.
+
+A name that is added is added here; one that goes is first an old spelling in
+`deprecated_test.py` for one release.
+"""
+
+import importlib
+
+import pytest
+import tensorflow as tf
+
+import tfdist
+
+NAMES = {
+    "tfdist": """
+        AsyncLocalSGDStrategy AsyncStrategy BMUFStrategy BackupWorkersStrategy
+        BoundedStalenessStrategy DANAStrategy DCASGDStrategy DiLoCoStrategy
+        DownpourStrategy ElasticAveragingStrategy FaultTolerance
+        ModelFreedError ParameterAveragingStrategy ParameterServerStrategy
+        PipelineStrategy SidecarEvaluator SoftSyncStrategy __version__
+        averaging callbacks cluster codistillation correction datasets pipeline
+        placement register simulation synchronization testing
+    """,
+    "tfdist.averaging": """
+        AccruedGradients DelayedNesterov ElasticAveraging LocalSteps
+        ParameterAveraging
+    """,
+    "tfdist.callbacks": "ClusterCheckpoint ClusterMonitor",
+    "tfdist.cluster": "ClusterConfig ClusterConfigError Group",
+    "tfdist.codistillation": """
+        Checkpoint Codistillation CodistillationLoss CodistillationMixin
+        Codistilled Exchange Group PeerServers PeerUnavailableError
+        SharedDirectory UnusableCheckpointError
+    """,
+    "tfdist.correction": """
+        Copies Correction DANA DelayCompensation FASGD GapAware
+        InverseStaleness LateGradient Slots
+    """,
+    "tfdist.datasets": "DatasetUnavailableError EMBEDDED MAX_PIXEL load",
+    "tfdist.pipeline": "pipeline",
+    "tfdist.placement": """
+        CostGraph Crossing Devices Edge Mixed Node Partition Pipeline
+        RecurrentStack Report Row choose estimate following measure
+        mixed_assignment partition place report
+    """,
+    "tfdist.simulation": """
+        Advice Comparison ComputeTime Constant Failure Gamma History LogNormal
+        Measurement Method Network Pareto Recorded SlowWorkers Sometimes Trace
+        advise compare measure read_trace replay simulate timing
+    """,
+    "tfdist.strategies.registry": """
+        describe get load method names register settings split variants
+    """,
+    "tfdist.synchronization": """
+        Async BoundedStaleness SoftSync Sync Synchronization
+    """,
+    "tfdist.testing": "Straggler",
+}
+PACKAGES = [f"tfdist.{name}" for name in tfdist._MODULES]
+# Of strategies with servers, beyond those of `tf.distribute.Strategy`.
+STRATEGY = """
+    barrier bytes_per_server cluster cluster_metrics collect commit correction
+    data_shares deregister flush gradient_counts journal layout local_steps
+    own_files preempted publish publish_metrics pull push_counts recoveries
+    retry_on_server_failure state synchronization training_is_over
+    updates_applied updates_pulled uses_lookahead wait_for_warm_start
+"""
+OLD_OF_STRATEGY = "leave looks_ahead refresh resilient settle"
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_names_are_there(module):
+    for name in NAMES[module].split():
+        program = {}
+        exec(f"from {module} import {name}", program)
+        assert program[name] is not None
+
+
+@pytest.mark.parametrize("module", ["tfdist", *PACKAGES])
+def test_there_are_no_others(module):
+    names = importlib.import_module(module).__all__
+    assert sorted(names) == sorted(NAMES[module].split())
+
+
+def test_public_modules_are_all_here():
+    assert NAMES.keys() >= {"tfdist", *PACKAGES}
+
+
+def test_methods_of_strategies():
+    own = set(dir(tfdist.ParameterServerStrategy))
+    own -= set(dir(tf.distribute.Strategy))
+    public = {name for name in own if not name.startswith("_")}
+    assert public == {*STRATEGY.split(), *OLD_OF_STRATEGY.split()}

@@ -1,0 +1,156 @@
+"""The order in which the workers' calls of `fit` begin and end.
+
+Who waits for the chief's call, or for those of all others: as long as they are
+there and get on, and no longer.
+"""
+
+import time
+
+from absl import logging
+
+from tfdist.cluster import fit_progress
+from tfdist.cluster import member_table
+from tfdist.cluster import waiting
+
+CHIEF = 0
+
+
+class FitTurns:
+    """Waits for other workers' calls of `fit`, on one worker.
+
+    Args:
+      store: The `ParameterStore`.
+      membership: The `Membership`.
+      config: The `ClusterConfig`.
+      worker_timeout: Seconds without a heartbeat after which a worker is not
+        waited for.
+      start_timeout: Seconds to wait for workers that have not come yet.
+      stalled_after: Callable that gives the seconds without progress after
+        which nobody is waited for.
+    """
+
+    def __init__(
+        self,
+        store,
+        membership,
+        config,
+        *,
+        worker_timeout,
+        start_timeout,
+        stalled_after,
+    ):
+        self._store = store
+        self._membership = membership
+        self._fits = membership.fits
+        self._names = config.worker_names
+        self._initial_workers = config.initial_workers
+        self._worker = config.worker_id
+        self._started_at = time.monotonic()
+        self._worker_timeout = worker_timeout
+        self._start_timeout = start_timeout
+        self._stalled_after = stalled_after
+        # Number of the last call of `fit` whose end on the others the chief
+        # has waited for.
+        self._met = 0
+        # The furthest that the chief has been seen at: less is another life.
+        self._furthest = 0
+
+    def chief_was_seen_at(self, reached):
+        """Takes note of how far the chief has come."""
+        self._furthest = max(self._furthest, reached)
+
+    def next_number(self):
+        """The number of the call of `fit` that begins here."""
+        if self._fits.number:
+            return self._fits.number + 1
+        # The first of this process: what the others are at, if it is late.
+        words = [m.word for m in self._store.call(self._membership.read)]
+        others = [
+            word.number
+            for worker, word in enumerate(words[: len(self._names)])
+            if worker != self._worker
+        ]
+        if self._worker != CHIEF:
+            others = others[:1]
+        return max(1, *others)
+
+    def is_there(self, member):
+        """Whether a `Member` lives, as far as is known."""
+        return (
+            member.state is member_table.MemberState.ALIVE
+            and member.silent_for < self._worker_timeout
+        )
+
+    def wait_for_chief(self, reached, what):
+        """Waits until the chief has come that far, or is not there.
+
+        Args:
+          reached: How far, of `fit_progress`.
+          what: What it is waited for to do, for messages.
+
+        Returns:
+          Its `Member`; None if nothing got on meanwhile.
+        """
+
+        def chief_if_over():
+            chief = self._store.call(self._membership.read)[CHIEF]
+            over = (
+                chief.word.reached >= reached
+                or not self.is_there(chief)
+                # It waits for this worker itself.
+                or chief.arrivals > self._membership.arrivals
+                # It has been started again.
+                or chief.word.reached < self._furthest
+            )
+            self._furthest = max(self._furthest, chief.word.reached)
+            return chief if over else None
+
+        return self._wait_until(chief_if_over, f"{self._names[CHIEF]} {what}")
+
+    def wait_for_others(self, number):
+        """Waits until all others have ended a call of `fit`, or are gone.
+
+        Called on the chief.
+        """
+        if number <= self._met:
+            return
+        self._met = number
+        late = []
+
+        def nobody_is_late():
+            rows = self._store.call(self._membership.read)[: len(self._names)]
+            late[:] = [
+                member.name
+                for worker, member in enumerate(rows)
+                if worker != self._worker
+                and self._is_expected(worker, member)
+                and member.word.reached < fit_progress.ended(number)
+                and member.arrivals <= self._membership.arrivals
+            ]
+            return not late
+
+        self._wait_until(
+            nobody_is_late,
+            lambda: f"{', '.join(late)} to end call {number} of fit",
+        )
+
+    def _is_expected(self, worker, member):
+        if member.state is member_table.MemberState.UNKNOWN:
+            waited = time.monotonic() - self._started_at
+            return (
+                worker < self._initial_workers and waited < self._start_timeout
+            )
+        return self.is_there(member)
+
+    def _wait_until(self, condition, what):
+        versions = None
+        while True:
+            try:
+                return waiting.wait_until(
+                    condition, what=what, timeout=self._stalled_after()
+                )
+            except TimeoutError as error:
+                before, versions = versions, self._store.updates_applied()
+                if versions == before:
+                    logging.warning("%s Going on without.", error)
+                    return None

@@ -1,0 +1,59 @@
+"""Workers that die, and those that come back."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A worker dies, and may come back.
+
+    Attributes:
+      worker: Its number.
+      at: Seconds; at 0 it joins late.
+      until: Seconds at which another process takes its place, with what is
+        left of its share of the data; None: never.
+    """
+
+    worker: int
+    at: float
+    until: float | None = None
+
+    def __post_init__(self):
+        if self.until is not None and not self.until > self.at:
+            raise ValueError(
+                f"Argument `until` of Failure must be later than at={self.at}. "
+                f"Received: until={self.until!r}"
+            )
+        if not self.at >= 0:
+            raise ValueError(
+                "Argument `at` of Failure must be at least 0. Received: "
+                f"at={self.at!r}"
+            )
+
+
+def check(failures, num_workers):
+    """Refuses failures of workers that there are not, or that are dead.
+
+    Args:
+      failures: `Failure`s.
+      num_workers: Number of workers.
+
+    Raises:
+      ValueError: One is refused.
+    """
+    for failure in failures:
+        if not 0 <= failure.worker < num_workers:
+            raise ValueError(
+                "Argument `worker` of Failure must be from 0 to "
+                f"{num_workers - 1}. Received: worker={failure.worker!r}"
+            )
+    ordered = sorted(failures, key=lambda f: (f.worker, f.at))
+    for one, other in itertools.pairwise(ordered):
+        if one.worker == other.worker and not (one.until or np.inf) < other.at:
+            raise ValueError(
+                "failures: a worker must be back before it dies again. "
+                f"Received: {one} and {other}."
+            )
