@@ -5,6 +5,7 @@ A name that is added is added here; one that goes is first an old spelling in
 """
 
 import importlib
+import inspect
 
 import pytest
 import tensorflow as tf
@@ -91,3 +92,47 @@ def test_methods_of_strategies():
     own -= set(dir(tf.distribute.Strategy))
     public = {name for name in own if not name.startswith("_")}
     assert public == {*STRATEGY.split(), *OLD_OF_STRATEGY.split()}
+
+
+CALLED = ("__call__", "__init__", "__len__")
+
+
+def functions_of(name, value):
+    """Those of a public name that have a signature, by their full names."""
+    if not inspect.isclass(value):
+        return {name: value} if inspect.isfunction(value) else {}
+    found = {}
+    # Those of Keras and TensorFlow have the hints that they have.
+    own = [c for c in value.__mro__ if c.__module__.startswith("tfdist.")]
+    for cls in reversed(own):
+        for attribute, one in vars(cls).items():
+            if attribute[0] == "_" and attribute not in CALLED:
+                continue
+            one = getattr(one, "fget", getattr(one, "func", one))
+            one = inspect.unwrap(getattr(one, "__func__", one))
+            if inspect.isfunction(one):
+                found[f"{name}.{attribute}"] = one
+    return found
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_annotations_are_complete(module):
+    bare = []
+    for name in NAMES[module].split():
+        value = getattr(importlib.import_module(module), name)
+        for full, function in functions_of(name, value).items():
+            hints = {**function.__annotations__, "self": None, "cls": None}
+            if function.__name__ == "__init__":
+                hints["return"] = None
+            names = [*inspect.signature(function).parameters, "return"]
+            bare += [f"{full}: {one}" for one in names if one not in hints]
+    assert bare == []
+
+
+def test_all_kinds_of_functions_are_looked_at():
+    strategy = functions_of("S", tfdist.ParameterServerStrategy)
+    assert {"S.__init__", "S.barrier", "S.updates_applied"} < strategy.keys()
+    placement = tfdist.placement
+    assert "G.order" in functions_of("G", placement.CostGraph)
+    assert "R.from_config" in functions_of("R", placement.RecurrentStack)
+    assert "place" in functions_of("place", placement.place)

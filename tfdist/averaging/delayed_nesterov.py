@@ -62,7 +62,7 @@ class DelayedNesterov(keras.optimizers.Optimizer):
         self.delay = delay
         self.c = c
 
-    def build(self, variables):
+    def build(self, variables: list[Any]) -> None:
         """Makes the momenta and the buffers.
 
         Args:
@@ -75,7 +75,9 @@ class DelayedNesterov(keras.optimizers.Optimizer):
             variables, ["momentum", "buffer"]
         )
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(
+        self, gradient: Any, variable: Any, learning_rate: Any
+    ) -> None:
         """Updates one variable.
 
         Args:
@@ -104,7 +106,7 @@ class DelayedNesterov(keras.optimizers.Optimizer):
         step = share * self.momentum * moved + gradient / self.delay
         self.assign_sub(variable, rate * step)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the arguments, a dict."""
         return {
             **super().get_config(),

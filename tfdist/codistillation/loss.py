@@ -157,7 +157,7 @@ class CodistillationLoss(keras.losses.Loss):
         """
         return self._of_targets(targets, y_pred, sample_weight)
 
-    def call(self, y_true, y_pred):
+    def call(self, y_true: Any, y_pred: Any) -> Any:
         return self.between(self.targets(y_true), y_pred)
 
     def between(self, targets: Any, outputs: Any) -> Any:

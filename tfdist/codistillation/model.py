@@ -67,7 +67,7 @@ class CodistillationMixin:
         return self._codistillation
 
     @property
-    def traced_signature(self):
+    def traced_signature(self) -> tuple[Any, Any] | None:
         """What training steps take and give: `(x, outputs)` of `TensorSpec`.
 
         None before the first step.
@@ -102,12 +102,12 @@ class CodistillationMixin:
 
     def compute_loss(
         self,
-        x=None,
-        y=None,
-        y_pred=None,
-        sample_weight=None,
-        training=True,
-    ):
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
         arguments = {"x": x, "y": y, "y_pred": y_pred}
         arguments["sample_weight"] = sample_weight
         base = super().compute_loss
@@ -140,7 +140,7 @@ class CodistillationMixin:
         return x
 
     @property
-    def metrics(self):
+    def metrics(self) -> list[Any]:
         """Those of the model; in training also `codistillation_loss`."""
         found = super().metrics
         if self._is_evaluating:
@@ -250,7 +250,7 @@ class Codistilled(CodistillationMixin, keras.Model):
             self.built = True
 
     @property
-    def output_names(self):
+    def output_names(self) -> list[str]:
         """The names of the student's outputs, where it has such."""
         return self.student.output_names
 

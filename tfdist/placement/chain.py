@@ -88,7 +88,7 @@ class Pipeline:
                 "gradients once for so many. Received: micro_batches=None"
             )
 
-    def in_flight(self, devices, replicas):
+    def in_flight(self, devices: int, replicas: int) -> int:
         """Micro-batches that each replica of a stage holds at most.
 
         Args:

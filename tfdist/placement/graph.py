@@ -199,12 +199,12 @@ class CostGraph:
         return tuple(sorted(found, key=lambda group: self.index[group[0]]))
 
     @functools.cached_property
-    def index(self):
+    def index(self) -> dict[str, int]:
         """Position of each node in `nodes`, a dict of its name."""
         return {node.name: number for number, node in enumerate(self.nodes)}
 
     @functools.cached_property
-    def incoming(self):
+    def incoming(self) -> list[list[Edge]]:
         """Edges to each node, a list for each in the order of `nodes`."""
         found = [[] for _ in self.nodes]
         for edge in self.edges:
@@ -212,7 +212,7 @@ class CostGraph:
         return found
 
     @functools.cached_property
-    def outgoing(self):
+    def outgoing(self) -> list[list[Edge]]:
         """Edges from each node, a list for each in the order of `nodes`."""
         found = [[] for _ in self.nodes]
         for edge in self.edges:
@@ -220,7 +220,7 @@ class CostGraph:
         return found
 
     @functools.cached_property
-    def order(self):
+    def order(self) -> list[int]:
         """Positions of the nodes, producers first, a list of ints.
 
         That of `nodes` if it is one in which they can run.
@@ -259,7 +259,7 @@ class CostGraph:
         return [self.nodes[number].name for number in cycle]
 
     @functools.cached_property
-    def groups(self):
+    def groups(self) -> list[list[int]]:
         """Positions that go together, a list of lists; most are of one.
 
         In the order in which the first of each can run.
@@ -349,7 +349,7 @@ class Devices:
             )
         return values
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.names)
 
     @property

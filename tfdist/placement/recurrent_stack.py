@@ -66,7 +66,7 @@ class RecurrentStack(keras.layers.Layer):
         self.supports_masking = True
         self.layers = [_own(layer) for layer in layers]
 
-    def build(self, input_shape):
+    def build(self, input_shape: Any) -> None:
         shape = tuple(input_shape)
         if shape[1] is None or shape[1] < self.chunks:
             raise ValueError(
@@ -80,7 +80,7 @@ class RecurrentStack(keras.layers.Layer):
             shape = layer.compute_output_shape(shape)[0]
         super().build(input_shape)
 
-    def call(self, inputs, mask=None):
+    def call(self, inputs: Any, mask: Any = None) -> Any:
         steps = inputs.shape[1]
         bounds = [steps * k // self.chunks for k in range(self.chunks + 1)]
         states = [None] * len(self.layers)
@@ -101,16 +101,16 @@ class RecurrentStack(keras.layers.Layer):
             return keras.ops.concatenate(outputs, axis=1)
         return outputs[-1][:, -1]
 
-    def compute_mask(self, inputs, previous_mask=None):
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         return previous_mask if self.return_sequences else None
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         shape = tuple(input_shape)
         for layer in self.layers:
             shape = layer.compute_output_shape(shape)[0]
         return shape if self.return_sequences else (shape[0], *shape[2:])
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         layers = [keras.layers.serialize(layer) for layer in self.layers]
         for layer in layers:
             # The stack builds them.
@@ -123,7 +123,7 @@ class RecurrentStack(keras.layers.Layer):
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> "RecurrentStack":
         layers = [keras.layers.deserialize(x) for x in config["layers"]]
         return cls(**{**config, "layers": layers})
 

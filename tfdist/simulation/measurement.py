@@ -91,7 +91,9 @@ class Measurement:
         """Of one pull from all servers."""
         return sum(self.traffic(Method(), 1)[1])
 
-    def traffic(self, method, num_servers):
+    def traffic(
+        self, method: Method, num_servers: int
+    ) -> tuple[list[int], list[int]]:
         """Bytes of a push and of a pull by server; see `simulate.traffic`."""
         model = types.SimpleNamespace(variables=self.variables)
         return traffic(model, method, num_servers)

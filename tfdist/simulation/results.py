@@ -69,7 +69,7 @@ class Comparison:
         if at_seconds is None:
             self.at_seconds = self._default_at_seconds()
 
-    def at_the_edge(self):
+    def at_the_edge(self) -> list[tuple[str, int]]:
         """Those whose best learning rate is the least or the greatest tried.
 
         A better one may lie beyond it.
