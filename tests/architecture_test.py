@@ -161,6 +161,19 @@ def test_no_two_files_have_a_class_of_the_same_name():
     assert {n: found for n, found in homes.items() if len(found) > 1} == {}
 
 
+def test_docstrings_name_the_thing():
+    """As the field does: "The log" or "Returns ...", not "What has been"."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef
+    found = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in sorted(ROOT.joinpath("tfdist").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, documented)
+        and (text := ast.get_docstring(node) or "").startswith("What ")
+    ]
+    assert found == []
+
+
 def test_local_variables_of_calls_are_read_in_one_place():
     """Ruff keeps private modules and attributes where they belong."""
     found = {

@@ -1,4 +1,4 @@
-"""What `import tfdist` gives, for editors and type checkers.
+"""The public names of `import tfdist`, for editors and type checkers.
 
 At run time these names are imported at their first use; a test holds this file
 and `__init__.py` against each other.

@@ -1,4 +1,4 @@
-"""What strategies with one replica in each process have in common."""
+"""Base of strategies with one replica in each process."""
 
 import contextlib
 

@@ -221,7 +221,7 @@ def flat_inputs(model, x):
 
 
 def pack_outputs(model, tensors):
-    """What a sequential or functional Keras model returns.
+    """Packs tensors as a sequential or functional Keras model returns them.
 
     Args:
       model: A built `keras.Model`.

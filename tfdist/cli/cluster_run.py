@@ -35,7 +35,7 @@ class RunPhase(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a run may take.
+    """Limits of a run: restarts, times and numbers of workers.
 
     Attributes:
         max_restarts: how often each task that fails is started again.
@@ -57,7 +57,7 @@ class Limits:
 
 
 class RunReport:
-    """What the user is told, and the exit status that comes of it.
+    """Tells the user how a run goes, and keeps its exit status.
 
     Attributes:
         status: that of the first failure; `None` before.

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Port(enum.Enum):
-    """What a connection to a port comes to."""
+    """Outcome of an attempt to connect to a port."""
 
     OPEN = "open"
     CLOSED = "closed"  # The machine answers, and nobody listens.

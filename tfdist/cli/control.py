@@ -1,4 +1,4 @@
-"""What a running launcher is asked by other commands of the same user.
+"""Requests to a running launcher from other commands of the same user.
 
 Each launcher listens on a Unix socket, `PID.socket` in a directory that is its
 user's alone. A question is one line of JSON, and so is the answer.

@@ -1,4 +1,4 @@
-"""What `tfdist doctor` found out, as a table, in sentences, and as JSON."""
+"""Findings of `tfdist doctor`: as a table, in sentences, and as JSON."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _WHO = (
 
 @dataclasses.dataclass
 class TaskDiagnosis:
-    """What is known of one task.
+    """Findings about one task.
 
     Attributes:
         job: its job.
@@ -58,11 +58,11 @@ class TaskDiagnosis:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The task's name for people, such as `worker 0`."""
         return f"{self.job} {self.index}"
 
     def cells(self) -> tuple[str, ...]:
-        """What stands in the table."""
+        """Returns the cells of its row of the table."""
         port = self.reach.port
         shown = "not yet" if port == Port.CLOSED and self.is_own else port.value
         row = (
@@ -85,7 +85,7 @@ class TaskDiagnosis:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """What stands in the JSON; seconds, and bytes per second."""
+        """Returns its entry in the JSON; seconds, and bytes per second."""
         return {
             "task": {"type": self.job, "index": self.index},
             "address": self.address,

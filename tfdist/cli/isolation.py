@@ -16,7 +16,7 @@ from tfdist.cli import namespace
 from tfdist.cli import usage
 
 WAYS = ("auto", "always", "never")
-"""What `--isolate` may be."""
+"""The values of `--isolate`."""
 
 
 def leave_network(isolate: str) -> None:

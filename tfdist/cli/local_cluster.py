@@ -32,7 +32,7 @@ class LocalTask:
 
     @property
     def label(self) -> str:
-        """What people call the task: `worker 0`, or `group 1 worker 0`."""
+        """The task's name for people: `worker 0`, or `group 1 worker 0`."""
         task = f"{self.job} {self.index}"
         return task if self.group is None else f"group {self.group} {task}"
 

@@ -1,4 +1,4 @@
-"""What `tfdist simulate` and `tfdist compare` do with pipelines.
+"""Pipelines in `tfdist simulate` and `tfdist compare`.
 
 A schedule of a pipeline is played with given times of the stages: nothing is
 trained, so the flags of models, data and clusters do not go with these.

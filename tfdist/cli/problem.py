@@ -1,4 +1,4 @@
-"""What is trained: a task of tfdist, or the user's own model and data."""
+"""The model and data to train: a task of tfdist, or the user's own."""
 
 from collections.abc import Callable
 import dataclasses

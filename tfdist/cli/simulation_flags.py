@@ -306,7 +306,7 @@ def load_method_modules(values: flags.FlagValues) -> None:
 
 
 def overhead_seconds(values: flags.FlagValues) -> float:
-    """What an exchange takes a worker beside the network and the update."""
+    """Returns a worker's time per exchange beside network and update."""
     given = values.overhead_ms
     return (OVERHEAD_MS if given is None else given) / 1e3
 

@@ -156,7 +156,7 @@ class Task:
 
     @property
     def descriptors(self) -> list[int]:
-        """What to read from."""
+        """The file descriptors to read the task's output from."""
         return list(self._sources)
 
     def start(self, out: OutputStream, err: OutputStream, guard: Guard) -> None:

@@ -1,4 +1,4 @@
-"""What every sub-command does about its flags.
+"""Flags of sub-commands: parsed, checked, and explained.
 
 A sub-command has flags of its own, apart from the global `absl.flags.FLAGS`:
 two sub-commands may use one name, and the flags after the script's name are

@@ -1,4 +1,4 @@
-"""What teachers add to a model's loss, and when."""
+"""The distillation term that is added to a model's loss."""
 
 from keras import tree
 import tensorflow as tf
@@ -73,7 +73,7 @@ class AddedLoss:
         )
 
     def plan(self, model, y_pred, sample_weight):
-        """What is said of each output.
+        """Returns the loss, factor and sample weights of each output.
 
         Args:
           model: The compiled student.

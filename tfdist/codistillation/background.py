@@ -51,7 +51,7 @@ def _run(jobs):
 
 
 def outside_scopes(function, *arguments):
-    """What `function` returns where no strategy is in scope.
+    """Returns what `function` returns where no strategy is in scope.
 
     Scopes belong to threads: it is called in another one. For what is quick.
     """

@@ -153,7 +153,7 @@ class Codistillation(keras.callbacks.Callback):
             self._prepare()
 
     def _prepare(self):
-        """What needs the model's variables, which the first step may make."""
+        """Binds to the model's variables, which the first step may make."""
         self._is_ready = True
         self._exchange.bind(self.group, self._student)
         self._initial = None

@@ -1,4 +1,4 @@
-"""What groups give each other, and how whatever carries it behaves."""
+"""Checkpoints that groups exchange, and the interface of an exchange."""
 
 import abc
 import dataclasses

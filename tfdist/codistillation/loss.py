@@ -122,7 +122,7 @@ class CodistillationLoss(keras.losses.Loss):
         }
 
     def targets(self, outputs: Any) -> Any:
-        """What is averaged over teachers: of their outputs, what is compared.
+        """Returns the targets that one teacher's outputs give.
 
         Args:
           outputs: Tensor (batch, ..., classes), of one teacher.

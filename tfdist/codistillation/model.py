@@ -68,7 +68,7 @@ class CodistillationMixin:
 
     @property
     def traced_signature(self) -> tuple[Any, Any] | None:
-        """What training steps take and give: `(x, outputs)` of `TensorSpec`.
+        """The signature of training steps: `(x, outputs)` of `TensorSpec`.
 
         None before the first step.
         """
@@ -136,7 +136,7 @@ class CodistillationMixin:
         return loss + ops.cast(weight * psi, loss.dtype)
 
     def _seen_by_student(self, x):
-        """What the student's predictions were made of."""
+        """Returns the inputs that the student's predictions were made from."""
         return x
 
     @property

@@ -4,7 +4,7 @@ from keras import tree
 
 
 def names_of(y_pred, output_names=None):
-    """What the outputs of a model are called, as in Keras's `loss=`.
+    """Returns the names of a model's outputs, as in Keras's `loss=`.
 
     Args:
       y_pred: Output of the model: a tensor, or a list, tuple or dict of such.

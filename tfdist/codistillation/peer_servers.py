@@ -234,7 +234,7 @@ class _Life:
 
 
 class _Peer:
-    """What is known of another group.
+    """Another group, as far as this one knows it.
 
     Args:
       servers: List of its `Server`s.

@@ -1,4 +1,4 @@
-"""What one process knows of each peer of its group."""
+"""The peers of a group, as one process knows them."""
 
 import dataclasses
 import time
@@ -56,7 +56,7 @@ class Peer:
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-    """What came of asking for one peer.
+    """Outcome of a request for one peer's checkpoint.
 
     Attributes:
       peer: Number of the group.
@@ -217,7 +217,7 @@ def note_staleness(peer):
 
 
 def summarize(peers):
-    """What came from each of `peers`, a dict that JSON can hold."""
+    """Returns what was received from each of `peers`, for JSON."""
     return {
         str(peer.number): {
             "received": peer.received,

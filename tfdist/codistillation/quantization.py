@@ -8,7 +8,7 @@ floating.
 import numpy as np
 
 DTYPES = ("float32", "float16", "int8")
-"""What weights may travel in; "float32" is as they are."""
+"""The formats that weights are sent in; "float32" is as they are."""
 
 LEVELS = 127
 LARGEST_HALF = float(np.finfo(np.float16).max)
@@ -33,7 +33,7 @@ def is_quantised(shape, dtype):
 
 
 def quantise(array, dtype):
-    """What travels in place of `array`.
+    """Returns `array` as it is sent.
 
     With "int8", `q = round(w / scale)` with one `scale = max|w| / 127` per
     slice of the last axis (a unit's inputs, a filter), so that the error of

@@ -72,7 +72,7 @@ class ServerWeights:
 
 
 class Conversation:
-    """What can be asked while sessions with all servers are open.
+    """Requests to all servers while sessions with them are open.
 
     Attributes:
       bytes_received: Bytes of the weights that came, as they travelled.
@@ -138,7 +138,7 @@ class Conversation:
 
 
 class _Part:
-    """What one server holds of the weights, in a graph of its own."""
+    """One server's part of the weights, in a graph of its own."""
 
     def __init__(self, server, updates):
         self.server = server
@@ -177,7 +177,7 @@ class _Part:
         return int(updates), [int(clock) for clock in clocks]
 
     def read_pieces(self):
-        """What has travelled, a list of tuples of arrays by piece."""
+        """Reads the pieces as they are sent: tuples of arrays, a list."""
         came, batch, size = [], [], 0
         for tensors, _, _, its_size in self._pieces:
             if batch and size + its_size > _MOST_BYTES_AT_ONCE:

@@ -42,7 +42,7 @@ class Teacher:
         ]
 
     def outputs(self, x):
-        """What the teacher predicts, built into the step that is traced.
+        """Builds the teacher's predictions into the step that is traced.
 
         Args:
           x: A batch, as the model takes it.

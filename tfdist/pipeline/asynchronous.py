@@ -196,7 +196,7 @@ class AsynchronousPipeline:
 
 
 def _kind(tensor):
-    """What a tensor is like but for the number of examples."""
+    """Returns a tensor's dtype and its shape without the batch dimension."""
     return None if tensor is None else (tensor.dtype.name, tensor.shape[1:])
 
 

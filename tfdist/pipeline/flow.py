@@ -1,4 +1,4 @@
-"""What passes between the tasks of one unit, and where it waits."""
+"""Tensors that pass between the tasks of one unit, and where they wait."""
 
 import tensorflow as tf
 
@@ -46,7 +46,7 @@ class Flow:
         return 2 * len(self.stages) - 1 - stage
 
     def specs(self, unit):
-        """What the tensors of units are like, of any number of examples.
+        """Returns the specs of the tensors of units of any number of examples.
 
         Args:
           unit: One that has just come in.
@@ -111,7 +111,7 @@ class Flow:
         return names
 
     def waiting(self, specs, age):
-        """What of a unit waits at the end of a step for the next one.
+        """Returns the tensors of a unit that wait for the next step.
 
         Args:
           specs: See `specs`.

@@ -127,7 +127,7 @@ def _block(timeline, task, columns):
 
 
 def _number(timeline, task):
-    """What tells a task from others of its kind on its device."""
+    """Returns the label of a task among those of its kind on its device."""
     schedule = timeline.schedule
     if schedule.num_devices < schedule.num_stages:
         return f"{task.stage}.{task.unit}"

@@ -63,7 +63,7 @@ class MicroBatches:
         return len(self.sizes)
 
     def part(self, data, unit):
-        """What of a batch is in a micro-batch.
+        """Returns a micro-batch's part of a batch.
 
         Args:
           data: A structure of tensors of shape (examples, ...), or None.

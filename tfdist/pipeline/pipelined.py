@@ -51,7 +51,7 @@ class PipelineOptions:
             )
 
     def executor(self, model, stages):
-        """What trains a compiled model that is cut into `stages`."""
+        """Returns the pipeline that trains a model cut into `stages`."""
         if self.schedule in schedules.SYNCHRONOUS:
             return synchronous.SynchronousPipeline(
                 model,
@@ -229,7 +229,7 @@ def _put(model, stages):
 
 
 class _Pipeline:
-    """What a pipelined model knows about itself."""
+    """Stages, options and executor of one pipelined model."""
 
     def __init__(self, stages, options):
         self.stages = stages

@@ -134,6 +134,6 @@ def _lion(optimizer, slot, rate, updates):
 
 
 def _bias(beta, updates):
-    """What a mean that started at 0 has to be divided by, 1 - beta^t."""
+    """Returns 1 - beta^t, the bias of a moving mean that started at 0."""
     # Before the first update, when the mean is 0, it would be 0 too.
     return 1 - tf.pow(tf.cast(beta, updates.dtype), tf.maximum(updates, 1))

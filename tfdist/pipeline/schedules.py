@@ -93,7 +93,7 @@ class PipelineSchedule:
         return tuple(map(tuple, found))
 
     def dependencies(self, task):
-        """What has to be done before a task can begin.
+        """Returns the tasks that have to be done before a task can begin.
 
         F(s, u) needs F(s - 1, u); B(s, u) needs B(s + 1, u) and F(s, u); an
         update needs the backward of its unit; and each needs what stands

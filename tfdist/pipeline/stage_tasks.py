@@ -168,7 +168,7 @@ class StageTasks:
         return memory.like(results[len(names) :])
 
     def _given(self, kind, index, unit, number, memory):
-        """What a task needs of its unit, its weights and its state."""
+        """Returns the tensors a task reads: of its unit, weights, state."""
         names = self.flow.reads(kind, index, self.specs)
         given = {name: unit[name] for name in names}
         back = self.rule.back(kind, index, number)
@@ -337,7 +337,7 @@ def has_examples(unit):
 
 
 def cond(predicate, run, otherwise, nothing=list):
-    """What `run` returns if the predicate is true.
+    """Returns what `run` returns if the predicate is true.
 
     Args:
       predicate: A bool tensor [].
@@ -367,7 +367,7 @@ def cond(predicate, run, otherwise, nothing=list):
 
 
 def _end(tensors):
-    """What runs when all the tensors are there."""
+    """Builds an operation that runs when all the tensors are there."""
     with tf.control_dependencies(tensors):
         return tf.no_op("end")
 

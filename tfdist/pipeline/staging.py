@@ -1,4 +1,4 @@
-"""What stays on the devices from one training step to the next.
+"""Variables for what is in flight from one training step to the next.
 
 A pipeline without flushes is never empty: between two steps each stage has
 micro-batches on their way, with what their backwards will need. A
@@ -31,7 +31,7 @@ class Staging:
             self._end = private_tensorflow.hidden_variable(tf.int32.max)
 
     def load(self, key, specs, device):
-        """What was stored under a key.
+        """Loads what was stored under a key.
 
         Args:
           key: Any hashable; what is stored under it always has the same

@@ -64,7 +64,7 @@ class Rule:
 
 @dataclasses.dataclass
 class Memory:
-    """What a stage remembers beside its weights.
+    """The state of a stage beside its weights.
 
     Attributes:
       updates: How many updates it has made, an integer tensor [].

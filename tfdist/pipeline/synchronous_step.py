@@ -13,7 +13,7 @@ from tfdist.pipeline import schedules
 
 
 class SynchronousStep:
-    """What is there while a step is built.
+    """The tensors of a training step while it is built.
 
     A tensor that passes between tasks is known by its key and the number of
     its micro-batch. The logits of an output (`private_keras.logits_of`)

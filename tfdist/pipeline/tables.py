@@ -19,7 +19,7 @@ _COLUMNS = {
 
 
 def figures(timeline):
-    """What there is to say about a schedule in a line.
+    """Returns the figures of a schedule, for one row of a table.
 
     Args:
       timeline: A `timeline.Timeline` of a schedule that is known by name.

@@ -179,5 +179,5 @@ def _specs(tensors):
 
 
 def _operations(*results):
-    """What can be waited for, of operations that have nothing to return."""
+    """Returns operations as control dependencies; none when eager."""
     return [] if tf.executing_eagerly() else list(results)

@@ -86,7 +86,7 @@ class Timeline:
 
     @property
     def ideal_speed_up(self):
-        """What stages of equal times without transfers would give.
+        """The speed-up of stages of equal times without transfers.
 
         That is M K / (M + K - 1), M being the micro-batches between two
         flushes. Where blocks share devices it is the number of devices.

@@ -101,7 +101,7 @@ def choose(
 
 
 def layers_of(found):
-    """What `place` takes: a device for each layer of a `Partition`."""
+    """Returns a device for each layer of a `Partition`, as `place` takes it."""
     return {
         name: device
         for name, device in found.placement.items()

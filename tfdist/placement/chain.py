@@ -38,7 +38,7 @@ _ROUNDING = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """What of a pipeline decides how much memory a stage takes.
+    """The settings of a pipeline that decide how much memory a stage takes.
 
     Attributes:
       schedule: "gpipe" keeps all micro-batches in flight in each stage, the
@@ -253,7 +253,7 @@ class _Costs:
         return (most * computing + steps * (latency + each)) / batch
 
     def bytes(self, in_use, replicas):
-        """What each device of a stage holds."""
+        """Returns the bytes that each device of a stage holds."""
         number = self.pipeline.in_flight(in_use, replicas)
         kept = 1 if self.pipeline.recompute else number
         return (
@@ -281,7 +281,7 @@ def _between(values, dtype):
 
 
 def _cuts(graph, devices):
-    """What crosses before each layer, and behind the last.
+    """Returns the traffic over the cut before each layer, and behind the last.
 
     Returns:
       Bytes that arrive, and seconds of them and of their gradients, two lists
@@ -376,7 +376,7 @@ def _solve(costs, table_of, nothing):
 
 
 def _shortfall(costs):
-    """What is short, in words."""
+    """Says which stage lacks how much memory."""
     _, found = _solve(costs, costs.shortfall, -math.inf)
     stages = [costs.stage(*each) for each in found]
     limits = [

@@ -1,4 +1,4 @@
-"""What each layer of a model costs: measured, or estimated."""
+"""Costs of each layer of a model: measured, or estimated."""
 
 import collections
 import contextlib

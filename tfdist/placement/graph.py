@@ -1,4 +1,4 @@
-"""What a partitioner knows of a model and of its devices.
+"""The cost model that partitioners work on: layers, edges, devices.
 
 A `CostGraph` says what each part of a model costs, a `Devices` what there is
 to run it on. Nothing here knows TensorFlow.
@@ -74,7 +74,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
-    """What a node gives to another.
+    """Tensors that one node gives to another.
 
     Attributes:
       producer: Name of the node that gives.
@@ -282,7 +282,7 @@ class CostGraph:
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """What a model can be placed on.
+    """Devices that a model can be placed on, and the links between them.
 
     One kind of link joins every two devices; what goes over it takes
     `latency_seconds + bytes / bytes_per_second`.

@@ -1,4 +1,4 @@
-"""What a loop keeps of each turn for its gradient."""
+"""Memory that a loop keeps of each iteration for its gradient."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a placement takes of each device's memory.
+"""Memory that a placement takes on each device.
 
 A device holds, of each of its nodes, the resident bytes and the activations,
 and a copy of what comes from other devices. This is what can be held at once
@@ -62,7 +62,7 @@ def placement_of(graph, assignment, devices):
 
 
 def memory_bytes(graph, placement, devices):
-    """What each device holds, with one micro-batch in flight.
+    """Returns the bytes on each device, with one micro-batch in flight.
 
     Args:
       graph: A `CostGraph`.

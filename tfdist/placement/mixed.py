@@ -213,7 +213,7 @@ class _Cut:
                 yield at
 
     def _cost(self, where):
-        """What to make less: first what is not allowed, then the slowest."""
+        """Returns what to minimize: first violations, then the slowest load."""
         together = sum(a == b for a, b in itertools.pairwise(where))
         over = sum(
             max(0, held - self._devices.limit(device))

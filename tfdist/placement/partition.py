@@ -201,7 +201,7 @@ class _Candidates:
         self.tried.setdefault("one", "does not fit the memory of one device")
 
     def add(self, method):
-        """What a method finds, if it has not been asked before."""
+        """Adds the placement that a method finds, unless it was tried."""
         if method in self.tried:
             return
         try:

@@ -1,4 +1,4 @@
-"""What a placed layer and a placed model do that others do not."""
+"""Layers and models that run on the device that they were placed on."""
 
 import contextlib
 import threading

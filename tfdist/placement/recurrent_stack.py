@@ -129,7 +129,7 @@ class RecurrentStack(keras.layers.Layer):
 
 
 def _go_on(outputs, mask, last):
-    """What a masked step gives: the output of the last one that was not.
+    """Repeats the last output that was not masked in masked steps.
 
     A layer that gets a chunk does not know the outputs before it.
     """

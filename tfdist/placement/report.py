@@ -48,7 +48,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Crossing:
-    """What one device sends to another in one step.
+    """Traffic from one device to another in one step.
 
     Attributes:
       source: The sender's full name.

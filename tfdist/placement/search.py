@@ -22,7 +22,7 @@ _PROPOSALS = 20  # For each evaluation: few of them fit when memory is short.
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
       placement: Name of a device for the name of each node, a dict.

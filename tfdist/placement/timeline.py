@@ -121,7 +121,7 @@ class Simulator:
         )
 
     def _after(self, task, assignment):
-        """What the end of a task releases here, and sends elsewhere."""
+        """Returns the tasks that a task's end releases, and its transfers."""
         size = self._size
         node = task % size
         home = assignment[node]

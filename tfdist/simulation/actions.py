@@ -1,4 +1,4 @@
-"""What servers and workers do, in order, for `training.Training` to compute."""
+"""Actions of servers and workers, which `training.Training` computes."""
 
 import dataclasses
 
@@ -127,7 +127,7 @@ class Drop:
 
 
 def read_log(state, first, jobs, time):
-    """What a ledger has decided: entries of its log.
+    """Returns the entries of a ledger's log.
 
     Args:
       state: A `State` of NumPy values.

@@ -27,7 +27,7 @@ _LEAST_STEPS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """What methods would give, and what follows.
+    """Predictions for methods on a cluster, and what to do.
 
     Attributes:
       measurement: The `Measurement` that it is made of.

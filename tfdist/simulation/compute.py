@@ -247,7 +247,7 @@ class SlowWorkers(ComputeTime):
 
 
 class Recorded(ComputeTime):
-    """What workers of a real run have taken, again and again in its order.
+    """Compute times of a real run's workers, repeated in their order.
 
     See `tfdist.simulation.read_trace` for the records of a `ClusterMonitor`.
 

@@ -11,7 +11,7 @@ _SMALLER = re.compile(
 
 
 def default_metric(histories):
-    """What trainings are judged by.
+    """Returns the metric that runs are compared by.
 
     Args:
       histories: List of `History`, with evaluations.

@@ -14,7 +14,7 @@ _TELLS_AFTER_SECONDS = 60.0
 
 
 def periods_of(method, num_workers, size_of):
-    """What decides when the workers of a `Schedule` exchange.
+    """Returns the rule for when workers of a `Schedule` exchange.
 
     Args:
       method: A `Method`, resolved.
@@ -155,7 +155,7 @@ class Periods:
         )
 
     def _share_of(self, steps, one, worker):
-        """What a worker of this one's speed takes of `steps`."""
+        """Returns the share of `steps` that suits this worker's speed."""
         if not self._method.dynamic:
             return steps
         mine, most = one.speeds[worker], one.speeds.max()
@@ -179,7 +179,7 @@ class Periods:
         one.pulled = version
 
     def arrived(self, job):
-        """What a worker pushes has come to the servers."""
+        """Notes that a worker's push has reached the servers."""
         speed = 0.0
         if self._workers[job.worker].is_timed:
             seconds = max(job.computed - job.began, _SHORTEST_SECONDS)

@@ -20,7 +20,7 @@ _LOST = {"facecolor": "white", "edgecolor": "#888888", "hatch": "...."}
 
 
 def gantt(history, path, steps=6):
-    """What the workers do during their first steps.
+    """Draws a Gantt chart of the workers' first steps.
 
     Args:
       history: A `History`.

@@ -81,7 +81,7 @@ class GradientPushes:
         self._computed.pop(job.number, None)
 
     def push(self, job, ahead):
-        """What a job comes to.
+        """Returns what a job pushes.
 
         Args:
           job: The `Job`.

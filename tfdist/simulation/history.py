@@ -1,4 +1,4 @@
-"""What has been seen of a simulated training."""
+"""The record of a simulated run."""
 
 import csv
 import dataclasses

@@ -75,14 +75,14 @@ class LocalPushes:
         self._begun[fetch.job.number].fetched[fetch.done] = server.given
 
     def drop(self, job):
-        """What comes of a job is not used."""
+        """Discards what a job has computed."""
         own = self._begun.pop(job.number, None)
         # What a living worker did for nothing has still changed its own state.
         if job.arrived is not None and own is self._owns[job.worker]:
             self._take(job, own)
 
     def push(self, job, ahead):
-        """What a job comes to, a `Push`; see `GradientPushes`."""
+        """Returns what a job pushes, a `Push`; see `GradientPushes`."""
         del ahead
         own = self._begun.pop(job.number)
         values, losses = self._take(job, own)

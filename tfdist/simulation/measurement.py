@@ -1,4 +1,4 @@
-"""What a training step of a model takes on this machine, without a cluster."""
+"""Measures a model's training step on this machine, without a cluster."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ _WARM_UP = 3
 
 
 class Variable(NamedTuple):
-    """What of a variable decides over its bytes on the network.
+    """The shape and kind of a variable, which decide over its traffic.
 
     Attributes:
       shape: Tuple of ints.

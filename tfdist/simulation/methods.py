@@ -1,4 +1,4 @@
-"""What `simulate` and its like take as a method."""
+"""Methods in the forms in which `simulate` and its like take them."""
 
 from typing import Any
 

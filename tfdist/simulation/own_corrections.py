@@ -9,7 +9,7 @@ from tfdist.simulation.compiled import Compiled
 
 
 class OwnCorrections:
-    """What a correction keeps on each worker; nothing if servers correct.
+    """A correction's state on each worker; none if servers correct.
 
     Args:
       correction: A `Correction`, or None.
@@ -29,7 +29,7 @@ class OwnCorrections:
             ]
 
     def before_push(self, gradients, worker):
-        """What a worker makes of its gradients before it sends them.
+        """Corrects a worker's gradients before they are pushed.
 
         Args:
           gradients: List of tensors, `tf.IndexedSlices` or None.

@@ -20,7 +20,7 @@ _PATIENCE = Patience.of_seconds(silent=1.0, missing=1.0, idle=1.0)
 
 
 class Playback:
-    """What happened in a real training, decided over once more.
+    """The actions of a real run, decided over once more.
 
     A source of actions as `schedule.Schedule` is. Gradients arrive in the
     order of the trace and are decided over by the method; what comes out has
@@ -76,7 +76,7 @@ class Playback:
         self.now = max(job.decided for job in self.jobs)
 
     def run(self):
-        """What happens, an iterator of `Begin`, `LogEntry` and `Drop`."""
+        """Returns an iterator of `Begin`, `LogEntry` and `Drop`."""
         return iter(self.actions)
 
     def _make_jobs(self, shares):
@@ -111,7 +111,7 @@ class Playback:
         return jobs
 
     def _versions(self, step):
-        """What a step was computed from: version -> servers, or None."""
+        """Returns the versions a step was computed from -> servers, or None."""
         versions = collections.defaultdict(set)
         for server in self._servers:
             versions[step.pulled_by_server[server]].add(server)
@@ -201,7 +201,7 @@ class Playback:
         )
 
     def _contradiction(self):
-        """What has been decided otherwise than in the trace, or None."""
+        """Returns how a decision differs from the trace, or None."""
         state = self._ledger.state
         decided = [
             (entry.job, True, entry.staleness)
@@ -233,7 +233,7 @@ class Playback:
         ]
 
     def _carry_out(self):
-        """What has been decided happens."""
+        """Carries out what has been decided."""
         state = self._ledger.state
         current = [job for job in self._current if job is not None]
         self.now = max((self.now, *(job.arrived for job in current)))

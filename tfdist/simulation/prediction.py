@@ -1,4 +1,4 @@
-"""What one method gives on one cluster, in the long run."""
+"""Predicts the throughput of one method on one cluster, in the long run."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ BOUNDS = (
     "overhead",
     "servers' work",
 )
-"""What can bound a cluster; the first of several that weigh as much."""
+"""Resources that can bound a cluster; of equal ones the first is named."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What would make a cluster faster: one change by itself, tried out."""
+"""Changes that would make a cluster faster, each tried by itself."""
 
 import bisect
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a comparison of methods has found."""
+"""The results of a comparison of methods."""
 
 import csv
 import json
@@ -85,7 +85,7 @@ class Comparison:
         ]
 
     def _score(self, histories):
-        """What is greater for the better learning rate."""
+        """Returns a score that is greater for the better learning rate."""
         diverged = sum(history.diverged for history in histories)
         finals = [
             curves.last(history, self.metric)

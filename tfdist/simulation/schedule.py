@@ -1,4 +1,4 @@
-"""What happens when: a virtual cluster in virtual time.
+"""The schedule of a virtual cluster in virtual time.
 
 When gradients are ready, arrive and are decided over depends on no gradient.
 So the whole course of a training is known without computing one: `Schedule`

@@ -1,4 +1,4 @@
-"""What virtual servers do: correct, average, apply, and give."""
+"""Virtual servers: they correct, average and apply updates."""
 
 import contextlib
 import dataclasses
@@ -119,7 +119,7 @@ class VirtualServer:
             self.given = self._give()
 
     def _late(self, entry, push):
-        """What is pushed, as the compiled functions take it."""
+        """Returns a push as the compiled functions take it."""
         return (
             push.values,
             list(push.rest.values()),

@@ -1,4 +1,4 @@
-"""What is trained where the user names nothing: small tasks, embedded.
+"""Small embedded tasks, to train where the user names none.
 
 Each is deterministic, needs no network, and has one way to be harder or
 easier than the others: `digits` is easy and real, `text` is hard and real,
@@ -39,7 +39,7 @@ class BuiltInTask:
     batch_size: int
 
     def model_fn(self, learning_rate=None, momentum=0.0):
-        """What `simulate` takes as `model_fn`."""
+        """Returns a `model_fn` for `simulate`."""
         rate = self.learning_rate if learning_rate is None else learning_rate
         return lambda: self.build(rate, momentum)
 
@@ -141,7 +141,7 @@ def teacher(
     sharpness=6.0,
     seed=0,
 ):
-    """What a fixed random network says of random numbers, ten classes.
+    """Returns a task: a fixed random network's classes of random inputs.
 
     Args:
       num_examples: For training.

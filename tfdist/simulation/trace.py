@@ -1,4 +1,4 @@
-"""What a `ClusterMonitor` has recorded of a real training."""
+"""The trace of a real run, as a `ClusterMonitor` has recorded it."""
 
 import dataclasses
 import json
@@ -77,7 +77,7 @@ class Trace:
         return f"{self.files[worker]}, worker {worker}, step {number + 1}"
 
     def compute(self) -> Recorded:
-        """What the steps took to compute.
+        """The compute times of the steps.
 
         Local steps between two exchanges are taken to have lasted the same.
 

@@ -10,7 +10,7 @@ from tfdist.simulation.prediction import Cluster
 from tfdist.simulation.prediction import Prediction
 
 MIN_SPEED_UP = 1.5
-"""What a cluster has to give to be worth its trouble, by default."""
+"""The least speed-up that makes a cluster worth its trouble, by default."""
 
 NEAR = 0.8
 """Part of the fastest method's rate that a fresher method may give."""
@@ -29,7 +29,7 @@ WORTH_A_CHANGE = 1.25
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is known when rules are asked.
+    """The facts that the rules are asked with.
 
     Attributes:
       measurement: A `Measurement`.
@@ -171,7 +171,7 @@ def _staying(case):
 
 
 def _reason(case):
-    """What takes the time of one gradient, so what bounds the rate."""
+    """Says what takes the time of one gradient, so what bounds the rate."""
     row = case.chosen or case.fastest
     push, pull = case.measurement.push_bytes, case.measurement.pull_bytes
     parts = {k: s for k, s in row.parts.items() if s > 1e-9}
@@ -186,7 +186,7 @@ def _reason(case):
 
 
 def _changes(case):
-    """What would change the verdict, or make the cluster faster."""
+    """Says what would change the verdict, or make the cluster faster."""
     if not case.remedies:
         if case.chosen:
             return None

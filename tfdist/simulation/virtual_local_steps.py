@@ -17,7 +17,7 @@ _MAX_SEED = 2**31
 
 @dataclasses.dataclass
 class Own:
-    """What one worker has of its own; lists of tensors.
+    """The state of one worker; lists of tensors.
 
     Attributes:
       parameters: Its weights; None after a push that they are of no more use
@@ -209,7 +209,7 @@ class VirtualLocalSteps:
         )
 
     def pushed(self, own, is_rest):
-        """What a worker sends of its steps, a list of tensors.
+        """Returns what a worker pushes of its steps, a list of tensors.
 
         Args:
           own: Its `Own`; sums of gradients begin anew.

@@ -218,7 +218,7 @@ class _Events:
         return state_lib.State.unpack(vector, self._num_workers)
 
     def _unpack_event(self, numbers):
-        """What happens, three numbers; and an `Attendance`."""
+        """Returns an event, three numbers, and an `Attendance`."""
         numbers, heard, ended, entered = tf.split(
             numbers, [4, *3 * [self._num_workers]]
         )

@@ -1,4 +1,4 @@
-"""What tests of distributed training need: workers that are slow on purpose."""
+"""Aids for tests of distributed training: workers slow on purpose."""
 
 from tfdist.testing.straggler import Straggler
 

@@ -47,7 +47,7 @@ class Corrector:
 
     @property
     def of_servers(self):
-        """What servers do about gradients: nothing if workers do it."""
+        """The corrections on servers: none if workers correct."""
         return self if self.is_on_servers else NoCorrector(self._store)
 
     @property
@@ -65,7 +65,7 @@ class Corrector:
         }
 
     def own_variables(self):
-        """What this worker keeps, a dict of name to variable."""
+        """Returns the variables on this worker, a dict of name to variable."""
         return self._on_worker.variables()
 
     # On the worker.
@@ -103,7 +103,7 @@ class Corrector:
     # What gradients were computed from.
 
     def enclosed(self, replays, buffer):
-        """What is sent of the replicas that gradients were computed from.
+        """Adds to a push the replicas that its gradients were computed from.
 
         Args:
           replays: List of `Replay`.
@@ -251,7 +251,7 @@ class Corrector:
         )
 
     def shapes(self, variable, piece):
-        """What is kept of a variable or piece of it; see `Correction.slots`."""
+        """Returns the slots of a variable or its piece: `Correction.slots`."""
         shape = variable.shape_of(piece).as_list()
         return self._correction.slots(shape, self._num_workers)
 
@@ -311,7 +311,7 @@ class Corrector:
             run()
 
     def give(self, shard, copies, values):
-        """What this worker gets as fresh values; kept where that is needed.
+        """Builds the values that this worker pulls; keeps them where needed.
 
         Args:
           shard: Number of the server.

@@ -17,11 +17,11 @@ class NoCorrector:
 
     @property
     def of_servers(self):
-        """What servers do about gradients."""
+        """The corrections on servers: none."""
         return self
 
     def own_variables(self):
-        """What this worker keeps, a dict of name to variable."""
+        """Returns the variables on this worker: an empty dict."""
         return {}
 
     def note_given(self, shard, copies, values):
@@ -30,12 +30,12 @@ class NoCorrector:
         return []
 
     def enclosed(self, replays, buffer):
-        """What is sent beside gradients: a dict of gradient to position."""
+        """Adds nothing to a push; an empty dict."""
         del replays, buffer
         return {}
 
     def correct(self, ledger, request, taken, *, staleness, worker):
-        """What was kept of one exchange, as it is."""
+        """Returns the gradients that were kept of one exchange, as they are."""
         del ledger, request, staleness, worker
         return taken
 
@@ -45,7 +45,7 @@ class NoCorrector:
         run()
 
     def give(self, shard, copies, values):
-        """What this worker gets as fresh values: what the server holds."""
+        """Returns the values that this worker pulls: those of the server."""
         del shard, copies
         return values
 

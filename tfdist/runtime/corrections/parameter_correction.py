@@ -87,7 +87,7 @@ class ParameterCorrection:
         self._correction.observe(before, after, rate, self._slots)
 
     def look_ahead(self, value):
-        """What a worker gets where a server holds `value`, a tensor."""
+        """Returns the value that a worker pulls for the server's `value`."""
         if not self._correction.uses_lookahead:
             return value
         ahead = self._correction.look_ahead(widened(value), self._slots)

@@ -1,4 +1,4 @@
-"""What a correction of late gradients keeps, as part of a saved state.
+"""Slots of a staleness correction, as part of a saved state.
 
 On servers by server and piece, in a saved state whole; with as many workers
 as there are.
@@ -169,7 +169,7 @@ def _suffix(variable, piece):
 
 
 def _saved_of(variable, saved):
-    """What is saved of a variable: by step counter, by name, arrays."""
+    """Returns a variable's saved slots: by step counter, by name, arrays."""
     found = {}
     for key, value in saved.arrays.items():
         if key.startswith(ON_SERVERS):
@@ -182,7 +182,7 @@ def _saved_of(variable, saved):
 
 
 def of_worker(corrector):
-    """What a correction keeps on this worker, a dict of key to array."""
+    """Returns a correction's slots on this worker, a dict of key to array."""
     return {
         key: variable.numpy()
         for key, variable in corrector.own_variables().items()

@@ -91,7 +91,7 @@ def dtype_of(variable):
 
 
 def zeros(correction, parameter, num_workers):
-    """What slots begin with.
+    """Returns the initial values of slots.
 
     Args:
       correction: A `Correction`.

@@ -25,7 +25,7 @@ class WorkerCorrections:
         self._kept = {}
 
     def variables(self):
-        """What this worker keeps, a dict of name to variable."""
+        """Returns this worker's slots, a dict of name to variable."""
         return {
             _key(counter, ordinal, name): variable
             for (counter, ordinal), slots in self._kept.items()
