@@ -67,7 +67,7 @@ clean:
 	rm -rf "$(VENV)"
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A half-made environment of an earlier attempt is made anew.
+# A half-made environment of an earlier attempt is replaced.
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "No python3 found: set PYTHON to" \
 		"a Python 3.10 to 3.13." >&2; exit 1; }

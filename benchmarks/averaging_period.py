@@ -4,10 +4,10 @@
 
 Real clusters of processes on this machine, one server and four workers, train
 on real data to the end: the embedded handwritten digits, and the next
-character of Python's own documentation. All trainings of a task see the same
+character of Python's own documentation. All runs of a task see the same
 examples, in the same order with the same seed; only the method and its period
 K differ. The workers' learning rate is not tuned for K. Bytes are the payload
-that workers send and receive, from their journals. Trainings take turns, seed
+that workers send and receive, from their journals. Runs take turns, seed
 by seed; each has a cluster of its own.
 
 `sync` is synchronous SGD; `averaging` with K = 1 is the same in exact
@@ -59,7 +59,7 @@ flags.DEFINE_list(
 flags.DEFINE_list(
     "others",
     None,
-    "Other trainings, each a method or METHOD:PERIOD, with methods of "
+    "Other runs, each a method or METHOD:PERIOD, with methods of "
     f"{', '.join(METHODS)}.",
 )
 flags.DEFINE_integer("seeds", None, "Default: 3, or 1 if --quick.", 1)
@@ -176,7 +176,7 @@ def measure(training, rows, seeds):
     Args:
         training: the `periodic_training.Training`.
         rows: list of `Row`.
-        seeds: of the trainings of each.
+        seeds: of the runs of each.
 
     Returns:
         Row -> list of `periodic_training.Outcome`, one per seed.

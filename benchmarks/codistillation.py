@@ -72,7 +72,7 @@ class Setting:
       rates: Learning rates to choose from.
       steps: Of each training with a constant rate.
       intervals: Of the exchange; the first one is that of all other rows.
-      decaying: Steps of the trainings with a rate that falls.
+      decaying: Steps of the runs with a rate that falls.
       smoothings: Of labels, to choose from; none leaves controls out.
       other_rates: To choose from with a falling rate or smoothed labels.
       burn_in_steps: Before groups teach.

@@ -19,7 +19,7 @@ from harness import program
 from tfdist import tables as text_tables
 
 FLAGS = flags.FLAGS
-flags.DEFINE_bool("quick", False, "One seed, shorter trainings: no evidence.")
+flags.DEFINE_bool("quick", False, "One seed, shorter runs: no evidence.")
 flags.DEFINE_list("tables", ["a", "b", "c", "d"], "Which of a, b, c and d.")
 flags.DEFINE_integer("seeds", 5, "Seeds, without --quick.", lower_bound=1)
 flags.register_validator(
@@ -60,7 +60,7 @@ QUICK_WORKERS, QUICK_UPDATES, QUICK_BACKUPS = 30, 20, (0, 2, 10)
 
 
 def main():
-    """Plays all trainings, prints tables and a line of JSON."""
+    """Plays all runs, prints tables and a line of JSON."""
     seeds = [1] if FLAGS.quick else list(range(1, FLAGS.seeds + 1))
     figures = {"quick": FLAGS.quick, "seeds": len(seeds)}
     accuracy_tables = [name for name in FLAGS.tables if name != "d"]
@@ -116,7 +116,7 @@ def table_runs(name, seeds):
 
 
 def collect(name, runs, results):
-    """(row, workers) -> mean, deviation, staleness, diverged trainings."""
+    """(row, workers) -> mean, deviation, staleness, diverged runs."""
     found = {}
     for run, result in zip(runs, results, strict=True):
         if run.table == name:

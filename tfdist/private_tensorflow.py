@@ -238,7 +238,7 @@ def enable_collectives(server_def):
 
 # For how long a server keeps what is of a client that it does not hear of,
 # about 4 MB. Clients send a heartbeat each second; one that was stopped for
-# longer connects anew. In public it is 600 s.
+# longer reconnects. In public it is 600 s.
 _CONTEXT_SECONDS = 60
 
 

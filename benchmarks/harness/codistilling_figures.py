@@ -1,4 +1,4 @@
-"""Figures of trainings with and without codistillation, and their tables."""
+"""Figures of runs with and without codistillation, and their tables."""
 
 import dataclasses
 import itertools
@@ -175,14 +175,14 @@ def _spread(values, digits):
 
 
 def _steps(values):
-    """Median and range; None is of a training that never reached it."""
+    """Median and range; None is of a run that never reached it."""
     known = sorted(math.inf if v is None else v for v in values)
 
     def finite(value):
         return None if math.isinf(value) else value
 
     return {
-        # Of two, the greater: half of a training is none.
+        # Of two, the greater: half of a run is none.
         "median": finite(known[len(known) // 2]),
         "range": [finite(known[0]), finite(known[-1])],
     }

@@ -1,4 +1,4 @@
-"""Simulated trainings of the papers' tables, side by side in processes."""
+"""Simulated runs of the papers' tables, side by side in processes."""
 
 import dataclasses
 import gc

@@ -1,4 +1,4 @@
-"""Trainings to their end on a cluster of processes, with a period or without.
+"""Runs to their end on a cluster of processes, with a period or without.
 
 Real data, real servers and workers, every byte counted by the workers.
 """
@@ -36,7 +36,7 @@ WITHOUT_PERIOD = ("sync", "async")
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What all trainings of a benchmark have in common.
+    """What all runs of a benchmark have in common.
 
     Attributes:
         task: name of a task of `tfdist.simulation.tasks`.

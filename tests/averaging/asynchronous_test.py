@@ -91,7 +91,7 @@ def check_local_sgd(run, oracle, order, seed=0):
             [] if staleness is None else [staleness]
         )
         assert_close(run.own_weights(k), oracle.own[k])
-        # In the midst of a period the worker shows what it began from.
+        # In the middle of a period the worker shows what it began from.
         assert_close(run.weights(k), oracle.server.copies[k])
     (updates,) = run.stores[0].updates_applied()
     assert updates - before == oracle.server.version

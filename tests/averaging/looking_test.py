@@ -1,4 +1,4 @@
-"""What is seen in the midst of a period, and that looking disturbs nothing."""
+"""What is seen in the middle of a period, and that looking disturbs nothing."""
 
 import keras
 import numpy as np

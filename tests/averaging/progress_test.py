@@ -1,4 +1,4 @@
-"""A worker in the midst of local steps is known to be at work."""
+"""A worker in the middle of local steps is known to be at work."""
 
 import keras
 import numpy as np

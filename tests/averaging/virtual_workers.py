@@ -189,7 +189,7 @@ class VirtualWorkers:
         return np.concatenate(own).astype("float64")
 
     def reset(self):
-        """Makes all begin once more; nothing is traced anew."""
+        """Makes all begin once more; nothing is traced again."""
         for store, model in zip(self.stores, self.models, strict=True):
             store.local.show_anchor()
             outers = []

@@ -1,4 +1,4 @@
-"""A training that is stopped and resumed is the one that never stopped."""
+"""A run that is stopped and resumed is the one that never stopped."""
 
 import keras
 import pytest
@@ -20,7 +20,7 @@ from tfdist.synchronization import Async
 
 _BATCH = 6
 # Eight steps of an epoch: no period of 5 and no accumulation of 3 ends with
-# an epoch, so that a save comes in the midst of each.
+# an epoch, so that a save comes in the middle of each.
 X, Y = classification(8 * _BATCH)
 _PARTS = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
 _SGD = keras.optimizers.SGD
@@ -263,7 +263,7 @@ def test_local_steps_take_up_a_training_without_and_the_reverse(
     _fit(model, 2, callbacks=[checkpoint, Look()])
     assert checkpoint.resumed_epoch == 1
     assert_same(seen[0], expected)
-    assert "what local steps and corrections keep begins anew" in caplog.text
+    assert "what local steps and corrections keep starts afresh" in caplog.text
     assert int(model.optimizer.iterations.numpy()) == 16
     assert strategy.updates_applied()[0] > 0
 

@@ -1,4 +1,4 @@
-"""Short trainings with the callback, and what was added to their loss."""
+"""Short runs with the callback, and what was added to their loss."""
 
 import keras
 import numpy as np

@@ -12,7 +12,7 @@ _COUNTS = (
     "its optimizers"
 )
 _PERIOD = (
-    "in the midst of a period what is read are the servers' values, not this "
+    "in the middle of a period what is read are the servers' values, not this "
     "worker's own"
 )
 _REPLICA_CONTEXT = (

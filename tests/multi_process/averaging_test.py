@@ -58,7 +58,7 @@ def test_rounds_are_averages_of_parameters(cluster):
         oracle.round([mine[first : first + PERIOD] for mine in data])
         for first in range(0, steps, PERIOD)
     ]
-    # In the midst of a period everybody shows what it began from.
+    # In the middle of a period everybody shows what it began from.
     shown = [START] * PERIOD + [rounds[0]] * PERIOD + [rounds[1]] * PERIOD
     for report in reports:
         np.testing.assert_allclose(

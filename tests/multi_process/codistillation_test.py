@@ -67,7 +67,7 @@ def test_a_cluster_and_a_process_exchange_on_disk(groups, tmp_path):
         one.expect(f"Skipped a checkpoint of group 1 .*{damaged.name}")
         one.wait_for_steps(one.steps() + 20)
 
-    # It comes back, and begins anew; its peers take it from there.
+    # It comes back, and starts afresh; its peers take it from there.
     [again] = start(clusters[1], 1, directory=str(shared))
     again.expect("received 1")
     for one in ours:

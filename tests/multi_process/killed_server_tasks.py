@@ -28,7 +28,7 @@ def shapes(elements=ELEMENTS):
 
 
 class StaysInUpdate(keras.optimizers.SGD):
-    """SGD that stays in the midst of an update on a server when told so.
+    """SGD that stays in the middle of an update on a server when told so.
 
     Where the test tells `apply-<server>`, the next update on that server
     changes its first variable, says so in the file `applying-<server>`, and

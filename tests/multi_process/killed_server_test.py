@@ -1,4 +1,4 @@
-"""A server that is killed in the midst of something, at a chosen moment."""
+"""A server that is killed in the middle of something, at a chosen moment."""
 
 import contextlib
 import pathlib
@@ -79,7 +79,7 @@ class Scene:
 
     @contextlib.contextmanager
     def chief_does(self, name, stopped=None):
-        """Scope in which the chief is in the midst of something.
+        """Scope in which the chief is in the middle of something.
 
         Args:
             name: of what it does, as in `killed_server_tasks`.

@@ -44,7 +44,7 @@ def train(
         until: what the test tells, or a number of steps.
         method: a key of `_METHODS`.
         local_steps: steps between exchanges; `None` for one.
-        hold: in the midst of the step after so many, wait.
+        hold: in the middle of the step after so many, wait.
         release: what to wait for then.
     """
     strategy = tfdist.ParameterServerStrategy(
@@ -98,6 +98,6 @@ def _data(value, hold, release):
     options.experimental_distribute.auto_shard_policy = (
         tf.data.experimental.AutoShardPolicy.OFF
     )
-    # So that a batch is made in the midst of the step that takes it.
+    # So that a batch is made in the middle of the step that takes it.
     options.experimental_optimization.inject_prefetch = False
     return tf.data.Dataset.range(10**9).map(pair).with_options(options)

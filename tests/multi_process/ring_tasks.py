@@ -52,7 +52,7 @@ def train(communication):
             _optimizer("Adam", learning_rate=0.01),
             batches=UNEVEN,
             fits=2,
-            # Ends of data fall into the midst of a loop of steps.
+            # Ends of data fall into the middle of a loop of steps.
             steps_per_execution=4,
         )
     handshake.report(**reports)

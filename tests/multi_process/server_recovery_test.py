@@ -1,4 +1,4 @@
-"""Servers that are killed and come back, in the midst of `fit`."""
+"""Servers that are killed and come back, in the middle of `fit`."""
 
 import collections
 import re

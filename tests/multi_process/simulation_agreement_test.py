@@ -25,7 +25,7 @@ MOMENTUM = ["SGD", {"learning_rate": 0.03, "momentum": 0.8}]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A training.
+    """A run.
 
     Attributes:
         strategy: name of it in `tfdist`.

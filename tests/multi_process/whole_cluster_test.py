@@ -67,7 +67,7 @@ class Job:
         return sum(worker.steps() for worker in self.workers)
 
     def wait_for_snapshots(self):
-        """Waits until each server has read for one anew, and written it."""
+        """Waits until each server has read for another one, and written it."""
         wanted = [newest(d)[1] + 2 for d in self.directories]
         end = time.monotonic() + SECONDS
         while any(

@@ -35,7 +35,7 @@ with atomic_write.written(sys.argv[1], "me") as draft:
     file.write(sys.argv[2])
     file.flush()
     if sys.argv[2] == "half":
-        print("in the midst", flush=True)
+        print("in the middle", flush=True)
         sys.stdin.read()
 """
 

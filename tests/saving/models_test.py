@@ -80,15 +80,15 @@ class Fails(keras.layers.Layer):
         return inputs
 
     def save_own_variables(self, store):
-        """Fails in the midst of a file of weights."""
+        """Fails in the middle of a file of weights."""
         if self.fails:
-            raise RuntimeError("in the midst")
+            raise RuntimeError("in the middle")
         super().save_own_variables(store)
 
     def get_config(self):
-        """Fails in the midst of a file of a model."""
+        """Fails in the middle of a file of a model."""
         if self.fails:
-            raise RuntimeError("in the midst")
+            raise RuntimeError("in the middle")
         return super().get_config()
 
 
@@ -102,7 +102,7 @@ def test_a_save_that_fails_leaves_the_file_before(tmp_path, ending):
     save(path)
     before = path.read_bytes()
     layer.fails = True
-    with pytest.raises(RuntimeError, match="in the midst"):
+    with pytest.raises(RuntimeError, match="in the middle"):
         save(path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == [path.name]

@@ -1,4 +1,4 @@
-"""Comparisons judge as they say, and say what the trainings were."""
+"""Comparisons judge as they say, and say what the runs were."""
 
 import csv
 import json

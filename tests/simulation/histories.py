@@ -20,7 +20,7 @@ def made(
     seed=0,
     diverged=False,
 ):
-    """A training of one epoch in which every worker does the same.
+    """A run of one epoch in which every worker does the same.
 
     Args:
       method: Its name.

@@ -1,4 +1,4 @@
-"""Simulated trainings against NumPy, and where methods are the same."""
+"""Simulated runs against NumPy, and where methods are the same."""
 
 import numpy as np
 import pytest

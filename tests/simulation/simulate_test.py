@@ -1,4 +1,4 @@
-"""Models, data and figures of simulated trainings."""
+"""Models, data and figures of simulated runs."""
 
 import contextlib
 import io

@@ -43,7 +43,7 @@ class LocalSteps(comparable.Comparable, abc.ABC):
       dynamic: Whether slower workers take fewer steps.
       average_optimizer_state: Whether the inner optimizer's slots are averaged
         along with the parameters.
-      reset_momentum: Whether the inner optimizer's momenta begin anew after
+      reset_momentum: Whether the inner optimizer's momenta start afresh after
         each exchange.
     """
 
@@ -162,7 +162,7 @@ def is_momentum(name):
     """Whether an optimizer's variable of that name is a momentum.
 
     Second moments are not: with the steps that it has counted, Adam takes
-    those that begin anew for old ones.
+    those that start afresh for old ones.
 
     Args:
       name: As Keras makes it of a parameter's and of the slot's name.

@@ -49,7 +49,7 @@ class ParameterAveraging(base.LocalSteps):
       average_optimizer_state: Whether the inner optimizer's slots (momentum,
         Adam's moments) are averaged as well, weighted alike; else they stay
         each worker's own. For synchronizations that average.
-      reset_momentum: Whether the inner optimizer's momenta begin anew after
+      reset_momentum: Whether the inner optimizer's momenta start afresh after
         each exchange; second moments (Adam's) do not.
       warmup_steps: Local steps during which the period is 1.
       dynamic: Whether a worker whose speed is v takes `floor(v / v_max *

@@ -1,4 +1,4 @@
-"""Saves all of a training on a cluster, and takes it up again."""
+"""Saves all of a run on a cluster, and takes it up again."""
 
 import os
 from typing import Any

@@ -23,7 +23,7 @@ from tfdist.cluster.config import ClusterConfigError
 USAGE = """\
 Checks the cluster of a TF_CONFIG, as this machine sees it: do names resolve,
 are ports open, do the same versions run everywhere, do clocks agree, how fast
-is the network. Servers may be in the midst of a training; it goes on.
+is the network. Servers may be in the middle of a run; it goes on.
 
 Usage: tfdist doctor [FLAGS...]
 

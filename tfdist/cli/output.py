@@ -96,7 +96,7 @@ class LogFile:
     """The lines of one task in a file, without colours."""
 
     def __init__(self, path: str):
-        """Opens the file anew.
+        """Opens the file, and empties it.
 
         Args:
             path: the file.

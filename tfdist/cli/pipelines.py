@@ -43,7 +43,7 @@ def define_flags(values: flags.FlagValues, many: bool) -> None:
         define.list(
             "pipelines",
             None,
-            "Compare schedules of a pipeline instead of trainings: "
+            "Compare schedules of a pipeline instead of methods: "
             f"{listed}, separated by commas. Needs --stage_times.",
         )
     else:
@@ -51,7 +51,7 @@ def define_flags(values: flags.FlagValues, many: bool) -> None:
             "pipeline",
             None,
             NAMES,
-            "Play this schedule of a pipeline instead of a training. Needs "
+            "Play this schedule of a pipeline instead of a method. Needs "
             "--stage_times.",
         )
     define.list(
@@ -104,7 +104,7 @@ def is_asked_for(values: flags.FlagValues) -> bool:
     """Whether the flags are about pipelines.
 
     Raises:
-        UsageError: if some are, and others are about a training.
+        UsageError: if some are, and others are about a run.
     """
     own = {flag.name for flag in values.flags_by_module_dict()[__name__]}
     (main,) = own & {"pipeline", "pipelines"}

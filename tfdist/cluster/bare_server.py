@@ -1,4 +1,4 @@
-"""A server without a training, for others to measure the way to it."""
+"""A bare server, for others to measure the way to it."""
 
 import time
 

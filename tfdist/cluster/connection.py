@@ -60,7 +60,7 @@ def connect(config, timeout):
             f"{sorted(config.spec)}"
         )
     if config in _connected:
-        # Connecting anew would take what this process has on the servers
+        # Reconnecting would take what this process has on the servers
         # from under the strategies that it made before.
         return devices
     addresses = dict(zip(config.ps_names, config.ps_addresses, strict=True))
@@ -101,7 +101,7 @@ def reconnect(config):
 
 
 def renew(config):
-    """Connects this process anew, to the same lives of the servers.
+    """Reconnects this process, to the same lives of the servers.
 
     They forget the functions that it has called. What has a name there stays.
 
@@ -202,7 +202,7 @@ def _wait_for_servers(config, timeout):
 
     def attempt():
         nonlocal silent, reason
-        # Connecting anew after a connection that came about in part was seen
+        # Reconnecting after a connection that came about in part was seen
         # to crash.
         if not_there := absent(config):
             silent, reason = not_there, "it does not say which life it is in"

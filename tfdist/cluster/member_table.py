@@ -311,7 +311,7 @@ class Membership:
 
         Args:
           timeout: Seconds.
-          mend: Callable without arguments that connects anew; called now and
+          mend: Callable without arguments that reconnects; called now and
             then until this worker is in.
 
         Raises:
@@ -336,7 +336,7 @@ class Membership:
         )
 
     def reconnected(self, config, lives=None):
-        """This process has connected anew; threads may talk to servers.
+        """This process has reconnected; threads may talk to servers.
 
         Args:
           config: The `ClusterConfig` as it is now.

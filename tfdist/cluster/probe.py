@@ -1,7 +1,7 @@
 """Measures the way to a task's server, from outside of its cluster.
 
 Sessions do it (`tfdist.cluster.sessions`), so neither this process nor the
-server becomes a part of anything, and a server in the midst of a training may
+server becomes a part of anything, and a server in the middle of a run may
 be measured, too.
 """
 

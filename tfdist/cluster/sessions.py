@@ -38,7 +38,7 @@ def open_session(address, job, task, graph, deadline):
       task: Its index in the job.
       graph: The `tf.Graph` that runs there.
       deadline: The `Deadline` of all that is done in the session. Closing it
-        may take as long once more, if the server hangs in the midst of it.
+        may take as long once more, if the server hangs in the middle of it.
 
     Returns:
       A `tf.compat.v1.Session`, in which what is computed is what is written.

@@ -63,7 +63,7 @@ class Exchange(abc.ABC):
 
     @abc.abstractmethod
     def bind(self, group: Group, model: keras.Model) -> None:
-        """Prepares for a training; called once per `fit`, before its steps.
+        """Prepares for a run; called once per `fit`, before its steps.
 
         Args:
           group: The `Group` of this process.

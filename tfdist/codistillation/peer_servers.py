@@ -112,7 +112,7 @@ class PeerServers(Exchange):
                     server_session.Server(number, task, address)
                     for task, address in enumerate(servers[number])
                 ],
-                # What is known of its lives outlasts a training.
+                # What is known of its lives outlasts a run.
                 getattr(self._peers.get(number), "life", None),
             )
             for number in range(group.num_groups)

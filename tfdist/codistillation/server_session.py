@@ -47,7 +47,7 @@ class ServerSession(contextlib.AbstractContextManager):
       server: The `Server`.
       graph: The `tf.Graph` that runs there.
       deadline: The `Deadline` of all that is done in the session. Leaving it
-        may take as long once more, if the server hangs in the midst of it.
+        may take as long once more, if the server hangs in the middle of it.
 
     Raises:
       PeerUnavailableError: On entry, if nobody listens at the address.

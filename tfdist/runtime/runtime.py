@@ -180,7 +180,7 @@ class Runtime(store.ParameterStore):
     def pull(self):
         """Refreshes all local replicas from the servers.
 
-        In the midst of local steps they show what came last instead.
+        In the middle of local steps they show what came last instead.
         """
         with private_tensorflow.outside_of_functions():
             self._tidy()

@@ -156,7 +156,7 @@ def compare(
             )
             history = dataclasses.replace(history, model=None)
             runs[setting.key].setdefault(rate, []).append(history)
-            # A training may compute more gradients than there are batches
+            # A run may compute more gradients than there are batches
             # (retries), or fewer (it diverged).
             bar.update((number + 1) * steps - bar.n)
             # Models and their functions refer to each other in circles.

@@ -63,7 +63,7 @@ def mean_over_epochs(history, metric, epochs):
     Args:
       history: A `History`.
       metric: Name in its evaluations.
-      epochs: Where the area ends; a training that ended before counts from
+      epochs: Where the area ends; a run that ended before counts from
         there with its last value.
     """
     x, y = curve(history, metric)
@@ -100,7 +100,7 @@ def seconds_to(history, metric, value):
 
 
 def mean_curve(histories, metric, axis="epoch"):
-    """The mean course of several trainings.
+    """The mean course of several runs.
 
     Args:
       histories: List of `History`, of several seeds.

@@ -1,4 +1,4 @@
-"""Pictures of simulated trainings.
+"""Pictures of simulated runs.
 
 Each function writes a PNG and returns the `matplotlib.figure.Figure`; where
 matplotlib is not installed it warns, writes nothing and returns None.

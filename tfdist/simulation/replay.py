@@ -39,7 +39,7 @@ def replay(
     parameters are those of the real training, up to rounding, if model, data
     and initial weights are.
 
-    That takes a training of one call of `fit` over whole epochs, with a
+    That takes a run of one call of `fit` over whole epochs, with a
     `ClusterMonitor` on every worker, of data in a fixed order that are shared
     out by batches (arrays with `shuffle=False`, or a `tf.data.Dataset` with
     `AutoShardPolicy.DATA`); no worker that died, no dropout (each worker

@@ -21,7 +21,7 @@ _TARGET_SHARE = 0.95
 
 
 class Comparison:
-    """Trainings by method, number of workers, learning rate and seed.
+    """Runs by method, number of workers, learning rate and seed.
 
     Args:
       runs: Dict of (name of the method, number of workers) to a dict of
@@ -40,7 +40,7 @@ class Comparison:
       at_seconds: Float.
       keys: List of (method, number of workers).
       picked: Dict of these to the learning rate with the best mean final
-        metric, over those where fewer trainings diverged.
+        metric, over those where fewer runs diverged.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Comparison:
         Of the picked learning rate, and over all seeds:
 
         `method`, `num_workers`, `learning_rate` (None: the model's own),
-        `metric` (its name), `diverged` and `seeds` (how many trainings);
+        `metric` (its name), `diverged` and `seeds` (how many runs);
         of the metric `final_mean` and `final_std` (of the sample),
         `best_mean`, `mean_over_epochs` (the area under its curve, divided by
         the epochs), `at_seconds` (that time) and `mean_at_seconds`;
@@ -149,7 +149,7 @@ class Comparison:
         `speed_up` (of examples per second) and `speed_up_to_target`;
         `staleness_mean` and `staleness_p95` of the gradients that count,
         `dropped` (share of the gradients), `gigabytes`, `utilization`.
-        Means are NaN where a training diverged to NaN.
+        Means are NaN where a run diverged to NaN.
         """
         rows = [self._row(*key) for key in self.keys]
         alone = {row["method"]: row for row in rows}.get(ONE_MACHINE)

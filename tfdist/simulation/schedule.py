@@ -1,7 +1,7 @@
 """The schedule of a virtual cluster in virtual time.
 
 When gradients are ready, arrive and are decided over depends on no gradient.
-So the whole course of a training is known without computing one: `Schedule`
+So the whole course of a run is known without computing one: `Schedule`
 plays it, and gives a list of what servers and workers do, in order, for
 `training.Training` to compute, or for nobody where time alone is asked for.
 """

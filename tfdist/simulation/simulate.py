@@ -1,4 +1,4 @@
-"""`simulate`: a training on a cluster that is not there."""
+"""`simulate`: a run on a cluster that is not there."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -174,7 +174,7 @@ def timing(
     worker_timeout: float = 10.0,
     start_timeout: float = 300.0,
 ) -> History:
-    """The course of a training without computing any gradient.
+    """The course of a run without computing any gradient.
 
     Args:
       strategy: As for `simulate`.

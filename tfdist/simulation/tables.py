@@ -1,4 +1,4 @@
-"""Figures of simulated trainings as text for a person."""
+"""Figures of simulated runs as text for a person."""
 
 from tfdist.tables import NONE
 from tfdist.tables import aligned

@@ -212,7 +212,7 @@ class VirtualLocalSteps:
         """Returns what a worker pushes of its steps, a list of tensors.
 
         Args:
-          own: Its `Own`; sums of gradients begin anew.
+          own: Its `Own`; sums of gradients start afresh.
           is_rest: Whether the push follows no step of its own, so that it is
             of the weights as they are.
         """
@@ -231,7 +231,7 @@ class VirtualLocalSteps:
         """Leaves values in the model and its optimizer, for who looks at them.
 
         Args:
-          rest: Place in `Own.rest` -> tensor; others begin anew.
+          rest: Place in `Own.rest` -> tensor; others start afresh.
           counted: Steps, an int.
         """
         for place, variable in enumerate(self._rest):

@@ -45,11 +45,11 @@ class SidecarEvaluator:
       data: What `model.evaluate` takes as `x`; or a tuple `(x, y)` or
         `(x, y, sample_weight)` of arrays.
       steps: Batches of one evaluation; None for all.
-      log_dir: Directory of `eval.jsonl`, made if need be, which is written
-        anew; None writes none. Each line is an object with `step` (updates
-        that had been applied to what was evaluated), `time` (seconds since
-        `start`) and the metrics. If TensorBoard is installed, its events go
-        to `evaluator/` below.
+      log_dir: Directory of `eval.jsonl`, made if need be, which is
+        overwritten; None writes none. Each line is an object with `step`
+        (updates that had been applied to what was evaluated), `time` (seconds
+        since `start`) and the metrics. If TensorBoard is installed, its
+        events go to `evaluator/` below.
       interval_seconds: From the start of one evaluation to that of the next,
         if it does not take longer. While nothing new has been applied there
         is none.

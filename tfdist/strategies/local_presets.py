@@ -73,7 +73,7 @@ class BMUFStrategy(ParameterServerStrategy):
       block_momentum: 0 or more and less than 1; default: 1 - 1 / workers.
       block_rate: The paper's zeta.
       nesterov: Whether workers begin at the point ahead.
-      reset_momentum: Whether the local momentum begins anew with each
+      reset_momentum: Whether the local momentum starts afresh with each
         block, without which training often diverges.
       warmup_steps: Local steps during which the period is 1.
       **kwargs: Arguments of `ParameterServerStrategy`, documented there: all

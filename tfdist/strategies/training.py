@@ -143,7 +143,7 @@ class TrainingMixin:
           `applied`, a list by server; `elsewhere`, a list by server: those of
           an optimizer none of whose variables lie there; and `lost`, a list
           by server: what neither was applied there nor dropped, because a
-          server died or could not be reached in the midst of the exchange.
+          server died or could not be reached in the middle of the exchange.
           Where exchanges are decided over in common, a server has applied
           what has been accepted. `pushed` = `applied` + `dropped` +
           `elsewhere` + `lost` on each server.

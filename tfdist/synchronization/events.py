@@ -62,7 +62,7 @@ def arrive(state, worker, *, key, pulled, now, last=False, finite=None):
 
     A worker that was gone takes part again; it enters no further back than
     the slowest of the others, so that nobody has to wait until it has caught
-    up. If everybody was gone, training begins anew; if this worker had ended
+    up. If everybody was gone, training starts afresh; if this worker had ended
     its training, those who had, too, are expected with it.
 
     Args:
@@ -149,9 +149,9 @@ def _started(state, now):
 
 
 def _begin_anew(state, mine):
-    """If everybody is gone, the state of a training that begins.
+    """If everybody is gone, the state of a run that begins.
 
-    Who comes back from a failure has a training to end that the others have
+    Who comes back from a failure has a run to end that the others have
     ended: it does not wait for them.
     """
     nobody = tf.logical_not(tf.reduce_any(state.present))

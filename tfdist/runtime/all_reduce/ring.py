@@ -235,7 +235,7 @@ class Ring:
             return tf.identity(called)
 
     def build_round(self, inner):
-        """Builds the call of a worker in the midst of training; a `Round`."""
+        """Builds the call of a worker during training; a `Round`."""
         with tf.device(self._store.worker_device):
             began = tf.timestamp()
             with tf.control_dependencies([began]):

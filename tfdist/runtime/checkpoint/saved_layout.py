@@ -1,7 +1,7 @@
 """A saved state as another arrangement of the same variables has it.
 
 With local steps an optimizer's step counter and slots are each worker's own,
-and the servers have an outer optimizer. So a training that is taken up with
+and the servers have an outer optimizer. So a run that is taken up with
 local steps, and was saved without, or the reverse, has the same variables in
 other places.
 """

@@ -23,7 +23,7 @@ class UnusableStateError(ValueError):
 
 @dataclasses.dataclass
 class SavedState:
-    """A state of a training.
+    """A state of a run.
 
     Attributes:
       header: Dict that JSON can hold.

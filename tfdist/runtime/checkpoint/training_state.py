@@ -1,4 +1,4 @@
-"""All that a training has come to, read at one moment and put back.
+"""The state of a run, read at one moment and put back.
 
 By the order in which variables are made, and whole: another number of servers,
 of workers or another `variable_partitioner` can take it up.
@@ -144,7 +144,7 @@ class TrainingState(tf.train.experimental.PythonState):
         """Puts a state back, now and as variables come to be.
 
         The worker that gives variables their first values (the chief) puts
-        back what is on servers, unless they hold a training already: then it
+        back what is on servers, unless they hold a run already: then it
         came back itself, and the servers know better. All others get that
         from the servers. Each takes what belongs to one worker, but for
         random streams, which are their own, and for what stands for examples
@@ -199,7 +199,7 @@ class TrainingState(tf.train.experimental.PythonState):
                     "The saved state is of local_steps=%s, here it is %s. "
                     "Taken are the model, step counts and the slots of the "
                     "same optimizer; what local steps and corrections keep "
-                    "begins anew, and so does an outer optimizer.",
+                    "starts afresh, and so does an outer optimizer.",
                     there,
                     mine,
                 )

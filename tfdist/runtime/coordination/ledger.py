@@ -114,7 +114,7 @@ class Ledger:
             store.worker_variable(tf.zeros([], tf.int64), f"pulled_{k}")
             for k in range(store.num_shards)
         ]
-        # Begins anew when a server has lost what it held. What a worker sends
+        # Starts afresh when a server has lost what it held. What a worker sends
         # of an epoch that has ended counts nowhere any more.
         self._epoch = store.worker_variable(tf.zeros([], tf.int64), "epoch")
         # The same, for `tick`, which is called in other threads as well.

@@ -1,7 +1,7 @@
 """Training steps with `jit_compile=True`: XLA compiles what a server need not.
 
 XLA compiles functions as a whole, and the exchange with servers is in the
-midst of a step. So a step is not compiled as a whole: what the user's code
+middle of a step. So a step is not compiled as a whole: what the user's code
 builds (forward and backward pass, losses, metrics) is marked, and TensorFlow
 has XLA compile the largest parts of it that it can. The exchange is not
 marked.

@@ -63,7 +63,7 @@ def pulled_from(store, shard, records, iterations):
 def arrivals(responses):
     """The operations after which all answers are here as a whole.
 
-    Nothing is put into replicas before: where a server dies in the midst of
+    Nothing is put into replicas before: where a server dies in the middle of
     its answer, they stay of one update, to which it may be restored.
 
     Args:

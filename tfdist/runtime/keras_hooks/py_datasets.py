@@ -26,7 +26,7 @@ class Readers:
         ends = adapter.num_batches is not None
         if ends and steps_per_epoch and number > 1:
             # From one epoch to the next they go on with what they had read,
-            # and then begin anew: another number of batches on each worker.
+            # and then start afresh: another number of batches on each worker.
             logging.warning(
                 "With `steps_per_epoch` this worker reads the PyDataset by "
                 "itself, without `workers`."

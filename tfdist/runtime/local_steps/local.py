@@ -303,7 +303,7 @@ class Local:
         self.fit = call
 
     def see_to_end_of_fit(self):
-        """Exchanges what is left when `fit` ends; called in its midst.
+        """Exchanges what is left when `fit` ends; called in its middle.
 
         Others wait for it, and nobody knows when the script will do something
         that asks for it.
@@ -391,7 +391,7 @@ class Local:
         """Called before all replicas are refreshed.
 
         Returns:
-          Whether they may be: not in the midst of a period within `fit`.
+          Whether they may be: not in the middle of a period within `fit`.
         """
         if self._is_training() and self.unpushed():
             self.show_anchor()
@@ -442,7 +442,7 @@ class Local:
     def drop_unpushed(self):
         """Forgets the steps that have not been exchanged; returns how many.
 
-        After a server was lost in the midst of an exchange: some servers may
+        After a server was lost in the middle of an exchange: some servers may
         have got them, and none is to get them twice.
         """
         self.show_anchor()

@@ -4,7 +4,7 @@ A server that was started again is empty, or holds the snapshot that its
 process has found. Workers *offer* what they hold: the version of the server
 that their replicas show. Whoever holds the newest puts it there; what is newer
 already stays. All of that happens under the server's locks, in one graph: a
-worker that dies in the midst of it changes nothing, and another one does it.
+worker that dies in the middle of it changes nothing, and another one does it.
 """
 
 import dataclasses

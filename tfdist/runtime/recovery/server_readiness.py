@@ -112,8 +112,8 @@ class ServerReadiness:
         orphans = 0 < len(empty) < len(found)
         if orphans:
             logging.warning(
-                "Nobody restores parameter server %s: what it held begins "
-                "anew.",
+                "Nobody restores parameter server %s: what it held starts "
+                "afresh.",
                 ", ".join(self._names[k] for k in empty),
             )
         return orphans

@@ -18,7 +18,7 @@ from tfdist.runtime.exchange import exchange_markers
 from tfdist.runtime.variables import traced_calls
 
 # An update that does not get on for so long is that of a worker that has died
-# or was stopped in the midst of it.
+# or was stopped in the middle of it.
 ABANDONED_SECONDS = 3.0
 # Updates of many workers may never all be done: then they are not waited for.
 GIVE_UP_SECONDS = 20.0

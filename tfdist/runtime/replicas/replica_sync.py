@@ -174,7 +174,7 @@ class Synchronizer:
         """Refreshes lazily kept replicas before one of them is read.
 
         What is saved is refreshed as a whole, so that parameters and slots
-        are of one moment. Not in the midst of local steps.
+        are of one moment. Not in the middle of local steps.
         """
         if not self._is_committed(variable):
             return

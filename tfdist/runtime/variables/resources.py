@@ -71,7 +71,7 @@ def effects(operations):
 class Resources:
     """Handles of what is on servers, in the graph that is being built.
 
-    Handles are made anew in each traced function (a graph that owns its
+    Handles are made again in each traced function (a graph that owns its
     handles runs faster, and a worker that holds no eager handle on a server
     survives that server).
 

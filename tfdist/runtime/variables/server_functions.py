@@ -2,7 +2,7 @@
 
 Of a function that runs here and on a server, TensorFlow keeps the server's part
 there, some 10 kB for each of its operations, for as long as the worker is
-connected: of a small model's steps 4 MB. A worker that connects anew begins
+connected: of a small model's steps 4 MB. A worker that reconnects begins
 with nothing there; what servers hold for all (variables, locks, gradients) is
 not of a connection.
 """
@@ -36,7 +36,7 @@ class NoServerFunctions:
 
 
 class ServerFunctions:
-    """Connects anew when enough was forgotten since it last did.
+    """Reconnects when enough was forgotten since it last did.
 
     Args:
       store: The `ParameterStore`.
