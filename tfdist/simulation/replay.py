@@ -7,7 +7,7 @@ import keras
 
 from tfdist import checks
 from tfdist.simulation import data as data_lib
-from tfdist.simulation import play as play_lib
+from tfdist.simulation import training_loop
 from tfdist.simulation.data import Shares
 from tfdist.simulation.history import History
 from tfdist.simulation.methods import as_method
@@ -98,14 +98,14 @@ def replay(
     shares = _shares(method, trace, data)
     placement = Placement(trace.num_servers)
     with placement.watching():
-        model = play_lib.make_model(model_fn, seed, method)
+        model = training_loop.make_model(model_fn, seed, method)
     servers, by_variable = {0}, None
     if _asks_servers_apart(trace):
         by_variable = placement.of(model)
         servers = set(by_variable)
     source = Playback(method, trace, shares, servers)
     push, pull = traffic(model, method, trace.num_servers)
-    return play_lib.play(
+    return training_loop.train(
         source,
         model,
         data,

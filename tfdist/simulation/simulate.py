@@ -14,7 +14,7 @@ from tfdist.cluster import member_table
 from tfdist.runtime.variables.sharding import ByteBalancer
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import history as history_lib
-from tfdist.simulation import play as play_lib
+from tfdist.simulation import training_loop
 from tfdist.simulation.actions import Fetch
 from tfdist.simulation.actions import LogEntry
 from tfdist.simulation.compute import ComputeTime
@@ -125,7 +125,7 @@ def simulate(
             f"{data.num_batches} batches of {batch_size} for "
             f"num_workers={num_workers}"
         )
-    model = play_lib.make_model(model_fn, seed, method)
+    model = training_loop.make_model(model_fn, seed, method)
     push, pull = traffic(model, method, num_servers)
     fetch = _fetch_traffic(model, num_servers)
     schedule = Schedule(
@@ -139,7 +139,7 @@ def simulate(
         **cluster,
         max_seconds=max_seconds,
     )
-    return play_lib.play(
+    return training_loop.train(
         schedule,
         model,
         data,

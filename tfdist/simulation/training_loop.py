@@ -1,4 +1,4 @@
-"""Trains a model as a source of actions says, and watches."""
+"""The loop of a simulated run: trains a model, evaluates it, keeps a record."""
 
 import dataclasses
 import math
@@ -38,7 +38,7 @@ def make_model(model_fn, seed, method):
     return model
 
 
-def play(
+def train(
     source,
     model,
     data,
