@@ -24,12 +24,12 @@ from tfdist.simulation.history import History
 from tfdist.simulation.measurement import Measurement
 from tfdist.simulation.measurement import measure
 from tfdist.simulation.network import Network
-from tfdist.simulation.replay import replay
 from tfdist.simulation.results import Comparison
 from tfdist.simulation.simulate import simulate
 from tfdist.simulation.simulate import timing
 from tfdist.simulation.trace import Trace
 from tfdist.simulation.trace import read_trace
+from tfdist.simulation.trace_replay import replay
 from tfdist.strategies.method import Method
 
 __all__ = [

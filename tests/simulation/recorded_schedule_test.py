@@ -11,7 +11,7 @@ from tfdist.simulation.actions import LogEntry
 from tfdist.simulation.data import Shares
 from tfdist.simulation.methods import as_method
 from tfdist.simulation.placement import Placement
-from tfdist.simulation.playback import Playback
+from tfdist.simulation.recorded_schedule import RecordedSchedule
 
 
 def step(arrival, pulled, staleness, by_server=None, accepted=True):
@@ -43,7 +43,7 @@ def course(method, *workers):
     trace = trace_of(*workers)
     shares = Shares(sum(map(len, workers)), 1, len(workers), dynamic=True)
     method = as_method(method).resolve(len(workers))
-    played = Playback(method, trace, shares, {0})
+    played = RecordedSchedule(method, trace, shares, {0})
     in_flight = set()
     for action in played.run():
         if isinstance(action, Begin):

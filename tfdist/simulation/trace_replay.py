@@ -12,7 +12,7 @@ from tfdist.simulation.data import Shares
 from tfdist.simulation.history import History
 from tfdist.simulation.methods import as_method
 from tfdist.simulation.placement import Placement
-from tfdist.simulation.playback import Playback
+from tfdist.simulation.recorded_schedule import RecordedSchedule
 from tfdist.simulation.simulate import traffic
 from tfdist.simulation.trace import Trace
 
@@ -103,7 +103,7 @@ def replay(
     if _asks_servers_apart(trace):
         by_variable = placement.of(model)
         servers = set(by_variable)
-    source = Playback(method, trace, shares, servers)
+    source = RecordedSchedule(method, trace, shares, servers)
     push, pull = traffic(model, method, trace.num_servers)
     return training_loop.train(
         source,

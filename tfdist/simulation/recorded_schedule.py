@@ -1,4 +1,4 @@
-"""The course of a real training, from what its workers have recorded."""
+"""The schedule of a real run, from what its workers have recorded."""
 
 import collections
 
@@ -19,7 +19,7 @@ _DECIDED = (Phase.GRANTED, Phase.DROPPED)
 _PATIENCE = Patience.of_seconds(silent=1.0, missing=1.0, idle=1.0)
 
 
-class Playback:
+class RecordedSchedule:
     """The actions of a real run, decided over once more.
 
     A source of actions as `schedule.Schedule` is. Gradients arrive in the
