@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.launched import Launched
 from tfdist.cli import log_levels
-from tfdist.cli.lines import Redrawn
+from tfdist.cli.line_assembler import Redrawn
 from tfdist.cli.log_levels import Level
 from tfdist.cli.shown_output import LineFilter
 

@@ -14,7 +14,7 @@ import signal
 import sysconfig
 import traceback
 
-from tfdist.cli import lines
+from tfdist.cli import line_assembler
 from tfdist.cli import log_levels
 
 # In the tracebacks of exception groups.
@@ -202,7 +202,7 @@ def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 def message_of(error: BaseException) -> str:
     """Returns what an error of Keras says, on one line."""
-    text = lines.without_escapes(str(error).encode()).decode()
+    text = line_assembler.without_escapes(str(error).encode()).decode()
     if _PREFACE.search(text.partition("\n")[0].encode()):
         text = text.partition("\n")[2]
     return _shortened(_ARGUMENTS.sub("", text).encode())

@@ -8,7 +8,7 @@ import select
 import stat
 import tempfile
 
-from tfdist.cli import lines
+from tfdist.cli import line_assembler
 from tfdist.cli import usage
 
 COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
@@ -70,7 +70,7 @@ class OutputStream:
         if self.color and code is not None:
             prefix = f"\x1b[{code}m{prefix}\x1b[0m"
         if not self.color:
-            line = lines.without_escapes(line)
+            line = line_assembler.without_escapes(line)
         self._buffer += prefix.encode() + b" " + line + b"\n"
 
     def flush(self) -> None:
@@ -117,7 +117,7 @@ class LogFile:
         if self._file is None:
             return None
         try:
-            self._file.write(lines.without_escapes(line) + b"\n")
+            self._file.write(line_assembler.without_escapes(line) + b"\n")
         except OSError as error:
             self._file.close()
             self._file = None

@@ -13,7 +13,7 @@ Once the launcher has told a task to end, its warnings are not shown either.
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from tfdist.cli import lines
+from tfdist.cli import line_assembler
 from tfdist.cli import log_levels
 from tfdist.cli import usage
 from tfdist.cli.local_cluster import LocalTask
@@ -46,7 +46,7 @@ class LineFilter:
             is_error: whether it comes from standard error.
             in_traceback: whether it is part of a traceback.
         """
-        plain = lines.without_escapes(line)
+        plain = line_assembler.without_escapes(line)
         if not self._is_verbose and log_levels.is_chatter(plain):
             return False
         if self._shows_all or in_traceback:
@@ -55,7 +55,7 @@ class LineFilter:
         if self.is_ending:
             return level == Level.ERROR
         if level is None:
-            return is_error and not isinstance(line, lines.Redrawn)
+            return is_error and not isinstance(line, line_assembler.Redrawn)
         return level >= Level.WARNING
 
 

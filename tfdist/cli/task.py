@@ -11,11 +11,11 @@ import subprocess
 import sys
 import uuid
 
-from tfdist.cli import lines
+from tfdist.cli import line_assembler
 from tfdist.cli import parent_death
 from tfdist.cli.failure import Cause
 from tfdist.cli.failure import ErrorReader
-from tfdist.cli.lines import LineAssembler
+from tfdist.cli.line_assembler import LineAssembler
 from tfdist.cli.output import LogFile
 from tfdist.cli.output import OutputStream
 from tfdist.cli.shown_output import LineFilter
@@ -255,7 +255,7 @@ class Task:
     def _write(self, written: list[bytes], source: _Source) -> list[str]:
         notes = []
         for line in written:
-            plain = lines.without_escapes(line)
+            plain = line_assembler.without_escapes(line)
             if self.line_filter.shows(
                 line,
                 is_error=source.is_error,

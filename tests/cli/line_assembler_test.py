@@ -1,8 +1,8 @@
 import hypothesis
 from hypothesis import strategies as st
 
-from tfdist.cli import lines
-from tfdist.cli.lines import LineAssembler
+from tfdist.cli import line_assembler
+from tfdist.cli.line_assembler import LineAssembler
 
 
 def assemble(*chunks, clock=lambda: 0.0):
@@ -45,7 +45,7 @@ def test_a_redrawn_line_shows_its_last_state():
 
 def test_redrawn_lines_are_told_from_others():
     found = assemble(b"one\n1/2\r2/2\nthree\n40%\r50%\r")
-    assert [isinstance(line, lines.Redrawn) for line in found] == [
+    assert [isinstance(line, line_assembler.Redrawn) for line in found] == [
         False,
         True,
         False,
@@ -59,7 +59,7 @@ def test_a_long_progress_bar_shows_now_and_then():
     found = assemble(bar + b"\n", clock=lambda: next(times))
     # The last carriage return belongs to the newline.
     assert found == [b"5/13", b"10/13", b"13/13", b""]
-    assert lines.REDRAW_SECONDS == 5
+    assert line_assembler.REDRAW_SECONDS == 5
 
 
 def test_backspaces_delete_characters():
@@ -68,7 +68,7 @@ def test_backspaces_delete_characters():
 
 
 def test_an_endless_line_comes_in_parts():
-    size = lines.MAX_LINE_BYTES
+    size = line_assembler.MAX_LINE_BYTES
     found = assemble(*[b"x" * 4096] * (2 * size // 4096), b"y\n")
     assert [len(line) for line in found] == [size, size, 1]
     assert b"".join(found) == b"x" * 2 * size + b"y"
@@ -76,4 +76,4 @@ def test_an_endless_line_comes_in_parts():
 
 def test_escapes_are_taken_out():
     line = b"\x1b[1m1/2\x1b[0m \x1b[38;5;2mok\x1b[K"
-    assert lines.without_escapes(line) == b"1/2 ok"
+    assert line_assembler.without_escapes(line) == b"1/2 ok"
