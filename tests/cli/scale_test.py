@@ -10,7 +10,7 @@ import pytest
 from tests.cli.launched import ROOT
 from tests.cli.launched import SECONDS
 from tests.cli.launched import Launched
-from tfdist.cli import control
+from tfdist.cli import control_socket
 
 
 @pytest.fixture(autouse=True)
@@ -65,10 +65,10 @@ def test_workers_are_added_and_told_to_leave_and_the_run_goes_on(script):
         # One that does not leave is killed, and is started again if wanted.
         (path.parent / "deaf").touch()
         pid = run.process.pid
-        assert control.ask(pid, {"workers": 2}) == "worker 1 started"
+        assert control_socket.ask(pid, {"workers": 2}) == "worker 1 started"
         run.expect(r"\[worker 1\] initially 1")
-        assert control.ask(pid, {"workers": 1}) == "worker 1 leaves"
-        assert "when it has left" in control.ask(pid, {"workers": 2})
+        assert control_socket.ask(pid, {"workers": 1}) == "worker 1 leaves"
+        assert "when it has left" in control_socket.ask(pid, {"workers": 2})
         run.expect("worker 1 has not left: killing it")
         run.expect("worker 1 was ended by SIGKILL .* as it left")
         run.expect(r"\[worker 1\] initially 1")
@@ -89,7 +89,7 @@ def test_what_cannot_be_is_refused_with_what_can(script):
         for one in (run, other):
             one.expect(r"\[worker 0\] initially None")
         pids = sorted([run.process.pid, other.process.pid])
-        assert control.launchers() == pids
+        assert control_socket.launchers() == pids
         status, text = scale("--workers=2")
         assert status == 2
         several = ", ".join(map(str, pids))
@@ -106,10 +106,10 @@ def test_what_cannot_be_is_refused_with_what_can(script):
         other.process.kill()
         other.process.wait(SECONDS)
         # What a killed launcher leaves behind is no launcher.
-        assert control.launchers() == [run.process.pid]
+        assert control_socket.launchers() == [run.process.pid]
         (path.parent / "done").touch()
         assert run.finish()[0] == 0
-    assert control.launchers() == []
+    assert control_socket.launchers() == []
 
 
 def test_a_task_that_fails_again_is_given_more_time(script):

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.cli.launched import Launched
-from tfdist.cli import control
+from tfdist.cli import control_socket
 
 pytestmark = pytest.mark.slow
 
@@ -52,9 +52,9 @@ def test_workers_come_and_go_while_a_launched_cluster_trains(
     with Launched(*flags, script) as run:
         pid = run.process.pid
         run.expect(r"\[worker 0\] ten steps")
-        assert control.ask(pid, {"workers": 2}) == "worker 1 started"
+        assert control_socket.ask(pid, {"workers": 2}) == "worker 1 started"
         run.expect(r"\[worker 1\] ten steps")
-        assert control.ask(pid, {"workers": 1}) == "worker 1 leaves"
+        assert control_socket.ask(pid, {"workers": 1}) == "worker 1 leaves"
         run.expect("worker 1 has left")
         run.expect(r"\[worker 0\] ten steps")
         run.expect(r"\[worker 0\] ten steps")

@@ -12,7 +12,7 @@ import enum
 import signal
 import time
 
-from tfdist.cli.control import RefusedError
+from tfdist.cli.control_socket import RefusedError
 from tfdist.cli.output import OutputStream
 from tfdist.cli.task import Guard
 from tfdist.cli.task import Task

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from tfdist.cli import control
+from tfdist.cli import control_socket
 from tfdist.cli import usage
 
 USAGE = """\
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         "be given, and at least 0",
         values.workers,
     )
-    running = control.launchers()
+    running = control_socket.launchers()
     pid = values.pid
     if pid is None:
         if not running:
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
         pid,
     )
     try:
-        print(control.ask(pid, {"workers": values.workers}))
-    except control.RefusedError as error:
+        print(control_socket.ask(pid, {"workers": values.workers}))
+    except control_socket.RefusedError as error:
         raise usage.UsageError(str(error)) from error
     return 0

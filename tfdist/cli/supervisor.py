@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 
-from tfdist.cli import control
+from tfdist.cli import control_socket
 from tfdist.cli.cluster_run import ClusterRun
 from tfdist.cli.cluster_run import Limits
 from tfdist.cli.cluster_run import RunPhase
@@ -63,7 +63,7 @@ class Supervisor:
             for tasks in clusters
         ]
         self._end_of_time = float("inf")
-        self._control: control.Control | None = None
+        self._control: control_socket.ControlSocket | None = None
 
     def run(self) -> int:
         """Runs the tasks.
@@ -81,7 +81,9 @@ class Supervisor:
             descendants = stack.enter_context(Descendants())
             stack.callback(self._kill_what_is_left)
             try:
-                self._control = stack.enter_context(control.Control())
+                self._control = stack.enter_context(
+                    control_socket.ControlSocket()
+                )
             except OSError as error:
                 self._report.say(f"`tfdist scale` cannot reach this: {error}")
             for cluster in self._clusters:
@@ -160,7 +162,7 @@ class Supervisor:
         """Does what `tfdist scale` asks for; returns the answer."""
         workers = question.get("workers")
         if isinstance(workers, bool) or not isinstance(workers, int):
-            raise control.RefusedError(
+            raise control_socket.RefusedError(
                 "Argument `workers` must be an integer. Received: "
                 f"workers={workers!r}"
             )

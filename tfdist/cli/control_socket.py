@@ -22,7 +22,7 @@ class RefusedError(Exception):
     """The launcher does not do what it was asked; the message says why."""
 
 
-class Control(contextlib.AbstractContextManager):
+class ControlSocket(contextlib.AbstractContextManager):
     """A launcher's socket, as long as the context lasts."""
 
     def __init__(self):
