@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.cli import own_problem
+from tests.cli import own_model_and_data
 from tfdist import simulation
 from tfdist.cli import compare
 from tfdist.cli.main import main
@@ -17,7 +17,7 @@ from tfdist.cli.main import main
 def ran(tmp_path_factory):
     """Its standard output and its directory, of one run."""
     directory = tmp_path_factory.mktemp("compare")
-    own = own_problem.write(directory)
+    own = own_model_and_data.write(directory)
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         status = main(
@@ -110,10 +110,10 @@ def test_the_assumed_cluster_stands_above_the_table(ran):
 
 @pytest.mark.parametrize("compute", [[], ["--compute=constant:0.01"]])
 def test_it_agrees_with_advise(tmp_path, capsys, compute):
-    own = own_problem.write(tmp_path)
-    problem = [f"--model={own}:model", f"--data={own}:pair", *compute]
+    own = own_model_and_data.write(tmp_path)
+    trained = [f"--model={own}:model", f"--data={own}:pair", *compute]
     cluster = ["--num_workers=2", "--overhead_ms=20", "--server_ms=0.01"]
-    arguments = [*problem, *cluster, "--strategies=sync", "--batch_size=4"]
+    arguments = [*trained, *cluster, "--strategies=sync", "--batch_size=4"]
     assert main(["advise", *arguments, f"--json={tmp_path}/a.json"]) == 0
     assert (
         main(
@@ -190,7 +190,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_are_refused(name, tmp_path, capsys):
     arguments, parts = WRONG[name]
-    own = str(own_problem.write(tmp_path))
+    own = str(own_model_and_data.write(tmp_path))
     arguments = [argument.replace("OWN", own) for argument in arguments]
     arguments = [f"--output_dir={tmp_path}", *arguments]
     assert main(["compare", *arguments]) == 2
@@ -201,7 +201,7 @@ def test_wrong_arguments_are_refused(name, tmp_path, capsys):
 
 
 def test_by_default_there_are_rates_to_choose_from(tmp_path, monkeypatch):
-    own = own_problem.write(tmp_path)
+    own = own_model_and_data.write(tmp_path)
     given = []
 
     def compare_nothing(*arguments, learning_rates, **others):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.cli import own_problem
+from tests.cli import own_model_and_data
 from tfdist import simulation
 from tfdist.cli import simulate
 from tfdist.cli.main import main
@@ -17,7 +17,7 @@ from tfdist.cli.main import main
 def ran(tmp_path_factory):
     """Its standard output and its directory, of one run."""
     directory = tmp_path_factory.mktemp("simulate")
-    own = own_problem.write(directory)
+    own = own_model_and_data.write(directory)
     arguments = [
         f"--model={own}:model",
         f"--data={own}:pair",
@@ -110,7 +110,7 @@ def test_it_is_what_simulate_does(ran):
 
 
 def test_progress_is_shown_if_asked_for(tmp_path, capsys):
-    own = own_problem.write(tmp_path)
+    own = own_model_and_data.write(tmp_path)
     arguments = [f"--model={own}:model", f"--data={own}:pair", "--progress"]
     arguments += ["--num_workers=2", "--epochs=1", f"--output_dir={tmp_path}"]
     assert main(["simulate", *arguments]) == 0

@@ -7,7 +7,7 @@ from absl import flags
 import numpy as np
 import pytest
 
-from tests.cli import own_problem
+from tests.cli import own_model_and_data
 from tfdist import simulation
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
@@ -30,13 +30,13 @@ def cluster(*argv, num_workers=4):
     return simulation_flags.make_cluster(parsed(*argv), num_workers)
 
 
-def problem(*argv):
-    return simulation_flags.make_problem(parsed(*argv))
+def model_and_data(*argv):
+    return simulation_flags.make_model_and_data(parsed(*argv))
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    return own_problem.write(tmp_path_factory.mktemp("own"))
+    return own_model_and_data.write(tmp_path_factory.mktemp("own"))
 
 
 def own_flags(own, model="model", data="pair"):
@@ -159,7 +159,7 @@ def test_workers_must_be_there_in_the_smallest_cluster():
 
 
 def test_a_task_is_the_default():
-    made = problem()
+    made = model_and_data()
     assert made.name == "digits"
     assert (made.batch_size, made.learning_rate) == (16, 0.1)
     assert made.momentum is None
@@ -167,7 +167,7 @@ def test_a_task_is_the_default():
 
 
 def test_a_task_with_other_numbers():
-    made = problem(
+    made = model_and_data(
         "--task=teacher",
         "--batch_size=64",
         "--learning_rate=0.3",
@@ -181,7 +181,7 @@ def test_a_task_with_other_numbers():
 
 
 def test_an_own_model_says_what_no_flag_says(own):
-    made = problem(*own_flags(own))
+    made = model_and_data(*own_flags(own))
     assert made.name == "model"
     assert (made.learning_rate, made.momentum) == (0.25, 0.5)
     assert made.batch_size == 32
@@ -189,7 +189,9 @@ def test_an_own_model_says_what_no_flag_says(own):
 
 
 def test_flags_change_an_own_model(own):
-    made = problem(*own_flags(own), "--learning_rate=0.125", "--momentum=0.75")
+    made = model_and_data(
+        *own_flags(own), "--learning_rate=0.125", "--momentum=0.75"
+    )
     assert (made.learning_rate, made.momentum) == (0.125, 0.75)
     model_fn = made.model_fn_of(made.learning_rate, 0.0)
     first, second = model_fn(), model_fn()
@@ -200,14 +202,14 @@ def test_flags_change_an_own_model(own):
 
 @pytest.mark.parametrize("data", ["examples", "dataset"])
 def test_a_tenth_is_held_out_where_there_is_no_validation(data, own):
-    made = problem(*own_flags(own, data=data))
+    made = model_and_data(*own_flags(own, data=data))
     assert len(made.train[0]) == 72 and len(made.validation[0]) == 8
     everything = np.concatenate([made.train[0], made.validation[0]])
     assert len(np.unique(everything, axis=0)) == 80
 
 
 def test_a_schedule_is_left_alone(own):
-    made = problem(*own_flags(own, "scheduled"))
+    made = model_and_data(*own_flags(own, "scheduled"))
     assert made.learning_rate is None
     made.model_fn_of(None, 0.0)()
 
@@ -322,13 +324,13 @@ def test_a_wrong_problem_is_refused(name, own):
         for text in WRONG_PROBLEM[name]
     )
     with pytest.raises(usage.UsageError) as caught:
-        problem(*argv.split())
+        model_and_data(*argv.split())
     assert received in str(caught.value)
     assert allowed in str(caught.value)
 
 
 def test_a_model_that_has_been_trained_is_not_trained_on(own):
-    made = problem(*own_flags(own, "always_one"))
+    made = model_and_data(*own_flags(own, "always_one"))
     with pytest.raises(usage.UsageError, match="a new model at each call"):
         made.model_fn_of(0.1, 0.0)()
 
@@ -342,7 +344,7 @@ def test_an_error_in_the_users_code_is_shown_as_it_is(tmp_path):
 
 def test_an_error_in_the_users_layers_is_shown_as_it_is(own):
     with pytest.raises(ValueError, match="a layer of mine") as caught:
-        problem(*own_flags(own, "own_layer"))
+        model_and_data(*own_flags(own, "own_layer"))
     assert caught.type is ValueError  # And no UsageError, which is one.
 
 
@@ -367,7 +369,7 @@ def test_an_error_in_the_users_layers_is_shown_as_it_is(own):
     ],
 )
 def test_methods_that_do_not_fit_are_refused(method, counts, parts, own):
-    made = problem(*own_flags(own), "--batch_size=16")
+    made = model_and_data(*own_flags(own), "--batch_size=16")
     with pytest.raises(usage.UsageError) as caught:
         simulation_flags.check_methods("strategy", [method], counts, made)
     for part in parts:
@@ -375,7 +377,7 @@ def test_methods_that_do_not_fit_are_refused(method, counts, parts, own):
 
 
 def test_an_optimizer_that_does_not_fit_is_refused(own):
-    made = problem(*own_flags(own, "adam"))
+    made = model_and_data(*own_flags(own, "adam"))
     with pytest.raises(usage.UsageError, match="--strategy: 'dana' does not"):
         simulation_flags.check_methods("strategy", ["dana"], [2], made)
 

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from tests.cli import own_problem
+from tests.cli import own_model_and_data
 from tests.multi_process import scripts
 from tests.strategies import registered
 from tfdist import datasets
@@ -36,7 +36,7 @@ def as_before():
 
 def run(command, tmp_path, *arguments):
     """Runs a command on a small problem; returns its output."""
-    own = own_problem.write(tmp_path)
+    own = own_model_and_data.write(tmp_path)
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         status = main(

@@ -105,15 +105,15 @@ def main(argv: Sequence[str]) -> int:
     if not values["strategies"].present:
         values.strategies = list(registry.names("synchronization"))
     simulation_flags.split_methods(values)
-    problem = simulation_flags.make_problem(values)
+    trained = simulation_flags.make_model_and_data(values)
     simulation = user_function.import_quietly("tfdist.simulation")
     arguments, undisturbed = _cluster_arguments(values, counts, simulation)
     _check_strategies(values, counts, simulation)
-    model = problem.model_fn_of(problem.learning_rate, problem.momentum or 0.0)
+    model = trained.model_fn_of(trained.learning_rate, trained.momentum or 0.0)
     measurement = simulation.measure(
         model(),
-        *problem.train[:2],
-        batch_size=problem.batch_size,
+        *trained.train[:2],
+        batch_size=trained.batch_size,
         steps=values.steps_measured,
         step_seconds=values.step_seconds,
     )

@@ -1,4 +1,4 @@
-"""The virtual cluster on which a problem trains: measured, given or assumed."""
+"""The virtual cluster on which a model trains: measured, given or assumed."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.cli import problem
+from tfdist.cli import model_and_data
 from tfdist.cli import simulation_flags
 from tfdist.cli import user_function
 from tfdist.cli import virtual_cluster
@@ -29,7 +29,7 @@ class AssumedCluster:
 
 def make(
     values: flags.FlagValues,
-    trained: problem.Problem,
+    trained: model_and_data.ModelAndData,
     num_workers: int | Sequence[int],
 ) -> AssumedCluster:
     """Returns the cluster of `tfdist simulate` and `tfdist compare`.

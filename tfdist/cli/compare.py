@@ -140,7 +140,7 @@ def main(argv: Sequence[str]) -> int:
     output_dir = simulation_flags.make_output_dir(values)
     # Before the user's code runs: what flags alone have wrong.
     simulation_flags.make_cluster(values, num_workers)
-    trained = simulation_flags.make_problem(values)
+    trained = simulation_flags.make_model_and_data(values)
     usage.check(
         not learning_rates or trained.learning_rate is not None,
         "learning_rates",

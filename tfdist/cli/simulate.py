@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     output_dir = simulation_flags.make_output_dir(values)
     # Before the user's code runs: what flags alone have wrong.
     simulation_flags.make_cluster(values, values.num_workers)
-    trained = simulation_flags.make_problem(values)
+    trained = simulation_flags.make_model_and_data(values)
     simulation_flags.check_methods(
         "strategy", [values.strategy], [values.num_workers], trained
     )

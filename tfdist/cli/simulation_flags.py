@@ -13,7 +13,7 @@ import sys
 
 from absl import flags
 
-from tfdist.cli import problem
+from tfdist.cli import model_and_data
 from tfdist.cli import usage
 from tfdist.cli import user_function
 from tfdist.cli import virtual_cluster
@@ -52,12 +52,12 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
 
 
 def define_problem(values: flags.FlagValues) -> None:
-    """Defines what is trained: `make_problem` makes it."""
+    """Defines what is trained: `make_model_and_data` makes it."""
     define = usage.Definer(values, __name__)
     define.enum(
         "task",
         "digits",
-        problem.TASKS,
+        model_and_data.TASKS,
         "A model and its data that come with tfdist: digits (a convolutional "
         "network, 8 x 8 pixels), text (the next character), or teacher (what "
         "a random network says).",
@@ -231,13 +231,15 @@ def check(values: flags.FlagValues) -> None:
             good = math.isfinite(value) and is_good(value)
             usage.check(good, name, f"be {allowed}", value)
     if "model" in values:
-        problem.check(values)
+        model_and_data.check(values)
     if "compute" in values:
         virtual_cluster.check(values)
 
 
-def make_problem(values: flags.FlagValues) -> problem.Problem:
-    """Returns what is trained.
+def make_model_and_data(
+    values: flags.FlagValues,
+) -> model_and_data.ModelAndData:
+    """Returns the model and data to train.
 
     Args:
         values: flags that `check` accepts.
@@ -245,7 +247,7 @@ def make_problem(values: flags.FlagValues) -> problem.Problem:
     Raises:
         UsageError: if a flag does not fit.
     """
-    return problem.make(values)
+    return model_and_data.make(values)
 
 
 def make_cluster(
@@ -315,7 +317,7 @@ def check_methods(
     flag: str,
     texts: Sequence[str],
     num_workers: Sequence[int],
-    trained: problem.Problem,
+    trained: model_and_data.ModelAndData,
 ) -> None:
     """Refuses methods that do not exist or do not fit, before any training.
 

@@ -18,7 +18,7 @@ _HELD_OUT = 10  # One example in so many is for validation.
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class ModelAndData:
     """A model and its data.
 
     Attributes:
@@ -78,8 +78,8 @@ def check(values: flags.FlagValues) -> None:
         user_function.check_spec(name, spec)
 
 
-def make(values: flags.FlagValues) -> Problem:
-    """Returns what is trained.
+def make(values: flags.FlagValues) -> ModelAndData:
+    """Returns the model and data to train.
 
     Args:
         values: flags that `check` accepts.
@@ -89,21 +89,21 @@ def make(values: flags.FlagValues) -> Problem:
     """
     # So that neither the task nor the user's code writes what it would.
     user_function.import_quietly("tfdist.simulation")
-    problem = _of_task(values) if values.model is None else _own(values)
+    made = _of_task(values) if values.model is None else _own(values)
     usage.check(
-        problem.batch_size <= len(problem.train[0]),
+        made.batch_size <= len(made.train[0]),
         "batch_size",
-        f"be at most {len(problem.train[0])}, the number of examples",
-        problem.batch_size,
+        f"be at most {len(made.train[0])}, the number of examples",
+        made.batch_size,
     )
-    return problem
+    return made
 
 
-def _of_task(values: flags.FlagValues) -> Problem:
+def _of_task(values: flags.FlagValues) -> ModelAndData:
     from tfdist.simulation import tasks
 
     task = tasks.load(values.task)
-    return Problem(
+    return ModelAndData(
         name=task.name,
         model_fn_of=task.model_fn,
         train=task.train,
@@ -120,7 +120,7 @@ def _given(values: flags.FlagValues, name: str, default: Any) -> Any:
     return default if value is None else value
 
 
-def _own(values: flags.FlagValues) -> Problem:
+def _own(values: flags.FlagValues) -> ModelAndData:
     make_model = user_function.load_function("model", values.model)
     model = _checked_model(values, make_model())
     optimizer = model.optimizer
@@ -135,7 +135,7 @@ def _own(values: flags.FlagValues) -> Problem:
     train, validation = _own_data(values)
     for arrays in (train, validation):
         _check_fits(values, model, arrays)
-    return Problem(
+    return ModelAndData(
         name=values.model.rpartition(":")[2],
         model_fn_of=_setter(values, make_model, model),
         train=train,
