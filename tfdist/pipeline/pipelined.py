@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import checks
-from tfdist import instances
+from tfdist import dynamic_subclasses
 from tfdist import private_keras
 from tfdist.pipeline import asynchronous
 from tfdist.pipeline import micro_batches as micro_batches_lib
@@ -133,7 +133,7 @@ def pipeline(
     check(options, devices)
     cut = stages_lib.split(model, stages, devices)
     _put(model, cut)
-    instances.specialize(model, Pipelined)
+    dynamic_subclasses.specialize(model, Pipelined)
     # Hidden from Keras, which would look for layers and weights inside.
     model._tfdist_pipeline = _Pipeline(cut, options)
     if model.compiled:

@@ -6,7 +6,7 @@ import threading
 import keras
 import tensorflow as tf
 
-from tfdist import instances
+from tfdist import dynamic_subclasses
 from tfdist import private_keras
 from tfdist.placement import devices
 from tfdist.placement import layers
@@ -51,7 +51,7 @@ def put(layer, device):
         is that calls it.
     """
     model = isinstance(layer, keras.Model)
-    instances.specialize(layer, PlacedModel if model else PlacedLayer)
+    dynamic_subclasses.specialize(layer, PlacedModel if model else PlacedLayer)
     layer._tfdist_device = device
     # Asked by a model around it that is not placed itself.
     layer.supports_jit = False
@@ -62,18 +62,18 @@ def watched(all_layers):
     """Within it, layers that are not placed tell listeners of their calls."""
     added = [x for x in all_layers if not isinstance(x, PlacedLayer)]
     for layer in added:
-        instances.specialize(layer, PlacedLayer)
+        dynamic_subclasses.specialize(layer, PlacedLayer)
     try:
         yield
     finally:
         for layer in added:
-            instances.generalize(layer)
+            dynamic_subclasses.generalize(layer)
 
 
 def put_optimizers(model):
     """Makes a model's optimizers keep slots where their variables are."""
     for optimizer in moving.optimizers_of(model):
-        instances.specialize(optimizer, PlacedOptimizer)
+        dynamic_subclasses.specialize(optimizer, PlacedOptimizer)
 
 
 class PlacedOptimizer(private_keras.OptimizerOfOneReplica):

@@ -11,7 +11,7 @@ import sys
 from absl import logging
 import keras
 
-from tfdist import instances
+from tfdist import dynamic_subclasses
 from tfdist.cluster import waiting
 
 _RESTORE_SECONDS = 20.0
@@ -62,7 +62,7 @@ def _leave_to_chief(callback, files):
                 value = files.scratch()
             setattr(callback, name, value)
         if kind is keras.callbacks.BackupAndRestore:
-            instances.specialize(callback, RestoresWhileWritten)
+            dynamic_subclasses.specialize(callback, RestoresWhileWritten)
     setattr(callback, _GIVEN, given)
 
 

@@ -7,7 +7,7 @@ their class that has these methods (`instances`).
 
 import os
 
-from tfdist import instances
+from tfdist import dynamic_subclasses
 from tfdist import private_keras_calls
 from tfdist.saving import atomic_write
 
@@ -34,7 +34,7 @@ class SavedByChief:
 
 def see(model, files):
     """Makes a `keras.Model` follow the rule of `files`, a `Files`."""
-    instances.specialize(model, SavedByChief)
+    dynamic_subclasses.specialize(model, SavedByChief)
     # Not by Keras's `__setattr__`: its `__init__` may still be under way.
     vars(model)["_tfdist_files"] = files
 

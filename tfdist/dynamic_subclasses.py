@@ -1,4 +1,4 @@
-"""Instances that become more than their class is.
+"""Dynamic subclasses: instances that become more than their class is.
 
 Keras asks a layer's class what a call does, and has no hook in which the
 operations of one layer could be given a device. So a layer that is placed
