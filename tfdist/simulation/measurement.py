@@ -1,4 +1,4 @@
-"""Measures a model's training step on this machine, without a cluster."""
+"""Measurement of a model's training step on this machine alone."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Predicts the throughput of one method on one cluster, in the long run."""
+"""Prediction of one method's throughput on one cluster, in the long run."""
 
 import dataclasses
 

@@ -65,7 +65,7 @@ class Corrector:
         }
 
     def own_variables(self):
-        """Returns the variables on this worker, a dict of name to variable."""
+        """Returns this worker's slots, a dict of name to variable."""
         return self._on_worker.variables()
 
     # On the worker.

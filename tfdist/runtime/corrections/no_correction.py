@@ -21,7 +21,7 @@ class NoCorrector:
         return self
 
     def own_variables(self):
-        """Returns the variables on this worker: an empty dict."""
+        """Returns this worker's slots: an empty dict."""
         return {}
 
     def note_given(self, shard, copies, values):
@@ -35,7 +35,7 @@ class NoCorrector:
         return {}
 
     def correct(self, ledger, request, taken, *, staleness, worker):
-        """Returns the gradients that were kept of one exchange, as they are."""
+        """Returns what was kept of one exchange, uncorrected."""
         del ledger, request, staleness, worker
         return taken
 
