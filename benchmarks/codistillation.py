@@ -70,7 +70,7 @@ class Setting:
       num_examples: Of the training set.
       workers: Numbers of workers of one group; the last is 2M, and M before.
       rates: Learning rates to choose from.
-      steps: Of each training with a constant rate.
+      steps: Of each run with a constant rate.
       intervals: Of the exchange; the first one is that of all other rows.
       decaying: Steps of the runs with a rate that falls.
       smoothings: Of labels, to choose from; none leaves controls out.

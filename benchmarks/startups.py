@@ -4,7 +4,7 @@
 
 A cluster has one server and two workers, all of them new processes. When both
 workers are members, three threads of each begin to call functions on the server
-while the main thread calls 60 others, each for the first time: more than a
+while the main thread calls 60 others, each for the first time: more than
 training ever does at once. With `--eagerly` those threads do so through
 TensorFlow's eager runtime, as tfdist's heartbeats did once: the vector that a
 call looks into moves when another thread's first call makes it grow.

@@ -28,7 +28,7 @@ from absl import flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("port", 2222, "Of the tasks.", lower_bound=1)
-flags.DEFINE_float("timeout", 180.0, "Seconds for each training.")
+flags.DEFINE_float("timeout", 180.0, "Seconds for each run.")
 flags.DEFINE_string("listen", None, "Not for users: the cable's interface.")
 
 SCRIPT = pathlib.Path(__file__).with_name("train_image_classifier.py")

@@ -16,7 +16,7 @@ EVALUATE_EVERY = 10
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One training of one or more groups.
+    """One run of one or more groups.
 
     W synchronous workers with batches of b are, in exact arithmetic, one
     worker with batches of W b (the models have no batch normalization), and so

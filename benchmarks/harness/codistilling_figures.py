@@ -217,7 +217,7 @@ def _churns(outcomes, of):
 
 
 def _churn(predictions, of):
-    """Churn of one model of each training, or of its groups' mean."""
+    """Churn of one model of each run, or of its groups' mean."""
     of_each = [
         p.mean(axis=0) if of == "ensemble" else p[0] for p in predictions
     ]

@@ -9,7 +9,7 @@ from harness import pool
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One simulated training on the character language model.
+    """One simulated run on the character language model.
 
     Attributes:
       table: Name of the table that it is for.

@@ -59,7 +59,7 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of one training.
+    """What became of one run.
 
     Attributes:
         accuracy: on data that was not trained on, 0 to 1.

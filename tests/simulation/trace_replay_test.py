@@ -90,7 +90,7 @@ def write(directory, workers):
 
 @pytest.fixture(scope="module")
 def softsync():
-    """A simulated training, to be written and spoilt."""
+    """A simulated run, to be written and spoilt."""
     return simulate("softsync:s=2")
 
 

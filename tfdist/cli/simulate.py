@@ -1,4 +1,4 @@
-"""`tfdist simulate`: one training on a virtual cluster."""
+"""`tfdist simulate`: one run on a virtual cluster."""
 
 from collections.abc import Sequence
 import textwrap

@@ -59,7 +59,7 @@ class Codistillation(keras.callbacks.Callback):
         part of the step after which it is due: slower, and what groups do
         does not depend on the speed of files.
       log_dir: Directory of `codistillation-<group>-<task>.jsonl`, made if
-        need be, to which each training adds; None writes none. One object per
+        need be, to which each run adds; None writes none. One object per
         exchange and peer, see `records`.
       verbose: 0 prints no summary at the end.
 

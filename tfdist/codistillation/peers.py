@@ -188,7 +188,7 @@ def warn_if_alike(peer, initial):
 
 
 def warn_if_old(peer, began_at):
-    """Warns if the first weights of a peer may be of another training."""
+    """Warns if the first weights of a peer may be of another run."""
     before = began_at - peer.checkpoint.time
     if peer.received == 1 and before > _OLD_SECONDS:
         logging.warning(

@@ -312,7 +312,7 @@ class _Counted(ComputeTime):
 def _without_warnings():
     """Scope without TensorFlow's advice to define functions but once.
 
-    Every training has a model of its own, so functions of its own.
+    Every run has a model of its own, so functions of its own.
     """
     logger = tf.get_logger()
     level = logger.level

@@ -1,4 +1,4 @@
-"""A metric of a simulated training, over epochs and over virtual time."""
+"""A metric of a simulated run, over epochs and over virtual time."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The examples of a simulated training, and which worker takes which."""
+"""The examples of a simulated run, and which worker takes which."""
 
 import numbers
 

@@ -1,4 +1,4 @@
-"""A Gantt chart of the first steps of a simulated training."""
+"""A Gantt chart of the first steps of a simulated run."""
 
 import numpy as np
 

@@ -32,7 +32,7 @@ _JOB_TYPE = np.dtype(
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """One simulated training. All times are virtual.
+    """One simulated run. All times are virtual.
 
     Attributes:
       method: Name of the method.

@@ -99,7 +99,7 @@ def accuracy_over_epochs(source, path, metric=None):
 
     Args:
       source: A `Comparison`, a `History`, or a list of these (several of one
-        method and number of workers are seeds of one training).
+        method and number of workers are seeds of one run).
       path: Of the PNG.
       metric: Default: that of the comparison, else `curves.default_metric`.
     """

@@ -17,7 +17,7 @@ _COUNTS = ("version", "pulled", "staleness", "bytes_sent", "bytes_received")
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """The steps of all workers of a real training.
+    """The steps of all workers of a real run.
 
     Attributes:
       workers: By the workers' numbers, tuples of `ExchangeRecord` in the order

@@ -33,10 +33,10 @@ def replay(
 ) -> History:
     """Trains a model as a real cluster did, update by update.
 
-    Gradients arrive in the order of the real training, each computed from
+    Gradients arrive in the order of the real run, each computed from
     the versions of the parameters that it was computed from there, and what
     became of it is what becomes of it here, or the trace is refused. So the
-    parameters are those of the real training, up to rounding, if model, data
+    parameters are those of the real run, up to rounding, if model, data
     and initial weights are.
 
     That takes a run of one call of `fit` over whole epochs, with a
@@ -57,7 +57,7 @@ def replay(
       model_fn: Callable without arguments that returns the compiled
         `keras.Model`; the real one was made in the same way.
       dataset: As `simulate` takes it.
-      strategy: As `simulate` takes it: the method of the real training,
+      strategy: As `simulate` takes it: the method of the real run,
         without local steps.
       trace: What `read_trace` returned.
       batch_size: Examples of one gradient.

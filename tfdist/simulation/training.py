@@ -15,7 +15,7 @@ from tfdist.simulation.server import VirtualServer
 
 
 class Training:
-    """The numbers of one simulated training.
+    """The numbers of one simulated run.
 
     Args:
       model: The compiled `keras.Model`.
