@@ -13,7 +13,7 @@ from tfdist.cluster import waiting
 from tfdist.runtime.coordination import agreement
 from tfdist.runtime.coordination import coordinated_exchange
 from tfdist.runtime.coordination import ledger as ledger_lib
-from tfdist.runtime.coordination import retired
+from tfdist.runtime.coordination import retired_gradient_counts
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
 
@@ -89,7 +89,9 @@ class Coordination:
         # the call of `fit` that it was chosen in.
         self._current = {}
         self._num_fits = 0
-        self._retired = retired.Retired(store, len(worker_names))
+        self._retired = retired_gradient_counts.RetiredGradientCounts(
+            store, len(worker_names)
+        )
         # The call of `fit` that is under way; not to be replaced while the
         # heartbeat makes this worker leave at the end of the one before.
         self._fit = None
@@ -316,7 +318,7 @@ class Coordination:
             self._retired.let_go(ledger.name, accepted - ledger.accepted_before)
 
     def build_retire(self, names):
-        """Builds: what ledgers have counted is kept; see `Retired`."""
+        """Builds: keeps what ledgers that are to be freed have counted."""
         return self._retired.build_add(names)
 
     def were_freed(self, ordinals):
@@ -376,13 +378,13 @@ class Coordination:
         """
         found = self._store.call(self._retired.read)
         counts = {
-            name: dict(zip(retired.COUNTS, column, strict=True))
+            name: dict(zip(retired_gradient_counts.COUNTS, column, strict=True))
             for name, column in zip(self._names, found.T.tolist(), strict=True)
         }
         for ledger in self.ledgers:
             state = ledger.tick()
             for worker, name in enumerate(self._names):
-                for what, field in retired.COUNTS.items():
+                for what, field in retired_gradient_counts.COUNTS.items():
                     counts[name][what] += int(getattr(state, field)[worker])
         return counts
 

@@ -21,8 +21,8 @@ COUNTS = {
 }
 
 
-class Retired:
-    """One worker's view of it.
+class RetiredGradientCounts:
+    """One worker's view of the counts.
 
     Args:
       store: The `ParameterStore`.
