@@ -22,6 +22,8 @@ def long_description() -> str:
 
 PLOTS = ["matplotlib>=3.7"]
 TENSORBOARD = ["tensorboard"]
+# What benchmarks/peers.py measures besides; of one version, as figures are.
+PEERS = ["torch==2.13.0"]
 
 setuptools.setup(
     name="tfdist",
@@ -58,6 +60,7 @@ setuptools.setup(
         "importlib_resources",
     ],
     extras_require={
+        "peers": PEERS,
         "plots": PLOTS,
         "tensorboard": TENSORBOARD,
         "test": [

@@ -1,6 +1,7 @@
 """Processes that a benchmark starts, asks, and never leaves behind."""
 
 import multiprocessing
+from multiprocessing import connection
 import os
 import threading
 import time
@@ -62,6 +63,11 @@ class Child:
         """Its process id."""
         return self._process.pid
 
+    @property
+    def connection(self):
+        """What can be waited for until there is an answer."""
+        return self._connection
+
     def wait_until_built(self):
         """Waits until `build` has returned."""
         self.answer(_START_SECONDS)
@@ -119,6 +125,51 @@ class Child:
         self._lifeline.close()
 
 
+def answers(asked, timeout=_START_SECONDS):
+    """Waits for the answers of several; the first that fails ends the wait.
+
+    Those that stand still for one that failed are not waited for.
+
+    Args:
+        asked: list of `Child`.
+        timeout: seconds.
+
+    Returns:
+        Their answers, a list.
+
+    Raises:
+        ChildError: see `Child.ask`.
+    """
+    deadline = time.monotonic() + timeout
+    found = {}
+    while waiting := [c for c in asked if c not in found]:
+        left = deadline - time.monotonic()
+        ready = connection.wait([c.connection for c in waiting], max(0, left))
+        if not ready:
+            raise ChildError(
+                f"{waiting[0].name} did not answer within {timeout:g} s."
+            )
+        for child in waiting:
+            if child.connection in ready:
+                found[child] = child.answer()
+    return [found[child] for child in asked]
+
+
+def cpu_seconds(pid):
+    """What a process has had of the processors, with all of its threads.
+
+    Linux counts in ticks of 10 ms.
+
+    Returns:
+        A tuple: seconds in user mode, seconds in the kernel.
+    """
+    with open(f"/proc/{pid}/stat") as stat:
+        # The name stands in parentheses, and may have spaces.
+        fields = stat.read().rpartition(")")[2].split()
+    ticks = os.sysconf("SC_CLK_TCK")
+    return int(fields[11]) / ticks, int(fields[12]) / ticks
+
+
 def resident_mb(pid):
     """Resident memory of a process in megabytes."""
     with open(f"/proc/{pid}/status") as status:
@@ -137,7 +188,7 @@ def _live(connection, lifeline, environ, build, args):
         while True:
             try:
                 question = connection.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 return
             connection.send((None, answer_to(*question)))
     except Exception:  # Whatever it is, the benchmark shows it and ends.

@@ -90,10 +90,14 @@ class Cluster(contextlib.AbstractContextManager):
         self._of(job)[number] = self._start(job, number)
         return self._of(job)[number]
 
+    @property
+    def pids(self):
+        """The ids of all processes, a list."""
+        return [child.pid for child in (*self.servers, *self.workers)]
+
     def wait_until_built(self):
         """Waits until all workers can be asked."""
-        for worker in self.workers:
-            worker.wait_until_built()
+        children.answers(self.workers)
 
     def ask(self, *question, timeout=120.0):
         """Asks the first worker; see `children.Child.ask`."""
@@ -103,7 +107,7 @@ class Cluster(contextlib.AbstractContextManager):
         """Asks all workers at once; their answers, a list."""
         for worker in self.workers:
             worker.tell(*question)
-        return [worker.answer(timeout) for worker in self.workers]
+        return children.answers(self.workers, timeout)
 
     def close(self):
         """Ends all processes."""
@@ -113,48 +117,76 @@ class Cluster(contextlib.AbstractContextManager):
 
 
 class TensorFlowCluster(contextlib.AbstractContextManager):
-    """One server, one worker, one coordinator of TensorFlow's strategy."""
+    """One server, workers and a coordinator of TensorFlow's strategy."""
 
-    def __init__(self, *args):
-        """Begins to start the server and the worker.
+    def __init__(
+        self,
+        *args,
+        coordinator=tensorflow_ps.coordinator,
+        workers=1,
+        forked=False,
+    ):
+        """Begins to start the server and the workers.
 
         Args:
-            *args: of `tensorflow_ps.coordinator`.
+            *args: of `coordinator`.
+            coordinator: what builds the coordinator; see `children.Child`.
+            workers: number of workers.
+            forked: see `children.Child`.
         """
-        self._arguments = args
+        self._build = (coordinator, *args)
+        self._forked = forked
         self._ports = local_cluster.LocalCluster(
-            {"ps": 1, "worker": 1, "chief": 1}
+            {"ps": 1, "worker": workers, "chief": 1}
         )
-        self._tasks = {task.job: task for task in self._ports.tasks}
-        self._children = {job: self._serve(job) for job in ("ps", "worker")}
+        self._tasks = {(t.job, t.index): t for t in self._ports.tasks}
+        self._children = {
+            task: self._serve(*task)
+            for task in self._tasks
+            if task[0] != "chief"
+        }
 
     def __exit__(self, *exc_info):
         for child in reversed(self._children.values()):
             child.kill()
         self._ports.__exit__(*exc_info)
 
-    def _start(self, job, *build):
-        environ = {**ENVIRONMENT, "TF_CONFIG": self._tasks[job].tf_config}
-        return children.Child(f"TensorFlow {job}", *build, environ=environ)
+    @property
+    def pids(self):
+        """The ids of all processes, a list."""
+        return [child.pid for child in self._children.values()]
 
-    def _serve(self, job):
-        cluster = json.loads(self._tasks[job].tf_config)["cluster"]
-        return self._start(job, tensorflow_ps.serve, cluster, job)
+    def _start(self, job, number, *build):
+        task = self._tasks[job, number]
+        return children.Child(
+            f"TensorFlow: {task.label}",
+            *build,
+            environ={**ENVIRONMENT, "TF_CONFIG": task.tf_config},
+            forked=self._forked,
+        )
+
+    def _serve(self, job, number):
+        cluster = json.loads(self._tasks[job, number].tf_config)["cluster"]
+        return self._start(
+            job, number, tensorflow_ps.serve, cluster, job, number
+        )
 
     def restart_server(self):
         """Kills the parameter server and starts it again."""
-        self._children["ps"].kill()
-        self._children["ps"] = self._serve("ps")
+        self._children["ps", 0].kill()
+        self._children["ps", 0] = self._serve("ps", 0)
 
     def wait_until_built(self):
         """Starts the coordinator, which expects the servers to be up."""
-        for child in self._children.values():
-            child.wait_until_built()
-        self._children["chief"] = self._start(
-            "chief", tensorflow_ps.coordinator, *self._arguments
-        )
-        self._children["chief"].wait_until_built()
+        children.answers(list(self._children.values()))
+        chief = self._start("chief", 0, *self._build)
+        self._children["chief", 0] = chief
+        chief.wait_until_built()
 
     def ask(self, *question, timeout=120.0):
         """Asks the coordinator; see `children.Child.ask`."""
-        return self._children["chief"].ask(*question, timeout=timeout)
+        return self._children["chief", 0].ask(*question, timeout=timeout)
+
+    def ask_all(self, *question, timeout=120.0):
+        """Asks the coordinator, who speaks for all workers; a list of one."""
+        return [self.ask(*question, timeout=timeout)]

@@ -1,6 +1,6 @@
 """TensorFlow's own parameter servers, driven by its own coordinator.
 
-It needs three processes: a server, a worker and a coordinator (`chief`).
+It needs a server, workers and a coordinator (`chief`), a process each.
 Keras 3's optimizers do not run under `tf.distribute.ParameterServerStrategy`;
 TensorFlow's own SGD does, and is one fused kernel per variable.
 """
@@ -8,12 +8,13 @@ TensorFlow's own SGD does, and is one fused kernel per variable.
 import time
 
 
-def serve(cluster, job):
+def serve(cluster, job, number=0):
     """Runs a `ps` or `worker` task.
 
     Args:
         cluster: job -> list of addresses.
-        job: the job of this process, whose only task it is.
+        job: the job of this process.
+        number: its number in the job.
 
     Returns:
         A callable that only keeps the server alive.
@@ -21,7 +22,7 @@ def serve(cluster, job):
     import tensorflow as tf
 
     server = tf.distribute.Server(
-        tf.train.ClusterSpec(cluster), job_name=job, task_index=0
+        tf.train.ClusterSpec(cluster), job_name=job, task_index=number
     )
     return lambda: server.target
 
