@@ -9,6 +9,7 @@ import pathlib
 import re
 
 import pytest
+import tensorflow as tf
 
 from tfdist.runtime import runtime
 
@@ -31,6 +32,16 @@ RUNTIME = "tfdist.runtime"
 # By part, what nobody asks for where the axis is not used.
 UNUSED = {
     "marks": {"leave"},
+    "corrector": {"forget"},
+    # A `LocalStep` does, and only a `Local` makes one.
+    "local": {
+        "after_step",
+        "before_step",
+        "needs_gradients",
+        "needs_points",
+        "own_values_kept",
+        "show_own",
+    },
     "gradient_counts": {"applied", "read"},
     "coordination": set(),
     "recovery": {"config", "leave_manifest"},
@@ -125,7 +136,7 @@ def test_nobody_sets_attributes_of_a_runtime_from_outside():
 def test_nobody_asks_whether_an_axis_is_used():
     """An axis that is not has a part, too: see `runtime.Parts`."""
     axes = "|".join(field.name for field in dataclasses.fields(runtime.Parts))
-    asked = re.compile(rf"(store|runtime)\.({axes}) is (not )?None")
+    asked = re.compile(rf"(store|runtime|made)\.({axes}) is (not )?None")
     found = [
         f"{path.relative_to(ROOT)}: {match[0]}"
         for path in sorted(ROOT.joinpath("tfdist").rglob("*.py"))
@@ -134,20 +145,31 @@ def test_nobody_asks_whether_an_axis_is_used():
     assert found == []
 
 
+@functools.cache
+def runtime_of_defaults():
+    """A `Runtime` that uses no axis."""
+    device = tf.config.list_logical_devices("CPU")[0].name
+    return runtime.Runtime(
+        namespace="architecture_test",
+        devices=[device],
+        worker_device=device,
+        worker_id=0,
+        is_chief=True,
+        timeout=10.0,
+    )
+
+
 @pytest.mark.parametrize("field", dataclasses.fields(runtime.Parts))
 def test_what_stands_for_an_unused_axis_has_what_others_ask_it_for(field):
-    """Of each part, what is used by others under `store.<part>.<name>`."""
+    """What others use as `runtime.<part>.<name>`, or `self._<part>.<name>`."""
+    name = field.name
+    pattern = re.compile(
+        rf"(?<!tfdist\.)(?:(?:runtime|made)\.|self\._){name}\.(\w+)"
+    )
     used = set()
     for path in ROOT.joinpath("tfdist").rglob("*.py"):
-        used |= set(
-            re.findall(
-                rf"(?<!tfdist\.)(?:store|runtime|made)\.{field.name}\.(\w+)",
-                path.read_text(),
-            )
-        )
-    without = field.default
-    without = getattr(without, "func", without)
-    known = set(dir(without)) | set(without.__init__.__code__.co_names)
+        used |= set(pattern.findall(path.read_text()))
+    known = set(dir(getattr(runtime_of_defaults(), field.name)))
     assert used - known == UNUSED.get(field.name, set())
 
 

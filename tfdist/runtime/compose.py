@@ -84,16 +84,16 @@ def compose(
             correction=method.correction,
             local_steps=method.local_steps,
         ),
-        "nonfinite": functools.partial(
-            nonfinite_lib.Nonfinite, choice=nonfinite, worker=config.task_name
+        "nonfinite": lambda made: nonfinite_lib.Nonfinite(
+            made.store, choice=nonfinite, worker=config.task_name
         ),
         **_axes(resolved, connections, tolerance, worker_id),
     }
     if config.num_ps:
         parts |= _about_servers(connections, tolerance)
     if config.num_ps > 1 and config.num_workers > 1:
-        parts["marks"] = functools.partial(
-            exchange_markers.ExchangeMarkers,
+        parts["marks"] = lambda made: exchange_markers.ExchangeMarkers(
+            made.store,
             num_workers=config.num_workers,
             worker_id=worker_id,
         )
@@ -141,8 +141,9 @@ def _axes(method, connections, tolerance, worker_id):
     # Who does not train has no gradients that are late.
     trains = config.is_worker or config.is_local
     if method.correction is not None and trains:
-        parts["corrector"] = functools.partial(
-            corrector.Corrector,
+        parts["corrector"] = lambda made: corrector.Corrector(
+            made.store,
+            made.state,
             correction=method.correction,
             num_workers=config.num_workers,
             worker_id=worker_id,
@@ -150,8 +151,8 @@ def _axes(method, connections, tolerance, worker_id):
     if method.local_steps is not None:
         parts["local"] = _local(method, connections, tolerance, worker_id)
     if not method.needs_order:
-        parts["gradient_counts"] = functools.partial(
-            gradient_counts.GradientCounts,
+        parts["gradient_counts"] = lambda made: gradient_counts.GradientCounts(
+            made.store,
             num_workers=config.num_workers,
             # In a ring each counts its own.
             worker_names=dict(enumerate(config.worker_names))
@@ -189,14 +190,14 @@ def _local(method, connections, tolerance, worker_id):
     }
     if not method.needs_servers:
 
-        def in_ring(store):
+        def in_ring(made):
             joined = ring.Ring(
                 connections.peers,
-                store,
+                made.store,
                 method.local_steps,
                 timeout=tolerance.start_timeout,
             )
-            return ring_local.RingLocal(store, ring=joined, **settings)
+            return ring_local.RingLocal(made, ring=joined, **settings)
 
         return in_ring
     if membership is not None:
@@ -227,5 +228,7 @@ def _about_servers(connections, tolerance):
             stall_timeout=tolerance.stall_timeout,
             on_stall=tolerance.on_stall,
         ),
-        "server_functions": server_functions.ServerFunctions,
+        "server_functions": lambda made: server_functions.ServerFunctions(
+            made.store, made.recovery
+        ),
     }

@@ -17,15 +17,15 @@ class RingLocal(local.Local):
     beginning of the next `fit`, at the latest when the process ends.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
       method: The `LocalSteps`, resolved.
       synchronization: The `Synchronization`, resolved.
       ring: The `Ring`.
       **kwargs: See `Local`.
     """
 
-    def __init__(self, store, method, synchronization, *, ring, **kwargs):
-        super().__init__(store, method, synchronization, ring=ring, **kwargs)
+    def __init__(self, runtime, method, synchronization, *, ring, **kwargs):
+        super().__init__(runtime, method, synchronization, ring=ring, **kwargs)
         self._ring = ring
         # Whether others may wait for this worker.
         self._open = False
@@ -67,7 +67,7 @@ class RingLocal(local.Local):
         self.finish()
         super().watch(call)
         if self._inners:
-            self._store.commit()
+            self._runtime.commit()
             self._ring.spread()
             self._traced.call(
                 ("adopt others", len(self._store.variables)),
@@ -104,14 +104,14 @@ class RingLocal(local.Local):
             if not called.workers and not called.training:
                 break
         self._open = self._has_begun = False
-        self._exchanged = self._store.journal.count
+        self._exchanged = self._runtime.journal.count
         self.show_anchor()
 
     def is_open(self):
         """Whether others may wait for this worker."""
         return (
             self._open
-            or self._store.journal.count != self._exchanged
+            or self._runtime.journal.count != self._exchanged
             or self.unpushed()
         )
 

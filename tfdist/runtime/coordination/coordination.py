@@ -42,7 +42,7 @@ class Coordination:
     """Makes exchanges of gradients that are decided over before they count.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
       method: The `Synchronization`.
       correction: The `Correction` of late gradients, or None.
       worker_names: Names of all workers, in the order of their numbers.
@@ -59,7 +59,7 @@ class Coordination:
 
     def __init__(
         self,
-        store,
+        runtime,
         method,
         correction,
         *,
@@ -71,7 +71,8 @@ class Coordination:
         members_table,
         initial_workers=None,
     ):
-        self._store = store
+        self._runtime = runtime
+        self._store = runtime.store
         self._method = method
         self._correction = correction
         self._names = worker_names
@@ -89,7 +90,7 @@ class Coordination:
         # the call of `fit` that it was chosen in.
         self._current = {}
         self._num_fits = 0
-        self._retired = retired.Retired(store, len(worker_names))
+        self._retired = retired.Retired(runtime.store, len(worker_names))
         # The call of `fit` that is under way; not to be replaced while the
         # heartbeat makes this worker leave at the end of the one before.
         self._fit = None
@@ -126,7 +127,7 @@ class Coordination:
         ledger = None
         if counter is not None:
             ledger = self._ledger_for(counter, kwargs["records"])
-            self._store.corrector.prepare(ledger, kwargs["records"])
+            self._runtime.corrector.prepare(ledger, kwargs["records"])
         return coordinated_exchange.CoordinatedExchange(
             ledger=ledger, method=self._method, **kwargs
         )
@@ -178,6 +179,7 @@ class Coordination:
         if name not in self._ledgers:
             ledger = ledger_lib.Ledger(
                 self._store,
+                self._runtime.recovery,
                 name,
                 self._method,
                 self._correction,
@@ -188,11 +190,11 @@ class Coordination:
                 attendance=self._attendance,
             )
             ledger.prepare()
-            if self._store.local.keeps_own_values:
+            if self._runtime.local.keeps_own_values:
                 ledger.tick(joining=True)
             self._ledgers[name] = ledger
             # Now it is known which updates the replicas hold.
-            self._store.pull()
+            self._runtime.pull()
         return self._ledgers[name]
 
     def renew(self, incarnations, expected):
@@ -208,7 +210,7 @@ class Coordination:
                 incarnations, expected, self._accepted_by(ledger)
             ).log()
         self._retired.restore()
-        self._store.corrector.prepare_again()
+        self._runtime.corrector.prepare_again()
         # Their states are those of another epoch.
         self._status.clear()
         self._waiting.clear()
@@ -217,7 +219,7 @@ class Coordination:
         """Gradients of this worker that it knows were accepted, an int."""
         if len(self._ledgers) > 1:
             return 0  # The journal does not tell optimizers apart.
-        journal = self._store.journal
+        journal = self._runtime.journal
         own = journal.count - journal.drops - self._retired.own_accepted
         return ledger.accepted_before + own
 
@@ -245,7 +247,7 @@ class Coordination:
             self._fit = call
             self._num_fits += 1
             self._without_data = None
-        local = self._store.local
+        local = self._runtime.local
         if local.keeps_own_values:
             # From now on, or what it makes of the parameters would be late.
             for ledger in self.ledgers:
@@ -254,7 +256,7 @@ class Coordination:
 
     def tick(self):
         """Called with each heartbeat of this worker, in its thread."""
-        local = self._store.local
+        local = self._runtime.local
         with self._watching:
             if self._fit is not None and self._fit.is_over():
                 if local.unpushed():
@@ -266,7 +268,7 @@ class Coordination:
                     )
                 self.leave()
             known = self._without_data
-            if known is not None and known == self._store.journal.begun:
+            if known is not None and known == self._runtime.journal.begun:
                 self._leave()
         working = local.has_progressed()
         for ledger in self.ledgers:
@@ -293,9 +295,9 @@ class Coordination:
         Until the next exchange, `fit` or `come_back`: others that begin to
         train after it expect whoever has left with them.
         """
-        self._store.local.flush(last=True)
+        self._runtime.local.flush(last=True)
         with self._watching:
-            self._without_data = self._store.journal.begun
+            self._without_data = self._runtime.journal.begun
             self._leave()
 
     def come_back(self):

@@ -30,7 +30,7 @@ class Local:
     """Makes exchanges of a worker that takes `LocalSteps`.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
       method: The `LocalSteps`, resolved.
       synchronization: The `Synchronization`, resolved.
       num_workers: Number of workers.
@@ -45,7 +45,7 @@ class Local:
 
     def __init__(
         self,
-        store,
+        runtime,
         method,
         synchronization,
         *,
@@ -55,15 +55,16 @@ class Local:
         ring=None,
     ):
         self.method = method
-        self._store = store
+        self._runtime = runtime
+        self._store = runtime.store
         # By the ordinals of step counters, and of parameters.
         self._inners = {}
         self._creates_outer = False
         # Whether own values and what servers gave first have been told apart.
         self._has_begun = False
-        self._faces = shadow_weights.ShadowWeights(store)
+        self._faces = shadow_weights.ShadowWeights(runtime.store)
         self._exchange = local_exchange.LocalExchange(
-            store,
+            runtime,
             method,
             averages=synchronization.averages,
             num_workers=num_workers,
@@ -73,7 +74,7 @@ class Local:
             ring=ring,
             shadow=self._faces.shadow,
         )
-        self._traced = traced_calls.Traced(store)
+        self._traced = traced_calls.Traced(runtime.store)
         # The call of `fit` that is under way, or was last.
         self.fit = None
         # Steps counted at the last heartbeat.
@@ -153,7 +154,7 @@ class Local:
         Args:
           arguments: What the step function is called with.
         """
-        return local_step.LocalStep(self._store, arguments)
+        return local_step.LocalStep(self, self._runtime.state, arguments)
 
     def before_step(self, graph, first, *, own):
         """Builds: the replicas hold what a step needs, see `ShadowWeights`."""
@@ -231,8 +232,8 @@ class Local:
             for parameter in parameters:
                 if parameter.pieces:
                     step_lib.check_elementwise(parameter, outer)
-            store.commit()
-            store.unused_models.refuse(parameters)
+            self._runtime.commit()
+            self._runtime.unused_models.refuse(parameters)
             self._agree(clock)
             inner = inner_lib.new_inner(
                 store, self.method, clock, optimizer, outer, parameters, states
@@ -250,7 +251,7 @@ class Local:
 
     def show_own(self):
         """Makes the replicas hold this worker's own values."""
-        self._store.commit()
+        self._runtime.commit()
         self._begin()
         number = len(self._store.variables)
         self._traced.call(
@@ -271,7 +272,7 @@ class Local:
         self._creates_outer = True
         first = len(self._store.variables)
         try:
-            with self._store.variable_scope():
+            with self._runtime.variable_scope():
                 outer = self.method.outer_optimizer()
                 outer.build(parameters)
         finally:
@@ -313,7 +314,7 @@ class Local:
     def begin_fit(self):
         """Called when the others wait for this worker's next push."""
         if self._inners:
-            self._store.pull()
+            self._runtime.pull()
 
     def _is_training(self):
         return self.fit is not None and not self.fit.is_over()
@@ -348,7 +349,7 @@ class Local:
         own = [read_replica(clock) for clock in clocks]
         self._traced.call(
             ("clocks", tuple(clock.ordinal for clock in clocks)),
-            lambda: self._store.build_pull(clocks),
+            lambda: self._runtime.build_pull(clocks),
         )
         made = max(int(clock.numpy()) for clock in clocks)
         made = max(made, self._steps_made)
@@ -425,7 +426,7 @@ class Local:
         if last and left:
             # Or two workers with steps of different optimizers left would
             # wait for each other.
-            self._store.coordination.leave_all_but(
+            self._runtime.coordination.leave_all_but(
                 [step_lib.step_counter(inner.outer) for inner in left]
             )
         for inner in left:

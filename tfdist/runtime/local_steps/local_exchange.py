@@ -20,7 +20,7 @@ class LocalExchange:
     """Builds exchanges of local steps.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
       method: The `LocalSteps`.
       averages: Whether updates are means over workers.
       num_workers: Number of workers.
@@ -34,7 +34,7 @@ class LocalExchange:
 
     def __init__(
         self,
-        store,
+        runtime,
         method,
         *,
         averages,
@@ -44,7 +44,8 @@ class LocalExchange:
         ring,
         shadow,
     ):
-        self._store = store
+        self._runtime = runtime
+        self._store = runtime.store
         self._method = method
         self._averages = averages
         self._num_workers = num_workers
@@ -59,7 +60,10 @@ class LocalExchange:
         """Makes the number of steps follow the workers' speeds, if it is to."""
         if self._method.dynamic and self.speeds is None:
             self.speeds = local_speeds.Speeds(
-                self._store, self._num_workers, self._worker
+                self._store,
+                self._runtime.variable_scope,
+                self._num_workers,
+                self._worker,
             )
 
     def build(
@@ -145,14 +149,14 @@ class LocalExchange:
             more = [
                 (v.name.split(":")[0], own[v.ordinal]) for v in inner.parameters
             ]
-        finite = self._store.nonfinite.check(records, is_step=True, more=more)
+        finite = self._runtime.nonfinite.check(records, is_step=True, more=more)
         if finite is not None:
             inner.finite.assign(finite, read_value=False)
         return finite
 
     def _was_finite(self, inner, this_round):
         """Returns whether the local steps were finite, as `look` has found."""
-        nonfinite = self._store.nonfinite
+        nonfinite = self._runtime.nonfinite
         if not nonfinite.looks:
             return None
         if not this_round.takes_part:
@@ -160,17 +164,17 @@ class LocalExchange:
         return inner.finite.read_value()
 
     def _exchange(self, inner, records, sent, this_round, last, finite):
-        store, outer = self._store, inner.outer
+        outer = inner.outer
         counter = step_lib.step_counter(outer)
-        store.corrector.before_push(records, outer, counter)
+        self._runtime.corrector.before_push(records, outer, counter)
         graph = tf.compat.v1.get_default_graph()
-        maker, weight = store.coordination.exchange, None
+        maker, weight = self._runtime.coordination.exchange, None
         if this_round is not None:
             maker = functools.partial(ring_exchange.RingExchange, this_round)
         elif self._averages and self._method.weighted:
             weight = tf.cast(inner.examples.read_value(), tf.float64)
         maker(
-            store=store,
+            runtime=self._runtime,
             graph=graph,
             records=records,
             counter=counter,
@@ -178,7 +182,7 @@ class LocalExchange:
             settings=step_lib.settings_of(outer),
             frozen=set(),
             lifter=subgraph_replay.Lifter(
-                graph, store, {t.op for t in sent}, None
+                graph, self._store, {t.op for t in sent}, None
             ),
             weight=weight,
             local_steps=inner.since_push.read_value(),
@@ -307,11 +311,11 @@ class LocalExchange:
                 ledger.set_pulled(shard, number)
 
     def _ledgers(self):
-        return self._store.coordination.ledgers
+        return self._runtime.coordination.ledgers
 
     def fetch(self, inner):
         """Builds a fetch without a push."""
-        self._store.build_pull(inner.parameters)
+        self._runtime.build_pull(inner.parameters)
         for variable in inner.parameters:
             assign(self._shadow(variable).local_handle, read_replica(variable))
         inner.since_fetch.assign(0, read_value=False)
