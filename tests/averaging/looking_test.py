@@ -135,4 +135,4 @@ def test_weights_that_are_set_in_the_midst_of_a_period():
         assert not weight.any()
     local = strategy._runtime.local
     for variable in model.trainable_variables:
-        assert not local._faces.shadow(variable.value).numpy().any()
+        assert not local._own_values.shadow(variable.value).numpy().any()

@@ -193,7 +193,7 @@ def test_examples_are_rows_of_whatever_they_are_in(kind):
         return step(tf.ensure_shape(values, [None, 3]), Y[:2])
 
     tf.function(lambda x: strategy.run(ragged_step, (x,)))(inputs)
-    (inner,) = strategy._runtime.local._inners.values()
+    (inner,) = strategy._runtime.local.inners
     assert int(inner.examples.numpy()) == 2
 
 

@@ -17,6 +17,7 @@ from tests.runtime.exchange import delay_test
 from tfdist.runtime.coordination import coordination
 from tfdist.runtime.corrections import corrector
 from tfdist.runtime.local_steps import local
+from tfdist.runtime.local_steps import server_communication
 from tfdist.synchronization import Async
 
 SECONDS = 60.0
@@ -57,9 +58,13 @@ def _parts(k, number, method, synchronization, correction):
             worker_id=k,
         )
     if method is not None:
-        parts["local"] = functools.partial(
-            local.Local,
-            method=method.resolve(synchronization, correction, number),
+        resolved = method.resolve(synchronization, correction, number)
+        parts["local"] = lambda made: local.Local(
+            made,
+            communication=server_communication.ServerCommunication(
+                made.store, made.coordination, resolved, synchronization
+            ),
+            method=resolved,
             synchronization=synchronization,
             num_workers=number,
             worker_id=k,
@@ -184,7 +189,7 @@ class VirtualWorkers:
         local_steps = self.runtimes[k].local
         local_steps.show_anchor()  # So the shadows hold the others.
         own = [
-            local_steps._faces.shadow(v.value).numpy().ravel()
+            local_steps._own_values.shadow(v.value).numpy().ravel()
             for v in self.models[k].trainable_variables
         ]
         return np.concatenate(own).astype("float64")
@@ -194,7 +199,7 @@ class VirtualWorkers:
         for runtime, model in zip(self.runtimes, self.models, strict=True):
             runtime.local.show_anchor()
             outers = []
-            for inner in runtime.local._inners.values():
+            for inner in runtime.local.inners:
                 inner.pushed()
                 inner.since_fetch.assign(0)
                 outers += inner.outer.variables
@@ -208,7 +213,7 @@ class VirtualWorkers:
             runtime.journal.read_new()
         for runtime in self.runtimes:
             runtime.pull()
-            runtime.local._traced.call("reset", runtime.local._build_adopt)
+            runtime.local._own_values.adopt()
 
 
 def vector(model):

@@ -156,7 +156,8 @@ def regress(name, arguments, optimizer, batch_sizes, steps, paces=(0, 0, 0)):
     layer = model.layers[-1]
     local = runtime.local
     own = [
-        local._faces.shadow(v.value).numpy() for v in (layer.kernel, layer.bias)
+        local._own_values.shadow(v.value).numpy()
+        for v in (layer.kernel, layer.bias)
     ]
     handshake.report(
         updates=strategy.updates_applied(),

@@ -7,7 +7,7 @@ from typing import Any
 from tfdist.cluster import config as cluster_config
 from tfdist.runtime import runtime
 from tfdist.runtime.all_reduce import ring
-from tfdist.runtime.all_reduce import ring_local
+from tfdist.runtime.all_reduce import ring_communication
 from tfdist.runtime.checkpoint import training_state
 from tfdist.runtime.coordination import coordination
 from tfdist.runtime.corrections import corrector
@@ -16,6 +16,7 @@ from tfdist.runtime.exchange import gradient_counts
 from tfdist.runtime.exchange import nonfinite as nonfinite_lib
 from tfdist.runtime.keras_hooks import chief_decisions
 from tfdist.runtime.local_steps import local
+from tfdist.runtime.local_steps import server_communication
 from tfdist.runtime.recovery import server_loss
 from tfdist.runtime.variables import server_functions
 from tfdist.runtime.variables import unused_models
@@ -180,7 +181,10 @@ def _axes(method, connections, tolerance, worker_id):
 
 
 def _local(method, connections, tolerance, worker_id):
-    """Returns the factory of the part that takes local steps."""
+    """Returns the factory of the part that takes local steps.
+
+    Where no order of decisions is needed they may be exchanged in a ring.
+    """
     config, membership = connections.config, connections.membership
     settings = {
         "method": method.local_steps,
@@ -188,25 +192,32 @@ def _local(method, connections, tolerance, worker_id):
         "num_workers": config.num_workers,
         "worker_id": worker_id,
     }
-    if not method.needs_servers:
 
-        def in_ring(made):
-            joined = ring.Ring(
-                connections.peers,
+    def communication(made):
+        if method.needs_servers:
+            return server_communication.ServerCommunication(
                 made.store,
+                made.coordination,
                 method.local_steps,
-                timeout=tolerance.start_timeout,
+                method.synchronization,
             )
-            return ring_local.RingLocal(made, ring=joined, **settings)
+        joined = ring.Ring(
+            connections.peers,
+            made.store,
+            method.local_steps,
+            timeout=tolerance.start_timeout,
+        )
+        return ring_communication.RingCommunication(joined, made.journal)
 
-        return in_ring
     if membership is not None:
         settings["build_workers"] = functools.partial(
             membership.tables[0].build_enlisted,
             config.num_workers,
             config.initial_workers,
         )
-    return functools.partial(local.Local, **settings)
+    return lambda made: local.Local(
+        made, communication=communication(made), **settings
+    )
 
 
 def _about_servers(connections, tolerance):

@@ -49,9 +49,9 @@ class Parts:
       unused_models: An `UnusedModels`.
       nonfinite: A `Nonfinite`.
       corrector: A `Corrector`.
-      local: A `Local`.
       gradient_counts: A `GradientCounts`.
       coordination: A `Coordination`.
+      local: A `Local`.
       recovery: A `Recovery`.
       server_functions: A `ServerFunctions`.
       chief_decisions: A `ChiefDecisions`.
@@ -64,11 +64,11 @@ class Parts:
         made.store, choice="ignore", worker=""
     )
     corrector: Factory = lambda _: no_correction.NoCorrector()
-    local: Factory = every_step.EveryStep
     gradient_counts: Factory = lambda _: gradient_counts.NoGradientCounts()
     coordination: Factory = lambda made: no_coordination.NoCoordination(
         made.gradient_counts, made.journal
     )
+    local: Factory = every_step.EveryStep
     recovery: Factory = lambda made: no_recovery.NoRecovery(
         made.store.num_shards
     )
@@ -113,9 +113,9 @@ class Runtime(owner.Owner):
         self.unused_models = parts.unused_models(self)
         self.nonfinite = parts.nonfinite(self)
         self.corrector = parts.corrector(self)
-        self.local = parts.local(self)
         self.gradient_counts = parts.gradient_counts(self)
         self.coordination = parts.coordination(self)
+        self.local = parts.local(self)
         self.synchronizer = replica_sync.Synchronizer(
             self, is_chief=self.store.is_chief, timeout=timeout
         )

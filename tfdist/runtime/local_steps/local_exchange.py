@@ -6,7 +6,6 @@ import keras
 import tensorflow as tf
 
 from tfdist.runtime.exchange import records as records_lib
-from tfdist.runtime.exchange import ring_exchange
 from tfdist.runtime.exchange import step as step_lib
 from tfdist.runtime.exchange import subgraph_replay
 from tfdist.runtime.exchange.pull_response import assign
@@ -27,7 +26,7 @@ class LocalExchange:
       worker_id: Number of this one.
       build_workers: Builds, on a server, how many make up the cluster, a
         scalar float64.
-      ring: Where there are no servers, the `Ring` of the workers, else None.
+      communication: The `Communication`.
       shadow: Callable of a variable that gives its shadow, where the anchor is
         while a step runs.
     """
@@ -41,7 +40,7 @@ class LocalExchange:
         num_workers,
         worker_id,
         build_workers,
-        ring,
+        communication,
         shadow,
     ):
         self._runtime = runtime
@@ -54,7 +53,7 @@ class LocalExchange:
         self._shadow = shadow
         # Where the number of steps follows the worker's speed.
         self.speeds = None
-        self._ring = ring
+        self._communication = communication
 
     def follow_speed(self):
         """Makes the number of steps follow the workers' speeds, if it is to."""
@@ -65,6 +64,10 @@ class LocalExchange:
                 self._num_workers,
                 self._worker,
             )
+
+    def is_speed(self, variable):
+        """Whether a variable is that of the workers' speeds."""
+        return self.speeds is not None and variable is self.speeds.variable
 
     def build(
         self,
@@ -82,7 +85,7 @@ class LocalExchange:
           inner: The `Inner`.
           points: By ordinal, parameters before the last step; or empty.
           adopt: Whether the worker goes on from what comes back.
-          this_round: In a `Ring`, the `Round` if it has been called already.
+          this_round: The `Round` if it has begun already.
           shows_own: Whether the replicas hold the worker's own values now,
             and the shadows the anchors; else it is the other way round.
           last: Whether this worker trains no more.
@@ -92,13 +95,12 @@ class LocalExchange:
         records, sent = self._records(inner, own, anchors, points)
         if this_round is None:
             finite = self._check(inner, records, own)
+            this_round = self._communication.build_round(inner)
         else:
             finite = self._was_finite(inner, this_round)
-        if self._ring is not None:
-            this_round = this_round or self._ring.build_round(inner)
-            records, sent = self._ring.average(
-                inner, records, this_round, finite
-            )
+        records, sent = self._communication.combine(
+            inner, records, sent, this_round, finite
+        )
         before = None if adopt else self._versions()
         self._exchange(inner, records, sent, this_round, last, finite)
         for state in inner.states:
@@ -107,7 +109,7 @@ class LocalExchange:
         if finite is not None:
             inner_lib.begin_anew(inner, finite)
         if adopt:
-            takes_part = this_round is None or this_round.takes_part
+            takes_part = this_round.takes_part
             kept = None
             if self._method.keeps_own:
                 kept = functools.partial(
@@ -123,7 +125,7 @@ class LocalExchange:
         self._set_versions(before, finite)
 
     def look(self, inner):
-        """Builds the look at what a `Ring` is to be told of, in `inner`.
+        """Builds the look at what other workers are to be told of `inner`.
 
         The replicas hold the worker's own values.
 
@@ -168,12 +170,9 @@ class LocalExchange:
         counter = step_lib.step_counter(outer)
         self._runtime.corrector.before_push(records, outer, counter)
         graph = tf.compat.v1.get_default_graph()
-        maker, weight = self._runtime.coordination.exchange, None
-        if this_round is not None:
-            maker = functools.partial(ring_exchange.RingExchange, this_round)
-        elif self._averages and self._method.weighted:
-            weight = tf.cast(inner.examples.read_value(), tf.float64)
-        maker(
+        self._communication.exchange(
+            inner,
+            this_round,
             runtime=self._runtime,
             graph=graph,
             records=records,
@@ -184,7 +183,6 @@ class LocalExchange:
             lifter=subgraph_replay.Lifter(
                 graph, self._store, {t.op for t in sent}, None
             ),
-            weight=weight,
             local_steps=inner.since_push.read_value(),
             last=last,
             finite=finite,
