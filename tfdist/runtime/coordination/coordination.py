@@ -2,40 +2,22 @@
 
 import functools
 import threading
-import time
 
 from absl import logging
 import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist.cluster import preemption
-from tfdist.cluster import waiting
 from tfdist.runtime.coordination import agreement
 from tfdist.runtime.coordination import coordinated_exchange
 from tfdist.runtime.coordination import ledger as ledger_lib
 from tfdist.runtime.coordination import retired
+from tfdist.runtime.coordination import status_log
 from tfdist.synchronization import events
-from tfdist.synchronization import state as state_lib
 
 # A worker that is there and sends no gradient for so long is not waited for,
 # unless the strategy says otherwise.
 IDLE_SECONDS = 600.0
-_WAITING = (state_lib.Phase.ARRIVED, state_lib.Phase.ACCEPTED)
-_AS_PLANNED = (state_lib.Reason.LEFT,)
-_REASONS = {
-    state_lib.Reason.LEFT: "its training has ended",
-    state_lib.Reason.ENDED: "its process has ended",
-    state_lib.Reason.SILENT: (
-        "it has not been heard of for more than "
-        "worker_timeout={timeout:g} s; it may come back"
-    ),
-    state_lib.Reason.IDLE: (
-        "it is there, and has sent no gradient for stall_timeout={idle:g} s"
-    ),
-    state_lib.Reason.MISSING: "it has not begun within start_timeout",
-    state_lib.Reason.REPLACED: "it has been started again, and trains later",
-    state_lib.Reason.PREEMPTED: "it was told to leave; it may come back",
-}
 
 
 class Coordination:
@@ -82,8 +64,6 @@ class Coordination:
             silent=worker_timeout, missing=start_timeout, idle=idle_timeout
         )
         self._members = members_table
-        self._timeout = worker_timeout
-        self._idle = idle_timeout
         # By name.
         self._ledgers = {}
         # By the ordinal of a step counter: the one in use, and the number of
@@ -98,10 +78,9 @@ class Coordination:
         # Steps that this worker had begun to send when it last found no data
         # in `fit`; None once others may expect it again.
         self._without_data = None
-        # By ledger: the last status of all workers, and the number of the
-        # arrival that this one has been waiting with, since when.
-        self._status = {}
-        self._waiting = {}
+        self._log = status_log.StatusLog(
+            method, worker_names, worker_id, worker_timeout, idle_timeout
+        )
 
     @property
     def ledgers(self):
@@ -211,9 +190,7 @@ class Coordination:
             ).log()
         self._retired.restore()
         self._runtime.corrector.prepare_again()
-        # Their states are those of another epoch.
-        self._status.clear()
-        self._waiting.clear()
+        self._log.clear()
 
     def _accepted_by(self, ledger):
         """Gradients of this worker that it knows were accepted, an int."""
@@ -275,8 +252,7 @@ class Coordination:
             state = ledger.tick(
                 working=working, preempted=preemption.received()
             )
-            self._report_changes(ledger, state)
-            self._report_wait(ledger, state)
+            self._log.report(ledger, state)
 
     def leave(self):
         """Tells the others that this worker trains no more for now."""
@@ -313,8 +289,7 @@ class Coordination:
             accepted = int(state.accepted[self._worker])
             del self._ledgers[name]
             self._current.pop(ledger_lib.ordinal_of(name), None)
-            self._status.pop(ledger, None)
-            self._waiting.pop(ledger, None)
+            self._log.let_go(ledger)
             self._retired.let_go(ledger.name, accepted - ledger.accepted_before)
 
     def build_retire(self, names):
@@ -346,17 +321,8 @@ class Coordination:
         slow = []
         for ledger in self.ledgers:
             state = ledger.tick()
-            if state.phase[self._worker] in _WAITING:
-                slow += self._slow(state)
+            slow += self._log.waited_for(state)
         return sorted(set(slow))
-
-    def _slow(self, state):
-        return [
-            name
-            for worker, name in enumerate(self._names)
-            if state.status[worker] != state_lib.Status.GONE
-            and state.phase[worker] == state_lib.Phase.COMPUTING
-        ]
 
     def own_applied(self):
         """Returns the fate of this process's gradients, by server.
@@ -387,60 +353,6 @@ class Coordination:
                 for what, field in retired.COUNTS.items():
                     counts[name][what] += int(getattr(state, field)[worker])
         return counts
-
-    def _report_changes(self, ledger, state):
-        """Logs who has gone and who has come back."""
-        status = state.status.tolist()
-        before = self._status.get(ledger, status)
-        self._status[ledger] = status
-        if status == before or not self._method.waits:
-            return
-        gone = state_lib.Status.GONE
-        for worker, name in enumerate(self._names):
-            if before[worker] == status[worker]:
-                continue
-            if status[worker] == gone:
-                reason = state_lib.Reason(int(state.reason[worker]))
-                logging.log(
-                    logging.INFO if reason in _AS_PLANNED else logging.WARNING,
-                    "Nobody waits for %s any more: %s.",
-                    name,
-                    _REASONS[reason].format(
-                        timeout=self._timeout, idle=self._idle
-                    ),
-                )
-            elif before[worker] == gone:
-                absent = state.reason[worker] == state_lib.Reason.ABSENT
-                again = "" if absent else " again"
-                logging.warning("%s takes part%s.", name, again)
-        left = sum(s != gone for s in status)
-        wanted = self._method.gradients_per_update(ledger.num_enlisted)
-        if 0 < left < wanted:
-            logging.warning(
-                "Each update takes %d gradients from now on, instead of %d: no "
-                "more workers than that are left.",
-                left,
-                wanted,
-            )
-
-    def _report_wait(self, ledger, state):
-        """Logs for whom this worker has been waiting for long."""
-        phase = state.phase[self._worker]
-        order = state.order[self._worker]
-        now = time.monotonic()
-        began, number, told = self._waiting.get(ledger, (now, None, 0))
-        if number != order or phase not in _WAITING:
-            self._waiting[ledger] = (now, order, 0)
-            return
-        periods = int((now - began) / waiting.REPORT_SECONDS)
-        self._waiting[ledger] = (began, number, periods)
-        if periods > told:
-            slow = self._slow(state)
-            logging.warning(
-                "Waiting for the gradients of %s (%d s so far).",
-                ", ".join(slow),
-                now - began,
-            )
 
 
 def _microseconds(seconds):
