@@ -9,6 +9,7 @@ import pathlib
 import re
 
 import pytest
+import tensorflow as tf
 
 from tfdist.runtime import runtime
 
@@ -31,6 +32,16 @@ RUNTIME = "tfdist.runtime"
 # By part, what nobody asks for where the axis is not used.
 UNUSED = {
     "marks": {"leave"},
+    "corrector": {"forget"},
+    # A `LocalStep` does, and only a `Local` makes one.
+    "local": {
+        "after_step",
+        "before_step",
+        "needs_gradients",
+        "needs_points",
+        "own_values_kept",
+        "show_own",
+    },
     "gradient_counts": {"applied", "read"},
     "coordination": set(),
     "recovery": {"config", "leave_manifest"},
@@ -122,10 +133,81 @@ def test_nobody_sets_attributes_of_a_runtime_from_outside():
     assert found == []
 
 
+@functools.cache
+def runtime_of_defaults():
+    """A `Runtime` that uses no axis."""
+    device = tf.config.list_logical_devices("CPU")[0].name
+    return runtime.Runtime(
+        namespace="architecture_test",
+        devices=[device],
+        worker_device=device,
+        worker_id=0,
+        is_chief=True,
+        timeout=10.0,
+    )
+
+
+def names_of(made):
+    """What an object has in public."""
+    return {name for name in dir(made) if not name.startswith("_")}
+
+
+def test_a_store_is_asked_for_no_part():
+    """A `store` is a `ParameterStore`; who has the parts is a `runtime`."""
+    made = runtime_of_defaults()
+    parts = "|".join(sorted(names_of(made) - names_of(made.store)))
+    asked = re.compile(rf"\b_?store\.({parts})\b")
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in sorted(ROOT.joinpath("tfdist").rglob("*.py"))
+        for match in asked.finditer(path.read_text())
+    ]
+    assert found == []
+
+
+def parts_used_by(kind):
+    """What a class uses of its `Runtime`; None if it hands that on.
+
+    Args:
+      kind: An `ast.ClassDef`.
+    """
+
+    def is_runtime(node):
+        return ast.unparse(node) in ("runtime", "self._runtime")
+
+    used = set()
+    for node in ast.walk(kind):
+        if isinstance(node, ast.Call):
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            if any(map(is_runtime, given)):
+                return None
+        if isinstance(node, ast.Attribute) and is_runtime(node.value):
+            used.add(node.attr)
+    return used - {"store"}
+
+
+def test_who_needs_few_parts_is_handed_these():
+    found = {}
+    for path in sorted(ROOT.joinpath("tfdist", "runtime").rglob("*.py")):
+        for kind in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(kind, ast.ClassDef):
+                continue
+            takes_all = any(
+                arg.arg == "runtime"
+                for made in kind.body
+                if isinstance(made, ast.FunctionDef) and made.name == "__init__"
+                for arg in [*made.args.args, *made.args.kwonlyargs]
+            )
+            used = parts_used_by(kind)
+            if takes_all and used is not None and len(used) <= 3:
+                found[kind.name] = used
+    assert found == {}
+
+
 def test_nobody_asks_whether_an_axis_is_used():
     """An axis that is not has a part, too: see `runtime.Parts`."""
     axes = "|".join(field.name for field in dataclasses.fields(runtime.Parts))
-    asked = re.compile(rf"(store|runtime)\.({axes}) is (not )?None")
+    asked = re.compile(rf"(store|runtime|made)\.({axes}) is (not )?None")
     found = [
         f"{path.relative_to(ROOT)}: {match[0]}"
         for path in sorted(ROOT.joinpath("tfdist").rglob("*.py"))
@@ -136,18 +218,15 @@ def test_nobody_asks_whether_an_axis_is_used():
 
 @pytest.mark.parametrize("field", dataclasses.fields(runtime.Parts))
 def test_what_stands_for_an_unused_axis_has_what_others_ask_it_for(field):
-    """Of each part, what is used by others under `store.<part>.<name>`."""
+    """What others use as `runtime.<part>.<name>`, or `self._<part>.<name>`."""
+    name = field.name
+    pattern = re.compile(
+        rf"(?<!tfdist\.)(?:(?:runtime|made)\.|self\._){name}\.(\w+)"
+    )
     used = set()
     for path in ROOT.joinpath("tfdist").rglob("*.py"):
-        used |= set(
-            re.findall(
-                rf"(?<!tfdist\.)(?:store|runtime|made)\.{field.name}\.(\w+)",
-                path.read_text(),
-            )
-        )
-    without = field.default
-    without = getattr(without, "func", without)
-    known = set(dir(without)) | set(without.__init__.__code__.co_names)
+        used |= set(pattern.findall(path.read_text()))
+    known = set(dir(getattr(runtime_of_defaults(), field.name)))
     assert used - known == UNUSED.get(field.name, set())
 
 

@@ -22,7 +22,7 @@ def worker(strategy, units):
 
     def live_and_count():
         live()
-        return len(list(strategy._store.variables))  # noqa: SLF001
+        return len(list(strategy._runtime.store.variables))  # noqa: SLF001
 
     return live_and_count
 

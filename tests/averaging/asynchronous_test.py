@@ -83,7 +83,7 @@ class LocalSgd:
 
 def check_local_sgd(run, oracle, order, seed=0):
     """Takes steps in `order`; compares all that can be seen of each."""
-    (before,) = run.stores[0].updates_applied()
+    (before,) = run.runtimes[0].updates_applied()
     for k, (x, y) in zip(order, batches(order, seed), strict=True):
         exchanges = run.step(k, x, y)
         staleness = oracle.step(k, x, y)
@@ -93,7 +93,7 @@ def check_local_sgd(run, oracle, order, seed=0):
         assert_close(run.own_weights(k), oracle.own[k])
         # In the middle of a period the worker shows what it began from.
         assert_close(run.weights(k), oracle.server.copies[k])
-    (updates,) = run.stores[0].updates_applied()
+    (updates,) = run.runtimes[0].updates_applied()
     assert updates - before == oracle.server.version
 
 
@@ -182,7 +182,7 @@ def test_updates_of_several_weigh_them_by_their_examples():
                 waiting = []
             own[k] = anchors[k] = theta
         assert_close(run.own_weights(k), own[k])
-    assert run.stores[0].updates_applied() == [len(LATE) // PERIOD // 2]
+    assert run.runtimes[0].updates_applied() == [len(LATE) // PERIOD // 2]
 
 
 def test_elastic_averaging_with_momentum():
@@ -230,7 +230,7 @@ def test_downpour(n_fetch, n_push):
         run.step(k, x, y)
         oracle.step(k, x, y)
         assert_close(run.own_weights(k), oracle.own[k])
-    assert run.stores[0].updates_applied() == [oracle.pushes]
+    assert run.runtimes[0].updates_applied() == [oracle.pushes]
 
 
 def test_statistics_of_batches_count_by_workers():

@@ -246,5 +246,5 @@ def test_elastic_move_conserves_the_sum_on_servers(waits):
             centre = run.weights(workers[0])
         own = [run.own_weights(k) for k in range(2)]
         assert_same(sum(own) + centre, total, 2e-6)
-    assert run.stores[0].updates_applied() == [3]
+    assert run.runtimes[0].updates_applied() == [3]
     assert np.abs(own[0] - own[1]).max() > 1e-3

@@ -133,6 +133,6 @@ def test_weights_that_are_set_in_the_midst_of_a_period():
     model.set_weights([np.zeros_like(w) for w in model.get_weights()])
     for weight in model.get_weights():
         assert not weight.any()
-    local = strategy._store.local
+    local = strategy._runtime.local
     for variable in model.trainable_variables:
-        assert not local._faces.shadow(variable.value).numpy().any()
+        assert not local._own_values.shadow(variable.value).numpy().any()

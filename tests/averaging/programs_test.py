@@ -193,7 +193,7 @@ def test_examples_are_rows_of_whatever_they_are_in(kind):
         return step(tf.ensure_shape(values, [None, 3]), Y[:2])
 
     tf.function(lambda x: strategy.run(ragged_step, (x,)))(inputs)
-    (inner,) = strategy._store.local._inners.values()
+    (inner,) = strategy._runtime.local.inners
     assert int(inner.examples.numpy()) == 2
 
 
@@ -203,5 +203,5 @@ def test_who_asks_for_others_steps_goes_on_counting_its_own():
     fit(model, 0, 6)
     strategy.barrier()
     model.optimizer.iterations.value.assign_replica(tf.constant(2, tf.int64))
-    assert strategy._store.steps_made() == 6
+    assert strategy._runtime.steps_made() == 6
     assert int(model.optimizer.iterations.numpy()) == 2

@@ -16,7 +16,7 @@ def test_heartbeats_tell_of_local_steps():
     with strategy.scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.compile(optimizer="sgd", loss="mse")
-    coordination = strategy._store.coordination
+    coordination = strategy._runtime.coordination
 
     def since():
         coordination.tick()

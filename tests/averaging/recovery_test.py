@@ -20,15 +20,15 @@ METHODS = {
 }
 
 
-def recover(store):
+def recover(runtime):
     """What a worker does of itself when all servers are there again."""
-    server_loss.Recovery._refresh(types.SimpleNamespace(_store=store))
+    server_loss.Recovery._refresh(types.SimpleNamespace(_runtime=runtime))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_steps_before_a_recovery_are_not_pushed_after_it(method):
     made = VirtualWorkers(2, METHODS[method])
-    disturbed, other = made.stores
+    disturbed, other = made.runtimes
     data = delay_test.batches(2 * PERIOD + 2, seed=3)
     # Its own first exchange, so that there is something of it on servers.
     for batch in data[:PERIOD]:
@@ -60,6 +60,6 @@ def test_steps_before_a_recovery_are_not_pushed_after_it(method):
         twin = VirtualWorkers(2, METHODS[method])
         for batch in [*data[:PERIOD], *data[PERIOD + 2 :]]:
             twin.step(0, *batch)
-        twin.stores[1].pull()
+        twin.runtimes[1].pull()
         np.testing.assert_allclose(made.weights(1), twin.weights(1), rtol=1e-6)
         assert (made.weights(1) != held).all()

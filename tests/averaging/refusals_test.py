@@ -255,7 +255,7 @@ def test_steps_of_other_variables():
 
 def test_workers_with_other_local_steps():
     run = VirtualWorkers(2, ParameterAveraging(2), build=linear(lambda: "sgd"))
-    run.stores[1].local.method = ParameterAveraging(3)
+    run.runtimes[1].local.method = ParameterAveraging(3)
     ((x, y),) = delay_test.batches(1, seed=0)
     run.step(0, x, y)
     with pytest.raises(ValueError) as error:

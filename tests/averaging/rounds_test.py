@@ -137,7 +137,7 @@ def test_what_becomes_of_the_mean_of_the_weights(name):
             np.testing.assert_allclose(
                 run.weights(k), wanted, rtol=2e-5, atol=2e-6
             )
-    assert run.stores[0].updates_applied() == [ROUNDS]
+    assert run.runtimes[0].updates_applied() == [ROUNDS]
     for model in run.models:
         assert model.optimizer.iterations.numpy() == ROUNDS * PERIOD
 

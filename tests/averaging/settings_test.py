@@ -129,11 +129,11 @@ def _measured(speeds, times=1e9):
 )
 def test_steps_follow_the_speed(dynamic, speeds, period):
     """Liu et al. 2024: floor(v / v_max * H), and at least one."""
-    for store, _ in dynamic:
-        variable = store.local._exchange.speeds.variable
+    for runtime, _ in dynamic:
+        variable = runtime.local._exchange.speeds.variable
         variable.assign_replica(_measured(speeds))
-    for k, (store, _) in enumerate(dynamic):
-        share = store.local._exchange.speeds.share_of
+    for k, (runtime, _) in enumerate(dynamic):
+        share = runtime.local._exchange.speeds.share_of
         exact = speeds[k] / max(speeds) * period
         found = int(share(tf.constant(period, tf.int64)))
         assert found == max(1, math.floor(exact + 1e-9))
@@ -148,13 +148,13 @@ def dynamic():
     for k in (0, 1, 2):
         for _ in range(12):
             run.step(k, x, y)
-    return [(store, run) for store in run.stores]
+    return [(runtime, run) for runtime in run.runtimes]
 
 
 def test_a_worker_that_is_gone_slows_nobody(dynamic):
     """One that has told of nothing for 20 of this worker's periods."""
-    store, _ = dynamic[0]
-    speeds = store.local._exchange.speeds
+    runtime, _ = dynamic[0]
+    speeds = runtime.local._exchange.speeds
     # Six steps take three seconds here.
     for silent_for, wanted in ((59.0, 3), (61.0, 6)):
         times = [1e9, 1e9 - silent_for, 1e9]
@@ -164,9 +164,9 @@ def test_a_worker_that_is_gone_slows_nobody(dynamic):
 
 def test_a_slow_worker_takes_fewer_steps(dynamic):
     """As the speeds on the server say, which each exchange brings."""
-    (store, run), *_ = dynamic
-    variable = store.local._exchange.speeds.variable
-    store.pull()
+    (runtime, run), *_ = dynamic
+    variable = runtime.local._exchange.speeds.variable
+    runtime.pull()
     assert (variable.numpy() > 0).all()  # All have measured theirs.
     variable.assign(_measured([1.0, 3.0, 3.0]))
     ((x, y),) = delay_test.batches(1, seed=0)

@@ -17,6 +17,7 @@ from tests.runtime.exchange import delay_test
 from tfdist.runtime.coordination import coordination
 from tfdist.runtime.corrections import corrector
 from tfdist.runtime.local_steps import local
+from tfdist.runtime.local_steps import server_communication
 from tfdist.synchronization import Async
 
 SECONDS = 60.0
@@ -49,16 +50,21 @@ def _parts(k, number, method, synchronization, correction):
     """What `compose` does with the arguments of a strategy."""
     parts = {}
     if correction is not None:
-        parts["corrector"] = functools.partial(
-            corrector.Corrector,
+        parts["corrector"] = lambda made: corrector.Corrector(
+            made.store,
+            made.state,
             correction=correction,
             num_workers=number,
             worker_id=k,
         )
     if method is not None:
-        parts["local"] = functools.partial(
-            local.Local,
-            method=method.resolve(synchronization, correction, number),
+        resolved = method.resolve(synchronization, correction, number)
+        parts["local"] = lambda made: local.Local(
+            made,
+            communication=server_communication.ServerCommunication(
+                made.store, made.coordination, resolved, synchronization
+            ),
+            method=resolved,
             synchronization=synchronization,
             num_workers=number,
             worker_id=k,
@@ -92,7 +98,7 @@ class VirtualWorkers:
 
     Attributes:
       models: Their models.
-      stores: Their stores.
+      runtimes: Their `Runtime`s.
     """
 
     def __init__(
@@ -120,9 +126,9 @@ class VirtualWorkers:
                 model.optimizer.build(model.trainable_variables)
             self.workers.append(worker)
             self.models.append(model)
-        self.stores = [worker.store for worker in self.workers]
-        for store in self.stores:
-            store.pull()
+        self.runtimes = [worker.runtime for worker in self.workers]
+        for runtime in self.runtimes:
+            runtime.pull()
         self._first = self.models[0].get_weights()
 
     def step(self, k, x, y):
@@ -132,7 +138,7 @@ class VirtualWorkers:
           Its exchanges since its last step, a list.
         """
         self.models[k].train_on_batch(x, y)
-        return self.stores[k].journal.read_new()
+        return self.runtimes[k].journal.read_new()
 
     def round(self, batches):
         """All workers take steps at the same time.
@@ -180,34 +186,34 @@ class VirtualWorkers:
 
     def own_weights(self, k):
         """Worker `k`'s own weights, wherever they are at the moment."""
-        local_steps = self.stores[k].local
+        local_steps = self.runtimes[k].local
         local_steps.show_anchor()  # So the shadows hold the others.
         own = [
-            local_steps._faces.shadow(v.value).numpy().ravel()
+            local_steps._own_values.shadow(v.value).numpy().ravel()
             for v in self.models[k].trainable_variables
         ]
         return np.concatenate(own).astype("float64")
 
     def reset(self):
         """Makes all begin once more; nothing is traced again."""
-        for store, model in zip(self.stores, self.models, strict=True):
-            store.local.show_anchor()
+        for runtime, model in zip(self.runtimes, self.models, strict=True):
+            runtime.local.show_anchor()
             outers = []
-            for inner in store.local._inners.values():
+            for inner in runtime.local.inners:
                 inner.pushed()
                 inner.since_fetch.assign(0)
                 outers += inner.outer.variables
             for variable in (*model.optimizer.variables, *outers):
                 if "learning_rate" not in variable.path:
                     variable.value.assign_replica(tf.zeros_like(variable))
-                    if store is self.stores[0]:  # Its assignments count.
+                    if runtime is self.runtimes[0]:  # Its assignments count.
                         variable.assign(tf.zeros_like(variable))
-            if store is self.stores[0]:
+            if runtime is self.runtimes[0]:
                 model.set_weights(self._first)
-            store.journal.read_new()
-        for store in self.stores:
-            store.pull()
-            store.local._traced.call("reset", store.local._build_adopt)
+            runtime.journal.read_new()
+        for runtime in self.runtimes:
+            runtime.pull()
+            runtime.local._own_values.adopt()
 
 
 def vector(model):

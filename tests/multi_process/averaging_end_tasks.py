@@ -60,7 +60,7 @@ def train(steps, value, period):
         print(f"trained {number}", flush=True)
         handshake.wait_for(f"go on {number}")
     # What the watchdog asks when there is no progress, in a thread as well.
-    asking = threading.Thread(target=strategy._store.recovery._describe_wait)
+    asking = threading.Thread(target=strategy._runtime.recovery._describe_wait)
     asking.start()
     asking.join()
     strategy.barrier()

@@ -147,13 +147,17 @@ def regress(name, arguments, optimizer, batch_sizes, steps, paces=(0, 0, 0)):
     strategy.flush()
     shown.append(_weights(model))
     exchanges = strategy.journal.read_new()
-    store = strategy._store
-    last = [int(store.pulled_version(k)) for k in range(store.num_shards)]
+    runtime = strategy._runtime
+    last = [
+        int(runtime.store.pulled_version(k))
+        for k in range(runtime.store.num_shards)
+    ]
     strategy.barrier()
     layer = model.layers[-1]
-    local = store.local
+    local = runtime.local
     own = [
-        local._faces.shadow(v.value).numpy() for v in (layer.kernel, layer.bias)
+        local._own_values.shadow(v.value).numpy()
+        for v in (layer.kernel, layer.bias)
     ]
     handshake.report(
         updates=strategy.updates_applied(),

@@ -36,22 +36,25 @@ class Record:
     def note(self, logs=None):
         """Notes a step that is done."""
         del logs
-        store = self._strategy._store
+        runtime = self._strategy._runtime
         update = None
         for exchange in self._strategy.journal.read_new():
             update = min(self._pulled) + exchange.staleness
-        self._pulled = [int(p.numpy()) for p in self._versions(store)]
-        line = json.dumps([update, self._pulled, self._weights(store)])
+        self._pulled = [int(p.numpy()) for p in self._versions(runtime)]
+        line = json.dumps([update, self._pulled, self._weights(runtime)])
         os.write(self._file, f"{line}\n".encode())
 
-    def _versions(self, store):
-        for ledger in store.coordination.ledgers:
+    def _versions(self, runtime):
+        for ledger in runtime.coordination.ledgers:
             return ledger._pulled
-        return [store.pulled_version(k) for k in range(store.num_shards)]
+        return [
+            runtime.store.pulled_version(k)
+            for k in range(runtime.store.num_shards)
+        ]
 
-    def _weights(self, store):
+    def _weights(self, runtime):
         """One number per server: its weight's elements are alike."""
-        weights = [None] * store.num_shards
+        weights = [None] * runtime.store.num_shards
         for weight in self._model.trainable_weights:
             values = np.ravel(weight.numpy())
             # Up to the rounding of vector and scalar instructions.
@@ -84,10 +87,10 @@ def train(name, arguments, value, until, pace=0.0):
     with strategy.scope():
         optimizer.build(model.trainable_variables)
     strategy.pull()
-    if strategy._store.corrector.is_on_servers:
+    if strategy._runtime.corrector.is_on_servers:
         # So that it is known what the first gradient is computed from.
         counter = step_lib.step_counter(optimizer)
-        strategy._store.coordination.prepare(counter)
+        strategy._runtime.coordination.prepare(counter)
     record = Record(strategy, model)
 
     def after_step(logs):
@@ -105,6 +108,6 @@ def train(name, arguments, value, until, pace=0.0):
         updates=strategy.updates_applied(),
         iterations=int(optimizer.iterations.numpy()),
         weights=[np.ravel(w).tolist() for w in model.get_weights()],
-        final=record._weights(strategy._store),
+        final=record._weights(strategy._runtime),
         counts=strategy.gradient_counts(),
     )

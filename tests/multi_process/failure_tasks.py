@@ -146,7 +146,7 @@ def stop_with_the_lock():
     strategy = tfdist.AsyncStrategy(
         fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
     )
-    store = strategy._store
+    runtime = strategy._runtime
 
     def stop():
         print("stopped with the lock", flush=True)
@@ -154,11 +154,11 @@ def stop_with_the_lock():
 
     @tf.function(autograph=False)
     def hold():
-        lock = store.lock(0)
+        lock = runtime.store.lock(0)
         with tf.control_dependencies([lock.op]):
-            with tf.device(store.worker_device):
+            with tf.device(runtime.store.worker_device):
                 stopped = tf.numpy_function(stop, [], [])
         with tf.control_dependencies([stopped]):
-            store.unlock(0, lock)
+            runtime.store.unlock(0, lock)
 
     hold()

@@ -31,7 +31,7 @@ def one_after_the_other(strategies, models):
         for _ in range(models):
             train_one(strategy)
             # It is gone; what servers hold of it may not be yet.
-            named.update(strategy._store.known)
+            named.update(strategy._runtime.store.known)
             pushed.append(strategy.push_counts()["pushed"])
         meet(f"{name} is trained")
         for round_ in range(3):
@@ -43,10 +43,13 @@ def one_after_the_other(strategies, models):
         reports[name] = {
             "named": len(named),
             "left": left(strategy, named),
-            "known": [n for _, n in strategy._store.known if is_of_model(n)],
-            "variables": len(list(strategy._store.variables)),
+            "known": [
+                n for _, n in strategy._runtime.store.known if is_of_model(n)
+            ],
+            "variables": len(list(strategy._runtime.store.variables)),
             "functions": sum(
-                len(traced._functions) for traced in strategy._store.traced
+                len(traced._functions)
+                for traced in strategy._runtime.store.traced
             ),
             "pushed": pushed,
             "counts": strategy.gradient_counts(),
@@ -89,19 +92,19 @@ def is_of_model(name):
 
 def left(strategy, named):
     """Those of the resources named that servers hold, of models."""
-    store = strategy._store
+    runtime = strategy._runtime
     names = [key for key in named if is_of_model(key[1])]
 
     @tf.function(autograph=False)
     def held():
         found = []
         for shard, name in names:
-            with tf.device(store.devices[shard]):
+            with tf.device(runtime.store.devices[shard]):
                 handle = tf.raw_ops.VarHandleOp(
                     dtype=named[shard, name], shape=None, shared_name=name
                 )
                 there = tf.raw_ops.VarIsInitializedOp(resource=handle)
-            with tf.device(store.worker_device):
+            with tf.device(runtime.store.worker_device):
                 found.append(tf.identity(there))
         return tf.stack(found)
 
@@ -146,23 +149,30 @@ def sums(until, lost_after=member_table.LOST_AFTER_SECONDS, first=8):
         callbacks=[failure_tasks.TellProgress(until)],
     )
     strategy.barrier()
-    store = strategy._store
+    runtime = strategy._runtime
     handshake.report(
         caught=caught,
         before=before,
         left=left(
             strategy,
             {
-                (shard, store.name_of(f"variable/{ordinal}")): tf.float32
-                for shard in range(store.num_shards)
+                (
+                    shard,
+                    runtime.store.name_of(f"variable/{ordinal}"),
+                ): tf.float32
+                for shard in range(runtime.store.num_shards)
                 for ordinal in range(6)
             },
         ),
-        gone=[k for k in range(len(store.variables)) if k not in live(store)],
+        gone=[
+            k
+            for k in range(len(runtime.store.variables))
+            if k not in live(runtime)
+        ],
         **failure_tasks.outcome(strategy, model),
     )
 
 
-def live(store):
+def live(runtime):
     """Positions of the variables that are there."""
-    return dict(store.variables.items())
+    return dict(runtime.store.variables.items())

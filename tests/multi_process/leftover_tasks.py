@@ -27,7 +27,7 @@ def _ledger(strategy, model):
         model.optimizer.build(model.trainable_variables)
     strategy.commit()
     counter = step.step_counter(model.optimizer)
-    return strategy._store.coordination.prepare(counter)
+    return strategy._runtime.coordination.prepare(counter)
 
 
 class _Look(keras.callbacks.Callback):
@@ -35,18 +35,18 @@ class _Look(keras.callbacks.Callback):
 
     def __init__(self, strategy, ledger):
         super().__init__()
-        self.most = [0] * len(strategy._store.devices)
+        self.most = [0] * len(strategy._runtime.store.devices)
 
         @tf.function(autograph=False)
         def sizes():
             found = []
-            for shard, device in enumerate(strategy._store.devices):
+            for shard, device in enumerate(strategy._runtime.store.devices):
                 with tf.device(device):
                     size = tf.raw_ops.MapSize(
                         dtypes=ledger._renewal._staged[shard],
                         shared_name=ledger.name_of("gradients"),
                     )
-                with tf.device(strategy._store.worker_device):
+                with tf.device(strategy._runtime.store.worker_device):
                     found.append(tf.identity(size))
             return found
 
@@ -92,7 +92,7 @@ def die(when):
             os.kill(os.getpid(), signal.SIGKILL)
 
         with tf.control_dependencies(operations):
-            with tf.device(strategy._store.worker_device):
+            with tf.device(strategy._runtime.store.worker_device):
                 return tf.numpy_function(kill, [], [])
 
     def arrive_and_die(key, pulled, after, *rest):

@@ -52,11 +52,11 @@ def regression():
 
 def applied_by_worker(strategy):
     """What each server has applied of each worker; empty with a ledger."""
-    store = strategy._store
+    runtime = strategy._runtime
     return [
         counts.numpy()[: strategy.cluster.num_workers].tolist()
-        for shard in range(store.num_shards)
-        for counts in store.gradient_counts.pulled(shard)
+        for shard in range(runtime.store.num_shards)
+        for counts in runtime.gradient_counts.pulled(shard)
     ]
 
 

@@ -19,7 +19,7 @@ from tfdist.saving import refusals
 def strategy():
     """The strategy of a worker that is not the chief, without its cluster."""
     made = tfdist.AsyncStrategy()
-    made._store.files = clusters.files_of()
+    made._runtime.files = clusters.files_of()
     refusals.refuse_to_open()
     return made
 

@@ -22,7 +22,7 @@ def test_a_search_keeps_no_more_than_a_model_or_two(tmp_path):
     def build(parameters):
         gc.collect()
         strategy.commit()
-        left.append(len(list(strategy._store.variables)))
+        left.append(len(list(strategy._runtime.store.variables)))
         units = parameters.Int("units", 4, 32)
         rate = parameters.Float("rate", 1e-3, 1e-1, sampling="log")
         model = keras.Sequential(
@@ -50,7 +50,7 @@ def test_a_search_keeps_no_more_than_a_model_or_two(tmp_path):
     trials = tuner.oracle.get_best_trials(TRIALS)
     assert len(trials) == TRIALS
     assert all(np.isfinite(trial.score) for trial in trials)
-    made = len(strategy._store.variables)
+    made = len(strategy._runtime.store.variables)
     # Four weights, two slots of each, and a counter.
     assert made >= TRIALS * 13
     assert max(left) <= 2 * 13

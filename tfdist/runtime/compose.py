@@ -7,7 +7,7 @@ from typing import Any
 from tfdist.cluster import config as cluster_config
 from tfdist.runtime import runtime
 from tfdist.runtime.all_reduce import ring
-from tfdist.runtime.all_reduce import ring_local
+from tfdist.runtime.all_reduce import ring_communication
 from tfdist.runtime.checkpoint import training_state
 from tfdist.runtime.coordination import coordination
 from tfdist.runtime.corrections import corrector
@@ -16,6 +16,7 @@ from tfdist.runtime.exchange import gradient_counts
 from tfdist.runtime.exchange import nonfinite as nonfinite_lib
 from tfdist.runtime.keras_hooks import chief_decisions
 from tfdist.runtime.local_steps import local
+from tfdist.runtime.local_steps import server_communication
 from tfdist.runtime.recovery import server_loss
 from tfdist.runtime.variables import server_functions
 from tfdist.runtime.variables import unused_models
@@ -84,16 +85,16 @@ def compose(
             correction=method.correction,
             local_steps=method.local_steps,
         ),
-        "nonfinite": functools.partial(
-            nonfinite_lib.Nonfinite, choice=nonfinite, worker=config.task_name
+        "nonfinite": lambda made: nonfinite_lib.Nonfinite(
+            made.store, choice=nonfinite, worker=config.task_name
         ),
         **_axes(resolved, connections, tolerance, worker_id),
     }
     if config.num_ps:
         parts |= _about_servers(connections, tolerance)
     if config.num_ps > 1 and config.num_workers > 1:
-        parts["marks"] = functools.partial(
-            exchange_markers.ExchangeMarkers,
+        parts["marks"] = lambda made: exchange_markers.ExchangeMarkers(
+            made.store,
             num_workers=config.num_workers,
             worker_id=worker_id,
         )
@@ -141,8 +142,9 @@ def _axes(method, connections, tolerance, worker_id):
     # Who does not train has no gradients that are late.
     trains = config.is_worker or config.is_local
     if method.correction is not None and trains:
-        parts["corrector"] = functools.partial(
-            corrector.Corrector,
+        parts["corrector"] = lambda made: corrector.Corrector(
+            made.store,
+            made.state,
             correction=method.correction,
             num_workers=config.num_workers,
             worker_id=worker_id,
@@ -150,8 +152,8 @@ def _axes(method, connections, tolerance, worker_id):
     if method.local_steps is not None:
         parts["local"] = _local(method, connections, tolerance, worker_id)
     if not method.needs_order:
-        parts["gradient_counts"] = functools.partial(
-            gradient_counts.GradientCounts,
+        parts["gradient_counts"] = lambda made: gradient_counts.GradientCounts(
+            made.store,
             num_workers=config.num_workers,
             # In a ring each counts its own.
             worker_names=dict(enumerate(config.worker_names))
@@ -179,7 +181,10 @@ def _axes(method, connections, tolerance, worker_id):
 
 
 def _local(method, connections, tolerance, worker_id):
-    """Returns the factory of the part that takes local steps."""
+    """Returns the factory of the part that takes local steps.
+
+    Where no order of decisions is needed they may be exchanged in a ring.
+    """
     config, membership = connections.config, connections.membership
     settings = {
         "method": method.local_steps,
@@ -187,25 +192,32 @@ def _local(method, connections, tolerance, worker_id):
         "num_workers": config.num_workers,
         "worker_id": worker_id,
     }
-    if not method.needs_servers:
 
-        def in_ring(store):
-            joined = ring.Ring(
-                connections.peers,
-                store,
+    def communication(made):
+        if method.needs_servers:
+            return server_communication.ServerCommunication(
+                made.store,
+                made.coordination,
                 method.local_steps,
-                timeout=tolerance.start_timeout,
+                method.synchronization,
             )
-            return ring_local.RingLocal(store, ring=joined, **settings)
+        joined = ring.Ring(
+            connections.peers,
+            made.store,
+            method.local_steps,
+            timeout=tolerance.start_timeout,
+        )
+        return ring_communication.RingCommunication(joined, made.journal)
 
-        return in_ring
     if membership is not None:
         settings["build_workers"] = functools.partial(
             membership.tables[0].build_enlisted,
             config.num_workers,
             config.initial_workers,
         )
-    return functools.partial(local.Local, **settings)
+    return lambda made: local.Local(
+        made, communication=communication(made), **settings
+    )
 
 
 def _about_servers(connections, tolerance):
@@ -227,5 +239,7 @@ def _about_servers(connections, tolerance):
             stall_timeout=tolerance.stall_timeout,
             on_stall=tolerance.on_stall,
         ),
-        "server_functions": server_functions.ServerFunctions,
+        "server_functions": lambda made: server_functions.ServerFunctions(
+            made.store, made.recovery
+        ),
     }

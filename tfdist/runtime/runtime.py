@@ -6,7 +6,6 @@ without it (`NoRecovery`, `EveryStep`, ...): nobody asks whether there is one.
 
 from collections.abc import Callable
 import dataclasses
-import functools
 from typing import Any
 
 import tensorflow as tf
@@ -24,7 +23,7 @@ from tfdist.runtime.keras_hooks import running_fit
 from tfdist.runtime.local_steps import every_step
 from tfdist.runtime.recovery import no_recovery
 from tfdist.runtime.replicas import replica_sync
-from tfdist.runtime.variables import resources
+from tfdist.runtime.variables import owner
 from tfdist.runtime.variables import server_functions
 from tfdist.runtime.variables import store
 from tfdist.runtime.variables import unused_models
@@ -32,53 +31,62 @@ from tfdist.runtime.variables.variables import Role
 from tfdist.saving import files as files_lib
 from tfdist.saving import refusals
 
+# Of a part, of the `Runtime` that it is made for.
+Factory = Callable[[Any], Any]
+
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
     """Factories of the parts of a `Runtime`: callables of the `Runtime`.
 
-    In the order in which they are called; each may use those before it. The
-    defaults are of axes that are not used.
+    Each hands its part what that needs. In the order in which they are called;
+    each may use those before it, and `store`, `journal`. The defaults are of
+    axes that are not used.
 
     Attributes:
+      marks: A `ExchangeMarkers`.
       state: A `TrainingState`.
       unused_models: An `UnusedModels`.
       nonfinite: A `Nonfinite`.
-      marks: A `ExchangeMarkers`.
       corrector: A `Corrector`.
-      local: A `Local`.
       gradient_counts: A `GradientCounts`.
       coordination: A `Coordination`.
+      local: A `Local`.
       recovery: A `Recovery`.
       server_functions: A `ServerFunctions`.
       chief_decisions: A `ChiefDecisions`.
     """
 
-    state: Callable[..., Any] = training_state.TrainingState
-    unused_models: Callable[..., Any] = unused_models.UnusedModels
-    nonfinite: Callable[..., Any] = functools.partial(
-        nonfinite.Nonfinite, choice="ignore", worker=""
+    marks: Factory = lambda _: exchange_markers.NoMarkers()
+    state: Factory = training_state.TrainingState
+    unused_models: Factory = unused_models.UnusedModels
+    nonfinite: Factory = lambda made: nonfinite.Nonfinite(
+        made.store, choice="ignore", worker=""
     )
-    marks: Callable[..., Any] = exchange_markers.NoMarkers
-    corrector: Callable[..., Any] = no_correction.NoCorrector
-    local: Callable[..., Any] = every_step.EveryStep
-    gradient_counts: Callable[..., Any] = gradient_counts.NoGradientCounts
-    coordination: Callable[..., Any] = no_coordination.NoCoordination
-    recovery: Callable[..., Any] = no_recovery.NoRecovery
-    server_functions: Callable[..., Any] = server_functions.NoServerFunctions
-    chief_decisions: Callable[..., Any] = own_decisions.OwnDecisions
+    corrector: Factory = lambda _: no_correction.NoCorrector()
+    gradient_counts: Factory = lambda _: gradient_counts.NoGradientCounts()
+    coordination: Factory = lambda made: no_coordination.NoCoordination(
+        made.gradient_counts, made.journal
+    )
+    local: Factory = every_step.EveryStep
+    recovery: Factory = lambda made: no_recovery.NoRecovery(
+        made.store.num_shards
+    )
+    server_functions: Factory = lambda _: server_functions.NoServerFunctions()
+    chief_decisions: Factory = lambda _: own_decisions.OwnDecisions()
 
 
-class Runtime(store.ParameterStore):
+class Runtime(owner.Owner):
     """The execution of one strategy on this process.
 
     Args:
       parts: `Parts`.
       timeout: Seconds to wait for the chief's variables.
-      clients: A `ServerClient` for each server; default: this process, which
-        has no other threads.
       files: Which files this task writes, of `files.of`.
       **where: Those of `ParameterStore`.
+
+    Attributes:
+      store: The `ParameterStore`: what servers and this worker hold.
     """
 
     def __init__(
@@ -86,12 +94,9 @@ class Runtime(store.ParameterStore):
         parts=None,
         *,
         timeout,
-        clients=None,
         files=None,
         **where,
     ):
-        super().__init__(**where)
-        self._clients = clients or [resources.Here()] * self.num_shards
         self.files = files or files_lib.Unshared()
         # Calls of `fit` on this worker.
         self.fits = 0
@@ -100,14 +105,23 @@ class Runtime(store.ParameterStore):
         self.data_shares = None
         # The strategy's creator of variables, for `variable_scope`.
         self._creator = None
-        self.journal = journal.Journal(self)
-        self.synchronizer = replica_sync.Synchronizer(
-            self, is_chief=self.is_chief, timeout=timeout
-        )
+        self.store = store.ParameterStore(self, **where)
+        self.journal = journal.Journal(self.store)
         parts = parts or Parts()
-        for field in dataclasses.fields(Parts):
-            make = getattr(parts, field.name)
-            setattr(self, field.name, make(self))
+        self.marks = parts.marks(self)
+        self.state = parts.state(self)
+        self.unused_models = parts.unused_models(self)
+        self.nonfinite = parts.nonfinite(self)
+        self.corrector = parts.corrector(self)
+        self.gradient_counts = parts.gradient_counts(self)
+        self.coordination = parts.coordination(self)
+        self.local = parts.local(self)
+        self.synchronizer = replica_sync.Synchronizer(
+            self, is_chief=self.store.is_chief, timeout=timeout
+        )
+        self.recovery = parts.recovery(self)
+        self.server_functions = parts.server_functions(self)
+        self.chief_decisions = parts.chief_decisions(self)
 
     # Variables.
 
@@ -119,16 +133,19 @@ class Runtime(store.ParameterStore):
         """Scope like the strategy's, which none may enter within a step."""
         return tf.variable_creator_scope(self._creator)
 
-    def _role_of(self, role, made_by_optimizer):
+    def role_of(self, role, made_by_optimizer):
+        """Returns the role of a new variable, where it is another."""
         return self.local.role_of(role, made_by_optimizer)
 
-    def _was_made(self, variable):
+    def was_made(self, variable):
+        """Called when a variable was made for the user."""
         if variable.role is Role.LOCAL:
             self.state.local_was_made()
         if variable.role.is_on_server:
             self.unused_models.was_made(variable)
 
-    def _stamp_rows(self, table):
+    def stamp_rows(self, table):
+        """Makes the server keep the versions of the rows of `table`."""
         self.synchronizer.stamp_rows(table)
 
     # Eager life.
@@ -142,20 +159,6 @@ class Runtime(store.ParameterStore):
         """The same of what Keras's `fit` calls."""
         self.local.see_to_end_of_fit()
         return self.call(function, *args)
-
-    def function(self, shard, build, signature):
-        """Makes a function on a server that any thread may call.
-
-        Args:
-          shard: Number of the server.
-          build: Callable that builds it on the server's device, of tensors;
-            returns a list of tensors.
-          signature: List of `tf.TensorSpec`, its arguments.
-
-        Returns:
-          A callable that takes and returns NumPy arrays.
-        """
-        return self._clients[shard].function(build, signature)
 
     @property
     def committed(self):

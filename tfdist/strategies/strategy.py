@@ -166,7 +166,7 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
         )
         construction.set_seed(config, seed)
         self._begin(config, connections, tolerance)
-        self._store = compose.compose(
+        self._runtime = compose.compose(
             self._method,
             resolved,
             connections,
@@ -178,10 +178,10 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
             stalled_after=self._stalled_after,
         )
         atexit.register(
-            construction.end_local_steps, weakref.ref(self._store.local)
+            construction.end_local_steps, weakref.ref(self._runtime.local)
         )
         super().__init__(
-            extended.ParameterServerExtended(self, self._store, config)
+            extended.ParameterServerExtended(self, self._runtime, config)
         )
 
     @property
@@ -207,7 +207,7 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
     @property
     def journal(self) -> Journal:
         """The record of this worker's exchanges, a `Journal`."""
-        return self._store.journal
+        return self._runtime.journal
 
     @property
     def state(self) -> TrainingState:
@@ -216,7 +216,7 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
         Also trackable: `tf.train.Checkpoint(model=model, state=strategy.state)`
         saves with the model what Keras does not know of.
         """
-        return self._store.state
+        return self._runtime.state
 
     def commit(self) -> None:
         """Makes sure that servers hold all variables made so far.
@@ -228,7 +228,7 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
           ModelMismatchError: The chief's variables are others.
           TimeoutError: The chief did not do so within `start_timeout`.
         """
-        self._store.commit()
+        self._runtime.commit()
 
     @property
     def uses_lookahead(self) -> bool:
@@ -237,14 +237,14 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
         Then `pull` before you evaluate or save by other means than
         `evaluate`, `predict` and the `ClusterMonitor`.
         """
-        return self._store.corrector.uses_lookahead
+        return self._runtime.corrector.uses_lookahead
 
     looks_ahead = deprecated.OldName("uses_lookahead")
 
     @property
     def bytes_per_server(self) -> tuple[int, ...]:
         """Bytes of variables placed on each server, a tuple of ints."""
-        return self._store.bytes_per_shard
+        return self._runtime.store.bytes_per_shard
 
     @property
     def preempted(self) -> bool:
@@ -256,7 +256,7 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
 
     def layout(self, variables: Sequence[keras.Variable]) -> dict[str, Any]:
         """Where `variables` (Keras's) lie on servers; see `layout.describe`."""
-        return layout.describe(self._store, variables)
+        return layout.describe(self._runtime.store, variables)
 
 
 options.write_out(ParameterServerStrategy, ParameterServerStrategy)

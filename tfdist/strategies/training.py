@@ -41,15 +41,15 @@ class TrainingMixin:
 
     def updates_applied(self) -> list[int]:
         """Updates that each server has applied so far, a list of ints."""
-        return self._store.updates_applied()
+        return self._runtime.updates_applied()
 
     def updates_pulled(self) -> int:
         """Updates that are in this worker's replicas, an int.
 
         Where several servers have been asked at different moments, the most.
         """
-        servers = range(self._store.num_shards)
-        return max(int(self._store.pulled_version(k)) for k in servers)
+        servers = range(self._runtime.store.num_shards)
+        return max(int(self._runtime.store.pulled_version(k)) for k in servers)
 
     def training_is_over(self) -> bool:
         """Whether all workers have finished.
@@ -63,9 +63,9 @@ class TrainingMixin:
             `start_timeout` seconds.
         """
         if self._membership is None:
-            return not self._store.local.is_open()
+            return not self._runtime.local.is_open()
         return termination.is_over(
-            self._store.call(self._membership.read),
+            self._runtime.call(self._membership.read),
             known_for=time.monotonic() - self._connected_at,
             patience=self._start_timeout,
             initial_workers=self._cluster.initial_workers,
@@ -77,7 +77,7 @@ class TrainingMixin:
 
         None where it was not: each worker has all that it is given.
         """
-        return self._store.data_shares
+        return self._runtime.data_shares
 
     def gradient_counts(self) -> dict[str, dict[str, int]]:
         """Returns the fate of each worker's gradients.
@@ -91,7 +91,7 @@ class TrainingMixin:
           updates that the accepted ones were late by. With
           `communication="ring"` only this worker's are counted.
         """
-        return self._store.coordination.counts()
+        return self._runtime.coordination.counts()
 
     def retry_on_server_failure(
         self, function: Callable[..., Any]
@@ -112,7 +112,7 @@ class TrainingMixin:
         Returns:
           A callable.
         """
-        return functools.partial(self._store.call, function)
+        return functools.partial(self._runtime.call, function)
 
     def own_files(self) -> contextlib.AbstractContextManager[None]:
         """Scope in which this task writes what it saves, chief or not.
@@ -128,12 +128,12 @@ class TrainingMixin:
 
         Around `fit`, its callbacks write as well.
         """
-        return self._store.files.own()
+        return self._runtime.files.own()
 
     @property
     def recoveries(self) -> list[Any]:
         """How often servers were lost and what was done, list of `Event`."""
-        return list(self._store.recovery.events)
+        return list(self._runtime.recovery.events)
 
     def push_counts(self) -> dict[str, Any]:
         """Returns the fate of this process's gradients.
@@ -149,9 +149,9 @@ class TrainingMixin:
           `elsewhere` + `lost` on each server.
         """
         self.pull()
-        journal = self._store.journal
+        journal = self._runtime.journal
         pushed, dropped = journal.begun, journal.drops
-        applied, elsewhere = self._store.coordination.own_applied()
+        applied, elsewhere = self._runtime.coordination.own_applied()
         return {
             "pushed": pushed,
             "dropped": dropped,
@@ -169,7 +169,7 @@ class TrainingMixin:
         Happens by itself when `fit` or the process ends. The worker's next
         gradient takes it in again.
         """
-        self._store.coordination.leave()
+        self._runtime.coordination.leave()
 
     def wait_for_warm_start(self) -> None:
         """Waits until it is this worker's turn to begin to train.
@@ -181,11 +181,11 @@ class TrainingMixin:
         worker = self._cluster.worker_id
         if not self._warm_start.steps_before(worker):
             return
-        self._store.commit()
+        self._runtime.commit()
         if self._warm_start.wait(
             worker,
-            self._store.steps_made,
-            lambda: self._store.call(self._membership.read)[0],
+            self._runtime.steps_made,
+            lambda: self._runtime.call(self._membership.read)[0],
         ):
             self.pull()
 
@@ -195,7 +195,7 @@ class TrainingMixin:
         Happens by itself when training ends: in `barrier`, in an evaluation
         after `fit`, at the latest when the process ends.
         """
-        self._store.local.flush()
+        self._runtime.local.flush()
 
     def barrier(self) -> None:
         """Waits until all workers have reached their own call of this.
@@ -207,27 +207,29 @@ class TrainingMixin:
         `communication="ring"` all are waited for, however long. Does
         nothing if this worker has not trained since its last call.
         """
-        self._store.local.finish()
+        self._runtime.local.finish()
         # Also who has found no data has trained.
-        count = self._store.journal.count, self._store.fits
+        count = self._runtime.journal.count, self._runtime.fits
         if count == self._settled_at:
             return
         self._settled_at = count
         self.deregister()
         if self._membership is not None:
             self._meet()
-            self._store.coordination.come_back()
+            self._runtime.coordination.come_back()
         self.pull()
 
     def _meet(self):
         arrivals = self._membership.arrive()
-        self._store.call(self._membership.tell)
+        self._runtime.call(self._membership.tell)
         versions = None
         while True:
             try:
                 waiting.wait_until(
                     lambda: (
-                        not self._store.call(self._membership.missing, arrivals)
+                        not self._runtime.call(
+                            self._membership.missing, arrivals
+                        )
                     ),
                     what=lambda: (
                         f"{', '.join(self._membership.missing(arrivals))} to "
@@ -244,10 +246,10 @@ class TrainingMixin:
 
     def _stalled_after(self):
         """Seconds without an update after which training has stalled."""
-        if not self._store.local.keeps_own_values:
+        if not self._runtime.local.keeps_own_values:
             return STALLED_AFTER_SECONDS
         # Local steps may take long, here and elsewhere.
-        longest = 3 * self._store.journal.longest_compute_seconds()
+        longest = 3 * self._runtime.journal.longest_compute_seconds()
         return max(STALLED_AFTER_SECONDS, longest)
 
     def publish(self, topic: str, content: Any) -> None:
@@ -257,7 +259,7 @@ class TrainingMixin:
           topic: Short string.
           content: Anything that JSON can hold.
         """
-        self._store.call(self._reports.publish, topic, content)
+        self._runtime.call(self._reports.publish, topic, content)
 
     def collect(self, topic: str) -> dict[str, Any]:
         """Returns what all tasks have published under `topic`.
@@ -265,7 +267,7 @@ class TrainingMixin:
         Returns:
           A dict of task name to content.
         """
-        return self._store.call(self._reports.collect, topic)
+        return self._runtime.call(self._reports.collect, topic)
 
     def publish_metrics(self, model: keras.Model) -> None:
         """Leaves the state of this worker's metrics for `cluster_metrics`."""
@@ -289,7 +291,7 @@ class TrainingMixin:
 
     def pull(self) -> None:
         """Brings the newest values from the servers to this worker."""
-        self._store.pull()
+        self._runtime.pull()
 
     settle = deprecated.OldName("barrier")
     leave = deprecated.OldName("deregister")

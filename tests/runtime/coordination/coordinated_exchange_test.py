@@ -36,6 +36,10 @@ from tfdist.synchronization import SoftSync
 from tfdist.synchronization import Sync
 
 
+def _corrector(made, **settings):
+    return corrector.Corrector(made.store, made.state, **settings)
+
+
 def make_workers(
     run,
     number,
@@ -51,7 +55,7 @@ def make_workers(
         parts = {}
         if correction is not None:
             parts["corrector"] = functools.partial(
-                corrector.Corrector,
+                _corrector,
                 correction=correction.resolve(method or Async(), number),
                 num_workers=number,
                 worker_id=k,
@@ -71,10 +75,10 @@ def make_workers(
         make = RULES[rule][0] if isinstance(rule, str) else rule
         workers.append(worker.build(make, layers))
     for worker in workers:
-        worker.store.pull()
+        worker.runtime.pull()
         if method is not None:
             counter = step_lib.step_counter(worker.model.optimizer)
-            worker.store.coordination.prepare(counter)
+            worker.runtime.coordination.prepare(counter)
     return workers
 
 
@@ -112,7 +116,7 @@ def test_softsync_of_one_gradient_is_async_to_the_bit(method, rule):
 
 def number_staged(worker):
     """Gradients that lie on the server."""
-    ledger = worker.store.coordination.ledgers[0]
+    ledger = worker.runtime.coordination.ledgers[0]
     types = ledger._renewal._staged[0]
     name = ledger.name_of("gradients")
     size = tf.function(
@@ -127,29 +131,29 @@ def test_a_gradient_of_an_epoch_that_has_ended_is_void():
     data = iter(delay_test.batches(5, seed=2))
     for worker in (first, second):
         worker.step(*next(data))
-    ledgers = [w.store.coordination.ledgers[0] for w in (first, second)]
+    ledgers = [w.runtime.coordination.ledgers[0] for w in (first, second)]
     # The only server is in another life.
     assert ledgers[0].renew([1]).began
-    first.store.pull()
+    first.runtime.pull()
     before = first.weights()
 
     second.model.train_on_batch(*next(data))
-    (exchange,) = second.store.journal.read_new()
+    (exchange,) = second.runtime.journal.read_new()
     assert not exchange.accepted
-    assert second.store.journal.drops == 1
+    assert second.runtime.journal.drops == 1
     assert number_staged(second) == 0
     np.testing.assert_array_equal(second.weights(), before)
-    assert first.store.updates_applied() == [2]
+    assert first.runtime.updates_applied() == [2]
 
     assert not ledgers[1].renew([1]).began
     for number, worker in enumerate((second, first), start=3):
         worker.model.train_on_batch(*next(data))
-        (exchange,) = worker.store.journal.read_new()
+        (exchange,) = worker.runtime.journal.read_new()
         assert exchange.accepted
         assert exchange.version == number
     assert (first.weights() != before).all()
-    assert second.store.journal.drops == 1
-    counts = first.store.coordination.counts()
+    assert second.runtime.journal.drops == 1
+    counts = first.runtime.coordination.counts()
     assert [c["accepted"] for c in counts.values()] == [2, 2]
 
 
@@ -178,7 +182,7 @@ def test_rates_follow_the_staleness_of_each_gradient(s, rule):
         np.testing.assert_allclose(
             workers[k].weights(), server, rtol=2e-5, atol=2e-6
         )
-    assert workers[0].store.updates_applied() == [len(LATE) // s]
+    assert workers[0].runtime.updates_applied() == [len(LATE) // s]
 
 
 def test_dropped_gradient_leaves_no_trace():
@@ -189,13 +193,13 @@ def test_dropped_gradient_leaves_no_trace():
     first.step(x, y)
     expected = first.model.get_weights()
     late.model.train_on_batch(late_x + 5.0, late_y)
-    (exchange,) = late.store.journal.read_new()
+    (exchange,) = late.runtime.journal.read_new()
     assert not exchange.accepted
     # It has the new parameters, and all that belongs to them.
     for found, wanted in zip(late.model.get_weights(), expected, strict=True):
         np.testing.assert_array_equal(found, wanted)
-    assert late.store.updates_applied() == [1]
-    counts = late.store.coordination.counts()
+    assert late.runtime.updates_applied() == [1]
+    counts = late.runtime.coordination.counts()
     assert counts["worker 0"] == {
         "pushed": 1,
         "accepted": 1,
@@ -212,7 +216,7 @@ def test_dropped_gradient_leaves_no_trace():
     }
     # The next one is based on them.
     late.model.train_on_batch(late_x, late_y)
-    (exchange,) = late.store.journal.read_new()
+    (exchange,) = late.runtime.journal.read_new()
     assert exchange.accepted
     assert late.model.optimizer.iterations.numpy() == 2
 

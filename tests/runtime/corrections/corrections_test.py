@@ -130,7 +130,7 @@ def check(name, rule, method, order, seed=0, partitioner=None):
         np.testing.assert_allclose(
             workers[k].weights(), server.copies[k], rtol=2e-3, atol=2e-4
         )
-    assert workers[0].store.updates_applied() == [len(order) // share]
+    assert workers[0].runtime.updates_applied() == [len(order) // share]
     return workers, server
 
 
@@ -160,7 +160,7 @@ def test_late_gradients_are_corrected(name, method):
     rule = CASES[name].rules[0]
     workers, server = check(name, rule, method, LATE)
     # What is evaluated and saved are the parameters, without a look-ahead.
-    workers[2].store.pull()
+    workers[2].runtime.pull()
     np.testing.assert_allclose(
         workers[2].weights(), server.theta, rtol=2e-3, atol=2e-4
     )
@@ -257,7 +257,7 @@ def test_traffic_of_copies():
         (worker,) = make_workers(f"corrections {next(_runs)}", 1, Async(), made)
         ((x, y),) = delay_test.batches(1, seed=0)
         worker.model.train_on_batch(x, y)
-        (exchange,) = worker.store.journal.read_new()
+        (exchange,) = worker.runtime.journal.read_new()
         pushed[backups] = exchange.bytes_sent
     assert pushed["server"] == pushed[None]
     parameters = 4 * (FEATURES + 1)
@@ -346,7 +346,7 @@ def test_momentum_of_a_worker_that_has_left_leaves_the_sum():
     data = delay_test.batches(len(order), seed=7)
     for k, (x, y) in zip(order, data, strict=True):
         if k is None:
-            workers[2].store.coordination.leave()
+            workers[2].runtime.coordination.leave()
             oracle.gone(2)
             continue
         workers[k].step(x, y)
@@ -377,7 +377,7 @@ def test_constrained_parameters_are_looked_ahead_too():
         workers[k].step(x, y)
     kernel = workers[0].model.layers[0].kernel
     ahead = kernel.numpy()
-    workers[0].store.pull()
+    workers[0].runtime.pull()
     theta = kernel.numpy()
     assert (theta >= 0).all()
     assert np.abs(ahead - theta).max() > 1e-3

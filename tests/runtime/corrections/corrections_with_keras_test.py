@@ -90,13 +90,13 @@ def test_optimizers_that_do_not_fit_are_refused(optimizer, made, message):
 def test_presets():
     made = tfdist.DCASGDStrategy(0.1, 0.9, backups="worker")
     wanted = correction.DelayCompensation(0.1, 0.9, backups="worker")
-    assert repr(made._store.corrector.correction) == repr(wanted)
+    assert repr(made._runtime.corrector.correction) == repr(wanted)
     made = tfdist.DANAStrategy("dc", 0.8, lambda_0=1.0, backups="worker")
     wanted = correction.DANA("dc", 0.8, lambda_0=1.0, backups="worker")
-    assert repr(made._store.corrector.correction) == repr(wanted)
+    assert repr(made._runtime.corrector.correction) == repr(wanted)
     # Workers do it alone.
-    assert not tfdist.DANAStrategy()._store.corrector.is_on_servers
-    alone = tfdist.DANAStrategy()._store.coordination
+    assert not tfdist.DANAStrategy()._runtime.corrector.is_on_servers
+    alone = tfdist.DANAStrategy()._runtime.coordination
     assert isinstance(alone, no_coordination.NoCoordination)
     with pytest.raises(ValueError, match="DANA is for gradients that are late"):
         tfdist.DANAStrategy(synchronization=Sync())

@@ -36,7 +36,7 @@ class VirtualWorker(tf.distribute.Strategy):
 
     def __init__(self, run, number, partitioner=None, **parts):
         device = tf.config.list_logical_devices("CPU")[0].name
-        self.store = runtime.Runtime(
+        self.runtime = runtime.Runtime(
             runtime.Parts(**parts),
             namespace=f"delay_test/{run}",
             devices=[device],
@@ -48,7 +48,7 @@ class VirtualWorker(tf.distribute.Strategy):
         )
         config = cluster_config.ClusterConfig.local()
         super().__init__(
-            extended.ParameterServerExtended(self, self.store, config)
+            extended.ParameterServerExtended(self, self.runtime, config)
         )
 
     def build(self, make_optimizer, layers=()):
@@ -69,7 +69,7 @@ class VirtualWorker(tf.distribute.Strategy):
     def step(self, x, y):
         """Takes one step; returns its staleness."""
         self.model.train_on_batch(x, y)
-        (exchange,) = self.store.journal.read_new()
+        (exchange,) = self.runtime.journal.read_new()
         return exchange.staleness
 
     def weights(self):
@@ -150,7 +150,7 @@ def check(rule, order):
         for k in range(max(order) + 1)
     ]
     for worker in workers:  # All pull the same initial parameters.
-        worker.store.pull()
+        worker.runtime.pull()
     server = np.array([1.0] * FEATURES + [0.0])
     copies = [server] * len(workers)
     pulled = [0] * len(workers)
@@ -165,7 +165,7 @@ def check(rule, order):
         np.testing.assert_allclose(
             workers[k].weights(), server, rtol=2e-5, atol=2e-6
         )
-    assert workers[k].store.updates_applied() == [len(order)]
+    assert workers[k].runtime.updates_applied() == [len(order)]
     assert workers[k].model.optimizer.iterations.numpy() == len(order)
     return server
 
@@ -206,7 +206,7 @@ def test_moving_statistics_of_late_workers_all_count():
         VirtualWorker(run, k).build(RULES["sgd"][0], layers) for k in range(3)
     ]
     for worker in workers:
-        worker.store.pull()
+        worker.runtime.pull()
     mean = np.zeros(FEATURES)
     for k, (x, y) in zip(LATE, batches(len(LATE), seed=0), strict=True):
         workers[k].step(x, y)
@@ -230,7 +230,7 @@ def test_weights_set_to_a_function_of_old_ones_keep_what_others_did():
         VirtualWorker(run, k).build(lambda: Shrinking(RATE)) for k in range(3)
     ]
     for worker in workers:
-        worker.store.pull()
+        worker.runtime.pull()
     server = np.array([1.0] * FEATURES + [0.0])
     copies = [server] * 3
     for k, (x, y) in zip(LATE, batches(len(LATE), seed=0), strict=True):
@@ -246,10 +246,10 @@ def test_a_count_that_the_chief_sets_is_not_added_to_what_others_did():
     run = next(_runs)
     workers = [VirtualWorker(run, k).build(RULES["sgd"][0]) for k in range(2)]
     for worker in workers:
-        worker.store.pull()
+        worker.runtime.pull()
     for k, (x, y) in zip([0, 1, 1], batches(3, seed=0), strict=True):
         workers[k].step(x, y)
     workers[0].model.optimizer.iterations.assign(7)
     for worker in workers:
-        worker.store.pull()
+        worker.runtime.pull()
         assert worker.model.optimizer.iterations.numpy() == 7

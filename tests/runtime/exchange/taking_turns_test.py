@@ -61,15 +61,15 @@ def test_two_workers_that_take_turns(name):
     for number in range(7):
         x, y = batches[number % len(batches)]
         worker, model = workers[number % 2], models[number % 2]
-        worker.store.pull()
+        worker.runtime.pull()
         model.reset_metrics()
         plain.reset_metrics()
         found = model.train_on_batch(x, y)
         assert_same(found, plain.train_on_batch(x, y))
     for worker, model in zip(workers, models, strict=True):
-        worker.store.pull()
+        worker.runtime.pull()
         assert_same(_state(model), _state(plain))
     # Each took steps.
-    counts = [worker.store.journal.count for worker in workers]
+    counts = [worker.runtime.journal.count for worker in workers]
     optimizers = 2 if name == "MultiOptimizer" else 1
     np.testing.assert_array_equal(counts, [4 * optimizers, 3 * optimizers])

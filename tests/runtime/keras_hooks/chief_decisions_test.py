@@ -29,11 +29,14 @@ class Worker:
         """Makes it: the worker of that number."""
         self.reads = 0
         self._tables = tables
-        self.store = types.SimpleNamespace(
+        store = types.SimpleNamespace(
             worker_variable=lambda value, name: tf.Variable(value),
             call=lambda function, *args: function(*args),
-            journal=types.SimpleNamespace(count=0),
             pulled_version=lambda shard: self.version,
+        )
+        self.runtime = types.SimpleNamespace(
+            store=store,
+            journal=types.SimpleNamespace(count=0),
             updates_applied=lambda: [0],
             local=None,
             coordination=None,
@@ -49,7 +52,7 @@ class Worker:
             worker_names=NAMES, initial_workers=3, worker_id=number
         )
         self.chief_decisions = chief_decisions.ChiefDecisions(
-            self.store,
+            self.runtime,
             membership,
             config,
             worker_timeout=10.0,
@@ -76,7 +79,7 @@ class Worker:
     def exchange(self, pulled, **told):
         """Makes an exchange that brings what the chief tells."""
         self.version = pulled
-        self.store.journal.count += 1
+        self.runtime.journal.count += 1
         word = fit_progress.Word(**told).pack()
         self.chief_decisions._told.assign(word)
         self.chief_decisions._look(self.chief_decisions._fit)

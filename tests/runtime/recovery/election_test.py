@@ -40,11 +40,6 @@ class ScriptedServer:
 
 def elect(worker, offers):
     """What `Election.restore` of a worker of two returns, and the server."""
-    store = types.SimpleNamespace(
-        worker_id=worker,
-        local=every_step.EveryStep(None),
-        synchronizer=types.SimpleNamespace(committed=1),
-    )
     config = types.SimpleNamespace(
         num_workers=2,
         is_worker=True,
@@ -52,7 +47,14 @@ def elect(worker, offers):
         task_name=f"/job:worker/task:{worker}",
     )
     server = ScriptedServer(offers)
-    made = election.Election(store, server, config, timeout=60.0)
+    made = election.Election(
+        worker,
+        every_step.EveryStep(None),
+        types.SimpleNamespace(committed=1),
+        server,
+        config,
+        timeout=60.0,
+    )
     return made.restore(1, began=0.0), server
 
 

@@ -12,25 +12,27 @@ from tfdist.runtime.recovery import server_loss
 
 
 def new_model():
-    """A store of one variable, of which servers know nothing yet."""
+    """A runtime of one variable, of which servers know nothing yet."""
     strategy = tfdist.AsyncStrategy()
     with strategy.scope():
         keras.layers.Dense(2, use_bias=False).build((None, 3))
-    return strategy._store
+    return strategy._runtime
 
 
 def test_a_worker_that_has_committed_nothing_does_not_commit_now():
     # It would wait for a chief that may be where it is itself.
-    store = new_model()
-    server_loss.Recovery._refresh(types.SimpleNamespace(_store=store))
-    assert store.committed == 0
-    assert not store.is_held()
+    runtime = new_model()
+    server_loss.Recovery._refresh(types.SimpleNamespace(_runtime=runtime))
+    assert runtime.committed == 0
+    assert not runtime.is_held()
 
 
 def test_a_server_that_holds_none_of_a_small_model_lacks_nothing():
-    store = new_model()
-    store.commit()
-    restorer = restoring.Restorer(store, store.synchronizer, 1)
+    runtime = new_model()
+    runtime.commit()
+    restorer = restoring.Restorer(
+        runtime.store, runtime.gradient_counts, runtime.synchronizer, 1
+    )
     counted = tf.function(lambda: restorer._count_missing(0, []))
     assert counted() == 0
     assert restorer.complete(0) == 0

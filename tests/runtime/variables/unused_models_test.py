@@ -42,7 +42,7 @@ def live_one(strategy, **kwargs):
     return handles
 
 
-def held(store):
+def held(runtime):
     """How many of the variables that were made the server has a value of."""
 
     @tf.function(autograph=False)
@@ -52,14 +52,14 @@ def held(store):
                 resource=tf.raw_ops.VarHandleOp(
                     dtype=dtype,
                     shape=None,
-                    shared_name=store.name_of(f"{kind}/{ordinal}"),
+                    shared_name=runtime.store.name_of(f"{kind}/{ordinal}"),
                 )
             )
             for kind, dtype in (
                 ("variable", tf.float32),
                 ("signature", tf.string),
             )
-            for ordinal in range(len(store.variables))
+            for ordinal in range(len(runtime.store.variables))
         ]
 
     return sum(map(bool, count()))
@@ -85,30 +85,30 @@ STRATEGIES = {
 )
 def test_each_model_leaves_what_the_one_before_has_left(name):
     strategy = STRATEGIES[name]()
-    store = strategy._store
+    runtime = strategy._runtime
     found = []
     for _ in range(5):
         live_one(strategy)
-        found.append((things(), len(store.known), held(store)))
+        found.append((things(), len(runtime.store.known), held(runtime)))
     assert found[-1] == found[-2] == found[-3]
-    made = len(store.variables)
+    made = len(runtime.store.variables)
     gc.collect()
     strategy.commit()
     gc.collect()
     strategy.commit()
-    assert list(store.variables) == []
-    assert held(store) == 0
+    assert list(runtime.store.variables) == []
+    assert held(runtime) == 0
     # Positions are not used again, nor what was counted forgotten.
-    assert len(store.variables) == made
-    assert strategy.updates_applied() == [store.journal.count]
+    assert len(runtime.store.variables) == made
+    assert strategy.updates_applied() == [runtime.journal.count]
     counts = strategy.push_counts()
-    assert counts["applied"] == [counts["pushed"]] == [store.journal.begun]
+    assert counts["applied"] == [counts["pushed"]] == [runtime.journal.begun]
     (of_worker,) = strategy.gradient_counts().values()
     assert of_worker["accepted"] == counts["pushed"]
     freed = [
         n
-        for _, n in store.known
-        if unused_models.owners_of(store.short_name(n))
+        for _, n in runtime.store.known
+        if unused_models.owners_of(runtime.store.short_name(n))
     ]
     assert freed == []
 
@@ -134,7 +134,7 @@ def test_what_was_never_trained_leaves_no_gap():
     live_one(strategy)
     strategy.commit()
     assert strategy.updates_applied() == [4]
-    assert list(strategy._store.variables) == []
+    assert list(strategy._runtime.store.variables) == []
 
 
 def test_a_model_beside_one_that_is_freed_stays_as_it_is():
@@ -150,13 +150,13 @@ def test_a_model_beside_one_that_is_freed_stays_as_it_is():
     strategy.pull()
     for before, after in zip(weights, twin.get_weights(), strict=True):
         np.testing.assert_array_equal(before, after)
-    assert len(list(strategy._store.variables)) == len(
+    assert len(list(strategy._runtime.store.variables)) == len(
         [v for v in twin.variables if v.value.role.is_on_server]
     ) + sum(v.value.role.is_on_server for v in twin.optimizer.variables)
     state = strategy.state.read()
     assert state.header["variables"].count(None) == len(
-        strategy._store.variables
-    ) - len(list(strategy._store.variables))
+        strategy._runtime.store.variables
+    ) - len(list(strategy._runtime.store.variables))
     twin.fit(ROWS, ROWS[:, :1], batch_size=4, verbose=0)
     assert int(twin.optimizer.iterations.numpy()) == 8
     strategy.state.restore(state)
@@ -201,7 +201,9 @@ def test_what_all_others_have_freed_is_refused():
     strategy = tfdist.AsyncStrategy()
     model = build(strategy)
     strategy.commit()
-    strategy._store.unused_models.give_up(list(strategy._store.variables))
+    strategy._runtime.unused_models.give_up(
+        list(strategy._runtime.store.variables)
+    )
     with pytest.raises(tfdist.ModelFreedError, match="started again"):
         model.evaluate(ROWS, ROWS[:, :1], verbose=0)
     with pytest.raises(tfdist.ModelFreedError, match="the next model"):
@@ -217,7 +219,7 @@ def test_nothing_is_left_of_a_strategy_that_nobody_uses(name):
     model = build(strategy)
     model.fit(ROWS, ROWS[:, :1], batch_size=4, verbose=0)
     strategy.push_counts()
-    left = weakref.ref(strategy), weakref.ref(strategy._store)
+    left = weakref.ref(strategy), weakref.ref(strategy._runtime)
     del model, strategy
     gc.collect()
     assert [thing() for thing in left] == [None, None]

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist.cluster import tf_config
 from tfdist.runtime.exchange.pull_response import assign
+from tfdist.runtime.local_steps import communication
 from tfdist.runtime.replicas import first_values
 from tfdist.runtime.variables import traced_calls
 from tfdist.runtime.variables.variables import Role
@@ -77,11 +78,10 @@ class Called:
 
 
 @dataclasses.dataclass
-class Round:
-    """One exchange that is being built.
+class RingRound(communication.Round):
+    """One exchange that is being built; see `Round`.
 
     Attributes:
-      takes_part: Whether this worker has taken steps.
       share: Of this worker in the means, scalar float64 tensor.
       began: When its steps were done, seconds since the epoch, the same.
       waited: Seconds that it has waited for others, the same.
@@ -89,7 +89,6 @@ class Round:
       counts: Whether anybody's steps do, a scalar bool tensor.
     """
 
-    takes_part: bool
     share: tf.Tensor
     began: tf.Tensor
     waited: tf.Tensor
@@ -115,6 +114,10 @@ class Ring:
         # In the order in which they were made, the same on all workers.
         self.inners = []
         self._functions = {}
+
+    def add(self, inner):
+        """Takes note of an `Inner` whose steps may be exchanged."""
+        self.inners.append(inner)
 
     # The beginning of training.
 
@@ -235,7 +238,7 @@ class Ring:
             return tf.identity(called)
 
     def build_round(self, inner):
-        """Builds the call of a worker during training; a `Round`."""
+        """Builds the call of a worker during training; a `RingRound`."""
         with tf.device(self._store.worker_device):
             began = tf.timestamp()
             with tf.control_dependencies([began]):
@@ -245,7 +248,7 @@ class Ring:
             share = tf.math.divide_no_nan(self._weight(inner), called[0])
             counts = called[0] > 0
         num_bytes = self._num_bytes([called])
-        return Round(True, share, began, waited, num_bytes, counts)
+        return RingRound(True, share, began, waited, num_bytes, counts)
 
     def exchange(self, number, called, takes_part, seconds, build):
         """Makes an exchange that was called, outside of a step.
@@ -255,7 +258,7 @@ class Ring:
           called: The `Called`.
           takes_part: Whether this worker has taken steps.
           seconds: When the call began, since the epoch, and how long it took.
-          build: Called with the `Inner` and the `Round` to build it.
+          build: Called with the `Inner` and the `RingRound` to build it.
         """
         inner = self.inners[number]
 
@@ -266,7 +269,7 @@ class Ring:
                     mine = self._weight(inner)
                     share = tf.math.divide_no_nan(mine, weight)
                 num_bytes = self._num_bytes([Called(*[0] * 5).stacked()])
-                this_round = Round(
+                this_round = RingRound(
                     takes_part, share, began, waited, num_bytes, weight > 0
                 )
                 build(inner, this_round)
@@ -294,7 +297,7 @@ class Ring:
         Args:
           inner: The `Inner`.
           records: List of `Update`, of one tensor each.
-          this_round: The `Round`.
+          this_round: The `RingRound`.
           finite: Whether what this worker has done is, a scalar bool tensor;
             None if nobody has looked.
 

@@ -13,24 +13,27 @@ class ServerValues:
 
     Args:
       store: The `ParameterStore`.
+      marks: Its `ExchangeMarkers`.
     """
 
-    def __init__(self, store):
+    def __init__(self, store, marks):
         self._store = store
-        self._reader = consistent_read.Reader(store)
+        self._marks = marks
+        self._reader = consistent_read.Reader(store, marks)
 
-    def read(self, variables):
+    def read(self, variables, corrector):
         """Reads all of it.
 
         Args:
           variables: List of variables that servers hold.
+          corrector: The `Corrector`, for what it keeps there.
 
         Returns:
           The values of `variables`, a list of NumPy arrays; what
           `saved_slots.on_servers` names, a dict of name to array; and the
           most updates that a server has applied, an int.
         """
-        slots = saved_slots.on_servers(self._store)
+        slots = saved_slots.on_servers(self._store, corrector)
         key = (tuple(v.ordinal for v in variables), tuple(slots))
         values, kept, versions = self._reader.read(
             key, lambda: self._build(variables, slots)
@@ -47,7 +50,7 @@ class ServerValues:
     def _build(self, variables, slots):
         store = self._store
         locks, held = consistent_read.lock_all(store)
-        marks = store.marks.build_all(held)
+        marks = self._marks.build_all(held)
         values = {v.ordinal: {} for v in variables}
         kept, versions = {}, []
         for shard in range(store.num_shards):

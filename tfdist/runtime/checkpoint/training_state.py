@@ -35,20 +35,21 @@ class TrainingState(tf.train.experimental.PythonState):
     know of, beside the model and its optimizer.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
     """
 
     def __init__(
-        self, store, *, num_workers=1, correction=None, local_steps=None
+        self, runtime, *, num_workers=1, correction=None, local_steps=None
     ):
         super().__init__()
-        self._store = store
+        self._runtime = runtime
+        self._store = runtime.store
         self._num_workers = num_workers
         self._methods = {
             "correction": repr(correction),
             "local_steps": repr(local_steps),
         }
-        self._served = server_values.ServerValues(store)
+        self._served = server_values.ServerValues(runtime.store, runtime.marks)
         # What was put back last; variables that come later look here.
         self._saved = None
         self._on_servers = False
@@ -72,7 +73,7 @@ class TrainingState(tf.train.experimental.PythonState):
           A `SavedState`.
         """
         store = self._store
-        store.local.show_anchor()
+        self._runtime.local.show_anchor()
         variables = [
             v
             for v in store.variables
@@ -81,11 +82,13 @@ class TrainingState(tf.train.experimental.PythonState):
         served = [
             v
             for v in variables
-            if v.role in _SERVED and v.ordinal < store.committed
+            if v.role in _SERVED and v.ordinal < self._runtime.committed
         ]
         arrays, updates = {}, 0
-        if store.committed:
-            values, slots, updates = self._served.read(served)
+        if self._runtime.committed:
+            values, slots, updates = self._served.read(
+                served, self._runtime.corrector
+            )
             arrays = {
                 _name(variable): value
                 for variable, value in zip(served, values, strict=True)
@@ -100,8 +103,8 @@ class TrainingState(tf.train.experimental.PythonState):
                 arrays[f"local/{number}"] = read_replica(variable).numpy()
         if everything:
             arrays.update(self._ahead())
-        arrays.update(saved_slots.of_worker(store.corrector))
-        arrays.update(local_state.read(store.local))
+        arrays.update(saved_slots.of_worker(self._runtime.corrector))
+        arrays.update(local_state.read(self._runtime.local))
         if self._saved is not None:
             # What has not been made use of yet is not lost.
             arrays = {**self._not_used(arrays), **arrays}
@@ -109,7 +112,7 @@ class TrainingState(tf.train.experimental.PythonState):
 
     def _not_used(self, arrays):
         kinds = (saved_slots.ON_SERVERS, saved_slots.ON_WORKER)
-        if not self._store.local.has_begun:
+        if not self._runtime.local.has_begun:
             kinds += (local_state.PREFIX,)
         return {
             name: value
@@ -161,7 +164,7 @@ class TrainingState(tf.train.experimental.PythonState):
         arrays = self._fitting(saved)
         self._saved = dataclasses.replace(saved, arrays=arrays)
         self._on_servers = store.is_chief and (
-            bool(store.committed) or not store.is_held()
+            bool(self._runtime.committed) or not self._runtime.is_held()
         )
         self._placed = set()
         for number, _ in store.locals.items():
@@ -169,13 +172,13 @@ class TrainingState(tf.train.experimental.PythonState):
         if self._on_servers:
             for variable in store.variables:
                 self._put(variable)
-            known = store.variables[: store.committed]
+            known = store.variables[: self._runtime.committed]
             if known:
-                saved_slots.write(store, known, self._saved, self._num_workers)
+                self._write_slots(known)
                 self._put_ahead(known)
-        saved_slots.put_on_worker(store.corrector, self._saved.arrays)
-        if self._on_servers and store.committed:
-            store.corrector.show_ahead()
+        saved_slots.put_on_worker(self._runtime.corrector, self._saved.arrays)
+        if self._on_servers and self._runtime.committed:
+            self._runtime.corrector.show_ahead()
         self.resume_local_steps()
 
     def _arranged(self, saved):
@@ -307,6 +310,15 @@ class TrainingState(tf.train.experimental.PythonState):
             return 0
         return self._saved.header["updates"]
 
+    def _write_slots(self, variables):
+        saved_slots.write(
+            self._store,
+            self._runtime.corrector,
+            variables,
+            self._saved,
+            self._num_workers,
+        )
+
     def local_was_made(self):
         """Called when a variable has been added to the store's `locals`."""
         self._put_local(len(self._store.locals) - 1)
@@ -317,9 +329,7 @@ class TrainingState(tf.train.experimental.PythonState):
             return
         for variable in variables:
             self._put(variable)
-        saved_slots.write(
-            self._store, variables, self._saved, self._num_workers
-        )
+        self._write_slots(variables)
 
     def after_initialization(self, variables, begins):
         """Called when it has; `begins`: to the first variables of all."""
@@ -338,11 +348,11 @@ class TrainingState(tf.train.experimental.PythonState):
     def show_ahead(self):
         """Called when a correction has got its slots on servers."""
         if self._saved is not None and self._on_servers:
-            self._store.corrector.show_ahead()
+            self._runtime.corrector.show_ahead()
 
     def resume_local_steps(self):
         """Takes up local steps where they were, once that is possible."""
-        local = self._store.local
+        local = self._runtime.local
         if self._saved is None or not local.has_begun:
             return
         if self._on_servers and not self._store.worker_id:

@@ -36,7 +36,7 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
         self._ledger = ledger
         self._method = method
         # Of gradients on servers.
-        self._corrector = self._store.corrector.of_servers
+        self._corrector = self._runtime.corrector.of_servers
         self._decision = None
 
     def _ask(self, shards):

@@ -2,47 +2,29 @@
 
 import functools
 import threading
-import time
 
 from absl import logging
 import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist.cluster import preemption
-from tfdist.cluster import waiting
 from tfdist.runtime.coordination import agreement
 from tfdist.runtime.coordination import coordinated_exchange
 from tfdist.runtime.coordination import ledger as ledger_lib
 from tfdist.runtime.coordination import retired_gradient_counts
+from tfdist.runtime.coordination import status_log
 from tfdist.synchronization import events
-from tfdist.synchronization import state as state_lib
 
 # A worker that is there and sends no gradient for so long is not waited for,
 # unless the strategy says otherwise.
 IDLE_SECONDS = 600.0
-_WAITING = (state_lib.Phase.ARRIVED, state_lib.Phase.ACCEPTED)
-_AS_PLANNED = (state_lib.Reason.LEFT,)
-_REASONS = {
-    state_lib.Reason.LEFT: "its training has ended",
-    state_lib.Reason.ENDED: "its process has ended",
-    state_lib.Reason.SILENT: (
-        "it has not been heard of for more than "
-        "worker_timeout={timeout:g} s; it may come back"
-    ),
-    state_lib.Reason.IDLE: (
-        "it is there, and has sent no gradient for stall_timeout={idle:g} s"
-    ),
-    state_lib.Reason.MISSING: "it has not begun within start_timeout",
-    state_lib.Reason.REPLACED: "it has been started again, and trains later",
-    state_lib.Reason.PREEMPTED: "it was told to leave; it may come back",
-}
 
 
 class Coordination:
     """Makes exchanges of gradients that are decided over before they count.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
       method: The `Synchronization`.
       correction: The `Correction` of late gradients, or None.
       worker_names: Names of all workers, in the order of their numbers.
@@ -59,7 +41,7 @@ class Coordination:
 
     def __init__(
         self,
-        store,
+        runtime,
         method,
         correction,
         *,
@@ -71,7 +53,8 @@ class Coordination:
         members_table,
         initial_workers=None,
     ):
-        self._store = store
+        self._runtime = runtime
+        self._store = runtime.store
         self._method = method
         self._correction = correction
         self._names = worker_names
@@ -81,8 +64,6 @@ class Coordination:
             silent=worker_timeout, missing=start_timeout, idle=idle_timeout
         )
         self._members = members_table
-        self._timeout = worker_timeout
-        self._idle = idle_timeout
         # By name.
         self._ledgers = {}
         # By the ordinal of a step counter: the one in use, and the number of
@@ -90,7 +71,7 @@ class Coordination:
         self._current = {}
         self._num_fits = 0
         self._retired = retired_gradient_counts.RetiredGradientCounts(
-            store, len(worker_names)
+            runtime.store, len(worker_names)
         )
         # The call of `fit` that is under way; not to be replaced while the
         # heartbeat makes this worker leave at the end of the one before.
@@ -99,10 +80,9 @@ class Coordination:
         # Steps that this worker had begun to send when it last found no data
         # in `fit`; None once others may expect it again.
         self._without_data = None
-        # By ledger: the last status of all workers, and the number of the
-        # arrival that this one has been waiting with, since when.
-        self._status = {}
-        self._waiting = {}
+        self._log = status_log.StatusLog(
+            method, worker_names, worker_id, worker_timeout, idle_timeout
+        )
 
     @property
     def ledgers(self):
@@ -128,7 +108,7 @@ class Coordination:
         ledger = None
         if counter is not None:
             ledger = self._ledger_for(counter, kwargs["records"])
-            self._store.corrector.prepare(ledger, kwargs["records"])
+            self._runtime.corrector.prepare(ledger, kwargs["records"])
         return coordinated_exchange.CoordinatedExchange(
             ledger=ledger, method=self._method, **kwargs
         )
@@ -180,6 +160,7 @@ class Coordination:
         if name not in self._ledgers:
             ledger = ledger_lib.Ledger(
                 self._store,
+                self._runtime.recovery,
                 name,
                 self._method,
                 self._correction,
@@ -190,11 +171,11 @@ class Coordination:
                 attendance=self._attendance,
             )
             ledger.prepare()
-            if self._store.local.keeps_own_values:
+            if self._runtime.local.keeps_own_values:
                 ledger.tick(joining=True)
             self._ledgers[name] = ledger
             # Now it is known which updates the replicas hold.
-            self._store.pull()
+            self._runtime.pull()
         return self._ledgers[name]
 
     def renew(self, incarnations, expected):
@@ -210,16 +191,14 @@ class Coordination:
                 incarnations, expected, self._accepted_by(ledger)
             ).log()
         self._retired.restore()
-        self._store.corrector.prepare_again()
-        # Their states are those of another epoch.
-        self._status.clear()
-        self._waiting.clear()
+        self._runtime.corrector.prepare_again()
+        self._log.clear()
 
     def _accepted_by(self, ledger):
         """Gradients of this worker that it knows were accepted, an int."""
         if len(self._ledgers) > 1:
             return 0  # The journal does not tell optimizers apart.
-        journal = self._store.journal
+        journal = self._runtime.journal
         own = journal.count - journal.drops - self._retired.own_accepted
         return ledger.accepted_before + own
 
@@ -247,7 +226,7 @@ class Coordination:
             self._fit = call
             self._num_fits += 1
             self._without_data = None
-        local = self._store.local
+        local = self._runtime.local
         if local.keeps_own_values:
             # From now on, or what it makes of the parameters would be late.
             for ledger in self.ledgers:
@@ -256,7 +235,7 @@ class Coordination:
 
     def tick(self):
         """Called with each heartbeat of this worker, in its thread."""
-        local = self._store.local
+        local = self._runtime.local
         with self._watching:
             if self._fit is not None and self._fit.is_over():
                 if local.unpushed():
@@ -268,15 +247,14 @@ class Coordination:
                     )
                 self.leave()
             known = self._without_data
-            if known is not None and known == self._store.journal.begun:
+            if known is not None and known == self._runtime.journal.begun:
                 self._leave()
         working = local.has_progressed()
         for ledger in self.ledgers:
             state = ledger.tick(
                 working=working, preempted=preemption.received()
             )
-            self._report_changes(ledger, state)
-            self._report_wait(ledger, state)
+            self._log.report(ledger, state)
 
     def leave(self):
         """Tells the others that this worker trains no more for now."""
@@ -295,9 +273,9 @@ class Coordination:
         Until the next exchange, `fit` or `come_back`: others that begin to
         train after it expect whoever has left with them.
         """
-        self._store.local.flush(last=True)
+        self._runtime.local.flush(last=True)
         with self._watching:
-            self._without_data = self._store.journal.begun
+            self._without_data = self._runtime.journal.begun
             self._leave()
 
     def come_back(self):
@@ -313,8 +291,7 @@ class Coordination:
             accepted = int(state.accepted[self._worker])
             del self._ledgers[name]
             self._current.pop(ledger_lib.ordinal_of(name), None)
-            self._status.pop(ledger, None)
-            self._waiting.pop(ledger, None)
+            self._log.let_go(ledger)
             self._retired.let_go(ledger.name, accepted - ledger.accepted_before)
 
     def build_retire(self, names):
@@ -346,17 +323,8 @@ class Coordination:
         slow = []
         for ledger in self.ledgers:
             state = ledger.tick()
-            if state.phase[self._worker] in _WAITING:
-                slow += self._slow(state)
+            slow += self._log.waited_for(state)
         return sorted(set(slow))
-
-    def _slow(self, state):
-        return [
-            name
-            for worker, name in enumerate(self._names)
-            if state.status[worker] != state_lib.Status.GONE
-            and state.phase[worker] == state_lib.Phase.COMPUTING
-        ]
 
     def own_applied(self):
         """Returns the fate of this process's gradients, by server.
@@ -387,60 +355,6 @@ class Coordination:
                 for what, field in retired_gradient_counts.COUNTS.items():
                     counts[name][what] += int(getattr(state, field)[worker])
         return counts
-
-    def _report_changes(self, ledger, state):
-        """Logs who has gone and who has come back."""
-        status = state.status.tolist()
-        before = self._status.get(ledger, status)
-        self._status[ledger] = status
-        if status == before or not self._method.waits:
-            return
-        gone = state_lib.Status.GONE
-        for worker, name in enumerate(self._names):
-            if before[worker] == status[worker]:
-                continue
-            if status[worker] == gone:
-                reason = state_lib.Reason(int(state.reason[worker]))
-                logging.log(
-                    logging.INFO if reason in _AS_PLANNED else logging.WARNING,
-                    "Nobody waits for %s any more: %s.",
-                    name,
-                    _REASONS[reason].format(
-                        timeout=self._timeout, idle=self._idle
-                    ),
-                )
-            elif before[worker] == gone:
-                absent = state.reason[worker] == state_lib.Reason.ABSENT
-                again = "" if absent else " again"
-                logging.warning("%s takes part%s.", name, again)
-        left = sum(s != gone for s in status)
-        wanted = self._method.gradients_per_update(ledger.num_enlisted)
-        if 0 < left < wanted:
-            logging.warning(
-                "Each update takes %d gradients from now on, instead of %d: no "
-                "more workers than that are left.",
-                left,
-                wanted,
-            )
-
-    def _report_wait(self, ledger, state):
-        """Logs for whom this worker has been waiting for long."""
-        phase = state.phase[self._worker]
-        order = state.order[self._worker]
-        now = time.monotonic()
-        began, number, told = self._waiting.get(ledger, (now, None, 0))
-        if number != order or phase not in _WAITING:
-            self._waiting[ledger] = (now, order, 0)
-            return
-        periods = int((now - began) / waiting.REPORT_SECONDS)
-        self._waiting[ledger] = (began, number, periods)
-        if periods > told:
-            slow = self._slow(state)
-            logging.warning(
-                "Waiting for the gradients of %s (%d s so far).",
-                ", ".join(slow),
-                now - began,
-            )
 
 
 def _microseconds(seconds):

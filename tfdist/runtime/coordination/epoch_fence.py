@@ -66,13 +66,16 @@ class EpochFence:
         """Takes note of what this worker's steps leave on a server."""
         self._staged[shard] = tuple(dtypes)
 
-    def build_create(self):
-        """Builds, on the first server, what a new ledger has beside a state."""
-        lives = self._store.recovery.incarnations
+    def build_create(self, incarnations):
+        """Builds, on the first server, what a new ledger has beside a state.
+
+        Args:
+          incarnations: List of int, one for each server.
+        """
         return [
             tf.raw_ops.AssignVariableOp(
                 resource=self._ledger.incarnations(),
-                value=tf.constant(lives, tf.int64),
+                value=tf.constant(incarnations, tf.int64),
             ),
         ]
 

@@ -53,6 +53,7 @@ class Ledger:
 
     Args:
       store: The `ParameterStore`.
+      recovery: The `Recovery`, which knows the lives of servers.
       name: The same on all workers, and this optimizer's alone.
       method: The `Synchronization`, resolved.
       correction: The `Correction` of late gradients, or None.
@@ -67,6 +68,7 @@ class Ledger:
     def __init__(
         self,
         store,
+        recovery,
         name,
         method,
         correction,
@@ -90,6 +92,7 @@ class Ledger:
         self.accepted_before = 0
         self._name = name
         self._store = store
+        self._recovery = recovery
         self._num_workers = num_workers
         self._initial_workers = initial_workers
         self._worker = worker_id
@@ -249,8 +252,8 @@ class Ledger:
                 "All workers must synchronize in the same way. Here "
                 f"{mine}, on the servers {theirs}."
             )
-        if self._store.recovery.is_needed:
-            self.renew(self._store.recovery.incarnations)
+        if self._recovery.is_needed:
+            self.renew(self._recovery.incarnations)
         state = self.tick()
         self.accepted_before = int(state.accepted[self._worker])
         self._begin_keys(
@@ -370,7 +373,7 @@ class Ledger:
                 done.append(self.updates(shard).set(0))
                 done.append(self.epoch(shard).set(0))
                 done += self.leftovers.create(shard)
-        return done + self._renewal.build_create()
+        return done + self._renewal.build_create(self._recovery.incarnations)
 
     def _build_tick(self, what, my_epoch):
         def happened(state, attendance):

@@ -7,7 +7,8 @@ class NoCoordination:
     """See `Coordination`, whose part it takes where nobody decides.
 
     Args:
-      store: The `Runtime`, whose servers count gradients themselves.
+      gradient_counts: The `GradientCounts`: servers count by themselves.
+      journal: The `Journal`.
     """
 
     ledgers = ()
@@ -15,8 +16,9 @@ class NoCoordination:
     waits = False
     retries = False
 
-    def __init__(self, store):
-        self._store = store
+    def __init__(self, gradient_counts, journal):
+        self._gradient_counts = gradient_counts
+        self._journal = journal
 
     def exchange(self, **kwargs):
         """The exchange of one step, an `ExchangeBuilder`."""
@@ -24,12 +26,12 @@ class NoCoordination:
 
     def counts(self):
         """Gradients of each worker, see `Coordination.counts`."""
-        return self._store.gradient_counts.read()
+        return self._gradient_counts.read()
 
     def own_applied(self):
         """By server: what was applied of this process, and passed it by."""
-        applied = self._store.gradient_counts.applied()
-        return applied, self._store.journal.elsewhere
+        applied = self._gradient_counts.applied()
+        return applied, self._journal.elsewhere
 
     def waited_for(self):
         """Names of the workers whose gradients this one waits for now."""

@@ -21,17 +21,21 @@ class Corrector:
 
     Args:
       store: The `ParameterStore`.
+      state: The `TrainingState`.
       correction: The `Correction`, resolved.
       num_workers: Number of workers.
       worker_id: Number of this one.
     """
 
-    def __init__(self, store, correction, *, num_workers, worker_id):
+    def __init__(self, store, state, correction, *, num_workers, worker_id):
         self._store = store
+        self._state = state
         self._correction = correction
         self._num_workers = num_workers
         self._worker = worker_id
-        self._on_worker = WorkerCorrections(store, correction, num_workers)
+        self._on_worker = WorkerCorrections(
+            store, state, correction, num_workers
+        )
         # The ledger of the optimizer that trains a variable, by its ordinal.
         self._ledgers = {}
 
@@ -48,7 +52,7 @@ class Corrector:
     @property
     def of_servers(self):
         """The corrections on servers: none if workers correct."""
-        return self if self.is_on_servers else NoCorrector(self._store)
+        return self if self.is_on_servers else NoCorrector()
 
     @property
     def uses_lookahead(self):
@@ -200,7 +204,7 @@ class Corrector:
         with tf.init_scope():
             traced_calls.trace(lambda: self._build_slots(ledger, new))()
             self._ledgers.update((v.ordinal, ledger) for v in new)
-            self._store.state.show_ahead()
+            self._state.show_ahead()
 
     def prepare_again(self):
         """Makes the slots that a server has lost."""

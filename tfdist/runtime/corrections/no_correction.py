@@ -2,18 +2,11 @@
 
 
 class NoCorrector:
-    """See `Corrector`, whose part it takes where there is no `Correction`.
-
-    Args:
-      store: The `Runtime`.
-    """
+    """See `Corrector`, whose part it takes where there is no `Correction`."""
 
     # It keeps nothing, on servers or here.
     is_on_servers = False
     uses_lookahead = False
-
-    def __init__(self, store):
-        del store
 
     @property
     def of_servers(self):

@@ -43,9 +43,8 @@ class Slot:
         return self.slots.read(self.name)
 
 
-def on_servers(store):
+def on_servers(store, corrector):
     """All slots that servers hold, a list of `Slot`."""
-    corrector = store.corrector
     if not corrector.is_on_servers:
         return []
     found = []
@@ -99,7 +98,7 @@ def _axis(corrector, variable, piece, name):
     return None
 
 
-def write(store, variables, saved, num_workers):
+def write(store, corrector, variables, saved, num_workers):
     """Puts the saved slots of variables onto their servers.
 
     Under the names under which the optimizers look for them when they take
@@ -107,11 +106,11 @@ def write(store, variables, saved, num_workers):
 
     Args:
       store: The `ParameterStore`.
+      corrector: The `Corrector`.
       variables: List of `ReplicaVariable`.
       saved: A `SavedState`.
       num_workers: Number of workers here.
     """
-    corrector = store.corrector
     if not corrector.is_on_servers:
         return
     placed, values = [], []

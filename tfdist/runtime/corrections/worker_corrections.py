@@ -13,12 +13,14 @@ class WorkerCorrections:
 
     Args:
       store: The `ParameterStore`.
+      state: The `TrainingState`, which may have some of it.
       correction: The `Correction`.
       num_workers: Number of workers.
     """
 
-    def __init__(self, store, correction, num_workers):
+    def __init__(self, store, state, correction, num_workers):
         self._store = store
+        self._state = state
         self._correction = correction
         self._num_workers = num_workers
         # By step counter and variable.
@@ -62,7 +64,7 @@ class WorkerCorrections:
             dtype = dtype_of(variable)
 
             def first(name, shape):
-                saved = self._store.state.slot_of_worker(_key(*key, name))
+                saved = self._state.slot_of_worker(_key(*key, name))
                 if saved is None:
                     return tf.zeros(shape, dtype)
                 return tf.constant(saved, dtype)

@@ -21,7 +21,7 @@ class ExchangeBuilder:
     """Builds the operations of one exchange.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
       graph: The graph to build in.
       records: List of `Update` and `Mutation`, in the order of the program.
       counter: The step counter of the optimizer whose step this is, or None.
@@ -40,7 +40,7 @@ class ExchangeBuilder:
 
     def __init__(
         self,
-        store,
+        runtime,
         graph,
         records,
         *,
@@ -54,13 +54,14 @@ class ExchangeBuilder:
         last=False,
         finite=None,
     ):
-        self._store = store
+        self._runtime = runtime
+        self._store = runtime.store
         self._graph = graph
         self._records = records
         self.iterations = counter
         self._rate = rate
         self._sender = push_request.Sender(
-            store,
+            runtime.store,
             graph,
             records,
             settings=settings,
@@ -96,11 +97,11 @@ class ExchangeBuilder:
         self._begun = []
         if is_step:
             with tf.control_dependencies([started.op]):
-                self._begun = store.journal.note_begun(self._shards)
+                self._begun = self._runtime.journal.note_begun(self._shards)
             # Read before anything fresh comes.
             by_server = self._pulled_by_server()
             self._pulled = self._pulled_from(by_server)
-        self._number = store.marks.next_number()
+        self._number = self._runtime.marks.next_number()
         # All servers are asked before any answer is waited for.
         responses, accepted = self._ask(self._shards)
         with tf.control_dependencies(pull_response.arrivals(responses)):
@@ -112,15 +113,15 @@ class ExchangeBuilder:
             done += pull_response.join_pieces(store, responses)
             done += self._note_pulled(responses)
             done += [
-                store.chief_decisions.build_note(response.told)
+                self._runtime.chief_decisions.build_note(response.told)
                 for response in responses
                 if response.told is not None
             ]
         if not is_step:
-            store.journal.note_other()
+            self._runtime.journal.note_other()
             return
         with tf.control_dependencies(done):
-            store.journal.write(
+            self._runtime.journal.write(
                 started=started,
                 pulled=self._pulled,
                 pulled_by_server=by_server,
@@ -176,7 +177,7 @@ class ExchangeBuilder:
         """Builds the notes of what else has been pulled; returns them."""
         if not self._is_counted:
             return []
-        counts = self._store.gradient_counts
+        counts = self._runtime.gradient_counts
         return [
             op
             for response in responses
@@ -248,7 +249,7 @@ class ExchangeBuilder:
     def _count(self, request, staleness):
         """Builds the counting of this worker's gradient."""
         if self._is_counted:
-            counts = self._store.gradient_counts
+            counts = self._runtime.gradient_counts
             counts.note(request.shard, request.finite, staleness)
 
     def _update(self, request, replays, sent, version):
@@ -308,13 +309,13 @@ class ExchangeBuilder:
                 )
             values.append(store.counter("version", shard).read())
             if request.number is not None:
-                store.marks.leave(
+                self._runtime.marks.leave(
                     shard, self.iterations, request.number, self._shards
                 )
             figures = [*figures, *self._read_more(section)]
-            follows = shard == 0 and store.chief_decisions.follows
+            follows = shard == 0 and self._runtime.chief_decisions.follows
             if follows:
-                figures.append(store.chief_decisions.build_read())
+                figures.append(self._runtime.chief_decisions.build_read())
         effects = resources.effects(self._graph.get_operations()[before:])
         with tf.control_dependencies(
             effects + [v.op for v in values + figures]
@@ -354,7 +355,7 @@ class ExchangeBuilder:
     @property
     def _is_counted(self):
         """Whether the servers count this as a gradient of this worker."""
-        counts = self._store.gradient_counts
+        counts = self._runtime.gradient_counts
         return counts.is_kept and self.iterations is not None
 
     def _given(self, request, copies, values):
@@ -372,7 +373,7 @@ class ExchangeBuilder:
         """Builds the other reads beside the fresh values: a list of tensors."""
         if not self._is_counted:
             return []
-        return self._store.gradient_counts.read_on(section.shard)
+        return self._runtime.gradient_counts.read_on(section.shard)
 
 
 def _add(handle, value):

@@ -21,14 +21,7 @@ _OTHERS = "others"
 
 
 class NoMarkers:
-    """See `ExchangeMarkers`; where no exchange can be half done.
-
-    Args:
-      store: The `Runtime`.
-    """
-
-    def __init__(self, store):
-        del store
+    """See `ExchangeMarkers`; where no exchange can be half done."""
 
     def next_number(self):
         """No number: there is nothing to tell apart."""

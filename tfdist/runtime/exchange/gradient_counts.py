@@ -9,16 +9,9 @@ import tensorflow as tf
 
 
 class NoGradientCounts:
-    """See `GradientCounts`, whose part it takes where a ledger counts.
-
-    Args:
-      store: The `Runtime`.
-    """
+    """See `GradientCounts`, whose part it takes where a ledger counts."""
 
     is_kept = False
-
-    def __init__(self, store):
-        del store
 
     def clear(self, shard):
         """Builds nothing, a list; as the others do."""

@@ -92,7 +92,7 @@ class Step:
     """Records one call of `strategy.run` while it is traced.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
       ticketed: Ordinals of the step counters of optimizers whose updates the
         same step has exchanged before.
 
@@ -104,9 +104,9 @@ class Step:
     is_local = False
     is_eager = False
 
-    def __init__(self, store, ticketed=()):
-        self._store = store
-        self._make_exchange = store.coordination.exchange
+    def __init__(self, runtime, ticketed=()):
+        self._runtime = runtime
+        self._make_exchange = runtime.coordination.exchange
         self._root = tf.compat.v1.get_default_graph()
         self._pending = {}
         # Of models that all other workers have freed.
@@ -114,7 +114,7 @@ class Step:
         # Ordinals of step counters whose local value is this step's ticket.
         self._ticketed = set(ticketed)
         if not ticketed:
-            store.nonfinite.begin_step()
+            runtime.nonfinite.begin_step()
 
     def _here(self):
         """The pending records of the current graph."""
@@ -232,7 +232,7 @@ class Step:
                 )
         if self._root in self._pending and self._pending[self._root].records:
             self._flush(self._root)
-        self._store.unused_models.refuse(self._over)
+        self._runtime.unused_models.refuse(self._over)
 
     def _flush(self, graph):
         pending = self._pending[graph]
@@ -240,7 +240,7 @@ class Step:
         optimizer, pending.optimizer = pending.optimizer, None
         pending.expected = 0
         with tf.init_scope():
-            self._store.commit()
+            self._runtime.commit()
         over = [r.variable for r in recorded if r.variable.is_over]
         if over:
             # Refused when all variables of the step have been made.
@@ -273,14 +273,16 @@ class Step:
             tf.name_scope("exchange"),
         ):
             if optimizer:
-                self._store.corrector.before_push(recorded, optimizer, counter)
-            finite = self._store.nonfinite.check(
+                self._runtime.corrector.before_push(
+                    recorded, optimizer, counter
+                )
+            finite = self._runtime.nonfinite.check(
                 recorded,
                 is_step=counter is not None,
                 follows=bool(self._ticketed),
             )
             exchange = self._make_exchange(
-                store=self._store,
+                runtime=self._runtime,
                 graph=graph,
                 records=recorded,
                 counter=counter,
@@ -290,7 +292,7 @@ class Step:
                 settings=settings_of(optimizer) if optimizer else [],
                 frozen=self._ticketed,
                 lifter=subgraph_replay.Lifter(
-                    graph, self._store, barriers, settled
+                    graph, self._runtime.store, barriers, settled
                 ),
                 finite=finite,
             )

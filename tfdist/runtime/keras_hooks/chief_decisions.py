@@ -87,18 +87,25 @@ class ChiefDecisions:
     """Decisions about `fit` that one worker reports and follows.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
       membership: The `Membership`.
       config: The `ClusterConfig`.
       **patience: Those of `FitTurns`.
     """
 
-    def __init__(self, store, membership, config, **patience):
-        self._store = store
+    def __init__(self, runtime, membership, config, **patience):
+        self._runtime = runtime
+        self._store = runtime.store
         self._membership = membership
         self._fits = membership.fits
         self.is_chief = config.worker_id == fit_turns.CHIEF
-        self._turns = fit_turns.FitTurns(store, membership, config, **patience)
+        self._turns = fit_turns.FitTurns(
+            runtime.store,
+            membership,
+            config,
+            updates_applied=runtime.updates_applied,
+            **patience,
+        )
         self._fit = None
         # The model that was trained last, and which of its variables.
         self._trained = (lambda: None, [])
@@ -106,7 +113,7 @@ class ChiefDecisions:
         # their values over last.
         self._wrote = False
         self._warned = False
-        self._told = store.worker_variable(
+        self._told = self._store.worker_variable(
             tf.constant(fit_progress.Word().pack(), tf.float64), "told"
         )
 
@@ -163,7 +170,7 @@ class ChiefDecisions:
         """
         trained = [id(v) for v in model.trainable_variables]
         before, self._trained = self._trained, (weakref.ref(model), trained)
-        if self._store.coordination.waits:
+        if self._runtime.coordination.waits:
             return True
         return before[0]() is model and before[1] != trained
 
@@ -223,8 +230,8 @@ class ChiefDecisions:
         if fit is None:
             return
         fit.is_in_loop = False
-        self._store.local.finish()
-        self._store.coordination.leave()
+        self._runtime.local.finish()
+        self._runtime.coordination.leave()
         self._tell(reached=fit_progress.ended(fit.number))
 
     def close(self):
@@ -253,7 +260,7 @@ class ChiefDecisions:
         listed.callbacks[:] = [_First(self), *kept, _Last(self)]
         fit.is_in_loop = True
         fit.rates = _rates_of(fit.model)[: fit_progress.MAX_RATES]
-        fit.exchanges = self._store.journal.count
+        fit.exchanges = self._runtime.journal.count
         if self.is_chief:
             self._tell(
                 reached=fit_progress.begun(fit.number),
@@ -300,7 +307,7 @@ class ChiefDecisions:
         they are. What stays the same for two exchanges counts in any case, as
         updates may be dropped.
         """
-        exchanges = self._store.journal.count
+        exchanges = self._runtime.journal.count
         if exchanges == fit.exchanges:
             return
         fit.exchanges = exchanges
@@ -321,7 +328,7 @@ class ChiefDecisions:
         told = fit.told
         if told.number != fit.number or not told.rates:
             return
-        may_last = self._store.local.keeps_own_values
+        may_last = self._runtime.local.keeps_own_values
         if may_last and fit.adopted == fit.exchanges:
             return  # What a callback here does lasts until an exchange.
         fit.adopted = fit.exchanges
@@ -352,8 +359,8 @@ class ChiefDecisions:
 
     def _take_over(self):
         """Takes over what servers hold."""
-        self._store.pull()
-        self._store.corrector.show_ahead()
+        self._runtime.pull()
+        self._runtime.corrector.show_ahead()
         self._wrote = False
 
 

@@ -23,7 +23,7 @@ from tfdist.saving import models
 _AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 
 
-def distribute(dataset, config, store, before_training=None):
+def distribute(dataset, config, runtime, before_training=None):
     """The data that this worker iterates over.
 
     Called by `strategy.experimental_distribute_dataset`, and by Keras for
@@ -35,7 +35,7 @@ def distribute(dataset, config, store, before_training=None):
         by file where there are enough files and no cache and else by element,
         OFF not at all. What Keras makes of a Python generator: `generators`.
       config: The `ClusterConfig`.
-      store: The `ParameterStore`; its replicas are refreshed before an
+      runtime: The `Runtime`; its replicas are refreshed before an
         evaluation.
       before_training: Called, if given, before this worker begins to train.
 
@@ -54,25 +54,27 @@ def distribute(dataset, config, store, before_training=None):
     _check_made_after_strategy(dataset)
     purpose, frame, adapter = private_keras_calls.data_request()
     model = None if frame is None else private_keras_calls.model_of(frame)
-    if purpose in ("train", "evaluate") and store.files.is_shared:
-        models.see(model, store.files)
-        callbacks.see(private_keras_calls.callbacks_of(frame), store.files)
+    if purpose in ("train", "evaluate") and runtime.files.is_shared:
+        models.see(model, runtime.files)
+        callbacks.see(private_keras_calls.callbacks_of(frame), runtime.files)
     if purpose == "evaluate":
-        store.pull()
-        store.unused_models.refuse([v.value for v in model.variables])
+        runtime.pull()
+        runtime.unused_models.refuse([v.value for v in model.variables])
     if purpose == "train":
         if before_training is not None:
             before_training()
-        call = functools.partial(empty_epochs.call, store)
-        store.chief_decisions.watch(frame)
-        call = functools.partial(store.chief_decisions.call, call)
-        store.watch(frame)
-        if store.recovery.is_needed:
+        call = functools.partial(
+            empty_epochs.call, runtime.call_in_fit, runtime.coordination
+        )
+        runtime.chief_decisions.watch(frame)
+        call = functools.partial(runtime.chief_decisions.call, call)
+        runtime.watch(frame)
+        if runtime.recovery.is_needed:
             retried_steps.guard(model, call)
     shared, steps_per_epoch, number = dataset, None, 1
     if purpose == "train":
         policy = dataset.options().experimental_distribute.auto_shard_policy
-        store.note_data_shares(
+        runtime.note_data_shares(
             None if policy == _AutoShardPolicy.OFF else _shares(config)[0]
         )
     if purpose not in ("evaluate", "validate"):

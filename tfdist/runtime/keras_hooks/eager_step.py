@@ -32,11 +32,11 @@ class EagerSteps:
     """Makes the steps of one strategy.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
     """
 
-    def __init__(self, store):
-        self._store = store
+    def __init__(self, runtime):
+        self._runtime = runtime
         self._functions = _Functions()
         # Code of steps that optimizers take.
         self._training = set()
@@ -48,13 +48,13 @@ class EagerSteps:
           function: What `strategy.run` has got.
           arguments: What it is called with.
         """
-        self._store.commit()
-        if not self._store.local.keeps_own_values:
-            return EagerStep(self._store, self._functions)
+        self._runtime.commit()
+        if not self._runtime.local.keeps_own_values:
+            return EagerStep(self._runtime, self._functions)
         function = inspect.unwrap(function)
         function = getattr(function, "__func__", function)
         return EagerLocalStep(
-            self._store,
+            self._runtime,
             arguments,
             self._functions,
             training=self._training,
@@ -69,14 +69,14 @@ class EagerStep(step_lib.Step):
     variable its change is sent, or workers would undo each other's.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
       functions: A `_Functions`.
     """
 
     is_eager = True
 
-    def __init__(self, store, functions):
-        super().__init__(store)
+    def __init__(self, runtime, functions):
+        super().__init__(runtime)
         self._functions = functions
 
     def _here(self):
@@ -102,7 +102,7 @@ class EagerStep(step_lib.Step):
     def before_mutation(self, variable):
         """Called before a variable is assigned in the user's code."""
         self._here()
-        _commit(self._store, variable)
+        _commit(self._runtime, variable)
 
     def record_mutation(self, variable, kind, value, before):
         """Records `variable.<kind>(value)` for the server.
@@ -126,7 +126,7 @@ class EagerStep(step_lib.Step):
         settled = None if settled is None else 0
 
         def build(*tensors):
-            step = step_lib.Step(self._store, ticketed)
+            step = step_lib.Step(self._runtime, ticketed)
             step.exchange(
                 tf.compat.v1.get_default_graph(),
                 pushed.filled(iter(tensors)),
@@ -146,7 +146,7 @@ class EagerLocalStep(local_step.LocalStep):
     """Follows one call of `strategy.run` that runs eagerly.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
       arguments: See `LocalStep`.
       functions: A `_Functions`.
       training: Set of the code of steps that optimizers have taken.
@@ -156,8 +156,9 @@ class EagerLocalStep(local_step.LocalStep):
 
     is_eager = True
 
-    def __init__(self, store, arguments, functions, *, training, code):
-        super().__init__(store, _as_tensors(arguments))
+    def __init__(self, runtime, arguments, functions, *, training, code):
+        super().__init__(runtime.local, runtime.state, _as_tensors(arguments))
+        self._runtime = runtime
         self._functions = functions
         self._training = training
         self._code = code
@@ -179,7 +180,7 @@ class EagerLocalStep(local_step.LocalStep):
     def before_mutation(self, variable):
         """Called before a variable is assigned in the user's code."""
         _check_is_eager()
-        _commit(self._store, variable)
+        _commit(self._runtime, variable)
         self._show_own()
 
     def _show_before(self):
@@ -237,10 +238,10 @@ def _check_is_eager():
         )
 
 
-def _commit(store, variable):
+def _commit(runtime, variable):
     """Brings a new variable to the servers before a step changes it."""
-    if variable.ordinal >= store.committed:
-        store.commit()
+    if variable.ordinal >= runtime.committed:
+        runtime.commit()
 
 
 class _Functions:

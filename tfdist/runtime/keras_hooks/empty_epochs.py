@@ -6,14 +6,15 @@ import tensorflow as tf
 from tfdist import private_keras_calls
 
 
-def call(store, function, *args):
+def call(call_in_fit, coordination, function, *args):
     """Calls a training step of `fit`; looks at what ends an epoch.
 
     An epoch that ends before its first step trains nothing, and the others
     are told not to wait for this worker.
 
     Args:
-      store: The `ParameterStore`.
+      call_in_fit: Callable of a function and its arguments that calls it.
+      coordination: The `Coordination`.
       function: The step.
       *args: Its arguments.
 
@@ -21,12 +22,12 @@ def call(store, function, *args):
       What it returns.
     """
     try:
-        return store.call_in_fit(function, *args)
+        return call_in_fit(function, *args)
     except (StopIteration, tf.errors.OutOfRangeError):
         if private_keras_calls.is_first_step_of_epoch():
             logging.warning(
                 "There is no data for this worker in this epoch: it trains on "
                 "nothing, and nobody waits for it."
             )
-            store.coordination.stay_away()
+            coordination.stay_away()
         raise

@@ -25,18 +25,19 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
 
     Args:
       container_strategy: The strategy that this belongs to.
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
       config: The `ClusterConfig`.
     """
 
-    def __init__(self, container_strategy, store, config):
+    def __init__(self, container_strategy, runtime, config):
         private_keras_calls.check()
         super().__init__(container_strategy)
-        self._store = store
+        self._runtime = runtime
+        self._store = runtime.store
         self._config = config
         self._traced = weakref.WeakKeyDictionary()
-        self._eager_steps = eager_step.EagerSteps(store)
-        store.create_with(self._create_variable)
+        self._eager_steps = eager_step.EagerSteps(runtime)
+        runtime.create_with(self._create_variable)
 
     # Variables.
 
@@ -57,8 +58,8 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             "shape",
         )
         kwargs = {key: kwargs[key] for key in known if key in kwargs}
-        if self._store.files.is_shared:
-            models.see_callers(self._store.files)
+        if self._runtime.files.is_shared:
+            models.see_callers(self._runtime.files)
         made_by_optimizer = private_keras_calls.is_building_optimizer()
         if made_by_optimizer:
             # Keras leaves some of an optimizer's state (the product of
@@ -88,7 +89,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             fn, tf.types.experimental.PolymorphicFunction
         ):
             return self._store.call(self._trace(fn), args, kwargs)
-        if self._store.local.keeps_own_values and isinstance(
+        if self._runtime.local.keeps_own_values and isinstance(
             fn, tf.types.experimental.PolymorphicFunction
         ):
             # As part of this function: what a step does is followed here.
@@ -101,7 +102,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             return self._record(fn, args, kwargs)
 
     def _run_eagerly(self, fn, args, kwargs):
-        retries = self._store.coordination.retries
+        retries = self._runtime.coordination.retries
         while True:
             before, active.step = (
                 active.step,
@@ -113,14 +114,14 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
                     active.step.finish()
             finally:
                 active.step = before
-            if not (retries and bool(self._store.journal.was_dropped())):
+            if not (retries and bool(self._runtime.journal.was_dropped())):
                 return result
 
     def _record(self, fn, args, kwargs):
         if private_tensorflow.is_compiled_by_xla():
             with compiled.in_parts():
                 return self._record(fn, args, kwargs)
-        if not self._store.coordination.retries:
+        if not self._runtime.coordination.retries:
             return self._record_once(fn, args, kwargs)
         return self._record_until_accepted(fn, args, kwargs)
 
@@ -137,7 +138,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             return [leaves[k] for k in numbers] or [tf.constant(0)]
 
         last = tf.while_loop(
-            lambda *previous: self._store.journal.was_dropped(),
+            lambda *previous: self._runtime.journal.was_dropped(),
             again,
             [flat[k] for k in numbers] or [tf.constant(0)],
             parallel_iterations=1,
@@ -147,8 +148,8 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         return tf.nest.pack_sequence_as(first, flat, expand_composites=True)
 
     def _record_once(self, fn, args, kwargs, single=False):
-        self._store.server_functions.note(tf.compat.v1.get_default_graph())
-        active.step = self._store.local.new_step((args, kwargs))
+        self._runtime.server_functions.note(tf.compat.v1.get_default_graph())
+        active.step = self._runtime.local.new_step((args, kwargs))
         try:
             # At the end of the data nothing must count a batch that is not
             # there, as an operation would that does not depend on it.
@@ -205,7 +206,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             if step_lib.optimizer_of(fn) is None and tf.executing_eagerly():
                 # Keras puts averaged weights in place when `fit` ends.
                 self._container_strategy().barrier()
-                with self._store.collective_writes():
+                with self._runtime.collective_writes():
                     return fn(var, *args, **kwargs)
             if self._config.num_workers == 1 and tf.executing_eagerly():
                 # Each assignment goes to the servers by itself.
@@ -226,7 +227,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         return data_shares.distribute(
             dataset,
             self._config,
-            self._store,
+            self._runtime,
             before_training=self._container_strategy().wait_for_warm_start,
         )
 

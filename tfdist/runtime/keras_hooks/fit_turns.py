@@ -22,6 +22,8 @@ class FitTurns:
       store: The `ParameterStore`.
       membership: The `Membership`.
       config: The `ClusterConfig`.
+      updates_applied: Callable that gives the number of updates that each
+        server has applied, a list of ints.
       worker_timeout: Seconds without a heartbeat after which a worker is not
         waited for.
       start_timeout: Seconds to wait for workers that have not come yet.
@@ -35,11 +37,13 @@ class FitTurns:
         membership,
         config,
         *,
+        updates_applied,
         worker_timeout,
         start_timeout,
         stalled_after,
     ):
         self._store = store
+        self._updates_applied = updates_applied
         self._membership = membership
         self._fits = membership.fits
         self._names = config.worker_names
@@ -150,7 +154,7 @@ class FitTurns:
                     condition, what=what, timeout=self._stalled_after()
                 )
             except TimeoutError as error:
-                before, versions = versions, self._store.updates_applied()
+                before, versions = versions, self._updates_applied()
                 if versions == before:
                     logging.warning("%s Going on without.", error)
                     return None

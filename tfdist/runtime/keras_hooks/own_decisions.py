@@ -2,17 +2,10 @@
 
 
 class OwnDecisions:
-    """See `ChiefDecisions`, whose part it takes.
-
-    Args:
-      store: The `Runtime`.
-    """
+    """See `ChiefDecisions`, whose part it takes."""
 
     # No decision of another worker is asked for.
     follows = False
-
-    def __init__(self, store):
-        del store
 
     def watch(self, frame):
         """Does nothing."""

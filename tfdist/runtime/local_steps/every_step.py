@@ -7,7 +7,7 @@ class EveryStep:
     """See `Local`, whose part it takes where each step is exchanged.
 
     Args:
-      store: The `Runtime`.
+      runtime: The `Runtime`.
     """
 
     # Replicas hold what servers gave, and nothing else.
@@ -16,8 +16,8 @@ class EveryStep:
     has_begun = False
     inners = ()
 
-    def __init__(self, store):
-        self._store = store
+    def __init__(self, runtime):
+        self._runtime = runtime
 
     def role_of(self, role, made_by_optimizer):
         """The role of a variable: the one that it has."""
@@ -27,11 +27,11 @@ class EveryStep:
     def new_step(self, arguments):
         """A `Step` to record a call of `strategy.run` while it is traced."""
         del arguments
-        return step.Step(self._store)
+        return step.Step(self._runtime)
 
     def steps_made(self):
         """Optimizer steps that have been made, an int."""
-        return max(self._store.updates_applied())
+        return max(self._runtime.updates_applied())
 
     def is_open(self):
         """Whether others may wait for this worker, where only it knows."""

@@ -67,6 +67,10 @@ class Inner:
         for total in self.accrued.values():
             total.assign(tf.zeros_like(total), read_value=False)
 
+    def has_steps(self):
+        """Whether there are steps since its last push."""
+        return int(self.since_push.numpy()) > 0
+
     def forget(self):
         """Drops the steps since the last push."""
         zero = tf.zeros([], tf.int64)

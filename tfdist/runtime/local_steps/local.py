@@ -1,43 +1,38 @@
 """K local steps between exchanges, on one worker.
 
-The replicas of a model's variables (its parameters and other state, such as
-moving statistics) hold one of two things: this worker's *own* values while a
-training step runs, and at all other times (when the model is evaluated, saved,
-looked at) what the servers gave it last, the *anchor*. The other one is in the
-variable's *shadow*. So an evaluation in the middle of a period shows the
-parameters of the cluster, and no step of the worker is lost.
+What the replicas hold during a step and between steps: `OwnValues`. How what
+the steps come to reaches other workers: `Communication`.
 """
 
-import contextlib
 import functools
 
 import tensorflow as tf
 
 from tfdist.averaging import base as averaging
-from tfdist.runtime.coordination import agreement
-from tfdist.runtime.exchange import step as step_lib
-from tfdist.runtime.exchange.pull_response import assign
 from tfdist.runtime.local_steps import inner_optimizer as inner_lib
 from tfdist.runtime.local_steps import local_exchange
+from tfdist.runtime.local_steps import local_optimizers
 from tfdist.runtime.local_steps import local_step
-from tfdist.runtime.local_steps import shadow_weights
+from tfdist.runtime.local_steps import own_values
 from tfdist.runtime.variables import traced_calls
-from tfdist.runtime.variables.server_scope import read_replica
-from tfdist.runtime.variables.variables import Role
 
 
 class Local:
     """Makes exchanges of a worker that takes `LocalSteps`.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
       method: The `LocalSteps`, resolved.
       synchronization: The `Synchronization`, resolved.
       num_workers: Number of workers.
       worker_id: Number of this one.
+      communication: The `Communication`.
       build_workers: Builds, on a server, how many make up the cluster, a
         scalar float64; default: `num_workers`.
-      ring: Where there are no servers, the `Ring` of the workers.
+
+    Attributes:
+      method: The `LocalSteps`.
+      fit: The `RunningFit` that is under way, or was last; None before it.
     """
 
     # A worker's own values may be in the replicas, or in their shadows.
@@ -45,41 +40,40 @@ class Local:
 
     def __init__(
         self,
-        store,
+        runtime,
         method,
         synchronization,
         *,
         num_workers,
         worker_id,
+        communication,
         build_workers=None,
-        ring=None,
     ):
         self.method = method
-        self._store = store
-        # By the ordinals of step counters, and of parameters.
-        self._inners = {}
-        self._creates_outer = False
-        # Whether own values and what servers gave first have been told apart.
-        self._has_begun = False
-        self._faces = shadow_weights.ShadowWeights(store)
+        self._runtime = runtime
+        self._store = runtime.store
+        self._communication = communication
+        self._own_values = own_values.OwnValues(
+            runtime.store,
+            runtime.commit,
+            lambda variable: self._exchange.is_speed(variable),
+        )
         self._exchange = local_exchange.LocalExchange(
-            store,
+            runtime,
             method,
             averages=synchronization.averages,
             num_workers=num_workers,
             worker_id=worker_id,
             build_workers=build_workers
             or (lambda: tf.constant(num_workers, tf.float64)),
-            ring=ring,
-            shadow=self._faces.shadow,
+            communication=communication,
+            shadow=self._own_values.shadow,
         )
-        self._traced = traced_calls.Traced(store)
-        # The call of `fit` that is under way, or was last.
+        self._traced = traced_calls.Traced(runtime.store)
+        self._optimizers = local_optimizers.LocalOptimizers(
+            runtime.store, method, runtime.variable_scope, runtime.build_pull
+        )
         self.fit = None
-        # Steps counted at the last heartbeat.
-        self._progress = []
-        # Steps of optimizers that nobody uses any more.
-        self._steps_made = 0
 
     # Variables.
 
@@ -100,25 +94,7 @@ class Local:
           role: What it would be else.
           made_by_optimizer: Whether an optimizer's `build` makes it.
         """
-        if self._creates_outer or not role.is_on_server:
-            return role
-        if role is Role.ITERATIONS:
-            return Role.CLOCK
-        if not made_by_optimizer:
-            return role
-        if self.method.average_optimizer_state:
-            return Role.AVERAGED if role is Role.SLOT else role
-        return Role.LOCAL
-
-    def _is_of_model(self, variable):
-        speeds = self._exchange.speeds
-        if speeds is not None and variable is speeds.variable:
-            return False
-        return variable.role in (Role.PARAMETER, Role.STATE)
-
-    def _of_model(self):
-        """The variables that have a shadow."""
-        return [v for v in self._store.variables if self._is_of_model(v)]
+        return self._optimizers.role_of(role, made_by_optimizer)
 
     # What is saved.
 
@@ -130,20 +106,16 @@ class Local:
     @property
     def inners(self):
         """The inner optimizers, a list of `Inner`."""
-        return list(self._inners.values())
+        return self._optimizers.all
 
     @property
     def has_begun(self):
         """Whether an optimizer has taken steps."""
-        return bool(self._inners)
+        return bool(self.inners)
 
     def shadows(self):
         """Pairs of a model's variable and its shadow, a list."""
-        return [
-            (variable, self._faces.shadow(variable))
-            for variable in self._of_model()
-            if self._faces.has_shadow(variable)
-        ]
+        return self._own_values.pairs()
 
     # While a step is traced.
 
@@ -153,11 +125,11 @@ class Local:
         Args:
           arguments: What the step function is called with.
         """
-        return local_step.LocalStep(self._store, arguments)
+        return local_step.LocalStep(self, self._runtime.state, arguments)
 
     def before_step(self, graph, first, *, own):
         """Builds: the replicas hold what a step needs, see `ShadowWeights`."""
-        self._faces.show_before(self._of_model(), graph, first, own)
+        self._own_values.show_before(graph, first, own)
 
     def after_step(
         self,
@@ -206,101 +178,44 @@ class Local:
 
     def _inner(self, clock, optimizer, parameters, states):
         """Returns the `Inner` of an optimizer, made at its first step."""
-        if clock.ordinal in self._inners:
-            inner = self._inners[clock.ordinal]
-            known = _ordinals(inner.parameters), set(_ordinals(inner.states))
-            if known != (_ordinals(parameters), set(_ordinals(states))):
-                raise ValueError(
-                    "With local steps all steps of an optimizer have to train "
-                    f"the same variables: {_names(inner.parameters)} and "
-                    f"{_names(inner.states)} before, "
-                    f"{_names(parameters)} and {_names(states)} now. Use an "
-                    "optimizer for each set of variables."
-                )
+        inner = self._optimizers.find(clock, parameters, states)
+        if inner is not None:
             return inner
-        store = self._store
-        if getattr(optimizer, "use_ema", False):
-            raise ValueError(
-                "use_ema=True keeps an average of each worker's own weights, "
-                "which differ between workers with local steps. Leave it out."
-            )
-
         with tf.init_scope():
-            outer = self._make_outer(parameters)
+            outer = self._optimizers.make_outer(optimizer, parameters)
             self._exchange.follow_speed()
-            for parameter in parameters:
-                if parameter.pieces:
-                    step_lib.check_elementwise(parameter, outer)
-            store.commit()
-            store.unused_models.refuse(parameters)
-            self._agree(clock)
+            local_optimizers.check_pieces(parameters, outer)
+            self._runtime.commit()
+            self._runtime.unused_models.refuse(parameters)
+            self._communication.begin(self, clock)
             inner = inner_lib.new_inner(
-                store, self.method, clock, optimizer, outer, parameters, states
+                self._store,
+                self.method,
+                clock,
+                optimizer,
+                outer,
+                parameters,
+                states,
             )
-            self._begin()
-        self._inners[clock.ordinal] = inner
+            self._own_values.tell_apart()
+        self._optimizers.add(inner)
+        self._communication.add(inner)
         return inner
-
-    def _begin(self):
-        """Called before the first step has changed anything."""
-        if not self._has_begun:
-            # Shadows may have been made before the servers were asked.
-            self._build_adopt()
-            self._has_begun = True
 
     def show_own(self):
         """Makes the replicas hold this worker's own values."""
-        self._store.commit()
-        self._begin()
-        number = len(self._store.variables)
-        self._traced.call(
-            ("own", number),
-            lambda: self._faces.show(self._of_model(), own=True),
-        )
+        self._own_values.show_own()
 
-    @contextlib.contextmanager
     def own_values_kept(self):
         """Scope after which the replicas hold the own values of before."""
-        before = [(v, read_replica(v)) for v in self._of_model()]
-        yield
-        self.show_own()
-        for variable, value in before:
-            variable.assign_replica(value)
-
-    def _make_outer(self, parameters):
-        self._creates_outer = True
-        first = len(self._store.variables)
-        try:
-            with self._store.variable_scope():
-                outer = self.method.outer_optimizer()
-                outer.build(parameters)
-        finally:
-            self._creates_outer = False
-        for variable in self._store.variables[first:]:
-            variable.is_own = True
-        return outer
-
-    def _agree(self, clock):
-        """Refuses to train beside workers that train in another way.
-
-        Raises:
-          ValueError: Another worker takes local steps of another kind.
-        """
-        mine = f"local_steps={self.method!r}"
-        theirs = agreement.agree(
-            self._store, "lock", f"local/{clock.ordinal}", mine
-        )
-        if mine != theirs:
-            raise ValueError(
-                f"All workers must train in the same way. Here {mine}, on the "
-                f"servers {theirs}."
-            )
+        return self._own_values.kept()
 
     # Eager life.
 
     def watch(self, call):
         """Takes note of a `RunningFit`."""
         self.fit = call
+        self._communication.begin_fit(self)
 
     def see_to_end_of_fit(self):
         """Exchanges what is left when `fit` ends; called in its middle.
@@ -312,80 +227,41 @@ class Local:
 
     def begin_fit(self):
         """Called when the others wait for this worker's next push."""
-        if self._inners:
-            self._store.pull()
+        if self.has_begun:
+            self._runtime.pull()
 
-    def _is_training(self):
+    def is_training(self):
+        """Whether a call of `fit` is under way."""
         return self.fit is not None and not self.fit.is_over()
 
     def unpushed(self):
         """Whether this worker has taken steps that no server has heard of."""
-        return any(
-            int(read_replica(inner.since_push))
-            for inner in list(self._inners.values())
-        )
+        return self._optimizers.unpushed()
 
     def has_progressed(self):
         """Whether steps have been made since the last call.
 
         Called in the thread of the heartbeat.
         """
-        before = self._progress
-        self._progress = [
-            (
-                int(read_replica(inner.clock)),
-                int(read_replica(inner.since_push)),
-            )
-            for inner in list(self._inners.values())
-        ]
-        return self._progress != before
+        return self._optimizers.has_progressed()
 
     def steps_made(self):
         """The most local steps that a worker has told the servers of."""
-        clocks = [v for v in self._store.variables if v.role is Role.CLOCK]
-        if not clocks:
-            return self._steps_made
-        own = [read_replica(clock) for clock in clocks]
-        self._traced.call(
-            ("clocks", tuple(clock.ordinal for clock in clocks)),
-            lambda: self._store.build_pull(clocks),
-        )
-        made = max(int(clock.numpy()) for clock in clocks)
-        made = max(made, self._steps_made)
-        if self._inners:
-            # Who has begun goes on counting its own.
-            for clock, value in zip(clocks, own, strict=True):
-                clock.assign_replica(value)
-        return made
+        return self._optimizers.steps_made()
 
     def tidy(self):
         """Lets go of optimizers that nobody uses any more."""
-        over = {
-            ordinal: inner
-            for ordinal, inner in self._inners.items()
-            if inner.optimizer() is None
-        }
-        if not over:
-            return
-        self.show_anchor()
-        self._flush(list(over.values()), last=True)
-        for ordinal, inner in over.items():
-            made = int(read_replica(inner.clock))
-            self._steps_made = max(self._steps_made, made)
-            del self._inners[ordinal]
+        over = self._optimizers.over()
+        if over and self._communication.release(self, over):
+            self._optimizers.let_go(over)
 
     def let_go(self, ordinals):
         """Called when variables are gone: their ordinals, a set."""
-        self._faces.let_go(ordinals)
+        self._own_values.let_go(ordinals)
 
     def show_anchor(self):
         """Makes the replicas hold what the servers gave last."""
-        if self._faces.any_own():
-            number = len(self._store.variables)
-            self._traced.call(("show", number), self._build_show_anchor)
-
-    def _build_show_anchor(self):
-        self._faces.show(self._of_model(), own=False)
+        self._own_values.show_anchor()
 
     def before_pull(self):
         """Called before all replicas are refreshed.
@@ -393,22 +269,12 @@ class Local:
         Returns:
           Whether they may be: not in the middle of a period within `fit`.
         """
-        if self._is_training() and self.unpushed():
-            self.show_anchor()
-            return False
-        self.flush(last=True)
-        return True
+        return self._communication.before_pull(self)
 
     def after_pull(self):
         """Called after all replicas were refreshed."""
-        if not (self.method.keeps_own and self._inners):
-            number = len(self._store.variables)
-            self._traced.call(("adopt", number), self._build_adopt)
-
-    def _build_adopt(self):
-        for variable in self._of_model():
-            shadow = self._faces.shadow(variable)
-            assign(shadow.local_handle, read_replica(variable))
+        if not (self.method.keeps_own and self.has_begun):
+            self._own_values.adopt()
 
     def flush(self, last=False):
         """Exchanges the steps that no exchange was due for.
@@ -417,27 +283,7 @@ class Local:
           last: Whether this worker trains no more for now, so that nobody
             waits for it.
         """
-        self.show_anchor()
-        self._flush(list(self._inners.values()), last)
-
-    def _flush(self, inners, last):
-        left = [one for one in inners if int(one.since_push.numpy())]
-        if last and left:
-            # Or two workers with steps of different optimizers left would
-            # wait for each other.
-            self._store.coordination.leave_all_but(
-                [step_lib.step_counter(inner.outer) for inner in left]
-            )
-        for inner in left:
-            if int(inner.since_push.numpy()):
-                number = len(self._store.variables)
-                key = ("flush", inner.clock.ordinal, last, number)
-                self._traced.call(
-                    key, functools.partial(self._build_flush, inner, last)
-                )
-
-    def _build_flush(self, inner, last):
-        self._exchange.build(inner, {}, shows_own=False, last=last)
+        self._communication.flush(self, last)
 
     def drop_unpushed(self):
         """Forgets the steps that have not been exchanged; returns how many.
@@ -446,26 +292,22 @@ class Local:
         have got them, and none is to get them twice.
         """
         self.show_anchor()
-        dropped = 0
-        for inner in self._inners.values():
-            dropped += int(inner.since_push.numpy())
-            inner.forget()
-        return dropped
+        return self._optimizers.drop_unpushed()
 
     def finish(self):
         """Called when this worker waits for all others to end training."""
-        self.flush(last=True)
+        self._communication.finish(self)
 
     def is_open(self):
         """Whether others may wait for this worker, where only it knows."""
-        return False
+        return self._communication.is_open(self)
 
     def before_read(self, variable):
         """Called before a variable is read or assigned eagerly.
 
         When `fit` is over, what it has left is part of what is seen.
         """
-        if not self._is_of_model(variable):
+        if not self._own_values.is_of_model(variable):
             return
         if self.fit is not None and self.fit.is_over() and self.unpushed():
             self.flush(last=True)
@@ -473,12 +315,68 @@ class Local:
 
     def after_write(self, variable):
         """Called after a variable was assigned eagerly: own weights follow."""
-        if not self._faces.has_shadow(variable):
-            return
-        shadow = self._faces.shadow(variable)
-        shadow.assign_replica(read_replica(variable))
-        for inner in self._inners.values():
-            inner.was_set(variable)
+        if self._own_values.after_write(variable):
+            self._optimizers.was_set(variable)
+
+    # What a `Communication` asks for.
+
+    @property
+    def has_own_values(self):
+        """Whether own values and what was given first are told apart."""
+        return self._own_values.are_apart
+
+    def adopt_fresh(self):
+        """Tells fresh values apart, from own weights that are kept."""
+        self._own_values.tell_apart(self._kept())
+
+    def end_own_values(self):
+        """Called when all have ended their training: the next one is new."""
+        self._own_values.tell_apart_no_more()
+
+    def take_over(self, spread):
+        """Takes over fresh values, but for own weights that are kept.
+
+        Args:
+          spread: Callable that brings them.
+        """
+        self._runtime.commit()
+        spread()
+        self._own_values.adopt(self._kept())
+
+    def _kept(self):
+        """Ordinals of parameters of which own weights stay, a set."""
+        if not self.method.keeps_own:
+            return set()
+        return {v.ordinal for one in self.inners for v in one.parameters}
+
+    def exchange_left(self, inner, last):
+        """Exchanges what an `Inner` has done; the replicas hold the anchors.
+
+        Args:
+          inner: The `Inner`.
+          last: See `LocalExchange.build`.
+        """
+        number = len(self._store.variables)
+        self._traced.call(
+            ("flush", inner.clock.ordinal, last, number),
+            lambda: self._exchange.build(inner, {}, shows_own=False, last=last),
+        )
+
+    def look(self, inner):
+        """Looks at what others are to be told of an `Inner`, see there."""
+        self._traced.call(
+            ("look", inner.clock.ordinal), lambda: self._build_look(inner)
+        )
+
+    def _build_look(self, inner):
+        self._own_values.build_show(own=True)
+        self._exchange.look(inner)
+
+    def build_turn(self, inner, this_round):
+        """Builds a `Round` that has begun, outside of a step."""
+        with tf.control_dependencies([this_round.began]):
+            self._own_values.build_show(own=True)
+        self._exchange.build(inner, {}, this_round=this_round)
 
 
 def _check_is_here(tensor, method):
@@ -490,11 +388,3 @@ def _check_is_here(tensor, method):
             "steps only now and then (gradient_accumulation_steps?). Leave "
             "that out: local steps accumulate."
         )
-
-
-def _ordinals(variables):
-    return [v.ordinal for v in variables]
-
-
-def _names(variables):
-    return sorted(v.name for v in variables)

@@ -6,7 +6,6 @@ import keras
 import tensorflow as tf
 
 from tfdist.runtime.exchange import records as records_lib
-from tfdist.runtime.exchange import ring_exchange
 from tfdist.runtime.exchange import step as step_lib
 from tfdist.runtime.exchange import subgraph_replay
 from tfdist.runtime.exchange.pull_response import assign
@@ -20,31 +19,32 @@ class LocalExchange:
     """Builds exchanges of local steps.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
       method: The `LocalSteps`.
       averages: Whether updates are means over workers.
       num_workers: Number of workers.
       worker_id: Number of this one.
       build_workers: Builds, on a server, how many make up the cluster, a
         scalar float64.
-      ring: Where there are no servers, the `Ring` of the workers, else None.
+      communication: The `Communication`.
       shadow: Callable of a variable that gives its shadow, where the anchor is
         while a step runs.
     """
 
     def __init__(
         self,
-        store,
+        runtime,
         method,
         *,
         averages,
         num_workers,
         worker_id,
         build_workers,
-        ring,
+        communication,
         shadow,
     ):
-        self._store = store
+        self._runtime = runtime
+        self._store = runtime.store
         self._method = method
         self._averages = averages
         self._num_workers = num_workers
@@ -53,14 +53,21 @@ class LocalExchange:
         self._shadow = shadow
         # Where the number of steps follows the worker's speed.
         self.speeds = None
-        self._ring = ring
+        self._communication = communication
 
     def follow_speed(self):
         """Makes the number of steps follow the workers' speeds, if it is to."""
         if self._method.dynamic and self.speeds is None:
             self.speeds = local_speeds.Speeds(
-                self._store, self._num_workers, self._worker
+                self._store,
+                self._runtime.variable_scope,
+                self._num_workers,
+                self._worker,
             )
+
+    def is_speed(self, variable):
+        """Whether a variable is that of the workers' speeds."""
+        return self.speeds is not None and variable is self.speeds.variable
 
     def build(
         self,
@@ -78,7 +85,7 @@ class LocalExchange:
           inner: The `Inner`.
           points: By ordinal, parameters before the last step; or empty.
           adopt: Whether the worker goes on from what comes back.
-          this_round: In a `Ring`, the `Round` if it has been called already.
+          this_round: The `Round` if it has begun already.
           shows_own: Whether the replicas hold the worker's own values now,
             and the shadows the anchors; else it is the other way round.
           last: Whether this worker trains no more.
@@ -88,13 +95,12 @@ class LocalExchange:
         records, sent = self._records(inner, own, anchors, points)
         if this_round is None:
             finite = self._check(inner, records, own)
+            this_round = self._communication.build_round(inner)
         else:
             finite = self._was_finite(inner, this_round)
-        if self._ring is not None:
-            this_round = this_round or self._ring.build_round(inner)
-            records, sent = self._ring.average(
-                inner, records, this_round, finite
-            )
+        records, sent = self._communication.combine(
+            inner, records, sent, this_round, finite
+        )
         before = None if adopt else self._versions()
         self._exchange(inner, records, sent, this_round, last, finite)
         for state in inner.states:
@@ -103,7 +109,7 @@ class LocalExchange:
         if finite is not None:
             inner_lib.begin_anew(inner, finite)
         if adopt:
-            takes_part = this_round is None or this_round.takes_part
+            takes_part = this_round.takes_part
             kept = None
             if self._method.keeps_own:
                 kept = functools.partial(
@@ -119,7 +125,7 @@ class LocalExchange:
         self._set_versions(before, finite)
 
     def look(self, inner):
-        """Builds the look at what a `Ring` is to be told of, in `inner`.
+        """Builds the look at what other workers are to be told of `inner`.
 
         The replicas hold the worker's own values.
 
@@ -145,14 +151,14 @@ class LocalExchange:
             more = [
                 (v.name.split(":")[0], own[v.ordinal]) for v in inner.parameters
             ]
-        finite = self._store.nonfinite.check(records, is_step=True, more=more)
+        finite = self._runtime.nonfinite.check(records, is_step=True, more=more)
         if finite is not None:
             inner.finite.assign(finite, read_value=False)
         return finite
 
     def _was_finite(self, inner, this_round):
         """Returns whether the local steps were finite, as `look` has found."""
-        nonfinite = self._store.nonfinite
+        nonfinite = self._runtime.nonfinite
         if not nonfinite.looks:
             return None
         if not this_round.takes_part:
@@ -160,17 +166,14 @@ class LocalExchange:
         return inner.finite.read_value()
 
     def _exchange(self, inner, records, sent, this_round, last, finite):
-        store, outer = self._store, inner.outer
+        outer = inner.outer
         counter = step_lib.step_counter(outer)
-        store.corrector.before_push(records, outer, counter)
+        self._runtime.corrector.before_push(records, outer, counter)
         graph = tf.compat.v1.get_default_graph()
-        maker, weight = store.coordination.exchange, None
-        if this_round is not None:
-            maker = functools.partial(ring_exchange.RingExchange, this_round)
-        elif self._averages and self._method.weighted:
-            weight = tf.cast(inner.examples.read_value(), tf.float64)
-        maker(
-            store=store,
+        self._communication.exchange(
+            inner,
+            this_round,
+            runtime=self._runtime,
             graph=graph,
             records=records,
             counter=counter,
@@ -178,9 +181,8 @@ class LocalExchange:
             settings=step_lib.settings_of(outer),
             frozen=set(),
             lifter=subgraph_replay.Lifter(
-                graph, store, {t.op for t in sent}, None
+                graph, self._store, {t.op for t in sent}, None
             ),
-            weight=weight,
             local_steps=inner.since_push.read_value(),
             last=last,
             finite=finite,
@@ -307,11 +309,11 @@ class LocalExchange:
                 ledger.set_pulled(shard, number)
 
     def _ledgers(self):
-        return self._store.coordination.ledgers
+        return self._runtime.coordination.ledgers
 
     def fetch(self, inner):
         """Builds a fetch without a push."""
-        self._store.build_pull(inner.parameters)
+        self._runtime.build_pull(inner.parameters)
         for variable in inner.parameters:
             assign(self._shadow(variable).local_handle, read_replica(variable))
         inner.since_fetch.assign(0, read_value=False)

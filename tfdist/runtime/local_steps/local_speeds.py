@@ -16,6 +16,8 @@ class Speeds:
 
     Args:
       store: The `ParameterStore`.
+      variable_scope: Callable that gives the scope in which variables of
+        servers are made.
       num_workers: Number of workers.
       worker_id: Number of this one.
 
@@ -24,12 +26,12 @@ class Speeds:
         in seconds since the epoch, float64 `(num_workers, 2)`.
     """
 
-    def __init__(self, store, num_workers, worker_id):
+    def __init__(self, store, variable_scope, num_workers, worker_id):
         self._worker = worker_id
         self._began = store.worker_variable(
             tf.zeros([], tf.float64), "period_began"
         )
-        with store.variable_scope():
+        with variable_scope():
             self.variable = tf.Variable(
                 tf.zeros([num_workers, 2], tf.float64),
                 trainable=False,

@@ -28,7 +28,8 @@ class LocalStep:
     """Follows one call of `strategy.run` while it is traced.
 
     Args:
-      store: The `ParameterStore`.
+      local: The `Local`.
+      state: The `TrainingState`, which may have local steps to resume.
       arguments: What the step was called with; the first axis of its first
         tensor tells how many examples it has.
     """
@@ -38,9 +39,9 @@ class LocalStep:
     # Of how many optimizers a step may have been dropped.
     num_optimizers = 0
 
-    def __init__(self, store, arguments):
-        self._store = store
-        self._local = store.local
+    def __init__(self, local, state, arguments):
+        self._local = local
+        self._state = state
         self._root = tf.compat.v1.get_default_graph()
         self._first = len(self._root.get_operations())
         self._examples = _num_examples(arguments)
@@ -143,7 +144,7 @@ class LocalStep:
         self._show_before()
         if self._trains:
             with tf.init_scope():
-                self._store.state.resume_local_steps()
+                self._state.resume_local_steps()
 
     def _show_before(self):
         self._local.before_step(self._root, self._first, own=self._trains)

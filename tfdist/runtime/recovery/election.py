@@ -20,14 +20,20 @@ class Election:
     """One worker's part in it.
 
     Args:
-      store: The `ParameterStore`.
+      worker_id: Number of this worker.
+      local: Its `Local`.
+      synchronizer: Its `Synchronizer`.
       restorer: Its `Restorer`.
       config: The `ClusterConfig` of a worker or an evaluator.
       timeout: Seconds to wait for a worker that restores.
     """
 
-    def __init__(self, store, restorer, config, timeout):
-        self._store = store
+    def __init__(
+        self, worker_id, local, synchronizer, restorer, config, timeout
+    ):
+        self._worker = worker_id
+        self._local = local
+        self._synchronizer = synchronizer
         self._config = config
         self._timeout = timeout
         self._restorer = restorer
@@ -46,12 +52,12 @@ class Election:
         Raises:
           TimeoutError: No worker restores it.
         """
-        store, name = self._store, self._config.ps_names[shard]
-        takes_part = self._config.is_worker and store.synchronizer.committed > 0
+        name = self._config.ps_names[shard]
+        takes_part = self._config.is_worker and self._synchronizer.committed > 0
         is_elected, here = self._wait_for_turn(shard, name, takes_part)
         if not takes_part:
             return False, here
-        store.local.show_anchor()
+        self._local.show_anchor()
         done = False
         if is_elected:
             restored = self._restorer.restore(shard)
@@ -73,7 +79,6 @@ class Election:
 
         And, as `restore` says it, which workers are there.
         """
-        store = self._store
         started = time.monotonic()
         while True:
             offers = self._restorer.offer(shard, takes_part)
@@ -87,9 +92,9 @@ class Election:
             known = offers.settled or all_there or waited >= _GATHER_SECONDS
             if offers.held and offers.held >= best and known:
                 return False, here
-            mine = offers.versions[store.worker_id] if takes_part else 0
+            mine = offers.versions[self._worker] if takes_part else 0
             rank = sum(
-                (v, -k) > (mine, -store.worker_id)
+                (v, -k) > (mine, -self._worker)
                 for k, v in enumerate(offers.versions)
             )
             due = rank * _STAGGER_SECONDS

@@ -5,14 +5,14 @@ class NoRecovery:
     """See `Recovery`, whose part it takes in one process and in a ring.
 
     Args:
-      store: The `Runtime`.
+      num_servers: How many stand in for servers.
     """
 
     is_needed = False
     events = ()
 
-    def __init__(self, store):
-        self.incarnations = [0] * store.num_shards
+    def __init__(self, num_servers):
+        self.incarnations = [0] * num_servers
 
     def call(self, function, *args):
         """Calls a function, once."""

@@ -67,12 +67,14 @@ class Restorer:
 
     Args:
       store: The `ParameterStore`.
+      gradient_counts: Its `GradientCounts`.
       synchronizer: Its `Synchronizer`.
       num_workers: Number of workers.
     """
 
-    def __init__(self, store, synchronizer, num_workers):
+    def __init__(self, store, gradient_counts, synchronizer, num_workers):
         self._store = store
+        self._gradient_counts = gradient_counts
         self._synchronizer = synchronizer
         self._first_values = synchronizer.first_values
         self._num_workers = num_workers
@@ -190,7 +192,7 @@ class Restorer:
         device = store.devices[shard]
         held, values = self._copies_on(shard)
         tail = [self._mine(shard)]
-        tail += store.gradient_counts.pulled(shard)
+        tail += self._gradient_counts.pulled(shard)
         moved = transfer.move(
             [*values, *tail], source=store.worker_device, target=device
         )
@@ -210,7 +212,7 @@ class Restorer:
                 with tf.device(device):
                     kept, stale = self._assign(shard, held, values, mine)
                     store.counter("version", shard).set(mine - 1)
-                    store.gradient_counts.put(shard, counts)
+                    self._gradient_counts.put(shard, counts)
                     if shard == 0:
                         self._build_leave_word()
                 return True, kept, stale

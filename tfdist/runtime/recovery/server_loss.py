@@ -60,7 +60,7 @@ class Recovery:
     """Makes calls of one strategy to servers, over the deaths of these.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
       config: The `ClusterConfig` of a worker or an evaluator.
       membership: This process's `Membership`.
       timeout: Seconds to wait for servers that are gone.
@@ -79,7 +79,7 @@ class Recovery:
 
     def __init__(
         self,
-        store,
+        runtime,
         config,
         membership,
         *,
@@ -88,14 +88,22 @@ class Recovery:
         stall_timeout=600.0,
         on_stall="drop",
     ):
-        self._store = store
+        self._runtime = runtime
+        self._store = store = runtime.store
         self._whereabouts = server_discovery.ServerDiscovery(config, look_up)
         self._name = config.task_name
         self._membership = membership
         self._timeout = float("inf") if on_stall == "wait" else timeout
         self._election = election.Election(
-            store,
-            restoring.Restorer(store, store.synchronizer, config.num_workers),
+            store.worker_id,
+            runtime.local,
+            runtime.synchronizer,
+            restoring.Restorer(
+                store,
+                runtime.gradient_counts,
+                runtime.synchronizer,
+                config.num_workers,
+            ),
             config,
             self._timeout,
         )
@@ -105,7 +113,7 @@ class Recovery:
         self._active = threading.local()
         self._watchdog = stall_watchdog.Watchdog(
             config.task_name,
-            lambda: (store.journal.begun, store.journal.exchanges),
+            lambda: (runtime.journal.begun, runtime.journal.exchanges),
             self._describe_wait,
             timeout=stall_timeout,
             fails=on_stall == "fail",
@@ -193,7 +201,7 @@ class Recovery:
         silent = self._whereabouts.silent(self._whereabouts.lives())
         if silent:
             return f"Parameter servers that do not answer: {', '.join(silent)}."
-        if slow := self._store.coordination.waited_for():
+        if slow := self._runtime.coordination.waited_for():
             return f"Waiting for the gradients of {', '.join(slow)}."
         return "All parameter servers answer."
 
@@ -242,8 +250,8 @@ class Recovery:
                     if done:
                         mine.add(shard)
                 if new:
-                    self._store.unused_models.free_again(new)
-                self._store.coordination.renew(now, here)
+                    self._runtime.unused_models.free_again(new)
+                self._runtime.coordination.renew(now, here)
                 self.incarnations = now
                 if lost:
                     self._settle_marks()
@@ -305,13 +313,12 @@ class Recovery:
     def _settle_marks(self):
         # An evaluator leaves none.
         if self._whereabouts.config.is_worker:
-            self._store.marks.settle()
+            self._runtime.marks.settle()
 
     def _refresh(self):
-        store = self._store
-        store.local.drop_unpushed()
-        store.synchronizer.pull_committed()
-        store.local.after_pull()
+        self._runtime.local.drop_unpushed()
+        self._runtime.synchronizer.pull_committed()
+        self._runtime.local.after_pull()
 
 
 def _name_of(function):

@@ -49,13 +49,14 @@ class Reader:
 
     Args:
       store: The `ParameterStore`.
+      marks: Its `ExchangeMarkers`.
 
     Attributes:
       attempts: How often the last reading was done.
     """
 
-    def __init__(self, store):
-        self._store = store
+    def __init__(self, store, marks):
+        self._marks = marks
         self._traced = traced_calls.Traced(store)
         # Exchanges that nobody will complete.
         self._abandoned = set()
@@ -72,7 +73,7 @@ class Reader:
         Returns:
           What else was wanted.
         """
-        self._store.marks.prepare(self._traced)
+        self._marks.prepare(self._traced)
         began = time.monotonic()
         seen = {}
         self.attempts = 0

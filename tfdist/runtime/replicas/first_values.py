@@ -22,11 +22,17 @@ class FirstValues:
     Args:
       store: The `ParameterStore`.
       traced: The `Traced` that calls what is built here.
+      state: The `TrainingState`.
+      gradient_counts: The `GradientCounts`.
+      unused_models: The `UnusedModels`.
     """
 
-    def __init__(self, store, traced):
+    def __init__(self, store, traced, state, gradient_counts, unused_models):
         self._store = store
         self._traced = traced
+        self._state = state
+        self._gradient_counts = gradient_counts
+        self._unused_models = unused_models
         self._checked = 0
 
     def held(self):
@@ -179,9 +185,9 @@ class FirstValues:
 
     def _begin_counting(self, shard):
         """Builds the server's version, and what it counts of gradients."""
-        store = self._store
-        done = [store.counter("version", shard).set(store.state.first_version)]
-        return done + store.gradient_counts.clear(shard)
+        version = self._store.counter("version", shard)
+        done = [version.set(self._state.first_version)]
+        return done + self._gradient_counts.clear(shard)
 
     def _first_values_on(self, shard, variables):
         """Handles of what a server is to hold, and this worker's values."""
@@ -222,7 +228,7 @@ class FirstValues:
         texts = self._traced.call(key, build).numpy()
         over = [v for v, t in zip(variables, texts, strict=True) if not t]
         if over:
-            store.unused_models.give_up(over)
+            self._unused_models.give_up(over)
         for variable, there in zip(variables, texts, strict=True):
             if variable.is_over:
                 continue

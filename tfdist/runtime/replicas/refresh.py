@@ -13,15 +13,23 @@ class Refresh:
 
     Args:
       store: The `ParameterStore`.
+      marks: Its `ExchangeMarkers`.
+      corrector: The `Corrector`.
+      gradient_counts: The `GradientCounts`.
+      coordination: The `Coordination`.
     """
 
-    def __init__(self, store):
+    def __init__(self, store, marks, corrector, gradient_counts, coordination):
         self._store = store
+        self._marks = marks
+        self._corrector = corrector
+        self._gradient_counts = gradient_counts
+        self._coordination = coordination
 
     @property
     def ledgers(self):
         """Those of all methods, a list; empty without any."""
-        return self._store.coordination.ledgers
+        return self._coordination.ledgers
 
     def build(self, variables, together=False):
         """Builds the refreshing of the replicas of `variables`.
@@ -37,7 +45,7 @@ class Refresh:
         locks, held, marks = [None] * store.num_shards, None, []
         if together:
             locks, held = consistent_read.lock_all(store)
-            marks = store.marks.build_all(held)
+            marks = self._marks.build_all(held)
         found = []
         for shard in range(store.num_shards):
             here = copies.primary_on(store, shard, variables)
@@ -74,7 +82,7 @@ class Refresh:
                     known[piece.number] = value
             if any(v.role is Role.PARAMETER for v, _ in here):
                 store.set_pulled_version(shard, version)
-                store.gradient_counts.set_pulled(shard, counts)
+                self._gradient_counts.set_pulled(shard, counts)
                 for ledger, number in zip(self.ledgers, updates, strict=True):
                     ledger.set_pulled(shard, number)
         for ordinal, values in pieces.items():
@@ -109,7 +117,7 @@ class Refresh:
                 counters = [store.counter("version", shard)]
                 counters += [ledger.updates(shard) for ledger in self.ledgers]
                 values += [counter.read() for counter in counters]
-                values += store.gradient_counts.read_on(shard)
+                values += self._gradient_counts.read_on(shard)
                 noted = self.note_given(shard, here, values)
         read = [v.op for v in (*values, *marks)]
         with tf.control_dependencies([*read, *noted]):
@@ -132,9 +140,7 @@ class Refresh:
         Returns:
           List of operations.
         """
-        return self._store.corrector.note_given(
-            shard, here, values[: len(here)]
-        )
+        return self._corrector.note_given(shard, here, values[: len(here)])
 
     def _put(self, variable, value):
         if variable.role is Role.ITERATIONS:

@@ -28,14 +28,15 @@ class Synchronizer:
     """Eager traffic between one worker and the servers.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
       is_chief: Whether this worker initialises variables and passes eager
         assignments on to the servers.
       timeout: Seconds to wait for the chief's variables.
     """
 
-    def __init__(self, store, *, is_chief, timeout):
-        self._store = store
+    def __init__(self, runtime, *, is_chief, timeout):
+        self._runtime = runtime
+        self._store = runtime.store
         self._is_chief = is_chief
         self._writes_pass = is_chief
         self._timeout = timeout
@@ -43,13 +44,25 @@ class Synchronizer:
         # One per commit, mostly one per model: [first, end, exchanges made
         # when the lazily kept replicas among them were last refreshed].
         self._batches = []
-        self._traced = traced_calls.Traced(store)
-        self._first = first_values.FirstValues(store, self._traced)
-        self._refresh = refresh.Refresh(store)
+        self._traced = traced_calls.Traced(runtime.store)
+        self._first = first_values.FirstValues(
+            runtime.store,
+            self._traced,
+            runtime.state,
+            runtime.gradient_counts,
+            runtime.unused_models,
+        )
+        self._refresh = refresh.Refresh(
+            runtime.store,
+            runtime.marks,
+            runtime.corrector,
+            runtime.gradient_counts,
+            runtime.coordination,
+        )
         # Whether servers came back that nobody was there to restore.
         self._orphans = False
         self._warned = False
-        self._reader = consistent_read.Reader(store)
+        self._reader = consistent_read.Reader(runtime.store, runtime.marks)
         # Exchanges made when all was last read at one moment.
         self._together_at = None
 
@@ -75,10 +88,10 @@ class Synchronizer:
             return
         first, end = self._committed, len(variables)
         if not first:
-            self._orphans = self._store.recovery.wait_until_settled(
+            self._orphans = self._runtime.recovery.wait_until_settled(
                 self._is_chief, self._timeout
             )
-        self._store.unused_models.enter()
+        self._runtime.unused_models.enter()
         if not self._is_chief:
             held = self._wait_for_chief(end)
         elif self._orphans:
@@ -94,12 +107,12 @@ class Synchronizer:
         # Not those that nobody uses any more before they were ever trained.
         new = variables[max(held, first) : end]
         if held < end:
-            self._store.state.before_initialization(new)
+            self._runtime.state.before_initialization(new)
             self._first.give(new, end, begins=not held)
         self._committed = end
-        self._batches.append([first, end, self._store.journal.exchanges])
+        self._batches.append([first, end, self._runtime.journal.exchanges])
         if held < end:
-            self._store.state.after_initialization(new, begins=not held)
+            self._runtime.state.after_initialization(new, begins=not held)
 
     def _wait_for_chief(self, end):
         """Waits for variables up to `end`; returns how many are held."""
@@ -137,7 +150,7 @@ class Synchronizer:
         known = self._store.variables[: self._committed]
         self._pull([v for v in known if v.role is not Role.CLOCK])
         for batch in self._batches:
-            batch[-1] = self._store.journal.exchanges
+            batch[-1] = self._runtime.journal.exchanges
 
     def pull_together(self):
         """Refreshes every replica, of all servers at one moment."""
@@ -150,7 +163,7 @@ class Synchronizer:
             ("pull", ledgers, tuple(v.ordinal for v in variables)),
             lambda: (self.build_pull(variables, together=True), ()),
         )
-        self._together_at = self._store.journal.exchanges
+        self._together_at = self._runtime.journal.exchanges
         for batch in self._batches:
             batch[-1] = self._together_at
 
@@ -178,14 +191,14 @@ class Synchronizer:
         """
         if not self._is_committed(variable):
             return
-        keeps_own_values = self._store.local.keeps_own_values
+        keeps_own_values = self._runtime.local.keeps_own_values
         if not keeps_own_values and private_keras_calls.is_saving():
-            if self._store.journal.exchanges != self._together_at:
+            if self._runtime.journal.exchanges != self._together_at:
                 self.pull_together()
             return
         if variable.role not in _LAZY:
             return
-        exchanges = self._store.journal.exchanges
+        exchanges = self._runtime.journal.exchanges
         for batch in self._batches:
             first, end, refreshed_at = batch
             if first <= variable.ordinal < end and refreshed_at != exchanges:

@@ -78,11 +78,14 @@ class Resources:
     Args:
       namespace: Prefix of the resources' names, the same on all workers.
       devices: List of the servers' devices, at least one.
+      clients: A `ServerClient` for each server; default: this process, which
+        has no other threads.
     """
 
-    def __init__(self, namespace, devices):
+    def __init__(self, namespace, devices, clients=None):
         self._namespace = namespace
         self.devices = tuple(devices)
+        self._clients = clients or [Here()] * self.num_shards
         self._handles = weakref.WeakKeyDictionary()
         # What has ever been named: (server, shared name) to dtype.
         self.known = {}
@@ -154,6 +157,20 @@ class Resources:
                 shared_name=shared_name,
             ),
         )
+
+    def function(self, shard, build, signature):
+        """Makes a function on a server that any thread may call.
+
+        Args:
+          shard: Number of the server.
+          build: Callable that builds it on the server's device, of tensors;
+            returns a list of tensors.
+          signature: List of `tf.TensorSpec`, its arguments.
+
+        Returns:
+          A callable that takes and returns NumPy arrays.
+        """
+        return self._clients[shard].function(build, signature)
 
     def lock(self, shard, name="lock"):
         """Takes a lock of server `shard`; returns what `unlock` needs."""

@@ -16,14 +16,7 @@ _ENOUGH = 8
 
 
 class NoServerFunctions:
-    """See `ServerFunctions`, whose part it takes where there are no servers.
-
-    Args:
-      store: The `Runtime`.
-    """
-
-    def __init__(self, store):
-        del store
+    """See `ServerFunctions`, whose part it takes where there are no servers."""
 
     def note(self, graph):
         """Does nothing."""
@@ -40,10 +33,12 @@ class ServerFunctions:
 
     Args:
       store: The `ParameterStore`.
+      recovery: The `Recovery`, which knows the servers' addresses.
     """
 
-    def __init__(self, store):
+    def __init__(self, store, recovery):
         self._store = store
+        self._recovery = recovery
         self._forgotten = 0
 
     def note(self, graph):
@@ -62,4 +57,4 @@ class ServerFunctions:
         self._forgotten = 0
 
     def _renew(self):
-        connection.renew(self._store.recovery.config)
+        connection.renew(self._recovery.config)

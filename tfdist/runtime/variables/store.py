@@ -20,6 +20,7 @@ class ParameterStore(resources.Resources):
     """The variables of one strategy, on its servers and on this worker.
 
     Args:
+      owner: The `Owner`.
       namespace: Prefix of the resources' names, the same on all workers.
       devices: List of the servers' devices, at least one.
       worker_device: This worker's CPU.
@@ -29,10 +30,12 @@ class ParameterStore(resources.Resources):
         `tf.distribute.experimental.partitioners`, that says into how many
         pieces each parameter is split along its first axis; or None.
       keeps_variables: Whether variables are kept that nobody uses any more.
+      clients: See `Resources`.
     """
 
     def __init__(
         self,
+        owner,
         *,
         namespace,
         devices,
@@ -41,11 +44,13 @@ class ParameterStore(resources.Resources):
         is_chief,
         partitioner=None,
         keeps_variables=False,
+        clients=None,
     ):
+        self._owner = owner
         self._partitioner = partitioner
         self.worker_id = worker_id
         self.is_chief = is_chief
-        super().__init__(namespace, devices)
+        super().__init__(namespace, devices, clients)
         self.worker_device = worker_device
         # Of users and of Keras, who hold them: what servers hold, and what
         # never leaves this worker.
@@ -64,13 +69,19 @@ class ParameterStore(resources.Resources):
         """Bytes of variables on each server, a tuple of ints."""
         return self._balancer.bytes_per_shard
 
+    # Calls.
+
+    def call(self, function, *args):
+        """Calls what talks to servers; outlives servers that come back."""
+        return self._owner.call(function, *args)
+
     # Variables.
 
     def worker_variable(self, value, name):
         """A variable of tfdist's own that never leaves this worker."""
         with tf.init_scope(), tf.device(self.worker_device):
             return ReplicaVariable(
-                store=self,
+                owner=self._owner,
                 role=Role.LOCAL,
                 initial_value=value,
                 name=name,
@@ -89,7 +100,9 @@ class ParameterStore(resources.Resources):
           A `ReplicaVariable`.
         """
         with tf.init_scope():
-            probe = ReplicaVariable(store=self, role=Role.LOCAL, **kwargs)
+            probe = ReplicaVariable(
+                owner=self._owner, role=Role.LOCAL, **kwargs
+            )
             role = role_of(
                 name=kwargs.get("name"),
                 dtype=probe.dtype,
@@ -98,23 +111,16 @@ class ParameterStore(resources.Resources):
                 aggregation=probe.aggregation,
                 reference=reference,
             )
-            probe.role = role = self._role_of(role, made_by_optimizer)
+            role = self._owner.role_of(role, made_by_optimizer)
+            probe.role = role
             if kwargs.get("name") == "seed_generator_state":
                 self.spread_seed(probe)
             if role is Role.LOCAL:
                 self.locals.append(probe)
             if role.is_on_server:
                 self._place(probe, reference)
-            self._was_made(probe)
+            self._owner.was_made(probe)
             return probe
-
-    def _role_of(self, role, made_by_optimizer):
-        """The role of a new variable, where it is another; for subclasses."""
-        del made_by_optimizer
-        return role
-
-    def _was_made(self, variable):
-        """Called when a variable was made for the user; for subclasses."""
 
     def spread_seed(self, variable):
         """Gives each worker a random stream of its own, the first Keras's.
@@ -255,7 +261,7 @@ class ParameterStore(resources.Resources):
                 lambda: tf.zeros([], tf.int64), "rows_pulled"
             )
             with tf.init_scope():
-                self._stamp_rows(table)
+                self._owner.stamp_rows(table)
         return table.rows_pulled.read_value()
 
     def set_rows_pulled(self, table, version):
@@ -263,6 +269,3 @@ class ParameterStore(resources.Resources):
         return tf.raw_ops.AssignVariableOp(
             resource=table.rows_pulled.local_handle, value=version
         )
-
-    def _stamp_rows(self, table):
-        """Called before rows of `table` are first pulled; for subclasses."""

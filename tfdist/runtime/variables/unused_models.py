@@ -49,15 +49,16 @@ class UnusedModels:
     """Lets go of variables, on this worker and on servers.
 
     Args:
-      store: The `ParameterStore`.
+      runtime: The `Runtime`.
       config: The `ClusterConfig`; None without a cluster's servers, where this
         worker has all for itself.
       membership: This process's `Membership`, or None.
       patience: Seconds for which workers count that have never been seen.
     """
 
-    def __init__(self, store, config=None, membership=None, patience=0.0):
-        self._store = store
+    def __init__(self, runtime, config=None, membership=None, patience=0.0):
+        self._runtime = runtime
+        self._store = runtime.store
         self._leave_row = tf.function(self._build_tell, autograph=False)
         self._config = config
         self._membership = membership
@@ -84,7 +85,7 @@ class UnusedModels:
 
     def was_made(self, variable):
         """Takes note of a variable that servers are to hold."""
-        if not self._store.local.keeps_own_values:
+        if not self._runtime.local.keeps_own_values:
             replica = variable.local_handle, variable.dtype
             self._replicas[variable.ordinal] = replica
 
@@ -100,7 +101,7 @@ class UnusedModels:
         if not self._tidying.acquire(blocking=False):
             return
         try:
-            self._store.local.tidy()
+            self._runtime.local.tidy()
             self._store.locals.forget(self._store.locals.gone())
             self._let_go_of(self._store.variables.gone())
             if self._let_go and self._has_entered:
@@ -154,15 +155,16 @@ class UnusedModels:
             return
         store = self._store
         ordinals = set(ordinals)
-        for part in (store.corrector, store.coordination, store.local):
+        runtime = self._runtime
+        for part in (runtime.corrector, runtime.coordination, runtime.local):
             part.let_go(ordinals)
-        if not store.local.keeps_own_values:
+        if not self._runtime.local.keeps_own_values:
             # Steps of others may swap what they hold with their shadows.
             self._empty(ordinals)
         store.variables.forget(ordinals)
         for known in list(store.traced):
             known.forget()
-        store.server_functions.forgot()
+        self._runtime.server_functions.forgot()
         self._let_go |= ordinals
 
     def _empty(self, ordinals):
@@ -269,7 +271,7 @@ class UnusedModels:
         self._freed.update(named)
         for key in named:
             del store.known[key]
-        store.coordination.were_freed(free)
+        self._runtime.coordination.were_freed(free)
         return True
 
     def _build_destroy(self, named, rows):
@@ -294,7 +296,7 @@ class UnusedModels:
                 same = tf.reduce_all(tf.equal(now, tf.constant(rows)))
 
         def destroy():
-            done = store.coordination.build_retire(
+            done = self._runtime.coordination.build_retire(
                 [store.short_name(name) for _, name in named]
             )
             with tf.control_dependencies(done):

@@ -133,8 +133,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
     Created by the strategy under its scope, never by users.
     """
 
-    def __init__(self, *, store, role, shard=None, ordinal=None, **kwargs):
-        self._store = store
+    def __init__(self, *, owner, role, shard=None, ordinal=None, **kwargs):
+        self._owner = owner
         self.role = role
         # The server of the primary; None for worker-local variables.
         self.shard = shard
@@ -187,7 +187,7 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
     @property
     def files(self):
         """The `Files` of the task."""
-        return self._store.files
+        return self._owner.files
 
     @property
     def num_bytes(self):
@@ -235,9 +235,9 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         if active.section is not None or not self.role.is_on_server:
             return method(value, **kwargs)
         if tf.executing_eagerly() and active.eager_step() is None:
-            self._store.before_eager_write(self)
+            self._owner.before_eager_write(self)
             result = method(value, **kwargs)
-            self._store.after_eager_write(self)
+            self._owner.after_eager_write(self)
             return result
         if active.step is None:
             raise RuntimeError(
@@ -267,7 +267,7 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         if active.section is None and tf.executing_eagerly():
             # A step sees what the last exchange has brought.
             if active.eager_step() is None:
-                self._store.before_eager_read(self)
+                self._owner.before_eager_read(self)
 
     def assign(self, value, use_locking=None, name=None, read_value=True):
         kwargs = {"name": name, "read_value": read_value}

@@ -9,7 +9,7 @@ class RingExchange(exchange.ExchangeBuilder):
     """Exchange of a ring: each worker has its own copy of all parameters.
 
     Args:
-      this_round: The `Round`.
+      this_round: The `RingRound`.
       **kwargs: See `ExchangeBuilder`.
     """
 

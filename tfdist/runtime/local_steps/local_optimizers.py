@@ -1,0 +1,193 @@
+"""The optimizers of one worker that take local steps, and what they have done.
+
+Each `Inner` is of one Keras optimizer, known by its step counter, with an outer
+one that servers, or all workers alike, apply to what its steps come to.
+"""
+
+from tfdist.runtime.exchange import step as step_lib
+from tfdist.runtime.variables import traced_calls
+from tfdist.runtime.variables.server_scope import read_replica
+from tfdist.runtime.variables.variables import Role
+
+
+class LocalOptimizers:
+    """Keeps the `Inner` of each optimizer.
+
+    Args:
+      store: The `ParameterStore`.
+      method: The `LocalSteps`, resolved.
+      variable_scope: Callable that gives the scope in which variables of
+        servers are made.
+      build_pull: Callable of a list of variables that builds the refreshing of
+        their replicas.
+    """
+
+    def __init__(self, store, method, variable_scope, build_pull):
+        self._store = store
+        self._method = method
+        self._variable_scope = variable_scope
+        self._build_pull = build_pull
+        self._traced = traced_calls.Traced(store)
+        # By the ordinals of step counters.
+        self._inners = {}
+        self._creates_outer = False
+        # Steps counted at the last heartbeat.
+        self._progress = []
+        # Steps of optimizers that nobody uses any more.
+        self._steps_made = 0
+
+    def role_of(self, role, made_by_optimizer):
+        """The role of a variable where optimizers act on replicas.
+
+        Args:
+          role: What it would be else.
+          made_by_optimizer: Whether an optimizer's `build` makes it.
+        """
+        if self._creates_outer or not role.is_on_server:
+            return role
+        if role is Role.ITERATIONS:
+            return Role.CLOCK
+        if not made_by_optimizer:
+            return role
+        if self._method.average_optimizer_state:
+            return Role.AVERAGED if role is Role.SLOT else role
+        return Role.LOCAL
+
+    @property
+    def all(self):
+        """In the order of their first steps, a list of `Inner`."""
+        return list(self._inners.values())
+
+    def find(self, clock, parameters, states):
+        """The `Inner` with that step counter, None before its first step.
+
+        Args:
+          clock: See `Inner`, as the others.
+          parameters: List of the parameters that a step has updated.
+          states: List of other state that it has assigned.
+
+        Raises:
+          ValueError: An earlier step has trained other variables.
+        """
+        inner = self._inners.get(clock.ordinal)
+        if inner is None:
+            return None
+        known = _ordinals(inner.parameters), set(_ordinals(inner.states))
+        if known != (_ordinals(parameters), set(_ordinals(states))):
+            raise ValueError(
+                "With local steps all steps of an optimizer have to train "
+                f"the same variables: {_names(inner.parameters)} and "
+                f"{_names(inner.states)} before, "
+                f"{_names(parameters)} and {_names(states)} now. Use an "
+                "optimizer for each set of variables."
+            )
+        return inner
+
+    def make_outer(self, optimizer, parameters):
+        """Makes the outer optimizer of a Keras one.
+
+        Args:
+          optimizer: The Keras optimizer.
+          parameters: List of the parameters that it trains.
+
+        Raises:
+          ValueError: It cannot take local steps of these.
+        """
+        if getattr(optimizer, "use_ema", False):
+            raise ValueError(
+                "use_ema=True keeps an average of each worker's own weights, "
+                "which differ between workers with local steps. Leave it out."
+            )
+        self._creates_outer = True
+        first = len(self._store.variables)
+        try:
+            with self._variable_scope():
+                outer = self._method.outer_optimizer()
+                outer.build(parameters)
+        finally:
+            self._creates_outer = False
+        for variable in self._store.variables[first:]:
+            variable.is_own = True
+        return outer
+
+    def add(self, inner):
+        """Takes note of a new `Inner`."""
+        self._inners[inner.clock.ordinal] = inner
+
+    # What they have done.
+
+    def unpushed(self):
+        """Whether this worker has taken steps that no server has heard of."""
+        return any(int(read_replica(inner.since_push)) for inner in self.all)
+
+    def has_progressed(self):
+        """Whether steps have been made since the last call.
+
+        Called in the thread of the heartbeat.
+        """
+        before = self._progress
+        self._progress = [
+            (
+                int(read_replica(inner.clock)),
+                int(read_replica(inner.since_push)),
+            )
+            for inner in self.all
+        ]
+        return self._progress != before
+
+    def steps_made(self):
+        """The most local steps that a worker has told the servers of."""
+        clocks = [v for v in self._store.variables if v.role is Role.CLOCK]
+        if not clocks:
+            return self._steps_made
+        own = [read_replica(clock) for clock in clocks]
+        self._traced.call(
+            ("clocks", tuple(clock.ordinal for clock in clocks)),
+            lambda: self._build_pull(clocks),
+        )
+        made = max(int(clock.numpy()) for clock in clocks)
+        made = max(made, self._steps_made)
+        if self._inners:
+            # Who has begun goes on counting its own.
+            for clock, value in zip(clocks, own, strict=True):
+                clock.assign_replica(value)
+        return made
+
+    def over(self):
+        """Those that nobody uses any more, a list."""
+        return [inner for inner in self.all if inner.optimizer() is None]
+
+    def let_go(self, inners):
+        """Forgets optimizers, and not how many steps they have made."""
+        for inner in inners:
+            made = int(read_replica(inner.clock))
+            self._steps_made = max(self._steps_made, made)
+            del self._inners[inner.clock.ordinal]
+
+    def drop_unpushed(self):
+        """Forgets the steps since the last pushes; returns how many."""
+        dropped = 0
+        for inner in self.all:
+            dropped += int(inner.since_push.numpy())
+            inner.forget()
+        return dropped
+
+    def was_set(self, variable):
+        """Called when a variable has been set eagerly, with both values."""
+        for inner in self.all:
+            inner.was_set(variable)
+
+
+def check_pieces(parameters, outer):
+    """Refuses an outer optimizer for which pieces are not like the whole."""
+    for parameter in parameters:
+        if parameter.pieces:
+            step_lib.check_elementwise(parameter, outer)
+
+
+def _ordinals(variables):
+    return [v.ordinal for v in variables]
+
+
+def _names(variables):
+    return sorted(v.name for v in variables)
