@@ -38,7 +38,7 @@ from harness import program
 from tfdist import tables
 
 FLAGS = flags.FLAGS
-flags.DEFINE_bool("quick", False, "The small models, one round, short turns.")
+flags.DEFINE_bool("quick", False, "The small model, one round, short turns.")
 flags.DEFINE_integer(
     "rounds", None, "Rounds. Default: 3, or 1 if --quick.", lower_bound=1
 )
@@ -52,7 +52,7 @@ flags.DEFINE_multi_enum(
     "model",
     None,
     list(peer_models.MODELS),
-    "Models. Default: all, or small and medium if --quick.",
+    "Models. Default: all, or small if --quick.",
 )
 flags.DEFINE_multi_enum(
     "system", None, list(peer_systems.SYSTEMS), "Systems. Default: all."
@@ -62,9 +62,7 @@ flags.DEFINE_multi_enum(
 def main():
     """Measures, prints tables and a line of JSON."""
     quick = FLAGS.quick
-    names = FLAGS.model or (
-        ("small", "medium") if quick else peer_models.MODELS
-    )
+    names = FLAGS.model or (["small"] if quick else peer_models.MODELS)
     systems = {n: peer_systems.SYSTEMS[n] for n in chosen(FLAGS.system)}
     rounds = FLAGS.rounds or (1 if quick else 3)
     seconds = FLAGS.seconds or (0.5 if quick else 5.0)

@@ -152,17 +152,20 @@ def names_of(made):
     return {name for name in dir(made) if not name.startswith("_")}
 
 
+def places_of(pattern):
+    """Where a regular expression matches in the package: file and text."""
+    return [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in sorted(ROOT.joinpath("tfdist").rglob("*.py"))
+        for match in re.finditer(pattern, path.read_text())
+    ]
+
+
 def test_a_store_is_asked_for_no_part():
     """A `store` is a `ParameterStore`; who has the parts is a `runtime`."""
     made = runtime_of_defaults()
     parts = "|".join(sorted(names_of(made) - names_of(made.store)))
-    asked = re.compile(rf"\b_?store\.({parts})\b")
-    found = [
-        f"{path.relative_to(ROOT)}: {match[0]}"
-        for path in sorted(ROOT.joinpath("tfdist").rglob("*.py"))
-        for match in asked.finditer(path.read_text())
-    ]
-    assert found == []
+    assert places_of(rf"\b_?store\.({parts})\b") == []
 
 
 def parts_used_by(kind):
@@ -207,13 +210,7 @@ def test_who_needs_few_parts_is_handed_these():
 def test_nobody_asks_whether_an_axis_is_used():
     """An axis that is not has a part, too: see `runtime.Parts`."""
     axes = "|".join(field.name for field in dataclasses.fields(runtime.Parts))
-    asked = re.compile(rf"(store|runtime|made)\.({axes}) is (not )?None")
-    found = [
-        f"{path.relative_to(ROOT)}: {match[0]}"
-        for path in sorted(ROOT.joinpath("tfdist").rglob("*.py"))
-        for match in asked.finditer(path.read_text())
-    ]
-    assert found == []
+    assert places_of(rf"(store|runtime|made)\.({axes}) is (not )?None") == []
 
 
 @pytest.mark.parametrize("field", dataclasses.fields(runtime.Parts))

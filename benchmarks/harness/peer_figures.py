@@ -5,8 +5,8 @@ import statistics
 
 # What gradients are averaged with, between workers without a server.
 ALL_REDUCE = "tfdist_ring"
-# (system, peer) -> the least ratio of their steps per second, by model. What
-# issue 22 aims at.
+# (system, peer) -> the least ratio of their steps per second that is aimed at,
+# by model.
 AIMS = {
     ("tfdist_async", "tf_ps"): {"small": 1.8, "medium": 4.0, "large": 1.35},
     ("tfdist_async", "torch_rpc"): {"small": 0.5, "medium": 2.0, "large": 2.0},

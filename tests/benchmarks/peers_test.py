@@ -153,7 +153,7 @@ def test_a_process_that_raises_ends_the_turn():
 
 @pytest.mark.slow
 def test_the_program_measures_every_system():
-    command = [sys.executable, PROGRAM, "--quick", "--model=small"]
+    command = [sys.executable, PROGRAM, "--quick"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=280, check=False
     )
