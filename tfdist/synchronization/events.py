@@ -4,6 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdist.synchronization import state as state_lib
 from tfdist.synchronization.state import Phase
 from tfdist.synchronization.state import Reason
 from tfdist.synchronization.state import Status
@@ -50,7 +51,7 @@ class Patience:
 
 
 def _is(values, value):
-    return tf.equal(values, tf.cast(value, tf.int64))
+    return tf.equal(values, state_lib.as_int64(value))
 
 
 def _mask(state, worker):

@@ -1,12 +1,11 @@
 """A ledger in this process, for virtual clusters: NumPy values in and out."""
 
-import functools
-
 import numpy as np
 import tensorflow as tf
 
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
+from tfdist.synchronization import traced_events
 from tfdist.synchronization.state import Phase
 from tfdist.synchronization.state import Status
 from tfdist.synchronization.state_machine import Decisions
@@ -17,8 +16,8 @@ _HELD_UP = (Phase.ARRIVED, Phase.ACCEPTED)
 class InMemoryLedger:
     """The `State` of a virtual cluster, and the events that change it.
 
-    The decisions are those of real servers, each event traced when it first
-    happens. Times are microseconds, from 1 on: 0 stands for never.
+    The decisions are those of real servers. Times are microseconds, from 1 on:
+    0 stands for never.
 
     Args:
       method: A `Synchronization`, resolved.
@@ -46,7 +45,9 @@ class InMemoryLedger:
         self._num_workers = num_workers
         self._waits = method.waits
         self._patience = patience
-        self._events = _events(method, num_workers, patience, forgets)
+        self._events = _events(
+            Decisions(method, patience, forgets), num_workers
+        )
         vector = np.zeros(state_lib.size(num_workers), np.int64)
         if initial_workers is not None:
             state = state_lib.State.unpack(tf.constant(vector), num_workers)
@@ -55,7 +56,16 @@ class InMemoryLedger:
 
     # Events.
 
-    def arrive(self, attendance, worker, *, key, pulled, **told):
+    def arrive(
+        self,
+        attendance,
+        worker,
+        *,
+        key,
+        pulled,
+        last=False,
+        finite=True,
+    ):
         """A gradient arrives.
 
         Where nobody waits, its worker goes on at once, as on real servers.
@@ -65,9 +75,12 @@ class InMemoryLedger:
           worker: Number of the worker.
           key: Number that no other gradient has.
           pulled: Version that it was computed from.
-          **told: `last` and `finite`, bools, as for `Decisions.arrive`.
+          last: bool, whether the worker trains no more.
+          finite: bool, whether the gradient may count.
         """
-        self._run("arrive", attendance, (worker, key, pulled), **told)
+        self._run(
+            "arrive", attendance, (worker, key, pulled, finite), last=last
+        )
 
     def tick(self, attendance, worker=0, **told):
         """A heartbeat.
@@ -77,7 +90,7 @@ class InMemoryLedger:
           worker: Number of a worker that has something to tell.
           **told: What, bools, as for `Decisions.tick`.
         """
-        self._run("tick", attendance, (worker, 0, 0), **told)
+        self._run("tick", attendance, (worker, 0, 0, True), **told)
 
     def go_on(self, workers, now):
         """Workers have been told what became of their gradients.
@@ -91,7 +104,8 @@ class InMemoryLedger:
             return
         mask = np.zeros(self._num_workers, np.int64)
         mask[workers] = 1
-        self._set(self._events.run("go_on", self._vector, ((now,), mask)))
+        now = np.int64(now)
+        self._set(self._call("go_on", self._vector, now, mask))
 
     def next_deadline(self, attendance, alive):
         """When somebody will have been waited for long enough.
@@ -131,17 +145,24 @@ class InMemoryLedger:
         self._set(saved)
 
     def _run(self, name, attendance, numbers, **told):
+        nothing = np.zeros(self._num_workers, np.int64)
         entered = attendance.entered
-        if entered is None:
-            entered = np.zeros(self._num_workers, np.int64)
         # In one vector, as each argument of a call takes its time.
-        parts = (
-            (*numbers, attendance.now),
-            attendance.heard,
-            attendance.ended,
-            entered,
+        event = np.concatenate(
+            (
+                (*numbers, True, attendance.now),
+                attendance.heard,
+                attendance.ended,
+                nothing if entered is None else entered,
+                nothing,
+            ),
+            dtype=np.int64,
         )
-        self._set(self._events.run(name, self._vector, parts, **told))
+        self._set(self._call(name, self._vector, event, **told))
+
+    def _call(self, name, *arrays, **told):
+        vectors = [tf.constant(array) for array in arrays]
+        return self._events.call(name, *vectors, **told).numpy()
 
     def _set(self, values):
         self._vector, self.phases = np.split(values, [-self._num_workers])
@@ -150,90 +171,34 @@ class InMemoryLedger:
         )
 
 
-class _Events:
-    """The events of a method and a number of workers, as functions of vectors.
+class _Events(traced_events.TracedEvents):
+    """Those of a virtual cluster.
 
     Each returns the new `State`, packed, and the phases before anybody went
     on, in one vector.
     """
 
-    def __init__(self, decisions, num_workers):
-        self._decisions = decisions
-        self._num_workers = num_workers
-        self._traced = {}
-
-    def run(self, name, vector, parts, **told):
-        """Runs the event of that name.
-
-        Args:
-          name: Of a method of this class.
-          vector: The packed `State`.
-          parts: What happens to whom and when, a sequence of vectors.
-          **told: The same where a trace differs by it.
-        """
-        numbers = np.concatenate(parts, dtype=np.int64)
-        key = name, *told.items()
-        if key not in self._traced:
-            event = functools.partial(getattr(self, name), **told)
-            self._traced[key] = tf.function(
-                event, autograph=False
-            ).get_concrete_function(
-                *(tf.TensorSpec(x.shape, tf.int64) for x in (vector, numbers))
-            )
-        function = self._traced[key]
-        return function(tf.constant(vector), tf.constant(numbers)).numpy()
-
-    def arrive(self, vector, numbers, **told):
-        """A gradient arrives."""
-        (worker, key, pulled), attendance = self._unpack_event(numbers)
-        state = self._decisions.arrive(
-            self._unpack(vector),
-            worker,
-            key=key,
-            pulled=pulled,
-            attendance=attendance,
-            **told,
-        )
+    def arrive(self, vector, event, *, last=False):
+        """A gradient arrives; its worker goes on if nobody waits."""
+        numbers, attendance = self._unpack_event(event)
+        state = self._arrived(self._unpack(vector), numbers, attendance, last)
         phase = state.phase
         if not self._decisions.method.waits:
-            state = events.go_on(state, worker, attendance.now)
+            state = events.go_on(state, numbers.worker, attendance.now)
         return tf.concat([state.pack(), phase], 0)
 
-    def tick(self, vector, numbers, **told):
+    def tick(self, vector, event, **told):
         """A heartbeat, and what it tells."""
-        (worker, _, _), attendance = self._unpack_event(numbers)
+        numbers, attendance = self._unpack_event(event)
         state = self._decisions.tick(
-            self._unpack(vector), attendance, worker, **told
+            self._unpack(vector), attendance, numbers.worker, **told
         )
         return tf.concat([state.pack(), state.phase], 0)
 
-    def go_on(self, vector, numbers):
+    def go_on(self, vector, now, mask):
         """Workers go on."""
-        state = events.all_go_on(
-            self._unpack(vector), numbers[1:] > 0, numbers[0]
-        )
+        state = events.all_go_on(self._unpack(vector), mask > 0, now)
         return tf.concat([state.pack(), state.phase], 0)
 
-    def _unpack(self, vector):
-        return state_lib.State.unpack(vector, self._num_workers)
 
-    def _unpack_event(self, numbers):
-        """Returns an event, three numbers, and an `Attendance`."""
-        numbers, heard, ended, entered = tf.split(
-            numbers, [4, *3 * [self._num_workers]]
-        )
-        *numbers, now = tf.unstack(numbers)
-        return numbers, events.Attendance(now, heard, ended > 0, entered)
-
-
-# As many as are compared at a time.
-@functools.lru_cache(64)
-def _kept_events(method, num_workers, patience, forgets):
-    return _Events(Decisions(method, patience, forgets), num_workers)
-
-
-def _events(method, *settings):
-    """The `_Events` of a method; those of tfdist's own are kept."""
-    if type(method).__module__.startswith("tfdist."):
-        return _kept_events(method, *settings)
-    return _kept_events.__wrapped__(method, *settings)
+_events = traced_events.kept(_Events)

@@ -92,8 +92,12 @@ NO_GRADIENT = -1
 FORGET = -2
 
 
-def _int64(value):
-    return tf.cast(value, tf.int64)
+def as_int64(value):
+    """A tensor, or a number, as an int64 tensor."""
+    if tf.is_tensor(value):
+        return tf.cast(value, tf.int64)
+    # One operation instead of two.
+    return tf.constant(value, tf.int64)
 
 
 def log_size(num_workers):
@@ -236,18 +240,20 @@ class State:
         Everybody but those who are gone by plan: absent from the beginning,
         or told to leave. Who has died, or has ended its training, is enlisted.
         """
-        by_plan = self.preempted | tf.equal(self.reason, _int64(Reason.ABSENT))
+        by_plan = self.preempted | tf.equal(
+            self.reason, as_int64(Reason.ABSENT)
+        )
         return self.present | ~by_plan
 
     @property
     def preempted(self):
         """Whose last reason to go was a notice, a bool vector."""
-        return tf.equal(self.reason, _int64(Reason.PREEMPTED))
+        return tf.equal(self.reason, as_int64(Reason.PREEMPTED))
 
     @property
     def arrived(self):
         """Whose gradient is undecided, a bool vector."""
-        return tf.equal(self.phase, _int64(Phase.ARRIVED))
+        return tf.equal(self.phase, as_int64(Phase.ARRIVED))
 
     @property
     def unusable(self):
@@ -257,12 +263,12 @@ class State:
     @property
     def waiting(self):
         """Whose worker has to wait for a decision, a bool vector."""
-        return self.arrived | tf.equal(self.phase, _int64(Phase.ACCEPTED))
+        return self.arrived | tf.equal(self.phase, as_int64(Phase.ACCEPTED))
 
     @property
     def present(self):
         """Who is waited for, a bool vector."""
-        return tf.not_equal(self.status, _int64(Status.GONE))
+        return tf.not_equal(self.status, as_int64(Status.GONE))
 
     def slowest_clock(self):
         """The smallest clock of those who are waited for."""
@@ -272,7 +278,7 @@ class State:
     def set(self, mask, **values):
         """Sets fields of the workers in `mask`."""
         changed = {
-            name: tf.where(mask, _int64(value), getattr(self, name))
+            name: tf.where(mask, as_int64(value), getattr(self, name))
             for name, value in values.items()
         }
         return dataclasses.replace(self, **changed)
@@ -287,24 +293,24 @@ class State:
           first: 1 if the gradient is the first of its update, int or tensor.
           count: Gradients in the update that follows it; 0 if none does.
         """
-        mine = _int64(mask)
+        mine = as_int64(mask)
         number = tf.reduce_sum(mine)
         earlier = self.order[None, :] < self.order[:, None]
-        rank = tf.reduce_sum(_int64(earlier) * mine[None, :], 1)
-        count = _int64(count)
-        updates = _int64(count > 0)
+        rank = tf.reduce_sum(as_int64(earlier) * mine[None, :], 1)
+        count = as_int64(count)
+        updates = as_int64(count > 0)
         staleness = self.version + rank * updates - self.pulled
         state = self._write(
             mask,
             rank,
             key=self.key,
             staleness=staleness,
-            first=_int64(first),
+            first=as_int64(first),
             count=count,
         )
         return dataclasses.replace(
             state,
-            in_round=tf.where(count > 0, _int64(0), self.in_round + number),
+            in_round=tf.where(count > 0, as_int64(0), self.in_round + number),
             version=self.version + number * updates,
             staleness=tf.where(mask, staleness, self.staleness),
             accepted=self.accepted + mine,
@@ -314,12 +320,12 @@ class State:
 
     def forget(self, mask):
         """Has what is kept of workers forgotten after all entries so far."""
-        rank = tf.cumsum(_int64(mask), exclusive=True)
-        nothing = _int64(0)
+        rank = tf.cumsum(as_int64(mask), exclusive=True)
+        nothing = as_int64(0)
         state = self._write(
             mask,
             rank,
-            key=_int64(FORGET),
+            key=as_int64(FORGET),
             staleness=nothing,
             first=nothing,
             count=nothing,
@@ -344,12 +350,12 @@ class State:
         values["worker"] = tf.range(self.num_workers, dtype=tf.int64)
 
         def put(name, value):
-            new = tf.where(puts, value[None, ...], _int64(0))
+            new = tf.where(puts, value[None, ...], as_int64(0))
             old = getattr(self, f"log_{name}")
             return f"log_{name}", tf.where(taken, tf.reduce_sum(new, 1), old)
 
         columns = dict(put(name, value) for name, value in values.items())
-        number = tf.reduce_sum(_int64(mask))
+        number = tf.reduce_sum(as_int64(mask))
         return dataclasses.replace(self, head=self.head + number, **columns)
 
     def accept(self, mask):
@@ -365,7 +371,7 @@ class State:
     def drop(self, mask):
         """Workers whose gradient does not count may go on without it."""
         state = self.set(mask, phase=Phase.DROPPED)
-        dropped = self.dropped + _int64(mask)
+        dropped = self.dropped + as_int64(mask)
         return dataclasses.replace(state, dropped=dropped)
 
     def close_round(self, complete):
@@ -373,21 +379,21 @@ class State:
         place = tf.math.floormod(self.head, self.log_key.shape[0])
         slots = tf.range(self.log_key.shape[0], dtype=tf.int64)
         taken = tf.logical_and(tf.equal(slots, place), complete)
-        one = _int64(complete)
-        waiting = tf.equal(self.phase, _int64(Phase.ACCEPTED))
+        one = as_int64(complete)
+        waiting = tf.equal(self.phase, as_int64(Phase.ACCEPTED))
         return dataclasses.replace(
             self,
-            log_key=tf.where(taken, _int64(NO_GRADIENT), self.log_key),
-            log_staleness=tf.where(taken, _int64(0), self.log_staleness),
-            log_first=tf.where(taken, _int64(0), self.log_first),
+            log_key=tf.where(taken, as_int64(NO_GRADIENT), self.log_key),
+            log_staleness=tf.where(taken, as_int64(0), self.log_staleness),
+            log_first=tf.where(taken, as_int64(0), self.log_first),
             log_count=tf.where(taken, self.in_round, self.log_count),
-            log_worker=tf.where(taken, _int64(0), self.log_worker),
+            log_worker=tf.where(taken, as_int64(0), self.log_worker),
             head=self.head + one,
-            in_round=tf.where(complete, _int64(0), self.in_round),
+            in_round=tf.where(complete, as_int64(0), self.in_round),
             version=self.version + one,
             phase=tf.where(
                 tf.logical_and(waiting, complete),
-                _int64(Phase.GRANTED),
+                as_int64(Phase.GRANTED),
                 self.phase,
             ),
         )

@@ -20,6 +20,7 @@ from tfdist.runtime.coordination import wake_up_queues
 from tfdist.synchronization import events
 from tfdist.synchronization import state as state_lib
 from tfdist.synchronization import state_machine
+from tfdist.synchronization import traced_events
 
 _NAME = "ledger"
 _MAX_WORKERS = 4096
@@ -84,8 +85,8 @@ class Ledger:
         self._signature = f"synchronization={method!r}, {correction=!r}"
         # Whether workers that are gone are forgotten by the servers.
         self.forgets = correction is not None and correction.remembers_workers
-        self._decisions = state_machine.Decisions(
-            method, patience, self.forgets
+        self._events = traced_events.traced_events(
+            state_machine.Decisions(method, patience, self.forgets), num_workers
         )
         self._layouts = set()
         # Gradients of this worker that were, in earlier lives of its process.
@@ -110,7 +111,7 @@ class Ledger:
             self.resource, num_workers
         )
         self._arrival = submission.Submission(
-            self, self._shared, self._decisions, self._mailboxes, worker_id
+            self, self._shared, self._events, self._mailboxes, worker_id
         )
         # By server: updates of this optimizer that are in the replicas.
         self._pulled = [
@@ -136,7 +137,10 @@ class Ledger:
         self._tick = store.function(
             0,
             self._build_tick,
-            [tf.TensorSpec([4], tf.bool), tf.TensorSpec([], tf.int64)],
+            [
+                tf.TensorSpec([len(traced_events.TOLD)], tf.bool),
+                tf.TensorSpec([], tf.int64),
+            ],
         )
 
     # Names.
@@ -252,9 +256,15 @@ class Ledger:
                 "All workers must synchronize in the same way. Here "
                 f"{mine}, on the servers {theirs}."
             )
+        nothing = np.zeros(len(traced_events.TOLD), bool)
+        state, epoch, theirs = self._tick_and_ask(nothing)
         if self._recovery.is_needed:
-            self.renew(self._recovery.incarnations)
-        state = self.tick()
+            lives = self._recovery.incarnations
+            if theirs.tolist() == list(lives):
+                self.set_epoch(tf.constant(epoch, tf.int64))
+            else:
+                self.renew(lives)
+                state = self.tick()
         self.accepted_before = int(state.accepted[self._worker])
         self._begin_keys(
             max(state.key[self._worker], state.fence[self._worker])
@@ -339,12 +349,24 @@ class Ledger:
         Returns:
           The `State` after it, of NumPy values.
         """
-        vector, enlisted = self._tick(
-            np.array([leaving, working, joining, preempted]),
-            np.int64(self._known_epoch),
+        told = np.array([working, leaving, joining, preempted])
+        return self._tick_and_ask(told)[0]
+
+    def _tick_and_ask(self, told):
+        """Decides again.
+
+        Args:
+          told: Of each of `traced_events.TOLD`, a bool vector.
+
+        Returns:
+          The `State` after it, of NumPy values; its epoch; and the lives of
+          the servers that it is about, an int64 vector.
+        """
+        vector, enlisted, epoch, lives = self._tick(
+            told, np.int64(self._known_epoch)
         )
         self.num_enlisted = int(enlisted)
-        return self._shared.as_numpy(vector)
+        return self._shared.as_numpy(vector), epoch, lives
 
     def _agree(self, name, mine, create=None):
         """The text that the first worker has left under `name`, a str."""
@@ -377,21 +399,17 @@ class Ledger:
 
     def _build_tick(self, what, my_epoch):
         def happened(state, attendance):
-            leaving, working, joining, preempted = tf.unstack(what, num=4)
-            state = self._decisions.tick(
-                state,
-                attendance,
-                self._worker,
-                working=working,
-                leaving=leaving,
-                joining=joining,
-                preempted=preempted,
+            event = traced_events.event(attendance, self._worker)
+            state, woken, over, enlisted = self._events.call(
+                "tick", state, event, what
             )
             if self.method.waits:
-                over = events.may_go_on(state, self._worker)
                 over |= ~self.is_current(my_epoch)
                 self._mailboxes.wake_again(self._worker, over)
-            return state, (state.pack(), tf.math.count_nonzero(state.enlisted))
+            lives = tf.raw_ops.ReadVariableOp(
+                resource=self.incarnations(), dtype=tf.int64
+            )
+            return state, woken, (state, enlisted, self.epoch(0).read(), lives)
 
         results, _ = self._shared.transact(happened, after=[])
         return list(results)

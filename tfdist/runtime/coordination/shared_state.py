@@ -46,11 +46,14 @@ class SharedState:
 
     def read(self):
         """Builds the reading of the `State`, under its lock."""
+        return state_lib.State.unpack(self.read_vector(), self._num_workers)
+
+    def read_vector(self):
+        """Builds the same, of the packed `State`."""
         vector = tf.raw_ops.ReadVariableOp(
             resource=self.handle(), dtype=tf.int64
         )
-        vector = tf.ensure_shape(vector, [state_lib.size(self._num_workers)])
-        return state_lib.State.unpack(vector, self._num_workers)
+        return tf.ensure_shape(vector, [state_lib.size(self._num_workers)])
 
     def as_numpy(self, vector):
         """The `State`, of NumPy values, that an array is."""
@@ -60,8 +63,9 @@ class SharedState:
         """Changes the state under its lock.
 
         Args:
-          change: Callable of a `State` and an `Attendance` that returns a new
-            `State` and a tuple of tensors.
+          change: Callable of a packed `State` and an `Attendance` that
+            returns a new one; a bool vector, who need not wait any more, or
+            None for nobody; and a tuple of tensors.
           after: Operations to wait for before the lock is taken.
 
         Returns:
@@ -73,15 +77,14 @@ class SharedState:
         before = len(graph.get_operations())
         with tf.control_dependencies([lock.op]), self.on_server():
             attendance = self._attendance()
-            old = self.read()
-            new, results = change(old, attendance)
+            new, woken, results = change(self.read_vector(), attendance)
             results = tuple(tf.identity(result) for result in results)
             assigned = tf.raw_ops.AssignVariableOp(
-                resource=self.handle(), value=new.pack()
+                resource=self.handle(), value=new
             )
             with tf.control_dependencies([assigned]):
-                if self._mailboxes is not None:
-                    self._mailboxes.wake(old.waiting & ~new.waiting)
+                if woken is not None and self._mailboxes is not None:
+                    self._mailboxes.wake(woken)
         done = resources.effects(graph.get_operations()[before:])
         done += [result.op for result in results]
         with tf.control_dependencies(done):

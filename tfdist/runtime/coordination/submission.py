@@ -10,8 +10,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdist import private_tensorflow
-from tfdist.synchronization import events
-from tfdist.synchronization import state as state_lib
+from tfdist.synchronization import traced_events
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,15 +46,15 @@ class Submission:
     Args:
       ledger: The `Ledger`.
       shared: Its `SharedState`.
-      decisions: Its `Decisions`.
+      events: Its `TracedEvents`.
       mailboxes: Its `WakeUpQueues`.
       worker: Number of this worker.
     """
 
-    def __init__(self, ledger, shared, decisions, mailboxes, worker):
+    def __init__(self, ledger, shared, events, mailboxes, worker):
         self._ledger = ledger
         self._shared = shared
-        self._decisions = decisions
+        self._events = events
         self._mailboxes = mailboxes
         self._worker = worker
 
@@ -68,74 +67,49 @@ class Submission:
             key, pulled = tf.identity(key), tf.identity(pulled)
             my_epoch = tf.identity(my_epoch)
 
-        def arrived(state, attendance):
-            current = self._ledger.is_current(my_epoch)
-            after = self._decisions.arrive(
-                state,
+        def event(attendance):
+            return traced_events.event(
+                attendance,
                 mine,
                 key=key,
                 pulled=pulled,
-                attendance=attendance,
-                last=last,
-                finite=finite,
+                finite=True if finite is None else finite,
+                current=self._ledger.is_current(my_epoch),
             )
-            state = state_lib.where(current, after, state)
-            if self._ledger.method.waits:
-                return state, ()
-            return self._over(state, attendance, current, current)
 
+        def arrived(state, attendance):
+            state, woken = self._events.call(
+                "arrive", state, event(attendance), last=last
+            )
+            return state, woken, ()
+
+        def collected(state, attendance):
+            self._mailboxes.drain(mine)
+            staged = self._ledger.leftovers.read(0)
+            state, *outcome = self._events.call(
+                "collect", state, event(attendance), staged
+            )
+            return state, None, outcome
+
+        def submitted(state, attendance):
+            staged = self._ledger.leftovers.read(0)
+            state, *outcome = self._events.call(
+                "submit", state, event(attendance), staged, last=last
+            )
+            return state, None, outcome
+
+        waits = self._ledger.method.waits
         outcome, unlock = self._shared.transact(
-            arrived, after=[began.op, key.op, pulled.op, my_epoch.op]
+            arrived if waits else submitted,
+            after=[began.op, key.op, pulled.op, my_epoch.op],
         )
-        if self._ledger.method.waits:
+        if waits:
             unlock = self._wait(unlock, my_epoch)
-
-            def collected(state, attendance):
-                self._mailboxes.drain(mine)
-                current = self._ledger.is_current(my_epoch)
-                over = current & events.is_decided(state, mine)
-                return self._over(state, attendance, current, over)
-
             outcome, unlock = self._shared.transact(collected, after=[unlock])
         accepted, staleness, arrival, head, log = outcome
         with tf.control_dependencies([unlock]), self._shared.on_server():
             wait = tf.cast(_now() - began, tf.float64) * 1e-6
         return Decision(accepted, staleness, arrival, wait, head, log, my_epoch)
-
-    def _over(self, state, attendance, current, over):
-        """The state after this worker has gone on if `over`; and `outcome`."""
-        mine = self._worker
-        fenced, void = events.fence(
-            state,
-            mine,
-            self._ledger.leftovers.read(0),
-            attendance,
-            self._decisions.patience,
-        )
-        state = state_lib.where(current, fenced, state)
-        outcome = self._outcome(state, current, void)
-        after = events.go_on(state, mine, attendance.now)
-        return state_lib.where(over, after, state), outcome
-
-    def _outcome(self, state, current, void):
-        dropped = tf.equal(
-            state.phase[self._worker],
-            tf.constant(state_lib.Phase.DROPPED, tf.int64),
-        )
-        log = tf.stack(
-            [
-                state.log_key,
-                state.log_staleness,
-                state.log_first,
-                state.log_count,
-                state.log_worker,
-                tf.pad(void, [[0, state.log_key.shape[0] - void.shape[0]]]),
-            ]
-        )
-        staleness = state.staleness[self._worker]
-        arrival = state.order[self._worker]
-        accepted = tf.logical_and(current, tf.logical_not(dropped))
-        return accepted, staleness, arrival, state.head, log
 
     def _wait(self, after, epoch):
         """Sleeps until this worker's gradient is decided over.
@@ -145,9 +119,13 @@ class Submission:
         """
 
         def is_over():
-            state = self._shared.read()
+            may_go_on = self._events.call(
+                "may_go_on",
+                self._shared.read_vector(),
+                tf.constant(self._worker, tf.int64),
+            )
             return tf.logical_or(
-                events.may_go_on(state, self._worker),
+                may_go_on,
                 tf.logical_not(self._ledger.is_current(epoch)),
             )
 
