@@ -98,8 +98,11 @@ class TracedEvents:
         function = self._traced.get(key)
         if function is None:
             specs = [tf.TensorSpec(v.shape, v.dtype) for v in vectors]
+            event = getattr(self, name)
+            # Without arguments that have defaults: TensorFlow would try to
+            # bind them in each call, and print all that it is called with.
             traced = tf.function(
-                functools.partial(getattr(self, name), **told), autograph=False
+                lambda *vectors: event(*vectors, **told), autograph=False
             )
             with private_tensorflow.outside_of_functions(), tf.device(None):
                 function = traced.get_concrete_function(*specs)
