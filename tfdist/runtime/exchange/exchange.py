@@ -257,9 +257,10 @@ class ExchangeBuilder:
         section = request.section
         if self.iterations is not None:
             _add(section.handle(self.iterations), request.ahead)
-        for replay in replays:
-            with section.on_piece(replay.piece):
-                self._run(replay, sent, section)
+        with section.counters_read_once():
+            for replay in replays:
+                with section.on_piece(replay.piece):
+                    self._run(replay, sent, section)
         if self.iterations is not None:
             one = tf.ones([], self.iterations.dtype)
             _add(section.handle(self.iterations), one)

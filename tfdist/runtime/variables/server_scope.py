@@ -17,6 +17,8 @@ class ServerScope:
         self.graph = graph
         # Number of the piece that is being updated, where a variable is split.
         self.piece_number = None
+        # Counters that were read, by graph and `ref()`; None: read each time.
+        self._counters = None
         # Operations whose results come from the worker and are needed here.
         self.late_inputs = []
         # What has been sent of worker-local variables, by their `ref()`.
@@ -46,6 +48,34 @@ class ServerScope:
             yield
         finally:
             self.piece_number = None
+
+    @contextlib.contextmanager
+    def counters_read_once(self):
+        """Has step counters read once for all that is built in the scope.
+
+        An optimizer's rule computes scalars of it for each variable. They are
+        the same, and TensorFlow computes what is the same once; but it cannot
+        know that of two readings.
+        """
+        self._counters = {}
+        try:
+            yield
+        finally:
+            self._counters = None
+
+    def read_counter(self, variable, read):
+        """The value of a step counter.
+
+        Args:
+          variable: The `ReplicaVariable`.
+          read: Callable without arguments that builds the reading.
+        """
+        if self._counters is None:
+            return read()
+        key = tf.compat.v1.get_default_graph(), variable.ref()
+        if key not in self._counters:
+            self._counters[key] = read()
+        return self._counters[key]
 
     @contextlib.contextmanager
     def with_settings(self, values):

@@ -9,6 +9,7 @@ update rule acts on the server without knowing it.
 
 import dataclasses
 import enum
+import functools
 import threading
 
 import tensorflow as tf
@@ -218,8 +219,13 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         super().assign(value, read_value=False)
 
     def _read_variable_op(self, no_copy=False):
-        if active.section is not None and not self.role.is_on_server:
-            return active.section.read_local(self)
+        if active.section is not None:
+            if not self.role.is_on_server:
+                return active.section.read_local(self)
+            if self.role is Role.ITERATIONS:
+                return active.section.read_counter(
+                    self, functools.partial(super()._read_variable_op, no_copy)
+                )
         if (
             active.section is None
             and self.files.is_shared
