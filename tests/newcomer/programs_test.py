@@ -58,7 +58,7 @@ def test_first_program_trains(tmp_path):
     flags = "--num_ps=1", "--num_workers=2"
     text = launch(tmp_path, "first_program.py", *flags)
     # 512 examples in batches of 16, in each of 5 epochs.
-    assert f"[worker 0] updates: [{512 // 16 * 5}]" in text
+    assert f"[worker 0] updates: [{512 // 16 * 5}]" in text, text
     *of_epochs, evaluated = losses(text, r"\[worker 0\] ")
     assert len(of_epochs) == 5
     assert evaluated < of_epochs[0]

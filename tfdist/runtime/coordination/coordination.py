@@ -147,8 +147,7 @@ class Coordination:
     def _ledger_with(self, layout, counter, may_be_new):
         """The first of an optimizer; another where that is of others."""
         first = self.prepare(counter)
-        theirs = first.known_layout()
-        if not theirs or agreement.is_same_layout(layout, theirs):
+        if agreement.is_same_layout(layout, first.agree_on_layout(layout)):
             return first
         name = ledger_lib.later_name(first.name, layout)
         # A worker that comes late finds what the others train by now.
@@ -170,12 +169,14 @@ class Coordination:
                 patience=self._patience,
                 attendance=self._attendance,
             )
-            ledger.prepare()
+            has_updated = ledger.prepare()
             if self._runtime.local.keeps_own_values:
                 ledger.tick(joining=True)
             self._ledgers[name] = ledger
-            # Now it is known which updates the replicas hold.
-            self._runtime.pull()
+            if has_updated or self._runtime.corrector.is_on_servers:
+                # The replicas may hold updates of it, and servers are to know
+                # what a correction takes for given.
+                self._runtime.pull()
         return self._ledgers[name]
 
     def renew(self, incarnations, expected):

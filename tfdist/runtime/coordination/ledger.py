@@ -246,6 +246,9 @@ class Ledger:
     def prepare(self):
         """Makes the ledger on the server if there is none yet.
 
+        Returns:
+          Whether it has decided over an update.
+
         Raises:
           ValueError: Another worker uses another method.
         """
@@ -269,6 +272,7 @@ class Ledger:
         self._begin_keys(
             max(state.key[self._worker], state.fence[self._worker])
         )
+        return bool(state.version)
 
     def _begin_keys(self, known):
         """Keys go on from there if the clock was set back since."""
@@ -310,11 +314,21 @@ class Ledger:
         for layout in self._layouts:
             self._agree("layout", layout)
 
-    def known_layout(self):
-        """Of which variables gradients are decided over; "" if none yet."""
+    def agree_on_layout(self, layout):
+        """Of which variables gradients are decided over.
+
+        Args:
+          layout: From `agreement.layout_of`; what it is if nobody has said.
+
+        Returns:
+          That of the first step, here or on another worker.
+        """
         if self._layouts:
             return next(iter(self._layouts))
-        return agreement.left(self._store, self._text_name("layout"))
+        theirs = self._agree("layout", layout)
+        if agreement.is_same_layout(layout, theirs):
+            self._layouts.add(layout)
+        return theirs
 
     def check_layout(self, layout):
         """Refuses steps that have gradients of other variables than before.
