@@ -134,3 +134,26 @@ def test_it_is_never_over_while_a_worker_is_heard_of(rows, known_for):
         over = True
         assert all(m.state != MemberState.FINISHED for m in rows)
     assert not (over and heard_of)
+
+
+def test_who_has_not_come_to_the_meeting_point_is_missing():
+    arrived = Member("/job:worker/task:0", MemberState.ALIVE, 0.0, 2)
+    rows = [
+        arrived,
+        worker(1, MemberState.ALIVE, 1.0),
+        worker(2, MemberState.ALIVE, LOST_AFTER_SECONDS + 1),
+        worker(3, MemberState.FINISHED),
+        worker(4, MemberState.UNKNOWN, NEVER),
+        worker(5, MemberState.UNKNOWN, NEVER),
+        EVALUATOR,
+    ]
+
+    def missing(arrivals, to_come):
+        names = termination.missing(rows, arrivals, to_come)
+        return [int(name.rpartition(":")[2]) for name in names]
+
+    # One that was never seen is awaited if it is to come.
+    assert missing(2, to_come=0) == [1]
+    assert missing(2, to_come=5) == [1, 4]
+    assert missing(3, to_come=6) == [0, 1, 4, 5]
+    assert missing(0, to_come=6) == []

@@ -96,3 +96,15 @@ def test_adam_counts_steps_and_follows_a_schedule(cluster):
         moved = 2 * steps * mean_rate
         for part in report["parts"]:
             np.testing.assert_allclose(part, -moved, rtol=1e-4)
+
+
+def test_who_is_late_is_waited_for_at_the_end(zygote, tmp_path):
+    """Though nobody has seen it yet: else the chief would save half."""
+    with ClusterUnderTest(zygote, tmp_path, num_ps=1, num_workers=2) as cluster:
+        cluster.start_servers()
+        arguments = {"steps": 3, "values": VALUES}
+        first = cluster.start("worker", 0, "tasks:push_constants", **arguments)
+        first.expect("Waiting for .*task:1 to finish training")
+        cluster.start("worker", 1, "tasks:push_constants", **arguments)
+        cluster.finish()
+        assert first.report()["updates"] == [2 * 3]

@@ -390,20 +390,6 @@ class Membership:
         """Writes this worker's row in the first server's table at once."""
         self._put(0, MemberState.ALIVE)
 
-    def missing(self, arrivals):
-        """Names of the workers that are there and have not arrived so often.
-
-        Whoever has ended, was never seen or is silent is not missing.
-        """
-        return [
-            member.name
-            for member in self.read()
-            if not member.name.startswith("/job:evaluator")
-            and member.state == MemberState.ALIVE
-            and member.silent_for < LOST_AFTER_SECONDS
-            and member.arrivals < arrivals
-        ]
-
     def read(self):
         """The first server's table, a list of `Member`."""
         return self.tables[0].read()

@@ -1,4 +1,4 @@
-"""Whether training is over, as the servers' table of members tells it."""
+"""Whether training is over and who is late, by the table of members."""
 
 from tfdist.cluster import member_table
 
@@ -66,6 +66,35 @@ def lost(rows, initial_workers):
         m.name
         for number, m in enumerate(rows)
         if m.state not in _OVER and not _is_absent(number, m, initial_workers)
+    ]
+
+
+def missing(rows, arrivals, to_come):
+    """Names of the workers that have not come to the meeting point so often.
+
+    Whoever has ended, or is silent for too long, is not missing.
+
+    Args:
+      rows: List of `Member`.
+      arrivals: How many times.
+      to_come: How many of the workers, the first, are missing though they
+        have never been seen.
+    """
+
+    def is_expected(number, member):
+        if member.state == member_table.MemberState.UNKNOWN:
+            return number < to_come
+        return (
+            member.state == member_table.MemberState.ALIVE
+            and member.silent_for < member_table.LOST_AFTER_SECONDS
+        )
+
+    return [
+        member.name
+        for number, member in enumerate(rows)
+        if not member.name.startswith("/job:evaluator")
+        and is_expected(number, member)
+        and member.arrivals < arrivals
     ]
 
 

@@ -202,7 +202,8 @@ class TrainingMixin:
 
         For the end of training, so that every worker sees the final
         parameters, which it then pulls. A worker that has ended, or has
-        not been heard of for a minute, is not waited for; nor is anybody for
+        not been heard of for a minute, is not waited for, nor one that has
+        not come `start_timeout` after this one did; nor is anybody for
         longer than ten minutes without progress of the training. With
         `communication="ring"` all are waited for, however long. Does
         nothing if this worker has not trained since its last call.
@@ -222,19 +223,20 @@ class TrainingMixin:
     def _meet(self):
         arrivals = self._membership.arrive()
         self._runtime.call(self._membership.tell)
-        versions = None
+        versions, missing = None, []
+
+        def all_there():
+            rows = self._runtime.call(self._membership.read)
+            missing[:] = termination.missing(
+                rows, arrivals, self._number_to_come()
+            )
+            return not missing
+
         while True:
             try:
                 waiting.wait_until(
-                    lambda: (
-                        not self._runtime.call(
-                            self._membership.missing, arrivals
-                        )
-                    ),
-                    what=lambda: (
-                        f"{', '.join(self._membership.missing(arrivals))} to "
-                        "finish training"
-                    ),
+                    all_there,
+                    what=lambda: f"{', '.join(missing)} to finish training",
                     timeout=self._stalled_after(),
                 )
                 return
@@ -243,6 +245,12 @@ class TrainingMixin:
                 if versions == before:
                     logging.warning("%s Going on without.", error)
                     return
+
+    def _number_to_come(self):
+        """How many of the workers are expected if they were never seen."""
+        if time.monotonic() - self._connected_at > self._start_timeout:
+            return 0
+        return self._cluster.initial_workers or self._cluster.num_workers
 
     def _stalled_after(self):
         """Seconds without an update after which training has stalled."""
