@@ -1,4 +1,4 @@
-"""How many tasks one launcher can hold."""
+"""Number of tasks that one launcher can hold."""
 
 from collections.abc import Mapping
 import resource

@@ -24,7 +24,7 @@ _MOST_SECONDS_BEFORE_RESTART = 30.0
 
 
 class RunPhase(enum.IntEnum):
-    """How far the run of a cluster has come."""
+    """Progress of the run of a cluster."""
 
     RUNNING = 0
     ENDING = 1
@@ -151,7 +151,7 @@ class ClusterRun:
 
     @property
     def next_time(self) -> float:
-        """When `look_at_time` is due, in seconds of `time.monotonic`."""
+        """Moment at which `look_at_time` is due, by `time.monotonic`."""
         times = [*self._restarts.values(), *self._leaving.values()]
         return min([self.deadline, *times])
 

@@ -23,7 +23,7 @@ class Port(enum.Enum):
 
 @dataclasses.dataclass
 class Reach:
-    """How far one gets towards an address.
+    """Result of a try to reach an address.
 
     Attributes:
         ip: the first IP address that its name resolves to.

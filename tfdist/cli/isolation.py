@@ -1,4 +1,4 @@
-"""Who can reach the ports of a cluster on this machine.
+"""Isolation of the ports of a cluster on this machine.
 
 TensorFlow's servers listen on every interface, whatever address they are
 given, and do what anybody tells them. So the launcher keeps other machines

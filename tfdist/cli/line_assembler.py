@@ -5,7 +5,7 @@ import re
 import time
 
 REDRAW_SECONDS = 5.0
-"""How often a progress bar that redraws its line is shown, at most."""
+"""Least time between two showings of a progress bar that is redrawn."""
 
 MAX_LINE_BYTES = 1 << 20
 """A line longer than this comes in parts, so that memory stays bounded."""

@@ -5,7 +5,7 @@ import re
 
 
 class Level(enum.IntEnum):
-    """How much a line of a log matters."""
+    """Level of a line of a log."""
 
     INFO = 0
     WARNING = 1

@@ -1,4 +1,4 @@
-"""Where the lines of the tasks go: two streams that never block, and files."""
+"""Outlets of the tasks' lines: two streams that never block, and files."""
 
 from collections.abc import Callable
 import errno

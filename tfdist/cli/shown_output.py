@@ -1,4 +1,4 @@
-"""Whose output `tfdist launch` shows: `--show` and `--verbose`.
+"""The output that `tfdist launch` shows: `--show` and `--verbose`.
 
 The log files get every line. On the launcher's own output a task that
 `--show` names has all of its lines but chatter; of all other tasks there are:
@@ -21,7 +21,7 @@ from tfdist.cli.log_levels import Level
 
 
 class LineFilter:
-    """Which lines of one task are shown.
+    """Filter of the lines of one task.
 
     Attributes:
         is_ending: whether the launcher has told the task to end.

@@ -1,4 +1,4 @@
-"""Who is in the cluster, and how its tasks find each other."""
+"""Clusters: the tasks, and their ways to find each other."""
 
 from tfdist.cluster.config import ClusterConfig
 from tfdist.cluster.config import ClusterConfigError

@@ -1,4 +1,4 @@
-"""Who am I in the cluster, and who are the others.
+"""Description of a cluster, and of this process's place in it.
 
 The answer comes from `TF_CONFIG` or from any TensorFlow cluster resolver and
 is the same value object for both. This module does not import TensorFlow, so

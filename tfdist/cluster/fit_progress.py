@@ -1,4 +1,4 @@
-"""How far each worker has come in its calls of `fit`, and what it decided.
+"""Progress of each worker in its calls of `fit`, and its decisions.
 
 Some numbers that each worker writes beside its heartbeat in the table of
 members (`tfdist.cluster.member_table`), so that they are there again, too, when

@@ -1,4 +1,4 @@
-"""Which group of a codistillation this process is in, and who the others are.
+"""Groups of a codistillation: this process's own, and the others.
 
 In codistillation several groups, each one process or a whole cluster, train
 on disjoint data and teach each other. A process learns its group from a key

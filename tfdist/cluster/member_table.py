@@ -374,7 +374,7 @@ class Membership:
 
     @property
     def arrivals(self):
-        """How many times this worker has come to the meeting point."""
+        """Number of times that this worker has come to the meeting point."""
         return self._arrivals
 
     def arrive(self):

@@ -95,7 +95,7 @@ def leave_if_noticed():
 
 
 def bounded(seconds):
-    """How long to wait, of at most `seconds`, where that takes long.
+    """Seconds to wait, of at most `seconds`, where that takes long.
 
     Who is leaving does what is left to do (`atexit`), and not for long.
     """

@@ -1,4 +1,4 @@
-"""How the description of a cluster is refused: what, what came, what may.
+"""Refusals of a cluster's description: what, what came, what may.
 
 This module does not import TensorFlow.
 """

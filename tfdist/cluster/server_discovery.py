@@ -1,4 +1,4 @@
-"""Where a cluster's parameter servers are, and which lives they are in."""
+"""Addresses of a cluster's parameter servers, and their lives."""
 
 import time
 
@@ -29,7 +29,7 @@ class ServerDiscovery:
         return incarnation.read_all(self.config)
 
     def silent(self, lives):
-        """Who is silent, a list of str.
+        """Names of those that are silent, a list of str.
 
         Args:
           lives: As returned by `lives`.

@@ -25,7 +25,7 @@ class Deadline:
         self._end = time.monotonic() + seconds
 
     def milliseconds(self):
-        """How many are left, at least 1: TensorFlow's 0 is no limit."""
+        """Seconds that are left, at least 1: TensorFlow's 0 is no limit."""
         return max(1, round(1000 * (self._end - time.monotonic())))
 
 

@@ -1,4 +1,4 @@
-"""How far a student's predictions are from its teachers'."""
+"""Losses between a student's predictions and its teachers'."""
 
 from typing import Any
 

@@ -86,7 +86,7 @@ class Conversation:
         self.bytes_received = 0
 
     def counts(self):
-        """How far the group has come.
+        """Progress of the group.
 
         Returns:
           Updates that the servers have applied, and steps made: ints.

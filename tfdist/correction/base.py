@@ -15,7 +15,7 @@ from tfdist.synchronization import Synchronization
 
 
 class Copies(enum.Enum):
-    """Where the parameters that a gradient was computed from are kept.
+    """Place of the parameters that a gradient was computed from.
 
     SERVER: each server keeps what it last gave to each worker.
     WORKER: the worker has them, and sends them with its gradient.
@@ -51,7 +51,7 @@ class LateGradient:
 
     @property
     def delay(self) -> tf.Tensor:
-        """How far the parameter has moved since, `parameter - pulled`."""
+        """Distance the parameter has moved since, `parameter - pulled`."""
         return self.parameter - self.pulled
 
 

@@ -75,7 +75,7 @@ class GapAware(base.Correction):
         return late.values / (1 + gap)
 
     def _typical_step(self, slots, rows):
-        """How far an update moves the parameter; 0 before the first."""
+        """Distance an update moves the parameter; 0 before the first."""
         updates = slots.read("updates")
         # 1 - 0.999^k, without the loss of digits.
         weight = -tf.math.expm1(updates * math.log(_DECAY))

@@ -1,4 +1,4 @@
-"""Which optimizers a correction fits."""
+"""The optimizers that a correction fits."""
 
 import keras
 

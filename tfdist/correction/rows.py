@@ -20,7 +20,7 @@ def sums(values, indices):
 
 
 def are_first(indices):
-    """Which entries are the first of their row, a bool vector `(n,)`."""
+    """Entries that are the first of their row, a bool vector `(n,)`."""
     numbers = tf.range(tf.size(indices))
     rows, places = tf.unique(indices)
     first = tf.math.unsorted_segment_min(numbers, places, tf.size(rows))

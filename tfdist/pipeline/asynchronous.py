@@ -109,7 +109,7 @@ class AsynchronousPipeline:
 
     @property
     def in_flight(self):
-        """How many units have not come back to the first stage, an int."""
+        """Number of units that are not back at the first stage, an int."""
         return sum(one.in_flight for one in self._ticks.values())
 
     def train_step(self, data):

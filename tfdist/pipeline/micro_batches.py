@@ -152,7 +152,7 @@ def batch_size(data):
 
 
 def reduction_of(model):
-    """How the loss of a compiled model is made of those of its examples.
+    """Reduction of the losses of examples to that of a compiled model.
 
     Args:
       model: A compiled `keras.Model`.

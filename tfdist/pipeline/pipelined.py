@@ -24,7 +24,7 @@ from tfdist.placement.place import place
 
 @dataclasses.dataclass(frozen=True)
 class PipelineOptions:
-    """How a pipeline trains; see `pipeline` for the arguments.
+    """Settings of a pipeline; see `pipeline` for the arguments.
 
     Raises:
       ValueError: An argument is not allowed, or not with this schedule.

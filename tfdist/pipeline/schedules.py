@@ -1,4 +1,4 @@
-"""Who computes what, in which order: the schedules of pipelines.
+"""The schedules of pipelines: who computes what, in which order.
 
 A model is cut into stages 0 to K - 1. A batch is cut into units, its
 micro-batches, which pass through the stages one after the other, forward and

@@ -270,7 +270,7 @@ def cuts(calls, stages):
 
 
 def count(stages):
-    """How many stages `stages` says, an int; see `split`.
+    """Number of stages that `stages` says, an int; see `split`.
 
     Raises:
       ValueError: It is none of what it may be.

@@ -89,7 +89,7 @@ def _nothing(dtype, shape):
 
 
 def waiting_place(device, dtype):
-    """Where a tensor for a device waits: there, if it can.
+    """Place where a tensor for a device waits: there, if it can.
 
     Most devices have no variables of integers or strings.
 

@@ -1,4 +1,4 @@
-"""Which weights the tasks of an asynchronous pipeline use, and what is kept."""
+"""Weights that tasks of an asynchronous pipeline use, and what is kept."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from tfdist.pipeline import versions
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Which weights tasks use, and when those are updated.
+    """Weights that tasks use, and when those are updated.
 
     Attributes:
       schedule: One of `schedules.ASYNCHRONOUS`.
@@ -34,13 +34,13 @@ class Rule:
         return self.schedule == "pipedream_2bw"
 
     def kept(self, stage):
-        """How many versions before the newest a stage keeps."""
+        """Number of versions before the newest that a stage keeps."""
         if self.schedule == "pipedream_2bw":
             return 1
         return stage if self.vertical_sync else 0
 
     def back(self, kind, stage, number):
-        """How many updates before the newest the weights of a task are.
+        """Updates that the weights of a task are behind the newest.
 
         Args:
           kind: "forward" or "backward".

@@ -47,12 +47,12 @@ class Ticks:
 
     @property
     def in_flight(self):
-        """How many units have not come back to the first stage, an int."""
+        """Number of units that are not back at the first stage, an int."""
         return int(self._in_flight.numpy())
 
     @property
     def on_their_way(self):
-        """How many units have not come back, a variable."""
+        """Number of units that have not come back, a variable."""
         return self._in_flight
 
     def feed(self, units):

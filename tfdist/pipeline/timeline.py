@@ -1,4 +1,4 @@
-"""When a schedule's tasks begin and end, for given times of the stages."""
+"""Timeline of a schedule's tasks, for given times of the stages."""
 
 import collections.abc
 import dataclasses
@@ -14,7 +14,7 @@ from tfdist.placement import timeline as placed
 
 
 class Span(NamedTuple):
-    """When a task is executed.
+    """Begin and end of a task.
 
     Attributes:
       task: A `schedules.StageTask`.

@@ -1,4 +1,4 @@
-"""Which version of its stage's weights each forward and backward uses.
+"""Versions of a stage's weights that each forward and backward uses.
 
 Version v of a stage is what its weights are after v updates. All here is
 known from the schedule alone, before anything is trained.

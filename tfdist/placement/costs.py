@@ -302,7 +302,7 @@ def _variable_bytes(variable):
 
 
 def _slots(model):
-    """How many variables of a weight's size the optimizer keeps for it."""
+    """Number of variables of a weight's size that are kept for it."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not model.trainable_variables:
         return 2

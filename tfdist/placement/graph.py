@@ -363,7 +363,7 @@ class Devices:
         return math.inf if limit is None else limit
 
     def transfer_seconds(self, size: int) -> float:
-        """How long so many bytes travel, a float; none takes no time."""
+        """Seconds that so many bytes travel, a float; none takes no time."""
         if not size:
             return 0.0
         return self.latency_seconds + size / self.bytes_per_second

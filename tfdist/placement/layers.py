@@ -77,7 +77,7 @@ def _is_no_part(layer):
 
 
 def choose(model_parts, rules):
-    """Which rule holds for each part.
+    """Rule that holds for each part.
 
     Args:
       model_parts: What `parts` gave.

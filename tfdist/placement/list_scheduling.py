@@ -218,7 +218,7 @@ class _Scheduler:
         return self._ledger.device
 
     def _arrivals(self, number):
-        """When all that a node needs is on each device."""
+        """Moment at which all that a node needs is on each device."""
         found = [0.0] * len(self._devices)
         for edge in self._graph.incoming[number]:
             producer = self._graph.index[edge.producer]

@@ -1,4 +1,4 @@
-"""Where operations go that no layer's call has placed.
+"""Placement of operations that no layer's call has placed.
 
 Backward operations, loss, regularization and the optimizer's arithmetic are
 built outside any layer's call. TensorFlow puts an operation without a device
@@ -73,7 +73,7 @@ def _device_of(operation):
 
 
 def _of_forward(scope, scopes, device, size):
-    """Where the gradient of what a name scope has goes.
+    """Device of the gradient of what a name scope has.
 
     Args:
       scope: The name scope of the forward operation, perhaps with its name.

@@ -1,4 +1,4 @@
-"""Where the parts of a model are, as the graph that was traced says."""
+"""Report of where a model's parts are, as the traced graph says."""
 
 import collections
 import dataclasses
@@ -66,7 +66,7 @@ class Crossing:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Where everything is; `str(report)` is a table and a picture.
+    """Places of everything; `str(report)` is a table and a picture.
 
     Attributes:
       rows: A `Row` per layer that has operations or variables.

@@ -81,7 +81,7 @@ class Simulator:
         ]
 
     def seconds(self, assignment):
-        """When all is done.
+        """Seconds until all is done.
 
         Args:
           assignment: Number of the device of each node, a list.

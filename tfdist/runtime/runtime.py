@@ -162,7 +162,7 @@ class Runtime(owner.Owner):
 
     @property
     def committed(self):
-        """How many variables this worker knows servers to hold, an int."""
+        """Number of variables that servers are known to hold, an int."""
         return self.synchronizer.committed
 
     def is_held(self):

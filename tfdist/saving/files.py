@@ -1,4 +1,4 @@
-"""Which task of a cluster writes the files that its program saves.
+"""The choice of the task that writes what all tasks' program saves.
 
 Every task runs the same program. Where each wrote what it saves, they would
 write one file at the same time, and leave that of whoever came last.

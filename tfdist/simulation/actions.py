@@ -68,7 +68,7 @@ class Job:
 
     @property
     def steps(self):
-        """How many steps it stands for."""
+        """Number of steps that it stands for."""
         return len(self.batches)
 
 

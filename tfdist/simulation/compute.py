@@ -1,4 +1,4 @@
-"""How long workers compute: a distribution of seconds per step."""
+"""Compute times of workers: a distribution of seconds per step."""
 
 import abc
 from collections.abc import Mapping

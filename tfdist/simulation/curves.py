@@ -93,7 +93,7 @@ def last(history, metric):
 
 
 def seconds_to(history, metric, value):
-    """When an evaluation first saw a metric at a value or better, or None."""
+    """Seconds until a metric was seen at a value or better, or None."""
     x, y = curve(history, metric, "seconds")
     there = y <= value if smaller_is_better(metric) else y >= value
     return float(x[np.argmax(there)]) if there.any() else None

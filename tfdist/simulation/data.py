@@ -63,7 +63,7 @@ class Data:
         self.num_batches = -(-sizes[0] // batch_size)
 
     def rows(self, batch):
-        """Which examples a batch has.
+        """Examples of a batch.
 
         Args:
           batch: Its number, counted over all epochs.
@@ -85,7 +85,7 @@ class Data:
         return self._orders[epoch][begin : begin + self.batch_size]
 
     def size(self, batch):
-        """How many examples a batch has."""
+        """Number of examples in a batch."""
         begin = batch % self.num_batches * self.batch_size
         return min(self.batch_size, self.num_examples - begin)
 
@@ -105,7 +105,7 @@ class Data:
 
 
 class Shares:
-    """Which batches each worker computes.
+    """Batches that each worker computes.
 
     Args:
       num_batches: Of one epoch.

@@ -1,4 +1,4 @@
-"""How many steps virtual workers take between exchanges, and count."""
+"""Steps that virtual workers take between exchanges, and count."""
 
 import dataclasses
 

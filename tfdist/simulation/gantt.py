@@ -76,7 +76,7 @@ def gantt(history, path, steps=6):
 
 
 def _end(jobs, shown, steps, seconds):
-    """When the first worker has done so many steps."""
+    """Moment at which the first worker has done so many steps."""
     ends = []
     for worker in range(shown):
         decided = jobs["decided"][jobs["worker"] == worker]

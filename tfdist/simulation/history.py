@@ -122,7 +122,7 @@ class History:
         return self.evaluations[-1].get(metric, float("nan"))
 
     def seconds_to(self, metric: str, value: float) -> float | None:
-        """When a metric first reached a value; None if it did not.
+        """Seconds until a metric first reached a value; None if it did not.
 
         Args:
           metric: Name in `evaluations`.

@@ -1,4 +1,4 @@
-"""How long gradients and parameters travel."""
+"""Travel times of gradients and parameters."""
 
 import dataclasses
 import math
@@ -115,7 +115,7 @@ class Links:
         return max(arrivals)
 
     def _send(self, sender, receiver, now):
-        """When a message has arrived.
+        """Moment at which a message has arrived.
 
         Args:
           sender: Pair of a list of when links are free, whose link it is, and

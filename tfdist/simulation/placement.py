@@ -1,4 +1,4 @@
-"""Which server holds which variable of a model."""
+"""Assignment of a model's variables to servers."""
 
 import contextlib
 

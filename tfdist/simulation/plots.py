@@ -112,7 +112,7 @@ def accuracy_over_time(source, path, metric=None):
 
 
 def staleness_histogram(source, path):
-    """How late the gradients were that count.
+    """Histogram of the staleness of gradients that count.
 
     Args:
       source: As for `accuracy_over_epochs`.

@@ -147,7 +147,7 @@ class RecordedSchedule:
         self._carry_out()
 
     def _next_to_leave(self):
-        """Who may have left by now and has not, None if there is nobody."""
+        """A worker that may have left by now and has not, or None."""
         if not self._method.synchronization.waits:
             return None  # Nobody would wait for it anyway.
         for job in sorted(self._last.values(), key=lambda job: job.number):

@@ -97,5 +97,5 @@ def find(change, measurement, method, num_workers, cluster, target):
 
 
 def _doublings(number, most):
-    """How often a number can be doubled until it is more than `most`."""
+    """Doublings of a number until it is more than `most`."""
     return max(0, (most // number).bit_length() - 1)

@@ -68,7 +68,7 @@ class Trace:
         return self.workers[0][0].arrival >= 0
 
     def where(self, worker: int, number: int) -> str:
-        """Which step is meant, for messages.
+        """Name of the step, for messages.
 
         Args:
           worker: Number of the worker.

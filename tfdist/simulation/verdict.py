@@ -24,7 +24,7 @@ _CHANGES_OF_BOUNDS = {
 }
 
 WORTH_A_CHANGE = 1.25
-"""How many times faster a change of the cluster has to be to be named."""
+"""Least factor of speed by which a change of the cluster is named."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +140,7 @@ def sentences(case):
 
 
 def _recommendation(case):
-    """Which method, with how many workers, and at what it gives up speed."""
+    """The recommended method, its number of workers, the speed given up."""
     chosen, fastest = case.chosen, case.fastest
     text = (
         f"Use {chosen.method} with {_workers(chosen)}: "

@@ -70,7 +70,7 @@ class Entry:
 
     @property
     def place(self) -> str:
-        """Where the factory is, "package.module:name"."""
+        """Place of the factory, "package.module:name"."""
         if isinstance(self.factory, str):
             return self.factory
         name = getattr(self.factory, "__qualname__", repr(self.factory))

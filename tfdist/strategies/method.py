@@ -200,7 +200,7 @@ class Method:
 
     @property
     def copies_per_push(self) -> int:
-        """How many times the parameters' bytes a push is."""
+        """Bytes of a push, in those of the parameters."""
         correction = self.correction
         sends = correction is not None and correction.copies is Copies.WORKER
         return 2 if sends and not correction.on_worker else 1

@@ -45,21 +45,21 @@ class Options(Deprecated, total=False):
 
 
 class AnyCorrection(Options, total=False):
-    """Where the synchronization is given."""
+    """Options beside a synchronization that is given."""
 
     correction: Correction | None
     local_steps: LocalSteps | int | None
 
 
 class AnySynchronization(Options, total=False):
-    """Where the correction is given."""
+    """Options beside a correction that is given."""
 
     synchronization: Synchronization | None
     local_steps: LocalSteps | int | None
 
 
 class AnyExchange(Options, total=False):
-    """Where local steps are given."""
+    """Options beside local steps that are given."""
 
     synchronization: Synchronization | None
     correction: Correction | None

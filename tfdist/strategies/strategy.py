@@ -255,7 +255,7 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
         return preemption.received()
 
     def layout(self, variables: Sequence[keras.Variable]) -> dict[str, Any]:
-        """Where `variables` (Keras's) lie on servers; see `layout.describe`."""
+        """Layout of `variables` (Keras's) on servers; see `layout.describe`."""
         return layout.describe(self._runtime.store, variables)
 
 

@@ -132,7 +132,7 @@ class TrainingMixin:
 
     @property
     def recoveries(self) -> list[Any]:
-        """How often servers were lost and what was done, list of `Event`."""
+        """Losses of servers and what was done, a list of `Event`."""
         return list(self._runtime.recovery.events)
 
     def push_counts(self) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class TrainingMixin:
                     return
 
     def _number_to_come(self):
-        """How many of the workers are expected if they were never seen."""
+        """Number of workers that are expected though they were never seen."""
         if time.monotonic() - self._connected_at > self._start_timeout:
             return 0
         return self._cluster.initial_workers or self._cluster.num_workers

@@ -1,4 +1,4 @@
-"""When pushed updates become parameters, and who waits.
+"""Methods of synchronization: when updates count, and who waits.
 
 One file per method. A method is a set of pure TensorFlow functions over the
 state of the cluster (`state.State`); it knows nothing of processes, devices

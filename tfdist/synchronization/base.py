@@ -56,7 +56,7 @@ class Synchronization(comparable.Comparable, abc.ABC):
         return self
 
     def gradients_per_update(self, num_workers: int) -> int:
-        """How many gradients an update takes at most, 0 if it is not fixed.
+        """Most gradients that an update takes, 0 if that is not fixed.
 
         Args:
           num_workers: Workers that take part.

@@ -227,7 +227,7 @@ def _remove(state, mask, reason):
 
 
 def forget(state, returning=None):
-    """Who is gone, and has nothing undecided, is forgotten by the servers.
+    """Has servers forget who is gone and has nothing undecided.
 
     Args:
       state: A `State`.

@@ -108,7 +108,7 @@ class InMemoryLedger:
         self._set(self._call("go_on", self._vector, now, mask))
 
     def next_deadline(self, attendance, alive):
-        """When somebody will have been waited for long enough.
+        """Moment at which somebody will have been waited for long enough.
 
         What `events.attend` would find, if nothing happened until then.
 

@@ -77,7 +77,7 @@ class SoftSync(base.Synchronization):
         return state.grant(arrived)
 
     def _gradients(self, state):
-        """How many an update is made of now, scalar int64 tensor."""
+        """Gradients that make an update now, scalar int64 tensor."""
         if self.n is None:
             return tf.constant(self.s, tf.int64)
         enlisted = tf.reduce_sum(tf.cast(state.enlisted, tf.int64))

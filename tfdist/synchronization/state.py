@@ -48,7 +48,7 @@ class Reason(enum.IntEnum):
 
 
 class Phase(enum.IntEnum):
-    """Where the last gradient of a worker is.
+    """Place of a worker's last gradient.
 
     COMPUTING: nowhere, the worker computes one.
     ARRIVED: with the servers, undecided.
@@ -121,7 +121,7 @@ def size(num_workers):
 
 @functools.cache
 def _places(num_workers):
-    """Where each field is in a packed `State`: an index, or a slice."""
+    """Place of each field in a packed `State`: an index, or a slice."""
     lengths = [num_workers for _ in _WORKERS]
     lengths += [log_size(num_workers) for _ in _LOG]
     ends = itertools.accumulate(lengths, initial=len(_TOTALS))
@@ -235,7 +235,7 @@ class State:
 
     @property
     def enlisted(self):
-        """Who makes up the cluster for now, a bool vector.
+        """Workers that make up the cluster for now, a bool vector.
 
         Everybody but those who are gone by plan: absent from the beginning,
         or told to leave. Who has died, or has ended its training, is enlisted.
@@ -247,27 +247,27 @@ class State:
 
     @property
     def preempted(self):
-        """Whose last reason to go was a notice, a bool vector."""
+        """Workers whose last reason to go was a notice, a bool vector."""
         return tf.equal(self.reason, as_int64(Reason.PREEMPTED))
 
     @property
     def arrived(self):
-        """Whose gradient is undecided, a bool vector."""
+        """Workers whose gradient is undecided, a bool vector."""
         return tf.equal(self.phase, as_int64(Phase.ARRIVED))
 
     @property
     def unusable(self):
-        """Whose gradient is undecided and must be dropped, a bool vector."""
+        """Workers whose undecided gradient must be dropped, a bool vector."""
         return self.arrived & tf.equal(self.refused, 1)
 
     @property
     def waiting(self):
-        """Whose worker has to wait for a decision, a bool vector."""
+        """Workers that have to wait for a decision, a bool vector."""
         return self.arrived | tf.equal(self.phase, as_int64(Phase.ACCEPTED))
 
     @property
     def present(self):
-        """Who is waited for, a bool vector."""
+        """Workers that are waited for, a bool vector."""
         return tf.not_equal(self.status, as_int64(Status.GONE))
 
     def slowest_clock(self):

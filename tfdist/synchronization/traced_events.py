@@ -25,7 +25,7 @@ _NUMBERS = 6
 
 
 def event(attendance, worker=0, *, key=0, pulled=0, finite=True, current=True):
-    """Who does what, and when, as one vector.
+    """Packs what happens to whom, and when, into one vector.
 
     Args:
       attendance: An `Attendance` of tensors.
@@ -59,7 +59,7 @@ def event_size(num_workers):
 
 
 class _Numbers(NamedTuple):
-    """Who does what; scalar tensors."""
+    """The numbers of an event; scalar tensors."""
 
     worker: tf.Tensor
     key: tf.Tensor

@@ -284,7 +284,7 @@ class Ring:
         return next(k for k, i in enumerate(self.inners) if i is inner)
 
     def _weight(self, inner):
-        """How much a worker's steps count, a scalar float64 tensor."""
+        """Weight of a worker's steps, a scalar float64 tensor."""
         # In a mean one NaN is as good as all: such steps do not count.
         finite = tf.cast(inner.finite.read_value(), tf.float64)
         if not self._method.weighted:

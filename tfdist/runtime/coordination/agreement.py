@@ -101,28 +101,6 @@ def layout_of(records):
     )
 
 
-def check_layout(mine, theirs, method):
-    """Refuses steps that have gradients of other variables than others'.
-
-    Args:
-      mine: From `layout_of`.
-      theirs: That of another step, here or on another worker.
-      method: What the strategy does, for the message.
-
-    Raises:
-      ValueError: They differ. Names alone may: Keras numbers layers by what a
-        process has made before.
-    """
-    if not is_same_layout(mine, theirs):
-        raise ValueError(
-            f"With {method} all steps of an optimizer need gradients of the "
-            f"same variables, in the same order. These have those of {mine}; "
-            f"others those of {theirs}. Use an optimizer for each set of "
-            "variables, freeze layers between two calls of fit, or use "
-            "AsyncStrategy without a correction."
-        )
-
-
 def is_same_layout(one, other):
     """Whether two texts from `layout_of` are of the same variables."""
     return numbers_of(one) == numbers_of(other)
@@ -131,3 +109,90 @@ def is_same_layout(one, other):
 def numbers_of(layout):
     """The numbers of the variables of a layout, a list of str."""
     return [text.split(" ")[0] for text in layout.split(", ")]
+
+
+class Agreement:
+    """Settings of one ledger that all workers must agree on.
+
+    Args:
+      store: The `ParameterStore`.
+      lock_name: Name of the ledger's lock.
+      name: The ledger's, the same on all workers.
+      method: The synchronization and the correction, a str.
+      create: Callable without arguments that builds the ledger's first state.
+    """
+
+    def __init__(self, store, lock_name, name, method, create):
+        self._store = store
+        self._lock_name = lock_name
+        self._name = name
+        self._method = method
+        self._create = create
+        # What gradients of this worker's steps are of.
+        self._layouts = set()
+
+    def check_method(self):
+        """Makes the ledger if there is none yet.
+
+        Raises:
+          ValueError: Another worker uses another method.
+        """
+        theirs = self._agree("method", self._method, self._create)
+        if self._method != theirs:
+            raise ValueError(
+                "All workers must synchronize in the same way. Here "
+                f"{self._method}, on the servers {theirs}."
+            )
+
+    def layout(self, mine):
+        """The variables of which gradients are decided over.
+
+        Args:
+          mine: From `layout_of`; what they are if nobody has said.
+
+        Returns:
+          That of the first step, here or on another worker.
+        """
+        if self._layouts:
+            return next(iter(self._layouts))
+        theirs = self._agree("layout", mine)
+        if is_same_layout(mine, theirs):
+            self._layouts.add(mine)
+        return theirs
+
+    def check_layout(self, mine):
+        """Refuses steps that have gradients of other variables than before.
+
+        Each worker carries out what any has pushed, as its own.
+
+        Args:
+          mine: From `layout_of`, of the step.
+
+        Raises:
+          ValueError: Another step, here or on another worker, has others.
+            Names alone may differ: Keras numbers layers by what a process has
+            made before.
+        """
+        if mine in self._layouts:
+            return
+        theirs = self._agree("layout", mine)
+        if not is_same_layout(mine, theirs):
+            raise ValueError(
+                f"With {self._method} all steps of an optimizer need gradients "
+                "of the same variables, in the same order. These have those of "
+                f"{mine}; others those of {theirs}. Use an optimizer for each "
+                "set of variables, freeze layers between two calls of fit, or "
+                "use AsyncStrategy without a correction."
+            )
+        self._layouts.add(mine)
+
+    def again(self):
+        """Leaves again what a server that was started again has lost."""
+        self._agree("method", self._method, self._create)
+        for layout in self._layouts:
+            self._agree("layout", layout)
+
+    def _agree(self, setting, mine, create=None):
+        """The text that the first worker has left of a setting, a str."""
+        name = f"{self._name}/{setting}"
+        return agree(self._store, self._lock_name, name, mine, create)

@@ -136,7 +136,7 @@ class Coordination:
                     layout, counter, may_be_new=ledger is not None
                 )
                 self._current[ordinal] = ledger, self._num_fits
-            ledger.check_layout(layout)
+            ledger.agreement.check_layout(layout)
         return ledger
 
     def prepare(self, counter):
@@ -147,7 +147,8 @@ class Coordination:
     def _ledger_with(self, layout, counter, may_be_new):
         """The first of an optimizer; another where that is of others."""
         first = self.prepare(counter)
-        if agreement.is_same_layout(layout, first.agree_on_layout(layout)):
+        theirs = first.agreement.layout(layout)
+        if agreement.is_same_layout(layout, theirs):
             return first
         name = ledger_lib.later_name(first.name, layout)
         # A worker that comes late finds what the others train by now.
@@ -187,7 +188,7 @@ class Coordination:
           expected: List of bool: which workers take part.
         """
         for ledger in self.ledgers:
-            ledger.agree_again()
+            ledger.agreement.again()
             ledger.renew(
                 incarnations, expected, self._accepted_by(ledger)
             ).log()

@@ -1,4 +1,4 @@
-"""Where all decisions of a synchronization are made: one state, one lock.
+"""The ledger of a synchronization: one state, one lock, all decisions.
 
 Whoever has an event to tell changes the state (`shared_state`): a worker that
 has a gradient (`submission`), each heartbeat (`Ledger.tick`), and who finds
@@ -81,14 +81,11 @@ class Ledger:
         attendance,
     ):
         self.method = method
-        # The same on all workers.
-        self._signature = f"synchronization={method!r}, {correction=!r}"
         # Whether workers that are gone are forgotten by the servers.
         self.forgets = correction is not None and correction.remembers_workers
         self._events = traced_events.traced_events(
             state_machine.Decisions(method, patience, self.forgets), num_workers
         )
-        self._layouts = set()
         # Gradients of this worker that were, in earlier lives of its process.
         self.accepted_before = 0
         self._name = name
@@ -124,6 +121,13 @@ class Ledger:
         # The same, for `tick`, which is called in other threads as well.
         self._known_epoch = 0
         self._renewal = epoch_fence.EpochFence(self, store, num_workers)
+        self.agreement = agreement.Agreement(
+            store,
+            self.lock_name,
+            f"{_NAME}/{name}",
+            f"synchronization={method!r}, {correction=!r}",
+            self._create,
+        )
         # How many workers made up the cluster at the last `tick`.
         self.num_enlisted = num_workers
         # No other gradient of any worker ever has the same key: it counts on
@@ -252,13 +256,7 @@ class Ledger:
         Raises:
           ValueError: Another worker uses another method.
         """
-        mine = self._signature
-        theirs = self._agree("method", mine, self._create)
-        if mine != theirs:
-            raise ValueError(
-                "All workers must synchronize in the same way. Here "
-                f"{mine}, on the servers {theirs}."
-            )
+        self.agreement.check_method()
         nothing = np.zeros(len(traced_events.TOLD), bool)
         state, epoch, theirs = self._tick_and_ask(nothing)
         if self._recovery.is_needed:
@@ -308,45 +306,6 @@ class Ledger:
         """Takes note of what this worker's steps leave on a server."""
         self._renewal.note_staged(shard, dtypes)
 
-    def agree_again(self):
-        """Leaves again what a server that was started again has lost."""
-        self._agree("method", self._signature, self._create)
-        for layout in self._layouts:
-            self._agree("layout", layout)
-
-    def agree_on_layout(self, layout):
-        """Of which variables gradients are decided over.
-
-        Args:
-          layout: From `agreement.layout_of`; what it is if nobody has said.
-
-        Returns:
-          That of the first step, here or on another worker.
-        """
-        if self._layouts:
-            return next(iter(self._layouts))
-        theirs = self._agree("layout", layout)
-        if agreement.is_same_layout(layout, theirs):
-            self._layouts.add(layout)
-        return theirs
-
-    def check_layout(self, layout):
-        """Refuses steps that have gradients of other variables than before.
-
-        Each worker carries out what any has pushed, as its own.
-
-        Args:
-          layout: From `agreement.layout_of`, of the step.
-
-        Raises:
-          ValueError: Another step, here or on another worker, has others.
-        """
-        if layout in self._layouts:
-            return
-        theirs = self._agree("layout", layout)
-        agreement.check_layout(layout, theirs, self._signature)
-        self._layouts.add(layout)
-
     def tick(
         self, leaving=False, working=False, joining=False, preempted=False
     ):
@@ -381,15 +340,6 @@ class Ledger:
         )
         self.num_enlisted = int(enlisted)
         return self._shared.as_numpy(vector), epoch, lives
-
-    def _agree(self, name, mine, create=None):
-        """The text that the first worker has left under `name`, a str."""
-        return agreement.agree(
-            self._store, self.lock_name, self._text_name(name), mine, create
-        )
-
-    def _text_name(self, name):
-        return f"{_NAME}/{self._name}/{name}"
 
     def _create(self):
         """Builds the first state, on the first server."""

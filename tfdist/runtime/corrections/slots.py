@@ -1,4 +1,4 @@
-"""Where corrections keep what they keep: on servers, or on a worker."""
+"""Slots of corrections, on servers or on a worker."""
 
 import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Which exchanges have reached which servers.
+"""Marks of the exchanges that have reached servers.
 
 The exchange of a step goes to several servers at once, and each applies its
 part under a lock of its own. Whoever reads all servers between two of these
@@ -208,7 +208,7 @@ class ExchangeMarkers:
 
 
 def half_done(marks):
-    """Which exchanges have reached some of their servers alone.
+    """Exchanges that have reached some of their servers alone.
 
     Args:
       marks: int64 `(servers, sites, workers, 1 + servers)`.

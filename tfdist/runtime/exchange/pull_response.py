@@ -1,4 +1,4 @@
-"""How fresh values come from the servers into the replicas."""
+"""Pull responses: fresh values from the servers into the replicas."""
 
 import dataclasses
 

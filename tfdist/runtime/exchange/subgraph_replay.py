@@ -87,7 +87,7 @@ class Lifter:
         return reach
 
     def plan(self, value, live):
-        """How to recompute `value`, or None if it is to be sent as it is.
+        """Plan to recompute `value`, or None if it is to be sent as it is.
 
         Args:
           value: A tensor of the graph.

@@ -1,4 +1,4 @@
-"""Where Keras's loops end when this worker has to leave.
+"""The end of Keras's loops when this worker has to leave.
 
 An exception out of `fit`, not an early end of it: at its end callbacks delete
 backups, validate and save, as if training were over.

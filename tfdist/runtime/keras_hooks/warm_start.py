@@ -10,7 +10,7 @@ from tfdist.cluster import waiting
 
 
 class WorkerStart(enum.Enum):
-    """How the remaining workers start: together, or each some steps later."""
+    """Start of the remaining workers: together, or each some steps later."""
 
     TOGETHER = "together"
     STAGGERED = "staggered"

@@ -1,4 +1,4 @@
-"""How fast each worker is, for those that take fewer steps if they are slow."""
+"""Speeds of workers, for those that take fewer steps if they are slow."""
 
 import tensorflow as tf
 

@@ -59,7 +59,7 @@ class ShadowWeights:
         return any(bool(one.shows_own.numpy()) for one in self._groups)
 
     def shadow(self, variable):
-        """Where the other one of own value and anchor is."""
+        """Handle of the other one of own value and anchor."""
         if variable.ordinal not in self._shadows:
             self._shadows[variable.ordinal] = self._store.worker_variable(
                 lambda: read_replica(variable), "shadow"

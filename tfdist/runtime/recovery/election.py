@@ -1,4 +1,4 @@
-"""Which worker gives a server back what it has lost.
+"""Election of the worker that gives a server back what it has lost.
 
 There is no leader. Each worker *offers* the server the version that its
 replicas show; the one with the newest restores, and if it does not, the next

@@ -1,4 +1,4 @@
-"""How a worker goes on when parameter servers have died and come back.
+"""Recovery of a worker whose parameter servers died and came back.
 
 A call that fails because of a server (a training step, a pull, ...) is made
 again once all servers are there. Those that were started again are given back

@@ -36,11 +36,11 @@ class FirstValues:
         self._checked = 0
 
     def held(self):
-        """How many variables the servers hold, an int."""
+        """Number of variables that the servers hold, an int."""
         return int(self._traced.call("held", self._build_held))
 
     def held_and_alike(self, number):
-        """How many variables are held, 0 for less than `number`.
+        """Number of variables that are held, 0 for less than `number`.
 
         Compares those that are: who waits for a variable that the chief's
         model does not have shall hear of the first that differs.

@@ -68,7 +68,7 @@ class Synchronizer:
 
     @property
     def committed(self):
-        """How many variables this worker knows servers to hold, an int."""
+        """Number of variables that servers are known to hold, an int."""
         return self._committed
 
     def holds(self, variable):
@@ -134,7 +134,7 @@ class Synchronizer:
         return self._first
 
     def held(self):
-        """How many variables the servers hold, an int."""
+        """Number of variables that the servers hold, an int."""
         return self._first.held()
 
     def pull_all(self):

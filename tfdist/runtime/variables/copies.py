@@ -7,7 +7,7 @@ from tfdist.runtime.variables.server_scope import read_replica
 
 
 def held_by(store, shard, variables):
-    """Which of `variables` a server holds, or which pieces of them.
+    """Those of `variables` that a server holds, or their pieces there.
 
     Args:
       store: The `ParameterStore`.

@@ -1,4 +1,4 @@
-"""Where variables lie on servers, in words that any process can read.
+"""Layout of variables on servers, in words that any process can read.
 
 So that a process of another cluster can read them: codistillation.
 """

@@ -1,4 +1,4 @@
-"""Which server holds which variable."""
+"""Assignment of variables to servers."""
 
 
 class ByteBalancer:
@@ -38,7 +38,7 @@ class ByteBalancer:
 
 
 def rows_of_pieces(partitioner, name, shape, dtype):
-    """How many rows each piece of a variable gets.
+    """Rows that each piece of a variable gets.
 
     Args:
       partitioner: Callable of `shape` (`tf.TensorShape`) and `dtype`; returns

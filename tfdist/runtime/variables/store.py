@@ -191,7 +191,7 @@ class ParameterStore(resources.Resources):
         return reference.pieces
 
     def copies_of(self, variable):
-        """Where `variable` is held, a list of (server, `Piece` or None).
+        """Copies of `variable`, a list of (server, `Piece` or None).
 
         Step counters are everywhere: each server counts the updates of its
         own slots. Other state is small and initialised everywhere, because
