@@ -12,6 +12,8 @@ from tests.strategies.trained_on_servers import train_on_servers
 import tfdist
 
 CASES = list(optimizer_cases.CASES)
+ON_SERVERS = tuple(optimizer_cases.ON_SERVERS)
+OTHERS = tuple(name for name in CASES if name not in ON_SERVERS)
 
 
 @functools.cache
@@ -32,7 +34,8 @@ def _assert_same(found, expected):
         )
 
 
-@pytest.mark.parametrize("name", CASES)
+# What is trained on servers below need not be trained here each time.
+@pytest.mark.parametrize("name", slow.also(OTHERS, ON_SERVERS))
 def test_trains_as_without_a_strategy(name):
     strategy = tfdist.AsyncStrategy()
     found = optimizer_cases.train(name, strategy.scope())
@@ -49,10 +52,6 @@ def trained(tmp_path_factory):
         return directory
 
     return directory_of
-
-
-ON_SERVERS = tuple(optimizer_cases.ON_SERVERS)
-OTHERS = tuple(name for name in CASES if name not in ON_SERVERS)
 
 
 @pytest.mark.parametrize("name", slow.also(ON_SERVERS, OTHERS))
