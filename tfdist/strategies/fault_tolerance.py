@@ -24,8 +24,8 @@ class FaultTolerance:
 
     Args:
       start_timeout: Seconds to wait for servers, for the chief's variables,
-        and, where updates take the gradients of several workers, for workers
-        that have not begun to train.
+        and for workers that have not begun to train: where updates take the
+        gradients of several workers, and in `strategy.barrier`.
       worker_timeout: Seconds without a heartbeat before a worker is considered
         lost, and nobody waits for it; when it comes back, it takes part again.
       server_timeout: Seconds to wait for a server that has died, hangs or
