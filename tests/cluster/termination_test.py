@@ -148,12 +148,21 @@ def test_who_has_not_come_to_the_meeting_point_is_missing():
         EVALUATOR,
     ]
 
-    def missing(arrivals, to_come):
-        names = termination.missing(rows, arrivals, to_come)
+    now = 100.0
+
+    def missing(arrivals, expected):
+        names = termination.missing(rows, arrivals, expected)
         return [int(name.rpartition(":")[2]) for name in names]
 
-    # One that was never seen is awaited if it is to come.
-    assert missing(2, to_come=0) == [1]
-    assert missing(2, to_come=5) == [1, 4]
-    assert missing(3, to_come=6) == [0, 1, 4, 5]
-    assert missing(0, to_come=6) == []
+    five, six = (
+        termination.Expected(number, PATIENCE, clock=lambda: now)
+        for number in (5, 6)
+    )
+    assert missing(2, five) == [1, 4]
+    assert missing(3, six) == [0, 1, 4, 5]
+    assert missing(0, six) == []
+    # One that was never seen is awaited for so long, and no longer.
+    now += PATIENCE - 1
+    assert missing(2, five) == [1, 4]
+    now += 1
+    assert missing(2, five) == [1]

@@ -1,5 +1,7 @@
 """Whether training is over and who is late, by the table of members."""
 
+import time
+
 from tfdist.cluster import member_table
 
 _OVER = (member_table.MemberState.FINISHED, member_table.MemberState.LEFT)
@@ -69,31 +71,52 @@ def lost(rows, initial_workers):
     ]
 
 
-def missing(rows, arrivals, to_come):
-    """Names of the workers that have not come to the meeting point so often.
+class Expected:
+    """Workers that others wait for, as far as this process knows.
 
-    Whoever has ended, or is silent for too long, is not missing.
+    Args:
+      initial_workers: How many of the workers, the first, are expected though
+        they have never been seen.
+      start_timeout: Seconds from now for which these are.
+      clock: Callable that gives the time in seconds.
+    """
+
+    def __init__(self, initial_workers, start_timeout, clock=time.monotonic):
+        self._initial_workers = initial_workers
+        self._clock = clock
+        self._end = clock() + start_timeout
+
+    def includes(
+        self, number, member, lost_after=member_table.LOST_AFTER_SECONDS
+    ):
+        """Whether a worker is there, or is to come.
+
+        Args:
+          number: Of its row.
+          member: The `Member`.
+          lost_after: Seconds of silence after which it is not there.
+        """
+        if member.state == member_table.MemberState.UNKNOWN:
+            return number < self._initial_workers and self._clock() < self._end
+        return (
+            member.state == member_table.MemberState.ALIVE
+            and member.silent_for < lost_after
+        )
+
+
+def missing(rows, arrivals, expected):
+    """Names of the workers that have not come to the meeting point so often.
 
     Args:
       rows: List of `Member`.
       arrivals: How many times.
-      to_come: How many of the workers, the first, are missing though they
-        have never been seen.
+      expected: An `Expected`.
     """
-
-    def is_expected(number, member):
-        if member.state == member_table.MemberState.UNKNOWN:
-            return number < to_come
-        return (
-            member.state == member_table.MemberState.ALIVE
-            and member.silent_for < member_table.LOST_AFTER_SECONDS
-        )
-
     return [
         member.name
         for number, member in enumerate(rows)
         if not member.name.startswith("/job:evaluator")
-        and is_expected(number, member)
+        and expected.includes(number, member)
         and member.arrivals < arrivals
     ]
 

@@ -51,3 +51,28 @@ def wait_until(condition, *, what, timeout, hint=""):
                 timeout,
             )
         time.sleep(_POLL_SECONDS)
+
+
+def wait_while_it_gets_on(condition, *, what, stalled_after, progress):
+    """Waits until `condition()` is true, or until nothing gets on any more.
+
+    Args:
+      condition: See `wait_until`.
+      what: See `wait_until`.
+      stalled_after: Callable that gives the seconds without progress after
+        which to give up, with a warning.
+      progress: Callable without arguments; what it returns differs as long as
+        something gets on.
+
+    Returns:
+      The true value; None if it gave up.
+    """
+    seen = None
+    while True:
+        try:
+            return wait_until(condition, what=what, timeout=stalled_after())
+        except TimeoutError as error:
+            before, seen = seen, progress()
+            if seen == before:
+                logging.warning("%s Going on without.", error)
+                return None

@@ -9,7 +9,6 @@ import functools
 import time
 from typing import Any
 
-from absl import logging
 import keras
 
 from tfdist import deprecated
@@ -31,6 +30,9 @@ class TrainingMixin:
         self._membership = connections.membership
         self._connected_at = time.monotonic()
         self._start_timeout = tolerance.start_timeout
+        self._expected = termination.Expected(
+            config.initial_workers, tolerance.start_timeout
+        )
         self._reports = (
             reports.Reports(connections.devices[0], config)
             if config.num_ps
@@ -223,34 +225,19 @@ class TrainingMixin:
     def _meet(self):
         arrivals = self._membership.arrive()
         self._runtime.call(self._membership.tell)
-        versions, missing = None, []
+        missing = []
 
         def all_there():
             rows = self._runtime.call(self._membership.read)
-            missing[:] = termination.missing(
-                rows, arrivals, self._number_to_come()
-            )
+            missing[:] = termination.missing(rows, arrivals, self._expected)
             return not missing
 
-        while True:
-            try:
-                waiting.wait_until(
-                    all_there,
-                    what=lambda: f"{', '.join(missing)} to finish training",
-                    timeout=self._stalled_after(),
-                )
-                return
-            except TimeoutError as error:
-                before, versions = versions, self.updates_applied()
-                if versions == before:
-                    logging.warning("%s Going on without.", error)
-                    return
-
-    def _number_to_come(self):
-        """Number of workers that are expected though they were never seen."""
-        if time.monotonic() - self._connected_at > self._start_timeout:
-            return 0
-        return self._cluster.initial_workers or self._cluster.num_workers
+        waiting.wait_while_it_gets_on(
+            all_there,
+            what=lambda: f"{', '.join(missing)} to finish training",
+            stalled_after=self._stalled_after,
+            progress=self.updates_applied,
+        )
 
     def _stalled_after(self):
         """Seconds without an update after which training has stalled."""

@@ -36,7 +36,7 @@ def event(attendance, worker=0, *, key=0, pulled=0, finite=True, current=True):
       current: Whether what the worker knows is of the epoch of the state.
 
     Returns:
-      An int64 vector of `event_size(num_workers)` elements.
+      An int64 vector: six numbers, and four vectors by worker.
     """
     numbers = [worker, key, pulled, finite, current, attendance.now]
     nothing = tf.zeros_like(attendance.heard)
@@ -51,11 +51,6 @@ def event(attendance, worker=0, *, key=0, pulled=0, finite=True, current=True):
     ]
     numbers = tf.stack([tf.cast(number, tf.int64) for number in numbers])
     return tf.concat([numbers, *vectors], 0)
-
-
-def event_size(num_workers):
-    """Length of an event, int."""
-    return _NUMBERS + 4 * num_workers
 
 
 class _Numbers(NamedTuple):
@@ -98,11 +93,11 @@ class TracedEvents:
         function = self._traced.get(key)
         if function is None:
             specs = [tf.TensorSpec(v.shape, v.dtype) for v in vectors]
-            event = getattr(self, name)
+            build = getattr(self, name)
             # Without arguments that have defaults: TensorFlow would try to
             # bind them in each call, and print all that it is called with.
             traced = tf.function(
-                lambda *vectors: event(*vectors, **told), autograph=False
+                lambda *vectors: build(*vectors, **told), autograph=False
             )
             with private_tensorflow.outside_of_functions(), tf.device(None):
                 function = traced.get_concrete_function(*specs)
@@ -253,11 +248,11 @@ def kept(make):
       compare equal as they please.
     """
     # As many as are compared at a time.
-    kept = functools.lru_cache(64)(make)
+    known = functools.lru_cache(64)(make)
 
     def ask(decisions, num_workers):
         own = type(decisions.method).__module__.startswith("tfdist.")
-        return (kept if own else make)(decisions, num_workers)
+        return (known if own else make)(decisions, num_workers)
 
     return ask
 

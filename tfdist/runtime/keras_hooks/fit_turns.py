@@ -4,12 +4,9 @@ Who waits for the chief's call, or for those of all others: as long as they are
 there and get on, and no longer.
 """
 
-import time
-
-from absl import logging
-
 from tfdist.cluster import fit_progress
 from tfdist.cluster import member_table
+from tfdist.cluster import termination
 from tfdist.cluster import waiting
 
 CHIEF = 0
@@ -47,11 +44,11 @@ class FitTurns:
         self._membership = membership
         self._fits = membership.fits
         self._names = config.worker_names
-        self._initial_workers = config.initial_workers
         self._worker = config.worker_id
-        self._started_at = time.monotonic()
         self._worker_timeout = worker_timeout
-        self._start_timeout = start_timeout
+        self._expected = termination.Expected(
+            config.initial_workers, start_timeout
+        )
         self._stalled_after = stalled_after
         # Number of the last call of `fit` whose end on the others the chief
         # has waited for.
@@ -127,7 +124,9 @@ class FitTurns:
                 member.name
                 for worker, member in enumerate(rows)
                 if worker != self._worker
-                and self._is_expected(worker, member)
+                and self._expected.includes(
+                    worker, member, self._worker_timeout
+                )
                 and member.word.reached < fit_progress.ended(number)
                 and member.arrivals <= self._membership.arrivals
             ]
@@ -138,23 +137,10 @@ class FitTurns:
             lambda: f"{', '.join(late)} to end call {number} of fit",
         )
 
-    def _is_expected(self, worker, member):
-        if member.state is member_table.MemberState.UNKNOWN:
-            waited = time.monotonic() - self._started_at
-            return (
-                worker < self._initial_workers and waited < self._start_timeout
-            )
-        return self.is_there(member)
-
     def _wait_until(self, condition, what):
-        versions = None
-        while True:
-            try:
-                return waiting.wait_until(
-                    condition, what=what, timeout=self._stalled_after()
-                )
-            except TimeoutError as error:
-                before, versions = versions, self._updates_applied()
-                if versions == before:
-                    logging.warning("%s Going on without.", error)
-                    return None
+        return waiting.wait_while_it_gets_on(
+            condition,
+            what=what,
+            stalled_after=self._stalled_after,
+            progress=self._updates_applied,
+        )
