@@ -1,12 +1,14 @@
 """Calls of any thread on a server that hangs, dies and comes back."""
 
 import signal
+import threading
 
 import pytest
 import tensorflow as tf
 
 from tfdist.cluster import server_client
 from tfdist.cluster import sessions
+from tfdist.cluster import waiting
 
 COUNTER = "server_client_test/counter"
 
@@ -83,6 +85,14 @@ def test_a_server_in_another_life_is_not_called_before_it_is_known(
             count(1)
     client.reconnected(address)
     assert [count(1), count(1)] == [0, 1]
+    # Nobody waits for the end of what was open where the server is no more.
+    goes_on, waited = threading.Event(), []
+    monkeypatch.setattr(
+        server_client, "_close", lambda session: waited.append(goes_on.wait(60))
+    )
     client.reconnected("localhost:1")
     with pytest.raises(tf.errors.UnavailableError, match="localhost:1"):
         count(1)
+    goes_on.set()
+    waiting.wait_until(lambda: waited, what="its end", timeout=60.0)
+    assert waited == [True]

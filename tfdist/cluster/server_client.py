@@ -184,7 +184,12 @@ class ServerFunction:
 
     def _opened(self, deadline):
         with self._opening:
-            if self._address != self._client.address:
+            moved = self._address != self._client.address
+            if moved and self._session is not None:
+                # Where nobody answers any more, closing takes all its time.
+                threading.Thread(
+                    target=_close, args=(self._session,), daemon=True
+                ).start()
                 self._session = None
             if self._session is None:
                 self._address = self._client.address

@@ -44,6 +44,7 @@ def elect(worker, offers):
         num_workers=2,
         is_worker=True,
         ps_names=["/job:ps/task:0", "/job:ps/task:1"],
+        worker_names=["/job:worker/task:0", "/job:worker/task:1"],
         task_name=f"/job:worker/task:{worker}",
     )
     server = ScriptedServer(offers)
@@ -114,3 +115,12 @@ def test_the_newest_restores_at_once_and_the_next_best_later(clock, worker):
     assert server.restored == 1
     seconds = (0.0, 3.0)[worker]
     assert seconds <= clock[0] - began < seconds + 0.2
+
+
+@pytest.mark.parametrize("theirs", [0, 8])
+def test_the_log_names_who_had_no_say(clock, caplog, theirs):
+    offers = [Offers((9, theirs), held=0, settled=True)] * 100
+    (done, here), _ = elect(0, offers)
+    assert (done, here) == (True, [True, theirs > 0])
+    named = "only /job:worker/task:1 had pulled" in caplog.text
+    assert named == (not theirs)

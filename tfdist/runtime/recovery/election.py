@@ -63,7 +63,7 @@ class Election:
             restored = self._restorer.restore(shard)
             done = restored.done
             if done:
-                self._report(name, restored, time.monotonic() - began)
+                self._report(name, restored, here, time.monotonic() - began)
         if missing := self._restorer.complete(shard):
             logging.warning(
                 "%s lacked %d variables that this worker knows; they are as "
@@ -112,8 +112,8 @@ class Election:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def _report(self, name, restored, seconds):
-        """Logs what was restored from what."""
+    def _report(self, name, restored, here, seconds):
+        """Logs what was restored from what, and who had no say in it."""
         slots = ""
         if restored.kept:
             slots += f"; {restored.kept} of its other variables (optimizer "
@@ -124,10 +124,21 @@ class Election:
         logging.warning(
             "%s restored %s, %.1f s after it was missed: parameters from this "
             "worker's replicas, as of update %d%s. Updates that no worker had "
-            "pulled yet are lost.",
+            "pulled yet are lost%s.",
             self._config.task_name,
             name,
             seconds,
             restored.version,
             slots,
+            self._absent(here),
+        )
+
+    def _absent(self, here):
+        """Names, for the log, who has not said in time what it holds."""
+        names = zip(self._config.worker_names, here, strict=True)
+        absent = [name for name, is_here in names if not is_here]
+        if not absent:
+            return ""
+        return (
+            f"; so are those that only {', '.join(absent)} had pulled, if any"
         )
