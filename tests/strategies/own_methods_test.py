@@ -18,8 +18,6 @@ EXAMPLE = (
     pathlib.Path(__file__).parents[2] / "examples" / "train_image_classifier.py"
 )
 NUM_WORKERS = 3
-# ceil((1437 - 144) / 64) batches, see tests/examples.
-BATCHES = 21
 MODULES = {
     "growing_softsync": "growing_softsync.py",
     "decayed": "decayed.py",
@@ -124,14 +122,15 @@ def data_dir(tmp_path_factory):
     return path
 
 
+# Three epochs of ceil((1437 - 144) / 64) = 21 batches, see tests/examples.
 # Strategy -> gradients accepted, updates, whether it learns.
 ON_A_CLUSTER = {
-    "growing_softsync:every=1:most=2": (21, 11, True),  # 1 and 10 of 2.
+    "growing_softsync:every=1:most=2": (63, 32, True),  # 1 and 31 of 2.
     # The correction makes all gradients 0, on the servers.
-    "decayed:scale=0": (21, 21, False),
-    "async:correction=decayed": (21, 21, True),
-    # Of 7 steps of each worker after 3, 6 and 7.
-    "lookahead:period=3": (9, 3, True),
+    "decayed:scale=0": (63, 63, False),
+    "async:correction=decayed": (63, 63, True),
+    # Of 21 steps of each worker after every third.
+    "lookahead:period=3": (21, 7, True),
 }
 
 
@@ -145,7 +144,7 @@ def test_it_trains_on_a_real_cluster(strategy, data_dir, tmp_path):
         f"--data_dir={data_dir}",
         f"--output_dir={tmp_path}",
         "--batch_size=64",
-        "--epochs=1",
+        "--epochs=3",
         "--learning_rate=0.01",
     ]
     scripts.run(tmp_path, EXAMPLE, flags, {"ps": 1, "worker": NUM_WORKERS})
@@ -157,6 +156,6 @@ def test_it_trains_on_a_real_cluster(strategy, data_dir, tmp_path):
     # One of ten digits is guessed: 0.1, with an error of 0.016. How late
     # gradients are, and so how much they count, is up to the machine.
     if learns:
-        assert summary["test_accuracy"] > 0.15
+        assert summary["test_accuracy"] > 0.4
     else:
-        assert summary["test_accuracy"] < 0.3
+        assert summary["test_accuracy"] < 0.2
