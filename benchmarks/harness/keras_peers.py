@@ -17,7 +17,12 @@ STRATEGIES = {
     "sync": lambda: tfdist.ParameterServerStrategy(
         synchronization=tfdist.synchronization.Sync()
     ),
-    "ring": lambda: tfdist.ParameterAveragingStrategy(1, communication="ring"),
+    "all_reduce": lambda: tfdist.ParameterServerStrategy(
+        synchronization=tfdist.synchronization.Sync(), communication="ring"
+    ),
+    "averaging": lambda: tfdist.ParameterAveragingStrategy(
+        1, communication="ring"
+    ),
 }
 
 

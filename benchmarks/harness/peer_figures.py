@@ -4,7 +4,7 @@ import dataclasses
 import statistics
 
 # What gradients are averaged with, between workers without a server.
-ALL_REDUCE = "tfdist_ring"
+ALL_REDUCE = "tfdist_all_reduce"
 # (system, peer) -> the least ratio of their steps per second that is aimed at,
 # by model.
 AIMS = {

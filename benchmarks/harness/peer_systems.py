@@ -150,7 +150,12 @@ SYSTEMS = {
         torch_peers.rpc_serve,
     ),
     "tfdist_sync": _tfdist("sync", "tfdist Sync(), fit", "Sync"),
-    "tfdist_ring": _tfdist("ring", "tfdist averaging, ring, fit", "ring", ps=0),
+    "tfdist_all_reduce": _tfdist(
+        "all_reduce", "tfdist Sync(), ring, fit", "all-reduce", ps=0
+    ),
+    "tfdist_averaging": _tfdist(
+        "averaging", "tfdist averaging, ring, fit", "averaging", ps=0
+    ),
     "tf_mirrored": _keras(
         keras_peers.mirrored, "TF MultiWorkerMirroredStrategy", "MWMS"
     ),

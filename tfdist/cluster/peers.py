@@ -83,7 +83,7 @@ class Peers:
             if name != config.task_name
         }
         self.num_workers = config.num_workers
-        self.is_chief = config.is_chief
+        self.worker_id = config.worker_id
         self._stop = threading.Event()
         self._thread = None
 

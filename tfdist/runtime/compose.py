@@ -6,6 +6,7 @@ from typing import Any
 
 from tfdist.cluster import config as cluster_config
 from tfdist.runtime import runtime
+from tfdist.runtime.all_reduce import gradient_ring
 from tfdist.runtime.all_reduce import ring
 from tfdist.runtime.all_reduce import ring_communication
 from tfdist.runtime.checkpoint import training_state
@@ -160,6 +161,15 @@ def _axes(method, connections, tolerance, worker_id):
             if method.needs_servers
             else {worker_id: config.task_name},
         )
+    if not method.needs_servers and method.local_steps is None:
+        parts["coordination"] = lambda made: gradient_ring.GradientRing(
+            _ring(made, method, connections, tolerance),
+            made.store,
+            made.gradient_counts,
+            made.journal,
+        )
+        parts["local"] = gradient_ring.GradientSteps
+    if not method.needs_order:
         return parts
     membership = connections.membership
     parts["coordination"] = functools.partial(
@@ -201,12 +211,7 @@ def _local(method, connections, tolerance, worker_id):
                 method.local_steps,
                 method.synchronization,
             )
-        joined = ring.Ring(
-            connections.peers,
-            made.store,
-            method.local_steps,
-            timeout=tolerance.start_timeout,
-        )
+        joined = _ring(made, method, connections, tolerance)
         return ring_communication.RingCommunication(joined, made.journal)
 
     if membership is not None:
@@ -217,6 +222,17 @@ def _local(method, connections, tolerance, worker_id):
         )
     return lambda made: local.Local(
         made, communication=communication(made), **settings
+    )
+
+
+def _ring(made, method, connections, tolerance):
+    """Returns the `Ring` of a method that needs no servers."""
+    steps = method.local_steps
+    return ring.Ring(
+        connections.peers,
+        made.store,
+        timeout=tolerance.start_timeout,
+        weighted=steps is not None and steps.weighted,
     )
 
 

@@ -121,10 +121,11 @@ class Method:
             )
         if (
             self.communication == "ring"
+            and local_steps is not None
             and local_steps.pushed is not Pushed.CHANGE
         ):
             raise ValueError(
-                "Argument `local_steps` must be ParameterAveraging or "
+                "Argument `local_steps` must be None, ParameterAveraging or "
                 'ElasticAveraging with communication="ring", which averages '
                 "changes of weights. Received: "
                 f"local_steps={self.local_steps!r}"
@@ -137,13 +138,6 @@ class Method:
         )
 
     def _check_ring(self):
-        if self.local_steps is None:
-            raise ValueError(
-                "Argument `local_steps` must be a number of steps, or "
-                "ParameterAveraging or ElasticAveraging of tfdist.averaging, "
-                'with communication="ring", which exchanges the results of '
-                "local steps. Received: local_steps=None"
-            )
         if not self.synchronization.takes_all:
             raise ValueError(
                 "Argument `synchronization` must be Sync() without settings "

@@ -1,4 +1,4 @@
-"""Local steps exchanged between workers alone, by ring collectives.
+"""Exchanges between workers alone, by ring collectives.
 
 Each worker holds all parameters as one process without servers does, and
 makes the same updates of the same means, so that all hold the same bits.
@@ -7,6 +7,9 @@ An exchange has two parts. A *call* tells what each worker brings: how much its
 steps count, and whether it trains on. Then, if anybody has taken steps, their
 means are made. A worker whose training has ended takes part in the exchanges
 of the others with nothing, until nobody trains any more.
+
+What is exchanged are gradients (`gradient_ring`), or what local steps have come
+to (`ring_communication`).
 """
 
 import dataclasses
@@ -102,21 +105,25 @@ class Ring:
     Args:
       peers: The `Peers`.
       store: The `ParameterStore`.
-      method: The `LocalSteps`, resolved.
       timeout: Seconds to wait for workers that have not begun to train.
+      weighted: Whether steps count by their examples.
     """
 
-    def __init__(self, peers, store, method, *, timeout):
+    def __init__(self, peers, store, *, timeout, weighted=False):
         self._peers = peers
         self._store = store
-        self._method = method
+        self._weighted = weighted
         self._timeout = timeout
         # In the order in which they were made, the same on all workers.
         self.inners = []
         self._functions = {}
 
     def add(self, inner):
-        """Takes note of an `Inner` whose steps may be exchanged."""
+        """Takes note of what may be exchanged.
+
+        Args:
+          inner: An `Inner`, or else what has its `finite`.
+        """
         self.inners.append(inner)
 
     # The beginning of training.
@@ -179,22 +186,42 @@ class Ring:
         most, least = np.split(most.numpy(), 2)
         return np.flatnonzero(most != -least)
 
-    def spread(self):
-        """Gives all workers the values that the chief has."""
-        number = len(self._store.variables)
-        self._call(f"spread/{number}", self._build_spread)
+    def spread(self, exchanges=0):
+        """Gives all workers the values of who has made most exchanges.
 
-    def _build_spread(self):
+        Args:
+          exchanges: int, of those that this worker has made. Of several that
+            have made most the first is taken: by default, the chief.
+        """
+        rank = (exchanges + 1) * self._peers.num_workers - self._peers.worker_id
+        number = len(self._store.variables)
+        self._call(
+            f"spread/{number}", self._build_spread, tf.constant(rank, tf.int64)
+        )
+
+    def _build_spread(self, rank):
         store, variables = self._store, self._store.variables
+        name = f"spread/{len(variables)}"
+        highest = self._peers.all_reduce(
+            rank[None], self._key(f"{name}/rank"), merge="Max"
+        )
+        version = store.counter("version", 0)
         values = [
-            tf.raw_ops.ReadVariableOp(
-                resource=store.handle(v, v.shard), dtype=v.dtype
-            )
-            for v in variables
+            version.read_or_zero(),
+            *(
+                tf.raw_ops.ReadVariableOp(
+                    resource=store.handle(v, v.shard), dtype=v.dtype
+                )
+                for v in variables
+            ),
         ]
-        if not self._peers.is_chief:
-            values = [tf.zeros_like(value) for value in values]
-        values = self._sums(values, f"spread/{len(variables)}")[0]
+        values = [
+            tf.where(highest[0] == rank, value, tf.zeros_like(value))
+            for value in values
+        ]
+        (number, *values), _ = self._sums(values, name)
+        version.set(number)
+        store.set_pulled_version(0, number)
         for variable, value in zip(variables, values, strict=True):
             assign(store.handle(variable, variable.shard), value)
             assign(variable.local_handle, value)
@@ -287,7 +314,7 @@ class Ring:
         """Weight of a worker's steps, a scalar float64 tensor."""
         # In a mean one NaN is as good as all: such steps do not count.
         finite = tf.cast(inner.finite.read_value(), tf.float64)
-        if not self._method.weighted:
+        if not self._weighted:
             return finite
         return finite * tf.cast(inner.examples.read_value(), tf.float64)
 
@@ -304,26 +331,48 @@ class Ring:
         Returns:
           Such a list, and the tensors that its members have.
         """
-        number = self._number_of(inner)
-        values = []
-        for record in records:
-            (value,) = record.args
-            share = tf.cast(this_round.share, value.dtype)
-            if this_round.takes_part:
-                value *= share
-                if finite is not None:
-                    value = tf.where(finite, value, tf.zeros_like(value))
-                values.append(value)
-            else:
-                # Whatever it is (not a number?), it does not count.
-                values.append(tf.zeros_like(value))
-        means, num_bytes = self._sums(values, f"exchange/{number}")
-        this_round.num_bytes += num_bytes
+        values = [value for record in records for value in record.args]
+        means = self.means(inner, values, this_round, finite)
         averaged = [
             dataclasses.replace(record, args=(mean,))
             for record, mean in zip(records, means, strict=True)
         ]
         return averaged, means
+
+    def means(self, inner, values, this_round, finite=None):
+        """Builds the means of tensors over all workers; as `average`.
+
+        Args:
+          inner: See there, as `this_round` and `finite`.
+          values: List of tensors.
+        """
+        shares = []
+        for value in values:
+            share = tf.zeros_like(value)
+            # What is not a number does not count, whatever its share.
+            if this_round.takes_part:
+                share = value * tf.cast(this_round.share, value.dtype)
+                if finite is not None:
+                    share = tf.where(finite, share, tf.zeros_like(share))
+            shares.append(share)
+        name = f"exchange/{self._number_of(inner)}"
+        means, num_bytes = self._sums(shares, name)
+        this_round.num_bytes += num_bytes
+        return means
+
+    def pass_on(self, number, specs):
+        """Takes part in an exchange that was called, with nothing.
+
+        Args:
+          number: Of what is exchanged.
+          specs: List of `tf.TensorSpec` of its values.
+        """
+        name = f"exchange/{number}"
+
+        def build():
+            self._sums([tf.zeros(s.shape, s.dtype) for s in specs], name)
+
+        self._call(f"pass on/{number}", build)
 
     def _sums(self, values, name):
         """Builds sums over workers, a vector for each type of numbers.
