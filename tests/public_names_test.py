@@ -14,7 +14,8 @@ import tfdist
 
 NAMES = {
     "tfdist": """
-        AsyncLocalSGDStrategy AsyncStrategy BMUFStrategy BackupWorkersStrategy
+        AllReduceStrategy AsyncLocalSGDStrategy AsyncStrategy BMUFStrategy
+        BackupWorkersStrategy
         BoundedStalenessStrategy DANAStrategy DCASGDStrategy DiLoCoStrategy
         DownpourStrategy ElasticAveragingStrategy FaultTolerance
         ModelFreedError ParameterAveragingStrategy ParameterServerStrategy

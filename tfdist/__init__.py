@@ -14,6 +14,7 @@ _environment.apply()
 
 # Name -> module that defines it.
 _HOMES = {
+    "AllReduceStrategy": "tfdist.strategies.presets",
     "AsyncStrategy": "tfdist.strategies.presets",
     "AsyncLocalSGDStrategy": "tfdist.strategies.local_presets",
     "BMUFStrategy": "tfdist.strategies.local_presets",

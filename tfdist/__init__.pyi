@@ -33,6 +33,7 @@ from tfdist.strategies.local_presets import (
 from tfdist.strategies.local_presets import (
     ParameterAveragingStrategy as ParameterAveragingStrategy,
 )
+from tfdist.strategies.presets import AllReduceStrategy as AllReduceStrategy
 from tfdist.strategies.presets import AsyncStrategy as AsyncStrategy
 from tfdist.strategies.presets import (
     BackupWorkersStrategy as BackupWorkersStrategy,

@@ -19,7 +19,6 @@ WRONG = {
         {"communication": "gossip"},
         ["communication", "parameter_server, ring", "'gossip'"],
     ),
-    "every_step": ({"local_steps": None}, ["local_steps", "None"]),
     "downpour": (
         {"local_steps": averaging.AccruedGradients()},
         ["local_steps", "ParameterAveraging", "AccruedGradients"],
@@ -102,12 +101,14 @@ def test_without_a_ring_the_missing_servers_are_named(monkeypatch):
 @pytest.mark.parametrize(
     "make",
     [
-        tfdist.BMUFStrategy,
-        tfdist.DiLoCoStrategy,
-        tfdist.ParameterAveragingStrategy,
+        tfdist.AllReduceStrategy,
+        lambda: tfdist.BMUFStrategy(2, communication="ring"),
+        lambda: tfdist.DiLoCoStrategy(2, communication="ring"),
+        lambda: tfdist.ParameterAveragingStrategy(2, communication="ring"),
     ],
+    ids=["all-reduce", "BMUF", "DiLoCo", "averaging"],
 )
 def test_one_process_is_a_ring_of_one(make):
-    strategy = make(2, communication="ring")
+    strategy = make()
     assert strategy.cluster.is_local
     assert strategy.training_is_over()

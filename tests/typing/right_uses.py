@@ -29,6 +29,7 @@ def strategies() -> list[tfdist.ParameterServerStrategy]:
     adagrad = keras.optimizers.Adagrad(0.1)
     return [
         tfdist.AsyncStrategy(correction=correction.InverseStaleness()),
+        tfdist.AllReduceStrategy(nonfinite="fail", seed=1),
         tfdist.BackupWorkersStrategy(
             1,
             on_drop="retry",

@@ -30,18 +30,23 @@ class Deprecated(TypedDict, total=False):
     joining: Literal["at_once", "one_by_one"]
 
 
-class Options(Deprecated, total=False):
-    """Arguments that presets share with `ParameterServerStrategy`."""
+class WithoutServers(Deprecated, total=False):
+    """Arguments of a strategy whose cluster has no parameter servers."""
 
     cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None
+    nonfinite: Literal["drop", "fail", "ignore"]
+    fault_tolerance: FaultTolerance | None
+    seed: int | None
+
+
+class Options(WithoutServers, total=False):
+    """Arguments that presets share with `ParameterServerStrategy`."""
+
     communication: Literal["parameter_server", "ring"]
     variable_partitioner: Callable[..., Any] | None
     warmup_worker_steps: int
     worker_start: Literal["together", "staggered"]
-    nonfinite: Literal["drop", "fail", "ignore"]
     decisions: Literal["chief", "each"]
-    fault_tolerance: FaultTolerance | None
-    seed: int | None
 
 
 class AnyCorrection(Options, total=False):

@@ -62,11 +62,11 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
         every step is exchanged.
       communication: "parameter_server", or "ring": without servers, by
         TensorFlow's ring collectives between workers, with the same results.
-        For `Sync()` with `local_steps` that average. `TF_CONFIG` has no `ps`
-        then. Nobody goes on without a worker: where one has died, the others
-        raise `tf.errors.UnavailableError` at their next exchange, at once or
-        within about 10 s (one that is stopped or cut off: `worker_timeout`
-        if that is longer). `publish` and `collect`, and so
+        For `Sync()`, and `Sync()` with `local_steps` that average. `TF_CONFIG`
+        has no `ps` then. Nobody goes on without a worker: where one has died,
+        the others raise `tf.errors.UnavailableError` at their next exchange,
+        at once or within about 10 s (one that is stopped or cut off:
+        `worker_timeout` if that is longer). `publish` and `collect`, and so
         `cluster_metrics`, know of this worker alone.
       variable_partitioner: Splits large parameters over servers along their
         first axis: a `tf.distribute.experimental.partitioners` object

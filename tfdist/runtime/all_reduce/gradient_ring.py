@@ -72,7 +72,7 @@ class GradientRing(no_coordination.NoCoordination):
                 records=records, finite=finite, lifter=lifter, **kwargs
             )
         with tf.init_scope():
-            self._begin()
+            self.begin()
             gradients = self._kind_of(list(values.values()))
         if finite is not None:
             gradients.finite.assign(finite, read_value=False)
@@ -92,7 +92,7 @@ class GradientRing(no_coordination.NoCoordination):
             **kwargs,
         )
 
-    def _begin(self):
+    def begin(self):
         """All workers wait for each other, and begin with the same values."""
         number = len(self._store.variables)
         if number != self._num_variables:
@@ -160,6 +160,14 @@ class GradientSteps(every_step.EveryStep):
         """Takes note of a `RunningFit`."""
         self._fit = call
         self._ring.begin_fit()
+
+    def before_eager_step(self):
+        """Called before a step of which nothing is traced.
+
+        Its gradients are to be those of the values that all begin with.
+        """
+        if self._fit is not None and not self._fit.is_over():
+            self._ring.begin()
 
     def before_pull(self):
         """Called before all replicas are refreshed; whether they may be."""

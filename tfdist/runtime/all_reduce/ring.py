@@ -340,11 +340,13 @@ class Ring:
         return averaged, means
 
     def means(self, inner, values, this_round, finite=None):
-        """Builds the means of tensors over all workers; as `average`.
+        """Builds the means of tensors over all workers; see `average`.
 
         Args:
-          inner: See there, as `this_round` and `finite`.
+          inner: The `Inner` or the like.
           values: List of tensors.
+          this_round: The `RingRound`.
+          finite: As there.
         """
         shares = []
         for value in values:
