@@ -27,11 +27,9 @@ class Gradients:
 
     Attributes:
       specs: List of `tf.TensorSpec`.
-      finite: Whether this worker's are finite, a worker's bool.
     """
 
     specs: list
-    finite: object
 
 
 class GradientRing(no_coordination.NoCoordination):
@@ -74,12 +72,8 @@ class GradientRing(no_coordination.NoCoordination):
         with tf.init_scope():
             self.begin()
             gradients = self._kind_of(list(values.values()))
-        if finite is not None:
-            gradients.finite.assign(finite, read_value=False)
-        with tf.control_dependencies([v.op for v in values.values()]):
-            this_round = self._ring.build_round(gradients)
-        means = self._ring.means(
-            gradients, list(values.values()), this_round, finite
+        means, this_round = self._ring.average_gradients(
+            gradients, list(values.values()), finite
         )
         records = list(records)
         for k, mean in zip(values, means, strict=True):
@@ -106,10 +100,7 @@ class GradientRing(no_coordination.NoCoordination):
         for known in self._ring.inners:
             if known.specs == specs:
                 return known
-        finite = self._store.worker_variable(
-            tf.ones([], tf.bool), "gradients_are_finite"
-        )
-        self._ring.add(Gradients(specs, finite))
+        self._ring.add(Gradients(specs))
         return self._ring.inners[-1]
 
     # Between steps.
@@ -136,7 +127,7 @@ class GradientRing(no_coordination.NoCoordination):
             called = self._ring.call(None, training=False)
             if called.workers:
                 number = round(called.number / called.workers)
-                self._ring.pass_on(number, self._ring.inners[number].specs)
+                self._ring.pass_on(number)
             elif not called.training:
                 break
         self._ring.spread(self._journal.count)

@@ -119,11 +119,7 @@ class Ring:
         self._functions = {}
 
     def add(self, inner):
-        """Takes note of what may be exchanged.
-
-        Args:
-          inner: An `Inner`, or else what has its `finite`.
-        """
+        """Takes note of what may be exchanged: an `Inner`, or `Gradients`."""
         self.inners.append(inner)
 
     # The beginning of training.
@@ -240,16 +236,18 @@ class Ring:
         Returns:
           A `Called` of numbers, of all workers.
         """
-        called = self._call(
-            f"call/{number}/{training}",
-            lambda: self._build_call(number, training),
-        )
-        return Called(*called.numpy())
 
-    def _build_call(self, number, training):
+        def build():
+            weight = 0
+            if number is not None:
+                weight = self._weight(self.inners[number])
+            return self._build_call(number, training, weight)
+
+        return Called(*self._call(f"call/{number}/{training}", build).numpy())
+
+    def _build_call(self, number, training, weight):
         mine = Called(0, 0, int(training), 0, 0)
         if number is not None:
-            weight = self._weight(self.inners[number])
             mine = Called(weight, 1, int(training), number, number**2)
         called = self._peers.all_reduce(mine.stacked(), self._key("call"))
         _, workers, _, number, square = tf.unstack(called)
@@ -269,10 +267,11 @@ class Ring:
         with tf.device(self._store.worker_device):
             began = tf.timestamp()
             with tf.control_dependencies([began]):
-                called = self._build_call(self._number_of(inner), True)
+                weight = self._weight(inner)
+                called = self._build_call(self._number_of(inner), True, weight)
             with tf.control_dependencies([called]):
                 waited = tf.timestamp() - began
-            share = tf.math.divide_no_nan(self._weight(inner), called[0])
+            share = tf.math.divide_no_nan(weight, called[0])
             counts = called[0] > 0
         num_bytes = self._num_bytes([called])
         return RingRound(True, share, began, waited, num_bytes, counts)
@@ -331,25 +330,9 @@ class Ring:
         Returns:
           Such a list, and the tensors that its members have.
         """
-        values = [value for record in records for value in record.args]
-        means = self.means(inner, values, this_round, finite)
-        averaged = [
-            dataclasses.replace(record, args=(mean,))
-            for record, mean in zip(records, means, strict=True)
-        ]
-        return averaged, means
-
-    def means(self, inner, values, this_round, finite=None):
-        """Builds the means of tensors over all workers; see `average`.
-
-        Args:
-          inner: The `Inner` or the like.
-          values: List of tensors.
-          this_round: The `RingRound`.
-          finite: As there.
-        """
         shares = []
-        for value in values:
+        for record in records:
+            (value,) = record.args
             share = tf.zeros_like(value)
             # What is not a number does not count, whatever its share.
             if this_round.takes_part:
@@ -360,21 +343,79 @@ class Ring:
         name = f"exchange/{self._number_of(inner)}"
         means, num_bytes = self._sums(shares, name)
         this_round.num_bytes += num_bytes
-        return means
+        averaged = [
+            dataclasses.replace(record, args=(mean,))
+            for record, mean in zip(records, means, strict=True)
+        ]
+        return averaged, means
 
-    def pass_on(self, number, specs):
-        """Takes part in an exchange that was called, with nothing.
+    # An exchange of gradients.
+
+    def average_gradients(self, gradients, values, finite=None):
+        """Builds the means of one step of those workers that take one.
+
+        The call needs nothing of the step, and goes out while it is computed.
 
         Args:
-          number: Of what is exchanged.
-          specs: List of `tf.TensorSpec` of its values.
+          gradients: The `Gradients`.
+          values: List of tensors.
+          finite: Whether they are, a scalar bool tensor; if not, they do not
+            count. None if nobody has looked.
+
+        Returns:
+          A list of tensors, and a `RingRound`.
         """
-        name = f"exchange/{number}"
+        number = self._number_of(gradients)
+        with tf.device(self._store.worker_device):
+            called = self._build_call(number, True, 1)
+            with tf.control_dependencies([value.op for value in values]):
+                began = tf.timestamp()
+            counted = (
+                tf.ones([]) if finite is None else tf.cast(finite, tf.float32)
+            )
+            pushed = [*values, counted]
+            vectors = _vectors(pushed)
+            if finite is not None:
+                vectors = {
+                    dtype: _if_finite(finite, vector)
+                    for dtype, vector in vectors.items()
+                }
+            with tf.control_dependencies([called]):
+                sums = self._reduce(vectors, f"exchange/{number}")
+            count = sums[tf.float32][-1]
+            share = 1.0 / tf.maximum(count, 1.0)
+            means = {
+                dtype: vector * tf.cast(share, dtype)
+                for dtype, vector in sums.items()
+            }
+            num_bytes = self._num_bytes([called, *vectors.values()])
+            this_round = RingRound(
+                True,
+                share,
+                began,
+                tf.zeros([], tf.float64),
+                num_bytes,
+                count > 0.0,
+            )
+            return _parts(means, pushed)[:-1], this_round
+
+    def pass_on(self, number):
+        """Takes part in an exchange of gradients that was called, with nothing.
+
+        Args:
+          number: Of the `Gradients`.
+        """
+        specs = [*self.inners[number].specs, tf.TensorSpec([], tf.float32)]
 
         def build():
-            self._sums([tf.zeros(s.shape, s.dtype) for s in specs], name)
+            self._sums(
+                [tf.zeros(s.shape, s.dtype) for s in specs],
+                f"exchange/{number}",
+            )
 
         self._call(f"pass on/{number}", build)
+
+    # Sums.
 
     def _sums(self, values, name):
         """Builds sums over workers, a vector for each type of numbers.
@@ -382,19 +423,17 @@ class Ring:
         Returns:
           A list of tensors, and the bytes that this worker sends, an int.
         """
-        sums, vectors = [None] * len(values), []
-        for dtype in sorted({v.dtype for v in values}, key=lambda d: d.name):
-            here = [k for k, v in enumerate(values) if v.dtype == dtype]
-            vector = tf.concat([tf.reshape(values[k], [-1]) for k in here], 0)
-            vectors.append(vector)
-            key = self._key(f"{name}/{dtype.name}")
-            parts = tf.split(
-                self._peers.all_reduce(vector, key),
-                [values[k].shape.num_elements() for k in here],
+        vectors = _vectors(values)
+        sums = self._reduce(vectors, name)
+        return _parts(sums, values), self._num_bytes(vectors.values())
+
+    def _reduce(self, vectors, name):
+        return {
+            dtype: self._peers.all_reduce(
+                vector, self._key(f"{name}/{dtype.name}")
             )
-            for k, part in zip(here, parts, strict=True):
-                sums[k] = tf.reshape(part, values[k].shape)
-        return sums, self._num_bytes(vectors)
+            for dtype, vector in vectors.items()
+        }
 
     def _num_bytes(self, vectors):
         """Bytes that a worker sends, and receives, in a ring."""
@@ -410,6 +449,33 @@ class Ring:
         if key not in self._functions:
             self._functions[key] = traced_calls.trace(build, *args)
         return self._functions[key](*args)
+
+
+def _if_finite(finite, vector):
+    """`vector`, or zeros; a product would keep what is not a number."""
+    return tf.cond(finite, lambda: vector, lambda: tf.zeros_like(vector))
+
+
+def _vectors(values):
+    """A vector of all values of each type of numbers: dtype -> tensor."""
+    dtypes = sorted({v.dtype for v in values}, key=lambda d: d.name)
+    return {
+        dtype: tf.concat(
+            [tf.reshape(v, [-1]) for v in values if v.dtype == dtype], 0
+        )
+        for dtype in dtypes
+    }
+
+
+def _parts(vectors, values):
+    """What has the place of `values` in vectors like theirs, a list."""
+    parts = [None] * len(values)
+    for dtype, vector in vectors.items():
+        here = [k for k, v in enumerate(values) if v.dtype == dtype]
+        sizes = [values[k].shape.num_elements() for k in here]
+        for k, part in zip(here, tf.split(vector, sizes), strict=True):
+            parts[k] = tf.reshape(part, values[k].shape)
+    return parts
 
 
 def _checksum(text):
