@@ -108,7 +108,7 @@ def test_parts_of_another_kind_are_refused(settings, error, message):
         ("easgd:moving_rate=2", 2, "less than the number of workers"),
         ("sync:on_drop=retry:local_steps=2", 2, "on_drop='retry'"),
         ("async_local_sgd:synchronization=sync", 2, "do not wait"),
-        ("sync:communication=ring", 2, "the results of local steps"),
+        ("backup_workers:communication=ring", 3, "all workers together"),
         ("async:local_steps=4:communication=ring", 2, "all workers together"),
         (
             "backup_workers:local_steps=4:communication=ring",

@@ -14,7 +14,7 @@ PRESETS = [
     for name in tfdist.__all__
     if isinstance(thing := getattr(tfdist, name), type)
     and issubclass(thing, tfdist.ParameterServerStrategy)
-    and thing is not tfdist.ParameterServerStrategy
+    and thing not in (tfdist.ParameterServerStrategy, tfdist.AllReduceStrategy)
 ]
 
 
@@ -36,6 +36,15 @@ def test_presets_show_all_arguments_with_their_defaults(preset):
     for name in missing:
         with pytest.raises(TypeError, match=name):
             preset(**{name: None})
+
+
+def test_all_reduce_shows_what_is_not_about_servers():
+    shown = inspect.signature(tfdist.AllReduceStrategy).parameters
+    old = set(options.Deprecated.__annotations__)
+    assert set(shown) == set(options.WithoutServers.__annotations__) - old
+    for name in ("synchronization", "communication"):
+        with pytest.raises(TypeError, match=name):
+            tfdist.AllReduceStrategy(**{name: None})
 
 
 def test_a_users_own_preset_shows_what_it_takes():

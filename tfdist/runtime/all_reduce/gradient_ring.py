@@ -22,7 +22,7 @@ _LINEAR = ("assign", "assign_add", "assign_sub")
 
 
 @dataclasses.dataclass(eq=False)
-class Gradients:
+class GradientLayout:
     """One kind of exchange: what is pushed in it.
 
     Attributes:
@@ -71,9 +71,9 @@ class GradientRing(no_coordination.NoCoordination):
             )
         with tf.init_scope():
             self.begin()
-            gradients = self._kind_of(list(values.values()))
+            layout = self._layout_of(list(values.values()))
         means, this_round = self._ring.average_gradients(
-            gradients, list(values.values()), finite
+            layout, list(values.values()), finite
         )
         records = list(records)
         for k, mean in zip(values, means, strict=True):
@@ -94,13 +94,13 @@ class GradientRing(no_coordination.NoCoordination):
             self._num_variables = number
         self._open = True
 
-    def _kind_of(self, values):
-        """Returns the `Gradients` that such values are."""
+    def _layout_of(self, values):
+        """Returns the `GradientLayout` that such values are."""
         specs = [tf.TensorSpec(v.shape, v.dtype) for v in values]
         for known in self._ring.inners:
             if known.specs == specs:
                 return known
-        self._ring.add(Gradients(specs))
+        self._ring.add(GradientLayout(specs))
         return self._ring.inners[-1]
 
     # Between steps.

@@ -13,12 +13,12 @@ to (`ring_communication`).
 """
 
 import dataclasses
-import zlib
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import tf_config
+from tfdist.runtime.all_reduce import vector_sums
 from tfdist.runtime.exchange.pull_response import assign
 from tfdist.runtime.local_steps import communication
 from tfdist.runtime.replicas import first_values
@@ -112,6 +112,7 @@ class Ring:
     def __init__(self, peers, store, *, timeout, weighted=False):
         self._peers = peers
         self._store = store
+        self._sums = vector_sums.VectorSums(peers, store)
         self._weighted = weighted
         self._timeout = timeout
         # In the order in which they were made, the same on all workers.
@@ -119,7 +120,7 @@ class Ring:
         self._functions = {}
 
     def add(self, inner):
-        """Takes note of what may be exchanged: an `Inner`, or `Gradients`."""
+        """Takes note of an `Inner`, or a `GradientLayout`, to be exchanged."""
         self.inners.append(inner)
 
     # The beginning of training.
@@ -136,7 +137,7 @@ class Ring:
           ValueError: Another worker trains in another way.
         """
         signatures = [first_values.signature(v) for v in self._store.variables]
-        mine = [len(signatures), _checksum(text)]
+        mine = [len(signatures), vector_sums.checksum(text)]
         if (differing := self._differing("begin", mine)).size:
             if differing[0]:
                 raise ValueError(
@@ -149,7 +150,7 @@ class Ring:
                 "model and optimizer in the same order."
             )
         # Names may differ: Keras numbers layers by what a process has made.
-        sums = [_checksum(s.split(" ", 1)[1]) for s in signatures]
+        sums = [vector_sums.checksum(s.split(" ", 1)[1]) for s in signatures]
         differing = self._differing(f"variables/{len(sums)}", sums)
         if differing.size:
             raise first_values.ModelMismatchError(
@@ -165,11 +166,8 @@ class Ring:
 
         def build(numbers):
             vector = tf.concat([numbers, -numbers], 0)
-            return self._peers.all_reduce(
-                vector,
-                self._key(name),
-                merge="Max",
-                timeout_seconds=self._timeout,
+            return self._sums.all_reduce(
+                vector, name, merge="Max", timeout_seconds=self._timeout
             )
 
         try:
@@ -198,9 +196,7 @@ class Ring:
     def _build_spread(self, rank):
         store, variables = self._store, self._store.variables
         name = f"spread/{len(variables)}"
-        highest = self._peers.all_reduce(
-            rank[None], self._key(f"{name}/rank"), merge="Max"
-        )
+        highest = self._sums.all_reduce(rank[None], f"{name}/rank", merge="Max")
         version = store.counter("version", 0)
         values = [
             version.read_or_zero(),
@@ -215,7 +211,7 @@ class Ring:
             tf.where(highest[0] == rank, value, tf.zeros_like(value))
             for value in values
         ]
-        (number, *values), _ = self._sums(values, name)
+        (number, *values), _ = self._sums.of(values, name)
         version.set(number)
         store.set_pulled_version(0, number)
         for variable, value in zip(variables, values, strict=True):
@@ -249,7 +245,7 @@ class Ring:
         mine = Called(0, 0, int(training), 0, 0)
         if number is not None:
             mine = Called(weight, 1, int(training), number, number**2)
-        called = self._peers.all_reduce(mine.stacked(), self._key("call"))
+        called = self._sums.all_reduce(mine.stacked(), "call")
         _, workers, _, number, square = tf.unstack(called)
         # All numbers are the same if their mean's square is the squares' mean.
         alike = tf.debugging.Assert(
@@ -273,7 +269,7 @@ class Ring:
                 waited = tf.timestamp() - began
             share = tf.math.divide_no_nan(weight, called[0])
             counts = called[0] > 0
-        num_bytes = self._num_bytes([called])
+        num_bytes = self._sums.num_bytes([called])
         return RingRound(True, share, began, waited, num_bytes, counts)
 
     def exchange(self, number, called, takes_part, seconds, build):
@@ -294,7 +290,7 @@ class Ring:
                 if takes_part:
                     mine = self._weight(inner)
                     share = tf.math.divide_no_nan(mine, weight)
-                num_bytes = self._num_bytes([Called(*[0] * 5).stacked()])
+                num_bytes = self._sums.num_bytes([Called(*[0] * 5).stacked()])
                 this_round = RingRound(
                     takes_part, share, began, waited, num_bytes, weight > 0
                 )
@@ -341,7 +337,7 @@ class Ring:
                     share = tf.where(finite, share, tf.zeros_like(share))
             shares.append(share)
         name = f"exchange/{self._number_of(inner)}"
-        means, num_bytes = self._sums(shares, name)
+        means, num_bytes = self._sums.of(shares, name)
         this_round.num_bytes += num_bytes
         averaged = [
             dataclasses.replace(record, args=(mean,))
@@ -351,13 +347,13 @@ class Ring:
 
     # An exchange of gradients.
 
-    def average_gradients(self, gradients, values, finite=None):
+    def average_gradients(self, layout, values, finite=None):
         """Builds the means of one step of those workers that take one.
 
         The call needs nothing of the step, and goes out while it is computed.
 
         Args:
-          gradients: The `Gradients`.
+          layout: The `GradientLayout`.
           values: List of tensors.
           finite: Whether they are, a scalar bool tensor; if not, they do not
             count. None if nobody has looked.
@@ -365,7 +361,7 @@ class Ring:
         Returns:
           A list of tensors, and a `RingRound`.
         """
-        number = self._number_of(gradients)
+        number = self._number_of(layout)
         with tf.device(self._store.worker_device):
             called = self._build_call(number, True, 1)
             with tf.control_dependencies([value.op for value in values]):
@@ -374,21 +370,21 @@ class Ring:
                 tf.ones([]) if finite is None else tf.cast(finite, tf.float32)
             )
             pushed = [*values, counted]
-            vectors = _vectors(pushed)
+            vectors = vector_sums.vectors_of(pushed)
             if finite is not None:
                 vectors = {
                     dtype: _if_finite(finite, vector)
                     for dtype, vector in vectors.items()
                 }
             with tf.control_dependencies([called]):
-                sums = self._reduce(vectors, f"exchange/{number}")
+                sums = self._sums.of_vectors(vectors, f"exchange/{number}")
             count = sums[tf.float32][-1]
             share = 1.0 / tf.maximum(count, 1.0)
             means = {
                 dtype: vector * tf.cast(share, dtype)
                 for dtype, vector in sums.items()
             }
-            num_bytes = self._num_bytes([called, *vectors.values()])
+            num_bytes = self._sums.num_bytes([called, *vectors.values()])
             this_round = RingRound(
                 True,
                 share,
@@ -397,53 +393,23 @@ class Ring:
                 num_bytes,
                 count > 0.0,
             )
-            return _parts(means, pushed)[:-1], this_round
+            return vector_sums.parts_of(means, pushed)[:-1], this_round
 
     def pass_on(self, number):
         """Takes part in an exchange of gradients that was called, with nothing.
 
         Args:
-          number: Of the `Gradients`.
+          number: Of the `GradientLayout`.
         """
         specs = [*self.inners[number].specs, tf.TensorSpec([], tf.float32)]
 
         def build():
-            self._sums(
+            self._sums.of(
                 [tf.zeros(s.shape, s.dtype) for s in specs],
                 f"exchange/{number}",
             )
 
         self._call(f"pass on/{number}", build)
-
-    # Sums.
-
-    def _sums(self, values, name):
-        """Builds sums over workers, a vector for each type of numbers.
-
-        Returns:
-          A list of tensors, and the bytes that this worker sends, an int.
-        """
-        vectors = _vectors(values)
-        sums = self._reduce(vectors, name)
-        return _parts(sums, values), self._num_bytes(vectors.values())
-
-    def _reduce(self, vectors, name):
-        return {
-            dtype: self._peers.all_reduce(
-                vector, self._key(f"{name}/{dtype.name}")
-            )
-            for dtype, vector in vectors.items()
-        }
-
-    def _num_bytes(self, vectors):
-        """Bytes that a worker sends, and receives, in a ring."""
-        workers = self._peers.num_workers
-        total = sum(v.shape.num_elements() * v.dtype.size for v in vectors)
-        return round(2 * (workers - 1) / workers * total)
-
-    def _key(self, name):
-        # The store's names begin with the strategy's, alike on all workers.
-        return _checksum(self._store.name_of(f"ring/{name}")) & 0x7FFFFFFF
 
     def _call(self, key, build, *args):
         if key not in self._functions:
@@ -454,29 +420,3 @@ class Ring:
 def _if_finite(finite, vector):
     """`vector`, or zeros; a product would keep what is not a number."""
     return tf.cond(finite, lambda: vector, lambda: tf.zeros_like(vector))
-
-
-def _vectors(values):
-    """A vector of all values of each type of numbers: dtype -> tensor."""
-    dtypes = sorted({v.dtype for v in values}, key=lambda d: d.name)
-    return {
-        dtype: tf.concat(
-            [tf.reshape(v, [-1]) for v in values if v.dtype == dtype], 0
-        )
-        for dtype in dtypes
-    }
-
-
-def _parts(vectors, values):
-    """What has the place of `values` in vectors like theirs, a list."""
-    parts = [None] * len(values)
-    for dtype, vector in vectors.items():
-        here = [k for k, v in enumerate(values) if v.dtype == dtype]
-        sizes = [values[k].shape.num_elements() for k in here]
-        for k, part in zip(here, tf.split(vector, sizes), strict=True):
-            parts[k] = tf.reshape(part, values[k].shape)
-    return parts
-
-
-def _checksum(text):
-    return zlib.crc32(text.encode())

@@ -29,7 +29,8 @@ class ExchangeRecord:
       exchange_seconds: From gradients ready to fresh parameters here, without
         the wait.
       wait_seconds: From the gradients' arrival to their turn on the server,
-        with what the method of synchronization makes them wait for.
+        with what the method of synchronization makes them wait for. Where
+        gradients go around a ring, that is part of `exchange_seconds`.
       bytes_sent: Payload sent to all servers.
       bytes_received: Payload received from all servers.
       local_steps: Optimizer steps of this worker since the exchange before, 1
