@@ -1,3 +1,4 @@
+import ctypes
 import gc
 
 import pytest
@@ -38,7 +39,19 @@ def forget_graphs():
     the graph: 5 to 20 MB for each small model. No public name forgets it.
     """
     yield
+    _forget_gradients()
+    gc.collect()
+    _give_back_memory()
+
+
+def _forget_gradients():
     registry = ops.gradient_registry._registry
     for name in [name for name in registry if name.startswith("CustomGrad")]:
         del registry[name]
-    gc.collect()
+
+
+def _give_back_memory():
+    """Gives the system what C's allocator has free; not all have this."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -55,6 +55,8 @@ METHODS = {
     ),
 }
 
+SLOW = ["DiLoCo", "EASGD"]
+
 
 def train(name, callbacks=(), **arguments):
     """Ten steps; returns the strategy, the model, and `fit`'s history."""
@@ -76,7 +78,7 @@ def train(name, callbacks=(), **arguments):
 
 @pytest.mark.parametrize(
     "name",
-    slow.also([name for name in METHODS if name != "EASGD"], ["EASGD"]),
+    slow.also([name for name in METHODS if name not in SLOW], SLOW),
 )
 def test_what_is_shown_is_what_the_servers_gave_last(name, tmp_path):
     looks = Looks(tmp_path)
