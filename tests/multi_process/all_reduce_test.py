@@ -7,10 +7,9 @@ import pytest
 
 from tests import slow
 from tests.multi_process import all_reduce_tasks
-from tests.multi_process.real_cluster import ClusterUnderTest
+from tests.multi_process import real_cluster
 
 WORKERS = 3
-_SECONDS = 240.0  # For a machine that does other things as well.
 
 
 def oracle():
@@ -77,19 +76,14 @@ def test_it_is_momentum_sgd_of_the_mean_gradient(cluster, run_eagerly):
 @pytest.fixture(scope="module")
 def reports(zygote, tmp_path_factory):
     """By strategy, the reports of its workers."""
-    found = {}
-    for strategy, num_ps in (("all_reduce", 0), ("sync", 1)):
-        directory = tmp_path_factory.mktemp(strategy)
-        with ClusterUnderTest(
-            zygote, directory, num_ps=num_ps, num_workers=2
-        ) as running:
-            running.start_servers()
-            workers = running.start_workers(
-                "all_reduce_tasks:train_models", strategy=strategy
-            )
-            running.finish(_SECONDS)
-            found[strategy] = [worker.report() for worker in workers]
-    return found
+    return real_cluster.reports_of(
+        zygote,
+        tmp_path_factory,
+        "all_reduce_tasks:train_models",
+        "strategy",
+        {"all_reduce": 0, "sync": 1},
+        num_workers=2,
+    )
 
 
 @pytest.mark.slow

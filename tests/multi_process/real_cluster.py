@@ -349,3 +349,35 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
                 for task in running
             )
             time.sleep(_POLL_SECONDS)
+
+
+def reports_of(
+    zygote, tmp_path_factory, task, argument, num_ps, *, num_workers
+):
+    """The reports of workers that do the same in several ways.
+
+    Args:
+        zygote: the fixture.
+        tmp_path_factory: pytest's.
+        task: what workers run, `module:function`.
+        argument: of it, that says in which way.
+        num_ps: by way, number of servers.
+        num_workers: number of workers.
+
+    Returns:
+        By way, a list of reports.
+    """
+    found = {}
+    for way, servers in num_ps.items():
+        with ClusterUnderTest(
+            zygote,
+            tmp_path_factory.mktemp(way),
+            num_ps=servers,
+            num_workers=num_workers,
+        ) as cluster:
+            cluster.start_servers()
+            workers = cluster.start_workers(task, **{argument: way})
+            # For a machine that does other things as well.
+            cluster.finish(240.0)
+            found[way] = [worker.report() for worker in workers]
+    return found

@@ -7,32 +7,26 @@ import numpy as np
 import pytest
 
 from tests import slow
-from tests.multi_process.real_cluster import ClusterUnderTest
+from tests.multi_process import real_cluster
 
 pytestmark = pytest.mark.slow
 
 # What TensorFlow's keep-alive takes at most to see that a peer is stopped
 # (`tfdist.cluster.environment`): 5 s to the next ping, 4 s for its answer.
 _STOPPED_SECONDS = 9.0
-_SECONDS = 240.0  # For a machine that does other things as well.
 
 
 @pytest.fixture(scope="module")
 def reports(zygote, tmp_path_factory):
     """Of each way of communication, the reports of three workers."""
-    found = {}
-    for communication, num_ps in (("ring", 0), ("parameter_server", 1)):
-        directory = tmp_path_factory.mktemp(communication)
-        with ClusterUnderTest(
-            zygote, directory, num_ps=num_ps, num_workers=3
-        ) as cluster:
-            cluster.start_servers()
-            workers = cluster.start_workers(
-                "ring_tasks:train", communication=communication
-            )
-            cluster.finish(_SECONDS)
-            found[communication] = [worker.report() for worker in workers]
-    return found
+    return real_cluster.reports_of(
+        zygote,
+        tmp_path_factory,
+        "ring_tasks:train",
+        "communication",
+        {"ring": 0, "parameter_server": 1},
+        num_workers=3,
+    )
 
 
 METHODS = ("diloco", "elastic")
