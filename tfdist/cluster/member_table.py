@@ -343,9 +343,12 @@ class Membership:
           lives: The servers' incarnations, None for those that they are in.
         """
         lives = lives or [None] * len(self.clients)
-        for client, address, life in zip(
-            self.clients, config.ps_addresses, lives, strict=True
+        for server, (client, address, life) in enumerate(
+            zip(self.clients, config.ps_addresses, lives, strict=True)
         ):
+            if client.address != address:
+                # A heartbeat may be waiting for who is there no more.
+                self._writing[server] = threading.Lock()
             client.reconnected(address, life)
 
     def enter_again(self):

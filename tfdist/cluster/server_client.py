@@ -187,9 +187,8 @@ class ServerFunction:
             moved = self._address != self._client.address
             if moved and self._session is not None:
                 # Where nobody answers any more, closing takes all its time.
-                threading.Thread(
-                    target=_close, args=(self._session,), daemon=True
-                ).start()
+                # The process ends after it: a daemon would be torn from it.
+                threading.Thread(target=_close, args=(self._session,)).start()
                 self._session = None
             if self._session is None:
                 self._address = self._client.address
