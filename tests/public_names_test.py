@@ -15,11 +15,11 @@ import tfdist
 NAMES = {
     "tfdist": """
         AllReduceStrategy AsyncLocalSGDStrategy AsyncStrategy BMUFStrategy
-        BackupWorkersStrategy
-        BoundedStalenessStrategy DANAStrategy DCASGDStrategy DiLoCoStrategy
-        DownpourStrategy ElasticAveragingStrategy FaultTolerance
-        ModelFreedError ParameterAveragingStrategy ParameterServerStrategy
-        PipelineStrategy SidecarEvaluator SoftSyncStrategy __version__
+        BackupWorkersStrategy BoundedStalenessStrategy DANAStrategy
+        DCASGDStrategy DiLoCoStrategy DownpourStrategy ElasticAveragingStrategy
+        FaultTolerance ModelFreedError ParameterAveragingStrategy
+        ParameterServerStrategy PipelineStrategy SidecarEvaluator
+        SoftSyncStrategy __version__
         averaging callbacks cluster codistillation correction datasets pipeline
         placement register simulation synchronization testing
     """,

@@ -157,25 +157,29 @@ def test_a_server_that_is_slow_to_answer_is_connected_to(cluster):
     made.finish()
 
 
-def restored_once_per_loss(workers):
+def restored_once_per_loss(reports):
     """The servers that no worker restored from newer values once more.
 
-    Where one does, what others have pushed since the first time is lost, too;
-    and where one comes too late to do so, what it alone had pulled.
+    Where one does, what others have pushed since the first time is lost, too.
     """
-    reports = [worker.report() for worker in workers]
-    logs = "".join(worker.output() for worker in workers)
     found = []
     for server in range(len(reports[0]["updates"])):
         name = f"/job:ps/task:{server}"
-        if re.search(rf"restored {name}, .*so are those that only", logs):
-            continue
         events = [event for r in reports for event in r["recoveries"]]
         losses = sum(name in lost for lost, _ in events) // len(reports)
         restorations = sum(name in restored for _, restored in events)
         if restorations <= losses:
             found.append(server)
     return found
+
+
+def _came_too_late(worker, server, logs):
+    """Whether a server was restored without what that worker had pulled."""
+    return re.search(
+        rf"restored /job:ps/task:{server}, .*; so are those that only "
+        rf"[^;]*/job:worker/task:{worker}\b[^;]* had pulled",
+        logs,
+    )
 
 
 def check_exact(workers):
@@ -194,8 +198,11 @@ def check_exact(workers):
         ):
             assert counts["pushed"] == applied + lost
             assert lost >= 0
-    for server in restored_once_per_loss(workers):
-        for report in reports:
+    logs = "".join(worker.output() for worker in workers)
+    for server in restored_once_per_loss(reports):
+        for number, report in enumerate(reports):
+            if _came_too_late(number, server, logs):
+                continue
             # At most the one that was on its way when a call failed.
             assert report["counts"]["lost"][server] <= len(report["recoveries"])
     for server, number in enumerate(updates):
