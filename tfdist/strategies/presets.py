@@ -28,8 +28,9 @@ class AllReduceStrategy(ParameterServerStrategy):
     2 (N - 1) / N of the gradients' bytes per step, whatever their number N,
     and holds all parameters and the optimizer's state itself. `TF_CONFIG` has
     workers alone. See `communication` of `ParameterServerStrategy` for what
-    happens where a worker dies; `tfdist launch --max_restarts` begins again
-    from a checkpoint.
+    happens where a worker dies; with `ClusterCheckpoint` and `tfdist launch
+    --max_restarts=2` (for each death, two) all begin again where it was saved.
+    Moving statistics and sparse gradients: docs/strategies.md.
 
     Args:
       **kwargs: Arguments of `ParameterServerStrategy`, documented there, that

@@ -90,7 +90,7 @@ class GradientRing(no_coordination.NoCoordination):
         """All workers wait for each other, and begin with the same values."""
         number = len(self._store.variables)
         if number != self._num_variables:
-            self._ring.begin(_WAY)
+            self._ring.start.begin(_WAY)
             self._num_variables = number
         self._open = True
 
@@ -109,7 +109,7 @@ class GradientRing(no_coordination.NoCoordination):
         """Called when `fit` begins: all have what the chief has."""
         self.finish()
         if self._num_variables:
-            self._ring.spread()
+            self._ring.start.spread()
             self._open = True
 
     def is_open(self):
@@ -130,7 +130,7 @@ class GradientRing(no_coordination.NoCoordination):
                 self._ring.pass_on(number)
             elif not called.training:
                 break
-        self._ring.spread(self._journal.count)
+        self._ring.start.spread(self._journal.count)
         self._open = False
         self._exchanged = self._journal.count
 
@@ -185,11 +185,6 @@ class GradientSteps(every_step.EveryStep):
     def is_open(self):
         """Whether others may wait for this worker, where only it knows."""
         return self._ring.is_open()
-
-    def flush(self, last=False):
-        """Does nothing but at the end of training."""
-        if last:
-            self.finish()
 
 
 def _is_shared(record):

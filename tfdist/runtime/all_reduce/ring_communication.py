@@ -37,7 +37,7 @@ class RingCommunication(communication.Communication):
                 "(`strategy.barrier`) in between."
             )
         local.show_anchor()
-        self._ring.begin(f"local_steps={local.method!r}")
+        self._ring.start.begin(f"local_steps={local.method!r}")
         local.adopt_fresh()
         self._open = True
 
@@ -49,7 +49,7 @@ class RingCommunication(communication.Communication):
         """See `Communication`: all take over what the first one has."""
         self.finish(local)
         if local.has_begun:
-            local.take_over(self._ring.spread)
+            local.take_over(self._ring.start.spread)
             self._open = True
 
     # An exchange.

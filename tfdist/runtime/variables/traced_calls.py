@@ -29,20 +29,21 @@ class Traced:
         self._functions = {}
         store.traced.add(self)
 
-    def call(self, key, build):
+    def call(self, key, build, *tensors):
         """Calls what `build` builds.
 
         Args:
           key: Hashable that stands for it.
-          build: Callable without arguments; called once for a key.
+          build: Callable of tensors like `tensors`; called once for a key.
+          *tensors: Eager tensors to call it with.
 
         Returns:
           What it returns, as eager tensors.
         """
         function = self._functions.get(key)
         if function is None:
-            function = self._functions[key] = trace(build)
-        return self._store.call(function)
+            function = self._functions[key] = trace(build, *tensors)
+        return self._store.call(function, *tensors)
 
     def forget(self):
         """Forgets all; what is called again is traced again."""
