@@ -17,9 +17,7 @@ STRATEGIES = {
     "sync": lambda: tfdist.ParameterServerStrategy(
         synchronization=tfdist.synchronization.Sync()
     ),
-    "all_reduce": lambda: tfdist.ParameterServerStrategy(
-        synchronization=tfdist.synchronization.Sync(), communication="ring"
-    ),
+    "all_reduce": tfdist.AllReduceStrategy,
     "averaging": lambda: tfdist.ParameterAveragingStrategy(
         1, communication="ring"
     ),

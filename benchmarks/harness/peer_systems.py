@@ -151,7 +151,7 @@ SYSTEMS = {
     ),
     "tfdist_sync": _tfdist("sync", "tfdist Sync(), fit", "Sync"),
     "tfdist_all_reduce": _tfdist(
-        "all_reduce", "tfdist Sync(), ring, fit", "all-reduce", ps=0
+        "all_reduce", "tfdist AllReduceStrategy, fit", "all-reduce", ps=0
     ),
     "tfdist_averaging": _tfdist(
         "averaging", "tfdist averaging, ring, fit", "averaging", ps=0
