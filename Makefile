@@ -1,8 +1,8 @@
 # Each target makes what it needs in $(VENV).
 #
 #   make train    train a model on one parameter server and two workers
-#   make test     run the tests
-#   make test-slow  run the tests that take long
+#   make test     run the tests that every change has to pass
+#   make nightly  run all other tests, chaos and short benchmarks
 #   make lint     check formatting and style
 #   make format   format, and mend what the linter can
 #   make chaos    train under all strategies while processes die at random
@@ -11,16 +11,17 @@
 #   make clean    remove what was built
 #
 # PYTHON is the interpreter for the virtual environment (3.10 to 3.13),
-# TESTS what both run tests of, TEST_SECONDS the bound of one test,
-# TEST_PROCESSES how many files of tests run side by side (0: one, in the
-# same process). CHAOS_FLAGS: `python -m tests.chaos.main --help`,
+# TEST_SECONDS the bound of one test, TEST_PROCESSES how many files of tests
+# within one process run side by side (0: one, in pytest's own process).
+# NIGHTLY_FLAGS: `python -m tests.nightly_run --help`,
+# CHAOS_FLAGS: `python -m tests.chaos.main --help`,
 # KERAS_TESTS_FLAGS: `python -m tests.keras_own.main --help`.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-TESTS ?= tests
 TEST_SECONDS ?= 300
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 2
+NIGHTLY_FLAGS ?=
 CHAOS_FLAGS ?= --events=200 --strategy=all
 KERAS_TESTS_FLAGS ?= --strategy=all
 TRAIN_DIR ?= build/train
@@ -30,7 +31,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := train
-.PHONY: train test test-slow lint format chaos keras-tests bench clean
+.PHONY: train test nightly lint format chaos keras-tests bench clean
 
 train: $(STAMP)
 	@$(BIN)/tfdist launch --num_ps=1 --num_workers=2 \
@@ -38,11 +39,19 @@ train: $(STAMP)
 		--output_dir=$(TRAIN_DIR) $(TRAIN_FLAGS)
 	@echo "A picture of this training: $(TRAIN_DIR)/training.png"
 
-test: MARKS = not slow
-test-slow: MARKS = slow
-test test-slow: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses=$(TEST_PROCESSES) \
-		--dist=loadfile --timeout=$(TEST_SECONDS) -m "$(MARKS)" $(TESTS)
+# Words and structure in seconds; then what runs in one process; then smokes on
+# real clusters, one after another. A smoke that has waited too long, which a
+# busy machine can make it do, is tried once more and listed as FLAKY.
+PYTEST = $(BIN)/python -m pytest --timeout=$(TEST_SECONDS)
+
+test: $(STAMP)
+	$(PYTEST) tests/words
+	$(PYTEST) --numprocesses=$(TEST_PROCESSES) --dist=loadfile \
+		-m "not smoke and not nightly" --ignore=tests/words tests
+	$(PYTEST) -m "smoke and not nightly" --reruns=1 --only-rerun=^Waited tests
+
+nightly: $(STAMP)
+	$(BIN)/python -m tests.nightly_run $(NIGHTLY_FLAGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -70,6 +70,7 @@ setuptools.setup(
             "psutil",
             "pyright[nodejs]",
             "pytest",
+            "pytest-rerunfailures",
             "pytest-timeout",
             "pytest-xdist",
             "ruff",

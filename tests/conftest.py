@@ -1,6 +1,7 @@
 import ctypes
 import gc
 
+import hypothesis
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import ops
@@ -12,6 +13,27 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * CPU_DEVICES,
 )
+
+# The gate tries the same examples each time; `make nightly` passes
+# --hypothesis-profile=nightly and tries others (tests/laws.py).
+hypothesis.settings.register_profile(
+    "gate",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.register_profile(
+    "nightly",
+    max_examples=1000,
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("gate")
+
+pytest_plugins = ["tests.reruns"]
 
 
 def pytest_addoption(parser):
@@ -39,15 +61,19 @@ def forget_graphs():
     the graph: 5 to 20 MB for each small model. No public name forgets it.
     """
     yield
-    _forget_gradients()
-    gc.collect()
-    _give_back_memory()
+    # Collecting takes a third of a second: too much for each small file.
+    if _forget_gradients():
+        gc.collect()
+        _give_back_memory()
 
 
 def _forget_gradients():
+    """Returns how many there were."""
     registry = ops.gradient_registry._registry
-    for name in [name for name in registry if name.startswith("CustomGrad")]:
+    names = [name for name in registry if name.startswith("CustomGrad")]
+    for name in names:
         del registry[name]
+    return len(names)
 
 
 def _give_back_memory():

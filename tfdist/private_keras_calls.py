@@ -4,7 +4,7 @@ Keras does not tell a strategy why it calls it: whether a data set is for
 training or for validation, whether a model is being built or saved. Only the
 frames of the calls under way show it. This is the last resort, and the one
 file of the package that reads local variables of Keras's frames
-(`tests/architecture_test.py`).
+(`tests/words/architecture_test.py`).
 
 All names that it relies on are in `_VARIABLES`, `_BUILDS`, `_SAVING` and
 `SAVING_CALLS`. `check` compares them with the installed Keras when a strategy

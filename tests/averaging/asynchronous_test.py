@@ -7,13 +7,13 @@ many others came between what it began from and itself.
 from hypothesis import Phase
 from hypothesis import example
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import keras
 import numpy as np
 import pytest
 
-from tests import slow
+from tests import laws
+from tests import nightly
 from tests.averaging import oracles
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
@@ -102,7 +102,7 @@ def outer_sgd(theta, change):
 
 
 @pytest.mark.parametrize(
-    "method", slow.also([Async()], [BoundedStaleness(99)]), ids=repr
+    "method", nightly.also([Async()], [BoundedStaleness(99)]), ids=repr
 )
 def test_late_changes_are_applied_to_the_newest_parameters(method):
     run = VirtualWorkers(WORKERS, ParameterAveraging(PERIOD), method)
@@ -124,9 +124,7 @@ def delayed():
     return VirtualWorkers(WORKERS, method.local_steps, build=build)
 
 
-@settings(
-    max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate]
-)
+@laws.settings(max_examples=6, phases=[Phase.explicit, Phase.generate])
 @given(order=st.lists(st.integers(0, WORKERS - 1), max_size=16))
 @example(order=LATE[3:])
 def test_delayed_nesterov_in_any_order_of_workers(delayed, order):
@@ -155,7 +153,7 @@ CORRECTIONS = {
 
 @pytest.mark.parametrize(
     "name",
-    slow.also(["delay compensation", "DANA-Zero"], ["inverse staleness"]),
+    nightly.also(["delay compensation", "DANA-Zero"], ["inverse staleness"]),
 )
 def test_late_changes_are_corrected(name):
     make, make_oracle = CORRECTIONS[name]
@@ -212,7 +210,9 @@ def test_elastic_averaging_with_momentum():
         assert_close(run.weights(k), centres[k])
 
 
-@pytest.mark.parametrize(("n_fetch", "n_push"), slow.also([(3, 2)], [(1, 3)]))
+@pytest.mark.parametrize(
+    ("n_fetch", "n_push"), nightly.also([(3, 2)], [(1, 3)])
+)
 def test_downpour(n_fetch, n_push):
     """With the paper's Adagrad on the servers."""
     method = tfdist.DownpourStrategy(n_fetch, n_push).local_steps

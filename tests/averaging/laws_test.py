@@ -2,13 +2,13 @@
 
 from hypothesis import Phase
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import keras
 import numpy as np
 import pytest
 
-from tests import slow
+from tests import laws
+from tests import nightly
 from tests.averaging.rounds_test import batches
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
@@ -84,7 +84,8 @@ def three():
     return run, plain, plain.get_weights()
 
 
-@settings(max_examples=12, deadline=None, phases=[Phase.generate])
+@pytest.mark.nightly
+@laws.settings(max_examples=12, phases=[Phase.generate])
 @given(
     splits=st.lists(
         st.tuples(*[st.integers(1, 9)] * 3), min_size=1, max_size=4
@@ -106,7 +107,8 @@ def test_averaging_every_batch_of_equal_size_is_synchronous_sgd(three):
     check_joined(run, plain, [(4, 4, 4)] * 6, seed=0)
 
 
-@settings(max_examples=2, deadline=None, phases=[Phase.generate])
+@pytest.mark.nightly
+@laws.settings(max_examples=2, phases=[Phase.generate])
 @given(
     units=st.lists(st.integers(1, 6), max_size=2),
     activation=st.sampled_from(["relu", "tanh", "linear"]),
@@ -119,6 +121,7 @@ def test_of_any_model_it_is(units, activation, bias, sizes):
     check_joined(run, build(), [sizes] * 3, seed=0)
 
 
+@pytest.mark.nightly
 def test_outer_optimizers_that_are_parameter_averaging_to_the_bit():
     """BMUF without momentum, DiLoCo with an outer SGD of rate 1."""
     one = keras.optimizers.SGD(1.0)
@@ -175,7 +178,7 @@ def test_averaging_with_everybody_alone_is_asynchronous_sgd():
 numbers = st.floats(-100, 100, width=32)
 
 
-@settings(max_examples=100, deadline=None)
+@laws.settings(max_examples=100)
 @given(
     x=st.lists(numbers, min_size=3, max_size=3),
     centre=st.lists(numbers, min_size=3, max_size=3),
@@ -197,7 +200,7 @@ def test_elastic_move_conserves_the_sum(x, centre, workers, moving_rate):
     )
 
 
-@settings(max_examples=100, deadline=None)
+@laws.settings(max_examples=100)
 @given(
     own=st.lists(numbers, min_size=2, max_size=6),
     centre=numbers,
@@ -224,7 +227,7 @@ def test_synchronous_elastic_move_conserves_the_sum(own, centre, moving_rate):
 
 
 @pytest.mark.parametrize(
-    "waits", slow.also([False], [True]), ids=["async", "sync"]
+    "waits", nightly.also([False], [True]), ids=["async", "sync"]
 )
 def test_elastic_move_conserves_the_sum_on_servers(waits):
     """All that changes the sum are the gradients, each of its own weights."""

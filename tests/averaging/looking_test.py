@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 
-from tests import slow
 from tests.strategies.twins import assert_same
 from tests.strategies.twins import classification
 from tests.strategies.twins import compiled
@@ -55,8 +54,6 @@ METHODS = {
     ),
 }
 
-SLOW = ["DiLoCo", "EASGD"]
-
 
 def train(name, callbacks=(), **arguments):
     """Ten steps; returns the strategy, the model, and `fit`'s history."""
@@ -76,10 +73,8 @@ def train(name, callbacks=(), **arguments):
     return strategy, model, fitted.history
 
 
-@pytest.mark.parametrize(
-    "name",
-    slow.also([name for name in METHODS if name not in SLOW], SLOW),
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", METHODS)
 def test_what_is_shown_is_what_the_servers_gave_last(name, tmp_path):
     looks = Looks(tmp_path)
     strategy, model, history = train(
@@ -129,6 +124,7 @@ def test_what_is_left_is_pushed_when_training_has_ended():
         model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
 
 
+@pytest.mark.nightly
 def test_weights_that_are_set_in_the_midst_of_a_period():
     """Own weights follow what is set, as after any other way of setting."""
     strategy, model, _ = train("DiLoCo")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 from tests.strategies.twins import assert_same
 import tfdist
 from tfdist.averaging import ParameterAveraging
@@ -128,7 +128,7 @@ max_norm = keras.constraints.MaxNorm(0.3)
 
 @pytest.mark.parametrize(
     "optimizer",
-    slow.also([name for name in OPTIMIZERS if name not in SLOW], SLOW),
+    nightly.also([name for name in OPTIMIZERS if name not in SLOW], SLOW),
 )
 def test_optimizers(optimizer):
     strategy = tfdist.ParameterServerStrategy(local_steps=PERIOD)
@@ -168,7 +168,7 @@ STRATEGIES = {
 
 @pytest.mark.parametrize(
     "name",
-    slow.also(
+    nightly.also(
         ["synchronous, state averaged", "pieces"],
         ["never within training", "pieces, state averaged"],
     ),
@@ -183,7 +183,9 @@ def test_several_steps_per_execution():
     check(strategy, steps_per_execution=3)
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["async", "sync"])
+@pytest.mark.parametrize(
+    "waits", nightly.also([False], [True]), ids=["async", "sync"]
+)
 def test_constraints(waits):
     """Of own weights, at each step."""
     strategy = tfdist.ParameterServerStrategy(

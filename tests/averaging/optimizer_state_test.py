@@ -51,7 +51,7 @@ def trained(x, y, average_optimizer_state):
     return plain.evaluate(x, y, verbose=0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_averaged_moments_are_worth_it():
     """Seen: a loss of 0.29 against 0.53, 94 % against 91 % right."""
     x, y = tfdist.datasets.load(

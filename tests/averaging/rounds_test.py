@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests import slow
+from tests import nightly
 from tests.averaging import oracles
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
@@ -115,7 +115,7 @@ CASES = {
 
 @pytest.mark.parametrize(
     "name",
-    slow.also(["DiLoCo"], sorted(set(CASES) - {"DiLoCo"})),
+    nightly.also(["DiLoCo"], sorted(set(CASES) - {"DiLoCo"})),
 )
 def test_what_becomes_of_the_mean_of_the_weights(name):
     case = CASES[name]

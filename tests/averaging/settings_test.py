@@ -3,13 +3,13 @@
 import math
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import laws
 from tests.averaging import oracles
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
@@ -37,7 +37,7 @@ def changes(number, seed):
     return np.random.default_rng(seed).normal(size=(number, 3))
 
 
-@settings(max_examples=15, deadline=None)
+@laws.settings(max_examples=15)
 @given(
     delay=st.integers(1, 5),
     share=st.floats(0, 1),
@@ -56,7 +56,7 @@ def test_delayed_nesterov_is_algorithm_3(delay, share, momentum, seed):
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=15, deadline=None)
+@laws.settings(max_examples=15)
 @given(
     rate=st.floats(0.01, 2),
     momentum=st.floats(0.01, 0.99),
@@ -86,7 +86,7 @@ def test_delayed_nesterov_is_made_of_its_config():
 # How many steps.
 
 
-@settings(max_examples=50, deadline=None)
+@laws.settings(max_examples=50)
 @given(
     period=st.integers(1, 50),
     warmup=st.integers(0, 50),
@@ -122,7 +122,7 @@ def _measured(speeds, times=1e9):
     return np.stack([speeds, times], axis=1).astype(np.float64)
 
 
-@settings(max_examples=50, deadline=None)
+@laws.settings(max_examples=50)
 @given(
     speeds=st.lists(st.floats(0.1, 1000), min_size=3, max_size=3),
     period=st.integers(1, 500),

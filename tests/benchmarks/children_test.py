@@ -53,6 +53,7 @@ def test_the_wait_for_answers_is_bounded(start):
         children.answers(asked, 0.2)
 
 
+@pytest.mark.nightly
 def test_cpu_seconds_are_those_of_the_process():
     before = sum(children.cpu_seconds(os.getpid()))
     began = time.process_time()

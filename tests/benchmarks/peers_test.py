@@ -151,7 +151,7 @@ def test_a_process_that_raises_ends_the_turn():
         peer_systems.SYSTEMS["keras"].turn(None, 0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_program_measures_every_system():
     command = [sys.executable, PROGRAM, "--quick"]
     done = subprocess.run(

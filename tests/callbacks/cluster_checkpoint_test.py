@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 from tests.strategies.twins import assert_same
 from tests.strategies.twins import classification
 from tests.strategies.twins import compiled
@@ -109,7 +109,7 @@ def _fit(model, epochs, **kwargs):
     )
 
 
-_SLOW = ["BMUF", "Downpour", "DANA slim"]
+_SLOW = ["BMUF", "Downpour", "DANA slim", "DiLoCo", "elastic averaging"]
 
 # Workers compute with the look-ahead: a save must not put the parameters in
 # its place.
@@ -127,7 +127,7 @@ def _leave_two_epochs(directory):
 
 @pytest.mark.parametrize(
     "name",
-    slow.also([name for name in _CASES if name not in _SLOW], _SLOW),
+    nightly.also([name for name in _CASES if name not in _SLOW], _SLOW),
 )
 def test_resumed_training_is_the_one_that_never_stopped(tmp_path, name):
     strategy, model = _start(*_CASES[name])
@@ -150,6 +150,7 @@ def test_resumed_training_is_the_one_that_never_stopped(tmp_path, name):
     assert strategy.updates_applied() == updates
 
 
+@pytest.mark.nightly
 def test_what_others_have_done_since_is_not_undone_by_a_resumed_worker():
     """It pushes what it has made of what it was given, not of what is there."""
     x, y = classification(10 * _BATCH)
@@ -181,6 +182,7 @@ def test_what_others_have_done_since_is_not_undone_by_a_resumed_worker():
     assert_same(model.get_weights(), expected)
 
 
+@pytest.mark.nightly
 def test_tensorflow_checkpoint_with_the_state_of_the_strategy(tmp_path):
     """With the model it holds the outer momentum, and steps in a period."""
     case = _CASES["DiLoCo"]
@@ -232,9 +234,10 @@ _OTHER_STEPS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("saved", "resumed"),
-    slow.also(
+    nightly.also(
         [("Async", "averaging"), ("averaging", "Async")],
         [
             ("Async", "averaging of slots"),

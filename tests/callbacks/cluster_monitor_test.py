@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 from tests.callbacks import leave_early
 from tests.callbacks import train_with_monitor as script
 from tests.multi_process import scripts
@@ -242,6 +242,7 @@ def trained(request, tmp_path_factory):
     return Trained(number, validated, outputs, workers, directory)
 
 
+@pytest.mark.nightly
 def test_cluster_metrics_are_those_over_all_data(trained):
     errors = trained.errors()
     expected = {
@@ -255,6 +256,7 @@ def test_cluster_metrics_are_those_over_all_data(trained):
     assert chief["logs"]["loss"] != pytest.approx(expected["loss"], rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_logs_of_every_worker_have_the_cluster_s_metrics(trained):
     for worker in trained.workers:
         names = {name for name in worker["logs"] if name[:4] != "val_"}
@@ -262,6 +264,7 @@ def test_logs_of_every_worker_have_the_cluster_s_metrics(trained):
         assert names == own | {f"cluster_{name}" for name in own}
 
 
+@pytest.mark.nightly
 def test_validation_is_over_all_its_data_on_every_worker(trained):
     expected = np.mean(np.abs(trained.errors(shift=1.0)))
     for worker in trained.workers:
@@ -271,6 +274,7 @@ def test_validation_is_over_all_its_data_on_every_worker(trained):
             assert "val_mae" not in worker["logs"]
 
 
+@pytest.mark.nightly
 def test_the_chief_alone_sums_up(trained):
     chief, other = trained.workers
     assert other["summary"] is None
@@ -286,6 +290,7 @@ def test_the_chief_alone_sums_up(trained):
     assert "Progress and metrics are those of /job:worker/task:0" in first
 
 
+@pytest.mark.nightly
 def test_each_worker_writes_its_own_steps(trained):
     versions = []
     for index, steps in enumerate(trained.steps):
@@ -299,7 +304,8 @@ def test_each_worker_writes_its_own_steps(trained):
     assert sorted(versions) == list(range(1, sum(trained.steps) + 1))
 
 
-@pytest.mark.parametrize("method", slow.also(["async"], ["bounded"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("method", nightly.also(["async"], ["bounded"]))
 def test_workers_that_left_are_in_the_summary(tmp_path, method):
     outputs = scripts.run(
         tmp_path,
@@ -340,6 +346,7 @@ class LateWorker(keras.callbacks.Callback):
         assert np.any(self.model.get_weights()[0])
 
 
+@pytest.mark.nightly
 def test_each_epoch_begins_with_the_newest_parameters():
     strategy = tfdist.AsyncStrategy()
     with strategy.scope():

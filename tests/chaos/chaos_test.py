@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests import slow
+from tests import nightly
 from tests.chaos import driver
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 EVENTS = 4
 # Strategy -> seed and seconds between snapshots. The schedules kill and stop
@@ -14,7 +14,7 @@ RUNS = {"backup": (8, 1.0), "elastic": (3, 0.0)}
 SLOW_RUNS = {"async": (5, 0.0), "softsync": (4, 1.0), "diloco": (6, 1.0)}
 
 
-@pytest.mark.parametrize("strategy", slow.also(RUNS, SLOW_RUNS))
+@pytest.mark.parametrize("strategy", nightly.also(RUNS, SLOW_RUNS))
 def test_training_survives_random_deaths_and_stops(cluster, strategy):
     seed, every = {**RUNS, **SLOW_RUNS}[strategy]
     made = cluster(num_ps=2, num_workers=2)

@@ -201,6 +201,7 @@ class Chaos:
                 # With 0.05 gradients that are late by 2 diverge.
                 rate=_RATE,
                 server_timeout=2 * PROGRESS_SECONDS,
+                worker_timeout=4.0,
             )
 
     def _running(self):

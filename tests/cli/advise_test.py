@@ -21,6 +21,7 @@ def _figures(tmp_path, *arguments):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.nightly
 def test_it_measures_and_says_what_to_do(tmp_path, capsys):
     figures = _figures(
         tmp_path,

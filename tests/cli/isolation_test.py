@@ -7,12 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
-from tests.cli.launched import SECONDS
 from tests.cli.launched import Launched
+from tests.waits import SECONDS
+from tests.waits import wait_until
 from tfdist.cli import firewall
 from tfdist.cli import isolation
 from tfdist.cli import namespace
@@ -65,6 +65,7 @@ def nft(tmp_path, monkeypatch):
 
 
 @needs_namespaces
+@pytest.mark.nightly
 def test_a_cluster_in_a_network_of_its_own(script, tmp_path):
     path = script(_LISTEN)
     with Launched("--num_workers=1", "--isolate=always", path) as run:
@@ -162,10 +163,7 @@ def test_the_rule_ends_with_a_launcher_that_is_killed(nft, tmp_path):
         assert not (tmp_path / "gone").exists()
         launcher.send_signal(signal.SIGKILL)
     assert re.search(r"flags owner;.*lo.* tcp dport { 7, 8 } drop;", rule)
-    end = time.monotonic() + SECONDS
-    while not (tmp_path / "gone").exists():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until((tmp_path / "gone").exists, "the rule is gone")
 
 
 def test_a_firewall_that_does_not_answer_is_given_up_on(nft, monkeypatch):

@@ -8,10 +8,12 @@ import re
 import pytest
 
 from tests.cli.launched import Launched
+from tests.waits import wait_for_exit
 from tfdist.cluster import ClusterConfig
 from tfdist.cluster import environment
 
 
+@pytest.mark.smoke
 def test_every_task_knows_its_place(script):
     path = script(
         """
@@ -43,6 +45,7 @@ def test_every_task_knows_its_place(script):
     assert {config.num_workers for config in configs.values()} == {3}
 
 
+@pytest.mark.smoke
 def test_workers_without_servers(script):
     path = script('print(os.environ["TF_CONFIG"])')
     with Launched("--num_ps=0", "--num_workers=2", path) as run:
@@ -56,6 +59,7 @@ def test_workers_without_servers(script):
     assert all(config.spec.keys() == {"worker"} for config in configs)
 
 
+@pytest.mark.nightly
 def test_environment_of_the_tasks(script):
     path = script(
         """
@@ -86,6 +90,7 @@ def test_environment_is_only_completed():
     assert int(environ["MALLOC_MMAP_THRESHOLD_"]) == 4 * 1024 * 1024 * 8
 
 
+@pytest.mark.nightly
 def test_module_runs_as_python_m_does(tmp_path):
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "train.py").write_text(
@@ -97,6 +102,7 @@ def test_module_runs_as_python_m_does(tmp_path):
         assert run.finish()[0] == 0
 
 
+@pytest.mark.smoke
 def test_first_failure_is_the_status(script):
     path = script(
         """
@@ -113,6 +119,7 @@ def test_first_failure_is_the_status(script):
     assert "killing" not in text
 
 
+@pytest.mark.nightly
 def test_the_others_may_end_by_themselves_after_a_failure(script):
     path = script(
         """
@@ -131,6 +138,7 @@ def test_the_others_may_end_by_themselves_after_a_failure(script):
     assert "[tfdist] worker 0 is done" in text
 
 
+@pytest.mark.nightly
 def test_servers_go_at_once_when_a_run_that_has_failed_is_over(script):
     path = script("sys.exit(4) if job == 'worker' else forever()")
     with Launched("--grace_seconds=1000", "--num_workers=1", path) as run:
@@ -139,6 +147,7 @@ def test_servers_go_at_once_when_a_run_that_has_failed_is_over(script):
     assert "terminating ps 0" in text and "left to end" not in text
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_imported_is_not_started_again(script):
     path = script("import no_such_module")
     flags = ["--num_ps=0", "--num_workers=1", "--max_restarts=3"]
@@ -150,6 +159,7 @@ def test_what_cannot_be_imported_is_not_started_again(script):
     assert "which no restart would change" in text.splitlines()[-1]
 
 
+@pytest.mark.smoke
 def test_the_last_line_names_what_failed_first(script):
     path = script(
         """
@@ -183,12 +193,14 @@ def test_the_last_line_names_what_failed_first(script):
     assert "ValueError: a consequence" in text and "] not shown" not in text
 
 
+@pytest.mark.nightly
 def test_files_of_a_run_that_succeeds_are_not_left(script):
     with Launched("--num_ps=0", "--num_workers=1", script("")) as run:
         assert run.finish()[0] == 0
         assert not [name for name in os.listdir(run.tmp) if "output" in name]
 
 
+@pytest.mark.smoke
 def test_a_signal_counts_as_128_plus_n(script):
     path = script(
         """
@@ -203,6 +215,7 @@ def test_a_signal_counts_as_128_plus_n(script):
     assert "worker 0 was ended by SIGSEGV (status 139)" in text
 
 
+@pytest.mark.nightly
 def test_what_ignores_sigterm_is_killed(script):
     path = script(
         """
@@ -221,6 +234,7 @@ def test_what_ignores_sigterm_is_killed(script):
     assert "terminating ps 0" in text and "killing ps 0" in text
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seconds", [0.2, 50])
 def test_servers_have_some_time_after_the_last_worker(script, seconds):
     path = script(
@@ -241,6 +255,7 @@ def test_servers_have_some_time_after_the_last_worker(script, seconds):
     assert late or "ps 0 is done" in text
 
 
+@pytest.mark.nightly
 def test_a_server_that_fails_at_the_end_is_a_failure(script):
     path = script(
         """
@@ -254,6 +269,7 @@ def test_a_server_that_fails_at_the_end_is_a_failure(script):
         assert run.finish()[0] == 9
 
 
+@pytest.mark.smoke
 def test_a_failing_task_is_started_again_as_the_same_task(script):
     path = script(
         """
@@ -280,6 +296,7 @@ def test_a_failing_task_is_started_again_as_the_same_task(script):
     assert len(tries) == 2 and tries[0] == tries[1]
 
 
+@pytest.mark.nightly
 def test_restarts_end(script):
     path = script("sys.exit(6 if job == 'worker' else forever())")
     flags = ["--num_workers=1", "--max_restarts=2", "--grace_seconds=0"]
@@ -290,6 +307,7 @@ def test_restarts_end(script):
     assert "restart 2 of 2" in text
 
 
+@pytest.mark.nightly
 def test_time_is_up(script):
     with Launched("--timeout=0.5", script("forever()")) as run:
         status, text = run.finish()
@@ -297,6 +315,7 @@ def test_time_is_up(script):
     assert "not done after 0.5 s" in text
 
 
+@pytest.mark.smoke
 def test_log_dir_has_a_file_for_each_task(script, tmp_path):
     path = script(
         """
@@ -322,6 +341,7 @@ def test_log_dir_has_a_file_for_each_task(script, tmp_path):
     assert "[worker 1] no end" in text and "\x1b" not in text
 
 
+@pytest.mark.nightly
 def test_lines_of_tasks_do_not_mix(script):
     path = script(
         """
@@ -340,6 +360,7 @@ def test_lines_of_tasks_do_not_mix(script):
         assert lines == [label[0] * 100_003] * 20
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "flag, env, colored",
     [
@@ -360,7 +381,7 @@ def test_colors_on_a_terminal(script, flag, env, colored):
         text = b""
         while b"is done" not in text:
             text += os.read(terminal, 4096)
-        assert run.process.wait(60) == 0
+        assert wait_for_exit(run.process) == 0
     os.close(terminal)
     assert b"hello" in text and b"pid" in text
     assert (b"\x1b[36m[worker 0]\x1b[0m hello" in text) == colored

@@ -15,8 +15,12 @@ import time
 
 import psutil
 
+from tests.waits import SECONDS
+from tests.waits import Waited
+from tests.waits import wait_for_exit
+from tests.waits import wait_until
+
 ROOT = pathlib.Path(__file__).parents[2]
-SECONDS = 60.0
 
 
 class Launched:
@@ -60,19 +64,26 @@ class Launched:
         """Returns the match of the next line that matches."""
         end = time.monotonic() + SECONDS
         while True:
-            try:
-                line = self._queue.get(timeout=end - time.monotonic())
-            except (queue.Empty, ValueError):
-                line = None
+            line = self._next_line(end, pattern)
             assert line is not None, f"no {pattern!r} in {self.lines}"
             self.lines.append(line)
             if match := re.search(pattern, line):
                 return match
 
+    def _next_line(self, end, what):
+        """Returns the next line, or `None` after the last."""
+        try:
+            return self._queue.get(timeout=max(0.0, end - time.monotonic()))
+        except queue.Empty:
+            raise Waited(
+                f"no {what!r} in {SECONDS:g} s in {self.lines}"
+            ) from None
+
     def finish(self):
         """Returns the exit status, and all output."""
-        status = self.process.wait(SECONDS)
-        while (line := self._queue.get(timeout=SECONDS)) is not None:
+        status = wait_for_exit(self.process)
+        end = time.monotonic() + SECONDS
+        while (line := self._next_line(end, "end of output")) is not None:
             self.lines.append(line)
         return status, "\n".join(self.lines)
 
@@ -110,10 +121,10 @@ def default_signals():
 
 def assert_gone(processes):
     """Waits until none of the processes runs any more."""
-    end = time.monotonic() + SECONDS
-    while left := [process for process in processes if runs(process)]:
-        assert time.monotonic() < end, left
-        time.sleep(0.01)
+    wait_until(
+        lambda: not any(map(runs, processes)),
+        lambda: f"{[one for one in processes if runs(one)]} have ended",
+    )
 
 
 def runs(process):

@@ -5,15 +5,15 @@ import select
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
-from tests.cli.launched import SECONDS
 from tests.cli.launched import Launched
 from tests.cli.launched import assert_gone
 from tests.cli.launched import runs
+from tests.waits import wait_for_exit
+from tests.waits import wait_until
 from tfdist.cli import parent_death
 
 _WITH_CHILD = """
@@ -34,6 +34,7 @@ def start(path, *flags, **popen):
     return run, processes
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_to_the_launcher_ends_everything(script, name):
     run, processes = start(script(_WITH_CHILD))
@@ -48,14 +49,16 @@ def test_a_signal_to_the_launcher_ends_everything(script, name):
         assert_gone(processes)
 
 
+@pytest.mark.smoke
 def test_kill_9_of_the_launcher_ends_everything(script):
     run, processes = start(script(_WITH_CHILD))
     with run:
         run.process.kill()
-        assert run.process.wait(60) == -signal.SIGKILL
+        assert wait_for_exit(run.process) == -signal.SIGKILL
         assert_gone(processes)
 
 
+@pytest.mark.nightly
 def test_kill_9_of_launcher_and_guard_ends_the_tasks(script):
     run = Launched(script("print('up')\nforever()"))
     for _ in range(3):
@@ -69,6 +72,7 @@ def test_kill_9_of_launcher_and_guard_ends_the_tasks(script):
         assert_gone(processes)
 
 
+@pytest.mark.nightly
 def test_a_second_signal_kills_at_once(script):
     path = script(
         """
@@ -89,6 +93,7 @@ def test_a_second_signal_kills_at_once(script):
         assert_gone(processes)
 
 
+@pytest.mark.nightly
 def test_what_a_task_leaves_behind_ends_with_it(script):
     path = script(
         """
@@ -131,6 +136,7 @@ def start_detached(path):
     return run, [psutil.Process(int(line[2])) for line in lines]
 
 
+@pytest.mark.nightly
 def test_a_session_of_its_own_does_not_outlive_a_launcher_that_ends(script):
     # Nothing tells whose they are but their place in the tree.
     path = script(_DETACHED.replace("{environ}", "{}"))
@@ -138,9 +144,10 @@ def test_a_session_of_its_own_does_not_outlive_a_launcher_that_ends(script):
     with run:
         (path.parent / "go").touch()
         assert run.finish()[0] == 0
-        assert not any(map(runs, processes))
+        assert_gone(processes)
 
 
+@pytest.mark.nightly
 def test_a_session_of_its_own_does_not_outlive_a_launcher_that_is_killed(
     script,
 ):
@@ -151,6 +158,7 @@ def test_a_session_of_its_own_does_not_outlive_a_launcher_that_is_killed(
         assert_gone(processes)
 
 
+@pytest.mark.nightly
 def test_adopted_processes_that_end_are_no_zombies(script):
     path = script(
         """
@@ -165,14 +173,14 @@ def test_adopted_processes_that_end_are_no_zombies(script):
     )
     with Launched("--num_ps=0", "--num_workers=1", path) as run:
         pid = int(run.expect(r"orphan (\d+)")[1])
-        end = time.monotonic() + SECONDS
-        while psutil.pid_exists(pid):
-            assert time.monotonic() < end, psutil.Process(pid)
-            time.sleep(0.01)
+        wait_until(
+            lambda: not psutil.pid_exists(pid), f"{pid} has ended and is reaped"
+        )
         (path.parent / "go").touch()
         assert run.finish()[0] == 0
 
 
+@pytest.mark.nightly
 def test_a_stopped_task_does_not_keep_the_launcher(script):
     path = script("print('up')\nos.kill(os.getpid(), signal.SIGSTOP)")
     with Launched("--terminate_seconds=0.1", path) as run:
@@ -184,6 +192,7 @@ def test_a_stopped_task_does_not_keep_the_launcher(script):
         assert_gone(processes)
 
 
+@pytest.mark.nightly
 def test_a_reader_that_goes_away_ends_everything(script):
     path = script("while True:\n    print('more')")
     reader, writer = os.pipe()
@@ -192,10 +201,11 @@ def test_a_reader_that_goes_away_ends_everything(script):
         assert os.read(reader, 10)
         processes = run.descendants()
         os.close(reader)
-        assert run.process.wait(60) == 128 + signal.SIGPIPE
+        assert wait_for_exit(run.process) == 128 + signal.SIGPIPE
         assert_gone(processes)
 
 
+@pytest.mark.nightly
 def test_a_reader_that_stops_reading_does_not_keep_the_launcher(script):
     path = script(
         """
@@ -209,7 +219,7 @@ def test_a_reader_that_stops_reading_does_not_keep_the_launcher(script):
         processes = run.descendants()
         assert len(processes) == 4
         run.process.send_signal(signal.SIGTERM)
-        assert run.process.wait(60) == 143
+        assert wait_for_exit(run.process) == 143
         assert_gone(processes)
     os.close(reader)
     os.close(writer)
@@ -217,12 +227,12 @@ def test_a_reader_that_stops_reading_does_not_keep_the_launcher(script):
 
 def wait_until_full(writer):
     """Waits until a pipe takes no more."""
-    end = time.monotonic() + SECONDS
-    while select.select((), (writer,), (), 0)[1]:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(
+        lambda: not select.select((), (writer,), (), 0)[1], "the pipe is full"
+    )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["SIGHUP", "SIGINT", "SIGTERM"])
 def test_what_the_launcher_inherits_as_ignored_stays_so(script, name):
     number = getattr(signal, name)
@@ -244,6 +254,7 @@ def test_what_the_launcher_inherits_as_ignored_stays_so(script, name):
         assert run.finish()[0] == 0
 
 
+@pytest.mark.nightly
 def test_the_tests_may_run_in_the_background(script):
     # As a shell without job control starts `make test &`.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -257,6 +268,7 @@ def test_the_tests_may_run_in_the_background(script):
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.nightly
 def test_the_shim_refuses_to_outlive_a_parent_that_is_gone():
     program = [sys.executable, parent_death.__file__, "exec", "1", "/bin/true"]
     # Its parent is this process, not process 1.

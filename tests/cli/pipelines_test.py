@@ -241,6 +241,7 @@ def test_help_names_the_flags_and_their_defaults():
     assert compare.define_flags()["batches"].default == 10
 
 
+@pytest.mark.nightly
 def test_commands_of_the_document_print_what_it_shows(tmp_path, capsys):
     document = DOCS.read_text("utf-8")
     shown = re.findall(

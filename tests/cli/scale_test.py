@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.cli.launched import ROOT
-from tests.cli.launched import SECONDS
 from tests.cli.launched import Launched
+from tests.waits import SECONDS
+from tests.waits import wait_for_exit
 from tfdist.cli import control_socket
 
 
@@ -48,9 +48,10 @@ wait_for("done")
 """
 
 
+@pytest.mark.smoke
 def test_workers_are_added_and_told_to_leave_and_the_run_goes_on(script):
     path = script(WORKER)
-    flags = ["--num_workers=1", "--max_workers=3", "--leave_seconds=2"]
+    flags = ["--num_workers=1", "--max_workers=3", "--leave_seconds=60"]
     with Launched(*flags, path) as run:
         run.expect(r"\[worker 0\] initially 1")
         status, text = scale("--workers=3")
@@ -62,22 +63,30 @@ def test_workers_are_added_and_told_to_leave_and_the_run_goes_on(script):
         assert (status, text) == (0, "worker 1 leaves; worker 2 leaves\n")
         for _ in range(2):
             run.expect(r"worker \d has left$")
-        # One that does not leave is killed, and is started again if wanted.
-        (path.parent / "deaf").touch()
-        pid = run.process.pid
-        assert control_socket.ask(pid, {"workers": 2}) == "worker 1 started"
-        run.expect(r"\[worker 1\] initially 1")
-        assert control_socket.ask(pid, {"workers": 1}) == "worker 1 leaves"
-        assert "when it has left" in control_socket.ask(pid, {"workers": 2})
-        run.expect("worker 1 has not left: killing it")
-        run.expect("worker 1 was ended by SIGKILL .* as it left")
-        run.expect(r"\[worker 1\] initially 1")
         (path.parent / "done").touch()
         status, text = run.finish()
     assert status == 0, text
     assert "worker 2: pid" not in text.partition("has left")[2]
 
 
+@pytest.mark.nightly
+def test_a_worker_that_does_not_leave_is_killed_and_can_come_back(script):
+    path = script(WORKER)
+    (path.parent / "deaf").touch()
+    with Launched("--num_workers=2", "--leave_seconds=0.5", path) as run:
+        for _ in range(2):
+            run.expect(r"\[worker \d\] initially")
+        pid = run.process.pid
+        assert control_socket.ask(pid, {"workers": 1}) == "worker 1 leaves"
+        run.expect("worker 1 has not left: killing it")
+        run.expect("worker 1 was ended by SIGKILL .* as it left")
+        assert control_socket.ask(pid, {"workers": 2}) == "worker 1 started"
+        run.expect(r"\[worker 1\] initially")
+        (path.parent / "done").touch()
+        assert run.finish()[0] == 0
+
+
+@pytest.mark.nightly
 def test_what_cannot_be_is_refused_with_what_can(script):
     status, text = scale("--workers=2")
     assert status == 2 and "No `tfdist launch` of this user runs" in text
@@ -104,7 +113,7 @@ def test_what_cannot_be_is_refused_with_what_can(script):
             assert "Flag --workers must be from 1 to 2" in text
             assert f"Received: --workers={number}." in text
         other.process.kill()
-        other.process.wait(SECONDS)
+        wait_for_exit(other.process)
         # What a killed launcher leaves behind is no launcher.
         assert control_socket.launchers() == [run.process.pid]
         (path.parent / "done").touch()
@@ -112,14 +121,13 @@ def test_what_cannot_be_is_refused_with_what_can(script):
     assert control_socket.launchers() == []
 
 
+@pytest.mark.nightly
 def test_a_task_that_fails_again_is_given_more_time(script):
     path = script("sys.exit(3 if job == 'worker' else forever())")
     flags = ["--num_workers=1", "--max_restarts=2", "--grace_seconds=0"]
     with Launched(*flags, path) as run:
         run.expect("status 3; restart 1 of 2 in 0.5 s")
-        run.expect("status 3; restart 2 of 2 in 1 s")
-        began = time.monotonic()
         run.expect("worker 0: pid")
-        # Read a moment after it was written.
-        assert time.monotonic() - began > 0.8
+        run.expect("status 3; restart 2 of 2 in 1 s")
+        run.expect("worker 0: pid")
         assert run.finish()[0] == 3

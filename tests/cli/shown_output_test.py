@@ -87,6 +87,7 @@ def test_lines_of_others_are_told_apart(line):
     assert everything.shows(line, is_error=False, in_traceback=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "flags, whole",
     [
@@ -118,6 +119,7 @@ def test_a_user_says_whose_output_is_shown(script, flags, whole):
     assert who("WARNING:root:warning") == who("unmarked") == everybody
 
 
+@pytest.mark.nightly
 def test_tracebacks_of_others_are_shown_whole(script):
     path = script(
         """
@@ -139,6 +141,7 @@ def test_tracebacks_of_others_are_shown_whole(script):
     assert 'int("x")' in shown[2]
 
 
+@pytest.mark.nightly
 def test_tensorflow_is_quiet_in_launched_tasks(script, tmp_path):
     path = script(
         """
@@ -159,6 +162,7 @@ def test_tensorflow_is_quiet_in_launched_tasks(script, tmp_path):
     assert log and all(map(log_levels.is_chatter, log)), log
 
 
+@pytest.mark.nightly
 def test_warnings_of_others_that_are_told_to_end_are_not_shown(script):
     path = script(
         """

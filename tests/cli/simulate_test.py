@@ -109,6 +109,7 @@ def test_it_is_what_simulate_does(ran):
     assert written["evaluations"] == history.evaluations
 
 
+@pytest.mark.nightly
 def test_progress_is_shown_if_asked_for(tmp_path, capsys):
     own = own_model_and_data.write(tmp_path)
     arguments = [f"--model={own}:model", f"--data={own}:pair", "--progress"]

@@ -184,7 +184,6 @@ def clusters(draw):
     return dict(draw(st.permutations(sorted(spec.items()))))
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(cluster=clusters(), data=st.data())
 def test_well_formed_configs_round_trip(cluster, data):
     task_type = data.draw(st.sampled_from(sorted(cluster)))

@@ -3,14 +3,18 @@
 import contextlib
 import itertools
 import json
+import pathlib
 import resource
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.waits import wait_until
 from tfdist.cluster import snapshots
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -166,20 +170,35 @@ def test_a_broken_one_leaves_the_one_before(tmp_path, prefix, broken):
     check_filled(prefix)
 
 
+def test_without_room_the_one_before_stays_and_it_goes_on(tmp_path):
+    """In a process of its own: all of its files are bounded."""
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import pathlib, sys\n"
+            "from tests.cluster import snapshots_test\n"
+            "snapshots_test.write_without_room(pathlib.Path(sys.argv[1]))",
+            tmp_path,
+        ],
+        cwd=pathlib.Path(__file__).parents[2],
+        check=True,
+    )
+
+
 @contextlib.contextmanager
 def no_room():
     """Files may not grow beyond some bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_without_room_the_one_before_stays_and_it_goes_on(tmp_path, prefix):
+def write_without_room(tmp_path):
+    """Writes a snapshot, then none, then one."""
+    prefix = "snapshots_test/without_room"
     fill(prefix)
     writer = make(tmp_path)
     assert writer.write()
@@ -204,7 +223,7 @@ class Lock:
 
         def hold():
             self._taken.set()
-            assert self._free.wait(30.0)
+            assert self._free.wait(120.0)
 
         @tf.function(autograph=False)
         def step():
@@ -219,11 +238,11 @@ class Lock:
 
     def __enter__(self):
         self._thread.start()
-        assert self._taken.wait(30.0)
+        assert self._taken.wait(120.0)
 
     def __exit__(self, *exc_info):
         self._free.set()
-        self._thread.join(30.0)
+        self._thread.join(120.0)
 
 
 def test_it_waits_for_the_lock_and_reads_one_state(tmp_path, prefix):
@@ -242,7 +261,7 @@ def test_it_waits_for_the_lock_and_reads_one_state(tmp_path, prefix):
         assert thread.is_alive()
         # The second one.
         put(f"{prefix}/other", np.int64(8))
-    thread.join(30.0)
+    thread.join(120.0)
     assert written == [True]
     forget(prefix)
     put(f"{prefix}/other", np.int64(0))
@@ -256,13 +275,8 @@ def test_at_the_end_of_training_they_go(tmp_path, prefix):
     writer = make(tmp_path, every=0.05)
     writer.start()
     directory = tmp_path / "ps-0-of-2"
-    for _ in range(200):
-        if directory.is_dir() and any(
-            p.name.isdigit() for p in directory.iterdir()
-        ):
-            break
-        writer._stop.wait(0.05)
-    (kept,) = (p for p in directory.iterdir() if p.name.isdigit())
+    wait_until(lambda: any(directory.glob("[0-9]*")), "a snapshot is there")
+    (kept,) = directory.glob("[0-9]*")
     meta = json.loads((kept / "meta.json").read_text())
     (group,) = meta["groups"].values()
     assert group[1][f"{prefix}/half"] == "float16"

@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 import pytest
 
 from tfdist.cluster import termination
-from tfdist.cluster.member_table import LOST_AFTER_SECONDS
 from tfdist.cluster.member_table import Member
 from tfdist.cluster.member_table import MemberState
 
 NEVER = float("inf")
-PATIENCE = 300.0
+PATIENCE, LOST_AFTER = 300.0, 20.0
+SETTINGS = {"patience": PATIENCE, "lost_after": LOST_AFTER}
 
 
 def worker(index, state, silent_for=0.0):
@@ -22,7 +22,7 @@ EVALUATOR = Member("/job:evaluator/task:0", MemberState.ALIVE, 0.0, 0)
 
 def is_over(*rows, known_for=1000.0):
     return termination.is_over(
-        [*rows, EVALUATOR], known_for=known_for, patience=PATIENCE
+        [*rows, EVALUATOR], known_for=known_for, **SETTINGS
     )
 
 
@@ -45,8 +45,8 @@ def test_a_worker_that_is_heard_of_is_waited_for():
 @pytest.mark.parametrize("state", [MemberState.ALIVE, MemberState.FAILED])
 def test_a_silent_worker_is_not_waited_for_once_one_has_finished(state):
     rows = [worker(0, MemberState.FINISHED)]
-    assert not is_over(*rows, worker(1, state, LOST_AFTER_SECONDS - 1))
-    assert is_over(*rows, worker(1, state, LOST_AFTER_SECONDS + 1))
+    assert not is_over(*rows, worker(1, state, LOST_AFTER - 1))
+    assert is_over(*rows, worker(1, state, LOST_AFTER + 1))
 
 
 def test_a_worker_never_seen_is_silent_since_the_caller_looks():
@@ -54,8 +54,8 @@ def test_a_worker_never_seen_is_silent_since_the_caller_looks():
         worker(0, MemberState.FINISHED),
         worker(1, MemberState.UNKNOWN, NEVER),
     ]
-    assert not is_over(*rows, known_for=LOST_AFTER_SECONDS - 1)
-    assert is_over(*rows, known_for=LOST_AFTER_SECONDS + 1)
+    assert not is_over(*rows, known_for=LOST_AFTER - 1)
+    assert is_over(*rows, known_for=LOST_AFTER + 1)
 
 
 def test_one_of_two_unfinished_workers_that_is_heard_of_is_enough():
@@ -78,8 +78,8 @@ def test_all_vanished_unfinished_is_an_error_that_names_them():
 
 def test_an_evaluator_that_has_finished_does_not_count_as_a_worker():
     done = Member("/job:evaluator/task:0", MemberState.FINISHED, 0.0, 0)
-    rows = [worker(0, MemberState.ALIVE, LOST_AFTER_SECONDS + 1), done]
-    assert not termination.is_over(rows, known_for=1000.0, patience=PATIENCE)
+    rows = [worker(0, MemberState.ALIVE, LOST_AFTER + 1), done]
+    assert not termination.is_over(rows, known_for=1000.0, **SETTINGS)
 
 
 def test_who_was_told_to_leave_is_not_waited_for_once_one_has_finished():
@@ -105,7 +105,7 @@ def test_workers_that_were_to_join_later_and_did_not_are_not_waited_for():
         worker(0, MemberState.FINISHED),
         worker(1, MemberState.UNKNOWN, NEVER),
     ]
-    known_for = {"known_for": 1.0, "patience": PATIENCE}
+    known_for = {"known_for": 1.0, **SETTINGS}
     assert not termination.is_over(rows, **known_for)
     assert termination.is_over(rows, **known_for, initial_workers=1)
     assert termination.lost(rows, 1) == []
@@ -125,11 +125,11 @@ def test_it_is_never_over_while_a_worker_is_heard_of(rows, known_for):
     rows = [worker(k, *row) for k, row in enumerate(rows)]
     heard_of = any(
         m.state not in (MemberState.FINISHED, MemberState.LEFT)
-        and m.silent_for < LOST_AFTER_SECONDS
+        and m.silent_for < LOST_AFTER
         for m in rows
     )
     try:
-        over = termination.is_over(rows, known_for=known_for, patience=PATIENCE)
+        over = termination.is_over(rows, known_for=known_for, **SETTINGS)
     except TimeoutError:
         over = True
         assert all(m.state != MemberState.FINISHED for m in rows)
@@ -141,7 +141,7 @@ def test_who_has_not_come_to_the_meeting_point_is_missing():
     rows = [
         arrived,
         worker(1, MemberState.ALIVE, 1.0),
-        worker(2, MemberState.ALIVE, LOST_AFTER_SECONDS + 1),
+        worker(2, MemberState.ALIVE, LOST_AFTER + 1),
         worker(3, MemberState.FINISHED),
         worker(4, MemberState.UNKNOWN, NEVER),
         worker(5, MemberState.UNKNOWN, NEVER),
@@ -151,7 +151,7 @@ def test_who_has_not_come_to_the_meeting_point_is_missing():
     now = 100.0
 
     def missing(arrivals, expected):
-        names = termination.missing(rows, arrivals, expected)
+        names = termination.missing(rows, arrivals, expected, LOST_AFTER)
         return [int(name.rpartition(":")[2]) for name in names]
 
     five, six = (

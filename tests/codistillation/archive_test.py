@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as st_numpy
 import numpy as np
 import pytest
 
+from tests import laws
 from tests.codistillation.checkpoints import WEIGHTS
 from tests.codistillation.checkpoints import assert_same
 from tests.codistillation.checkpoints import own
@@ -34,7 +35,7 @@ CONTENT = archive.encode(own())
     ),
     step=st.integers(0, 2**40),
 )
-@hypothesis.settings(max_examples=30, deadline=None)
+@laws.settings(max_examples=30)
 def test_what_is_written_is_read(arrays, step):
     written = checkpoint(arrays, group=2, number=5, step=step, initial="i")
     read = archive.decode(archive.encode(written))
@@ -51,7 +52,7 @@ def test_what_is_written_is_read(arrays, step):
         elements=st.floats(-(2.0**90), 2.0**90, width=32),
     )
 )
-@hypothesis.settings(max_examples=60, deadline=None)
+@laws.settings(max_examples=60)
 def test_quantised_weights_are_as_near_as_is_said(array):
     eight = quantization.restore(
         quantization.quantise(array, "int8"), "float32"
@@ -89,7 +90,7 @@ def test_bytes_on_the_way():
 
 
 @hypothesis.given(data=st.data())
-@hypothesis.settings(max_examples=150, deadline=None)
+@laws.settings(max_examples=150)
 def test_damage_is_never_taken_for_weights(data):
     content = CONTENT
     damage = data.draw(st.sampled_from(["cut", "flipped", "foreign"]))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 from tests.codistillation.exchanging import STEPS
 from tests.codistillation.exchanging import Watch
 from tests.codistillation.exchanging import build
@@ -115,7 +115,7 @@ def test_staleness_is_recorded(tmp_path):
 
 @pytest.mark.parametrize(
     "strategy",
-    slow.also(
+    nightly.also(
         [contextlib.nullcontext, tfdist.AsyncStrategy],
         [lambda: tfdist.ParameterAveragingStrategy(period=4)],
     ),

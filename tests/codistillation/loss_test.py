@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import laws
 from tests.codistillation import oracles
 from tfdist.codistillation.loss import ACTIVATIONS
 from tfdist.codistillation.loss import DISTANCES
@@ -73,7 +74,7 @@ def test_value_and_gradient_are_the_formula(
     temperature=st.floats(0.2, 20),
     weights=st.lists(st.floats(0, 3), min_size=5, max_size=5),
 )
-@hypothesis.settings(max_examples=20, deadline=None)
+@laws.settings(max_examples=20)
 def test_by_itself_it_weights_and_reduces_as_keras_losses(
     seed, temperature, weights
 ):

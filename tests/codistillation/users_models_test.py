@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests import slow
+from tests import nightly
 from tests.codistillation import oracles
 from tests.codistillation.classifiers import CLASSES
 from tests.codistillation.classifiers import FEATURES
@@ -72,7 +72,7 @@ def test_inputs_that_are_left_out():
     assert logs["codistillation_loss"] > 0
 
 
-@pytest.mark.parametrize("listed", slow.also(["loss_weights"], ["loss"]))
+@pytest.mark.parametrize("listed", nightly.also(["loss_weights"], ["loss"]))
 def test_lists_for_outputs_in_a_dict_are_in_keras_s_order(listed):
     x, y = data()
     targets = {"value": x[:, :1], "classes": y}

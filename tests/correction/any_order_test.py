@@ -5,11 +5,11 @@ quadratic with noise, of the copy that each worker has.
 """
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from tests import laws
 from tests.correction import oracles
 from tests.correction.eager_server import EagerServer
 from tfdist import correction
@@ -66,7 +66,7 @@ def gradient(parameters, step):
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=25, deadline=None)
+@laws.settings(max_examples=25)
 @given(order=orders)
 def test_follows_its_paper(name, order):
     make, make_oracle = CASES[name]
@@ -83,7 +83,7 @@ def test_follows_its_paper(name, order):
     np.testing.assert_allclose(found.theta, wanted.theta, rtol=2e-4, atol=2e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@laws.settings(max_examples=25)
 @given(order=orders)
 def test_no_compensation_is_asynchronous_sgd_to_the_bit(order):
     for decay in (None, 0.0, 0.95):
@@ -103,7 +103,7 @@ class _Nothing(correction.Correction):
         return late.values
 
 
-@settings(max_examples=25, deadline=None)
+@laws.settings(max_examples=25)
 @given(order=orders)
 def test_slim_and_zero_give_the_same_iterates(order):
     """What a worker computes from: Theta of the one, theta_i of the other."""

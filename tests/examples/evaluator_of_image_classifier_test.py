@@ -7,6 +7,8 @@ import pytest
 
 from tests.multi_process import scripts
 
+pytestmark = pytest.mark.nightly
+
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "train_image_classifier.py"
 

@@ -3,7 +3,11 @@
 import json
 import pathlib
 
+import pytest
+
 from tfdist.cli import main
+
+pytestmark = pytest.mark.nightly
 
 FILE = pathlib.Path(__file__).parents[2] / "examples" / "own_model.py"
 

@@ -2,7 +2,11 @@
 
 import pathlib
 
+import pytest
+
 from tests.multi_process import scripts
+
+pytestmark = pytest.mark.nightly
 
 PROGRAM = pathlib.Path(__file__).parents[2] / "examples" / "pipeline.py"
 

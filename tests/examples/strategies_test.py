@@ -8,7 +8,7 @@ import pytest
 from tests.multi_process import scripts
 from tfdist import datasets
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 EXAMPLE = (
     pathlib.Path(__file__).parents[2] / "examples" / "train_image_classifier.py"
@@ -125,7 +125,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", OTHERS)
 def test_updates_are_made_of_as_many_gradients_as_the_method_says(
     strategy, data_dir, tmp_path

@@ -68,6 +68,7 @@ def test_training_in_one_process_writes_summary_and_picture(data_dir, tmp_path):
     assert "Test accuracy 0." in output
 
 
+@pytest.mark.nightly
 def test_without_matplotlib_only_the_picture_is_missing(data_dir, tmp_path):
     broken = tmp_path / "import" / "matplotlib"
     broken.mkdir(parents=True)
@@ -149,6 +150,7 @@ def train_as(directory, role, data_dir):
     return output
 
 
+@pytest.mark.nightly
 def test_chief_reports_what_its_monitor_counted(data_dir, tmp_path):
     train_as(tmp_path, "chief", data_dir)
     summary = json.loads((tmp_path / "output/summary.json").read_text())
@@ -161,6 +163,7 @@ def test_chief_reports_what_its_monitor_counted(data_dir, tmp_path):
     assert (tmp_path / "output/training.png").exists()
 
 
+@pytest.mark.nightly
 def test_other_workers_report_nothing(data_dir, tmp_path):
     output = train_as(tmp_path, "worker", data_dir)
     written = [path.name for path in (tmp_path / "output").iterdir()]

@@ -43,22 +43,6 @@ def build(optimizer, normalized=False):
     return model
 
 
-class WaitAfterFirstStep(keras.callbacks.Callback):
-    """Goes on when the test says so.
-
-    In its first step each worker traces its functions, for seconds: some
-    might have done all their steps before others had begun.
-    """
-
-    _steps = 0
-
-    def on_train_batch_begin(self, batch, logs=None):
-        """Waits before the second step."""
-        if self._steps == 1:
-            handshake.wait_for(f"go on {tasks.label()}")
-        self._steps += 1
-
-
 def train(strategy, arguments, seconds=0.02, **model):
     """Trains, and reports the parameters that come out.
 
@@ -87,7 +71,7 @@ def train(strategy, arguments, seconds=0.02, **model):
         callbacks=[
             tfdist.callbacks.ClusterMonitor("trace", verbose=0),
             failure_tasks.TellProgress("stop"),
-            WaitAfterFirstStep(),
+            tasks.WaitAfterFirstStep(),
             Straggler(seconds, distribution="lognormal"),
         ],
     )

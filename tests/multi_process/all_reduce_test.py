@@ -5,7 +5,7 @@ import signal
 import numpy as np
 import pytest
 
-from tests import slow
+from tests import nightly
 from tests.multi_process import all_reduce_tasks
 from tests.multi_process import real_cluster
 
@@ -41,7 +41,8 @@ def oracle():
     return shown, velocity.ravel(), updates
 
 
-@pytest.mark.parametrize("run_eagerly", slow.also([False], [True]))
+@pytest.mark.smoke
+@pytest.mark.parametrize("run_eagerly", nightly.also([False], [True]))
 def test_it_is_momentum_sgd_of_the_mean_gradient(cluster, run_eagerly):
     running = cluster(num_ps=0, num_workers=WORKERS)
     workers = running.start_workers(
@@ -86,7 +87,7 @@ def reports(zygote, tmp_path_factory):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", all_reduce_tasks.MODELS)
 def test_all_reduce_and_servers_come_to_the_same(reports, name):
     first, second = (report[name] for report in reports["all_reduce"])
@@ -99,7 +100,7 @@ def test_all_reduce_and_servers_come_to_the_same(reports, name):
     assert [first["saved"], second["saved"]] == [True, None]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_statistics_are_the_means_of_all_workers(reports):
     mean = np.zeros(all_reduce_tasks.FEATURES)
     momentum = all_reduce_tasks.STATISTICS_MOMENTUM
@@ -115,8 +116,9 @@ def test_statistics_are_the_means_of_all_workers(reports):
     np.testing.assert_allclose(found, mean, rtol=1e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    "number", slow.also([signal.SIGKILL], [signal.SIGSTOP])
+    "number", nightly.also([signal.SIGKILL], [signal.SIGSTOP])
 )
 def test_a_worker_that_is_gone_is_named_by_the_others(cluster, number):
     running = cluster(num_ps=0, num_workers=WORKERS)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 PERIOD, VALUE = 4, 2.0
 STEPS = [6, 11]

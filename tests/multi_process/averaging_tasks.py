@@ -13,7 +13,7 @@ from tests.multi_process import tasks
 import tfdist
 from tfdist import synchronization
 
-_SECONDS = 60.0
+_SECONDS = 120.0
 
 
 def wait_for_push(strategy, worker, number):
@@ -35,7 +35,7 @@ def train(
     pace=0.0,
     hold=None,
     await_push=None,
-    worker_timeout=4.0,
+    worker_timeout=60.0,
     end="barrier",
 ):
     """Pushes ones, averaged; reports what it sees in the end.

@@ -8,7 +8,7 @@ from tests.multi_process import tasks
 from tests.multi_process.real_cluster import ClusterUnderTest
 from tfdist.runtime.checkpoint import saved_state
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 _SAVES = 10
 _MOMENTUM = 0.5

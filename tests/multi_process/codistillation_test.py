@@ -9,7 +9,7 @@ import pytest
 
 from tests.multi_process.real_cluster import ClusterUnderTest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture

@@ -101,7 +101,10 @@ def train(name, arguments, value, until, pace=0.0):
         tasks.own_data(value),
         steps_per_epoch=1000000,
         verbose=0,
-        callbacks=[failure_tasks.TellProgress(until, after_step)],
+        callbacks=[
+            failure_tasks.TellProgress(until, after_step),
+            tasks.WaitAfterFirstStep(),
+        ],
     )
     strategy.barrier()
     handshake.report(

@@ -27,6 +27,7 @@ def epochs_of(reports, kind):
     return list(zip(*seen, strict=True))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "kind", [k for k in data_tasks.KINDS if k not in ("off", "uneven")]
 )
@@ -37,6 +38,7 @@ def test_an_epoch_of_the_cluster_sees_each_example_once(reports, kind):
         assert all(epoch), "a worker had nothing to do"
 
 
+@pytest.mark.smoke
 def test_files_stay_whole(reports):
     ends = np.cumsum(data_tasks.FILE_SIZES)
     for kind in ("file", "automatic file"):
@@ -48,6 +50,7 @@ def test_files_stay_whole(reports):
             assert all(len(workers) == 1 for workers in owners.values())
 
 
+@pytest.mark.smoke
 def test_fewer_files_than_workers_are_shared_by_batches(reports):
     for epoch in epochs_of(reports, "two files"):
         batches = [-(-len(ids) // data_tasks.BATCH_SIZE) for ids in epoch]
@@ -55,18 +58,21 @@ def test_fewer_files_than_workers_are_shared_by_batches(reports):
         assert sorted(batches) == [4, 4, 5]
 
 
+@pytest.mark.smoke
 def test_data_that_is_not_shared_out_is_seen_by_every_worker(reports):
     for epoch in epochs_of(reports, "off"):
         for ids in epoch:
             assert sorted(ids) == list(range(data_tasks.EXAMPLES))
 
 
+@pytest.mark.smoke
 def test_uneven_shares_hang_nobody(reports):
     for epoch in epochs_of(reports, "uneven"):
         batches = [-(-len(ids) // data_tasks.BATCH_SIZE) for ids in epoch]
         assert batches == list(data_tasks.UNEVEN)
 
 
+@pytest.mark.nightly
 def test_less_data_than_workers_is_refused_by_all_of_them(cluster):
     made = cluster(num_workers=2)
     made.start_servers()
@@ -93,6 +99,7 @@ def test_less_data_than_workers_is_refused_by_all_of_them(cluster):
         assert report["updates"] == [0]
 
 
+@pytest.mark.smoke
 def test_every_worker_evaluates_to_the_same_numbers(cluster):
     made = cluster(num_ps=2, num_workers=3)
     made.start_servers()

@@ -6,7 +6,7 @@ from the values of the workers' batches, see `decision_tasks`.
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 VALUES = (1.0, 3.0, 5.0)
 ONES = (1.0, 1.0, 1.0)
@@ -150,7 +150,7 @@ def test_the_chief_decides_for_all(cluster, num_workers):
 
 def test_without_the_chief_each_worker_decides(cluster):
     made = cluster(num_workers=2)
-    made.start_servers()
+    made.start_servers(lost_after=15.0)
     chief, other = made.start_workers("decision_tasks:decide_alone")
     other.expect("goes on")
     chief.kill()

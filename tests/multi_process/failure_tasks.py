@@ -7,6 +7,7 @@ import time
 import keras
 import tensorflow as tf
 
+from tests.multi_process import elections
 from tests.multi_process import handshake
 from tests.multi_process import tasks
 import tfdist
@@ -77,6 +78,7 @@ def train(
         ),
         decisions=decisions_of(until),
     )
+    elections.watch(strategy)
     print("connected", flush=True)
     model = tasks.build_sum_of_weights(strategy, shapes=shapes or tasks.SHAPES)
     losses = []
@@ -106,6 +108,7 @@ def train(
         versions=[e.version for e in exchanges],
         staleness=[e.staleness for e in exchanges],
         states=states(strategy),
+        elections=elections.noted(strategy),
         **outcome(strategy, model),
     )
 

@@ -24,7 +24,7 @@ def one_after_the_other(strategies, models):
     for name in strategies:
         strategy = recovery_tasks.STRATEGIES[name](
             fault_tolerance=tfdist.FaultTolerance(
-                start_timeout=60.0, worker_timeout=4.0
+                start_timeout=60.0, worker_timeout=60.0
             )
         )
         named, pushed = {}, []

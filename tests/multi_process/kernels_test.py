@@ -4,7 +4,7 @@ import pytest
 
 from tests.multi_process import kernels_tasks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ROUNDS = 3
 MODELS = 6
@@ -28,6 +28,6 @@ def test_servers_forget_functions_and_keep_values(cluster):
     for part in report["parts"]:
         assert set(part) == {-1.0 * steps}
     assert report["local"] == 3.0
-    # Of 12 models each would have left 4 MiB.
+    # Each of 12 models would have left 4 MiB, 48 in all.
     first, *_, last = report["memory"]
-    assert last - first < 16.0
+    assert last - first < 32.0

@@ -8,6 +8,7 @@ import time
 import keras
 import tensorflow as tf
 
+from tests.multi_process import elections
 from tests.multi_process import failure_tasks
 from tests.multi_process import handshake
 from tests.multi_process import tasks
@@ -131,6 +132,7 @@ def train(synchronization="async", nonfinite="drop", elements=ELEMENTS):
             start_timeout=60.0, server_timeout=60.0
         ),
     )
+    elections.watch(strategy)
     with strategy.scope():
         optimizer = StaysInUpdate()
     model = tasks.build_sum_of_weights(strategy, optimizer, shapes(elements))
@@ -150,6 +152,7 @@ def train(synchronization="async", nonfinite="drop", elements=ELEMENTS):
     )
     strategy.barrier()
     handshake.report(
+        elections=elections.noted(strategy),
         **failure_tasks.outcome(strategy, model),
         all_counts=strategy.gradient_counts(),
     )

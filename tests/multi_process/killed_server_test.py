@@ -10,24 +10,22 @@ import pytest
 
 from tests.multi_process import killed_server_tasks
 from tests.multi_process import tasks
-from tests.multi_process.real_cluster import SECONDS
 from tests.multi_process.server_failure_test import check_exact
 from tests.multi_process.server_recovery_test import go_on
+from tests.waits import wait_until
 import tfdist
 from tfdist.callbacks import checkpoint_files
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 _SNAPSHOT_EVERY = 0.2
 
 
 def wait_for_text(path):
     """Waits until a file has content; returns that."""
-    end = time.monotonic() + SECONDS
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < end, f"no {path}"
-        time.sleep(0.02)
-    return path.read_text()
+    return wait_until(
+        lambda: path.exists() and path.read_text(), f"{path} has content"
+    )
 
 
 class Scene:
@@ -176,7 +174,7 @@ def test_killed_while_it_applies_is_pulled_from_and_is_saved(cluster):
     scene.made.tell("stop")
     scene.made.finish()
 
-    check_exact(scene.workers)
+    check_exact([worker.report() for worker in scene.workers])
     for worker in scene.workers:
         # What a server has lost is not on its way to it any more.
         assert "What is read from the servers holds" not in worker.output()
@@ -245,4 +243,4 @@ def test_killed_when_the_worker_has_a_part_of_the_answer(cluster):
     scene.kill_in_the_midst_of_an_update(0)
     scene.made.tell("stop")
     scene.made.finish()
-    check_exact(scene.workers)
+    check_exact([worker.report() for worker in scene.workers])

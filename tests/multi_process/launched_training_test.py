@@ -2,6 +2,8 @@
 
 import signal
 
+import pytest
+
 from tests.cli.launched import Launched
 from tests.cli.launched import assert_gone
 from tests.cli.launched import runs
@@ -28,6 +30,7 @@ print("updates", strategy.updates_applied(), flush=True)
 """
 
 
+@pytest.mark.nightly
 def test_a_signal_to_the_launcher_ends_servers_and_workers(tmp_path):
     """One that tasks could ignore; of others: tests/cli/orphans_test.py."""
     script = tmp_path / "train.py"
@@ -42,6 +45,7 @@ def test_a_signal_to_the_launcher_ends_servers_and_workers(tmp_path):
         assert_gone(processes)
 
 
+@pytest.mark.smoke
 def test_servers_end_by_themselves_with_status_0(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(epochs=2))

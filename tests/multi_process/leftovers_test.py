@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_what_dead_workers_have_left_is_freed(cluster):

@@ -6,6 +6,7 @@ import pathlib
 
 import tensorflow as tf
 
+from tests.multi_process import elections
 from tests.multi_process import failure_tasks
 from tests.multi_process import handshake
 from tests.multi_process import tasks
@@ -53,6 +54,7 @@ def serve():
 def train():
     """Pushes ones until told to stop."""
     strategy = _strategy()
+    elections.watch(strategy)
     model = tasks.build_sum_of_weights(strategy)
     model.fit(
         tasks.own_data(1.0),
@@ -61,4 +63,7 @@ def train():
         callbacks=[failure_tasks.TellProgress("stop")],
     )
     strategy.barrier()
-    handshake.report(**failure_tasks.outcome(strategy, model))
+    handshake.report(
+        elections=elections.noted(strategy),
+        **failure_tasks.outcome(strategy, model),
+    )

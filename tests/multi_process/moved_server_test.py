@@ -8,15 +8,8 @@ from tests.multi_process import moved_server_tasks
 from tests.multi_process.server_failure_test import check_exact
 from tests.multi_process.server_recovery_test import check_restored
 from tests.multi_process.server_recovery_test import go_on
-from tfdist.cli import local_cluster
 
-pytestmark = pytest.mark.slow
-
-
-def new_address():
-    """A `host:port` where nobody listens."""
-    with local_cluster.LocalCluster({"ps": 1}) as ports:
-        return ports.tasks[0].address
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture
@@ -49,7 +42,7 @@ def test_fit_goes_on_where_the_servers_are_now(made):
     for killed in kills:
         for index in killed:
             servers[index].kill()
-            addresses[index] = new_address()
+            addresses[index] = made.another_address()
         # Not yet: they are waited for where they were.
         workers[0].expect(r"Waiting for it to come back")
         tell(made, addresses)
@@ -63,5 +56,5 @@ def test_fit_goes_on_where_the_servers_are_now(made):
         go_on(workers)
     made.tell("stop")
     made.finish()
-    check_exact(workers)
+    check_exact([worker.report() for worker in workers])
     check_restored(workers, kills)

@@ -5,7 +5,7 @@ import pytest
 
 from tests.multi_process.real_cluster import ClusterUnderTest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 NAMES = ("/job:worker/task:0", "/job:worker/task:1")
 

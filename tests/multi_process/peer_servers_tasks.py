@@ -99,7 +99,7 @@ def teach(run, servers, group=1):
     with strategy.scope():
         model = build_model()
         model.compile(keras.optimizers.Adam(0.01), "mse")
-    exchange = PeerServers(servers)
+    exchange = PeerServers(servers, timeout=60.0)
     exchange.bind(Group(group, len(servers)), model)
     for lesson in itertools.count(1):
         train(model, lesson, steps=3)
@@ -133,7 +133,7 @@ def exchange_both_ways(group, servers, local_steps):
     with strategy.scope():
         model = build_model()
         model.compile("sgd", "mse")
-    exchange = PeerServers(servers)
+    exchange = PeerServers(servers, timeout=60.0)
     exchange.bind(Group(group, len(servers)), model)
     found, unavailable, over = [], [], threading.Event()
 
@@ -163,7 +163,7 @@ def exchange_both_ways(group, servers, local_steps):
     print("trained", flush=True)
     handshake.wait_for("all have trained")
     over.set()
-    thread.join(30.0)
+    thread.join(120.0)
     last = exchange.fetch(1 - group, None)
     exchange.close()
     np.savez("theirs.npz", *last.weights)

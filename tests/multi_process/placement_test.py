@@ -3,7 +3,7 @@
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_placed_worker_beside_one_that_is_a_pipeline(cluster):
     made = cluster(num_ps=2, num_workers=2)
     made.start_servers()

@@ -11,7 +11,7 @@ import pytest
 from tests.multi_process.server_failure_test import check_exact
 from tests.multi_process.server_recovery_test import go_on
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 # What starts and ends of processes take on two cores; far less than
 # `start_timeout`, and than servers wait for workers that are lost.
@@ -120,7 +120,7 @@ def test_a_server_that_is_told_to_end_leaves_a_snapshot_and_asks_to_be_back(
     go_on(workers, 5)
     made.tell("stop")
     assert [task.wait(WITHIN) for task in (*workers, server)] == [0, 0]
-    check_exact(workers)
+    check_exact([worker.report() for worker in workers])
 
 
 def test_a_server_whose_workers_have_failed_asks_for_nothing(cluster):

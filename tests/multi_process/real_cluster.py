@@ -19,10 +19,12 @@ import sys
 import threading
 import time
 
+from tests.waits import SECONDS
+from tests.waits import Waited
+from tests.waits import wait_until
 from tfdist.cli import local_cluster
 from tfdist.cluster import environment
 
-SECONDS = 90.0
 _POLL_SECONDS = 0.02
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -68,13 +70,13 @@ class Zygote(contextlib.AbstractContextManager):
         """Waits for an answer about a task.
 
         Raises:
-            TimeoutError: if there is none within `timeout` seconds.
+            Waited: There is none within `timeout` seconds.
         """
         with self._changed:
             if not self._changed.wait_for(
                 lambda: what in self._answers.get(key, {}), timeout
             ):
-                raise TimeoutError(f"no {what} of task {key}")
+                raise Waited(f"no {what} of task {key} in {timeout:g} s")
             return self._answers[key][what]
 
     def known(self, key, what):
@@ -127,13 +129,12 @@ class TaskUnderTest:
 
     def wait_for_report(self, timeout=SECONDS):
         """Waits for its report; returns it."""
-        end = time.monotonic() + timeout
         path = self._directory / f"{self.label}.json"
-        while self.runs() and not path.exists():
-            assert time.monotonic() < end, (
-                f"{self.label}: no report in {timeout:g} s:\n{self.output()}"
-            )
-            time.sleep(_POLL_SECONDS)
+        wait_until(
+            lambda: path.exists() or not self.runs(),
+            lambda: f"{self.label} has reported:\n{self.output()}",
+            timeout,
+        )
         return self.report()
 
     def expect(self, pattern, timeout=SECONDS):
@@ -149,9 +150,10 @@ class TaskUnderTest:
                 self._read_up_to += match.end()
                 return match
             assert not over, f"{self.label} ended without {pattern!r}:\n{text}"
-            assert time.monotonic() < end, (
-                f"{self.label}: no {pattern!r} in {timeout:g} s:\n{text}"
-            )
+            if time.monotonic() > end:
+                raise Waited(
+                    f"{self.label}: no {pattern!r} in {timeout:g} s:\n{text}"
+                )
             time.sleep(_POLL_SECONDS)
 
     def steps(self):
@@ -168,13 +170,14 @@ class TaskUnderTest:
 
     def wait_for_steps_or_end(self, number, timeout=SECONDS):
         """Waits until it has made `number` steps, or has ended."""
-        end = time.monotonic() + timeout
-        while self.runs() and self.steps() < number:
-            assert time.monotonic() < end, (
-                f"{self.label}: {self.steps()} of {number} steps in "
-                f"{timeout:g} s:\n{self.output()}"
-            )
-            time.sleep(_POLL_SECONDS)
+        wait_until(
+            lambda: self.steps() >= number or not self.runs(),
+            lambda: (
+                f"{self.label}: {self.steps()} of {number} steps:\n"
+                f"{self.output()}"
+            ),
+            timeout,
+        )
 
     def send(self, number):
         """Sends a signal, if it runs."""
@@ -195,8 +198,8 @@ class TaskUnderTest:
         """Returns its exit status, minus the signal's number if killed."""
         try:
             return self._zygote.wait_for(self._key, "status", timeout)
-        except TimeoutError:
-            raise AssertionError(
+        except Waited:
+            raise Waited(
                 f"{self.label} runs after {timeout:g} s:\n{self.output()}"
             ) from None
 
@@ -230,6 +233,7 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
             {"ps": num_ps, "worker": num_workers},
             initial_workers=initial_workers,
         )
+        self._more_ports = contextlib.ExitStack()
         self._configs = {(t.job, t.index): t for t in self._ports.tasks}
         self.tasks = []
 
@@ -239,10 +243,17 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
         for task in self.tasks:
             task.wait()
         self._ports.__exit__(*exc_info)
+        self._more_ports.close()
 
     def address(self, job, index):
         """The `host:port` of a task."""
         return self._configs[job, index].address
+
+    def another_address(self):
+        """A `host:port` that is held for a task until the cluster ends."""
+        ports = local_cluster.LocalCluster({"ps": 1})
+        self._more_ports.enter_context(ports)
+        return ports.tasks[0].address
 
     def start(self, job, index, target, **arguments):
         """Starts a task.
@@ -287,9 +298,7 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
             A `TaskUnderTest`.
         """
         config = json.loads(self._configs[job, index].tf_config)
-        with local_cluster.LocalCluster({"worker": 1}) as ports:
-            address = ports.tasks[0].address
-        config["cluster"]["worker"] = [address]
+        config["cluster"]["worker"] = [self.another_address()]
         task = TaskUnderTest(
             self._zygote,
             f"other-{job}-{index}",
@@ -328,6 +337,25 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
         """Makes the file that tasks wait for with `handshake.wait_for`."""
         (self.directory / name).touch()
 
+    def let_the_last_be_late(self, workers, steps=4):
+        """Lets workers go on that wait after their first step.
+
+        The last one's second gradient is of parameters from before the
+        others' further steps.
+
+        Args:
+            workers: that run `tasks.WaitAfterFirstStep` and tell of steps.
+            steps: how many the others have made when the last goes on.
+        """
+        *others, last = workers
+        for worker in workers:
+            worker.wait_for_steps(1)
+        for worker in others:
+            self.tell(f"go on {worker.label}")
+        for worker in others:
+            worker.wait_for_steps(steps)
+        self.tell(f"go on {last.label}")
+
     def finish(self, timeout=SECONDS):
         """Waits until every task has exited with 0, or a test killed it.
 
@@ -344,10 +372,14 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
                     f"{task.label} exited with {status}:\n{task.output()}"
                 )
             running = [task for task in running if task.runs()]
-            assert time.monotonic() < end or not running, "\n".join(
-                f"{task.label} runs after {timeout:g} s:\n{task.output()}"
-                for task in running
-            )
+            if running and time.monotonic() > end:
+                raise Waited(
+                    "\n".join(
+                        f"{task.label} runs after {timeout:g} s:\n"
+                        f"{task.output()}"
+                        for task in running
+                    )
+                )
             time.sleep(_POLL_SECONDS)
 
 

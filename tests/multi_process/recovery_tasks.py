@@ -65,6 +65,7 @@ def train(
     until="stop",
     pace=0.0,
     server_timeout=60.0,
+    worker_timeout=60.0,
     epochs=1,
     rate=None,
 ):
@@ -75,6 +76,7 @@ def train(
         until: what the test tells, or a number of steps.
         pace: seconds to pause after each step.
         server_timeout: of the strategy.
+        worker_timeout: of the strategy.
         epochs: how many to train.
         rate: the learning rate; `None` for one for two workers.
     """
@@ -85,7 +87,7 @@ def train(
     strategy = STRATEGIES[strategy](
         fault_tolerance=tfdist.FaultTolerance(
             start_timeout=60.0,
-            worker_timeout=4.0,
+            worker_timeout=worker_timeout,
             server_timeout=server_timeout,
         ),
         decisions=failure_tasks.decisions_of(until),

@@ -6,10 +6,10 @@ import time
 import numpy as np
 import pytest
 
-from tests import slow
+from tests import nightly
 from tests.multi_process import real_cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 # What TensorFlow's keep-alive takes at most to see that a peer is stopped
 # (`tfdist.cluster.environment`): 5 s to the next ping, 4 s for its answer.
@@ -80,7 +80,7 @@ def test_an_exchange_sends_what_a_ring_of_three_sends(reports):
 
 
 @pytest.mark.parametrize(
-    "number", slow.also([signal.SIGSTOP], [signal.SIGKILL])
+    "number", nightly.also([signal.SIGSTOP], [signal.SIGKILL])
 )
 def test_a_worker_that_is_gone_ends_the_others_with_an_error(cluster, number):
     running = cluster(num_ps=0, num_workers=3)

@@ -1,8 +1,11 @@
 """A program that saves on every worker leaves the chief's files, whole."""
 
+import pytest
+
 from tests.multi_process import saved_files
 
 
+@pytest.mark.smoke
 def test_what_every_worker_saves_is_the_chief_s_and_whole(cluster):
     made = cluster(num_ps=1, num_workers=3)
     made.start_servers()

@@ -8,7 +8,7 @@ import pytest
 from tests.cli.launched import Launched
 from tfdist.cli import control_socket
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 SCRIPT = """
 import os

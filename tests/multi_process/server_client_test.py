@@ -10,6 +10,8 @@ from tfdist.cluster import server_client
 from tfdist.cluster import sessions
 from tfdist.cluster import waiting
 
+pytestmark = pytest.mark.nightly
+
 COUNTER = "server_client_test/counter"
 
 SILENT = (tf.errors.DeadlineExceededError, tf.errors.UnavailableError)

@@ -7,14 +7,9 @@ import socket
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from tests.multi_process import elections
 
-# Keep-alive pings go out every 5 s and have to be answered within 4 s; a call
-# that finds out may be the second one. The rest is for a busy machine.
-UNAVAILABLE_SECONDS = 30.0
-# From the error to the end of the process: its last words to the servers,
-# `atexit`, the end of threads and channels.
-EXIT_SECONDS = 30.0
+pytestmark = pytest.mark.nightly
 
 
 def names(task_index):
@@ -59,33 +54,29 @@ def test_workers_wait_for_a_server_and_say_for_which(cluster):
 
 def test_a_server_that_never_comes_is_named_in_the_error(cluster):
     made = cluster(num_ps=2, num_workers=1)
-    server = made.start("ps", 0, "tasks:serve", start_timeout=5.0)
-    server.expect("serves on port")
+    made.start("ps", 0, "tasks:serve").expect("serves on port")
     worker = made.start(
         "worker",
         0,
         "failure_tasks:train",
         value=1.0,
         until=1,
-        start_timeout=2.0,
+        start_timeout=15.0,
     )
-    assert worker.wait(20.0) == 1
+    assert worker.wait() == 1
     last = worker.output().splitlines()[-1]
     assert last == (
-        "TimeoutError: Gave up after 2 s waiting for parameter server "
+        "TimeoutError: Gave up after 15 s waiting for parameter server "
         f"/job:ps/task:1 at {made.address('ps', 1)}. Is it running, and is "
         "its address in TF_CONFIG right?"
     )
-    # The server that did come waits for a worker, and not for ever.
-    assert server.wait(30.0) == 1
-    assert "/job:worker/task:0" in server.output()
 
 
 @pytest.mark.parametrize("job", ["ps", "worker"])
 def test_a_port_in_use_is_named_in_the_error(cluster, job):
     made = cluster(num_ps=1, num_workers=1)
     address = made.address(job, 0)
-    made.start_servers(start_timeout=5.0)
+    made.start_servers()
     if job == "worker":
         # Of another user: what takes the port of a server is one, too.
         with held(address):
@@ -104,7 +95,8 @@ def test_a_port_in_use_is_named_in_the_error(cluster, job):
 
 
 def test_a_second_cluster_on_the_same_ports_is_refused(cluster):
-    made = cluster(num_ps=1, num_workers=2)
+    # Nobody waits for the second worker, which is never started.
+    made = cluster(num_ps=1, num_workers=2, initial_workers=1)
     made.start_servers()
     first = made.start(
         "worker", 0, "failure_tasks:train", value=1.0, until="stop"
@@ -134,13 +126,13 @@ def test_what_listens_and_is_no_server_is_named_in_the_error(cluster):
             "failure_tasks:train",
             value=1.0,
             until=1,
-            start_timeout=5.0,
+            start_timeout=20.0,
         )
         # Connections succeed, as far as TCP goes, and nobody ever answers.
-        assert worker.wait(30.0) == 1
+        assert worker.wait() == 1
     message = worker.output().splitlines()[-1]
     assert message.startswith(
-        "TimeoutError: Gave up after 5 s waiting for parameter server "
+        "TimeoutError: Gave up after 20 s waiting for parameter server "
         f"/job:ps/task:1 at {made.address('ps', 1)} to answer ("
     )
 
@@ -157,34 +149,8 @@ def test_a_server_that_is_slow_to_answer_is_connected_to(cluster):
     made.finish()
 
 
-def restored_once_per_loss(reports):
-    """The servers that no worker restored from newer values once more.
-
-    Where one does, what others have pushed since the first time is lost, too.
-    """
-    found = []
-    for server in range(len(reports[0]["updates"])):
-        name = f"/job:ps/task:{server}"
-        events = [event for r in reports for event in r["recoveries"]]
-        losses = sum(name in lost for lost, _ in events) // len(reports)
-        restorations = sum(name in restored for _, restored in events)
-        if restorations <= losses:
-            found.append(server)
-    return found
-
-
-def _came_too_late(worker, server, logs):
-    """Whether a server was restored without what that worker had pulled."""
-    return re.search(
-        rf"restored /job:ps/task:{server}, .*; so are those that only "
-        rf"[^;]*/job:worker/task:{worker}\b[^;]* had pulled",
-        logs,
-    )
-
-
-def check_exact(workers):
+def check_exact(reports):
     """Every parameter is minus the updates that its server has applied."""
-    reports = [worker.report() for worker in workers]
     updates = reports[0]["updates"]
     for report in reports:
         counts = report["counts"]
@@ -198,13 +164,15 @@ def check_exact(workers):
         ):
             assert counts["pushed"] == applied + lost
             assert lost >= 0
-    logs = "".join(worker.output() for worker in workers)
-    for server in restored_once_per_loss(reports):
-        for number, report in enumerate(reports):
-            if _came_too_late(number, server, logs):
-                continue
-            # At most the one that was on its way when a call failed.
-            assert report["counts"]["lost"][server] <= len(report["recoveries"])
+    notes = [report["elections"] for report in reports]
+    elections.check(notes)
+    for server in range(len(updates)):
+        for report, more in zip(
+            reports, elections.most_lost(notes, server), strict=True
+        ):
+            # Of each recovery the one that was on its way when a call failed.
+            most = len(report["recoveries"]) + more
+            assert report["counts"]["lost"][server] <= most, notes
     for server, number in enumerate(updates):
         applied = [r["counts"]["applied"][server] for r in reports]
         assert sum(applied) == number
@@ -216,7 +184,7 @@ def test_a_server_that_does_not_come_back_ends_the_workers(cluster):
     servers[1].kill()
     for worker in workers:
         worker.expect(rf"No answer from parameter server {names(1)}")
-        report = worker.wait_for_report(UNAVAILABLE_SECONDS)
+        report = worker.wait_for_report()
         assert report["error"] == "TimeoutError"
         assert re.search(
             rf"waiting for parameter server {names(1)} at "
@@ -224,7 +192,7 @@ def test_a_server_that_does_not_come_back_ends_the_workers(cluster):
             report["message"],
         )
         assert not re.search(names(0), report["message"])
-        assert worker.wait(EXIT_SECONDS) == 1
+        assert worker.wait() == 1
 
 
 def test_a_server_that_is_stopped_for_long_loses_nothing(cluster):
@@ -233,9 +201,7 @@ def test_a_server_that_is_stopped_for_long_loses_nothing(cluster):
     servers[1].send(signal.SIGSTOP)
     for worker in workers:
         # It counts as dead ...
-        worker.expect(
-            rf"No answer from parameter server {names(1)}", UNAVAILABLE_SECONDS
-        )
+        worker.expect(rf"No answer from parameter server {names(1)}")
     servers[1].send(signal.SIGCONT)
     for worker in workers:
         # ... until it answers, with what it held.
@@ -243,6 +209,6 @@ def test_a_server_that_is_stopped_for_long_loses_nothing(cluster):
         worker.wait_for_steps(worker.steps() + 10)
     made.tell("stop")
     made.finish()
-    check_exact(workers)
+    check_exact([worker.report() for worker in workers])
     for worker in workers:
         assert worker.report()["recoveries"] == [[[], []]]

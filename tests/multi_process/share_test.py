@@ -5,7 +5,7 @@ import pytest
 from tests.multi_process import share_tasks
 from tests.multi_process.real_cluster import ClusterUnderTest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 # Local steps between two exchanges, and of DiLoCo's outer optimizer.
 PERIOD, RATE, MOMENTUM = 2, 0.7, 0.9

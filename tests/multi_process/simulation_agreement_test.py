@@ -11,12 +11,12 @@ import keras
 import numpy as np
 import pytest
 
-from tests import slow
+from tests import nightly
 from tests.multi_process import agreement_tasks
 from tfdist import simulation
 from tfdist.simulation import placement
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 WORKERS = 3
 TOLERANCE = 1e-5
@@ -102,16 +102,8 @@ def train(cluster, case):
         arguments=case.arguments,
         **case.model,
     )
-    for worker in workers:
-        worker.wait_for_steps(1)
-    # The last worker's next gradient is late: the others have gone on, as far
-    # as a bound of three steps lets them.
-    *others, last = workers
-    for worker in others:
-        made.tell(f"go on {worker.label}")
-    for worker in others:
-        worker.wait_for_steps(4)
-    made.tell(f"go on {last.label}")
+    # As far as a bound of three steps lets the others go.
+    made.let_the_last_be_late(workers)
     made.finish()
     trace = simulation.read_trace(made.directory / "trace")
     return [worker.report() for worker in workers], trace
@@ -215,7 +207,7 @@ def is_other(case, trace, expected, method=None):
     return difference(weights, expected) > 10 * TOLERANCE
 
 
-@pytest.mark.parametrize("name", slow.also(CASES, SLOW_CASES))
+@pytest.mark.parametrize("name", nightly.also(CASES, SLOW_CASES))
 def test_the_simulator_comes_to_the_parameters_of_a_real_cluster(cluster, name):
     case = {**CASES, **SLOW_CASES}[name]
     reports, trace = train(cluster, case)

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from tests import slow
+from tests import nightly
 from tests.multi_process.real_cluster import ClusterUnderTest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 SECONDS = 60.0
 
@@ -24,7 +24,7 @@ def rounds(request):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("servers_are_up", slow.also([False], [True]))
+@pytest.mark.parametrize("servers_are_up", nightly.also([False], [True]))
 def test_no_start_fails(zygote, tmp_path, rounds, servers_are_up):
     generator = random.Random(rounds)
     failures = []

@@ -31,11 +31,12 @@ def train(
     value,
     until,
     pace=0.0,
-    worker_timeout=4.0,
+    worker_timeout=60.0,
     missing=60.0,
     before=None,
     after=None,
     hold=0,
+    **tolerance,
 ):
     """Pushes `value` until told to stop; reports what it sees in the end.
 
@@ -50,6 +51,7 @@ def train(
         before: what to wait for, connected, before `fit`.
         after: what to wait for when `fit` has ended.
         hold: after this number of steps wait until told to go on.
+        **tolerance: more of `tfdist.FaultTolerance`.
     """
     strategy = strategy_of(
         method,
@@ -57,6 +59,7 @@ def train(
         worker_timeout=worker_timeout,
         start_timeout=missing,
         decisions=failure_tasks.decisions_of(until),
+        **tolerance,
     )
     model = tasks.build_sum_of_weights(strategy, shapes=SHAPES)
     if before is not None:
@@ -120,6 +123,7 @@ def regress(
     late=False,
     paces=(0.0, 0.0, 0.0),
     fits=1,
+    wait=False,
 ):
     """Fits its own share of a linear regression; reports the weights.
 
@@ -133,6 +137,7 @@ def regress(
         late: whether to correct late gradients.
         paces: by worker, seconds to pause after each step.
         fits: how often to train on it.
+        wait: whether to wait for the test after the first step.
     """
     strategy = strategy_of(method, arguments, late)
     with strategy.scope():
@@ -162,8 +167,9 @@ def regress(
         time.sleep(paces[strategy.cluster.worker_id])
 
     note = keras.callbacks.LambdaCallback(on_train_batch_end=after_step)
+    gate = [failure_tasks.TellProgress("stop"), tasks.WaitAfterFirstStep()]
     for _ in range(fits):
-        model.fit(data, verbose=0, callbacks=[note])
+        model.fit(data, verbose=0, callbacks=[note, *(gate if wait else [])])
         strategy.barrier()
     report(strategy, model, seen=seen)
 

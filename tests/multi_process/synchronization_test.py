@@ -10,6 +10,7 @@ import collections
 
 import keras
 import numpy as np
+import pytest
 
 from tests.multi_process import synchronization_tasks
 
@@ -23,7 +24,9 @@ def gradient(weights, x, y):
     return 2 * np.concatenate([x.T @ error, [error.sum()]]) / len(x)
 
 
-def train(cluster, method, arguments, steps, num_ps=1, **more):
+def train(
+    cluster, method, arguments, steps, num_ps=1, last_is_late=False, **more
+):
     """Trains on a real cluster; returns what the workers report."""
     made = cluster(num_ps=num_ps, num_workers=WORKERS)
     made.start_servers()
@@ -36,9 +39,12 @@ def train(cluster, method, arguments, steps, num_ps=1, **more):
             "batch_size": BATCH,
             "optimizer": "sgd",
             "rate": RATE,
+            "wait": last_is_late,
             **more,
         },
     )
+    if last_is_late:
+        made.let_the_last_be_late(workers)
     made.finish()
     return [worker.report() for worker in workers]
 
@@ -111,6 +117,7 @@ def check_seen(reports, versions, repeats=False):
         assert report["updates"][0] == len(versions) - 1
 
 
+@pytest.mark.smoke
 def test_sync_is_one_machine_with_the_n_fold_batch(cluster):
     num_ps, optimizer, fits, steps = 2, "adam", 2, 20
     reports = train(
@@ -154,6 +161,7 @@ def test_sync_is_one_machine_with_the_n_fold_batch(cluster):
         assert all(accepted for _, _, accepted, _ in report["exchanges"])
 
 
+@pytest.mark.smoke
 def test_backup_workers_take_the_first_gradients(cluster):
     """With `on_drop="next"`: simulation_agreement_test.py."""
     steps = 30
@@ -200,6 +208,7 @@ def last_version(report):
     return report["exchanges"][-2][0]
 
 
+@pytest.mark.nightly
 def test_softsync_averages_any_s_gradients(cluster):
     """Late ones count less; as they are: simulation_agreement_test.py."""
     reports = train(
@@ -208,15 +217,17 @@ def test_softsync_averages_any_s_gradients(cluster):
         {"s": 2},
         40,
         late=True,
-        paces=[0.0, 0.003, 0.01],
+        last_is_late=True,
     )
     events, data = history(reports)
     versions, members = replay(events, data, scale=lambda tau: 1 / max(1, tau))
     assert [len(gradients) for gradients in members] == [2] * 60
     check_seen(reports, versions)
-    assert max(update - pulled for _, _, pulled, update in events) > 1
+    # Two workers' six gradients between two of the last one are three updates.
+    assert max(update - pulled for _, _, pulled, update in events) >= 3
 
 
+@pytest.mark.nightly
 def test_bounded_staleness_sees_what_it_must_and_may(cluster):
     steps, bound = 30, 2
     reports = train(

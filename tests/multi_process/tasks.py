@@ -115,7 +115,24 @@ def own_data(value, batch_size=1):
     return tf.data.Dataset.from_tensors((x, x)).repeat().with_options(options)
 
 
-def push_constants(steps, values, learning_rate=None):
+class WaitAfterFirstStep(keras.callbacks.Callback):
+    """Goes on when the test says so.
+
+    In its first step each worker traces its functions, for seconds: some
+    might have done all their steps before others had begun.
+    """
+
+    _steps = 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Waits before the second step."""
+        if self._steps == 1:
+            print("has made one step", flush=True)
+            handshake.wait_for(f"go on {label()}")
+        self._steps += 1
+
+
+def push_constants(steps, values, learning_rate=None, wait=False):
     """Pushes this worker's value `steps` times and reports all there is.
 
     Args:
@@ -123,6 +140,7 @@ def push_constants(steps, values, learning_rate=None):
         values: by worker; multiples of a power of two.
         learning_rate: `None` for SGD at a rate of one, or three arguments of
             `PolynomialDecay` for Adam with a schedule.
+        wait: whether to wait for the test after the first step.
     """
     strategy = tfdist.AsyncStrategy(
         fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
@@ -134,7 +152,10 @@ def push_constants(steps, values, learning_rate=None):
     worker = strategy.cluster.worker_id
     batch_size = worker + 1
     model.fit(
-        own_data(values[worker], batch_size), steps_per_epoch=steps, verbose=0
+        own_data(values[worker], batch_size),
+        steps_per_epoch=steps,
+        verbose=0,
+        callbacks=[WaitAfterFirstStep()] if wait else [],
     )
     strategy.publish_metrics(model)
     strategy.barrier()

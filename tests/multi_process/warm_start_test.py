@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 WARM_UP, WORKERS, VALUE = 12, 3, 2.0
 

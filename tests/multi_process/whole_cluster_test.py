@@ -2,15 +2,14 @@
 
 import json
 import signal
-import time
 
 import pytest
 import tensorflow as tf
 
-from tests.multi_process.real_cluster import SECONDS
 from tests.multi_process.server_recovery_test import go_on
+from tests.waits import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 _EVERY = 0.5
 
@@ -69,13 +68,13 @@ class Job:
     def wait_for_snapshots(self):
         """Waits until each server has read for another one, and written it."""
         wanted = [newest(d)[1] + 2 for d in self.directories]
-        end = time.monotonic() + SECONDS
-        while any(
-            newest(d)[1] < number
-            for d, number in zip(self.directories, wanted, strict=True)
-        ):
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until(
+            lambda: all(
+                newest(d)[1] >= number
+                for d, number in zip(self.directories, wanted, strict=True)
+            ),
+            f"snapshots {wanted} are there",
+        )
 
     def kill(self):
         """Kills all as the loss of power would, and waits for the ends."""

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests import slow
+from tests import nightly
 
 # Longer than TensorFlow's servers and clients keep a silent peer: keep-alive
 # pings go out every 5 s and are answered within 4 s.
@@ -14,8 +14,9 @@ UNAVAILABLE_SECONDS = 12.0
 WEIGHTS = 281  # 1 + 7 + 3 * 5 + 129 * 2, of `tasks.SHAPES`.
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
-    "victim, kills", slow.also([(0, 1)], [(2, 2), (2, 5), (0, 2)])
+    "victim, kills", nightly.also([(0, 1)], [(2, 2), (2, 5), (0, 2)])
 )
 def test_kill_9_loses_no_update_of_the_others(cluster, victim, kills):
     generator = random.Random(victim)
@@ -75,23 +76,25 @@ def test_kill_9_loses_no_update_of_the_others(cluster, victim, kills):
         assert report["iterations"] == report["updates"][0]
 
 
+@pytest.mark.nightly
 def test_a_worker_that_does_not_come_back_is_not_waited_for(cluster):
     made = cluster(num_workers=2)
-    servers = made.start_servers(lost_after=5.0)
+    servers = made.start_servers(lost_after=15.0)
     going, dead = made.start_workers(
-        "failure_tasks:train", value=1.0, until="stop", lost_after=5.0
+        "failure_tasks:train", value=1.0, until="stop", lost_after=15.0
     )
     for worker in (going, dead):
         worker.wait_for_steps(5)
     dead.kill()
     made.tell("stop")
     going.expect("trained")
-    assert going.wait(20.0) == 0
+    assert going.wait() == 0
     # Nobody has told that the other is dead, but it is silent.
     assert going.report()["states"]["/job:worker/task:1"] == "ALIVE"
-    assert [server.wait(20.0) for server in servers] == [0]
+    assert [server.wait() for server in servers] == [0]
 
 
+@pytest.mark.smoke
 def test_a_late_worker_begins_with_the_current_parameters(cluster):
     made = cluster(num_workers=2)
     made.start_servers()
@@ -117,7 +120,7 @@ def test_a_late_worker_begins_with_the_current_parameters(cluster):
     assert report["updates"] == [70]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stopped_worker_does_not_stop_the_others(cluster):
     made = cluster(num_ps=2, num_workers=2)
     made.start_servers()
@@ -132,7 +135,7 @@ def test_a_stopped_worker_does_not_stop_the_others(cluster):
     before = going.steps()
     while time.monotonic() < end:
         before += 10
-        going.wait_for_steps(before, timeout=30.0)
+        going.wait_for_steps(before)
     at = stopped.steps()
     stopped.send(signal.SIGCONT)
     # Its connections are gone: it makes new ones.
@@ -141,6 +144,7 @@ def test_a_stopped_worker_does_not_stop_the_others(cluster):
     made.finish()
 
 
+@pytest.mark.nightly
 def test_the_lock_of_a_stopped_worker_is_freed(cluster):
     made = cluster(num_workers=2)
     made.start_servers()
@@ -151,16 +155,17 @@ def test_the_lock_of_a_stopped_worker_is_freed(cluster):
     holder = made.start("worker", 1, "failure_tasks:stop_with_the_lock")
     holder.expect("stopped with the lock")
     # One step may have been under way.
-    going.wait_for_steps(going.steps() + 10, timeout=60.0)
+    going.wait_for_steps(going.steps() + 10)
     holder.kill()
     made.start("worker", 1, "failure_tasks:train", value=1.0, until=1)
     made.tell("stop")
     made.finish()
 
 
+@pytest.mark.nightly
 def test_a_worker_that_raises_has_failed_and_servers_end(cluster):
     made = cluster(num_ps=2, num_workers=2)
-    servers = made.start_servers(lost_after=3.0)
+    servers = made.start_servers(lost_after=15.0)
     failing = made.start("worker", 1, "failure_tasks:raise_after_a_step")
     going = made.start(
         "worker", 0, "failure_tasks:train", value=1.0, until="stop"
@@ -170,21 +175,24 @@ def test_a_worker_that_raises_has_failed_and_servers_end(cluster):
     going.wait_for_steps(going.steps() + 10)
     made.tell("stop")
     # It does not wait for the one that has failed.
-    assert going.wait(30.0) == 0
+    assert going.wait() == 0
     assert going.report()["states"]["/job:worker/task:1"] == "FAILED"
     for server in servers:
-        assert server.wait(30.0) == 0
+        assert server.wait() == 0
         assert "/job:worker/task:1 has not been seen" in server.output()
 
 
+@pytest.mark.nightly
 def test_servers_give_up_when_all_workers_have_failed(cluster):
     made = cluster(num_workers=2)
-    (server,) = made.start_servers(start_timeout=5.0)
+    (server,) = made.start_servers(start_timeout=15.0)
     workers = made.start_workers("failure_tasks:raise_after_a_step")
     for worker in workers:
         assert worker.wait() == 1
-    assert server.wait(30.0) == 1
-    assert "Gave up after 5 s without a sign of" in server.output()
+        # It has trained: the server had heard of it.
+        assert "ArithmeticError: a bug of the user" in worker.output()
+    assert server.wait() == 1
+    assert "Gave up after 15 s without a sign of" in server.output()
 
 
 OTHER_MODELS = [
@@ -201,9 +209,10 @@ OTHER_MODELS = [
 ]
 
 
+@pytest.mark.nightly
 def test_workers_with_different_models_are_refused(cluster):
     made = cluster(num_workers=2)
-    made.start_servers(lost_after=3.0)
+    made.start_servers(lost_after=15.0)
     right = made.start(
         "worker", 0, "failure_tasks:train", value=1.0, until="stop"
     )
@@ -217,7 +226,7 @@ def test_workers_with_different_models_are_refused(cluster):
             until="stop",
             shapes=shapes,
         )
-        assert wrong.wait(30.0) == 1
+        assert wrong.wait() == 1
         report = wrong.report()
         assert report["error"] == "ModelMismatchError"
         assert expected in report["message"]

@@ -10,7 +10,10 @@ import tensorflow as tf
 
 from tests.cli.launched import Launched
 from tests.multi_process import scripts
+from tests.waits import wait_for_exit
 from tfdist.cli import main
+
+pytestmark = pytest.mark.nightly
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 # Ten times what a program takes on two idle processors.
@@ -29,7 +32,7 @@ def launch(directory, program, *flags):
         All that it shows, a string.
     """
     with Launched(*flags, PROGRAMS / program, cwd=directory) as run:
-        run.process.wait(SECONDS)
+        wait_for_exit(run.process, SECONDS)
         status, text = run.finish()
     assert status == 0, text
     return text
@@ -68,7 +71,6 @@ def test_first_program_trains(tmp_path):
     assert loss == pytest.approx(evaluated, abs=1e-3)
 
 
-@pytest.mark.slow
 def test_backup_workers_train_on_records(tmp_path):
     run_alone(tmp_path, "write_records.py")
     program = PROGRAMS / "backup_workers.py"
@@ -111,7 +113,6 @@ def curve(directory, tag):
     ]
 
 
-@pytest.mark.slow
 def test_diloco_trains_without_servers(tmp_path):
     flags = "--num_ps=0", "--num_workers=2"
     text = launch(tmp_path, "diloco_ring.py", *flags)
@@ -132,7 +133,6 @@ def test_diloco_trains_without_servers(tmp_path):
     assert accuracy > 0.9
 
 
-@pytest.mark.slow
 def test_groups_codistil(tmp_path):
     flags = "--num_groups=2", "--num_ps=1", "--num_workers=1"
     text = launch(tmp_path, "codistillation.py", *flags)
@@ -149,7 +149,6 @@ def test_groups_codistil(tmp_path):
     assert taught
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["advise", "simulate", "compare"])
 def test_a_model_of_one_s_own_is_simulated(tmp_path, capsys, command):
     file = PROGRAMS / "own_model.py"
@@ -181,7 +180,6 @@ def test_a_model_of_one_s_own_is_simulated(tmp_path, capsys, command):
         assert (tmp_path / "comparison.csv").exists()
 
 
-@pytest.mark.slow
 def test_a_model_is_placed_and_is_a_pipeline(tmp_path):
     text = run_alone(tmp_path, "place_and_pipeline.py")
     for layer, device in (
@@ -213,7 +211,7 @@ def test_data_made_before_the_strategy_is_refused(tmp_path):
         "model.fit(data)\n"
     )
     with Launched("--num_ps=1", "--num_workers=1", script) as run:
-        run.process.wait(SECONDS)
+        wait_for_exit(run.process, SECONDS)
         status, text = run.finish()
     assert status == 1
     assert "must be made after the strategy" in text.splitlines()[-1]

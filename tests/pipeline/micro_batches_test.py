@@ -1,13 +1,13 @@
 """A batch is cut into micro-batches that together are the batch."""
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import laws
 from tfdist.pipeline import micro_batches
 from tfdist.pipeline.micro_batches import MicroBatches
 
@@ -27,7 +27,7 @@ def cut(batch, size, count):
     )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@laws.settings(max_examples=60)
 @given(size=sizes, count=counts)
 def test_micro_batches_together_are_the_batch(size, count):
     batch = {"x": tf.range(size), "y": [tf.range(2 * size)[:size] + 7, None]}

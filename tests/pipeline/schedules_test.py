@@ -5,10 +5,10 @@ import itertools
 import re
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import pytest
 
+from tests import laws
 from tfdist.pipeline import schedules
 from tfdist.pipeline.schedules import StageTask
 
@@ -125,7 +125,7 @@ def test_blocks_of_one_device_go_back_first():
 # Laws of all of them.
 
 
-@settings(max_examples=60, deadline=None)
+@laws.settings(max_examples=60)
 @given(ANY, SMALL, SMALL, st.integers(1, 3))
 def test_dependencies_are_those_of_the_data_and_of_the_order(
     name, stages, micro_batches, batches
@@ -154,7 +154,7 @@ def test_dependencies_are_those_of_the_data_and_of_the_order(
         assert len(found) == len(needed)
 
 
-@settings(max_examples=60, deadline=None)
+@laws.settings(max_examples=60)
 @given(ANY, SMALL, SMALL, st.integers(1, 3))
 def test_in_flight_is_the_papers(name, stages, micro_batches, batches):
     schedule = made(name, stages, micro_batches, batches)
@@ -169,7 +169,7 @@ def test_in_flight_is_the_papers(name, stages, micro_batches, batches):
     )
 
 
-@settings(max_examples=40, deadline=None)
+@laws.settings(max_examples=40)
 @given(ANY, SMALL, SMALL, st.integers(1, 3))
 def test_every_gradient_is_in_the_update_of_its_batch(
     name, stages, micro_batches, batches
@@ -191,7 +191,7 @@ def test_every_gradient_is_in_the_update_of_its_batch(
         assert updates * schedule.batch_units == schedule.num_units
 
 
-@settings(max_examples=40, deadline=None)
+@laws.settings(max_examples=40)
 @given(st.data())
 def test_blocks_can_share_devices_in_any_way(data):
     blocks = data.draw(st.integers(2, 7))

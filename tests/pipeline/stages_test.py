@@ -3,7 +3,6 @@
 import itertools
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import keras
 from keras import layers
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import laws
 from tests.pipeline import models
 from tfdist import private_keras
 from tfdist.pipeline import stages as stages_lib
@@ -129,7 +129,7 @@ def test_stages_can_be_said_in_several_ways(stages, expected):
     assert ["".join(stage.names) for stage in made] == expected
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@laws.settings(max_examples=80)
 @given(
     work=st.lists(st.integers(1, 20), min_size=1, max_size=8), data=st.data()
 )

@@ -110,6 +110,7 @@ def test_who_looks_at_a_model_sees_all_units_trained(look, tmp_path):
     )
 
 
+@pytest.mark.nightly
 def test_batches_of_other_sizes_may_follow_each_other():
     # In graphs that were made for 8 examples others wait that are 2, of which
     # TensorFlow's optimizer once believed that they were 8.
@@ -259,6 +260,7 @@ class Watched(keras.layers.Layer):
         return x
 
 
+@pytest.mark.nightly
 def test_blocks_of_one_device_take_turns_and_devices_work_together():
     model = keras.Sequential([keras.Input((3,))])
     for block in range(4):
@@ -297,6 +299,7 @@ class Slow(Watched):
         return x
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("schedule", "frozen"),
     [("pipedream_2bw", None), ("pipedream", 0), ("pipedream", 1)],

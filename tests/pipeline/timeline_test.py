@@ -3,11 +3,11 @@
 import itertools
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from tests import laws
 from tfdist.pipeline import schedules
 from tfdist.pipeline import timeline
 
@@ -81,7 +81,7 @@ def test_without_flushes_the_bubble_goes_to_zero(name):
     assert bubbles[-1] < 0.012
 
 
-@settings(max_examples=25, deadline=None)
+@laws.settings(max_examples=25)
 @given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=5))
 def test_the_slowest_stage_sets_the_pace_without_flushes(pairs):
     forward, backward = zip(*pairs, strict=True)
@@ -114,7 +114,7 @@ def cases(draw):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@laws.settings(max_examples=60)
 @given(cases())
 def test_nothing_begins_before_what_it_needs_nor_later_than_it_can(case):
     schedule, forward, backward, transfer = case
@@ -156,7 +156,7 @@ def test_nothing_begins_before_what_it_needs_nor_later_than_it_can(case):
         assert span.start == pytest.approx(max(bounds))
 
 
-@settings(max_examples=40, deadline=None)
+@laws.settings(max_examples=40)
 @given(cases())
 def test_devices_do_all_the_work_and_one_task_at_a_time(case):
     schedule, forward, backward, transfer = case

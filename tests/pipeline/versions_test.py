@@ -1,11 +1,11 @@
 """Versions of weights are those of the papers' update rules."""
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from tests import laws
 from tfdist.pipeline import schedules
 from tfdist.pipeline import versions
 from tfdist.pipeline.schedules import StageTask
@@ -155,7 +155,7 @@ def test_predicted_steps_are_updates_until_the_unit_is_back(stages):
         )
 
 
-@settings(max_examples=40, deadline=None)
+@laws.settings(max_examples=40)
 @given(st.sampled_from(schedules.NAMES), STAGES, UNITS, st.booleans())
 def test_no_version_is_used_before_it_is_made(name, stages, units, sync):
     units = max(units, stages)

@@ -6,10 +6,10 @@ import math
 import re
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import pytest
 
+from tests import laws
 from tests.placement import cost_graphs
 from tfdist.pipeline import pipelined
 from tfdist.placement import chain
@@ -172,13 +172,13 @@ def check(graph, devices, pipeline, objective):
         assert all(size <= devices.limit(device) for device in used)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@laws.settings(max_examples=300)
 @given(cost_graphs.chains(8), cost_graphs.devices(4), pipelines)
 def test_stages_are_the_best_of_all_that_fit(graph, devices, pipeline):
     check(graph, devices, pipeline, "throughput")
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@laws.settings(max_examples=60)
 @given(
     cost_graphs.chains(8),
     cost_graphs.devices(4, st.integers(10, 60)),
@@ -190,7 +190,7 @@ def test_stages_without_a_pipeline_are_the_best_of_all(
     check(graph, devices, None, objective)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@laws.settings(max_examples=40)
 @given(
     cost_graphs.chains(8),
     st.integers(1, 4),
@@ -233,7 +233,7 @@ def test_replicas_as_in_the_recursion_of_pipedream(
     assert found.seconds == pytest.approx(fewest)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@laws.settings(max_examples=60)
 @given(
     cost_graphs.chains(6), cost_graphs.devices(3, st.integers(0, 9)), pipelines
 )

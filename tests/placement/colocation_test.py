@@ -1,9 +1,9 @@
 """Groups that become one node, and those that cannot."""
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 
+from tests import laws
 from tests.placement import cost_graphs
 from tfdist.placement.colocation import merge_colocated
 from tfdist.placement.graph import CostGraph
@@ -54,7 +54,7 @@ def test_two_groups_that_only_together_make_a_cycle_are_not_both_merged():
     assert len(merged.graph.nodes) == 3
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@laws.settings(max_examples=80)
 @given(st.data())
 def test_what_fits_when_merged_fits(data):
     one = data.draw(cost_graphs.graphs())

@@ -1,10 +1,10 @@
 """m-SCT's linear program and its favourites."""
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import pytest
 
+from tests import laws
 from tests.placement import cost_graphs
 from tests.placement import steps
 from tfdist.placement import favourite_child
@@ -65,7 +65,7 @@ def test_rounding_gives_each_at_most_one_child_and_one_parent():
     assert found == {3: 2, 0: 1}
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@laws.settings(max_examples=60)
 @given(cost_graphs.graphs(), cost_graphs.devices(3))
 def test_the_program_keeps_its_constraints(graph, devices):
     pairs, x = favourite_child.relaxation(graph, devices)
@@ -83,7 +83,7 @@ def test_the_program_keeps_its_constraints(graph, devices):
     assert len(set(found.values())) == len(found)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@laws.settings(max_examples=30)
 @given(cost_graphs.graphs(2, 6), st.data())
 def test_no_choice_of_favourites_beats_the_program(graph, data):
     # Favourites of a placement on as many devices as there are nodes obey the

@@ -1,10 +1,10 @@
 """Memory of placements, by hand and by the definition."""
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import pytest
 
+from tests import laws
 from tests.placement import cost_graphs
 from tfdist.placement import memory
 from tfdist.placement.graph import CostGraph
@@ -28,7 +28,7 @@ def test_what_comes_from_elsewhere_is_held_once():
     assert memory.memory_bytes(fork(), place, AB) == {"A": 330, "B": 3}
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@laws.settings(max_examples=60)
 @given(st.data())
 def test_memory_as_defined(data):
     graph, devices = (
@@ -45,7 +45,7 @@ def test_memory_as_defined(data):
     assert fits == (not memory.excess_bytes(graph, assignment, devices))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@laws.settings(max_examples=100)
 @given(st.data())
 def test_the_ledger_never_gives_what_is_not_there(data):
     graph = data.draw(cost_graphs.graphs())

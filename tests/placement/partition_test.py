@@ -1,10 +1,10 @@
 """The choice among partitioners."""
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import pytest
 
+from tests import laws
 from tests.placement import cost_graphs
 from tests.placement import steps
 from tfdist.placement import memory
@@ -18,7 +18,7 @@ from tfdist.placement.partition import partition
 AB = Devices(("A", "B"))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@laws.settings(max_examples=60)
 @given(cost_graphs.graphs(1, 6), cost_graphs.devices(3, st.integers(5, 70)))
 def test_no_method_exceeds_the_memory(graph, devices):
     anything = any(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 from tests.placement import zoo
 from tests.placement.graphs import COLOCATED
 from tests.placement.graphs import nodes
@@ -16,7 +16,7 @@ from tfdist.placement import devices
 
 TOLERANCE = 1e-6
 # Of the models, those that take long.
-LONG = ["lstm", "transformer"]
+LONG = ["lstm", "transformer", "skips", "convnet", "nested"]
 
 
 def compiled(model, **kwargs):
@@ -82,7 +82,8 @@ def expected(name, homes):
 
 
 @pytest.mark.parametrize(
-    "name", slow.also([name for name in zoo.MODELS if name not in LONG], LONG)
+    "name",
+    nightly.also([name for name in zoo.MODELS if name not in LONG], LONG),
 )
 def test_placed_is_unplaced(name):
     x, y = zoo.data(name)

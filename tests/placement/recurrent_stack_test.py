@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 from tests.placement.graphs import nodes
 from tfdist import placement
 
@@ -40,13 +40,13 @@ def sequences(masked=False):
 
 @pytest.mark.parametrize(
     ("kind", "chunks", "return_sequences", "masked"),
-    slow.also(
+    nightly.also(
         [
-            (keras.layers.LSTM, 3, False, False),
             (keras.layers.GRU, 2, True, False),
-            (keras.layers.SimpleRNN, 4, False, True),
         ],
         [
+            (keras.layers.LSTM, 3, False, False),
+            (keras.layers.SimpleRNN, 4, False, True),
             (keras.layers.LSTM, 7, True, True),
             (keras.layers.LSTM, 1, False, True),
         ],

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tests.placement import zoo
 from tfdist import placement
+from tfdist.cli import local_cluster
 
 
 def serve(addresses):
@@ -21,7 +22,7 @@ def serve(addresses):
     ).join()
 
 
-def wait_for(address, seconds=60):
+def wait_for(address, seconds=120):
     """Waits until somebody listens there."""
     host, port = address.split(":")
     until = time.monotonic() + seconds
@@ -46,11 +47,12 @@ def train(model):
 
 
 def main():
-    addresses = []
-    for _ in range(2):
-        with socket.socket() as probe:
-            probe.bind(("localhost", 0))
-            addresses.append(f"localhost:{probe.getsockname()[1]}")
+    with local_cluster.LocalCluster({"worker": 2}) as cluster:
+        compare([task.address for task in cluster.tasks])
+
+
+def compare(addresses):
+    """Trains the model, with and without the layer in another process."""
     other = multiprocessing.get_context("spawn").Process(
         target=serve, args=(addresses,), daemon=True
     )

@@ -4,6 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.nightly
+
 
 def test_a_layer_in_another_process():
     done = subprocess.run(

@@ -4,11 +4,11 @@ import itertools
 import math
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from tests import laws
 from tests.placement import cost_graphs
 from tests.placement import steps
 from tfdist.placement import memory
@@ -28,7 +28,7 @@ def seconds_of_all(graph, devices):
     ]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@laws.settings(max_examples=25)
 @given(cost_graphs.graphs(1, 5), cost_graphs.devices(3))
 def test_all_are_tried_if_they_are_few(graph, devices):
     best = min(seconds_of_all(graph, devices), default=None)
@@ -105,7 +105,7 @@ def test_what_belongs_together_is_found_among_many():
     assert (found.seconds, found.is_optimal) == (8, False)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@laws.settings(max_examples=40)
 @given(st.data())
 def test_never_worse_than_its_start_and_never_too_large(data):
     graph = data.draw(cost_graphs.graphs(4, 6))

@@ -1,10 +1,10 @@
 """Simulated steps, by hand and by the rules that they follow."""
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import pytest
 
+from tests import laws
 from tests.placement import cost_graphs
 from tests.placement import steps
 from tfdist.placement import timeline
@@ -97,7 +97,7 @@ def test_longest_paths_and_the_lower_bound():
     assert timeline.lower_bound(graph, Devices(("A",), speeds=(2,))) == 4.5
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@laws.settings(max_examples=150)
 @given(st.data())
 def test_a_step_follows_its_rules(data):
     graph = data.draw(cost_graphs.graphs())

@@ -169,6 +169,7 @@ class WritesMore(keras.Sequential):
         pathlib.Path(f"{filepath}.txt").write_text("more")
 
 
+@pytest.mark.nightly
 def test_a_save_of_the_users_own_gets_the_path_that_was_given(tmp_path):
     model = WritesMore([keras.Input([3]), keras.layers.Dense(2)])
     seen(clusters.files_of(), model).save(tmp_path / "a.keras")

@@ -259,6 +259,7 @@ def test_one_machine_is_as_fast_as_the_workers_that_are_given():
     assert told.predictions[0].speed_up == pytest.approx(7.0, rel=0.03)
 
 
+@pytest.mark.nightly
 def test_a_larger_batch_takes_given_workers_longer_too():
     # 0.1 s of computing; the server's link takes 0.4 s for each gradient.
     network = Network(bandwidth_gbps=100.0, server_bandwidth_gbps=1.0)

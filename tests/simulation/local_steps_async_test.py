@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 from tests.simulation import local_oracles as oracles
 from tests.simulation import quadratic
 from tests.simulation.virtual_local_steps_test import check
@@ -286,7 +286,7 @@ STRATEGIES = {
 
 
 @pytest.mark.parametrize(
-    "name", slow.also(["DiLoCo", "Downpour"], ["BMUF", "elastic averaging"])
+    "name", nightly.also(["DiLoCo"], ["Downpour", "BMUF", "elastic averaging"])
 )
 def test_one_process_trains_to_the_same(name):
     def optimizer():

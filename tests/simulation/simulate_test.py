@@ -188,6 +188,7 @@ print(hashlib.sha256(weights + jobs.encode()).hexdigest())
 """
 
 
+@pytest.mark.nightly
 def test_two_processes_come_to_the_same_history_to_the_bit(tmp_path):
     here, there = io.StringIO(), tmp_path / "program.py"
     with contextlib.redirect_stdout(here):

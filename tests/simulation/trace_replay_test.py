@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import nightly
 from tfdist import simulation
 from tfdist.runtime.exchange.journal import ExchangeRecord
 
@@ -96,16 +97,20 @@ def softsync():
 
 @pytest.mark.parametrize(
     "method",
-    [
-        "async",
-        "dc_asgd:lambda_0=2.0",
-        "softsync:s=2:correction=inverse_staleness",
-        "bounded_staleness:max_staleness=0",
-        "bounded_staleness:max_staleness=2:correction=gap_aware",
-        "sync",
-        "backup_workers",
-        "backup_workers:on_drop=retry",
-    ],
+    nightly.also(
+        [
+            "dc_asgd:lambda_0=2.0",
+            "softsync:s=2:correction=inverse_staleness",
+            "bounded_staleness:max_staleness=2:correction=gap_aware",
+            "backup_workers:on_drop=retry",
+        ],
+        [
+            "async",
+            "bounded_staleness:max_staleness=0",
+            "sync",
+            "backup_workers",
+        ],
+    ),
 )
 def test_a_simulated_training_replays_to_the_bit(tmp_path, method):
     before = simulate(method)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests import slow
+from tests import nightly
 from tests.strategies.twins import assert_same
 from tests.strategies.twins import assert_trains_the_same
 from tests.strategies.twins import classification
@@ -151,7 +151,7 @@ class _Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("save_freq", slow.also(["epoch"], [3]))
+@pytest.mark.parametrize("save_freq", nightly.also(["epoch"], [3]))
 def test_backup_and_restore_resumes_as_if_never_interrupted(
     tmp_path, save_freq
 ):
@@ -197,7 +197,7 @@ def test_tensor_board_writes_what_it_writes(tmp_path):
     assert list((tmp_path / "train").glob("events*"))
 
 
-@pytest.mark.parametrize("swap_on_epoch", slow.also([True], [False]))
+@pytest.mark.parametrize("swap_on_epoch", nightly.also([True], [False]))
 def test_swapped_averages(swap_on_epoch):
     _assert_fits_the_same(
         lambda: [keras.callbacks.SwapEMAWeights(swap_on_epoch=swap_on_epoch)],

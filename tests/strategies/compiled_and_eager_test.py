@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 from tests.multi_process import scripts
 from tests.strategies import compiled_and_eager_task
 from tests.strategies import model_cases
@@ -42,13 +42,16 @@ def _plain(name):
 # Statistics of batches, dropout; tables, several outputs; two optimizers.
 NAMES = ["convolutional net", "wide and deep", "gan"]
 ALL = list(itertools.product(NAMES, STRATEGIES, MODES))
-# Each model in each mode, each under a third of the strategies.
-SOME = [case for k, case in enumerate(ALL) if k // 2 % 4 == 0]
+SOME = [
+    ("convolutional net", "async", "jit"),
+    ("wide and deep", "local steps", "jit"),
+    ("wide and deep", "sync", "eager"),
+]
 
 
 @pytest.mark.parametrize(
     ("name", "strategy", "mode"),
-    slow.also(SOME, [case for case in ALL if case not in SOME]),
+    nightly.also(SOME, [case for case in ALL if case not in SOME]),
 )
 def test_a_model_trains_as_without(name, strategy, mode):
     scope = STRATEGIES[strategy]().scope()
@@ -56,6 +59,7 @@ def test_a_model_trains_as_without(name, strategy, mode):
     assert_same(found, _plain(name))
 
 
+@pytest.mark.nightly
 def test_loops_are_left_to_tensorflow(caplog):
     found = model_cases.train(
         "bidirectional lstm",
@@ -99,7 +103,13 @@ def _train(scope, optimizer, **settings):
     }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+SLOW = ["decay and averages"]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    nightly.also([name for name in OPTIMIZERS if name not in SLOW], SLOW),
+)
 @every_mode
 def test_an_optimizer_does_as_without(optimizer, mode):
     plain = _train(contextlib.nullcontext(), optimizer)
@@ -108,9 +118,9 @@ def test_an_optimizer_does_as_without(optimizer, mode):
 
 
 @pytest.mark.parametrize(
-    "optimizer", slow.also(["accumulation"], ["scaled loss"])
+    "optimizer", nightly.also(["accumulation"], ["scaled loss"])
 )
-@every_mode
+@pytest.mark.parametrize("mode", nightly.also(["eager"], ["jit"]))
 def test_an_optimizer_does_as_without_in_local_steps(optimizer, mode):
     plain = _train(contextlib.nullcontext(), optimizer)
     scope = STRATEGIES["local steps"]().scope()
@@ -236,6 +246,7 @@ def on_servers(tmp_path_factory):
     return outputs, dump
 
 
+@pytest.mark.nightly
 @every_mode
 def test_nothing_is_lost_or_counted_twice(mode, on_servers):
     outputs, _ = on_servers
@@ -248,6 +259,7 @@ def test_nothing_is_lost_or_counted_twice(mode, on_servers):
         assert line in outputs[worker].splitlines(), outputs[worker]
 
 
+@pytest.mark.nightly
 def test_forward_and_backward_pass_are_compiled(on_servers):
     """The product of the forward pass, and that of the gradient."""
     _, dump = on_servers

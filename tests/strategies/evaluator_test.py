@@ -4,7 +4,6 @@ import importlib.util
 import json
 import pathlib
 import signal
-import time
 
 import keras
 import numpy as np
@@ -38,6 +37,7 @@ def rows_of(directory):
 
 # A model that is built only by its first batch has no variables to ask for
 # when the evaluator starts.
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode,num_workers", [("unbuilt", 2)])
 def test_last_evaluation_is_the_chief_s(tmp_path, mode, num_workers):
     output = train(mode, tmp_path, num_workers)
@@ -77,6 +77,7 @@ def scalars(directory):
     return found
 
 
+@pytest.mark.nightly
 def test_evaluator_that_comes_after_training_evaluates_once(tmp_path):
     train("late", tmp_path, 1)
     chief = left_by(tmp_path, "worker-0.json")
@@ -87,6 +88,7 @@ def test_evaluator_that_comes_after_training_evaluates_once(tmp_path):
     assert [row["step"] for row in rows_of(tmp_path)] == [UPDATES]
 
 
+@pytest.mark.nightly
 def test_servers_end_without_an_evaluator_that_never_came(tmp_path):
     tasks = {}
     counts = {"ps": 1, "worker": 1, "evaluator": 1}
@@ -102,13 +104,10 @@ def test_servers_end_without_an_evaluator_that_never_came(tmp_path):
                         TF_CONFIG=task.tf_config,
                     )
             assert tasks["worker"].wait() == 0
-            ended = time.monotonic()
             output = tasks["ps"].output
             assert tasks["ps"].wait() == 0, output()
-            # Three seconds of patience in this script, counted from the
-            # start of the server where somebody has never been seen.
-            assert time.monotonic() - ended < 3.0 + 20.0
-            assert "/job:evaluator/task:0 has not been seen" in output()
+            # Counted from the start of the server, by this script's patience.
+            assert "task:0 has not been seen for 15 s" in output()
         finally:
             for task in tasks.values():
                 task.send(signal.SIGKILL)

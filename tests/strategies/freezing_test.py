@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 import tfdist
 from tfdist import correction
 from tfdist import synchronization
@@ -34,12 +34,14 @@ def weights_of(strategy):
 
 @pytest.mark.parametrize(
     "arguments",
-    slow.also(
+    nightly.also(
         [
             {"synchronization": synchronization.Sync()},
-            {"correction": correction.DelayCompensation(variance_decay=0.95)},
         ],
-        [{"synchronization": synchronization.SoftSync(1)}],
+        [
+            {"correction": correction.DelayCompensation(variance_decay=0.95)},
+            {"synchronization": synchronization.SoftSync(1)},
+        ],
     ),
     ids="sync correction softsync".split(),
 )

@@ -6,16 +6,21 @@ import functools
 import numpy as np
 import pytest
 
-from tests import slow
+from tests import nightly
 from tests.strategies import model_cases
 from tests.strategies.trained_on_servers import train_on_servers
 from tests.strategies.twins import assert_same
 import tfdist
 
 TOLERANCE = 1e-5
-# What others show as well; the last is called twice, which costs a minute of
+# What others show as well; the third is called twice, which costs a minute of
 # collecting garbage.
-SLOW = ["bidirectional lstm", "variational autoencoder", "siamese net"]
+SLOW = [
+    "bidirectional lstm",
+    "variational autoencoder",
+    "siamese net",
+    "convolutional net",
+]
 CASES = [name for name in model_cases.CASES if name not in SLOW]
 
 
@@ -24,7 +29,7 @@ def _plain(name):
     return model_cases.train(name, contextlib.nullcontext())
 
 
-@pytest.mark.parametrize("name", slow.also(CASES, SLOW))
+@pytest.mark.parametrize("name", nightly.also(CASES, SLOW))
 def test_trains_as_without_a_strategy(name):
     strategy = tfdist.AsyncStrategy()
     found = model_cases.train(name, strategy.scope())
@@ -41,6 +46,7 @@ def trained(tmp_path_factory):
     return directory
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", model_cases.ON_SERVERS)
 def test_trains_on_servers_as_without_a_strategy(name, trained):
     number = model_cases.ON_SERVERS.index(name)

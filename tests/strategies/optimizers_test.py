@@ -6,7 +6,6 @@ import functools
 import numpy as np
 import pytest
 
-from tests import slow
 from tests.strategies import optimizer_cases
 from tests.strategies.trained_on_servers import train_on_servers
 import tfdist
@@ -34,8 +33,7 @@ def _assert_same(found, expected):
         )
 
 
-# What is trained on servers below need not be trained here each time.
-@pytest.mark.parametrize("name", slow.also(OTHERS, ON_SERVERS))
+@pytest.mark.parametrize("name", optimizer_cases.CASES)
 def test_trains_as_without_a_strategy(name):
     strategy = tfdist.AsyncStrategy()
     found = optimizer_cases.train(name, strategy.scope())
@@ -54,7 +52,8 @@ def trained(tmp_path_factory):
     return directory_of
 
 
-@pytest.mark.parametrize("name", slow.also(ON_SERVERS, OTHERS))
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [*ON_SERVERS, *OTHERS])
 def test_trains_on_servers_as_without_a_strategy(name, trained):
     names = ON_SERVERS if name in ON_SERVERS else OTHERS
     with np.load(trained(names) / f"{names.index(name)}.npz") as arrays:

@@ -134,7 +134,7 @@ ON_A_CLUSTER = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ON_A_CLUSTER)
 def test_it_trains_on_a_real_cluster(strategy, data_dir, tmp_path):
     name = "decayed" if "decayed" in strategy else strategy.split(":")[0]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 from tests.strategies.twins import assert_same
 from tests.strategies.twins import classification
 from tests.strategies.twins import compiled
@@ -66,7 +66,7 @@ def test_model_saved_without_a_strategy_loads_under_one(tmp_path):
     _goes_on_as(model, loaded)
 
 
-@pytest.mark.parametrize("trained_before", slow.also([True], [False]))
+@pytest.mark.parametrize("trained_before", nightly.also([True], [False]))
 def test_weights_load_before_and_after_training(tmp_path, trained_before):
     """Loaded weights reach the servers: the next step starts from them."""
     source = _trained(_strategy_scope())
@@ -85,7 +85,7 @@ def test_weights_load_before_and_after_training(tmp_path, trained_before):
     assert_same(target.get_weights(), plain.get_weights())
 
 
-@pytest.mark.parametrize("trained_before", slow.also([True], [False]))
+@pytest.mark.parametrize("trained_before", nightly.also([True], [False]))
 def test_tensorflow_checkpoint(tmp_path, trained_before):
     model = _trained(_strategy_scope())
     path = tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")

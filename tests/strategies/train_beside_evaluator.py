@@ -16,7 +16,7 @@ import numpy as np
 import tfdist
 from tfdist.cluster import member_table
 
-_SECONDS = 60.0
+_SECONDS = 120.0
 MODES_THAT_MEET = ("built", "unbuilt")
 MODE, DIRECTORY = sys.argv[1], pathlib.Path(sys.argv[2])
 task = json.loads(os.environ["TF_CONFIG"])["task"]
@@ -68,7 +68,7 @@ class TellOfTraining(keras.callbacks.Callback):
 
 
 if MODE == "absent":
-    member_table.LOST_AFTER_SECONDS = 3.0
+    member_table.LOST_AFTER_SECONDS = 15.0
 if MODE == "late" and NAME == "evaluator-0":
     wait_for("worker-0.json")
 strategy = tfdist.AsyncStrategy(

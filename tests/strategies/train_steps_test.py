@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 from tests.strategies.twins import assert_trains_the_same
 from tests.strategies.twins import classification
 from tests.strategies.twins import compiled
@@ -52,7 +52,7 @@ class Custom(keras.Model):
         return {"mean": self.mean.result()}
 
 
-@pytest.mark.parametrize("steps_per_execution", slow.also([2], [1]))
+@pytest.mark.parametrize("steps_per_execution", nightly.also([2], [1]))
 def test_custom_train_step(steps_per_execution):
     def train(scope):
         with scope():

@@ -9,7 +9,7 @@ import pytest
 
 import tfdist
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 TRIALS = 10
 ROWS = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")

@@ -5,10 +5,10 @@ old: w <- w - rate * g(w_k).
 """
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 
+from tests import laws
 from tests.synchronization import virtual_scripts
 from tests.synchronization.virtual_run import Run
 from tests.synchronization.virtual_server import RATE
@@ -37,7 +37,7 @@ class DownpourOracle:
         """What has come has come."""
 
 
-@settings(max_examples=25, deadline=None)
+@laws.settings(max_examples=25)
 @given(num_workers=st.sampled_from([1, 3, 4]), script=virtual_scripts.scripts())
 def test_parameters_are_those_of_the_paper(num_workers, script):
     run = Run(Async(), num_workers, oracle=DownpourOracle(num_workers))

@@ -13,11 +13,11 @@ Gradients are applied one by one, when their workers may go on.
 """
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from tests import laws
 from tests.synchronization import virtual_scripts
 from tests.synchronization import virtual_server
 from tests.synchronization.virtual_cluster import Cluster
@@ -122,7 +122,7 @@ def check_read(bound):
     return check
 
 
-@settings(max_examples=40, deadline=None)
+@laws.settings(max_examples=40)
 @given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_parameters_and_gap_are_those_of_the_paper(case, script):
     run = Run(
@@ -135,7 +135,7 @@ def test_parameters_and_gap_are_those_of_the_paper(case, script):
     run.play(script).drain()
 
 
-@settings(max_examples=20, deadline=None)
+@laws.settings(max_examples=20)
 @given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_reads_are_guaranteed_where_servers_lag(case, script):
     """Two servers that carry out the log at their own times."""
@@ -150,7 +150,7 @@ def test_reads_are_guaranteed_where_servers_lag(case, script):
     run.play(script).drain()
 
 
-@settings(max_examples=15, deadline=None)
+@laws.settings(max_examples=15)
 @given(
     num_workers=st.sampled_from([1, 2, 4]),
     script=virtual_scripts.scripts(failures=(), max_size=40),

@@ -10,12 +10,12 @@ tau = i - j:
 """
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import laws
 from tests.synchronization import virtual_scripts
 from tests.synchronization.virtual_run import Run
 from tests.synchronization.virtual_server import RATE
@@ -75,7 +75,7 @@ def check_updates(number):
     return check
 
 
-@settings(max_examples=50, deadline=None)
+@laws.settings(max_examples=50)
 @given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_parameters_are_those_of_the_paper(case, script):
     run = Run(
@@ -87,7 +87,7 @@ def test_parameters_are_those_of_the_paper(case, script):
     run.play(script).drain()
 
 
-@settings(max_examples=20, deadline=None)
+@laws.settings(max_examples=20)
 @given(
     case=st.sampled_from(CASES),
     factor=st.sampled_from([1.0, 0.3]),
@@ -106,7 +106,7 @@ def test_late_gradients_count_less_if_asked_for(case, factor, script):
     run.play(script).drain()
 
 
-@settings(max_examples=15, deadline=None)
+@laws.settings(max_examples=15)
 @given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_updates_are_as_they_came_where_servers_lag(case, script):
     run = Run(
@@ -119,7 +119,7 @@ def test_updates_are_as_they_came_where_servers_lag(case, script):
     run.play(script).drain()
 
 
-@settings(max_examples=15, deadline=None)
+@laws.settings(max_examples=15)
 @given(num_workers=st.sampled_from([1, 3, 4]), script=virtual_scripts.scripts())
 def test_of_one_gradient_is_asynchronous(num_workers, script):
     states = []

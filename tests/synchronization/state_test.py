@@ -3,12 +3,12 @@
 import dataclasses
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import laws
 from tfdist.synchronization import state as state_lib
 from tfdist.synchronization.state import Phase
 from tfdist.synchronization.state import State
@@ -48,7 +48,7 @@ def test_packing_and_unpacking_keep_every_value(num_workers):
     assert sorted(seen) == vector.numpy().tolist()
 
 
-@settings(max_examples=20, deadline=None)
+@laws.settings(max_examples=20)
 @given(num_workers=st.integers(1, 6), data=st.data())
 def test_any_values_come_back(num_workers, data):
     size = state_lib.size(num_workers)
@@ -85,7 +85,7 @@ def test_the_slowest_is_among_those_who_are_waited_for():
     assert state.slowest_clock() == 4
 
 
-@settings(max_examples=20, deadline=None)
+@laws.settings(max_examples=20)
 @given(
     order=st.permutations(range(4)),
     chosen=st.sets(st.integers(0, 3)),

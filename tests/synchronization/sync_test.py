@@ -10,11 +10,11 @@ Where fewer are left, N is how many there are.
 """
 
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from tests import laws
 from tests.synchronization import virtual_scripts
 from tests.synchronization import virtual_server
 from tests.synchronization.virtual_cluster import Cluster
@@ -105,7 +105,7 @@ def check_updates(num_workers, backup_workers):
     return check
 
 
-@settings(max_examples=40, deadline=None)
+@laws.settings(max_examples=40)
 @given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_parameters_are_those_of_the_paper(case, script):
     run = Run(
@@ -117,7 +117,7 @@ def test_parameters_are_those_of_the_paper(case, script):
     run.play(script).drain()
 
 
-@settings(max_examples=20, deadline=None)
+@laws.settings(max_examples=20)
 @given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_updates_are_of_current_gradients_where_servers_lag(case, script):
     """Two servers that carry out the log at their own times."""
@@ -131,7 +131,7 @@ def test_updates_are_of_current_gradients_where_servers_lag(case, script):
     run.play(script).drain()
 
 
-@settings(max_examples=15, deadline=None)
+@laws.settings(max_examples=15)
 @given(
     num_workers=st.sampled_from([1, 2, 4]),
     script=virtual_scripts.scripts(failures=(), max_size=40),
@@ -152,7 +152,7 @@ def test_without_backup_workers_it_is_one_large_batch(num_workers, script):
     assert len(run.observer.updates) >= len(script) // (2 * num_workers) - 1
 
 
-@settings(max_examples=15, deadline=None)
+@laws.settings(max_examples=15)
 @given(
     num_workers=st.sampled_from([2, 4]),
     script=virtual_scripts.scripts(failures=(), max_size=40),

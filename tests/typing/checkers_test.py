@@ -11,6 +11,8 @@ import pytest
 
 import tfdist
 
+pytestmark = pytest.mark.nightly
+
 HERE = pathlib.Path(__file__).parent
 ROOT = pathlib.Path(tfdist.__file__).parents[1]
 

@@ -26,6 +26,10 @@ HEARTBEAT_SECONDS = 1.0
 # Between attempts to enter the table of a server that has none yet.
 _RETRY_SECONDS = 0.1
 _MEND_SECONDS = 3.0
+# How long a worker that ends waits for a heartbeat that is under way: since
+# the server's last answer, and at least for the second.
+_ANSWER_SECONDS = 10.0
+_LAST_WAIT_SECONDS = 2.0
 # A worker that has not been seen for so long is not waited for. It covers a
 # restart of the worker.
 LOST_AFTER_SECONDS = 60.0
@@ -249,6 +253,8 @@ class Membership:
         # By server: so that nothing older is written after what is newer.
         self._writing = [threading.Lock() for _ in self.tables]
         self._began = time.monotonic()
+        # By server: when it last answered.
+        self._answered = [self._began for _ in self.tables]
         self.on_beat = []
         self._stop = threading.Event()
         # By server; set once this worker is in its table.
@@ -283,6 +289,7 @@ class Membership:
             age = time.monotonic() - self._began
             own = [float(state), float(self._arrivals), age]
             self._writes[server](np.array([*own, *self.fits.pack()]))
+            self._answered[server] = time.monotonic()
 
     def _call_on_beat(self):
         for function in list(self.on_beat):
@@ -361,12 +368,25 @@ class Membership:
             self._put(server, MemberState.ALIVE)
 
     def leave(self, state):
-        """Stops the heartbeat and leaves `state` as the last word."""
+        """Stops the heartbeat and leaves `state` as the last word.
+
+        Servers that answered last are told first. One that has not answered
+        for long, because it is gone, delays the end of the process no more
+        than `_LAST_WAIT_SECONDS`.
+        """
         if self._stop.is_set():
             return
         self._stop.set()
-        for server, thread in enumerate(self._threads):
-            thread.join(timeout=10.0)
+        now = time.monotonic()
+        answered = list(self._answered)
+        for server in sorted(
+            range(len(answered)), key=answered.__getitem__, reverse=True
+        ):
+            thread = self._threads[server]
+            end = max(
+                answered[server] + _ANSWER_SECONDS, now + _LAST_WAIT_SECONDS
+            )
+            thread.join(timeout=max(0.0, end - time.monotonic()))
             if thread.is_alive():
                 continue
             try:

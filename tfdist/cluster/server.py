@@ -98,6 +98,7 @@ def _wait_for_end(config, table, timeout):
                 rows,
                 known_for=time.monotonic() - started,
                 patience=timeout,
+                lost_after=member_table.LOST_AFTER_SECONDS,
                 with_evaluators=True,
                 initial_workers=config.initial_workers,
             )

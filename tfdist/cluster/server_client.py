@@ -19,6 +19,8 @@ from tfdist.cluster import sessions
 # Seconds for a call. One that waits longer fails, and whoever calls tries
 # again: heartbeats with the next beat, the main thread by its recovery.
 SECONDS = 20.0
+# For a connection to where a server was before it moved.
+_LISTENS_SECONDS = 2.0
 # After these a server still has the session, if it is in the same life.
 _LASTING = (
     tf.errors.DeadlineExceededError,
@@ -186,9 +188,11 @@ class ServerFunction:
         with self._opening:
             moved = self._address != self._client.address
             if moved and self._session is not None:
-                # Where nobody answers any more, closing takes all its time.
                 # The process ends after it: a daemon would be torn from it.
-                threading.Thread(target=_close, args=(self._session,)).start()
+                threading.Thread(
+                    target=_close_where_it_was,
+                    args=(self._session, self._address),
+                ).start()
                 self._session = None
             if self._session is None:
                 self._address = self._client.address
@@ -200,6 +204,16 @@ class ServerFunction:
             if session is None or self._session is not session:
                 return
             self._session = None
+        _close(session)
+
+
+def _close_where_it_was(session, address):
+    """Closes a session with a server that has moved, if it is still there.
+
+    Where nobody answers, closing would take `SECONDS`, and the end of this
+    process would wait for it.
+    """
+    if sessions.listens(address, _LISTENS_SECONDS):
         _close(session)
 
 

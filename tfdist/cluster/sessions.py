@@ -113,13 +113,30 @@ def reason(error):
     return said[-1] if said else "no reason given"
 
 
+def listens(address, seconds):
+    """Returns whether anything at `address` accepts a connection.
+
+    Args:
+      address: A `host:port`.
+      seconds: After which it counts as absent.
+    """
+    try:
+        _connect(address, seconds)
+    except OSError:
+        return False
+    return True
+
+
 def _check_that_it_listens(address, deadline):
     """TensorFlow would wait for who is not there."""
-    host, port = address.rsplit(":", 1)
-    seconds = deadline.milliseconds() / 1000
     try:
-        socket.create_connection((host.strip("[]"), port), seconds).close()
+        _connect(address, deadline.milliseconds() / 1000)
     except ConnectionRefusedError:
         raise
     except OSError:
         pass  # The session says what it is, if it does not get through.
+
+
+def _connect(address, seconds):
+    host, port = address.rsplit(":", 1)
+    socket.create_connection((host.strip("[]"), port), seconds).close()

@@ -8,13 +8,19 @@ _OVER = (member_table.MemberState.FINISHED, member_table.MemberState.LEFT)
 
 
 def is_over(
-    rows, *, known_for, patience, with_evaluators=False, initial_workers=None
+    rows,
+    *,
+    known_for,
+    patience,
+    lost_after,
+    with_evaluators=False,
+    initial_workers=None,
 ):
     """Whether nobody trains any more.
 
     Training is over when every worker has finished. Once one of them has, a
-    worker that has not been seen for `member_table.LOST_AFTER_SECONDS` is not
-    waited for, nor one that has left because it was told to.
+    worker that has been silent for `lost_after` seconds is not waited for, nor
+    one that has left because it was told to.
 
     Args:
       rows: List of `tfdist.cluster.member_table.Member`.
@@ -22,6 +28,8 @@ def is_over(
         was never seen counts as silent since then.
       patience: Seconds to wait for a sign of any worker while none has
         finished.
+      lost_after: Seconds of silence after which a worker is not waited for
+        once another has finished.
       with_evaluators: Whether evaluators among them count like workers: a
         server has to outlive them.
       initial_workers: How many of the workers, the first, are waited for if
@@ -43,9 +51,7 @@ def is_over(
     unfinished = [m for m in workers if m.state not in _OVER]
     if any(m.state == member_table.MemberState.FINISHED for m in workers):
         silent_for = [known_for, *(m.silent_for for m in unfinished)]
-        return (
-            not unfinished or min(silent_for) > member_table.LOST_AFTER_SECONDS
-        )
+        return not unfinished or min(silent_for) > lost_after
     # If all have left, one may come back as well as one that was lost.
     silent_for = min(known_for, *(m.silent_for for m in workers))
     if silent_for > patience:
@@ -86,9 +92,7 @@ class Expected:
         self._clock = clock
         self._end = clock() + start_timeout
 
-    def includes(
-        self, number, member, lost_after=member_table.LOST_AFTER_SECONDS
-    ):
+    def includes(self, number, member, lost_after):
         """Whether a worker is there, or is to come.
 
         Args:
@@ -104,19 +108,20 @@ class Expected:
         )
 
 
-def missing(rows, arrivals, expected):
+def missing(rows, arrivals, expected, lost_after):
     """Names of the workers that have not come to the meeting point so often.
 
     Args:
       rows: List of `Member`.
       arrivals: How many times.
       expected: An `Expected`.
+      lost_after: Seconds of silence after which a worker is not missed.
     """
     return [
         member.name
         for number, member in enumerate(rows)
         if not member.name.startswith("/job:evaluator")
-        and expected.includes(number, member)
+        and expected.includes(number, member, lost_after)
         and member.arrivals < arrivals
     ]
 

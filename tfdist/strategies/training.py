@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from tfdist import deprecated
+from tfdist.cluster import member_table
 from tfdist.cluster import reports
 from tfdist.cluster import termination
 from tfdist.cluster import waiting
@@ -70,6 +71,7 @@ class TrainingMixin:
             self._runtime.call(self._membership.read),
             known_for=time.monotonic() - self._connected_at,
             patience=self._start_timeout,
+            lost_after=member_table.LOST_AFTER_SECONDS,
             initial_workers=self._cluster.initial_workers,
         )
 
@@ -229,7 +231,12 @@ class TrainingMixin:
 
         def all_there():
             rows = self._runtime.call(self._membership.read)
-            missing[:] = termination.missing(rows, arrivals, self._expected)
+            missing[:] = termination.missing(
+                rows,
+                arrivals,
+                self._expected,
+                lost_after=member_table.LOST_AFTER_SECONDS,
+            )
             return not missing
 
         waiting.wait_while_it_gets_on(

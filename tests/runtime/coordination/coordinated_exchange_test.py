@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 from tests.runtime.exchange import delay_test
 from tests.runtime.exchange.delay_test import LATE
 from tests.runtime.exchange.delay_test import RULES
@@ -102,9 +102,9 @@ def asynchronous(rule):
 # With three workers, an n of 3 is an s of 1.
 @pytest.mark.parametrize(
     ("method", "rule"),
-    slow.also(
-        [(SoftSync(1), "momentum"), (Async(), "adam_decay")],
-        [(SoftSync(n=3), "adam_decay")],
+    nightly.also(
+        [(SoftSync(1), "momentum")],
+        [(Async(), "adam_decay"), (SoftSync(n=3), "adam_decay")],
     ),
 )
 def test_softsync_of_one_gradient_is_async_to_the_bit(method, rule):
@@ -159,7 +159,7 @@ def test_a_gradient_of_an_epoch_that_has_ended_is_void():
 
 @pytest.mark.parametrize(
     ("s", "rule"),
-    slow.also([(2, "momentum")], [(1, "sgd"), (3, "adam")]),
+    nightly.also([(2, "momentum")], [(1, "sgd"), (3, "adam")]),
 )
 def test_rates_follow_the_staleness_of_each_gradient(s, rule):
     """Zhang et al. 2016, equation 3: alpha_0 / tau, in a mean of s."""
@@ -251,10 +251,11 @@ FEATURES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", [Sync()], indirect=True, ids=repr)
 @pytest.mark.parametrize(
     "feature",
-    slow.also(
+    nightly.also(
         ["batch normalization", "two optimizers"],
         ["embedding", "custom loop", "pieces"],
     ),
@@ -265,7 +266,7 @@ def test_keras_features(method, feature):
 
 @pytest.mark.parametrize(
     ("method", "name"),
-    slow.also(
+    nightly.also(
         [
             (Sync(), "accumulation and all"),
             (BoundedStaleness(0), "loss scale overflows"),
@@ -365,7 +366,6 @@ def test_bad_arguments_of_strategies(make, message):
     "make",
     [
         lambda: tfdist.BackupWorkersStrategy(3),
-        lambda: tfdist.SoftSyncStrategy(n=4),
         lambda: tfdist.BoundedStalenessStrategy(2),
     ],
 )

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests import slow
+from tests import nightly
 from tests.runtime.coordination.coordinated_exchange_test import make_workers
 from tests.runtime.exchange.delay_test import FEATURES
 from tests.runtime.exchange.delay_test import LATE
@@ -21,7 +21,8 @@ _runs = iter(range(10**6))
 ROWS, WIDTH = 6, 2
 
 
-@pytest.mark.parametrize("backups", slow.also(["server"], ["worker"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("backups", nightly.also(["server"], ["worker"]))
 def test_rows_of_tables_are_compensated(backups):
     """Row by row g + lambda g^2 d, where a row's gradient is the sum."""
     strength = 3.0
@@ -106,7 +107,7 @@ def rows_and_whole(made, method):
 
 @pytest.mark.parametrize(
     ("made", "method"),
-    slow.also(
+    nightly.also(
         [(correction.DANA("slim"), None)],
         [(correction.DANA("zero"), Async())],
     ),

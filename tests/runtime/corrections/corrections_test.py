@@ -8,14 +8,14 @@ import dataclasses
 
 from hypothesis import Phase
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import laws
+from tests import nightly
 from tests.correction import oracles
 from tests.runtime.coordination.coordinated_exchange_test import make_workers
 from tests.runtime.exchange import delay_test
@@ -136,15 +136,15 @@ def check(name, rule, method, order, seed=0, partitioner=None):
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    slow.also(
+    nightly.also(
         [
             ("inverse staleness", "async"),
             ("delay compensation", "async"),
-            ("gap aware", "async"),
-            ("DANA-Slim", "softsync"),
             ("DANA-Zero", "bounded"),
         ],
         [
+            ("gap aware", "async"),
+            ("DANA-Slim", "softsync"),
             ("FASGD", "async"),
             ("DANA-DC by workers", "async"),
             ("delay compensation by workers", "async"),
@@ -174,7 +174,7 @@ class DecayedSgd:
 
 
 @pytest.mark.parametrize(
-    "name", slow.also(["DANA-Zero"], ["delay compensation by workers"])
+    "name", nightly.also(["DANA-Zero"], ["delay compensation by workers"])
 )
 def test_weight_decay_is_not_corrected(name):
     rule = (lambda: keras.optimizers.SGD(RATE, weight_decay=0.5), DecayedSgd)
@@ -190,7 +190,8 @@ def test_pieces_are_corrected_as_the_whole():
     assert len(kernel.pieces) == 2
 
 
-@settings(max_examples=2, deadline=None, phases=[Phase.generate])
+@pytest.mark.nightly
+@laws.settings(max_examples=2, phases=[Phase.generate])
 @given(
     order=st.lists(st.integers(0, WORKERS - 1), min_size=9, max_size=18),
     name_and_rule=st.sampled_from(
@@ -202,6 +203,7 @@ def test_any_order_of_workers(order, name_and_rule, method):
     check(*name_and_rule, method, order)
 
 
+@pytest.mark.nightly
 def test_no_compensation_is_asynchronous_sgd_to_the_bit():
     def trajectory(made, method):
         run = f"corrections {next(_runs)}"
@@ -324,7 +326,7 @@ def test_half_precision_does_not_lose_the_compensation():
     np.testing.assert_allclose(found, wanted, atol=3e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_double_precision():
     keras.config.set_floatx("float64")
     try:

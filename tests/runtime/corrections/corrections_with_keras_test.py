@@ -8,7 +8,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 from tests.runtime.coordination.coordinated_exchange_test import (
     FEATURES as KERAS_FEATURES,
 )
@@ -37,7 +37,7 @@ def corrected(request, monkeypatch):
 
 @pytest.mark.parametrize(
     ("corrected", "name"),
-    slow.also(
+    nightly.also(
         [(correction.GapAware(), "accumulation and all")],
         [
             (correction.GapAware(), "Muon"),
@@ -56,12 +56,13 @@ def test_one_worker_trains_as_without_a_strategy(corrected, name):
     optimizers_test._assert_same(found, optimizers_test._plain(name))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "corrected", [correction.DelayCompensation(9.0)], indirect=True
 )
 @pytest.mark.parametrize(
     "feature",
-    slow.also(
+    nightly.also(
         ["batch normalization", "embedding", "two optimizers"],
         ["custom loop", "pieces"],
     ),

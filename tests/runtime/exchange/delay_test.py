@@ -16,13 +16,13 @@ import itertools
 
 from hypothesis import Phase
 from hypothesis import given
-from hypothesis import settings
 from hypothesis import strategies as st
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import laws
 from tfdist.cluster import config as cluster_config
 from tfdist.runtime import runtime
 from tfdist.runtime.keras_hooks import extended
@@ -181,7 +181,7 @@ def test_late_gradients_are_applied_to_the_newest_parameters(rule):
 
 
 # Few, as an example's workers are seconds of work, its steps nothing.
-@settings(max_examples=3, deadline=None, phases=[Phase.generate])
+@laws.settings(max_examples=3, phases=[Phase.generate])
 @given(
     order=st.lists(st.integers(0, 2), min_size=8, max_size=12),
     rule=st.sampled_from(sorted(RULES)),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 import tfdist
 from tfdist import averaging
 from tfdist import correction
@@ -95,7 +95,7 @@ def without(optimizer):
 
 
 @pytest.mark.parametrize(
-    "name", slow.also([name for name in METHODS if name != "late"], ["late"])
+    "name", nightly.also([name for name in METHODS if name != "late"], ["late"])
 )
 def test_a_refused_update_leaves_no_trace(name):
     arguments, optimizer = METHODS[name]
@@ -132,7 +132,7 @@ LOCAL = {
 }
 
 
-@pytest.mark.parametrize("name", LOCAL)
+@pytest.mark.parametrize("name", nightly.also(["accrued"], ["elastic"]))
 def test_local_weights_that_are_not_finite_make_room_for_the_servers(name):
     length, bad, method = LOCAL[name]
     strategy = tfdist.ParameterServerStrategy(local_steps=method)
@@ -146,6 +146,7 @@ def test_local_weights_that_are_not_finite_make_room_for_the_servers(name):
     ]
 
 
+@pytest.mark.nightly
 def test_a_period_that_is_not_finite_leaves_no_trace():
     arguments = {"local_steps": 3, "synchronization": synchronization.Sync()}
     found, expected = (

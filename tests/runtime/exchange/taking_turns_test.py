@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 from tests.runtime.exchange.delay_test import VirtualWorker
 from tests.strategies import optimizer_cases
 from tests.strategies.twins import assert_same
@@ -28,7 +28,7 @@ CASES = [
     "SGD momentum",
     "all at once",
 ]
-SLOW = ["MultiOptimizer", "Nadam", "ScheduleFreeAdamW"]
+SLOW = ["MultiOptimizer", "Nadam", "ScheduleFreeAdamW", "Adafactor", "Adam"]
 _runs = itertools.count()
 
 
@@ -50,7 +50,7 @@ def _state(model):
 
 @pytest.mark.parametrize(
     "name",
-    slow.also([name for name in CASES if name not in SLOW], SLOW),
+    nightly.also([name for name in CASES if name not in SLOW], SLOW),
 )
 def test_two_workers_that_take_turns(name):
     plain = _build(tf.distribute.get_strategy().scope(), name)

@@ -2,105 +2,137 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 from absl import logging
+import pytest
 
 from tfdist.runtime.recovery import stall_watchdog
 
+TIMEOUT = 600.0
 
-def watch(messages, progress=lambda: 0, **settings):
-    made = stall_watchdog.Watchdog(
-        "/job:worker/task:3",
-        progress,
-        lambda: "Waiting for /job:worker/task:1.",
-        **{"timeout": 0.05, "fails": False, **settings},
-    )
+
+class Clock:
+    """Time in which the watchdog's thread looks once each time it is told."""
+
+    def __init__(self):
+        self.now = 100.0
+        self._looks = threading.Semaphore(0)
+        self._sleeps = threading.Semaphore(0)
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        """Is called by the watchdog: the end of a look."""
+        del seconds
+        self._sleeps.release()
+        self._looks.acquire()
+
+    def look(self, seconds=0.0):
+        """Lets so much time pass, and the watchdog look once."""
+        self.now += seconds
+        self._sleeps.acquire()
+        self._looks.release()
+        # It has looked when it sleeps again.
+        self._sleeps.acquire()
+        self._sleeps.release()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(stall_watchdog, "time", made)
     return made
 
 
-def logged(monkeypatch):
-    messages = []
-
-    def error(text, *args):
-        messages.append(text % args)
-
-    monkeypatch.setattr(logging, "error", error)
-    monkeypatch.setattr(stall_watchdog, "_POLL_SECONDS", 0.01)
-    return messages
+@pytest.fixture
+def messages(monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        logging, "error", lambda text, *args: found.append(text % args)
+    )
+    return found
 
 
-def wait_for(condition):
-    end = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+def watch(progress=lambda: 0, describe=None):
+    return stall_watchdog.Watchdog(
+        "/job:worker/task:3",
+        progress,
+        describe or (lambda: "Waiting for /job:worker/task:1."),
+        timeout=TIMEOUT,
+        fails=False,
+    )
 
 
-def test_a_call_without_progress_is_told_with_its_stack(monkeypatch):
-    messages = logged(monkeypatch)
-    dog = watch(messages)
+def test_a_call_without_progress_is_told_with_its_stack(clock, messages):
+    dog = watch()
+    hangs, ends = threading.Event(), threading.Event()
 
     def hang():
         before = dog.begin("train_function")
-        wait_for(lambda: len(messages) >= 2)
+        hangs.set()
+        ends.wait(120.0)
         dog.end(before)
 
     thread = threading.Thread(target=hang)
     thread.start()
-    thread.join(30.0)
-    for message in messages:
+    assert hangs.wait(120.0)
+    clock.look()
+    clock.look(TIMEOUT - 1)
+    assert messages == []
+    clock.look(1)
+    # Again when the time has doubled, and not before.
+    clock.look(TIMEOUT - 1)
+    assert len(messages) == 1
+    clock.look(1)
+    for message, seconds in zip(messages, (600, 1200), strict=True):
         assert message.startswith(
-            "/job:worker/task:3 has made no progress for 0 s in "
+            f"/job:worker/task:3 has made no progress for {seconds} s in "
             "train_function. Waiting for /job:worker/task:1. The stack:\n"
         )
         # Where the thread is that hangs, not the one that tells.
         assert "in hang\n" in message
         assert "in _tell\n" not in message
+    ends.set()
+    thread.join(120.0)
     # It has ended: nothing more is told.
-    number = len(messages)
-    time.sleep(0.3)
-    assert len(messages) == number
+    clock.look(10 * TIMEOUT)
+    clock.look(10 * TIMEOUT)
+    assert len(messages) == 2
 
 
-def test_progress_within_a_call_is_no_stall(monkeypatch):
-    messages = logged(monkeypatch)
+def test_progress_within_a_call_is_no_stall(clock, messages):
     steps = iter(range(10**9))
-    looks = []
-
-    def progress():
-        looks.append(None)
-        return next(steps)
-
-    dog = watch(messages, progress)
+    dog = watch(lambda: next(steps))
     before = dog.begin("train_function")
-    wait_for(lambda: len(looks) > 30)
+    for _ in range(5):
+        clock.look(TIMEOUT)
     dog.end(before)
     assert messages == []
 
 
-def test_time_between_calls_is_no_stall(monkeypatch):
-    messages = logged(monkeypatch)
-    looks = []
-    dog = watch(messages, lambda: looks.append(None))
+def test_time_between_calls_is_no_stall(clock, messages):
+    dog = watch()
     dog.end(dog.begin("pull"))
-    wait_for(lambda: len(looks) > 30)
+    for _ in range(5):
+        clock.look(TIMEOUT)
+    # A call that begins now has all its time.
+    before = dog.begin("pull")
+    clock.look()
+    clock.look(TIMEOUT - 1)
+    dog.end(before)
     assert messages == []
 
 
-def test_a_description_that_hangs_is_done_without(monkeypatch):
-    messages = logged(monkeypatch)
+def test_a_description_that_hangs_is_done_without(clock, messages, monkeypatch):
     monkeypatch.setattr(stall_watchdog, "_DESCRIBE_SECONDS", 0.05)
-    dog = stall_watchdog.Watchdog(
-        "/job:worker/task:3",
-        lambda: 0,
-        lambda: time.sleep(60.0),
-        timeout=0.05,
-        fails=False,
-    )
+    ends = threading.Event()
+    dog = watch(describe=lambda: ends.wait(120.0))
     before = dog.begin("pull")
-    wait_for(lambda: messages)
+    clock.look()
+    clock.look(TIMEOUT)
     dog.end(before)
+    ends.set()
     assert "Servers do not say who is waited for." in messages[0]
 
 
@@ -113,7 +145,7 @@ dog = stall_watchdog.Watchdog(
     fails=True,
 )
 dog.begin("train_function")
-time.sleep(60.0)
+time.sleep(600.0)
 """
 
 
@@ -123,7 +155,7 @@ def test_the_process_ends_where_a_stall_is_to_fail():
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
-        timeout=55.0,
+        timeout=120.0,
         check=False,
     )
     assert ended.returncode == stall_watchdog.STALLED_STATUS

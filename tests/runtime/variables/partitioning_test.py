@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 from tests.multi_process import scripts
 from tests.strategies import twins
 import tfdist
@@ -79,7 +79,7 @@ def _assert_same(found, expected):
 
 @pytest.mark.parametrize(
     "optimizer",
-    slow.also(
+    nightly.also(
         [name for name in OPTIMIZERS if name != "adamw_clipped"],
         ["adamw_clipped"],
     ),
@@ -102,6 +102,7 @@ def trained_on_servers(tmp_path_factory):
     return json.loads(path.read_text())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("optimizer", ON_SERVERS)
 def test_pieces_on_servers_train_as_the_whole(optimizer, trained_on_servers):
     _assert_same(trained_on_servers[optimizer], plain(optimizer))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import slow
+from tests import nightly
 import tfdist
 from tfdist.runtime.variables import unused_models
 from tfdist.runtime.variables.variables import ReplicaVariable
@@ -80,8 +80,9 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    "name", slow.also(["async"], ["dcasgd", "sync", "diloco"])
+    "name", nightly.also(["async"], ["dcasgd", "sync", "diloco"])
 )
 def test_each_model_leaves_what_the_one_before_has_left(name):
     strategy = STRATEGIES[name]()
@@ -166,7 +167,7 @@ def test_a_model_beside_one_that_is_freed_stays_as_it_is():
 
 
 @pytest.mark.parametrize(
-    "name", slow.also(["async"], ["dcasgd", "sync", "diloco"])
+    "name", nightly.also(["async"], ["dcasgd", "sync", "diloco"])
 )
 def test_a_step_outlives_models_that_were_there_when_it_was_traced(name):
     strategy = STRATEGIES[name]()

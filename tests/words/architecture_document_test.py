@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from tests import architecture_test
+from tests.words import architecture_test
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 PATH = re.compile(r"^(?:tests/)?[a-z_*]+(?:/[a-z_]+)*(?:/|\.py)$")
 NAME = re.compile(r"^[A-Za-z_]\w*(?:\.[a-z_]\w*)?$")

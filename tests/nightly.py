@@ -1,17 +1,18 @@
-"""Cases that `make test` leaves to `make test-slow`."""
+"""Cases that `make test` leaves to `make nightly`."""
 
 import pytest
 
 
-def also(cases, slow):
+def also(cases, others):
     """Values for `pytest.mark.parametrize`.
 
     Args:
         cases: those of `make test`.
-        slow: those that only `make test-slow` runs.
+        others: those that only `make nightly` runs.
     """
     marked = [
-        pytest.param(*_values(case), marks=pytest.mark.slow) for case in slow
+        pytest.param(*_values(case), marks=pytest.mark.nightly)
+        for case in others
     ]
     return [*cases, *marked]
 

@@ -10,7 +10,7 @@ import pathlib
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 TOPS = ("tfdist", "tests", "examples", "benchmarks")
 pytestmark = pytest.mark.skipif(
     not (ROOT / "BUILD").exists(), reason="Bazel does not show BUILD to tests."

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist.runtime import runtime
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 # Bottom up: a room imports from those before it.
 ROOMS = (

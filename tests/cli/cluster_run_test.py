@@ -1,0 +1,132 @@
+"""Restarts, leaves and deadlines of a cluster's tasks, by a clock of its own.
+
+Tasks are stand-ins: what a process does is in `launch_test` and `scale_test`.
+"""
+
+import signal
+import types
+
+import pytest
+
+from tfdist.cli import cluster_run
+from tfdist.cli import supervisor
+from tfdist.cli.cluster_run import ClusterRun
+from tfdist.cli.cluster_run import Limits
+from tfdist.cli.cluster_run import RunPhase
+
+KILLED = 128 + signal.SIGKILL
+
+
+class StandIn:
+    """A task that runs until the test says with which status it has ended."""
+
+    log_path = None
+
+    def __init__(self, worker=0):
+        self.worker, self.label = worker, f"worker {worker}"
+        self.is_wanted, self.is_done, self.is_server = True, False, False
+        self.restarts = self.starts = 0
+        self.is_running, self.pid, self.address = False, 1, "somewhere"
+        self.status = None
+        self.got = []
+        self.line_filter = types.SimpleNamespace(is_ending=False)
+
+    def start(self, out, err, guard):
+        del out, err, guard
+        self.is_running, self.status = True, None
+        self.starts += 1
+
+    def ended(self):
+        self.is_running = self.status is None
+        return self.status
+
+    def finish(self, guard):
+        del guard
+        return []
+
+    def cause(self, status):
+        del status
+
+    def signal(self, number):
+        self.got.append(number)
+
+    def ask_to_leave(self):
+        self.got.append(signal.SIGTERM)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that runs go by, which the test sets."""
+    made = types.SimpleNamespace(now=100.0)
+    monkeypatch.setattr(
+        cluster_run, "time", types.SimpleNamespace(monotonic=lambda: made.now)
+    )
+    return made
+
+
+def started(tasks, **limits):
+    """A run whose tasks have started; what it says; its report."""
+    said = []
+    report = types.SimpleNamespace(
+        say=lambda *lines: said.extend(lines),
+        fail=lambda status, why, output: said.append(f"{why}: {status}"),
+    )
+    run = ClusterRun(tasks, None, None, Limits(**limits), report)
+    run.start(None)
+    return run, said
+
+
+def end(run, task, status):
+    """The task ends, and the run sees it."""
+    task.status = status
+    run.look()
+
+
+def test_a_task_that_fails_again_is_given_twice_the_time(clock):
+    task = StandIn()
+    run, said = started([task], max_restarts=8, grace_seconds=0.0)
+    # Half a second, doubled each time, and never more than half a minute.
+    for number, pause in enumerate([0.5, 1, 2, 4, 8, 16, 30, 30], 1):
+        end(run, task, 3)
+        assert said[-1].endswith(
+            f"status 3; restart {number} of 8 in {pause:g} s"
+        )
+        assert run.next_time == clock.now + pause
+        clock.now += pause - 0.01
+        run.look_at_time()
+        assert task.starts == number
+        clock.now += 0.01
+        run.look_at_time()
+        assert task.starts == number + 1
+    end(run, task, 3)
+    assert said[-1] == "worker 0 exited with status 3: 3"
+    assert run.is_over
+
+
+def test_who_does_not_leave_is_killed_and_comes_back_if_wanted(clock):
+    tasks = [StandIn(0), StandIn(1)]
+    run, said = started(tasks, leave_seconds=30.0)
+    assert run.scale(1) == "worker 1 leaves"
+    assert tasks[1].got == [signal.SIGTERM]
+    assert run.scale(2) == "worker 1 comes back when it has left"
+    clock.now += 29.9
+    run.look_at_time()
+    assert tasks[1].got == [signal.SIGTERM]
+    clock.now += 0.1
+    run.look_at_time()
+    assert tasks[1].got == [signal.SIGTERM, signal.SIGKILL]
+    assert said[-1] == "worker 1 has not left: killing it"
+    end(run, tasks[1], KILLED)
+    assert (tasks[1].starts, run.phase) == (2, RunPhase.RUNNING)
+
+
+def test_nothing_is_due_of_a_group_that_is_over(clock):
+    """Would the launcher still watch its deadline, it would never sleep."""
+    over, running = StandIn(), StandIn()
+    runs = [started([task], grace_seconds=0.0)[0] for task in (over, running)]
+    end(runs[0], over, 0)
+    assert runs[0].is_over
+    assert runs[0].next_time <= clock.now
+    launcher = supervisor.Supervisor([], None, None, Limits())
+    launcher._clusters = runs
+    assert launcher._next_deadline() == float("inf")

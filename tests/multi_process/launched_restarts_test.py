@@ -1,0 +1,101 @@
+"""A launched run whose tasks are killed is started again, and ends right.
+
+Every gradient is one, and so is the learning rate: parameters that are not
+minus the updates of their server show what was lost, or counted twice.
+"""
+
+import json
+import os
+import re
+import signal
+
+import pytest
+
+from tests.cli.launched import Launched
+
+pytestmark = pytest.mark.nightly
+
+SCRIPT = """
+import json
+import os
+import keras
+from tests.multi_process import tasks
+import tfdist
+
+strategy = tfdist.AsyncStrategy(
+    fault_tolerance=tfdist.FaultTolerance(
+        start_timeout=120.0,
+        server_timeout=120.0,
+        snapshot_dir="{directory}/kept",
+        snapshot_every=0.5,
+    )
+)
+model = tasks.build_sum_of_weights(strategy)
+
+class Tell(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch % 20 == 19:
+            print("twenty steps", flush=True)
+        self.model.stop_training = os.path.exists("{directory}/stop")
+
+model.fit(
+    tasks.own_data(1.0), steps_per_epoch=10**6, verbose=0, callbacks=[Tell()]
+)
+strategy.barrier()
+parts = model.layers[-1].parts
+found = {{
+    "updates": strategy.updates_applied(),
+    "counts": strategy.gradient_counts(),
+    "parts": [
+        [part.value.shard, sorted(set(part.numpy().ravel().tolist()))]
+        for part in parts
+    ],
+}}
+print("found", json.dumps(found), flush=True)
+"""
+
+
+def test_a_worker_and_a_server_are_killed_and_training_ends_right(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(directory=tmp_path))
+    flags = ["--num_ps=2", "--num_workers=2", "--max_restarts=2"]
+    with Launched(*flags, "--grace_seconds=120", script) as run:
+        pids = {
+            label: int(run.expect(rf"{label}: pid (\d+)")[1])
+            for label in ("ps 0", "ps 1", "worker 0", "worker 1")
+        }
+        trained(run)
+        os.kill(pids["worker 1"], signal.SIGKILL)
+        run.expect(r"worker 1 was ended by SIGKILL .* restart 1 of 2 in 0.5 s")
+        run.expect(r"worker 1: pid \d+")
+        run.expect(r"\[worker 1\] twenty steps")
+        os.kill(pids["ps 1"], signal.SIGKILL)
+        run.expect(r"ps 1 was ended by SIGKILL .* restart 1 of 2 in 0.5 s")
+        run.expect(r"ps 1: pid \d+")
+        went_on = r"goes on after [\d.]+ s without /job:ps/task:1"
+        for _ in range(2):
+            run.expect(went_on)
+        trained(run)
+        (tmp_path / "stop").touch()
+        status, text = run.finish()
+    assert status == 0, text
+    reports = [json.loads(found) for found in re.findall(r"found (.*)", text)]
+    assert len(reports) == 2
+    for report in reports:
+        assert report["updates"] == reports[0]["updates"]
+        for server, values in report["parts"]:
+            assert values == [-1.0 * report["updates"][server]]
+        assert {server for server, _ in report["parts"]} == {0, 1}
+    # Those of both lives of the worker.
+    for counts in reports[0]["counts"].values():
+        assert counts["pushed"] == counts["accepted"] >= 40
+    # Training is over: servers have ended by themselves, and keep nothing.
+    for label in ("ps 0", "ps 1"):
+        assert f"{label} is done" in text
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+def trained(run):
+    """Waits until both workers have told of steps."""
+    for label in ("worker 0", "worker 1"):
+        run.expect(rf"\[{label}\] twenty steps")

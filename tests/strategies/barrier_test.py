@@ -1,0 +1,44 @@
+"""`strategy.barrier()`: who is waited for, from the table of members."""
+
+import types
+
+from tfdist.cluster import member_table
+from tfdist.cluster import termination
+from tfdist.cluster.member_table import Member
+from tfdist.cluster.member_table import MemberState
+from tfdist.strategies import training
+
+
+class Strategy(training.TrainingMixin):
+    """A strategy of worker 0 whose worker 1 has been silent for a while."""
+
+    def __init__(self, silent_for):
+        self.reads = 0
+        rows = [
+            Member("/job:worker/task:0", MemberState.ALIVE, 0.0, 1),
+            Member("/job:worker/task:1", MemberState.ALIVE, silent_for, 0),
+        ]
+        there = [rows[0], Member(rows[1].name, MemberState.FINISHED, 0.0, 1)]
+
+        def read():
+            self.reads += 1
+            return rows if self.reads == 1 else there
+
+        self._expected = termination.Expected(2, 60.0)
+        self._membership = types.SimpleNamespace(
+            arrive=lambda: 1, tell=lambda: None, read=read
+        )
+        self._runtime = types.SimpleNamespace(
+            call=lambda function: function(),
+            updates_applied=lambda: [0],
+            local=types.SimpleNamespace(keeps_own_values=False),
+        )
+
+
+def test_who_is_lost_is_not_waited_for_as_soon_as_servers_say_so(monkeypatch):
+    """One clock for servers and barriers, read when it is asked for."""
+    monkeypatch.setattr(member_table, "LOST_AFTER_SECONDS", 15.0)
+    for silent_for, reads in ((16.0, 1), (14.0, 2)):
+        strategy = Strategy(silent_for)
+        strategy._meet()
+        assert strategy.reads == reads
