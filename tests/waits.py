@@ -38,6 +38,29 @@ def wait_until(condition, what, seconds=SECONDS):
     return value
 
 
+def run(command, seconds=SECONDS, **arguments):
+    """Runs a program to its end, as `subprocess.run` does.
+
+    Args:
+        command: list of its name and arguments.
+        seconds: after which it is killed.
+        **arguments: of `subprocess.run`.
+
+    Returns:
+        A `subprocess.CompletedProcess`.
+
+    Raises:
+        Waited: It has not ended in time.
+    """
+    try:
+        return subprocess.run(command, timeout=seconds, **arguments)
+    except subprocess.TimeoutExpired as error:
+        raise Waited(
+            f"{command} runs after {seconds:g} s:\n{error.stdout}\n"
+            f"{error.stderr}"
+        ) from None
+
+
 def wait_for_exit(process, seconds=SECONDS):
     """Returns the exit status of a `subprocess.Popen`.
 
@@ -46,5 +69,5 @@ def wait_for_exit(process, seconds=SECONDS):
     """
     try:
         return process.wait(seconds)
-    except subprocess.TimeoutExpired as error:
-        raise Waited(str(error)) from None
+    except subprocess.TimeoutExpired:
+        raise Waited(f"{process.args} runs after {seconds:g} s") from None

@@ -339,11 +339,15 @@ def test_workers_that_left_are_in_the_summary(tmp_path, method):
 class LateWorker(keras.callbacks.Callback):
     """Makes the replica what it is where others have gone on meanwhile."""
 
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
     def on_epoch_end(self, epoch, logs=None):
         self.model.layers[0].kernel.value.assign_replica(tf.zeros([2, 1]))
 
     def on_train_batch_begin(self, batch, logs=None):
-        assert np.any(self.model.get_weights()[0])
+        self.seen.append(bool(np.any(self.model.get_weights()[0])))
 
 
 @pytest.mark.nightly
@@ -351,11 +355,13 @@ def test_each_epoch_begins_with_the_newest_parameters():
     strategy = tfdist.AsyncStrategy()
     with strategy.scope():
         model = compiled_model()
-    monitor = ClusterMonitor(verbose=0)
+    late = LateWorker()
     model.fit(
         np.ones([4, 2], np.float32),
         np.ones([4, 1], np.float32),
         epochs=3,
-        callbacks=[monitor, LateWorker()],
+        callbacks=[ClusterMonitor(verbose=0), late],
         verbose=0,
     )
+    # One batch in each epoch.
+    assert late.seen == [True] * 3

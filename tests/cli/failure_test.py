@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 
+from tests import waits
 from tfdist.cli import failure
 
 # What a program does -> its error and place; {} is its file.
@@ -154,11 +155,10 @@ def directory(tmp_path, monkeypatch):
 def cause_of(program, *arguments):
     pathlib.Path("broken.py").write_text("print(\n")
     pathlib.Path("program.py").write_text(textwrap.dedent(program))
-    done = subprocess.run(
+    done = waits.run(
         [sys.executable, *(arguments or ["program.py"])],
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONFAULTHANDLER": "1"},
-        timeout=60,
     )
     status = done.returncode
     reader = failure.ErrorReader()

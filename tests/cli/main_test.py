@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests import waits
 from tests.cli.launched import ROOT
 from tests.cli.launched import default_signals
 
@@ -21,12 +22,11 @@ time.sleep(60)
 def test_a_reader_that_goes_away_is_no_traceback(arguments):
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
+    done = waits.run(
         [sys.executable, "-m", "tfdist", *arguments],
         stdout=writer,
         stderr=subprocess.PIPE,
         cwd=ROOT,
-        timeout=60,
     )
     os.close(writer)
     assert done.returncode == 128 + signal.SIGPIPE

@@ -3,12 +3,12 @@
 import os
 import select
 import signal
-import subprocess
 import sys
 
 import psutil
 import pytest
 
+from tests import waits
 from tests.cli.launched import Launched
 from tests.cli.launched import assert_gone
 from tests.cli.launched import runs
@@ -272,4 +272,4 @@ def test_the_tests_may_run_in_the_background(script):
 def test_the_shim_refuses_to_outlive_a_parent_that_is_gone():
     program = [sys.executable, parent_death.__file__, "exec", "1", "/bin/true"]
     # Its parent is this process, not process 1.
-    assert subprocess.run(program, timeout=60).returncode == 137
+    assert waits.run(program).returncode == 137

@@ -1,14 +1,13 @@
 """`tfdist scale`: workers of a running launcher come and go."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
+from tests import waits
 from tests.cli.launched import ROOT
 from tests.cli.launched import Launched
-from tests.waits import SECONDS
 from tests.waits import wait_for_exit
 from tfdist.cli import control_socket
 
@@ -23,12 +22,11 @@ def own_directory(monkeypatch, tmp_path):
 
 def scale(*flags):
     """Runs the command; returns its status and output."""
-    done = subprocess.run(
+    done = waits.run(
         [sys.executable, "-m", "tfdist", "scale", *flags],
         capture_output=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         text=True,
-        timeout=SECONDS,
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -1,12 +1,12 @@
 """What the flags of simulations mean, and how wrong ones are refused."""
 
-import subprocess
 import sys
 
 from absl import flags
 import numpy as np
 import pytest
 
+from tests import waits
 from tests.cli import own_model_and_data
 from tfdist import simulation
 from tfdist.cli import simulation_flags
@@ -392,4 +392,4 @@ def test_tensorflow_waits_until_it_is_needed():
         "assert main(['compare', '--num_workers=x']) == 2\n"
         "assert 'tensorflow' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    waits.run([sys.executable, "-c", program], check=True)

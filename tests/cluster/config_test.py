@@ -1,13 +1,13 @@
 import json
 import os
 import pickle
-import subprocess
 import sys
 
 import hypothesis
 from hypothesis import strategies as st
 import pytest
 
+from tests import waits
 from tfdist.cluster import ClusterConfig
 from tfdist.cluster import ClusterConfigError
 
@@ -154,7 +154,7 @@ def test_importing_it_does_not_import_tensorflow():
         "assert 'tensorflow' not in sys.modules\n"
         "assert 'keras' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    waits.run([sys.executable, "-c", code], check=True)
 
 
 HOSTS = st.from_regex(

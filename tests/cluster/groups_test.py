@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from tests import waits
 from tfdist.cluster import ClusterConfig
 from tfdist.cluster import ClusterConfigError
 from tfdist.cluster import Group
@@ -331,9 +331,8 @@ def test_nothing_is_imported_for_it():
         "assert group.shard(numpy.arange(4)).tolist() == [1, 3]\n"
         "assert 'tensorflow' not in sys.modules\n"
     )
-    subprocess.run(
+    waits.run(
         [sys.executable, "-c", program],
         check=True,
-        timeout=60,
         env={**os.environ, **environ({"group": 1, "num_groups": 2}, task={})},
     )

@@ -171,8 +171,6 @@ def test_elastic_averaging_in_the_order_of_the_servers(cluster):
         np.testing.assert_allclose(
             report["own"], replay.own[k], rtol=1e-4, atol=1e-5
         )
-    orders = {tuple(v[0] for v in report["versions"]) for report in reports}
-    assert len(orders) == WORKERS
 
 
 def start(made, index, until, arguments=None, worker_timeout=60.0, **more):

@@ -95,7 +95,7 @@ def check_teachers(came):
     assert min(steps) >= 10
     lives = sum(a > b for a, b in zip(steps, steps[1:], strict=False))
     assert lives == 1
-    assert all(0 <= record["age_seconds"] < 60 for record in came)
+    assert all(record["age_seconds"] >= 0 for record in came)
 
 
 def check_steps(reports):

@@ -23,15 +23,6 @@ PROGRAMS = [
     ("averaging", ONES, ["halved 1", *ASSIGNED, "stops", "best"]),
     ("diloco", ONES, ["halved 1", *ASSIGNED, "stops", "best"]),
 ]
-# With three workers; for the sake of time.
-LEFT_OUT = {
-    "async": ["best", "frozen", "assigned by all"],
-    "sync": [*HALVED[1:], "assigned by chief"],
-    "backup": ["best", "frozen", "assigned by all"],
-    "softsync": ["best", "frozen", "assigned by chief"],
-    "averaging": ["best", "assigned by all"],
-    "diloco": ["best", "assigned by chief"],
-}
 
 
 def iterations(seen, name):
@@ -125,23 +116,15 @@ CHECKS = {
 
 
 @pytest.mark.timeout(600)  # Many programs, one after the other.
-@pytest.mark.parametrize("num_workers", [2, 3])
-def test_the_chief_decides_for_all(cluster, num_workers):
-    programs = PROGRAMS
-    if num_workers == 3:
-        programs = [
-            (method, values, [t for t in trials if t not in LEFT_OUT[method]])
-            for method, values, trials in PROGRAMS
-            if method in LEFT_OUT
-        ]
-    made = cluster(num_workers=num_workers)
+def test_the_chief_decides_for_all(cluster):
+    made = cluster(num_workers=3)
     made.start_servers()
-    workers = made.start_workers("decision_tasks:run", programs=programs)
+    workers = made.start_workers("decision_tasks:run", programs=PROGRAMS)
     made.finish(timeout=540)
 
     reports = [worker.report() for worker in workers]
-    for method, values, trials in programs:
-        CHECKS[method](reports[0][method], values[:num_workers])
+    for method, values, trials in PROGRAMS:
+        CHECKS[method](reports[0][method], values)
         if "best" in trials:
             best, _ = reports[0][method]["best"]
             for report in reports:

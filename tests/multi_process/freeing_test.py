@@ -99,7 +99,7 @@ def test_a_server_that_comes_back_holds_what_is_not_freed(cluster):
 
 def test_workers_that_die_hold_nothing_up_and_can_come_back(cluster):
     made = cluster(num_ps=1, num_workers=3)
-    made.start_servers()
+    made.start_servers(lost_after=15.0)
     stays, comes_back = (
         made.start(
             "worker", k, "freeing_tasks:sums", until="stop", lost_after=15.0

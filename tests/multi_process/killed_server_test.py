@@ -179,7 +179,8 @@ def test_killed_while_it_applies_is_pulled_from_and_is_saved(cluster):
         # What a server has lost is not on its way to it any more.
         assert "What is read from the servers holds" not in worker.output()
     report = scene.workers[0].report()
-    assert [servers for servers, _ in report["recoveries"]] == [
+    # A stopped server may break the connection first, and has lost nothing.
+    assert [servers for servers, _ in report["recoveries"] if servers] == [
         [f"/job:ps/task:{index}"] for index in (1, 0, 1, 0)
     ]
     check_saved(files, directory / killed_server_tasks.WEIGHTS, report)

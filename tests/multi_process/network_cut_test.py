@@ -1,10 +1,10 @@
 import json
 import pathlib
-import subprocess
 import sys
 
 import pytest
 
+from tests import waits
 from tests.multi_process import network_cut
 from tests.multi_process import server_failure_test
 
@@ -14,12 +14,12 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_training_goes_on_when_a_cut_network_is_healed(tmp_path):
-    ended = subprocess.run(
+    ended = waits.run(
         [sys.executable, "-m", "tests.multi_process.network_cut", tmp_path],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=200.0,
+        seconds=280.0,
         check=False,
     )
     if ended.returncode == network_cut.REFUSED:

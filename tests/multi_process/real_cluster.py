@@ -271,19 +271,25 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
         earlier = sum(t.label.split(".")[0] == label for t in self.tasks)
         if earlier:
             label = f"{label}.{earlier}"
-        task = TaskUnderTest(
-            self._zygote,
-            label,
-            self.directory,
-            target=f"tests.multi_process.{target}",
-            arguments=arguments,
-            environ={
-                "TF_CONFIG": self._configs[job, index].tf_config,
-                "TASK_LABEL": label,
-            },
+        return self._start(label, job, index, {}, target, arguments)
+
+    def start_by_other_ways(self, job, index, servers, target, **arguments):
+        """Starts a task that reaches the servers at other addresses.
+
+        Args:
+            job: `worker`.
+            index: of the task in its job.
+            servers: the `host:port` of each.
+            target: as in `start`.
+            **arguments: of the function.
+
+        Returns:
+            A `TaskUnderTest`.
+        """
+        label = f"{job}-{index}"
+        return self._start(
+            label, job, index, {"ps": servers}, target, arguments
         )
-        self.tasks.append(task)
-        return task
 
     def start_of_another_cluster(self, job, index, target, **arguments):
         """Starts a task that shares but the servers with this cluster.
@@ -297,18 +303,20 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
         Returns:
             A `TaskUnderTest`.
         """
+        others = {"worker": [self.another_address()]}
+        label = f"other-{job}-{index}"
+        return self._start(label, job, index, others, target, arguments)
+
+    def _start(self, label, job, index, changes, target, arguments):
         config = json.loads(self._configs[job, index].tf_config)
-        config["cluster"]["worker"] = [self.another_address()]
+        config["cluster"].update(changes)
         task = TaskUnderTest(
             self._zygote,
-            f"other-{job}-{index}",
+            label,
             self.directory,
             target=f"tests.multi_process.{target}",
             arguments=arguments,
-            environ={
-                "TF_CONFIG": json.dumps(config),
-                "TASK_LABEL": f"other-{job}-{index}",
-            },
+            environ={"TF_CONFIG": json.dumps(config), "TASK_LABEL": label},
         )
         self.tasks.append(task)
         return task

@@ -1,20 +1,21 @@
 """A layer may be in another process, on another machine."""
 
 import json
-import subprocess
 import sys
 
 import pytest
+
+from tests import waits
 
 pytestmark = pytest.mark.nightly
 
 
 def test_a_layer_in_another_process():
-    done = subprocess.run(
+    done = waits.run(
         [sys.executable, "-m", "tests.placement.remote_task"],
         capture_output=True,
         text=True,
-        timeout=120,
+        seconds=240,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.strip().splitlines()[-1])

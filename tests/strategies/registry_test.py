@@ -1,7 +1,6 @@
 """Names of methods: one registry, and the texts that name its entries."""
 
 import inspect
-import subprocess
 import sys
 import textwrap
 
@@ -9,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
+from tests import waits
 from tests.strategies import registered
 import tfdist
 from tfdist import correction
@@ -322,11 +322,10 @@ def test_names_are_read_without_tensorflow():
         "    assert main([command, '--help']) == 0\n"
         "assert not {'tensorflow', 'keras'} & set(sys.modules)\n"
     )
-    result = subprocess.run(
+    result = waits.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert result.returncode == 0, result.stderr
     for name, entry in ENTRIES.items():

@@ -81,7 +81,12 @@ def names_in(node):
         ast.unparse(n)
         for n in ast.walk(node)
         if isinstance(n, ast.Name | ast.Attribute)
-    } | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+    } | arguments_of(node)
+
+
+def arguments_of(node):
+    """Names of the arguments of a function, which are fixtures."""
+    return {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
 
 
 @functools.cache
@@ -184,7 +189,8 @@ def test_clusters_are_started_by_smokes_alone():
         found |= {
             f"{file.path}::{node.name}"
             for node, smoke in file.gate.values()
-            if not smoke and names_in(node) & (CLUSTERS | fixtures)
+            if not smoke
+            and (names_in(node) & CLUSTERS or arguments_of(node) & fixtures)
         }
     assert found == set()
 

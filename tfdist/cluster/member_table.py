@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist.cluster import fit_progress
 from tfdist.cluster import server_client
+from tfdist.cluster import sessions
 from tfdist.cluster import waiting
 
 _NAME = "tfdist/members"
@@ -252,6 +253,8 @@ class Membership:
         self.fits = fit_progress.Fits()
         # By server: so that nothing older is written after what is newer.
         self._writing = [threading.Lock() for _ in self.tables]
+        # Servers that have moved, and whose beats wait for where they were.
+        self._behind = set()
         self._began = time.monotonic()
         # By server: when it last answered.
         self._answered = [self._began for _ in self.tables]
@@ -278,6 +281,7 @@ class Membership:
         while not self._stop.is_set():
             if self._write(server):
                 entered.set()
+            self._behind.discard(server)
             if not server:
                 self._call_on_beat()
             self._stop.wait(
@@ -286,10 +290,16 @@ class Membership:
 
     def _put(self, server, state):
         with self._writing[server]:
-            age = time.monotonic() - self._began
-            own = [float(state), float(self._arrivals), age]
-            self._writes[server](np.array([*own, *self.fits.pack()]))
-            self._answered[server] = time.monotonic()
+            self._put_in_turn(server, state)
+
+    def _put_in_turn(self, server, state):
+        """Writes this worker's row; whoever calls it holds the lock."""
+        if state == MemberState.ALIVE and self._stop.is_set():
+            return  # The last word has been left.
+        age = time.monotonic() - self._began
+        own = [float(state), float(self._arrivals), age]
+        self._writes[server](np.array([*own, *self.fits.pack()]))
+        self._answered[server] = time.monotonic()
 
     def _call_on_beat(self):
         for function in list(self.on_beat):
@@ -355,6 +365,8 @@ class Membership:
         ):
             if client.address != address:
                 # A heartbeat may be waiting for who is there no more.
+                if self._writing[server].locked():
+                    self._behind.add(server)
                 self._writing[server] = threading.Lock()
             client.reconnected(address, life)
 
@@ -370,9 +382,10 @@ class Membership:
     def leave(self, state):
         """Stops the heartbeat and leaves `state` as the last word.
 
-        Servers that answered last are told first. One that has not answered
-        for long, because it is gone, delays the end of the process no more
-        than `_LAST_WAIT_SECONDS`.
+        Servers that answered last are told first. One that is gone does not
+        delay the end of the process, nor one that has hung for long by more
+        than `_LAST_WAIT_SECONDS`. One that has moved is told where it is now,
+        though a heartbeat may still wait for where it was.
         """
         if self._stop.is_set():
             return
@@ -382,18 +395,26 @@ class Membership:
         for server in sorted(
             range(len(answered)), key=answered.__getitem__, reverse=True
         ):
-            thread = self._threads[server]
             end = max(
                 answered[server] + _ANSWER_SECONDS, now + _LAST_WAIT_SECONDS
             )
-            thread.join(timeout=max(0.0, end - time.monotonic()))
-            if thread.is_alive():
+            left = max(0.1, end - time.monotonic())
+            if not sessions.listens(self.clients[server].address, left):
+                continue
+            turn = self._writing[server]
+            if not turn.acquire(timeout=max(0.0, end - time.monotonic())):
                 continue
             try:
-                self._put(server, state)
+                self._put_in_turn(server, state)
                 self.clients[server].close()
             except tf.errors.OpError:
                 pass
+            finally:
+                turn.release()
+            if server not in self._behind:
+                # A thread that is in TensorFlow is not to be torn from it.
+                left = max(0.0, end - time.monotonic())
+                self._threads[server].join(timeout=left)
 
     @property
     def arrivals(self):
