@@ -132,11 +132,14 @@ def make_strategy() -> tf.distribute.Strategy:
         _check_fits()
         if text == "none":
             return tf.distribute.get_strategy()
-        return tfdist.ParameterServerStrategy(
-            **registry.method(text).arguments,
-            fault_tolerance=tfdist.FaultTolerance(**_given(FAULT_TOLERANCE)),
+        method = registry.method(text)
+        others = {
+            "fault_tolerance": tfdist.FaultTolerance(**_given(FAULT_TOLERANCE)),
             **_given(set(FITS) - set(FAULT_TOLERANCE)),
-        )
+        }
+        if method.all_reduces_gradients:
+            return tfdist.AllReduceStrategy(**others)
+        return tfdist.ParameterServerStrategy(**method.arguments, **others)
     except ValueError as error:
         sys.exit(f"--strategy={text}: {error}")
 

@@ -398,3 +398,83 @@ def test_it_is_known_what_tensorflow_saves(tmp_path, how):
     assert seen
     assert seen[-1].name == "tf.train.Checkpoint.save"
     assert str(seen[-1].path).startswith(path)
+
+
+class Maker(keras.layers.Layer):
+    """A layer that makes a variable in each way that there is."""
+
+    def build(self, input_shape):
+        """Makes a weight, and a variable by hand."""
+        self.weight = self.add_weight(shape=(), name="weight")
+        self.by_hand = keras.Variable(0.0, name="by_hand", trainable=False)
+
+    def call(self, x):
+        """Uses it."""
+        return x * self.weight
+
+
+class PutOff(keras.Model):
+    """A model whose layers Keras makes while it traces `call`."""
+
+    def __init__(self):
+        """Makes the layer."""
+        super().__init__()
+        self.layer = keras.layers.Dense(1, use_bias=False)
+
+    def call(self, x):
+        """Calls the layer."""
+        return self.layer(x)
+
+
+def test_the_maker_of_a_variable_is_found():
+    makers = {}
+
+    def note(next_creator, **kwargs):
+        name = kwargs["name"].rsplit("/", 1)[-1]
+        makers[name] = private_keras_calls.variable_maker()
+        return next_creator(**kwargs)
+
+    with tf.variable_creator_scope(note):
+        optimizer = keras.optimizers.SGD()
+        layer = Maker()
+        layer.build([None, 1])
+        model = PutOff()
+        model(keras.Input([1]))
+    assert makers["iteration"] is optimizer
+    assert makers["weight"] is layer
+    assert makers["by_hand"] is None
+    assert makers["kernel"] is model.layer.kernel
+
+
+def test_an_optimizer_that_reduces_is_found(monkeypatch):
+    seen = []
+
+    def all_reduce(self, reduce_op, value, options=None):
+        seen.append(private_keras_calls.is_applying_optimizer())
+        return value
+
+    monkeypatch.setattr(tf.distribute.ReplicaContext, "all_reduce", all_reduce)
+    tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(0.0))
+    optimizer, variable = keras.optimizers.SGD(), keras.Variable(0.0)
+    optimizer.apply([tf.constant(1.0)], [variable])
+    assert seen == [False, True]
+
+
+def test_it_is_known_what_a_step_is_of(strategy, monkeypatch):
+    model, seen = build(strategy), []
+    run = strategy.run
+
+    def note(fn, *args, **kwargs):
+        seen.append(private_keras_calls.step_of(fn))
+        return run(fn, *args, **kwargs)
+
+    monkeypatch.setattr(strategy, "run", note)
+    model.fit(X, Y, verbose=0)
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    assert set(seen) == {(model, x) for x in ("train", "test", "predict")}
+    assert private_keras_calls.step_of(build) == (None, None)
+
+
+def test_the_frame_of_the_caller_is_found():
+    assert private_keras_calls.current_frame() is sys._getframe()

@@ -227,3 +227,23 @@ def test_a_schedule_of_a_learning_rate_is_found():
     assert private_keras.learning_rate_schedule(keras.optimizers.SGD()) is None
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     assert private_keras.learning_rate_schedule(scaled) is None
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_rates_and_trained_variables_of_an_optimizer_are_found(scaled):
+    optimizer = keras.optimizers.SGD(0.25)
+    scheduled = keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    )
+    variable = keras.Variable([1.0, 2.0])
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        scheduled = keras.optimizers.LossScaleOptimizer(scheduled)
+    optimizer.build([variable])
+    rate = private_keras.learning_rate_variable(optimizer)
+    rate.assign(0.5)
+    assert float(optimizer.learning_rate) == 0.5
+    assert private_keras.learning_rate_variable(scheduled) is None
+    assert private_keras.learning_rate_variable(None) is None
+    (found,) = private_keras.trained_by(optimizer)
+    assert found is variable

@@ -311,3 +311,35 @@ def test_a_hidden_variable_is_not_asked_for_by_anybody():
     private_tensorflow.empty_variable(variable.handle, variable.dtype)
     with pytest.raises(tf.errors.OpError):
         variable + tf.ones([2, 2])[0, 0] * tf.ones([3])
+
+
+def test_branches_and_loops_are_told_from_functions():
+    """Of what is called within a graph, a function's body runs once."""
+    found = {}
+
+    @tf.function
+    def inner(graph):
+        found["function"] = private_tensorflow.is_in_branch(graph[0])
+        return tf.constant(0.0)
+
+    @tf.function
+    def outer(x):
+        graph = tf.compat.v1.get_default_graph()
+
+        def note(name):
+            found[name] = private_tensorflow.is_in_branch(graph)
+            return tf.constant(0.0)
+
+        note("itself")
+        inner([graph])
+        tf.cond(x > 0.0, lambda: note("branch"), lambda: 0.0)
+        tf.while_loop(lambda x: x > 0.0, lambda x: x - 1.0 + note("loop"), [x])
+        return x
+
+    outer(tf.constant(1.0))
+    assert found == {
+        "itself": False,
+        "function": False,
+        "branch": True,
+        "loop": True,
+    }

@@ -14,7 +14,7 @@ _environment.apply()
 
 # Name -> module that defines it.
 _HOMES = {
-    "AllReduceStrategy": "tfdist.strategies.presets",
+    "AllReduceStrategy": "tfdist.strategies.all_reduce",
     "AsyncStrategy": "tfdist.strategies.presets",
     "AsyncLocalSGDStrategy": "tfdist.strategies.local_presets",
     "BMUFStrategy": "tfdist.strategies.local_presets",

@@ -19,6 +19,7 @@ from tfdist.pipeline.strategy import PipelineStrategy as PipelineStrategy
 from tfdist.runtime.variables.unused_models import (
     ModelFreedError as ModelFreedError,
 )
+from tfdist.strategies.all_reduce import AllReduceStrategy as AllReduceStrategy
 from tfdist.strategies.evaluator import SidecarEvaluator as SidecarEvaluator
 from tfdist.strategies.fault_tolerance import FaultTolerance as FaultTolerance
 from tfdist.strategies.local_presets import (
@@ -33,7 +34,6 @@ from tfdist.strategies.local_presets import (
 from tfdist.strategies.local_presets import (
     ParameterAveragingStrategy as ParameterAveragingStrategy,
 )
-from tfdist.strategies.presets import AllReduceStrategy as AllReduceStrategy
 from tfdist.strategies.presets import AsyncStrategy as AsyncStrategy
 from tfdist.strategies.presets import (
     BackupWorkersStrategy as BackupWorkersStrategy,

@@ -242,3 +242,26 @@ def learning_rate_schedule(optimizer):
     rate = optimizer._learning_rate
     schedule = keras.optimizers.schedules.LearningRateSchedule
     return rate if isinstance(rate, schedule) else None
+
+
+def learning_rate_variable(optimizer):
+    """Returns the `keras.Variable` that holds an optimizer's rate, or None.
+
+    A rate that follows a schedule has none. In public it is a number.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if inner is None:
+        return None
+    _require(inner, "_learning_rate")
+    rate = inner._learning_rate
+    return rate if isinstance(rate, keras.Variable) else None
+
+
+def trained_by(optimizer):
+    """Returns the Keras variables that an optimizer was built with, a list.
+
+    `apply` may be called without them, and they have no public name.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    _require(inner, "_trainable_variables")
+    return list(inner._trainable_variables)

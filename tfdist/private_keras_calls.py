@@ -203,6 +203,11 @@ def loops_from(frame):
     return [x for x in lists if isinstance(x, keras.callbacks.CallbackList)]
 
 
+def current_frame():
+    """Returns the frame of the caller, from which calls are found."""
+    return sys._getframe(1)
+
+
 def is_first_step_of_epoch():
     """Whether the `fit` under way is at the first step of an epoch."""
     for frame in _frames():
@@ -228,6 +233,66 @@ def is_building_optimizer():
         and isinstance(frame.f_locals.get("self"), keras.optimizers.Optimizer)
         for frame in _frames()
     )
+
+
+def variable_maker():
+    """Returns the object that is creating a variable, or None.
+
+    A `keras.optimizers.Optimizer`, a `keras.Layer` whose `add_weight` it is,
+    or the `keras.Variable` whose creation Keras has put off until the layers
+    of a model were traced. Keras tells a strategy only of a variable, and the
+    state of an RNN or a seed is the worker's own.
+    """
+    for frame in _frames():
+        caller = frame.f_locals.get("self")
+        method = frame.f_code.co_name
+        if isinstance(caller, keras.optimizers.Optimizer):
+            return caller
+        if method == "add_weight" and isinstance(caller, keras.Layer):
+            return caller
+        if method == "_deferred_initialize":
+            return caller
+    return None
+
+
+def is_applying_optimizer():
+    """Whether an optimizer's step is what asks for a reduction."""
+    return any(
+        isinstance(frame.f_locals.get("self"), keras.optimizers.Optimizer)
+        for frame in _frames()
+    )
+
+
+def step_of(function):
+    """Returns what a function that `strategy.run` is called with does.
+
+    Keras calls it with a step of a model, and nothing says with which.
+
+    Args:
+      function: A callable.
+
+    Returns:
+      The `keras.Model` and "train", "test" or "predict"; (None, None) for a
+      function of the user's.
+    """
+    # TensorFlow wraps it, for AutoGraph.
+    function = inspect.unwrap(function)
+    model = getattr(function, "__self__", None)
+    name = getattr(function, "__name__", "")
+    if not isinstance(model, _TRAINER):
+        # Of Keras before 3.9, where it is a function within a method.
+        name = getattr(function, "__qualname__", "")
+        try:
+            nonlocals = inspect.getclosurevars(function).nonlocals
+        except TypeError:
+            return None, None
+        model = nonlocals.get("self")
+    if not isinstance(model, _TRAINER):
+        return None, None
+    for purpose in ("train", "test", "predict"):
+        if f"{purpose}_step" in name or f"make_{purpose}_function" in name:
+            return model, purpose
+    return model, None
 
 
 def calling_models():

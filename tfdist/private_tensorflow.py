@@ -133,6 +133,23 @@ def is_compiled_by_xla():
     return control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph())
 
 
+def is_in_branch(graph):
+    """Whether what is being traced is a branch or a loop's body in `graph`.
+
+    Such a body may run never, or several times; nothing public tells it from
+    the body of a `tf.function`, which runs when it is called.
+    """
+    inner = ops.get_default_graph()
+    while inner is not None and inner is not graph:
+        if type(inner).__name__ in _BRANCHES:
+            return True
+        inner = getattr(inner, "outer_graph", None)
+    return False
+
+
+_BRANCHES = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
+
+
 def take_back_from_xla():
     """Has the functions that are being traced not compiled by XLA as a whole.
 

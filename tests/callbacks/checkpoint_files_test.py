@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from tfdist.callbacks.checkpoint_files import CheckpointFiles
-from tfdist.runtime.checkpoint.saved_state import SavedState
+from tfdist.saved_state import SavedState
 
 
 def _state(number):

@@ -231,3 +231,30 @@ def test_a_long_message_is_cut():
     reader.read(b"ValueError: " + b"x" * 1000)
     assert len(str(reader.cause(1))) == 300
     assert str(reader.cause(1)).endswith("x ...")
+
+
+@pytest.mark.parametrize(
+    ("message", "is_of_another"),
+    [
+        (
+            "/job:worker/task:1 at localhost:1 is gone: training without "
+            "servers cannot go on without it.",
+            True,
+        ),
+        (
+            "Workers /job:worker/task:0 listen, and do not answer as workers "
+            "of this cluster do.",
+            True,
+        ),
+        ("The server at localhost:1 is gone.", False),
+    ],
+)
+def test_the_failure_of_another_worker_is_known(message, is_of_another):
+    reader = failure.ErrorReader()
+    for line in (
+        b"Traceback (most recent call last):",
+        b'  File "train.py", line 1, in <module>',
+        b"RuntimeError: " + message.encode(),
+    ):
+        reader.read(line)
+    assert reader.cause(1).is_of_another == is_of_another

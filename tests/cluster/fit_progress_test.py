@@ -2,8 +2,8 @@
 
 import sys
 
+from tfdist import running_fit
 from tfdist.cluster import fit_progress
-from tfdist.runtime.keras_hooks import running_fit
 
 
 def test_a_word_comes_back_as_it_was():

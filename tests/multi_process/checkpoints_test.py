@@ -6,7 +6,7 @@ import pytest
 
 from tests.multi_process import tasks
 from tests.multi_process.real_cluster import ClusterUnderTest
-from tfdist.runtime.checkpoint import saved_state
+from tfdist import saved_state
 
 pytestmark = pytest.mark.nightly
 

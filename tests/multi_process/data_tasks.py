@@ -130,7 +130,7 @@ def train_on_each_kind():
             [keras.Input([1]), Recorder(note), keras.layers.Dense(1)]
         )
         model.compile(optimizer=keras.optimizers.SGD(0.0), loss="mse")
-    result = {}
+    result, losses = {}, {}
     for name, make in KINDS.items():
         epochs = result[name] = []
 
@@ -141,16 +141,24 @@ def train_on_each_kind():
 
         data = make(strategy)
         x, y = data if isinstance(data, tuple) else (data, None)
-        model.fit(
+        fitted = model.fit(
             x,
             y,
             epochs=EPOCHS,
             batch_size=BATCH_SIZE if y is not None else None,
+            validation_data=(_ids(), 0.0 * _ids()),
             verbose=0,
             callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=end_epoch)],
         )
+        losses[name] = fitted.history["val_loss"]
     strategy.barrier()
-    handshake.report(seen=result, updates=strategy.updates_applied())
+    # At a rate of zero they have been these all along.
+    kernel, bias = (float(w.ravel()[0]) for w in model.get_weights())
+    handshake.report(
+        seen=result,
+        updates=strategy.updates_applied(),
+        validation={"losses": losses, "kernel": kernel, "bias": bias},
+    )
 
 
 class _OneBatch(_Numbers):

@@ -66,6 +66,16 @@ def test_data_that_is_not_shared_out_is_seen_by_every_worker(reports):
 
 
 @pytest.mark.smoke
+def test_data_for_validation_is_seen_whole_by_every_worker(reports):
+    ids = np.arange(data_tasks.EXAMPLES)
+    for report in reports:
+        found = report["validation"]
+        expected = np.mean((found["kernel"] * ids + found["bias"]) ** 2)
+        for losses in found["losses"].values():
+            np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+@pytest.mark.smoke
 def test_uneven_shares_hang_nobody(reports):
     for epoch in epochs_of(reports, "uneven"):
         batches = [-(-len(ids) // data_tasks.BATCH_SIZE) for ids in epoch]

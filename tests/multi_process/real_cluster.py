@@ -261,7 +261,8 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
         Args:
             job: `ps` or `worker`.
             index: of the task in its job.
-            target: `module:function`, the module in `tests.multi_process`.
+            target: `module:function`, the module in `tests.multi_process`
+                or with its full name.
             **arguments: of the function; what JSON can hold.
 
         Returns:
@@ -310,11 +311,13 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
     def _start(self, label, job, index, changes, target, arguments):
         config = json.loads(self._configs[job, index].tf_config)
         config["cluster"].update(changes)
+        if not target.startswith("tests."):
+            target = f"tests.multi_process.{target}"
         task = TaskUnderTest(
             self._zygote,
             label,
             self.directory,
-            target=f"tests.multi_process.{target}",
+            target=target,
             arguments=arguments,
             environ={"TF_CONFIG": json.dumps(config), "TASK_LABEL": label},
         )

@@ -5,6 +5,8 @@ one model after another, and writes what it has seen to a directory.
 """
 
 import argparse
+import contextlib
+import functools
 import inspect
 import pathlib
 
@@ -221,6 +223,12 @@ def train(name, scope):
     recorder = _Recorder()
     model.fit(data(), epochs=EPOCHS, verbose=0, callbacks=[recorder])
     return {key: np.stack(value) for key, value in recorder.seen.items()}
+
+
+@functools.cache
+def plain(name):
+    """What `train` returns without a strategy."""
+    return train(name, contextlib.nullcontext())
 
 
 def main():

@@ -1,6 +1,5 @@
 """Every optimizer does the same on servers as in plain Keras, step by step."""
 
-import contextlib
 import functools
 
 import numpy as np
@@ -15,20 +14,15 @@ ON_SERVERS = tuple(optimizer_cases.ON_SERVERS)
 OTHERS = tuple(name for name in CASES if name not in ON_SERVERS)
 
 
-@functools.cache
-def _plain(name):
-    return optimizer_cases.train(name, contextlib.nullcontext())
-
-
-def _assert_same(found, expected):
+def assert_same(found, expected, tolerance=1e-6):
     assert found.keys() == expected.keys()
     for key, values in expected.items():
         # Relative to the largest element, and to each element.
         np.testing.assert_allclose(
             found[key],
             values,
-            rtol=1e-6,
-            atol=1e-6 * float(np.max(np.abs(values), initial=0.0)),
+            rtol=tolerance,
+            atol=tolerance * float(np.max(np.abs(values), initial=0.0)),
             err_msg=key,
         )
 
@@ -37,7 +31,7 @@ def _assert_same(found, expected):
 def test_trains_as_without_a_strategy(name):
     strategy = tfdist.AsyncStrategy()
     found = optimizer_cases.train(name, strategy.scope())
-    _assert_same(found, _plain(name))
+    assert_same(found, optimizer_cases.plain(name))
     assert strategy.updates_applied()[0] > 0
 
 
@@ -58,7 +52,7 @@ def test_trains_on_servers_as_without_a_strategy(name, trained):
     names = ON_SERVERS if name in ON_SERVERS else OTHERS
     with np.load(trained(names) / f"{names.index(name)}.npz") as arrays:
         found = dict(arrays)
-    _assert_same(found, _plain(name))
+    assert_same(found, optimizer_cases.plain(name))
 
 
 def test_discovery_finds_the_optimizers():
@@ -70,7 +64,7 @@ def test_discovery_finds_the_optimizers():
 @pytest.mark.parametrize("name", CASES)
 def test_case_trains(name):
     """Equal results would prove nothing if nothing happened."""
-    plain = _plain(name)
+    plain = optimizer_cases.plain(name)
     assert plain["loss 0"].shape == (optimizer_cases.STEPS,)
     assert np.all(np.isfinite(plain["loss 0"]))
     weights = [v for key, v in plain.items() if key.startswith("weight")]
@@ -79,7 +73,7 @@ def test_case_trains(name):
 
 
 def test_loss_scale_falls_and_rises():
-    plain = _plain("loss scale overflows")
+    plain = optimizer_cases.plain("loss scale overflows")
     (scale,) = (
         values
         for values in plain.values()

@@ -7,7 +7,7 @@ import re
 
 from absl import logging
 
-from tfdist.runtime.checkpoint import saved_state
+from tfdist import saved_state
 
 _NAME = re.compile(r"checkpoint-(\d{8})\.zip")
 _DRAFT = ".checkpoint-draft-"

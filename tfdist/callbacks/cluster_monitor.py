@@ -24,7 +24,7 @@ class ClusterMonitor(keras.callbacks.Callback):
     Pass it to `fit` on every worker. Each writes its own file of JSON lines,
     one object per exchange, that is per optimizer step unless there are local
     steps between exchanges (the fields of
-    `tfdist.runtime.exchange.journal.ExchangeRecord`, with its number as `step`
+    `tfdist.exchange_record.ExchangeRecord`, with its number as `step`
     and with `time` in seconds since training began), and its own events for
     TensorBoard, averages over `every_batches` steps. After each epoch the
     metrics of the whole cluster join the logs as `cluster_<name>`: the others

@@ -47,7 +47,7 @@ class WorkerFigures:
         self._sums = dict.fromkeys(_SUMS, 0)
 
     def add(self, exchanges):
-        """Takes in a list of `journal.ExchangeRecord`."""
+        """Takes in a list of `ExchangeRecord`."""
         self.exchanges += len(exchanges)
         self.steps += sum(e.local_steps for e in exchanges)
         self._staleness.update(e.staleness for e in exchanges)

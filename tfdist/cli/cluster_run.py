@@ -6,6 +6,7 @@ training is over: the tasks have some time to end by themselves), TERMINATING
 clusters of several groups do so each for itself.
 """
 
+import collections
 from collections.abc import Sequence
 import dataclasses
 import enum
@@ -13,6 +14,7 @@ import signal
 import time
 
 from tfdist.cli.control_socket import RefusedError
+from tfdist.cli.failure import Cause
 from tfdist.cli.output import OutputStream
 from tfdist.cli.task import Guard
 from tfdist.cli.task import Task
@@ -21,6 +23,7 @@ _SECONDS_AFTER_KILL = 5.0
 # Before the first restart of a task; twice as long before each further one.
 _SECONDS_BEFORE_RESTART = 0.5
 _MOST_SECONDS_BEFORE_RESTART = 30.0
+_EXCUSED_PER_RESTART = 4
 
 
 class RunPhase(enum.IntEnum):
@@ -135,6 +138,8 @@ class ClusterRun:
         # told to leave are killed, in seconds of `time.monotonic`.
         self._restarts: dict[Task, float] = {}
         self._leaving: dict[Task, float] = {}
+        # Restarts of tasks that failed because another one had.
+        self._excused: collections.Counter[Task] = collections.Counter()
         self._has_failed = False
 
     @property
@@ -308,6 +313,12 @@ class ClusterRun:
         elif not status:
             task.is_done = True
             self._report.say(f"{task.label} is done")
+        elif self._is_excused(task, cause):
+            self._excused[task] += 1
+            self._report.say(
+                f"{what}; started again in {_SECONDS_BEFORE_RESTART:g} s"
+            )
+            self._restarts[task] = time.monotonic() + _SECONDS_BEFORE_RESTART
         elif (
             self.phase == RunPhase.RUNNING
             and task.restarts < self._limits.max_restarts
@@ -333,6 +344,20 @@ class ClusterRun:
                 self.go_on(RunPhase.TERMINATING)
             elif self.phase == RunPhase.RUNNING:
                 self.go_on(RunPhase.ENDING)
+
+    def _is_excused(self, task: Task, cause: Cause | None) -> bool:
+        """Whether a task is started again without this being counted.
+
+        One failure of one worker ends all workers of a cluster without
+        servers, some of them twice: it costs one restart.
+        """
+        return (
+            self.phase == RunPhase.RUNNING
+            and cause is not None
+            and cause.is_of_another
+            and self._excused[task]
+            < _EXCUSED_PER_RESTART * self._limits.max_restarts
+        )
 
     @property
     def _only_servers_run(self) -> bool:

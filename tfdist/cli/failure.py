@@ -48,6 +48,11 @@ _FAULT_SIGNALS = (
     signal.SIGTRAP,
 )
 _ARGUMENTS = re.compile(r"\s*Arguments received by .*", re.DOTALL)
+# Of `cluster.peers`: a worker is gone, or its old process is not yet.
+_OF_ANOTHER = re.compile(
+    rb"training without servers cannot go on without it"
+    rb"|do not answer as workers of this cluster do"
+)
 _IMPORT_ERROR = re.compile(
     rb"(SyntaxError|IndentationError|TabError|ImportError|ModuleNotFoundError)"
     rb"(:|$)"
@@ -76,11 +81,14 @@ class Cause:
             where that is not known.
         is_final: whether another start would fail in the same way: the script
             or what it imports cannot be imported.
+        is_of_another: whether it is that another worker is gone, without which
+            this one cannot go on.
     """
 
     error: str
     place: str | None = None
     is_final: bool = False
+    is_of_another: bool = False
 
     def __str__(self):
         return f"{self.error} ({self.place})" if self.place else self.error
@@ -136,7 +144,13 @@ class ErrorReader:
             )
         if self._error and (status == 1 or self._is_at_end):
             is_final = _IMPORT_ERROR.match(self._error) is not None
-            return Cause(_shortened(self._error), self._place(), is_final)
+            is_of_another = _OF_ANOTHER.search(self._error) is not None
+            return Cause(
+                _shortened(self._error),
+                self._place(),
+                is_final,
+                is_of_another,
+            )
         if self._last_line:
             return Cause(f"its last line was: {_shortened(self._last_line)}")
         return None

@@ -96,7 +96,7 @@ class Fits:
         """Takes note of a call of `fit` that is about to begin.
 
         Args:
-          call: A `tfdist.runtime.keras_hooks.running_fit.RunningFit`.
+          call: A `tfdist.running_fit.RunningFit`.
           number: Its number.
         """
         with self._lock:

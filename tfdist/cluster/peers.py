@@ -86,6 +86,12 @@ class Peers:
         self.worker_id = config.worker_id
         self._stop = threading.Event()
         self._thread = None
+        self._worker_timeout = None
+        # The message about a worker that is gone.
+        self._lost = None
+        self._lost_is_known = threading.Event()
+        # Whether a collective has failed: one of them is gone.
+        self._has_failed = False
 
     def start(self, timeout):
         """Starts this process's server and waits for the others; see `join`."""
@@ -189,6 +195,7 @@ class Peers:
         Args:
           worker_timeout: See `join`.
         """
+        self._worker_timeout = worker_timeout
         self._thread = threading.Thread(
             target=self._beat, args=(worker_timeout,), daemon=True
         )
@@ -208,14 +215,31 @@ class Peers:
                     back = isinstance(error, tf.errors.FailedPreconditionError)
                     if self._stop.is_set():
                         return
-                    if back or silent > worker_timeout:
+                    gone = self._has_failed or silent > worker_timeout
+                    if back or gone:
                         what = "was started again" if back else "is gone"
-                        private_tensorflow.abort_collectives(
+                        self._lost = (
                             f"{name} at {address} {what}: training without "
                             "servers cannot go on without it. Start all "
                             "workers again, from a checkpoint."
                         )
+                        self._lost_is_known.set()
+                        private_tensorflow.abort_collectives(self._lost)
                         return
+
+    def lost_worker(self):
+        """Waits until it is known whether a worker is gone.
+
+        Called when a collective has failed, which may be seen before the
+        next heartbeat.
+
+        Returns:
+          A message that names the worker; None if all answer.
+        """
+        self._has_failed = True
+        self._lost_is_known.wait(self._worker_timeout + 2 * _BEAT_SECONDS)
+        self._has_failed = False
+        return self._lost
 
     def leave(self):
         """Stops looking after the others, when this process ends."""

@@ -12,11 +12,11 @@ import zipfile
 import keras
 import numpy as np
 
+from tfdist import saved_state
 from tfdist.codistillation import quantization
 from tfdist.codistillation import weights as weights_lib
 from tfdist.codistillation.exchange import Checkpoint
 from tfdist.codistillation.exchange import UnusableCheckpointError
-from tfdist.runtime.checkpoint import saved_state
 
 # Not the name of the release before, which had another layout.
 _FORMAT = "tfdist-group-checkpoint"

@@ -6,7 +6,6 @@ from typing import Any
 
 from tfdist.cluster import config as cluster_config
 from tfdist.runtime import runtime
-from tfdist.runtime.all_reduce import gradient_ring
 from tfdist.runtime.all_reduce import ring
 from tfdist.runtime.all_reduce import ring_communication
 from tfdist.runtime.checkpoint import training_state
@@ -161,14 +160,6 @@ def _axes(method, connections, tolerance, worker_id):
             if method.needs_servers
             else {worker_id: config.task_name},
         )
-    if not method.needs_servers and method.local_steps is None:
-        parts["coordination"] = lambda made: gradient_ring.GradientRing(
-            _ring(made, method, connections, tolerance),
-            made.store,
-            made.gradient_counts,
-            made.journal,
-        )
-        parts["local"] = gradient_ring.GradientSteps
     if not method.needs_order:
         return parts
     membership = connections.membership

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist import running_fit
 from tfdist.runtime.checkpoint import training_state
 from tfdist.runtime.coordination import no_coordination
 from tfdist.runtime.corrections import no_correction
@@ -19,7 +20,6 @@ from tfdist.runtime.exchange import gradient_counts
 from tfdist.runtime.exchange import journal
 from tfdist.runtime.exchange import nonfinite
 from tfdist.runtime.keras_hooks import own_decisions
-from tfdist.runtime.keras_hooks import running_fit
 from tfdist.runtime.local_steps import every_step
 from tfdist.runtime.recovery import no_recovery
 from tfdist.runtime.replicas import replica_sync

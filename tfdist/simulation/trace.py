@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 
-from tfdist.runtime.exchange.journal import ExchangeRecord
+from tfdist.exchange_record import ExchangeRecord
 from tfdist.simulation.compute import Recorded
 
 _FIELDS = {

@@ -15,12 +15,15 @@ from tfdist.cluster import connection
 from tfdist.cluster import peers
 from tfdist.cluster import preemption
 from tfdist.cluster import registration
+from tfdist.cluster import tf_config
 from tfdist.runtime import compose
 from tfdist.runtime.exchange import nonfinite as nonfinite_lib
 from tfdist.runtime.keras_hooks import chief_decisions
 from tfdist.runtime.keras_hooks import preemption_exit
 
 _strategies = itertools.count()
+# The launcher's flag that leaves a job out.
+_LAUNCHED_WITHOUT = {"ps": "--num_ps=0", "evaluator": "--noevaluator"}
 
 
 def check_arguments(variable_partitioner, nonfinite, decisions):
@@ -44,6 +47,33 @@ def check_arguments(variable_partitioner, nonfinite, decisions):
                 f"Argument `{name}` must be one of {', '.join(choices)}. "
                 f"Received: {name}={value!r}"
             )
+
+
+def check_without_servers(config, partitioner):
+    """Refuses what cannot be done without servers.
+
+    Args:
+      config: The `ClusterConfig`.
+      partitioner: The strategy's `variable_partitioner`, or None.
+
+    Raises:
+      ClusterConfigError: The cluster has other tasks than workers.
+      ValueError: Variables are to be split over servers.
+    """
+    for job in ("ps", "evaluator"):
+        if job in config.spec:
+            raise tf_config.ClusterConfigError(
+                f'communication="ring" is for workers alone: TF_CONFIG'
+                f'["cluster"] must have no job "{job}" (`tfdist launch '
+                f"{_LAUNCHED_WITHOUT[job]}`). Received: jobs "
+                f"{list(config.spec)}."
+            )
+    if partitioner is not None:
+        raise ValueError(
+            "Argument `variable_partitioner` must be None with "
+            'communication="ring", which has no servers to split variables '
+            f"over. Received: variable_partitioner={partitioner!r}"
+        )
 
 
 def resolve(method, config):

@@ -172,6 +172,11 @@ class Method:
         return self.communication != "ring"
 
     @property
+    def all_reduces_gradients(self) -> bool:
+        """Whether it is `AllReduceStrategy` that carries it out."""
+        return not self.needs_servers and self.local_steps is None
+
+    @property
     def needs_order(self) -> bool:
         """Whether servers have to agree on one order of decisions.
 

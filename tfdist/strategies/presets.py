@@ -20,27 +20,6 @@ class AsyncStrategy(ParameterServerStrategy):
     """
 
 
-class AllReduceStrategy(ParameterServerStrategy):
-    """Synchronous SGD without servers: workers average gradients themselves.
-
-    What `ParameterServerStrategy(synchronization=Sync())` computes, by
-    TensorFlow's ring collectives (Patarasuk and Yuan 2009): each worker sends
-    2 (N - 1) / N of the gradients' bytes per step, whatever their number N,
-    and holds all parameters and the optimizer's state itself. `TF_CONFIG` has
-    workers alone. See `communication` of `ParameterServerStrategy` for what
-    happens where a worker dies; with `ClusterCheckpoint` and `tfdist launch
-    --max_restarts=2` (for each death, two) all begin again where it was saved.
-    Moving statistics and sparse gradients: docs/strategies.md.
-
-    Args:
-      **kwargs: Arguments of `ParameterServerStrategy`, documented there, that
-        are not about servers.
-    """
-
-    def __init__(self, **kwargs: Unpack[options.WithoutServers]):
-        super().__init__(synchronization=Sync(), communication="ring", **kwargs)
-
-
 class BackupWorkersStrategy(ParameterServerStrategy):
     """Synchronous SGD that does not wait for the slowest workers.
 

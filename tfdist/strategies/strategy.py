@@ -19,7 +19,6 @@ from tfdist.cluster import preemption
 from tfdist.cluster import server
 from tfdist.correction import Correction
 from tfdist.runtime import compose
-from tfdist.runtime.all_reduce import ring
 from tfdist.runtime.checkpoint.training_state import TrainingState
 from tfdist.runtime.exchange.journal import Journal
 from tfdist.runtime.keras_hooks import extended
@@ -62,12 +61,13 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
         every step is exchanged.
       communication: "parameter_server", or "ring": without servers, by
         TensorFlow's ring collectives between workers, with the same results.
-        For `Sync()`, and `Sync()` with `local_steps` that average. `TF_CONFIG`
-        has no `ps` then. Nobody goes on without a worker: where one has died,
-        the others raise `tf.errors.UnavailableError` at their next exchange,
-        at once or within about 10 s (one that is stopped or cut off:
-        `worker_timeout` if that is longer). `publish` and `collect`, and so
-        `cluster_metrics`, know of this worker alone.
+        For `Sync()` with `local_steps` that average; without local steps use
+        `tfdist.AllReduceStrategy`. `TF_CONFIG` has no `ps` then. Nobody goes
+        on without a worker: where one has died, the others raise
+        `tf.errors.UnavailableError` at their next exchange, at once or within
+        about 10 s (one that is stopped or cut off: `worker_timeout` if that is
+        longer). `publish` and `collect`, and so `cluster_metrics`, know of
+        this worker alone.
       variable_partitioner: Splits large parameters over servers along their
         first axis: a `tf.distribute.experimental.partitioners` object
         (`MinSizePartitioner`, `MaxSizePartitioner`, `FixedShardsPartitioner`)
@@ -140,6 +140,13 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
             local_steps=local_steps,
             communication=communication,
         )
+        if self._method.all_reduces_gradients:
+            raise ValueError(
+                "Argument `local_steps` must be one of tfdist.averaging, or "
+                'their number, with communication="ring". For gradients of '
+                "every step use tfdist.AllReduceStrategy(). Received: "
+                "local_steps=None"
+            )
         self._warm_start = warm_start.WarmStart(
             warmup_worker_steps,
             worker_start,
@@ -150,7 +157,7 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
             cluster_resolver, self._method.needs_servers
         )
         if not self._method.needs_servers:
-            ring.check(config, variable_partitioner)
+            construction.check_without_servers(config, variable_partitioner)
         resolved = construction.resolve(self._method, config)
         if config.is_ps:
             sys.exit(

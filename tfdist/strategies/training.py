@@ -11,14 +11,14 @@ from typing import Any
 
 import keras
 
+from tfdist import cluster_metrics
 from tfdist import deprecated
 from tfdist.cluster import member_table
 from tfdist.cluster import reports
 from tfdist.cluster import termination
 from tfdist.cluster import waiting
-from tfdist.runtime.keras_hooks import metrics
 
-_METRICS = "metrics"
+METRICS = "metrics"
 STALLED_AFTER_SECONDS = 600.0
 
 
@@ -273,7 +273,7 @@ class TrainingMixin:
 
     def publish_metrics(self, model: keras.Model) -> None:
         """Leaves the state of this worker's metrics for `cluster_metrics`."""
-        self.publish(_METRICS, metrics.state(model))
+        self.publish(METRICS, cluster_metrics.state(model))
 
     def cluster_metrics(self, model: keras.Model) -> dict[str, float]:
         """The metrics over the data of all workers.
@@ -289,7 +289,7 @@ class TrainingMixin:
         Returns:
           A dict of metric name to value, like Keras's logs.
         """
-        return metrics.total(model, self.collect(_METRICS).values())
+        return cluster_metrics.total(model, self.collect(METRICS).values())
 
     def pull(self) -> None:
         """Brings the newest values from the servers to this worker."""

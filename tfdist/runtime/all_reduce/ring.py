@@ -8,49 +8,18 @@ steps count, and whether it trains on. Then, if anybody has taken steps, their
 means are made. A worker whose training has ended takes part in the exchanges
 of the others with nothing, until nobody trains any more.
 
-What is exchanged are gradients (`gradient_ring`), or what local steps have come
-to (`ring_communication`).
+What is exchanged is what local steps have come to (`ring_communication`).
+Gradients of every step are another engine's, `tfdist.all_reduce`.
 """
 
 import dataclasses
 
 import tensorflow as tf
 
-from tfdist.cluster import tf_config
 from tfdist.runtime.all_reduce import common_start
 from tfdist.runtime.all_reduce import vector_sums
 from tfdist.runtime.local_steps import communication
 from tfdist.runtime.variables import traced_calls
-
-# The launcher's flag that leaves a job out.
-_LAUNCHED_WITHOUT = {"ps": "--num_ps=0", "evaluator": "--noevaluator"}
-
-
-def check(config, partitioner):
-    """Refuses what cannot be done without servers.
-
-    Args:
-      config: The `ClusterConfig`.
-      partitioner: The strategy's `variable_partitioner`, or None.
-
-    Raises:
-      ClusterConfigError: The cluster has other tasks than workers.
-      ValueError: Variables are to be split over servers.
-    """
-    for job in ("ps", "evaluator"):
-        if job in config.spec:
-            raise tf_config.ClusterConfigError(
-                f'communication="ring" is for workers alone: TF_CONFIG'
-                f'["cluster"] must have no job "{job}" (`tfdist launch '
-                f"{_LAUNCHED_WITHOUT[job]}`). Received: jobs "
-                f"{list(config.spec)}."
-            )
-    if partitioner is not None:
-        raise ValueError(
-            "Argument `variable_partitioner` must be None with "
-            'communication="ring", which has no servers to split variables '
-            f"over. Received: variable_partitioner={partitioner!r}"
-        )
 
 
 @dataclasses.dataclass
@@ -122,7 +91,7 @@ class Ring:
         self.inners = []
 
     def add(self, inner):
-        """Takes note of an `Inner`, or a `GradientLayout`, to be exchanged."""
+        """Takes note of an `Inner` to be exchanged."""
         self.inners.append(inner)
 
     # An exchange.
@@ -251,74 +220,3 @@ class Ring:
             for record, mean in zip(records, means, strict=True)
         ]
         return averaged, means
-
-    # An exchange of gradients.
-
-    def average_gradients(self, layout, values, finite=None):
-        """Builds the means of one step of those workers that take one.
-
-        The call needs nothing of the step, and goes out while it is computed.
-
-        Args:
-          layout: The `GradientLayout`.
-          values: List of tensors.
-          finite: Whether they are, a scalar bool tensor; if not, they do not
-            count. None if nobody has looked.
-
-        Returns:
-          A list of tensors, and a `RingRound`.
-        """
-        number = self._number_of(layout)
-        with tf.device(self._store.worker_device):
-            called = self._build_call(number, True, 1)
-            with tf.control_dependencies([value.op for value in values]):
-                began = tf.timestamp()
-            counted = (
-                tf.ones([]) if finite is None else tf.cast(finite, tf.float32)
-            )
-            pushed = [*values, counted]
-            vectors = vector_sums.vectors_of(pushed)
-            if finite is not None:
-                vectors = {
-                    dtype: _if_finite(finite, vector)
-                    for dtype, vector in vectors.items()
-                }
-            with tf.control_dependencies([called]):
-                sums = self._sums.of_vectors(vectors, f"exchange/{number}")
-            count = sums[tf.float32][-1]
-            share = 1.0 / tf.maximum(count, 1.0)
-            means = {
-                dtype: vector * tf.cast(share, dtype)
-                for dtype, vector in sums.items()
-            }
-            num_bytes = self._sums.num_bytes([called, *vectors.values()])
-            this_round = RingRound(
-                True,
-                share,
-                began,
-                tf.zeros([], tf.float64),
-                num_bytes,
-                count > 0.0,
-            )
-            return vector_sums.parts_of(means, pushed)[:-1], this_round
-
-    def pass_on(self, number):
-        """Takes part in an exchange of gradients that was called, with nothing.
-
-        Args:
-          number: Of the `GradientLayout`.
-        """
-        specs = [*self.inners[number].specs, tf.TensorSpec([], tf.float32)]
-
-        def build():
-            self._sums.of(
-                [tf.zeros(s.shape, s.dtype) for s in specs],
-                f"exchange/{number}",
-            )
-
-        self._traced.call(f"pass on/{number}", build)
-
-
-def _if_finite(finite, vector):
-    """`vector`, or zeros; a product would keep what is not a number."""
-    return tf.cond(finite, lambda: vector, lambda: tf.zeros_like(vector))

@@ -10,15 +10,15 @@ import io
 from absl import logging
 import tensorflow as tf
 
+from tfdist import saved_state
 from tfdist.runtime.checkpoint import local_state
 from tfdist.runtime.checkpoint import saved_layout
-from tfdist.runtime.checkpoint import saved_state
 from tfdist.runtime.checkpoint import server_values
-from tfdist.runtime.checkpoint.saved_state import SavedState
 from tfdist.runtime.corrections import saved_slots
 from tfdist.runtime.replicas.first_values import ModelMismatchError
 from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
+from tfdist.saved_state import SavedState
 
 # Of which the servers hold what counts; of others the worker does.
 _SERVED = (Role.PARAMETER, Role.SLOT, Role.STATE, Role.ITERATIONS)

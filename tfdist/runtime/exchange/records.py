@@ -4,6 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfdist import fused_kernels
 from tfdist.runtime.variables import server_scope
 from tfdist.runtime.variables.variables import Role
 
@@ -109,14 +110,16 @@ def prepare(record, piece, *, live, lifter, buffer):
     kwargs = [resolve(a) for a in tf.nest.flatten(record.kwargs)]
 
     def update(sent, section):
-        record.fn(
+        fused_kernels.update(
             record.variable,
-            *tf.nest.pack_sequence_as(
+            record.fn,
+            tf.nest.pack_sequence_as(
                 record.args, [take(sent, section) for take in args]
             ),
-            **tf.nest.pack_sequence_as(
+            tf.nest.pack_sequence_as(
                 record.kwargs, [take(sent, section) for take in kwargs]
             ),
+            shape=record.variable.shape_of(piece),
         )
 
     return Replay(record, piece, update, resolve.plain, gradient)

@@ -6,12 +6,12 @@ all of it goes out in one exchange.
 """
 
 import dataclasses
-import inspect
 
 import keras
 import tensorflow as tf
 
-from tfdist.runtime.exchange import compiled
+from tfdist import compiled_parts
+from tfdist import fused_kernels
 from tfdist.runtime.exchange import records
 from tfdist.runtime.exchange import subgraph_replay
 from tfdist.runtime.variables.variables import Role
@@ -28,17 +28,6 @@ class _Pending:
     # Number of operations when the optimizer's updates were exchanged.
     settled: int | None = None
     barriers: set = dataclasses.field(default_factory=set)
-
-
-def optimizer_of(fn):
-    """The Keras optimizer whose update rule `fn` is, or None."""
-    try:
-        # Outside of strategy.run TensorFlow hands over a wrapper.
-        owner = inspect.getclosurevars(inspect.unwrap(fn)).nonlocals.get("self")
-    except TypeError:
-        return None
-    iterations = getattr(owner, "iterations", None)
-    return owner if iterations is not None else None
 
 
 def check_elementwise(variable, optimizer):
@@ -147,17 +136,19 @@ class Step:
         """Records `fn(variable, *args, **kwargs)` for the server."""
         pending = self._here()
         if variable.pieces:
-            check_elementwise(variable, optimizer_of(fn))
+            check_elementwise(variable, fused_kernels.optimizer_of(fn))
         is_gradient = bool(pending.expected and args)
         pending.records.append(
             records.Update(variable, fn, args, kwargs, is_gradient)
         )
         if is_gradient:
-            pending.optimizer = pending.optimizer or optimizer_of(fn)
+            pending.optimizer = pending.optimizer or fused_kernels.optimizer_of(
+                fn
+            )
             pending.expected -= 1
             if not pending.expected:
                 self._flush(tf.compat.v1.get_default_graph())
-        elif optimizer_of(fn) is None:
+        elif fused_kernels.optimizer_of(fn) is None:
             graph = tf.compat.v1.get_default_graph()
             if graph is not self._root:
                 # Averaged weights that Keras puts in place every so many
@@ -269,7 +260,7 @@ class Step:
         counter = step_counter(optimizer) if optimizer else None
         with (
             graph.as_default(),
-            compiled.outside(),
+            compiled_parts.outside(),
             tf.name_scope("exchange"),
         ):
             if optimizer:

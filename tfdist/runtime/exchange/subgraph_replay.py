@@ -59,15 +59,6 @@ class Lifter:
         self._graph, self._store, self._barriers = graph, store, barriers
         self._reach = self._propagate(barriers)
 
-    def with_barriers(self, operations):
-        """A `Lifter` of the graph as it is now, with more barriers.
-
-        Args:
-          operations: Set of operations.
-        """
-        barriers = self._barriers | operations
-        return Lifter(self._graph, self._store, barriers, self._settled)
-
     def _leaf(self, operation, tensor):
         """The variable that `operation` reads through `tensor`, or None."""
         variable = self._handles.get(tensor.name)

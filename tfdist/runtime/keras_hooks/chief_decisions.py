@@ -16,10 +16,10 @@ import keras
 import tensorflow as tf
 
 from tfdist import private_keras_calls
+from tfdist import running_fit
 from tfdist.cluster import fit_progress
 from tfdist.runtime.exchange.pull_response import assign
 from tfdist.runtime.keras_hooks import fit_turns
-from tfdist.runtime.keras_hooks import running_fit
 
 CHOICES = ("chief", "each")
 

@@ -15,6 +15,7 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
+from tfdist import fused_kernels
 from tfdist.runtime.exchange import records
 from tfdist.runtime.exchange import step as step_lib
 from tfdist.runtime.local_steps import local_step
@@ -95,7 +96,7 @@ class EagerStep(step_lib.Step):
     def update(self, variable, fn, args, kwargs):
         """Records `fn(variable, *args, **kwargs)` for the server."""
         super().update(variable, fn, args, kwargs)
-        if step_lib.optimizer_of(fn) is None and self._here().records:
+        if fused_kernels.optimizer_of(fn) is None and self._here().records:
             # Averaged weights that Keras puts in place: what follows is to
             # see them.
             self._flush(self._root)

@@ -1,16 +1,18 @@
 """The `StrategyExtended` of parameter servers."""
 
 import contextlib
+import functools
 import weakref
 
 import tensorflow as tf
 
+from tfdist import compiled_parts
+from tfdist import fused_kernels
 from tfdist import one_replica
 from tfdist import private_keras_calls
 from tfdist import private_tensorflow
-from tfdist.runtime.exchange import compiled
-from tfdist.runtime.exchange import step as step_lib
-from tfdist.runtime.keras_hooks import data_shares
+from tfdist.data_shares import shares
+from tfdist.runtime.keras_hooks import data_hooks
 from tfdist.runtime.keras_hooks import eager_step
 from tfdist.runtime.variables.variables import ReplicaVariable
 from tfdist.runtime.variables.variables import active
@@ -119,7 +121,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
 
     def _record(self, fn, args, kwargs):
         if private_tensorflow.is_compiled_by_xla():
-            with compiled.in_parts():
+            with compiled_parts.in_parts():
                 return self._record(fn, args, kwargs)
         if not self._runtime.coordination.retries:
             return self._record_once(fn, args, kwargs)
@@ -157,7 +159,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
                 _foreign_objects_explained(),
                 tf.control_dependencies(_tensors_in((args, kwargs))),
             ):
-                result = compiled.call(fn, args, kwargs)
+                result = compiled_parts.call(fn, args, kwargs)
                 active.step.finish()
             if single and active.step.num_optimizers > 1:
                 raise ValueError(
@@ -203,7 +205,10 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         if not var.role.is_on_server or active.section is not None:
             return fn(var, *args, **kwargs)
         if active.step is None:
-            if step_lib.optimizer_of(fn) is None and tf.executing_eagerly():
+            if (
+                fused_kernels.optimizer_of(fn) is None
+                and tf.executing_eagerly()
+            ):
                 # Keras puts averaged weights in place when `fit` ends.
                 self._container_strategy().barrier()
                 with self._runtime.collective_writes():
@@ -224,16 +229,16 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
 
     def _experimental_distribute_dataset(self, dataset, options):
         del options
-        return data_shares.distribute(
-            dataset,
-            self._config,
+        before = functools.partial(
+            data_hooks.before_data,
             self._runtime,
-            before_training=self._container_strategy().wait_for_warm_start,
+            self._container_strategy().wait_for_warm_start,
         )
+        return shares.distribute(dataset, self._config, before)
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
         del options
-        return data_shares.from_function(dataset_fn, self._config)
+        return shares.from_function(dataset_fn, self._config)
 
     # What it looks like from outside.
 

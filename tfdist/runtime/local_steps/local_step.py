@@ -8,7 +8,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdist.runtime.exchange import step as step_lib
+from tfdist import fused_kernels
 from tfdist.runtime.variables.variables import Role
 
 
@@ -66,7 +66,7 @@ class LocalStep:
 
     def update(self, variable, fn, args, kwargs):
         """Does `fn(variable, *args, **kwargs)` here."""
-        optimizer = step_lib.optimizer_of(fn)
+        optimizer = fused_kernels.optimizer_of(fn)
         if optimizer is not None and variable.role is Role.PARAMETER:
             self._optimizer = optimizer
             self._touched[variable.ordinal] = variable
@@ -76,7 +76,7 @@ class LocalStep:
             self._expected -= 1
             if self._local.needs_gradients:
                 self._gradients[variable.ordinal] = args[0]
-        fn(variable, *args, **kwargs)
+        fused_kernels.update(variable, fn, args, kwargs)
 
     def _note_point(self, variable):
         """Keeps the weights at which the step's gradients are computed."""

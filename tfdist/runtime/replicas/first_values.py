@@ -10,10 +10,7 @@ import tensorflow as tf
 
 from tfdist.cluster import reports
 from tfdist.runtime.variables import copies
-
-
-class ModelMismatchError(ValueError):
-    """Two workers of one cluster built different models."""
+from tfdist.saved_state import ModelMismatchError
 
 
 class FirstValues:

@@ -1,10 +1,10 @@
-"""Training steps of Keras that outlive servers that come back."""
+"""Training steps of Keras's `fit` that go through a function of ours."""
 
 import weakref
 
 
 class GuardedFunction:
-    """A model's `train_function`, called again after a server was away.
+    """A model's `train_function`, called in our way.
 
     Args:
       model: The `keras.Model`.

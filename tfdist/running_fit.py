@@ -1,6 +1,5 @@
 """Whether a call of `fit` that began some time ago is still running."""
 
-import sys
 import threading
 
 import keras
@@ -38,7 +37,7 @@ class RunningFit:
             return
         self._is_seen_to = True
         # `fit` is what calls this.
-        frame = self._found_from(sys._getframe())
+        frame = self._found_from(private_keras_calls.current_frame())
         if frame is None:
             return
         callbacks = private_keras_calls.callbacks_of(frame)

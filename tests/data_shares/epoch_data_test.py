@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.multi_process import data_tasks
 import tfdist
-from tfdist.runtime.keras_hooks import data_shares
+from tfdist.data_shares import shares
 
 BATCHES = 5
 
@@ -119,10 +119,10 @@ def test_what_is_asked_of_files_is_not_asked_of_what_is_made_of_them(tmp_path):
     )
     numbers = lines.map(lambda x: tf.numpy_function(note, [x], tf.float32))
     for dataset in (numbers.batch(1).prefetch(1), numbers.shuffle(2).repeat()):
-        assert data_shares._has_enough_files(dataset, 2)
-        assert not data_shares._has_enough_files(dataset, 3)
+        assert shares._has_enough_files(dataset, 2)
+        assert not shares._has_enough_files(dataset, 3)
     assert not made
-    assert not data_shares._has_enough_files(Source().dataset(None, None), 2)
+    assert not shares._has_enough_files(Source().dataset(None, None), 2)
 
 
 @pytest.mark.parametrize("as_dataset", [False, True])

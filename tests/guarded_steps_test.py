@@ -1,7 +1,7 @@
 import keras
 import numpy as np
 
-from tfdist.runtime.keras_hooks import retried_steps
+from tfdist import guarded_steps
 
 
 def compiled():
@@ -22,17 +22,17 @@ def test_steps_of_fit_go_through_the_call():
         called.append(function)
         return function(*args)
 
-    retried_steps.guard(model, call)
+    guarded_steps.guard(model, call)
     fit(model)
     fit(model)
     assert len(called) == 4
     # The function that Keras made, once.
     assert len(set(map(id, called))) == 1
     # Once more does not wrap what is wrapped.
-    retried_steps.guard(model, call)
+    guarded_steps.guard(model, call)
     fit(model)
     assert len(called) == 6
-    assert not isinstance(called[0], retried_steps.GuardedFunction)
+    assert not isinstance(called[0], guarded_steps.GuardedFunction)
 
 
 def test_what_was_made_before_is_used_and_compile_makes_it_anew():
@@ -44,11 +44,11 @@ def test_what_was_made_before_is_used_and_compile_makes_it_anew():
         called.append(function)
         return function(*args)
 
-    retried_steps.guard(model, call)
+    guarded_steps.guard(model, call)
     fit(model)
     assert called == [first] * 2
     model.compile(optimizer="adam", loss="mse")
-    retried_steps.guard(model, call)
+    guarded_steps.guard(model, call)
     fit(model)
     assert called[-1] is not first
 
@@ -58,5 +58,5 @@ def test_training_is_the_same():
     plain = fit(compiled())
     keras.utils.set_random_seed(1)
     model = compiled()
-    retried_steps.guard(model, lambda function, *args: function(*args))
+    guarded_steps.guard(model, lambda function, *args: function(*args))
     assert fit(model) == plain

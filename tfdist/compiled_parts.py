@@ -1,7 +1,7 @@
-"""Training steps with `jit_compile=True`: XLA compiles what a server need not.
+"""Training steps with `jit_compile=True`: XLA compiles what stays here.
 
-XLA compiles functions as a whole, and the exchange with servers is in the
-middle of a step. So a step is not compiled as a whole: what the user's code
+XLA compiles functions as a whole, and the exchange with other processes is in
+the middle of a step. So a step is not compiled as a whole: what the user's code
 builds (forward and backward pass, losses, metrics) is marked, and TensorFlow
 has XLA compile the largest parts of it that it can. The exchange is not
 marked.
@@ -32,7 +32,8 @@ def in_parts():
     """Scope in which a step is traced that XLA was to compile as a whole."""
     if not private_tensorflow.take_back_from_xla():
         raise ValueError(
-            "A step that XLA compiles as a whole cannot talk to servers. "
+            "A step that XLA compiles as a whole cannot talk to other "
+            "processes. "
             "Use jit_compile=False in model.compile or tf.function."
         )
     # Else TensorFlow replaces pairs such as a multiplication of matrices and

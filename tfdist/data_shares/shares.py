@@ -4,26 +4,20 @@ Training data is shared out over the workers; data for evaluation and
 prediction is not, so that every worker that evaluates gets the same answer.
 """
 
-import functools
-
 import tensorflow as tf
 
 from tfdist import private_keras
 from tfdist import private_keras_calls
 from tfdist import private_tensorflow
 from tfdist import quiet
-from tfdist.runtime.keras_hooks import empty_epochs
-from tfdist.runtime.keras_hooks import epoch_data
-from tfdist.runtime.keras_hooks import generators
-from tfdist.runtime.keras_hooks import py_datasets
-from tfdist.runtime.keras_hooks import retried_steps
-from tfdist.saving import callbacks
-from tfdist.saving import models
+from tfdist.data_shares import epoch_data
+from tfdist.data_shares import generators
+from tfdist.data_shares import py_datasets
 
 _AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 
 
-def distribute(dataset, config, runtime, before_training=None):
+def distribute(dataset, config, before):
     """The data that this worker iterates over.
 
     Called by `strategy.experimental_distribute_dataset`, and by Keras for
@@ -35,9 +29,8 @@ def distribute(dataset, config, runtime, before_training=None):
         by file where there are enough files and no cache and else by element,
         OFF not at all. What Keras makes of a Python generator: `generators`.
       config: The `ClusterConfig`.
-      runtime: The `Runtime`; its replicas are refreshed before an
-        evaluation.
-      before_training: Called, if given, before this worker begins to train.
+      before: Called before the data is looked at, with the `DataRequest`
+        and the number of shares (None where the data is not shared out).
 
     Returns:
       A `tf.data.Dataset`; for Keras an `EpochData`.
@@ -52,31 +45,12 @@ def distribute(dataset, config, runtime, before_training=None):
             f"dataset={type(dataset).__name__}"
         )
     _check_made_after_strategy(dataset)
-    purpose, frame, adapter = private_keras_calls.data_request()
-    model = None if frame is None else private_keras_calls.model_of(frame)
-    if purpose in ("train", "evaluate") and runtime.files.is_shared:
-        models.see(model, runtime.files)
-        callbacks.see(private_keras_calls.callbacks_of(frame), runtime.files)
-    if purpose == "evaluate":
-        runtime.pull()
-        runtime.unused_models.refuse([v.value for v in model.variables])
-    if purpose == "train":
-        if before_training is not None:
-            before_training()
-        call = functools.partial(
-            empty_epochs.call, runtime.call_in_fit, runtime.coordination
-        )
-        runtime.chief_decisions.watch(frame)
-        call = functools.partial(runtime.chief_decisions.call, call)
-        runtime.watch(frame)
-        if runtime.recovery.is_needed:
-            retried_steps.guard(model, call)
+    request = private_keras_calls.data_request()
+    purpose, frame, adapter = request
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    is_whole = policy == _AutoShardPolicy.OFF
+    before(request, None if is_whole else _shares(config)[0])
     shared, steps_per_epoch, number = dataset, None, 1
-    if purpose == "train":
-        policy = dataset.options().experimental_distribute.auto_shard_policy
-        runtime.note_data_shares(
-            None if policy == _AutoShardPolicy.OFF else _shares(config)[0]
-        )
     if purpose not in ("evaluate", "validate"):
         if adapter is not None:
             steps_per_epoch = private_keras_calls.steps_per_epoch_of(frame)
@@ -84,6 +58,7 @@ def distribute(dataset, config, runtime, before_training=None):
         number, _ = _shares(config)
     if adapter is None:
         return shared
+    model = private_keras_calls.model_of(frame)
     readers = py_datasets.Readers(adapter, steps_per_epoch, number)
     return epoch_data.EpochData(shared, dataset, model, readers)
 

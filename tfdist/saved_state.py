@@ -21,6 +21,10 @@ class UnusableStateError(ValueError):
     """The bytes read are no saved state, or are damaged."""
 
 
+class ModelMismatchError(ValueError):
+    """Two workers of one cluster built different models."""
+
+
 @dataclasses.dataclass
 class SavedState:
     """A state of a run.

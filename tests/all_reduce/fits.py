@@ -1,0 +1,224 @@
+"""Programs about calls of `fit`: their epochs, ends, and decisions."""
+
+import json
+
+import keras
+import numpy as np
+
+from tests.all_reduce.programs import batches
+from tests.all_reduce.programs import linear
+from tests.all_reduce.programs import on
+from tests.all_reduce.programs import weight_of
+import tfdist
+
+
+def _counts(model):
+    return weight_of(model), int(model.optimizer.iterations.numpy())
+
+
+def _stop_at(model, epoch=None, batch=None):
+    def stop(number, logs=None):
+        if number in (epoch, batch):
+            model.stop_training = True
+
+    when = "on_epoch_end" if batch is None else "on_train_batch_end"
+    return on(**{when: stop})
+
+
+def the_chief_stops_after_an_epoch(strategy, worker):
+    """All stop at the same epoch."""
+    with strategy.scope():
+        model = linear()
+    calls = [_stop_at(model, epoch=1)] if worker == 0 else []
+    history = model.fit(
+        batches(np.ones(3 - worker)), epochs=5, verbose=0, callbacks=calls
+    )
+    return *_counts(model), len(history.epoch)
+
+
+def the_chief_stops_within_an_epoch(strategy, worker):
+    """The others make one more step."""
+    with strategy.scope():
+        model = linear()
+    calls = [_stop_at(model, batch=1)] if worker == 0 else []
+    model.fit(batches(np.ones(9)), epochs=2, verbose=0, callbacks=calls)
+    return _counts(model)
+
+
+def another_worker_stops(strategy, worker):
+    """It goes on, as long as the chief trains."""
+    with strategy.scope():
+        model = linear()
+    calls = [_stop_at(model, epoch=0), _stop_at(model, batch=0)]
+    model.fit(
+        batches(np.ones(2)),
+        epochs=3,
+        verbose=0,
+        callbacks=calls if worker else [],
+    )
+    return _counts(model)
+
+
+def best_weights_are_restored(strategy, worker):
+    """`EarlyStopping` of the chief decides, and restores its weights."""
+    with strategy.scope():
+        model = linear()
+    stopping = keras.callbacks.EarlyStopping(
+        "val_loss", patience=1, restore_best_weights=True
+    )
+    # The weights fall: so does the other worker's loss, not the chief's.
+    validation = batches([[-1.0, 1.0][worker]])
+    model.fit(
+        batches(np.ones(2)),
+        epochs=9,
+        verbose=0,
+        validation_data=validation,
+        callbacks=[stopping],
+    )
+    return _counts(model)
+
+
+def one_worker_raises(strategy, worker):
+    """The others end their `fit`; the next one is of all again."""
+    with strategy.scope():
+        model = linear()
+
+    def fail(batch, logs=None):
+        if worker == 1 and batch == 2:
+            raise KeyError("mine")
+
+    try:
+        model.fit(
+            batches(np.ones(6)),
+            verbose=0,
+            callbacks=[on(on_train_batch_end=fail)],
+        )
+    except KeyError:
+        pass
+    model.fit(batches(np.ones(6)), verbose=0)
+    return _counts(model)
+
+
+def a_worker_without_data(strategy, worker):
+    """It follows the steps of the others."""
+    with strategy.scope():
+        model = linear()
+    data = batches(np.ones(3)).filter(lambda x, y: worker == 0)
+    model.fit(data, epochs=2, verbose=0)
+    return _counts(model)
+
+
+def weights_set_between_fits(strategy, worker):
+    """Those of the chief count."""
+    with strategy.scope():
+        model = linear()
+    model.fit(batches(np.ones(2)), verbose=0)
+    model.set_weights([np.array([[[10.0, 70.0][worker]]])])
+    model.fit(batches(np.ones(2)), verbose=0)
+    return weight_of(model)
+
+
+def fits_of_two_models(strategy, worker):
+    """One after the other, and one in a callback of the other."""
+    with strategy.scope():
+        outer, inner = linear(), linear()
+
+    def fit_inner(epoch, logs=None):
+        inner.fit(batches(np.full(2 + worker, 10.0)), verbose=0)
+
+    for _ in range(2):
+        outer.fit(
+            batches(np.ones(3 - worker)),
+            epochs=2,
+            verbose=0,
+            callbacks=[on(on_epoch_end=fit_inner)],
+        )
+    return weight_of(outer), weight_of(inner)
+
+
+def shared_out_data(strategy, worker):
+    """Each batch is trained on once, by one worker or the other."""
+    with strategy.scope():
+        model = linear()
+    x = np.array([[1.0], [10.0], [100.0], [1000.0], [10000.0]], "float32")
+    model.fit(x, x, batch_size=1, shuffle=False, verbose=0)
+    return weight_of(model), strategy.data_shares
+
+
+def a_generator(strategy, worker):
+    """Batch k goes to worker k mod 2, and none is lost."""
+    with strategy.scope():
+        model = linear()
+
+    def generate():
+        for value in (1.0, 10.0, 100.0, 1000.0, 10000.0):
+            yield np.full([1, 1], value), np.zeros([1, 1])
+
+    model.fit(generate(), verbose=0)
+    return weight_of(model)
+
+
+def averaged_weights_over_fits(strategy, worker):
+    """`use_ema` with another number of batches in each `fit`."""
+    with strategy.scope():
+        model = linear(
+            keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+        )
+    seen = []
+    for number in ([2, 1][worker], [1, 2][worker]):
+        model.fit(batches(np.ones(number)), verbose=0)
+        seen.append(weight_of(model))
+    return seen
+
+
+def monitored(strategy, worker):
+    """The records of a `ClusterMonitor`, of three steps and of two."""
+    with strategy.scope():
+        model = linear()
+    before = strategy.updates_applied()[0]
+    monitor = tfdist.callbacks.ClusterMonitor("monitored", verbose=0)
+    model.fit(batches(np.ones(3 - worker)), verbose=0, callbacks=[monitor])
+    rows = [json.loads(line) for line in monitor.jsonl_path.open()]
+    summary = monitor.summary or {"workers": [{"steps": None}]}
+    return {
+        "versions": [row["version"] - before for row in rows],
+        "bytes": [row["bytes_sent"] for row in rows],
+        "steps": summary["workers"][0]["steps"],
+    }
+
+
+def saved_models(strategy, worker):
+    """The chief writes, with the weights of all."""
+    with strategy.scope():
+        model = linear()
+    model.fit(batches(np.ones(2 + worker)), verbose=0)
+    model.save("whole.keras")
+    strategy.barrier()
+    return weight_of(keras.models.load_model("whole.keras", compile=False))
+
+
+def validation_of_the_chief_alone(strategy, worker):
+    """In a callback, while the others wait for its next step."""
+    with strategy.scope():
+        model = linear()
+    losses = []
+
+    def evaluate(epoch, logs=None):
+        if worker == 0:
+            losses.append(model.evaluate(batches([1.0]), verbose=0))
+
+    model.fit(
+        batches(np.ones(2)),
+        epochs=2,
+        verbose=0,
+        callbacks=[on(on_epoch_end=evaluate)],
+    )
+    return weight_of(model), losses
+
+
+def fewer_epochs_on_one_worker(strategy, worker):
+    """It takes part in the others' epochs until they have ended."""
+    with strategy.scope():
+        model = linear()
+    model.fit(batches(np.ones(2)), epochs=[3, 1][worker], verbose=0)
+    return _counts(model)

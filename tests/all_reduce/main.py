@@ -1,0 +1,37 @@
+"""Programs that each worker runs one after the other in one process."""
+
+import importlib
+import traceback
+
+import keras
+
+from tests.multi_process import handshake
+import tfdist
+
+
+def run(modules):
+    """Runs programs; reports what each returns, or its error.
+
+    Args:
+        modules: module of `tests.all_reduce` -> names of its functions.
+    """
+    strategy = tfdist.AllReduceStrategy(
+        seed=1,
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0, stall_timeout=40.0
+        ),
+    )
+    worker = strategy.cluster.worker_id
+    results = {}
+    for module, names in modules.items():
+        programs = importlib.import_module(f"tests.all_reduce.{module}")
+        for name in names:
+            keras.backend.clear_session()
+            print("program", name, flush=True)
+            try:
+                results[name] = getattr(programs, name)(strategy, worker)
+            except Exception as error:  # The test of this program shows it.
+                traceback.print_exc()
+                results[name] = f"{type(error).__name__}: {error}"
+            strategy.barrier()
+    handshake.report(**results)

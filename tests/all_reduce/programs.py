@@ -1,0 +1,334 @@
+"""Programs of two workers that were wrong, or died, in an earlier engine.
+
+Gradients are the data where nothing else is said, so that the weight tells
+which batches counted. Each function of a strategy and a worker's number is a
+program, and returns what `main.run` reports under its name.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+_OFF = tf.data.Options()
+_OFF.experimental_distribute.auto_shard_policy = (
+    tf.data.experimental.AutoShardPolicy.OFF
+)
+
+
+class Mean(keras.losses.Loss):
+    """The mean prediction, whose gradient is the data."""
+
+    def call(self, y_true, y_pred):
+        """Returns it, for each example."""
+        return keras.ops.mean(y_pred, -1)
+
+
+def batches(x, y=None, size=1):
+    """This worker's own data, a batch of `size` rows after the other."""
+    x = np.asarray(x, "float32")
+    x = x[:, None] if x.ndim == 1 else x
+    y = x if y is None else y
+    data = tf.data.Dataset.from_tensor_slices((x, y))
+    return unshared(data.batch(size, drop_remainder=True))
+
+
+def unshared(data):
+    """A data set of this worker's own."""
+    return data.with_options(_OFF)
+
+
+def linear(optimizer=None, **settings):
+    """A weight that begins with 0, whose gradient is the data."""
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = keras.Sequential([keras.Input([1]), layer])
+    optimizer = optimizer or keras.optimizers.SGD(1.0)
+    model.compile(optimizer, Mean(), **settings)
+    return model
+
+
+def weight_of(model):
+    """The only weight of a `linear` model."""
+    return model.get_weights()[0].item()
+
+
+def on(**functions):
+    """A Keras callback of functions."""
+    return keras.callbacks.LambdaCallback(**functions)
+
+
+def data_that_ends_first_on_another_worker_in_each_fit(strategy, worker):
+    """Batches 3 | 1 in the first `fit`, 1 | 3 in the second."""
+    with strategy.scope():
+        model = linear()
+    for number in ([3, 1][worker], [1, 3][worker]):
+        model.fit(batches(np.ones(number)), verbose=0)
+    return weight_of(model), int(model.optimizer.iterations.numpy())
+
+
+def accumulated_gradients_over_fits(strategy, worker):
+    """`gradient_accumulation_steps=2`, fits of 3, 1, 1, 1 batches."""
+    with strategy.scope():
+        model = linear(keras.optimizers.SGD(1.0, gradient_accumulation_steps=2))
+    seen = []
+    for number in (3, 1, 1, 1):
+        model.fit(batches(np.ones(number)), verbose=0)
+        seen.append(weight_of(model))
+    return seen
+
+
+class Codebook(keras.Model):
+    """A trainable weight that the training step assigns itself."""
+
+    def __init__(self):
+        """Makes it."""
+        super().__init__()
+        self.code = self.add_weight(shape=(), name="code", initializer="zeros")
+
+    def call(self, x):
+        """Returns its input."""
+        return x
+
+    def train_step(self, data):
+        """Moves the code towards the data."""
+        mean = tf.reduce_mean(data[0])
+        self.code.assign(0.9 * self.code + 0.1 * mean)
+        return {"code": self.code.value}
+
+
+def trainable_weight_assigned_in_a_step(strategy, worker):
+    """Is refused at the first step, by the variable's name."""
+    with strategy.scope():
+        model = Codebook()
+        model.compile()
+    try:
+        model.fit(batches(np.ones(3)), verbose=0)
+    except NotImplementedError as error:
+        return str(error)
+    return "trained on"
+
+
+def hidden_state_of_a_stateful_rnn(strategy, worker):
+    """It belongs to the worker's own batches."""
+    with strategy.scope():
+        cell = keras.layers.SimpleRNN(
+            1,
+            stateful=True,
+            activation="linear",
+            kernel_initializer="ones",
+            recurrent_initializer=keras.initializers.Constant(2.0),
+            use_bias=False,
+        )
+        cell.trainable = False
+        inputs = keras.Input(batch_shape=[1, 1, 1])
+        scale = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model = keras.Model(inputs, scale(cell(inputs)))
+        model.compile(keras.optimizers.SGD(0.0), Mean())
+    seen = []
+    note = on(
+        on_train_batch_end=lambda batch, logs: seen.append(
+            cell.states[0].numpy().item()
+        )
+    )
+    x = np.full([3, 1, 1], [1.0, 10.0][worker], "float32")
+    model.fit(batches(x, x[:, 0]), verbose=0, callbacks=[note], shuffle=False)
+    return seen
+
+
+def rate_lowered_by_a_plateau(strategy, worker):
+    """`ReduceLROnPlateau` sees another loss on each worker."""
+    with strategy.scope():
+        model = linear(keras.optimizers.SGD(1.0))
+    # The chief's loss falls with each epoch, the other's does not.
+    plateau = keras.callbacks.ReduceLROnPlateau(
+        "val_loss", factor=0.5, patience=1, min_delta=0.0
+    )
+    x = np.ones([3 - worker])
+    validation = batches([[1.0, -1.0][worker]])
+    model.fit(
+        batches(x),
+        epochs=4,
+        verbose=0,
+        validation_data=validation,
+        callbacks=[plateau],
+    )
+    return weight_of(model), float(model.optimizer.learning_rate.numpy())
+
+
+def rate_set_by_one_worker(strategy, worker):
+    """The chief's counts, from its next step on."""
+    with strategy.scope():
+        model = linear()
+
+    def set_rate(batch, logs=None):
+        if worker == (batch > 2):
+            model.optimizer.learning_rate = 0.5 ** (batch + 1)
+
+    callback = on(on_train_batch_begin=set_rate)
+    model.fit(batches(np.ones(6)), verbose=0, callbacks=[callback])
+    return weight_of(model)
+
+
+def weights_set_by_one_worker_within_an_epoch(strategy, worker):
+    """An error at the end of the epoch names worker and variable."""
+    with strategy.scope():
+        model = linear()
+
+    def load(batch, logs=None):
+        if batch == 2 and worker == 1:
+            model.set_weights([np.array([[7.0]])])
+
+    try:
+        model.fit(
+            batches(np.ones(4)),
+            verbose=0,
+            callbacks=[on(on_train_batch_end=load)],
+        )
+    except RuntimeError as error:
+        return str(error)
+    return "trained on"
+
+
+def weights_set_at_the_end_of_an_epoch(strategy, worker):
+    """Those that the chief sets count for all, others do not."""
+    with strategy.scope():
+        model = linear()
+
+    def load(epoch, logs=None):
+        if epoch == 0:
+            model.set_weights([np.array([[[10.0, 7.0][worker]]])])
+
+    model.fit(
+        batches(np.ones(2)),
+        epochs=2,
+        verbose=0,
+        callbacks=[on(on_epoch_end=load)],
+    )
+    return weight_of(model)
+
+
+def two_models_of_equal_shapes_in_a_loop(strategy, worker):
+    """Their gradients are not mixed."""
+    with strategy.scope():
+        models = linear(), linear()
+    for _ in range(3):
+        for scale, model in zip((1.0, 10.0), models, strict=True):
+            x = np.full([1, 1], scale * (1 + worker), "float32")
+            model.train_on_batch(x, x)
+    strategy.barrier()
+    return [weight_of(model) for model in models]
+
+
+def fine_tuning(strategy, worker):
+    """`fit`, layers unfrozen and compiled again, `fit`, load, `fit`."""
+    with strategy.scope():
+        base = keras.Sequential(
+            [
+                keras.Input([3]),
+                keras.layers.Dense(4),
+                keras.layers.BatchNormalization(),
+            ]
+        )
+        base.trainable = False
+        model = keras.Sequential([base, keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+    random = np.random.default_rng(worker)
+    x = random.normal(size=[7 - 2 * worker, 3]).astype("float32")
+    data = batches(x, x[:, :1], 2)
+    model.fit(data, verbose=0)
+    frozen = base.get_weights()
+    base.trainable = True
+    with strategy.scope():
+        model.compile(keras.optimizers.Adam(1e-2), "mse")
+    model.fit(data, epochs=2, verbose=0)
+    unfrozen = base.get_weights()
+    with strategy.own_files():
+        model.save(f"{worker}.keras")
+    with strategy.scope():
+        loaded = keras.models.load_model(f"{worker}.keras")
+    loaded.fit(data, verbose=0)
+    return {
+        "moved": [
+            not np.array_equal(*pair)
+            for pair in zip(frozen, unfrozen, strict=True)
+        ],
+        "bits": bits(loaded),
+        "iterations": int(loaded.optimizer.iterations.numpy()),
+    }
+
+
+def bits(model):
+    """All numbers of a model and its optimizer, as hexadecimal bytes."""
+    variables = [*model.weights, *model.optimizer.variables]
+    return [
+        v.numpy().tobytes().hex() for v in variables if "seed" not in v.path
+    ]
+
+
+def one_worker_overflows_in_float16(strategy, worker):
+    """All halve the loss scale and go on."""
+    with strategy.scope():
+        inputs = keras.Input([2])
+        policy = keras.mixed_precision.DTypePolicy("mixed_float16")
+        x = keras.layers.BatchNormalization(dtype=policy)(inputs)
+        outputs = keras.layers.Dense(1, dtype=policy)(x)
+        model = keras.Model(inputs, outputs)
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.01), initial_scale=1024.0
+        )
+        model.compile(optimizer, "mse")
+    x = np.ones([8, 2], "float32")
+    y = np.ones([8, 1], "float32")
+    if worker == 1:
+        y[2:4] = 1e30
+    model.fit(batches(x, y, 2), verbose=0)
+    return {
+        "scale": float(optimizer.dynamic_scale.numpy()),
+        "iterations": int(optimizer.iterations.numpy()),
+        "bits": bits(model),
+        "finite": all(np.isfinite(w).all() for w in model.get_weights()),
+    }
+
+
+class Counter(keras.layers.Layer):
+    """A layer that assigns state, in inference too."""
+
+    def build(self, input_shape):
+        """Makes it."""
+        self.count = self.add_weight(
+            shape=(), name="count", initializer="zeros", trainable=False
+        )
+
+    def call(self, x):
+        """Counts, and returns its input."""
+        self.count.assign_add(1.0)
+        return x
+
+
+def the_chief_reads_and_evaluates_alone(strategy, worker):
+    """After `fit`, in a loop in which the others only train."""
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input([1]),
+                Counter(),
+                keras.layers.Dense(
+                    1, use_bias=False, kernel_initializer="zeros"
+                ),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(1.0), Mean())
+    x = np.ones([1, 1], "float32")
+    model.fit(batches(np.ones(2)), verbose=0)
+    seen = []
+    for _ in range(3):
+        if worker == 0:
+            seen.append(weight_of_last(model))
+            model.evaluate(x, x, verbose=0)
+        model.train_on_batch(x, x)
+    strategy.barrier()
+    return seen, weight_of_last(model)
+
+
+def weight_of_last(model):
+    """The weight of the last layer, an eager read."""
+    return model.layers[-1].kernel.numpy().item()

@@ -1,0 +1,25 @@
+"""Two workers that run programs, and what each reports."""
+
+from tests.multi_process import real_cluster
+
+# For a machine that does other things as well.
+SECONDS = 800.0
+
+
+def of_two_workers(zygote, tmp_path_factory, target, **arguments):
+    """Runs a target of `tests.all_reduce` on two workers; returns reports."""
+    with real_cluster.ClusterUnderTest(
+        zygote, tmp_path_factory.mktemp("programs"), num_ps=0, num_workers=2
+    ) as cluster:
+        workers = cluster.start_workers(
+            f"tests.all_reduce.{target}", **arguments
+        )
+        cluster.finish(SECONDS)
+        return [worker.report() for worker in workers]
+
+
+def both(reports, name):
+    """The report of a program, which must be the same on both workers."""
+    first, second = (report[name] for report in reports)
+    assert first == second
+    return first

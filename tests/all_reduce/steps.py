@@ -1,0 +1,307 @@
+"""Programs about what one training step may do."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.all_reduce import programs
+from tests.all_reduce.programs import batches
+from tests.all_reduce.programs import linear
+from tests.all_reduce.programs import weight_of
+
+# By worker, the gradients of its batches. Their means: 4.5, 9, 4.
+GRADIENTS = [1, 2, 4], [8, 16]
+
+
+def _fit(strategy, worker, **settings):
+    with strategy.scope():
+        model = linear(**settings)
+    model.fit(batches(GRADIENTS[worker]), verbose=0)
+    return weight_of(model), int(model.optimizer.iterations.numpy())
+
+
+def eager_steps(strategy, worker):
+    """`run_eagerly=True`."""
+    return _fit(strategy, worker, run_eagerly=True)
+
+
+def compiled_steps(strategy, worker):
+    """`jit_compile=True`."""
+    return _fit(strategy, worker, jit_compile=True)
+
+
+def several_steps_per_execution(strategy, worker):
+    """`steps_per_execution=2`, of 3 and 2 batches."""
+    return _fit(strategy, worker, steps_per_execution=2)
+
+
+class TwoOptimizers(keras.Model):
+    """Two weights, each with an optimizer of its own, in one step."""
+
+    def __init__(self):
+        """Makes both."""
+        super().__init__()
+        self.a = self.add_weight(shape=(), name="a", initializer="zeros")
+        self.b = self.add_weight(shape=(), name="b", initializer="zeros")
+        self.first = keras.optimizers.SGD(1.0)
+        self.second = keras.optimizers.SGD(0.5)
+
+    def call(self, x):
+        """Returns its input."""
+        return x
+
+    def train_step(self, data):
+        """A step of one optimizer after the other."""
+        mean = tf.reduce_mean(data[0])
+        self.first.apply([mean], [self.a])
+        self.second.apply([4.0 * mean], [self.b])
+        return {"a": self.a.value}
+
+
+def two_optimizers_in_one_step(strategy, worker):
+    """As a GAN has them."""
+    with strategy.scope():
+        model = TwoOptimizers()
+        model.compile()
+    model.fit(batches(GRADIENTS[worker]), verbose=0)
+    return float(model.a.numpy()), float(model.b.numpy())
+
+
+def table_of_an_embedding(strategy, worker):
+    """Ids that one worker, both, or one worker twice has."""
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input([2], dtype="int32"),
+                keras.layers.Embedding(5, 1, embeddings_initializer="zeros"),
+                keras.layers.Lambda(
+                    lambda t: keras.ops.sum(t, (1, 2))[:, None]
+                ),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(1.0), programs.Mean())
+    ids = np.array([[[0, 1], [0, 0]], [[1, 4], [2, 2]]][worker])
+    data = tf.data.Dataset.from_tensor_slices((ids, np.ones([2, 1])))
+    model.fit(programs.unshared(data.batch(1)), verbose=0)
+    return model.get_weights()[0][:, 0].tolist()
+
+
+class Statistics(keras.Model):
+    """State that a step assigns before and after the optimizer's step."""
+
+    def __init__(self):
+        """Makes it."""
+        super().__init__()
+        self.dense = keras.layers.Dense(
+            1, use_bias=False, kernel_initializer="zeros"
+        )
+
+        def state(name, dtype="float32"):
+            return self.add_weight(
+                shape=(),
+                name=name,
+                dtype=dtype,
+                initializer="zeros",
+                trainable=False,
+            )
+
+        self.before, self.after = state("before"), state("after")
+        self.count = state("count", "int32")
+
+    def call(self, x):
+        """Adds up what it sees."""
+        self.before.assign_add(tf.reduce_mean(x))
+        self.count.assign_add(1)
+        return self.dense(x)
+
+    def train_step(self, data):
+        """Adds up weights, after Keras's step."""
+        logs = super().train_step(data)
+        self.after.assign(self.after + self.dense.kernel[0, 0])
+        return logs
+
+
+def state_assigned_in_a_step(strategy, worker):
+    """Becomes the mean of those that have a batch."""
+    with strategy.scope():
+        model = Statistics()
+        model.compile(keras.optimizers.SGD(1.0), programs.Mean())
+    model.fit(batches(GRADIENTS[worker]), verbose=0)
+    return [float(v.numpy()) for v in (model.before, model.count, model.after)]
+
+
+class OnlyState(keras.Model):
+    """A step without an optimizer."""
+
+    def __init__(self):
+        """Makes the state."""
+        super().__init__()
+        self.sum = self.add_weight(
+            shape=(), name="sum", initializer="zeros", trainable=False
+        )
+
+    def call(self, x):
+        """Returns its input."""
+        return x
+
+    def train_step(self, data):
+        """Adds up what it sees."""
+        self.sum.assign_add(tf.reduce_mean(data[0]))
+        return {"sum": self.sum.value}
+
+
+def a_step_without_an_optimizer(strategy, worker):
+    """Its state is shared all the same."""
+    with strategy.scope():
+        model = OnlyState()
+        model.compile()
+    model.fit(batches(GRADIENTS[worker]), verbose=0)
+    return float(model.sum.numpy())
+
+
+def a_batch_with_nan(strategy, worker):
+    """Is left out by all alike; one that all have, as a whole."""
+    with strategy.scope():
+        model = linear(keras.optimizers.SGD(1.0, momentum=0.5))
+    nan, dropped = np.nan, strategy.push_counts()["dropped"]
+    gradients = [[1, nan, 4, nan, 2], [8, 16, nan, nan]][worker]
+    model.fit(batches(gradients), verbose=0)
+    return (
+        weight_of(model),
+        int(model.optimizer.iterations.numpy()),
+        strategy.push_counts()["dropped"] - dropped,
+    )
+
+
+def a_step_in_a_branch(strategy, worker):
+    """Is refused."""
+
+    class Branches(programs.Codebook):
+        def train_step(self, data):
+            mean = tf.reduce_mean(data[0])
+
+            def apply():
+                self.optimizer.apply([mean], [self.code])
+                return mean
+
+            tf.cond(mean > 0.0, apply, lambda: mean)
+            return {"code": self.code.value}
+
+    with strategy.scope():
+        model = Branches()
+        model.compile("sgd")
+    model.fit(batches(np.ones(2)), verbose=0)
+
+
+def a_reduction_of_the_users_own(strategy, worker):
+    """Is refused."""
+
+    class Reduces(programs.Codebook):
+        def train_step(self, data):
+            context = tf.distribute.get_replica_context()
+            return {"sum": context.all_reduce("SUM", tf.reduce_sum(data[0]))}
+
+    with strategy.scope():
+        model = Reduces()
+        model.compile("sgd")
+    model.fit(batches(np.ones(2)), verbose=0)
+
+
+def an_optimizer_made_outside_of_the_scope(strategy, worker):
+    """Is refused: nothing would reduce its gradients."""
+    optimizer = keras.optimizers.SGD(1.0)
+    with strategy.scope():
+        model = linear(optimizer)
+    model.fit(batches(np.ones(2)), verbose=0)
+
+
+def an_optimizers_step_outside_of_a_step(strategy, worker):
+    """Is refused: it would be this worker's alone."""
+    with strategy.scope():
+        model = linear()
+    model.optimizer.apply([tf.ones([1, 1])], model.trainable_variables)
+
+
+def other_models(strategy, worker):
+    """Are refused, by the first variable that differs."""
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input([1]), keras.layers.Dense(1 + worker)]
+        )
+        model.compile("sgd", "mse")
+    model.fit(batches(np.ones(2)), verbose=0)
+
+
+def other_optimizers(strategy, worker):
+    """Settings that differ are refused; a rate that does is the chief's."""
+    with strategy.scope():
+        model = linear(keras.optimizers.SGD(1.0, nesterov=worker == 1))
+    model.fit(batches(np.ones(2)), verbose=0)
+
+
+def loops_of_ones_own(strategy, worker):
+    """`strategy.run` in a `tf.function`, with uneven numbers of steps."""
+    with strategy.scope():
+        model = linear()
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x))
+        weights = model.trainable_variables
+        model.optimizer.apply(tape.gradient(loss, weights), weights)
+
+    @tf.function
+    def train(x):
+        strategy.run(step, args=(x,))
+
+    for gradient in GRADIENTS[worker]:
+        train(tf.constant([[float(gradient)]]))
+    strategy.barrier()
+    return weight_of(model), int(model.optimizer.iterations.numpy())
+
+
+def dropout_masks(strategy, worker):
+    """Differ from worker to worker, though all have one seed."""
+    with strategy.scope():
+        layer = keras.layers.Dropout(0.5)
+    return (layer(np.ones([1, 64]), training=True).numpy() > 0).tolist()
+
+
+def float16_variables(strategy, worker):
+    """Gradients of float16 are summed up in float32."""
+    with strategy.scope():
+        layer = keras.layers.Dense(
+            1, use_bias=False, kernel_initializer="zeros", dtype="float16"
+        )
+        model = keras.Sequential([keras.Input([1]), layer])
+        model.compile(keras.optimizers.SGD(2.0**-10), programs.Mean())
+    # The sum of both would overflow.
+    model.fit(batches(np.full([1], 60000.0)), verbose=0)
+    return weight_of(model)
+
+
+def many_steps(strategy, worker):
+    """200 steps of uneven data with a NaN, statistics, and dropout."""
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input([16]),
+                keras.layers.Dense(32, activation="relu"),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.3),
+                keras.layers.Dense(10),
+            ]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss)
+    random = np.random.default_rng(worker)
+    x = random.normal(size=[(200 - 17 * worker) * 8, 16]).astype("float32")
+    x[worker * 80, 3] = np.nan
+    y = random.integers(10, size=len(x))
+    dropped = strategy.push_counts()["dropped"]
+    model.fit(batches(x, y, 8), verbose=0)
+    return {
+        "bits": programs.bits(model),
+        "iterations": int(model.optimizer.iterations.numpy()),
+        "dropped": strategy.push_counts()["dropped"] - dropped,
+    }

@@ -1,0 +1,80 @@
+"""One training step of two workers: exact means, or a clear refusal."""
+
+import pytest
+
+from tests.all_reduce import reports as reports_lib
+
+pytestmark = pytest.mark.nightly
+
+# Gradients 1, 2, 4 of one worker, 8 and 16 of the other: means 4.5, 9, 4.
+SUM = -(4.5 + 9 + 4)
+RIGHT = {
+    "eager_steps": [SUM, 3],
+    "compiled_steps": [SUM, 3],
+    "several_steps_per_execution": [SUM, 3],
+    # The second has four times the gradients at half the rate.
+    "two_optimizers_in_one_step": [SUM, 2 * SUM],
+    # Each worker's occurrences of ids 0 to 4, less half their number.
+    "table_of_an_embedding": [-1.5, -1.0, -1.0, 0.0, -0.5],
+    # What the batches add up to; steps; the weights after each of them.
+    "state_assigned_in_a_step": [-SUM, 3.0, -(4.5 + 13.5 + 17.5)],
+    "a_step_without_an_optimizer": -SUM,
+    "loops_of_ones_own": [SUM, 3],
+    # 60000 as float16 has it, times 2 ** -10.
+    "float16_variables": -60000 / 1024,
+}
+REFUSED = {
+    "a_step_in_a_branch": ["NotImplementedError", "'sgd'", "tf.cond"],
+    "a_reduction_of_the_users_own": ["NotImplementedError", "`all_reduce`"],
+    "an_optimizer_made_outside_of_the_scope": ["ValueError", "scope()"],
+    "an_optimizers_step_outside_of_a_step": ["RuntimeError", "strategy.run"],
+    "other_models": ["ModelMismatchError", "task:1", "number 0", "kernel"],
+    "other_optimizers": ["ValueError", "task:1", "nesterov"],
+}
+OTHERS = ("a_batch_with_nan", "dropout_masks", "many_steps")
+
+
+@pytest.fixture(scope="module")
+def reports(zygote, tmp_path_factory):
+    """Of both workers, by program."""
+    return reports_lib.of_two_workers(
+        zygote,
+        tmp_path_factory,
+        "main:run",
+        modules={"steps": [*RIGHT, *REFUSED, *OTHERS]},
+    )
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_step_is_that_of_the_mean(reports, name):
+    assert reports_lib.both(reports, name) == RIGHT[name]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_step_that_cannot_be_one_of_all_is_refused(reports, name):
+    for report in reports:
+        for part in REFUSED[name]:
+            assert part in report[name]
+
+
+def test_batches_with_nan_are_left_out_by_all_alike(reports):
+    # Means of those that are finite: 4.5, 16, 4, none, 2; momentum 0.5.
+    weight = velocity = 0.0
+    for mean in (4.5, 16.0, 4.0, 2.0):
+        velocity = 0.5 * velocity - mean
+        weight += velocity
+    for report in reports:
+        assert report["a_batch_with_nan"] == [weight, 4, 2]
+
+
+def test_workers_draw_other_dropout_masks(reports):
+    first, second = (report["dropout_masks"] for report in reports)
+    assert len(first) == len(second)
+    assert first != second
+
+
+def test_workers_hold_the_same_bits_after_many_uneven_steps(reports):
+    first, second = (report["many_steps"] for report in reports)
+    assert first["iterations"] == second["iterations"] == 200
+    assert first["bits"] == second["bits"]
+    assert [first["dropped"], second["dropped"]] == [1, 1]

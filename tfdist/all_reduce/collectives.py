@@ -1,0 +1,180 @@
+"""Sums over all workers, bit for bit the same on each."""
+
+import functools
+import zlib
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+
+# Smaller vectors take one hop (gather, then a local sum) instead of two.
+GATHER_BYTES = 1 << 18
+
+
+def key_of(text):
+    """A positive int32 that is the same on all workers for the same text."""
+    return zlib.crc32(text.encode()) & 0x7FFFFFFF
+
+
+class NoCollectives:
+    """The collectives of one worker alone: a sum is what it brings."""
+
+    num_workers = 1
+
+    def sum(self, vector, name, token=None):
+        """Returns `vector`."""
+        del name, token
+        return vector
+
+    def gather(self, row, name):
+        """Returns the matrix whose only row is `row`."""
+        del name
+        return np.asarray(row, np.int64)[None]
+
+    def from_chief(self, words):
+        """Returns `words`."""
+        return words
+
+    def call(self, function, *args):
+        """Calls a function."""
+        return function(*args)
+
+
+class Collectives:
+    """The collectives of a cluster of workers.
+
+    Args:
+      peers: The `Peers`.
+      seconds: That a worker may take to come to a collective; 0 for no bound.
+    """
+
+    def __init__(self, peers, seconds):
+        self._peers = peers
+        self._seconds = seconds
+        self.num_workers = peers.num_workers
+        # By piece: pieces run at the same time, steps one after the other.
+        self._tokens = {}
+        self._eager = {}
+
+    def sum(self, vector, name, token=None):
+        """Builds the sum of all workers' vectors.
+
+        Args:
+          vector: Of the same size and type on all workers.
+          name: That tells which vectors belong together.
+          token: Those with the same one run one after the other.
+        """
+        size = vector.shape.num_elements() * vector.dtype.size
+        settings = {
+            "group_size": self.num_workers,
+            "instance_key": key_of(name),
+            "ordering_token": [self._token(token)],
+            "timeout_seconds": float(self._seconds),
+        }
+        function = _function(
+            "gather" if size <= GATHER_BYTES else "ring",
+            self._peers.device,
+            settings,
+        )
+        spec = tf.TensorSpec(vector.shape, vector.dtype)
+        return function.get_concrete_function(spec)(vector)
+
+    def _token(self, name):
+        if name not in self._tokens:
+            with tf.init_scope(), tf.device(self._peers.device):
+                self._tokens[name] = private_tensorflow.hidden_variable(0.0)
+        return self._tokens[name].handle
+
+    def gather(self, row, name):
+        """Returns all workers' rows of whole numbers.
+
+        Args:
+          row: Sequence of ints, as long on all workers.
+          name: That tells which rows belong together.
+
+        Returns:
+          An int64 array `(num_workers, len(row))`.
+        """
+        rows = np.zeros([self.num_workers, len(row)], np.int64)
+        rows[self._peers.worker_id] = row
+        return self._sum_eagerly(rows, name)
+
+    def from_chief(self, words):
+        """Returns the chief's `words`, an int32 vector as long on all."""
+        mine = words if self._peers.worker_id == 0 else np.zeros_like(words)
+        return self._sum_eagerly(mine, "from_chief")
+
+    def _sum_eagerly(self, array, name):
+        name = f"{name}/{array.shape}"
+        if name not in self._eager:
+            self._eager[name] = tf.function(
+                functools.partial(self.sum, name=name), autograph=False
+            )
+        return self.call(self._eager[name], tf.constant(array)).numpy()
+
+    def call(self, function, *args):
+        """Calls a function that has collectives, and explains its errors.
+
+        Raises:
+          tf.errors.UnavailableError: A worker is gone; the message names it.
+          tf.errors.DeadlineExceededError: One has not come in time.
+        """
+        try:
+            return function(*args)
+        except _OF_OTHERS as error:
+            lost = self._peers.lost_worker()
+            if lost is not None:
+                raise tf.errors.UnavailableError(None, None, lost) from error
+            if not isinstance(error, tf.errors.DeadlineExceededError):
+                raise
+            raise tf.errors.DeadlineExceededError(
+                None,
+                None,
+                "All workers answer, and one has not come to this step or to "
+                f"this end of an epoch within {self._seconds:g} s. Do all run "
+                "the same program, with as many steps in loops of its own? "
+                "Where a worker needs longer: fault_tolerance=tfdist."
+                "FaultTolerance(stall_timeout=...).",
+            ) from error
+
+
+# The errors of collectives of which another worker is the cause.
+_OF_OTHERS = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+    tf.errors.UnknownError,
+)
+
+
+def _function(kind, device, settings):
+    """Returns the `tf.function` of a sum; one way is "gather", one "ring"."""
+    settings = {
+        **settings,
+        "group_key": 1,
+        "communication_hint": "ring",
+        "is_stateless": False,
+    }
+
+    def add(vector):
+        with tf.device(device):
+            if kind == "ring":
+                return tf.raw_ops.CollectiveReduceV2(
+                    input=vector, merge_op="Add", final_op="Id", **settings
+                )
+            rows = tf.raw_ops.CollectiveGatherV2(input=vector[None], **settings)
+            rows.set_shape([settings["group_size"], *vector.shape])
+            return tf.add_n(tf.unstack(rows))
+
+    # Not inlined: TensorFlow tells messages apart by the round of the loop
+    # that they are sent in, and workers need not be in the same one
+    # (`steps_per_execution`).
+    return tf.function(
+        add,
+        autograph=False,
+        experimental_attributes=private_tensorflow.STAYS_A_FUNCTION,
+    )

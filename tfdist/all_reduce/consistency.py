@@ -1,0 +1,191 @@
+"""Checks that all workers do and hold the same, outside of steps."""
+
+import enum
+import json
+import zlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.all_reduce.variables import plain
+from tfdist.saved_state import ModelMismatchError
+
+
+class Moment(enum.IntEnum):
+    """The calls in which all workers meet."""
+
+    FIT = 1
+    STEP = 2
+    END_OF_EPOCH = 3
+    END_OF_FIT = 4
+    BARRIER = 5
+
+
+_AT = {
+    Moment.FIT: "the beginning of `fit`",
+    Moment.STEP: "the first step of a model or optimizer",
+    Moment.END_OF_EPOCH: "the end of an epoch",
+    Moment.END_OF_FIT: "the end of `fit`",
+    Moment.BARRIER: "`strategy.barrier()`",
+}
+
+
+class DifferentValuesError(RuntimeError):
+    """Workers hold different values of what they share."""
+
+
+class Consistency:
+    """The meetings of all workers.
+
+    Args:
+      collectives: The `Collectives`.
+      worker_names: Their names, a tuple of strings.
+    """
+
+    def __init__(self, collectives, worker_names):
+        self._collectives = collectives
+        self._names = worker_names
+
+    def meet(self, moment, *numbers):
+        """Waits for all workers, which must come from the same call.
+
+        Args:
+          moment: The `Moment`.
+          *numbers: At most four ints.
+
+        Returns:
+          All workers' numbers, an array of a row for each worker.
+
+        Raises:
+          RuntimeError: Another worker is elsewhere in its program.
+        """
+        row = [int(moment), *numbers, *[0] * (4 - len(numbers))]
+        rows = self._collectives.gather(row, "meeting")
+        for worker in np.flatnonzero(rows[:, 0] != rows[0, 0]):
+            raise RuntimeError(
+                f"{self._names[worker]} is at {_AT[rows[worker, 0]]} and "
+                f"{self._names[0]} at {_AT[rows[0, 0]]}: all workers must run "
+                "the same program, call for call."
+            )
+        return rows[:, 1:]
+
+    def adopt(self, moment, variables, optimizers=()):
+        """Gives all workers the chief's values.
+
+        Args:
+          moment: The `Moment`.
+          variables: The shared variables, in the same order on all workers.
+          optimizers: Keras optimizers, which must be alike.
+
+        Raises:
+          ModelMismatchError: Another worker's model differs.
+          ValueError: Its optimizer does.
+        """
+        texts = [f"{v.shape} {v.dtype.name}" for v in variables]
+        facts = [
+            len(variables),
+            _checksum(json.dumps(texts).encode()),
+            _checksum("".join(map(_described, optimizers)).encode()),
+            _checksum(*map(_bits, variables)),
+        ]
+        rows = self.meet(moment, *facts)
+        if _differ(rows[:, :2]).size:
+            self._refuse_model(variables, texts, rows[:, 0].max())
+        for worker in _differ(rows[:, 2]):
+            raise ValueError(
+                f"{self._names[worker]} trains with another optimizer, or "
+                f"other settings of it, than {self._names[0]}: all workers "
+                "must compile the same. Here: "
+                f"{'; '.join(map(_described, optimizers))}"
+            )
+        if _differ(rows[:, 3]).size:
+            self._take_over(variables)
+        for variable in variables:
+            variable.is_agreed = True
+
+    def _refuse_model(self, variables, texts, length):
+        keys = [_checksum(text.encode()) for text in texts]
+        keys += [0] * (length - len(keys))
+        columns = self._collectives.gather(keys, "model")
+        place = int(np.argmax((columns != columns[0]).any(axis=0)))
+        worker = int(np.argmax(columns[:, place] != columns[0, place]))
+        here = "none"
+        if place < len(variables):
+            here = f"{variables[place].name!r} of {texts[place]}"
+        raise ModelMismatchError(
+            f"{self._names[worker]} trains another model or optimizer than "
+            f"{self._names[0]}: all workers must make the same. The first "
+            f"variable that differs is number {place}. Here: {here}."
+        )
+
+    def _take_over(self, variables):
+        bits = b"".join(map(_bits, variables))
+        padded = bits + bytes(-len(bits) % 4)
+        words = self._collectives.from_chief(np.frombuffer(padded, np.int32))
+        bits, start = words.tobytes(), 0
+        for variable in variables:
+            dtype = variable.dtype.as_numpy_dtype
+            size = variable.shape.num_elements() * np.dtype(dtype).itemsize
+            value = np.frombuffer(bits[start : start + size], dtype)
+            variable.assign(tf.constant(value.reshape(variable.shape)))
+            start += size
+
+    def compare(self, moment, variables):
+        """Raises an error if workers hold different values.
+
+        Args:
+          moment: The `Moment`.
+          variables: As of `adopt`.
+
+        Raises:
+          DifferentValuesError: The message names worker and variables.
+        """
+        rows = self.meet(moment, _checksum(*map(_bits, variables)))
+        if not _differ(rows[:, 0]).size:
+            return
+        columns = self._collectives.gather(
+            [_checksum(_bits(v)) for v in variables], "values"
+        )
+        bad = np.flatnonzero((columns != columns[0]).any(axis=0))
+        worker = int(np.argmax((columns != columns[0]).any(axis=1)))
+        names = ", ".join(variables[k].name for k in bad[:3])
+        raise DifferentValuesError(
+            f"{self._names[worker]} and {self._names[0]} hold different "
+            f"values of {names} ({len(bad)} of {len(variables)} variables). "
+            "Callbacks of all workers must set the same values, or set them "
+            "at the end of an epoch, when the chief's count for all."
+        )
+
+
+def _differ(rows):
+    """Numbers of the workers whose row is not the chief's."""
+    rows = rows.reshape([len(rows), -1])
+    return np.flatnonzero((rows != rows[0]).any(axis=1))
+
+
+def _bits(variable):
+    return np.ascontiguousarray(plain(variable).numpy()).tobytes()
+
+
+def _checksum(*parts):
+    number = 0
+    for part in parts:
+        number = zlib.crc32(part, number)
+    return number
+
+
+def _described(optimizer):
+    """Class and settings of an optimizer but for its rate, a string."""
+    config = keras.saving.serialize_keras_object(optimizer)
+
+    def without_rate(part):
+        if isinstance(part, dict):
+            return {
+                key: without_rate(value)
+                for key, value in part.items()
+                if key not in ("learning_rate", "name", "registered_name")
+            }
+        return part
+
+    return json.dumps(without_rate(config), sort_keys=True, default=str)

@@ -1,0 +1,212 @@
+"""The engine of one strategy: what its steps and calls of `fit` share."""
+
+import contextlib
+import itertools
+import weakref
+
+import tensorflow as tf
+
+from tfdist import one_replica
+from tfdist import private_tensorflow
+from tfdist.all_reduce import consistency as consistency_lib
+from tfdist.all_reduce import fit as fit_lib
+from tfdist.all_reduce import journal as journal_lib
+from tfdist.all_reduce import lane as lane_lib
+from tfdist.all_reduce import tail as tail_lib
+
+_LANES = "_tfdist_lanes"
+
+
+class Engine:
+    """Steps of all workers, on this one.
+
+    Args:
+      strategy: The `tf.distribute.Strategy`.
+      config: The `ClusterConfig`.
+      collectives: The `Collectives`, or `NoCollectives`.
+      check: The `FiniteCheck`.
+      files: The `Files` of this task.
+
+    Attributes:
+      consistency: The `Consistency`.
+      fits: The `FitCalls`.
+      journal: The `StepJournal`.
+      wrote: A variable: 1.0 if this worker's code has assigned shared
+        variables eagerly since its last step.
+      is_applying: Whether Keras's own step is under way.
+      variables: Weak references to all variables, in order of creation.
+    """
+
+    def __init__(self, strategy, config, collectives, check, files):
+        self._strategy = weakref.ref(strategy)
+        self.config = config
+        self.collectives = collectives
+        self.check = check
+        self.files = files
+        self.is_chief = config.is_chief
+        self.consistency = consistency_lib.Consistency(
+            collectives, config.worker_names
+        )
+        self.journal = journal_lib.StepJournal(collectives.num_workers)
+        self.wrote = private_tensorflow.hidden_variable(0.0)
+        # The most of `Tail.wrote` and `Tail.chief` since they were looked at.
+        self._told = private_tensorflow.hidden_variable([0.0, 0.0])
+        self.fits = fit_lib.FitCalls(self)
+        self.is_applying = False
+        self._step = None
+        self._numbers = itertools.count()
+        # Lanes by model, and those of steps that are no model's.
+        self._sequences = weakref.WeakKeyDictionary()
+        self._loops = {}
+        self._states = {}
+        # Steps of this worker when all had last met.
+        self._met_at = 0
+        self.variables = []
+
+    def replica_context(self):
+        """Scope in which Keras finds itself in a step of the strategy."""
+        return one_replica.ReplicaContext(
+            self._strategy(), replica_id_in_sync_group=0
+        )
+
+    @contextlib.contextmanager
+    def applying(self):
+        """Scope of what is the same on all workers."""
+        before, self.is_applying = self.is_applying, True
+        try:
+            yield
+        finally:
+            self.is_applying = before
+
+    # Steps.
+
+    @contextlib.contextmanager
+    def recording(self, step, model):
+        """Scope of a step of a model (or None), whose lanes are noted."""
+        if self._step is not None:
+            raise RuntimeError("strategy.run inside strategy.run.")
+        self._step = step
+        try:
+            yield
+            step.finish()
+        finally:
+            self._step = None
+        if not step.lanes:
+            return
+        lanes = tuple(step.lanes)
+        if model is None:
+            self._loops[tuple(map(id, lanes))] = lanes
+        else:
+            self._sequences[model] = lanes
+
+    def step_of(self, optimizer):
+        """The step under way, in which an optimizer acts."""
+        if self._step is None:
+            raise RuntimeError(
+                f"Optimizer {optimizer.name!r} takes a step outside "
+                "strategy.run: only there is it one of all workers. Call it "
+                "as strategy.run(step_fn), or use `fit` or `train_on_batch`."
+            )
+        return self._step
+
+    def before_assignment(self, variable):
+        """Called before a shared variable is assigned."""
+        if self.is_applying:
+            return
+        if self._step is not None:
+            self._step.note(variable)
+        elif tf.executing_eagerly():
+            self.fits.before_write(variable)
+
+    def lane_of(self, optimizer, variables, states):
+        """The `Lane` of an optimizer's step; a new one begins as the chief's.
+
+        Args:
+          optimizer: The Keras optimizer, or None.
+          variables: Keras variables that it trains.
+          states: List of `WorkerVariable`.
+        """
+        lanes = self._states
+        if optimizer is not None:
+            lanes = vars(optimizer).setdefault(_LANES, {})
+        key = (*map(id, variables), None, *map(id, states))
+        if key not in lanes:
+            with tf.init_scope(), private_tensorflow.outside_of_functions():
+                lane = lanes[key] = lane_lib.Lane(
+                    self, optimizer, variables, states, next(self._numbers)
+                )
+                if not all(variable.is_agreed for variable in lane.shared):
+                    self.adopt(consistency_lib.Moment.STEP, lane.shared)
+        return lanes[key]
+
+    def adopt(self, moment, variables, optimizers=()):
+        """Gives all workers the chief's values; see `Consistency`."""
+        with self.applying():
+            self.consistency.adopt(moment, variables, optimizers)
+
+    def note(self, tail):
+        """Builds the note of the `Tail` of a step."""
+        told = tf.stack([tail.wrote, tail.chief])
+        told = tf.maximum(self._told.read_value(), told)
+        self._told.assign(told, read_value=False)
+
+    def read_told(self):
+        """Returns and forgets what was noted: `wrote` and `chief`."""
+        wrote, chief = self._told.numpy().tolist()
+        if wrote or chief:
+            self._told.assign([0.0, 0.0])
+        return wrote, chief
+
+    # Between steps.
+
+    def lanes_of(self, model):
+        """The lanes of the last step of a model, a tuple."""
+        return self._sequences.get(model, ())
+
+    def follow(self, lanes, **mine):
+        """Takes part in one step of the others without a batch.
+
+        Args:
+          lanes: Those of the step; not empty.
+          **mine: Numbers of this worker, of `Tail`.
+
+        Returns:
+          The `Tail` of the first lane.
+        """
+        first = lanes[0].follow(**mine)
+        if first.present:
+            for lane in lanes[1:]:
+                lane.follow(**mine)
+        return first
+
+    def barrier(self):
+        """Waits for all workers, and takes part in their steps until then."""
+        self.fits.end_abandoned()
+        if not self.fits.is_running:
+            self._follow_loops()
+        self.consistency.meet(consistency_lib.Moment.BARRIER)
+        self.note_met()
+
+    def _follow_loops(self):
+        """Follows steps of loops of the user's own, if one model has them.
+
+        Where several models train in loops, nobody knows which steps the
+        others are about to take: all have to take the same number.
+        """
+        known = {*self._sequences.values(), *self._loops.values()}
+        if len(known) != 1 or not self.has_trained:
+            return
+        (lanes,) = known
+        everybody = self.collectives.num_workers
+        is_chief = self.is_chief * tail_lib.IS_OVER
+        while self.follow(lanes, over=1.0, chief=is_chief).over < everybody:
+            pass
+
+    @property
+    def has_trained(self):
+        """Whether this worker has taken steps since all have met."""
+        return self.journal.count != self._met_at
+
+    def note_met(self):
+        """Called when all workers have met after their steps."""
+        self._met_at = self.journal.count

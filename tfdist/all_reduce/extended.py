@@ -1,0 +1,240 @@
+"""The `StrategyExtended` of workers without servers."""
+
+import contextlib
+import weakref
+
+import keras
+import tensorflow as tf
+
+from tfdist import compiled_parts
+from tfdist import fused_kernels
+from tfdist import guarded_steps
+from tfdist import one_replica
+from tfdist import private_keras_calls
+from tfdist import private_tensorflow
+from tfdist.all_reduce import optimizers
+from tfdist.all_reduce import step as step_lib
+from tfdist.all_reduce import variables
+from tfdist.data_shares import shares
+from tfdist.saving import callbacks
+from tfdist.saving import models
+
+_KNOWN = (
+    "initial_value",
+    "trainable",
+    "validate_shape",
+    "name",
+    "dtype",
+    "constraint",
+    "synchronization",
+    "aggregation",
+    "shape",
+)
+
+
+class AllReduceExtended(one_replica.OneReplicaExtended):
+    """One replica in each process, with variables of its own.
+
+    Args:
+      container_strategy: The strategy that this belongs to.
+      make_engine: Callable of the strategy that makes the `Engine`.
+      device: Of this worker.
+    """
+
+    def __init__(self, container_strategy, make_engine, device):
+        private_keras_calls.check()
+        super().__init__(container_strategy)
+        self.engine = make_engine(container_strategy)
+        # How many shares the data of the last `fit` was divided into.
+        self.data_shares = None
+        self._device = device
+        self._traced = weakref.WeakKeyDictionary()
+        # Called with each new variable.
+        self.on_variable = lambda variable: None
+
+    # Variables.
+
+    def _create_variable(self, next_creator, **kwargs):
+        del next_creator  # Ours is the last word on what a variable is.
+        engine, maker = self.engine, private_keras_calls.variable_maker()
+        if engine.files.is_shared:
+            models.see_callers(engine.files)
+        kwargs = {key: kwargs[key] for key in _KNOWN if key in kwargs}
+        if isinstance(maker, keras.optimizers.Optimizer):
+            optimizers.see(maker, engine)
+            # Keras leaves some of an optimizer's state (the product of
+            # Nadam's momenta) marked as a trainable part of the model.
+            kwargs["trainable"] = False
+        kind = variables.kind_of(
+            maker,
+            kwargs.get("trainable", True),
+            kwargs.get("synchronization"),
+            kwargs.get("name"),
+        )
+        made = variables.WorkerVariable(
+            engine=engine,
+            kind=kind,
+            distribute_strategy=self._container_strategy(),
+            **kwargs,
+        )
+        if made.is_seed and engine.config.is_worker:
+            made.spread_seed(engine.config.worker_id)
+        engine.variables.append(weakref.ref(made))
+        self.on_variable(made)
+        return made
+
+    def _validate_colocate_with_variable(self, colocate_with_variable):
+        if not isinstance(colocate_with_variable, variables.WorkerVariable):
+            raise ValueError(
+                "Argument `colocate_with_variable` must be a variable that "
+                "was created under this strategy's scope. Received: "
+                f"colocate_with_variable={colocate_with_variable!r}"
+            )
+
+    # Steps.
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        if isinstance(fn, tf.types.experimental.PolymorphicFunction):
+            if tf.executing_eagerly():
+                function = self._trace(fn)
+                return self.engine.collectives.call(function, args, kwargs)
+            fn = fn.python_function
+        with self.engine.replica_context():
+            if not private_tensorflow.is_compiled_by_xla():
+                return self._run(fn, args, kwargs)
+            with compiled_parts.in_parts():
+                return self._run(fn, args, kwargs)
+
+    def _run(self, fn, args, kwargs):
+        model, purpose = private_keras_calls.step_of(fn)
+        # At the end of the data nothing must count a batch that is not there,
+        # as an operation would that does not depend on it.
+        inputs = contextlib.nullcontext()
+        if not tf.executing_eagerly():
+            inputs = tf.control_dependencies(_tensors_in((args, kwargs)))
+        with _foreign_objects_explained(), inputs:
+            if purpose in ("test", "predict"):
+                # A layer that assigns state then does so on this worker.
+                with self.engine.applying():
+                    return compiled_parts.call(fn, args, kwargs)
+            step = step_lib.TrainingStep(self.engine, trains=purpose == "train")
+            with self.engine.recording(step, model):
+                return compiled_parts.call(fn, args, kwargs)
+
+    def _trace(self, fn):
+        """`strategy.run(fn)` inside a tf.function, for a tf.function."""
+        if fn not in self._traced:
+            run, original = self._container_strategy().run, weakref.ref(fn)
+
+            def step(args, kwargs):
+                return run(original().python_function, args, kwargs)
+
+            self._traced[fn] = tf.function(step)
+        return self._traced[fn]
+
+    def _use_merge_call(self):
+        return False
+
+    def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
+        del reduce_op, options
+        if self.engine.is_applying or self.engine.collectives.num_workers == 1:
+            return tf.nest.map_structure(_identity, value)
+        if private_keras_calls.is_applying_optimizer():
+            raise ValueError(
+                "An optimizer was created outside strategy.scope(): create "
+                "the model and the optimizer, and compile, inside the scope."
+            )
+        raise NotImplementedError(
+            "`all_reduce` of a replica context must not be called in a step "
+            "of AllReduceStrategy: at the end of its data a worker would not "
+            "take part. Use an optimizer, or assign non-trainable weights, "
+            "which get the mean over the workers."
+        )
+
+    def _replica_ctx_update(self, var, fn, args=(), kwargs=None, group=True):
+        return self._update(var, fn, args, kwargs or {}, group)
+
+    def _update(self, var, fn, args, kwargs, group):
+        del group
+        return fused_kernels.update(var, fn, args, kwargs)
+
+    # Input.
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        del options
+        return shares.distribute(dataset, self.engine.config, self._before_data)
+
+    def _before_data(self, request, number):
+        purpose, frame, _ = request
+        if purpose not in ("train", "evaluate"):
+            return
+        engine = self.engine
+        model = private_keras_calls.model_of(frame)
+        if engine.files.is_shared:
+            models.see(model, engine.files)
+            callbacks.see(private_keras_calls.callbacks_of(frame), engine.files)
+        if purpose == "train":
+            self.data_shares = number
+            engine.fits.watch(frame)
+            guarded_steps.guard(model, engine.fits.call)
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        del options
+        return shares.from_function(dataset_fn, self.engine.config)
+
+    # What it looks like from outside.
+
+    @property
+    def worker_devices(self):
+        return (self._device,)
+
+    @property
+    def parameter_devices(self):
+        return (self._device,)
+
+    @property
+    def experimental_between_graph(self):
+        return True
+
+    @property
+    def should_checkpoint(self):
+        return self.engine.is_chief
+
+    @property
+    def should_save_summary(self):
+        return self.engine.is_chief
+
+
+@contextlib.contextmanager
+def _foreign_objects_explained():
+    """Scope in which TensorFlow may find an object of another strategy."""
+    complaints = ("Mixing different tf.distribute.Strategy", "Must not nest")
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(complaint in str(error) for complaint in complaints):
+            raise
+        raise ValueError(
+            "A model or an optimizer was created outside "
+            "strategy.scope(): create both, and compile, inside the "
+            "scope of the one strategy that trains."
+        ) from error
+
+
+def _tensors_in(structure):
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+    if not tensors:
+        return []
+    with tf.control_dependencies(tensors):
+        return [tf.no_op()]
+
+
+def _identity(value):
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.identity(value.values),
+            tf.identity(value.indices),
+            value.dense_shape,
+        )
+    return tf.identity(value)

@@ -1,0 +1,292 @@
+"""Calls of `fit`, whose epochs all workers end together.
+
+A worker whose data has ended before that of others follows their steps, until
+nobody has a batch; at the end of `fit`, until all have ended it. The chief
+decides when all stop.
+"""
+
+import contextlib
+
+from absl import logging
+import keras
+
+from tfdist import private_keras_calls
+from tfdist import running_fit
+from tfdist.all_reduce import tail as tail_lib
+from tfdist.all_reduce import variables as variables_lib
+from tfdist.all_reduce.consistency import DifferentValuesError
+from tfdist.all_reduce.consistency import Moment
+
+
+class FitCalls:
+    """The calls of `fit` under way: one, or those that callbacks make in it.
+
+    Args:
+      engine: The `Engine`.
+    """
+
+    def __init__(self, engine):
+        self._engine = engine
+        self._stack = []
+        self._next = None, None
+
+    @property
+    def is_running(self):
+        """Whether a call of `fit` is at its steps."""
+        return bool(self._stack) and not self._stack[-1].has_ended
+
+    def watch(self, frame):
+        """Called when a call of `fit` asks for its data, by its frame."""
+        self._next = frame, running_fit.RunningFit(frame)
+
+    def call(self, function, *args):
+        """Calls a `train_function` of Keras."""
+        (frame, running), self._next = self._next, (None, None)
+        # One that has raised before its first step is none.
+        if running is not None and not running.is_over():
+            self.end_abandoned(frame)
+            fit = Fit(self._engine, frame, running, self._stack.remove)
+            fit.begin()
+            self._stack.append(fit)
+        if not self._stack:
+            return self._engine.collectives.call(function, *args)
+        return self._stack[-1].call(function, *args)
+
+    def end_abandoned(self, frame=None):
+        """Ends calls that an exception has ended: others may train on.
+
+        Args:
+          frame: Of a call that begins within those that go on.
+        """
+        for fit in reversed(self._stack[:]):
+            if fit.is_abandoned(frame):
+                self._stack.remove(fit)
+                fit.abandon()
+
+    def before_write(self, variable):
+        """Called before a shared variable is assigned eagerly."""
+        if self._stack:
+            self._stack[-1].before_write(variable)
+
+
+class Fit:
+    """One call of `fit` on this worker.
+
+    Args:
+      engine: The `Engine`.
+      frame: Its frame.
+      running: Its `RunningFit`.
+      on_close: Called with this when it has ended.
+    """
+
+    def __init__(self, engine, frame, running, on_close):
+        self._engine = engine
+        self._running = running
+        self._callbacks = private_keras_calls.callbacks_of(frame)
+        self._model = private_keras_calls.model_of(frame)
+        self._on_close = on_close
+        self._stops = self._is_told = False
+        # Whether this worker, or any, has assigned variables eagerly.
+        self._has_written = self._wrote = False
+        self._is_over_for_chief = False
+        # Whether this worker is with the others at the end of an epoch.
+        self._has_met = False
+        self.has_ended = False
+
+    @property
+    def _lanes(self):
+        return self._engine.lanes_of(self._model)
+
+    def begin(self):
+        """Called before the first step: all begin with the chief's values."""
+        if not isinstance(self._callbacks, keras.callbacks.CallbackList):
+            raise RuntimeError(
+                "Argument `callbacks` of `fit` must become a Keras "
+                "CallbackList, by which AllReduceStrategy ends epochs. "
+                f"Received: {self._callbacks!r}"
+            )
+        ours = (_First, _Last)
+        kept = [c for c in self._callbacks.callbacks if not isinstance(c, ours)]
+        last = _Last(self)
+        if any(_acts_on_batches(callback) for callback in kept):
+            last = _LastOfBatches(self)
+        self._callbacks.callbacks[:] = [_First(self), *kept, last]
+        model = self._model
+        optimizers = [] if model.optimizer is None else [model.optimizer]
+        self._engine.adopt(Moment.FIT, self._shared, optimizers)
+
+    def call(self, function, *args):
+        """Calls the `train_function`."""
+        self._has_met = False
+        if self._has_written:
+            self._engine.wrote.assign(1.0)
+        result = self._engine.collectives.call(function, *args)
+        if self._has_written:
+            self._has_written = False
+            self._engine.wrote.assign(0.0)
+        self._look(*self._engine.read_told())
+        return result
+
+    def _look(self, wrote, chief):
+        self._wrote |= wrote > 0
+        self._is_over_for_chief |= chief == tail_lib.IS_OVER
+        if chief == tail_lib.STOPS and not self._engine.is_chief:
+            self._stops = True
+            self._model.stop_training = True
+
+    def before_write(self, variable):
+        """Called before a shared variable is assigned eagerly."""
+        if not variable.is_rate:
+            self._has_written = True
+
+    # At the ends of epochs.
+
+    def meet(self):
+        """Follows the others' steps until nobody has a batch."""
+        if self._has_met or not self._lanes:
+            return
+        self._has_met = True
+        self._stops |= self._model.stop_training
+        while (tail := self._follow()).present:
+            self._look(tail.wrote, tail.chief)
+        self._look(tail.wrote, tail.chief)
+        if self._wrote:
+            self._wrote = False
+            self._engine.consistency.compare(
+                Moment.END_OF_EPOCH, self._compared
+            )
+
+    def decide(self):
+        """Called when the callbacks have seen the end of an epoch."""
+        if not self._lanes:
+            return
+        model = self._model
+        if self._engine.is_chief:
+            self._stops = bool(model.stop_training)
+        tail = self._follow(wrote=float(self._has_written))
+        self._has_written = False
+        if tail.wrote:
+            self._engine.adopt(Moment.END_OF_EPOCH, self._shared)
+        self._is_over_for_chief |= tail.chief == tail_lib.IS_OVER
+        if self._engine.is_chief or self._is_over_for_chief:
+            return
+        self._stops = tail.chief == tail_lib.STOPS
+        self.ignore_own_stop()
+        model.stop_training = self._stops
+
+    def ignore_own_stop(self):
+        """Lets this worker go on until the chief stops, who decides."""
+        model = self._model
+        if (
+            self._engine.is_chief
+            or self._stops
+            or self._is_over_for_chief
+            or not model.stop_training
+        ):
+            return
+        model.stop_training = False
+        if not self._is_told:
+            self._is_told = True
+            logging.warning(
+                "stop_training of this worker is ignored: the chief decides "
+                "when all stop."
+            )
+
+    def _follow(self, **mine):
+        chief = tail_lib.TRAINS
+        if self._engine.is_chief:
+            chief = tail_lib.STOPS if self._stops else chief
+            chief = tail_lib.IS_OVER if "over" in mine else chief
+        return self._engine.follow(self._lanes, chief=chief, **mine)
+
+    @property
+    def _shared(self):
+        return variables_lib.shared_by(self._model)
+
+    @property
+    def _compared(self):
+        return [v for v in self._shared if not v.is_rate]
+
+    # At the end.
+
+    def is_abandoned(self, frame):
+        """Whether an exception has ended it, before a call by its frame."""
+        if frame is not None:
+            return not self._running.is_around(frame)
+        return self._running.is_over()
+
+    def end(self):
+        """Follows the others' steps until all have ended `fit`."""
+        self.has_ended = True
+        everybody = self._engine.collectives.num_workers
+        while self._lanes and self._follow(over=1.0).over < everybody:
+            pass
+        self._engine.consistency.compare(Moment.END_OF_FIT, self._compared)
+
+    def abandon(self):
+        """Ends it after an exception: the others may have had none."""
+        if not self.has_ended:
+            with contextlib.suppress(DifferentValuesError):
+                self.end()
+        self.close()
+
+    def close(self):
+        """Gives all what the chief's callbacks have made of the weights."""
+        self._engine.adopt(Moment.END_OF_FIT, self._shared)
+        self._engine.note_met()
+
+    def finish(self):
+        """Called when all callbacks have seen the end of training."""
+        self.close()
+        self._on_close(self)
+
+
+class _First(keras.callbacks.Callback):
+    """Called before the user's callbacks."""
+
+    def __init__(self, fit):
+        super().__init__()
+        self._fit = fit
+
+    def on_test_begin(self, logs=None):
+        self._fit.meet()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._fit.meet()
+
+    def on_train_end(self, logs=None):
+        self._fit.end()
+
+
+class _Last(keras.callbacks.Callback):
+    """Called after the user's callbacks."""
+
+    def __init__(self, fit):
+        super().__init__()
+        self._fit = fit
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._fit.decide()
+
+    def on_train_end(self, logs=None):
+        self._fit.finish()
+
+
+class _LastOfBatches(_Last):
+    """The same, where callbacks may stop training between batches.
+
+    Keras turns the logs of each batch into numbers where any callback sees
+    them.
+    """
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._fit.ignore_own_stop()
+
+
+def _acts_on_batches(callback):
+    seen = ("on_train_batch_begin", "on_train_batch_end")
+    base = keras.callbacks.Callback
+    return not isinstance(callback, keras.callbacks.ProgbarLogger) and any(
+        getattr(type(callback), name) is not getattr(base, name)
+        for name in seen
+    )

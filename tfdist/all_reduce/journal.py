@@ -1,0 +1,109 @@
+"""The record that a worker keeps of its steps."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+from tfdist.exchange_record import ExchangeRecord
+
+# Rows kept on the worker between two looks at them.
+CAPACITY = 8192
+
+
+class StepJournal:
+    """A ring buffer of the last steps, written inside them.
+
+    Args:
+      num_workers: Number of workers.
+    """
+
+    def __init__(self, num_workers):
+        # Bytes by number of a lane; each row has its lane's number.
+        self._bytes = []
+        self._share = 2 * (num_workers - 1) / num_workers
+        hidden = private_tensorflow.hidden_variable
+        # When a step began to wait for others, and when it ended, in seconds
+        # since the epoch; updates by then; whether it counts; its lane.
+        self._rows = hidden(tf.zeros([CAPACITY, 5], tf.float64))
+        self._count = hidden(tf.zeros([], tf.int64))
+        self._dropped = hidden(tf.zeros([], tf.int64))
+        self._updates = hidden(tf.zeros([], tf.int64))
+        self._read = 0
+        self._ended = 0.0
+
+    def add(self, num_bytes):
+        """Returns the number of a new lane that reduces so many bytes."""
+        self._bytes.append(int(num_bytes * self._share))
+        return len(self._bytes) - 1
+
+    def write(self, *, began, ended, accepted, lane):
+        """Builds the note of a step.
+
+        Args:
+          began: Scalar float64, seconds since the epoch.
+          ended: Any tensor that is there when the sums are.
+          accepted: Whether this worker's part counts, scalar bool.
+          lane: Number of the lane, from `add`.
+        """
+        with tf.control_dependencies([ended]):
+            now = tf.timestamp()
+            row = [began, now, self._updates, accepted, lane]
+            row = tf.stack([tf.cast(x, tf.float64) for x in row])
+            place = self._count.read_value() % CAPACITY
+            self._rows.scatter_update(tf.IndexedSlices(row[None], place[None]))
+            self._count.assign_add(1, read_value=False)
+            dropped = tf.cast(tf.logical_not(accepted), tf.int64)
+            self._dropped.assign_add(dropped, read_value=False)
+
+    def count_update(self):
+        """Builds: an optimizer's step is made, by all workers."""
+        self._updates.assign_add(1, read_value=False)
+
+    @property
+    def updates(self):
+        """Optimizer steps that all have made, int."""
+        return int(self._updates.numpy())
+
+    def set_updates(self, number):
+        """Sets `updates`, which a checkpoint has."""
+        self._updates.assign(number)
+
+    @property
+    def count(self):
+        """Optimizer steps of this worker, int."""
+        return int(self._count.numpy())
+
+    @property
+    def dropped(self):
+        """Those of them that were not finite, int."""
+        return int(self._dropped.numpy())
+
+    def read_new(self):
+        """Steps since the last call, `ExchangeRecord`s; oldest may be lost."""
+        count = self.count
+        numbers = np.arange(max(self._read, count - CAPACITY), count)
+        self._read = count
+        if not len(numbers):
+            return []
+        rows = self._rows.numpy()[numbers % CAPACITY]
+        return [self._record(*row) for row in rows.tolist()]
+
+    def _record(self, began, ended, updates, accepted, lane):
+        before, self._ended = self._ended, ended
+        size = self._bytes[int(lane)]
+        return ExchangeRecord(
+            time=ended,
+            version=int(updates),
+            pulled=int(updates) - 1,
+            arrival=-1,
+            staleness=0,
+            accepted=bool(accepted),
+            compute_seconds=began - before if before else 0.0,
+            exchange_seconds=ended - began,
+            wait_seconds=0.0,
+            bytes_sent=size,
+            bytes_received=size,
+            local_steps=1,
+            nonfinite=not accepted,
+            pulled_by_server=(int(updates) - 1,),
+        )

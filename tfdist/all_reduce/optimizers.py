@@ -1,0 +1,31 @@
+"""Keras optimizers whose step is one of all workers."""
+
+import weakref
+
+from tfdist import dynamic_subclasses
+
+_ENGINE = "_tfdist_engine"
+
+
+class AllReducedOptimizer:
+    """A mixin: an optimizer that applies the mean gradients of all workers.
+
+    Gradients are reduced before all that `apply` does: accumulation, clipping
+    and loss scales see the means, the same on all workers.
+    """
+
+    def apply(self, grads, trainable_variables=None):
+        """As Keras's; in a step of the strategy, of the mean gradients."""
+        engine = vars(self)[_ENGINE]()
+        if engine is None or engine.is_applying:
+            return super().apply(grads, trainable_variables)
+        return engine.step_of(self).apply(
+            self, list(grads), trainable_variables
+        )
+
+
+def see(optimizer, engine):
+    """Makes an optimizer one whose step is one of all workers."""
+    dynamic_subclasses.specialize(optimizer, AllReducedOptimizer)
+    # Not by Keras's `__setattr__`: its `__init__` may still be under way.
+    vars(optimizer)[_ENGINE] = weakref.ref(engine)

@@ -1,0 +1,122 @@
+"""The state of a run, read on one worker and put back on all."""
+
+import io
+
+import tensorflow as tf
+
+from tfdist import saved_state
+from tfdist.all_reduce.variables import Kind
+
+
+class AllReduceState(tf.train.experimental.PythonState):
+    """Reads the state of one strategy, and puts one back.
+
+    Can be part of a `tf.train.Checkpoint`: there it is what Keras does not
+    know of, the random streams and the number of updates.
+
+    Args:
+      engine: The `Engine`.
+    """
+
+    def __init__(self, engine):
+        super().__init__()
+        self._engine = engine
+        # Arrays that were put back last, for variables that come later.
+        self._saved = {}
+
+    def read(self, everything=True):
+        """Reads the state; what belongs to one worker is this worker's.
+
+        Args:
+          everything: Whether variables of models and their optimizers are
+            part of it; else only what Keras does not know of.
+
+        Returns:
+          A `SavedState`.
+        """
+        found = dict(self._variables())
+        arrays = {
+            f"variable/{number}": variable.numpy()
+            for number, variable in found.items()
+            if everything or variable.is_seed
+        }
+        header = {
+            "updates": self._engine.journal.updates,
+            "num_workers": self._engine.config.num_workers,
+            "variables": [
+                _signature(found[k]) if k in found else None
+                for k in range(len(self._engine.variables))
+            ],
+        }
+        return saved_state.SavedState(header, {**self._saved, **arrays})
+
+    def restore(self, saved):
+        """Puts a state back, now and as variables come to be.
+
+        Each worker takes all of it but what belongs to the worker that has
+        saved it: of that the chief takes all, others the seeds, each for a
+        random stream of its own.
+
+        Args:
+          saved: A `SavedState`.
+
+        Raises:
+          ModelMismatchError: It is of other variables.
+        """
+        for number, variable in self._variables():
+            known = saved.header["variables"]
+            there = known[number] if number < len(known) else None
+            mine = _signature(variable)
+            if there is not None and there[1:] != mine[1:]:
+                raise saved_state.ModelMismatchError(
+                    "The saved state is of another model or optimizer. First "
+                    f"difference, variable number {number}: here {mine}; "
+                    f"saved {there}."
+                )
+        self._saved = dict(saved.arrays)
+        self._engine.journal.set_updates(saved.header["updates"])
+        for number, variable in self._variables():
+            self._put(number, variable)
+
+    def variable_was_made(self, variable):
+        """Called when a variable has been made."""
+        self._put(len(self._engine.variables) - 1, variable)
+
+    def _put(self, number, variable):
+        value = self._saved.pop(f"variable/{number}", None)
+        is_chief = self._engine.is_chief
+        if value is None:
+            return
+        if variable.kind is Kind.OWN and not (is_chief or variable.is_seed):
+            return
+        with self._engine.applying():
+            variable.assign(tf.constant(value, variable.dtype))
+        if variable.is_seed:
+            variable.spread_seed(self._engine.config.worker_id)
+
+    def _variables(self):
+        for number, reference in enumerate(self._engine.variables):
+            if (variable := reference()) is not None:
+                yield number, variable
+
+    # As part of a `tf.train.Checkpoint`.
+
+    def serialize(self):
+        """Returns the state that Keras does not know of, bytes."""
+        file = io.BytesIO()
+        saved_state.write(self.read(everything=False), file)
+        return file.getvalue()
+
+    def deserialize(self, string_value):
+        """Puts back what `serialize` gave.
+
+        Args:
+          string_value: Bytes.
+        """
+        self.restore(saved_state.read(io.BytesIO(string_value)))
+
+
+def _signature(variable):
+    """Name, type and shape of a variable, a list for JSON."""
+    name = variable.name.split(":")[0]
+    return [name, variable.dtype.name, variable.shape.as_list()]

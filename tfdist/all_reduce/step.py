@@ -1,0 +1,96 @@
+"""One training step: which lanes it has, and which state it assigns."""
+
+import keras
+import tensorflow as tf
+
+from tfdist import compiled_parts
+from tfdist import private_keras
+from tfdist import private_tensorflow
+from tfdist.all_reduce.variables import WorkerVariable
+from tfdist.all_reduce.variables import plain
+
+
+class TrainingStep:
+    """A training step that is being traced, or that runs eagerly.
+
+    Args:
+      engine: The `Engine`.
+      trains: Whether it is a training step even without an optimizer.
+
+    Attributes:
+      lanes: List of `Lane`, in the order of the step.
+    """
+
+    def __init__(self, engine, trains):
+        self._engine = engine
+        self._trains = trains
+        self._graph = tf.compat.v1.get_default_graph()
+        self._eagerly = tf.executing_eagerly()
+        # Shared state assigned since the last lane, and its values before.
+        self._assigned = {}
+        self.lanes = []
+
+    def note(self, variable):
+        """Called before code that is no optimizer's assigns a variable."""
+        if variable.trainable:
+            raise NotImplementedError(
+                f"Variable {variable.name!r} is trainable, and a training "
+                "step assigns it by other code than an optimizer: each worker "
+                "would have a value of its own. Make it with trainable=False: "
+                "then all get the mean of what they assign."
+            )
+        if variable.is_rate or id(variable) in self._assigned:
+            return
+        if self._eagerly:
+            before = variable.read_value()
+        else:
+            # Also from within a branch or a function of the step.
+            with self._graph.as_default():
+                before = variable.read_value()
+        self._assigned[id(variable)] = variable, before
+
+    def apply(self, optimizer, grads, variables):
+        """Takes the step of an optimizer, in the place of Keras's `apply`."""
+        if private_tensorflow.is_in_branch(self._graph):
+            raise NotImplementedError(
+                f"Optimizer {optimizer.name!r} takes a step inside tf.cond or "
+                "tf.while_loop, which not all workers may reach: call it in "
+                "each step, such as with gradients of zero."
+            )
+        with compiled_parts.outside():
+            variables = list(variables or private_keras.trained_by(optimizer))
+            if not optimizer.built:
+                with keras.name_scope(optimizer.name):
+                    optimizer.build(variables)
+            pairs = [
+                (tf.convert_to_tensor(gradient), variable)
+                for gradient, variable in zip(grads, variables, strict=True)
+                if gradient is not None
+            ]
+            for _, variable in pairs:
+                _check_made_here(variable)
+            self._add_lane(
+                optimizer, [v for _, v in pairs], [g for g, _ in pairs]
+            )
+
+    def _add_lane(self, optimizer, variables, gradients):
+        assigned = list(self._assigned.values())
+        self._assigned.clear()
+        states = [state for state, _ in assigned]
+        lane = self._engine.lane_of(optimizer, variables, states)
+        self.lanes.append(lane)
+        lane.step(gradients, [before for _, before in assigned])
+
+    def finish(self):
+        """Called when the user's step has returned."""
+        if self._assigned and (self._trains or self.lanes):
+            with compiled_parts.outside():
+                self._add_lane(None, [], [])
+
+
+def _check_made_here(variable):
+    if not isinstance(plain(variable), WorkerVariable):
+        raise ValueError(
+            f"Variable {variable.name!r} was created outside "
+            "strategy.scope(): create the model inside."
+        )

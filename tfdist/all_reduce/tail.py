@@ -1,0 +1,61 @@
+"""The tail of a reduced vector: each worker's own numbers, summed up."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+# The chief's `Tail.chief`.
+TRAINS, STOPS, IS_OVER = 0.0, 1.0, 2.0
+
+
+class Tail(NamedTuple):
+    """Numbers of one worker, or their sums over all, float32 scalars.
+
+    Attributes:
+      present: 1 from a worker that has a batch.
+      gradients: 1 from one whose gradients count; 0 if they are not finite.
+      states: 1 from one whose assigned state counts.
+      over: 1 from one whose call of `fit` has ended.
+      wrote: 1 from one whose code has assigned shared variables eagerly.
+      chief: From the chief alone: whether it trains, stops or is over.
+    """
+
+    present: object = 0.0
+    gradients: object = 0.0
+    states: object = 0.0
+    over: object = 0.0
+    wrote: object = 0.0
+    chief: object = 0.0
+
+
+LENGTH = len(Tail._fields)
+
+
+def split(vector):
+    """Returns the `Tail` of summed numbers, and what follows it."""
+    return Tail(*tf.unstack(vector[:LENGTH])), vector[LENGTH:]
+
+
+def rate_numbers(rate, is_chief):
+    """Returns a learning rate as numbers whose sum is exact, float32.
+
+    Halves of 16 bits, which float32 holds; zeros from all but the chief.
+
+    Args:
+      rate: A scalar tensor; None for no numbers.
+      is_chief: Whether this worker is.
+    """
+    if rate is None:
+        return []
+    words = tf.reshape(tf.bitcast(rate, tf.int32), [-1])
+    halves = [tf.bitwise.right_shift(words, 16), words]
+    halves = tf.bitwise.bitwise_and(tf.stack(halves), 0xFFFF)
+    return [tf.reshape(tf.cast(halves, tf.float32) * float(is_chief), [-1])]
+
+
+def rate_of(numbers, dtype):
+    """Returns the rate that `rate_numbers` of all workers add up to."""
+    high, low = tf.unstack(tf.reshape(tf.cast(numbers, tf.int32), [2, -1]))
+    words = tf.bitwise.bitwise_or(tf.bitwise.left_shift(high, 16), low)
+    is_one_word = words.shape[0] == 1
+    return tf.bitcast(words[0] if is_one_word else words, dtype)

@@ -1,0 +1,146 @@
+"""Variables of one worker: plain ones that tell when they are assigned."""
+
+import enum
+
+import keras
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+from tfdist.saving import models
+from tfdist.saving import refusals
+
+_SEED_STRIDE = 7919
+_SEEDS = 2**31
+_SEED = "seed_generator_state"
+_RATE = "learning_rate"
+
+
+class Kind(enum.Enum):
+    """The maker of a variable, which decides whether workers share it."""
+
+    # Made by `Layer.add_weight`, or trainable: the same on all workers.
+    SHARED = "shared"
+    # Made by an optimizer: the same on all workers.
+    OPTIMIZER = "optimizer"
+    # Made by anybody else (metrics, seeds, states of RNNs): one per worker.
+    OWN = "own"
+
+
+def kind_of(maker, trainable, synchronization, name):
+    """The `Kind` of a variable that is being created.
+
+    Args:
+      maker: From `private_keras_calls.variable_maker`.
+      trainable: Whether it is created as trainable.
+      synchronization: `tf.VariableSynchronization`.
+      name: Its name, or None.
+    """
+    if isinstance(maker, keras.optimizers.Optimizer):
+        return Kind.OPTIMIZER
+    is_metric = synchronization == tf.VariableSynchronization.ON_READ
+    if is_metric or _leaf(name) == _SEED:
+        return Kind.OWN
+    return Kind.SHARED if maker is not None or trainable else Kind.OWN
+
+
+class WorkerVariable(private_tensorflow.ResourceVariable):
+    """A resource variable that the engine hears of when it is assigned."""
+
+    def __init__(self, *, engine, kind, **kwargs):
+        self._engine = engine
+        self.kind = kind
+        # Whether all workers have held the same value of it.
+        self.is_agreed = False
+        super().__init__(**kwargs)
+
+    @property
+    def files(self):
+        """The `Files` of the task."""
+        return self._engine.files
+
+    @property
+    def is_rate(self):
+        """Whether it is a learning rate: the chief's counts for all."""
+        return self.kind is Kind.OPTIMIZER and _leaf(self.name) == _RATE
+
+    @property
+    def is_seed(self):
+        """Whether it is the state of a Keras `SeedGenerator`."""
+        return _leaf(self.name) == _SEED
+
+    def spread_seed(self, worker):
+        """Gives a worker a random stream of its own, the first Keras's.
+
+        Workers are seeded alike; the same dropout masks on all would waste
+        their number.
+        """
+        seed, *rest = self.numpy().tolist()
+        seed = (seed + worker * _SEED_STRIDE) % _SEEDS
+        self.assign(tf.constant([seed, *rest], self.dtype))
+
+    def _read_variable_op(self, no_copy=False):
+        if self.files.is_shared:
+            if tf.executing_eagerly():
+                refusals.before_read(self.files)
+            else:
+                models.see_callers(self.files)
+        return super()._read_variable_op(no_copy)
+
+
+def _noted(name):
+    method = getattr(private_tensorflow.ResourceVariable, name)
+
+    def assign(self, *args, **kwargs):
+        if self.kind is not Kind.OWN:
+            self._engine.before_assignment(self)
+        return method(self, *args, **kwargs)
+
+    assign.__name__ = name
+    assign.__doc__ = method.__doc__
+    return assign
+
+
+for _name in (
+    "assign",
+    "assign_add",
+    "assign_sub",
+    "scatter_add",
+    "scatter_div",
+    "scatter_max",
+    "scatter_min",
+    "scatter_mul",
+    "scatter_sub",
+    "scatter_update",
+    "scatter_nd_add",
+    "scatter_nd_sub",
+    "scatter_nd_update",
+    "batch_scatter_update",
+):
+    setattr(WorkerVariable, _name, _noted(_name))
+
+
+def shared_by(model):
+    """The variables of a `keras.Model` that all workers share, a list."""
+    optimizers = [
+        one
+        for one in vars(model).values()
+        if isinstance(one, keras.optimizers.Optimizer)
+    ]
+    found = {}
+    for owner in (model, *optimizers):
+        listed = owner.weights if owner is model else owner.variables
+        for variable in map(plain, listed):
+            if getattr(variable, "kind", Kind.OWN) is not Kind.OWN:
+                found[id(variable)] = variable
+    return list(found.values())
+
+
+def plain(variable):
+    """The TensorFlow variable of a Keras variable."""
+    if isinstance(variable, keras.Variable):
+        return variable.value
+    return variable
+
+
+def _leaf(name):
+    return (name or "").split(":")[0].rsplit("/", 1)[-1]

@@ -1,0 +1,1 @@
+"""Each worker's share of the data that Keras trains on."""

@@ -1,0 +1,41 @@
+"""Hooks of `fit`, `evaluate` and `predict` that begin by asking for data."""
+
+import functools
+
+from tfdist import guarded_steps
+from tfdist import private_keras_calls
+from tfdist.runtime.keras_hooks import empty_epochs
+from tfdist.saving import callbacks
+from tfdist.saving import models
+
+
+def before_data(runtime, before_training, request, shares):
+    """Called when a call of a model asks for its data.
+
+    Args:
+      runtime: The `Runtime`; its replicas are refreshed before an evaluation.
+      before_training: Called before this worker begins to train.
+      request: The `DataRequest`.
+      shares: Number of shares of the data; None where it is not shared out.
+    """
+    purpose, frame, _ = request
+    if purpose not in ("train", "evaluate"):
+        return
+    model = private_keras_calls.model_of(frame)
+    if runtime.files.is_shared:
+        models.see(model, runtime.files)
+        callbacks.see(private_keras_calls.callbacks_of(frame), runtime.files)
+    if purpose == "evaluate":
+        runtime.pull()
+        runtime.unused_models.refuse([v.value for v in model.variables])
+        return
+    before_training()
+    call = functools.partial(
+        empty_epochs.call, runtime.call_in_fit, runtime.coordination
+    )
+    runtime.chief_decisions.watch(frame)
+    call = functools.partial(runtime.chief_decisions.call, call)
+    runtime.watch(frame)
+    if runtime.recovery.is_needed:
+        guarded_steps.guard(model, call)
+    runtime.note_data_shares(shares)
