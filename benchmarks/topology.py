@@ -1,4 +1,4 @@
-"""Time and bytes of an update of all workers: through a server, or in a ring.
+"""Time and bytes of an update of all workers: through servers, ring or tree.
 
     python benchmarks/topology.py [--quick] [--workers=1,2,4,8]
 
@@ -13,10 +13,15 @@ and its memory, no link is narrower than another, and both topologies move
 about 2 N M bytes in all, for N workers and M bytes of parameters. On a network
 the busiest link decides: so its bytes, and the time that they would take at 10
 Gbit/s, stand beside. The tree is FireCaffe's (Iandola et al. 2016), computed.
+
+The second table plays one sum message by message on the simulator's network,
+for 8 to 512 workers: one, two, eight and as many servers as workers, ring,
+tree, and halving and doubling (`tfdist.simulation.reductions`).
 """
 
 import contextlib
 import functools
+import itertools
 import math
 import statistics
 
@@ -26,6 +31,8 @@ from harness import exchanging
 from harness import program
 
 from tfdist import tables
+from tfdist.simulation import Network
+from tfdist.simulation import reductions
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("quick", False, "A smaller model, fewer workers and rounds.")
@@ -58,6 +65,12 @@ VARIABLES = 20
 SIZE, QUICK_SIZE = 50_000, 5_000
 WARM_UP_STEPS = 5
 BYTES_PER_SECOND = 10e9 / 8
+# Gigabits per second -> seconds of latency.
+NETWORKS = {10: 5e-5, 100: 1e-5}
+# Of each server's share, which overlap.
+PIECES = 8
+MEGABYTES = (0.04, 1.0, 100.0)
+SIMULATED_WORKERS = (8, 32, 128, 512)
 
 
 def main():
@@ -77,7 +90,58 @@ def main():
         }
         figures[count]["tree"] = tree(count, model_bytes)
     show(figures, model_bytes)
-    program.report("topology", model_bytes=model_bytes, workers=figures)
+    simulated = list(simulate(SIMULATED_WORKERS[:2] if quick else None))
+    show_simulated(simulated)
+    program.report(
+        "topology",
+        model_bytes=model_bytes,
+        workers=figures,
+        simulated=simulated,
+    )
+
+
+def simulate(workers=None):
+    """Yields a dict for each network, size and number of workers, in ms."""
+    ways = {
+        "1 server": functools.partial(reductions.servers, pieces=PIECES),
+        "2 servers": functools.partial(
+            reductions.servers, num_servers=2, pieces=PIECES
+        ),
+        "8 servers": functools.partial(
+            reductions.servers, num_servers=8, pieces=PIECES
+        ),
+        "N servers": lambda network, count, size: reductions.servers(
+            network, count, size, num_servers=count, pieces=PIECES
+        ),
+        "ring": reductions.ring,
+        "tree": reductions.tree,
+        "halving": reductions.halving_and_doubling,
+    }
+    for (gbps, latency), megabytes, count in itertools.product(
+        NETWORKS.items(), MEGABYTES, workers or SIMULATED_WORKERS
+    ):
+        network = Network(latency_seconds=latency, bandwidth_gbps=gbps)
+        yield {
+            "gbps": gbps,
+            "megabytes": megabytes,
+            "workers": count,
+            **{
+                name: round(1e3 * way(network, count, 1e6 * megabytes), 3)
+                for name, way in ways.items()
+            },
+        }
+
+
+def show_simulated(rows):
+    """Prints the second table."""
+    titles = list(rows[0])
+    print("\nOne sum on the simulator's network, ms")
+    print(
+        tables.aligned(
+            titles,
+            [[tables.amount(row[name]) for name in titles] for row in rows],
+        )
+    )
 
 
 def measure(num_workers, size, rounds, steps):

@@ -81,7 +81,12 @@ class Links:
     def push(self, worker, now):
         """A worker sends its gradient to all servers; when all have it."""
         return max(
-            self._send((self._up, worker, slow), (self._in, server, fast), now)
+            send(
+                (self._up, worker, slow),
+                (self._in, server, fast),
+                self._network.latency_seconds,
+                now,
+            )
             for server, (slow, fast) in enumerate(self._push)
         )
 
@@ -106,30 +111,33 @@ class Links:
         arrivals = []
         for server, (slow, fast) in enumerate(sizes):
             arrivals.append(
-                self._send(
+                send(
                     (self._out, server, fast),
                     (self._down, worker, slow),
+                    self._network.latency_seconds,
                     max(now, self._free),
                 )
             )
         return max(arrivals)
 
-    def _send(self, sender, receiver, now):
-        """Moment at which a message has arrived.
 
-        Args:
-          sender: Pair of a list of when links are free, whose link it is, and
-            the seconds that the message takes it.
-          receiver: The same.
-          now: Seconds.
-        """
-        links, number, seconds = sender
-        begins = max(now, links[number])
-        links[number] = begins + seconds
-        links, number, taking = receiver
-        # The first bit arrives after the latency, the last one not before it
-        # has been sent.
-        first = begins + self._network.latency_seconds
-        last = first + seconds
-        links[number] = max(first, links[number]) + taking
-        return max(links[number], last)
+def send(sender, receiver, latency, now):
+    """Sends a message over two links; returns when it has arrived.
+
+    Args:
+      sender: Triple of a list of when links are free, whose link it is, and
+        the seconds that the message takes it.
+      receiver: The same.
+      latency: Seconds.
+      now: Seconds.
+    """
+    links, number, seconds = sender
+    begins = max(now, links[number])
+    links[number] = begins + seconds
+    links, number, taking = receiver
+    # The first bit arrives after the latency, the last one not before it has
+    # been sent.
+    first = begins + latency
+    last = first + seconds
+    links[number] = max(first, links[number]) + taking
+    return max(links[number], last)
