@@ -318,22 +318,6 @@ def test_it_is_known_when_a_model_is_being_built(strategy):
     assert not model.seen[-1]
 
 
-def test_it_is_known_when_an_optimizer_makes_a_variable():
-    seen = []
-
-    def creator(make, **kwargs):
-        seen.append(private_keras_calls.is_building_optimizer())
-        return make(**kwargs)
-
-    with tf.variable_creator_scope(creator):
-        variable, optimizer = keras.Variable([1.0]), keras.optimizers.Adam()
-        assert not any(seen)
-        seen.clear()
-        optimizer.build([variable])
-    assert len(seen) >= 2  # Its means, of the gradient and of its square.
-    assert all(seen)
-
-
 def test_models_whose_methods_are_under_way_are_found():
     class Looks(keras.Model):
         def __init__(self):

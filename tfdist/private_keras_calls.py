@@ -226,15 +226,6 @@ def is_building_model():
     return any(frame.f_code.co_name == _BUILDS for frame in _frames())
 
 
-def is_building_optimizer():
-    """Whether an optimizer's `build` is creating a variable."""
-    return any(
-        frame.f_code.co_name == "build"
-        and isinstance(frame.f_locals.get("self"), keras.optimizers.Optimizer)
-        for frame in _frames()
-    )
-
-
 def variable_maker():
     """Returns the object that is creating a variable, or None.
 
@@ -244,7 +235,7 @@ def variable_maker():
     state of an RNN or a seed is the worker's own.
     """
     for frame in _frames():
-        caller = frame.f_locals.get("self")
+        caller = _self_of(frame)
         method = frame.f_code.co_name
         if isinstance(caller, keras.optimizers.Optimizer):
             return caller
@@ -255,10 +246,21 @@ def variable_maker():
     return None
 
 
+def _self_of(frame):
+    """The object whose method a frame is, or None.
+
+    Of other frames nothing is read: Python keeps what was read of a frame until
+    its call ends, and a program's strategy could not be freed.
+    """
+    if frame.f_code.co_varnames[:1] != ("self",):
+        return None
+    return frame.f_locals.get("self")
+
+
 def is_applying_optimizer():
     """Whether an optimizer's step is what asks for a reduction."""
     return any(
-        isinstance(frame.f_locals.get("self"), keras.optimizers.Optimizer)
+        isinstance(_self_of(frame), keras.optimizers.Optimizer)
         for frame in _frames()
     )
 

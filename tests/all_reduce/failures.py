@@ -14,9 +14,10 @@ import tfdist
 TIMEOUT = 4.0
 
 
-def _strategy(**settings):
+def _strategy(nonfinite="drop", **settings):
     return tfdist.AllReduceStrategy(
         seed=1,
+        nonfinite=nonfinite,
         fault_tolerance=tfdist.FaultTolerance(
             start_timeout=60.0, worker_timeout=TIMEOUT, **settings
         ),
@@ -54,6 +55,23 @@ def train_alone():
         model.train_on_batch(x, x)
     except tf.errors.DeadlineExceededError as error:
         handshake.report(error=error.message)
+
+
+def meet_nan():
+    """One worker has a batch with NaN, which is to be an error."""
+    strategy = _strategy(nonfinite="fail")
+    worker = strategy.cluster.worker_id
+    with strategy.scope():
+        model = programs.linear()
+    gradients = [[1.0, 2.0, 3.0], [1.0, np.nan, 3.0]][worker]
+    try:
+        model.fit(programs.batches(gradients), verbose=0)
+    except tf.errors.OpError as error:
+        weight = programs.weight_of(model)
+        handshake.report(
+            kind=type(error).__name__, error=error.message, weight=weight
+        )
+        raise
 
 
 def train(directory, epochs):

@@ -43,6 +43,20 @@ def test_a_step_that_another_worker_does_not_make_ends(cluster):
         worker.wait()
 
 
+def test_nan_is_an_error_of_the_worker_that_has_it(cluster):
+    running = cluster(num_ps=0, num_workers=2)
+    workers = running.start_workers("tests.all_reduce.failures:meet_nan")
+    first, second = (worker.wait_for_report() for worker in workers)
+    assert second["kind"] == "InvalidArgumentError"
+    assert "/job:worker/task:1" in second["error"]
+    assert "dense/kernel" in second["error"]
+    # It ends, and so do the others.
+    assert first["kind"] == "UnavailableError"
+    assert "/job:worker/task:1 at " in first["error"]
+    # Nothing of that step was applied.
+    assert first["weight"] == second["weight"] == -1.0
+
+
 def test_training_goes_on_from_a_checkpoint_bit_for_bit(cluster):
     running = cluster(num_ps=0, num_workers=2)
 

@@ -1,5 +1,7 @@
 """Programs about what one training step may do."""
 
+import gc
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -258,6 +260,44 @@ def loops_of_ones_own(strategy, worker):
         train(tf.constant([[float(gradient)]]))
     strategy.barrier()
     return weight_of(model), int(model.optimizer.iterations.numpy())
+
+
+def a_loop_without_a_step_on_one_worker(strategy, worker):
+    """After a `fit`, the other worker alone has batches, and then stops."""
+    with strategy.scope():
+        model = linear()
+    model.fit(batches([1.0]), verbose=0)
+    for _ in range(2 * worker):
+        model.train_on_batch(np.ones([1, 1]), np.ones([1, 1]))
+    strategy.barrier()
+
+    def stop(epoch, logs=None):
+        model.stop_training = worker == 1
+
+    # The chief, whose loop had ended before, still decides.
+    call = keras.callbacks.LambdaCallback(on_epoch_end=stop)
+    model.fit(batches([1.0]), epochs=3, verbose=0, callbacks=[call])
+    return weight_of(model), int(model.optimizer.iterations.numpy())
+
+
+_KEPT = []
+
+
+def a_model_that_one_worker_keeps(strategy, worker):
+    """A loop of another model ends as it does where all have freed it."""
+    with strategy.scope():
+        model = linear()
+    model.fit(batches([1.0]), verbose=0)
+    if worker == 1:
+        _KEPT.append(model)
+    del model
+    gc.collect()
+    with strategy.scope():
+        model = linear()
+    for _ in range(1 + 2 * worker):
+        model.train_on_batch(np.ones([1, 1]), np.ones([1, 1]))
+    strategy.barrier()
+    return weight_of(model)
 
 
 def dropout_masks(strategy, worker):

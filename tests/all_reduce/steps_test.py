@@ -20,6 +20,9 @@ RIGHT = {
     "state_assigned_in_a_step": [-SUM, 3.0, -(4.5 + 13.5 + 17.5)],
     "a_step_without_an_optimizer": -SUM,
     "loops_of_ones_own": [SUM, 3],
+    # One step, two in the loop, and three epochs of one.
+    "a_loop_without_a_step_on_one_worker": [-6.0, 6],
+    "a_model_that_one_worker_keeps": -3.0,
     # 60000 as float16 has it, times 2 ** -10.
     "float16_variables": -60000 / 1024,
 }

@@ -55,9 +55,11 @@ class Engine:
         self.is_applying = False
         self._step = None
         self._numbers = itertools.count()
-        # Lanes by model, and those of steps that are no model's.
+        # The lanes of a model's last step, and those of the last step of all.
         self._sequences = weakref.WeakKeyDictionary()
-        self._loops = {}
+        self._last = ()
+        # By number.
+        self._lanes = weakref.WeakValueDictionary()
         self._states = {}
         # Steps of this worker when all had last met.
         self._met_at = 0
@@ -93,10 +95,11 @@ class Engine:
             self._step = None
         if not step.lanes:
             return
-        lanes = tuple(step.lanes)
-        if model is None:
-            self._loops[tuple(map(id, lanes))] = lanes
-        else:
+        lanes = self._last = tuple(step.lanes)
+        for lane in lanes:
+            lane.step_lanes = lanes
+            self._lanes[lane.number] = lane
+        if model is not None:
             self._sequences[model] = lanes
 
     def step_of(self, optimizer):
@@ -191,12 +194,18 @@ class Engine:
         """Follows steps of loops of the user's own, if one model has them.
 
         Where several models train in loops, nobody knows which steps the
-        others are about to take: all have to take the same number.
+        others are about to take: all have to take the same number. A worker
+        that has taken no step since all have met expects those that it has
+        taken last.
         """
-        known = {*self._sequences.values(), *self._loops.values()}
-        if len(known) != 1 or not self.has_trained:
+        used = {
+            self._lanes[number].step_lanes
+            for number in self.journal.lanes_since(self._met_at)
+            if number in self._lanes
+        } or {self._last}
+        if len(used) != 1 or not self._last:
             return
-        (lanes,) = known
+        (lanes,) = used
         everybody = self.collectives.num_workers
         is_chief = self.is_chief * tail_lib.IS_OVER
         while self.follow(lanes, over=1.0, chief=is_chief).over < everybody:
@@ -207,6 +216,11 @@ class Engine:
         """Whether this worker has taken steps since all have met."""
         return self.journal.count != self._met_at
 
-    def note_met(self):
-        """Called when all workers have met after their steps."""
+    def note_met(self, lanes=None):
+        """Called when all workers have met after their steps.
+
+        Args:
+          lanes: Those of the last step, if it is known of which.
+        """
         self._met_at = self.journal.count
+        self._last = lanes or self._last

@@ -112,6 +112,7 @@ class Fit:
             last = _LastOfBatches(self)
         self._callbacks.callbacks[:] = [_First(self), *kept, last]
         model = self._model
+        self._engine.read_told()  # Of steps before this call.
         optimizers = [] if model.optimizer is None else [model.optimizer]
         self._engine.adopt(Moment.FIT, self._shared, optimizers)
 
@@ -233,7 +234,7 @@ class Fit:
     def close(self):
         """Gives all what the chief's callbacks have made of the weights."""
         self._engine.adopt(Moment.END_OF_FIT, self._shared)
-        self._engine.note_met()
+        self._engine.note_met(self._lanes)
 
     def finish(self):
         """Called when all callbacks have seen the end of training."""

@@ -78,6 +78,12 @@ class StepJournal:
         """Those of them that were not finite, int."""
         return int(self._dropped.numpy())
 
+    def lanes_since(self, count):
+        """The numbers of the lanes of the steps after `count`, a set."""
+        numbers = np.arange(max(count, self.count - CAPACITY), self.count)
+        rows = self._rows.numpy()[numbers % CAPACITY]
+        return set(rows[:, -1].astype(int).tolist())
+
     def read_new(self):
         """Steps since the last call, `ExchangeRecord`s; oldest may be lost."""
         count = self.count

@@ -22,6 +22,10 @@ class Layout:
         # In the order in which backpropagation makes gradients.
         for k in reversed(range(len(specs))):
             dtype = specs[k].dtype
+            if self._size([k]) >= PIECE_BYTES:
+                # By itself: nothing needs to be copied.
+                self._buckets.append([k])
+                continue
             bucket = open_by_dtype.get(dtype)
             if bucket is None or self._size(bucket) >= PIECE_BYTES:
                 bucket = open_by_dtype[dtype] = []

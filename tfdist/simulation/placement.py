@@ -2,8 +2,10 @@
 
 import contextlib
 
+import keras
 import tensorflow as tf
 
+from tfdist import private_keras_calls
 from tfdist.runtime.variables.sharding import ByteBalancer
 from tfdist.runtime.variables.variables import Role
 from tfdist.runtime.variables.variables import role_of
@@ -26,7 +28,11 @@ class Placement:
 
         def creator(next_creator, **kwargs):
             variable = next_creator(**kwargs)
-            self._made.append((variable, kwargs.get("name")))
+            maker = private_keras_calls.variable_maker()
+            by_optimizer = isinstance(maker, keras.optimizers.Optimizer)
+            by_layer = maker is not None and not by_optimizer
+            name = kwargs.get("name")
+            self._made.append((variable, name, by_optimizer, by_layer))
             return variable
 
         with tf.variable_creator_scope(creator):
@@ -51,7 +57,7 @@ class Placement:
         }
         balancer = ByteBalancer(self._num_servers)
         servers = {}
-        for variable, name in self._made:
+        for variable, name, by_optimizer, by_layer in self._made:
             role = role_of(
                 name=name,
                 dtype=variable.dtype,
@@ -59,6 +65,8 @@ class Placement:
                 synchronization=variable.synchronization,
                 aggregation=variable.aggregation,
                 reference=None,
+                made_by_optimizer=by_optimizer,
+                made_by_layer=by_layer,
             )
             if not role.is_on_server or id(variable) in slots:
                 continue

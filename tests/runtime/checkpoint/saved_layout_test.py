@@ -3,7 +3,7 @@
 import numpy as np
 
 from tfdist.runtime.checkpoint import saved_layout
-from tfdist.runtime.checkpoint.saved_state import SavedState
+from tfdist.saved_state import SavedState
 
 KERNEL = ["dense_3/kernel", "parameter", "float32", [2]]
 MEAN = ["norm_1/mean", "state", "float32", [2]]

@@ -269,10 +269,16 @@ def test_keras_features(method, feature):
     nightly.also(
         [
             (Sync(), "accumulation and all"),
+            (Sync(), "Nadam"),
             (BoundedStaleness(0), "loss scale overflows"),
         ],
         [
-            (Sync(), "Muon"),
+            *(
+                (Sync(), name)
+                for name in optimizer_cases.EVERY_OPTIMIZER
+                if name not in ("Nadam", "MultiOptimizer")
+            ),
+            (BoundedStaleness(0), "Nadam"),
             (BoundedStaleness(0), "accumulation and all"),
         ],
     ),
@@ -289,7 +295,7 @@ def test_optimizers(method, name):
             optimizer_cases.train(name, strategy.scope())
         return
     found = optimizer_cases.train(name, strategy.scope())
-    optimizers_test._assert_same(found, optimizers_test._plain(name))
+    optimizers_test.assert_same(found, optimizer_cases.plain(name))
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def corrected(request, monkeypatch):
 def test_one_worker_trains_as_without_a_strategy(corrected, name):
     """Whatever the optimizer: none of its gradients is late."""
     found = optimizer_cases.train(name, tfdist.AsyncStrategy().scope())
-    optimizers_test._assert_same(found, optimizers_test._plain(name))
+    optimizers_test.assert_same(found, optimizer_cases.plain(name))
 
 
 @pytest.mark.nightly

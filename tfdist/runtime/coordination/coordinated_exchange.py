@@ -264,10 +264,18 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
 
 
 def _is_of_update(record):
-    """Whether it is done once per update, not per worker."""
+    """Whether it is done once per update, not per worker.
+
+    What an optimizer assigns besides its slots (Nadam's product of momenta)
+    belongs to its rule, and comes in the order of the rule.
+    """
     return (
         isinstance(record, records_lib.Update)
         or record.variable.role is Role.ITERATIONS
+        or (
+            record.variable.role is Role.STATE
+            and record.variable.made_by_optimizer
+        )
     )
 
 

@@ -50,7 +50,6 @@ class EagerSteps:
           arguments: What it is called with.
         """
         self._runtime.commit()
-        self._runtime.local.before_eager_step()
         if not self._runtime.local.keeps_own_values:
             return EagerStep(self._runtime, self._functions)
         function = inspect.unwrap(function)

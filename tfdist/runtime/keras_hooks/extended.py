@@ -4,6 +4,7 @@ import contextlib
 import functools
 import weakref
 
+import keras
 import tensorflow as tf
 
 from tfdist import compiled_parts
@@ -62,7 +63,8 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         kwargs = {key: kwargs[key] for key in known if key in kwargs}
         if self._runtime.files.is_shared:
             models.see_callers(self._runtime.files)
-        made_by_optimizer = private_keras_calls.is_building_optimizer()
+        maker = private_keras_calls.variable_maker()
+        made_by_optimizer = isinstance(maker, keras.optimizers.Optimizer)
         if made_by_optimizer:
             # Keras leaves some of an optimizer's state (the product of
             # Nadam's momenta) marked as a trainable part of the model.
@@ -70,6 +72,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         return self._store.create_variable(
             reference,
             made_by_optimizer=made_by_optimizer,
+            made_by_layer=maker is not None and not made_by_optimizer,
             distribute_strategy=self._container_strategy(),
             **kwargs,
         )

@@ -29,9 +29,6 @@ class EveryStep:
         del arguments
         return step.Step(self._runtime)
 
-    def before_eager_step(self):
-        """Does nothing."""
-
     def steps_made(self):
         """Optimizer steps that have been made, an int."""
         return max(self._runtime.updates_applied())

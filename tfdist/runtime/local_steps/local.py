@@ -127,9 +127,6 @@ class Local:
         """
         return local_step.LocalStep(self, self._runtime.state, arguments)
 
-    def before_eager_step(self):
-        """Does nothing: first values are asked for where a step begins."""
-
     def before_step(self, graph, first, *, own):
         """Builds: the replicas hold what a step needs, see `ShadowWeights`."""
         self._own_values.show_before(graph, first, own)

@@ -88,12 +88,20 @@ class ParameterStore(resources.Resources):
                 trainable=False,
             )
 
-    def create_variable(self, reference, *, made_by_optimizer=False, **kwargs):
+    def create_variable(
+        self,
+        reference,
+        *,
+        made_by_optimizer=False,
+        made_by_layer=False,
+        **kwargs,
+    ):
         """Creates a variable for the user's model.
 
         Args:
           reference: Variable that it is to be beside, or None.
           made_by_optimizer: Whether it is state of an optimizer.
+          made_by_layer: Whether `Layer.add_weight` makes it.
           **kwargs: What `tf.Variable` takes.
 
         Returns:
@@ -110,7 +118,10 @@ class ParameterStore(resources.Resources):
                 synchronization=probe.synchronization,
                 aggregation=probe.aggregation,
                 reference=reference,
+                made_by_optimizer=made_by_optimizer,
+                made_by_layer=made_by_layer,
             )
+            probe.made_by_optimizer = made_by_optimizer
             role = self._owner.role_of(role, made_by_optimizer)
             probe.role = role
             if kwargs.get("name") == "seed_generator_state":

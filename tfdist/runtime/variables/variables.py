@@ -30,7 +30,8 @@ class Role(enum.Enum):
     ITERATIONS: an optimizer's step counter; every server counts its own
       updates, the replica follows the first server.
     LOCAL: belongs to the worker (learning rate, seeds, loss scale, gradient
-      accumulators, integers): never leaves it.
+      accumulators, integers, what neither a layer nor an optimizer makes):
+      never leaves it.
     METRIC: belongs to the worker; summed over the cluster on demand.
     CLOCK: with local steps, the step counter of the optimizer that takes
       them. Each worker counts its own; a server keeps the most, where a
@@ -61,7 +62,17 @@ _FIRST_REPLICA = tf.VariableAggregation.ONLY_FIRST_REPLICA
 _LOCAL_NAMES = ("learning_rate", "dynamic_scale", "step_counter")
 
 
-def role_of(*, name, dtype, trainable, synchronization, aggregation, reference):
+def role_of(
+    *,
+    name,
+    dtype,
+    trainable,
+    synchronization,
+    aggregation,
+    reference,
+    made_by_optimizer,
+    made_by_layer,
+):
     """The role of a variable, from what Keras says when it creates it.
 
     Args:
@@ -71,6 +82,11 @@ def role_of(*, name, dtype, trainable, synchronization, aggregation, reference):
       synchronization: `tf.VariableSynchronization`.
       aggregation: `tf.VariableAggregation`.
       reference: The variable that it was created beside, or None.
+      made_by_optimizer: Whether it is state of an optimizer. A layer may have
+        a weight of any name.
+      made_by_layer: Whether `Layer.add_weight` makes it. What anybody else
+        makes (the state of an RNN, of a metric) belongs to a worker's own
+        batches.
 
     Returns:
       A `Role`.
@@ -78,7 +94,9 @@ def role_of(*, name, dtype, trainable, synchronization, aggregation, reference):
     leaf = (name or "").rsplit("/", 1)[-1]
     if synchronization == tf.VariableSynchronization.ON_READ:
         return Role.METRIC
-    if leaf.endswith("gradient_accumulator") or leaf in _LOCAL_NAMES:
+    if made_by_optimizer and (
+        leaf.endswith("gradient_accumulator") or leaf in _LOCAL_NAMES
+    ):
         return Role.LOCAL
     if reference is not None:
         return Role.SLOT
@@ -86,7 +104,8 @@ def role_of(*, name, dtype, trainable, synchronization, aggregation, reference):
         return Role.PARAMETER
     if dtype.is_integer and aggregation == _FIRST_REPLICA:
         return Role.ITERATIONS
-    if not (dtype.is_floating or dtype.is_complex):
+    is_shared = made_by_optimizer or made_by_layer
+    if not is_shared or not (dtype.is_floating or dtype.is_complex):
         return Role.LOCAL
     return Role.STATE
 
@@ -141,6 +160,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         self.shard = shard
         # Position among the variables on servers, the same on all workers.
         self.ordinal = ordinal
+        # Whether it is state of an optimizer.
+        self.made_by_optimizer = False
         # STATE only: whether a worker's code assigns it, not only update rules.
         self.assigned_by_workers = False
         # The pieces of a variable that is split over servers, else empty.

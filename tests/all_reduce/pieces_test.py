@@ -1,0 +1,61 @@
+"""Vectors, pieces and tails: what goes out comes back as the sums."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.all_reduce import pieces
+from tfdist.all_reduce import tail as tail_lib
+
+SHAPES = [
+    ([3], tf.float32),
+    ([2, 5], tf.float64),
+    ([], tf.float32),
+    ([40, 10], tf.float32),
+    ([0], tf.float32),
+]
+
+
+@pytest.mark.parametrize("piece_bytes", [64, 1 << 20])
+@pytest.mark.parametrize("tail_bytes", [0, 1 << 20])
+def test_sums_come_back_in_their_places(monkeypatch, piece_bytes, tail_bytes):
+    monkeypatch.setattr(pieces, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(pieces, "_TAIL_BYTES", tail_bytes)
+    layout = pieces.Layout([tf.TensorSpec(*spec) for spec in SHAPES])
+    random = np.random.default_rng(0)
+    values = [random.normal(size=shape) for shape, _ in SHAPES]
+    sizes = []
+
+    def reduce(vector, number):
+        assert number == len(sizes)
+        sizes.append(vector.shape.num_elements() * vector.dtype.size)
+        return 2.0 * vector
+
+    vectors, tail = layout.reduce(
+        layout.vectors(
+            [
+                tf.constant(value, dtype)
+                for value, (_, dtype) in zip(values, SHAPES, strict=True)
+            ]
+        ),
+        tf.constant([1.0, 65535.0]),
+        reduce,
+    )
+    assert tail.numpy().tolist() == [2.0, 131070.0]
+    for found, value in zip(layout.tensors(vectors), values, strict=True):
+        np.testing.assert_allclose(found, 2.0 * value, rtol=1e-6)
+    # No piece is larger, and all that there is went out, with the tail.
+    assert max(sizes) <= max(piece_bytes, 8 * 10 + 2 * 8 if tail_bytes else 0)
+    number = 3 + 1 + 400
+    assert sum(sizes) in (4 * number + 80 + 2 * size for size in (4, 8))
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+@pytest.mark.parametrize("rate", [0.1, 1e-30, -7.25, 0.0, float("inf")])
+def test_the_chiefs_rate_arrives_bit_for_bit(dtype, rate):
+    rate = tf.constant(rate, dtype)
+    # Of the chief, and of a worker whose rate is another.
+    (first,) = tail_lib.rate_numbers(rate, True)
+    (second,) = tail_lib.rate_numbers(tf.constant(0.3, dtype), False)
+    found = tail_lib.rate_of(first + second, dtype)
+    assert found.numpy().tobytes() == rate.numpy().tobytes()
