@@ -100,6 +100,7 @@ def test_averaging_every_batch_is_synchronous_sgd(three, splits, seed):
     check_joined(run, plain, splits, seed)
 
 
+@pytest.mark.nightly
 def test_averaging_every_batch_of_equal_size_is_synchronous_sgd(three):
     run, plain, first = three
     run.reset()

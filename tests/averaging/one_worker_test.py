@@ -122,7 +122,7 @@ def plain(*arguments):
     return train(contextlib.nullcontext(), **dict(arguments))
 
 
-SLOW = ["loss scale", "schedule free"]
+SLOW = ["loss scale", "schedule free", "adam", "two"]
 max_norm = keras.constraints.MaxNorm(0.3)
 
 
@@ -140,6 +140,7 @@ def test_optimizers(optimizer):
         assert strategy.updates_applied()[0] == 3
 
 
+@pytest.mark.nightly
 def test_batches_of_sizes_for_which_steps_are_traced_anew():
     check(tfdist.ParameterServerStrategy(local_steps=PERIOD), others=(4, 8))
 
@@ -196,6 +197,7 @@ def test_constraints(waits):
     assert np.all(norms <= 0.3 + 1e-6) and np.any(norms > 0.29)
 
 
+@pytest.mark.nightly
 def test_custom_loop():
     """Of a tf.function; nothing tells of its end but `barrier`."""
     x, y = data()
@@ -233,6 +235,7 @@ def test_custom_loop():
     assert_same(model.get_weights(), plain.get_weights())
 
 
+@pytest.mark.nightly
 def test_state_that_begins_anew():
     """With a period of one a momentum is none; else it lasts a period."""
     x, y = data()

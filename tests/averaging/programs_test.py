@@ -57,6 +57,7 @@ def one_step(model):
     return step
 
 
+@pytest.mark.nightly
 def test_several_steps_in_one_function():
     """Each sees what the one before has made; an evaluation the anchor."""
     strategy = tfdist.ParameterServerStrategy(local_steps=50)

@@ -109,7 +109,14 @@ def _fit(model, epochs, **kwargs):
     )
 
 
-_SLOW = ["BMUF", "Downpour", "DANA slim", "DiLoCo", "elastic averaging"]
+_SLOW = [
+    "BMUF",
+    "Downpour",
+    "DANA slim",
+    "DANA zero",
+    "DiLoCo",
+    "elastic averaging",
+]
 
 # Workers compute with the look-ahead: a save must not put the parameters in
 # its place.

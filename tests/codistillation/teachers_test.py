@@ -22,6 +22,7 @@ from tfdist.codistillation.weights import snapshot
 layers = keras.layers
 
 
+@pytest.mark.nightly
 def test_teachers_are_in_inference_mode_and_stay_as_they_are():
     x, y = data(batches=3)
     peer = trained(deep(2), "adam")

@@ -36,6 +36,7 @@ def train(directory, data_dir, *flags):
     return task.wait(240), task.output()
 
 
+@pytest.mark.nightly
 def test_training_in_one_process_writes_summary_and_picture(data_dir, tmp_path):
     status, output = train(tmp_path, data_dir, "--epochs=2")
     assert status == 0, output

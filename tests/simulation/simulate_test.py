@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.multi_process import scripts
 from tests.simulation import quadratic
 from tfdist import simulation
@@ -79,7 +80,13 @@ def same(history, model):
         )
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+SOME = ["momentum", "Adam with a schedule", "clipped by all"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    nightly.also(SOME, [name for name in OPTIMIZERS if name not in SOME]),
+)
 def test_one_worker_is_keras_fit_with_each_feature_of_optimizers(name):
     build = network(OPTIMIZERS[name])
     history = simulation.simulate(

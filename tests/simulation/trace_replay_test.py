@@ -99,12 +99,12 @@ def softsync():
     "method",
     nightly.also(
         [
-            "dc_asgd:lambda_0=2.0",
             "softsync:s=2:correction=inverse_staleness",
-            "bounded_staleness:max_staleness=2:correction=gap_aware",
             "backup_workers:on_drop=retry",
         ],
         [
+            "dc_asgd:lambda_0=2.0",
+            "bounded_staleness:max_staleness=2:correction=gap_aware",
             "async",
             "bounded_staleness:max_staleness=0",
             "sync",

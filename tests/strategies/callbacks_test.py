@@ -50,6 +50,7 @@ def _new(optimizer):
     return optimizer.from_config(optimizer.get_config())
 
 
+@pytest.mark.nightly
 def test_learning_rate_scheduler_and_its_log():
     history, _, _ = _assert_fits_the_same(
         lambda: [keras.callbacks.LearningRateScheduler(lambda n: 0.4 / 2**n)]
@@ -127,6 +128,7 @@ def test_model_checkpoint(tmp_path, weights_only):
         assert_same(traces(plain), traces(model))
 
 
+@pytest.mark.nightly
 def test_model_checkpoint_of_the_best(tmp_path):
     path = tmp_path / "best.keras"
     _assert_fits_the_same(

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 
+from tests import nightly
 from tests.strategies import optimizer_cases
 from tests.strategies.trained_on_servers import train_on_servers
 import tfdist
@@ -27,7 +28,18 @@ def assert_same(found, expected, tolerance=1e-6):
         )
 
 
-@pytest.mark.parametrize("name", optimizer_cases.CASES)
+SOME = [
+    *optimizer_cases.EVERY_OPTIMIZER,
+    "SGD nesterov",
+    "loss scale overflows",
+    "all at once",
+    "accumulation and all",
+]
+
+
+@pytest.mark.parametrize(
+    "name", nightly.also(SOME, [name for name in CASES if name not in SOME])
+)
 def test_trains_as_without_a_strategy(name):
     strategy = tfdist.AsyncStrategy()
     found = optimizer_cases.train(name, strategy.scope())

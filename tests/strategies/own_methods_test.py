@@ -78,6 +78,7 @@ def test_it_is_simulated(tmp_path, text, gradients, updates):
     assert history["updates"] == updates
 
 
+@pytest.mark.nightly
 def test_they_are_compared_beside_tfdist_s_own_and_as_parts_of_them(tmp_path):
     strategies = [
         "async",
@@ -100,6 +101,7 @@ def test_they_are_compared_beside_tfdist_s_own_and_as_parts_of_them(tmp_path):
     assert methods == ["one machine", *strategies]
 
 
+@pytest.mark.nightly
 def test_advise_plays_a_synchronization_of_one_s_own_by_default(tmp_path):
     module = TOYS / MODULES["growing_softsync"]
     text = run(

@@ -69,6 +69,7 @@ class AllReduceExtended(one_replica.OneReplicaExtended):
             maker,
             kwargs.get("trainable", True),
             kwargs.get("synchronization"),
+            kwargs.get("aggregation"),
             kwargs.get("name"),
         )
         made = variables.WorkerVariable(

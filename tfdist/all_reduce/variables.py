@@ -15,6 +15,9 @@ _SEED = "seed_generator_state"
 _RATE = "learning_rate"
 
 
+_AGGREGATED = (tf.VariableAggregation.MEAN, tf.VariableAggregation.SUM)
+
+
 class Kind(enum.Enum):
     """The maker of a variable, which decides whether workers share it."""
 
@@ -26,13 +29,15 @@ class Kind(enum.Enum):
     OWN = "own"
 
 
-def kind_of(maker, trainable, synchronization, name):
+def kind_of(maker, trainable, synchronization, aggregation, name):
     """The `Kind` of a variable that is being created.
 
     Args:
       maker: From `private_keras_calls.variable_maker`.
       trainable: Whether it is created as trainable.
       synchronization: `tf.VariableSynchronization`.
+      aggregation: `tf.VariableAggregation`; MEAN and SUM are of what workers
+        share.
       name: Its name, or None.
     """
     if isinstance(maker, keras.optimizers.Optimizer):
@@ -40,7 +45,8 @@ def kind_of(maker, trainable, synchronization, name):
     is_metric = synchronization == tf.VariableSynchronization.ON_READ
     if is_metric or _leaf(name) == _SEED:
         return Kind.OWN
-    return Kind.SHARED if maker is not None or trainable else Kind.OWN
+    is_shared = maker is not None or trainable or aggregation in _AGGREGATED
+    return Kind.SHARED if is_shared else Kind.OWN
 
 
 class WorkerVariable(private_tensorflow.ResourceVariable):

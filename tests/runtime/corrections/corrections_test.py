@@ -222,6 +222,7 @@ def test_no_compensation_is_asynchronous_sgd_to_the_bit():
     )
 
 
+@pytest.mark.nightly
 def test_look_ahead_follows_the_rate():
     """Of the update that was last made, as a schedule gives it."""
     schedule = keras.optimizers.schedules.InverseTimeDecay(RATE, 1, 1.0)
@@ -249,6 +250,7 @@ def test_look_ahead_follows_the_rate():
         )
 
 
+@pytest.mark.nightly
 def test_traffic_of_copies():
     """Kept by servers they cost none; sent by workers, as much as a push."""
     pushed = {}
@@ -358,6 +360,7 @@ def test_momentum_of_a_worker_that_has_left_leaves_the_sum():
         )
 
 
+@pytest.mark.nightly
 def test_constrained_parameters_are_looked_ahead_too():
     """A constraint is an exchange of its own, after the optimizer's."""
 

@@ -165,7 +165,9 @@ def test_a_correction_of_ones_own():
 def test_variables_that_are_not_trainable_are_refused():
     strategy = tfdist.DCASGDStrategy()
     with strategy.scope():
-        variable = keras.Variable([1.0], trainable=False, name="statistic")
+        variable = keras.Variable(
+            [1.0], trainable=False, name="statistic", aggregation="mean"
+        )
         optimizer = keras.optimizers.SGD(1.0)
         optimizer.build([variable])
 

@@ -115,3 +115,12 @@ def test_state_of_a_worker_s_batches_stays_with_it(strategy):
     # h <- h + x for each batch, here alone.
     assert float(state.numpy()[0, 0]) == 7.0
     assert model.history.history["summed"] == [7.0]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "role"), [("none", Role.LOCAL), ("mean", Role.STATE)]
+)
+def test_aggregation_makes_a_variable_made_by_hand_shared(aggregation, role):
+    with tfdist.AsyncStrategy().scope():
+        made = keras.Variable(0.0, trainable=False, aggregation=aggregation)
+    assert made.value.role is role

@@ -35,6 +35,7 @@ class Speeds:
             self.variable = tf.Variable(
                 tf.zeros([num_workers, 2], tf.float64),
                 trainable=False,
+                aggregation=tf.VariableAggregation.MEAN,
                 name="local_steps_per_second",
             )
         self.variable.assigned_by_workers = True

@@ -57,6 +57,8 @@ class Role(enum.Enum):
 
 # Keras marks both the step counter and the learning rate with this.
 _FIRST_REPLICA = tf.VariableAggregation.ONLY_FIRST_REPLICA
+# A variable made by hand says so that it is not a worker's own.
+_AGGREGATED = (tf.VariableAggregation.MEAN, tf.VariableAggregation.SUM)
 # `LossScaleOptimizer` keeps its scale per replica: each worker has its own
 # overflows.
 _LOCAL_NAMES = ("learning_rate", "dynamic_scale", "step_counter")
@@ -86,7 +88,7 @@ def role_of(
         a weight of any name.
       made_by_layer: Whether `Layer.add_weight` makes it. What anybody else
         makes (the state of an RNN, of a metric) belongs to a worker's own
-        batches.
+        batches, unless `aggregation` is MEAN or SUM.
 
     Returns:
       A `Role`.
@@ -104,7 +106,7 @@ def role_of(
         return Role.PARAMETER
     if dtype.is_integer and aggregation == _FIRST_REPLICA:
         return Role.ITERATIONS
-    is_shared = made_by_optimizer or made_by_layer
+    is_shared = made_by_optimizer or made_by_layer or aggregation in _AGGREGATED
     if not is_shared or not (dtype.is_floating or dtype.is_complex):
         return Role.LOCAL
     return Role.STATE
