@@ -40,7 +40,7 @@ def reports(zygote, tmp_path_factory):
         zygote,
         tmp_path_factory,
         "main:run",
-        modules={"fits": [*EXPECTED, *OTHERS]},
+        modules={"all_reduce.fits": [*EXPECTED, *OTHERS]},
     )
 
 

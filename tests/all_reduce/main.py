@@ -9,22 +9,29 @@ from tests.multi_process import handshake
 import tfdist
 
 
-def run(modules):
+def run(modules, period=None):
     """Runs programs; reports what each returns, or its error.
 
     Args:
-        modules: module of `tests.all_reduce` -> names of its functions.
+        modules: module of `tests` -> names of its functions.
+        period: of parameter averaging; all-reduce of gradients without.
     """
-    strategy = tfdist.AllReduceStrategy(
-        seed=1,
-        fault_tolerance=tfdist.FaultTolerance(
+    settings = {
+        "seed": 1,
+        "fault_tolerance": tfdist.FaultTolerance(
             start_timeout=60.0, stall_timeout=40.0
         ),
-    )
+    }
+    if period is None:
+        strategy = tfdist.AllReduceStrategy(**settings)
+    else:
+        strategy = tfdist.ParameterAveragingStrategy(
+            period, communication="ring", **settings
+        )
     worker = strategy.cluster.worker_id
     results = {}
     for module, names in modules.items():
-        programs = importlib.import_module(f"tests.all_reduce.{module}")
+        programs = importlib.import_module(f"tests.{module}")
         for name in names:
             keras.backend.clear_session()
             print("program", name, flush=True)

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfdist.all_reduce import pieces
 from tfdist.all_reduce import tail as tail_lib
+from tfdist.cluster import collective_sums
 
 SHAPES = [
     ([3], tf.float32),
@@ -48,6 +49,38 @@ def test_sums_come_back_in_their_places(monkeypatch, piece_bytes, tail_bytes):
     assert max(sizes) <= max(piece_bytes, 8 * 10 + 2 * 8 if tail_bytes else 0)
     number = 3 + 1 + 400
     assert sum(sizes) in (4 * number + 80 + 2 * size for size in (4, 8))
+
+
+def test_pieces_have_the_bytes_that_are_sent(monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 64)
+    layout = pieces.Layout(
+        [tf.TensorSpec([20], tf.float32), tf.TensorSpec([2], tf.float64)]
+    )
+    # 80 bytes by themselves, in two pieces; 16 with a tail of three numbers.
+    assert sorted(layout.piece_bytes()) == [16, 16, 64]
+    assert sorted(layout.piece_bytes(tail=3)) == [16, 40, 64]
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.bool, tf.float16])
+def test_means_are_not_made_in_types_that_cannot_hold_them(dtype):
+    wire = pieces.wire_dtype(dtype, "name")
+    # Shares 3 / 4 and 1 / 4 of two workers with 1 and 0, so 3 / 4.
+    mean = tf.cast(tf.constant(1, tf.int32), wire) * tf.cast(0.75, wire)
+    found = pieces.of_dtype(mean, dtype)
+    assert found.dtype == dtype
+    assert float(tf.cast(found, tf.float32)) == (0.75 if dtype.size == 2 else 1)
+
+
+def test_complex_numbers_are_refused_by_name():
+    with pytest.raises(NotImplementedError, match="'phase'.*complex64"):
+        pieces.wire_dtype(tf.complex64, "phase")
+
+
+def test_small_vectors_go_to_all_others_and_large_ones_around():
+    large = 4 * collective_sums.GATHER_BYTES
+    # To three others; and 2 (4 - 1) / 4 of the large one.
+    assert collective_sums.bytes_sent([8, large], 4) == 24 + large * 3 // 2
+    assert collective_sums.bytes_sent([8], 1) == 0
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])

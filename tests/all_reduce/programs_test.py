@@ -13,7 +13,10 @@ PROGRAMS = ("fine_tuning", "one_worker_overflows_in_float16")
 def reports(zygote, tmp_path_factory):
     """Of both workers, by program."""
     return reports_lib.of_two_workers(
-        zygote, tmp_path_factory, "main:run", modules={"programs": PROGRAMS}
+        zygote,
+        tmp_path_factory,
+        "main:run",
+        modules={"all_reduce.programs": PROGRAMS},
     )
 
 

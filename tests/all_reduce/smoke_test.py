@@ -29,7 +29,10 @@ PROGRAMS = (
 def reports(zygote, tmp_path_factory):
     """Of both workers, by program."""
     return reports_lib.of_two_workers(
-        zygote, tmp_path_factory, "main:run", modules={"programs": PROGRAMS}
+        zygote,
+        tmp_path_factory,
+        "main:run",
+        modules={"all_reduce.programs": PROGRAMS},
     )
 
 

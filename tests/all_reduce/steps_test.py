@@ -44,7 +44,7 @@ def reports(zygote, tmp_path_factory):
         zygote,
         tmp_path_factory,
         "main:run",
-        modules={"steps": [*RIGHT, *REFUSED, *OTHERS]},
+        modules={"all_reduce.steps": [*RIGHT, *REFUSED, *OTHERS]},
     )
 
 

@@ -7,9 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import private_tensorflow
-
-# Smaller vectors take one hop (gather, then a local sum) instead of two.
-GATHER_BYTES = 1 << 18
+from tfdist.cluster import collective_sums
 
 
 def key_of(text):
@@ -47,11 +45,14 @@ class Collectives:
     Args:
       peers: The `Peers`.
       seconds: That a worker may take to come to a collective; 0 for no bound.
+
+    Attributes:
+      seconds: The same.
     """
 
     def __init__(self, peers, seconds):
         self._peers = peers
-        self._seconds = seconds
+        self.seconds = seconds
         self.num_workers = peers.num_workers
         # By piece: pieces run at the same time, steps one after the other.
         self._tokens = {}
@@ -65,20 +66,14 @@ class Collectives:
           name: That tells which vectors belong together.
           token: Those with the same one run one after the other.
         """
-        size = vector.shape.num_elements() * vector.dtype.size
-        settings = {
-            "group_size": self.num_workers,
-            "instance_key": key_of(name),
-            "ordering_token": [self._token(token)],
-            "timeout_seconds": float(self._seconds),
-        }
-        function = _function(
-            "gather" if size <= GATHER_BYTES else "ring",
-            self._peers.device,
-            settings,
+        return collective_sums.build(
+            vector,
+            device=self._peers.device,
+            num_workers=self.num_workers,
+            key=key_of(name),
+            tokens=[self._token(token)],
+            seconds=self.seconds,
         )
-        spec = tf.TensorSpec(vector.shape, vector.dtype)
-        return function.get_concrete_function(spec)(vector)
 
     def _token(self, name):
         if name not in self._tokens:
@@ -132,7 +127,7 @@ class Collectives:
                 None,
                 None,
                 "All workers answer, and one has not come to this step or to "
-                f"this end of an epoch within {self._seconds:g} s. Do all run "
+                f"this end of an epoch within {self.seconds:g} s. Do all run "
                 "the same program, with as many steps in loops of its own? "
                 "Where a worker needs longer: fault_tolerance=tfdist."
                 "FaultTolerance(stall_timeout=...).",
@@ -149,32 +144,3 @@ _OF_OTHERS = (
     tf.errors.UnavailableError,
     tf.errors.UnknownError,
 )
-
-
-def _function(kind, device, settings):
-    """Returns the `tf.function` of a sum; one way is "gather", one "ring"."""
-    settings = {
-        **settings,
-        "group_key": 1,
-        "communication_hint": "ring",
-        "is_stateless": False,
-    }
-
-    def add(vector):
-        with tf.device(device):
-            if kind == "ring":
-                return tf.raw_ops.CollectiveReduceV2(
-                    input=vector, merge_op="Add", final_op="Id", **settings
-                )
-            rows = tf.raw_ops.CollectiveGatherV2(input=vector[None], **settings)
-            rows.set_shape([settings["group_size"], *vector.shape])
-            return tf.add_n(tf.unstack(rows))
-
-    # Not inlined: TensorFlow tells messages apart by the round of the loop
-    # that they are sent in, and workers need not be in the same one
-    # (`steps_per_execution`).
-    return tf.function(
-        add,
-        autograph=False,
-        experimental_attributes=private_tensorflow.STAYS_A_FUNCTION,
-    )

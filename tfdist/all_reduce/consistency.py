@@ -29,6 +29,9 @@ _AT = {
     Moment.END_OF_FIT: "the end of `fit`",
     Moment.BARRIER: "`strategy.barrier()`",
 }
+_AT_EPOCH_ENDS = (
+    ", or set them at the end of an epoch, when the chief's count for all"
+)
 
 
 class DifferentValuesError(RuntimeError):
@@ -131,12 +134,13 @@ class Consistency:
             variable.assign(tf.constant(value.reshape(variable.shape)))
             start += size
 
-    def compare(self, moment, variables):
+    def compare(self, moment, variables, but=_AT_EPOCH_ENDS):
         """Raises an error if workers hold different values.
 
         Args:
           moment: The `Moment`.
           variables: As of `adopt`.
+          but: Of the message: where workers may set different values.
 
         Raises:
           DifferentValuesError: The message names worker and variables.
@@ -153,8 +157,7 @@ class Consistency:
         raise DifferentValuesError(
             f"{self._names[worker]} and {self._names[0]} hold different "
             f"values of {names} ({len(bad)} of {len(variables)} variables). "
-            "Callbacks of all workers must set the same values, or set them "
-            "at the end of an epoch, when the chief's count for all."
+            f"Callbacks of all workers must set the same values{but}."
         )
 
 

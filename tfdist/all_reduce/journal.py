@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.cluster import collective_sums
 from tfdist.exchange_record import ExchangeRecord
 
 # Rows kept on the worker between two looks at them.
@@ -20,7 +21,7 @@ class StepJournal:
     def __init__(self, num_workers):
         # Bytes by number of a lane; each row has its lane's number.
         self._bytes = []
-        self._share = 2 * (num_workers - 1) / num_workers
+        self._num_workers = num_workers
         hidden = private_tensorflow.hidden_variable
         # When a step began to wait for others, and when it ended, in seconds
         # since the epoch; updates by then; whether it counts; its lane.
@@ -31,9 +32,10 @@ class StepJournal:
         self._read = 0
         self._ended = 0.0
 
-    def add(self, num_bytes):
-        """Returns the number of a new lane that reduces so many bytes."""
-        self._bytes.append(int(num_bytes * self._share))
+    def add(self, sizes):
+        """Returns the number of a new lane that sums vectors of such bytes."""
+        sent = collective_sums.bytes_sent(sizes, self._num_workers)
+        self._bytes.append(sent)
         return len(self._bytes) - 1
 
     def write(self, *, began, ended, accepted, lane):

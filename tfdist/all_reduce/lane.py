@@ -33,15 +33,16 @@ class Lane:
         self.variables = variables
         self.states = states
         reduced = [*map(plain, variables), *states]
-        self._specs = [tf.TensorSpec(v.shape, _wire(v)) for v in reduced]
+        self._specs = [
+            tf.TensorSpec(v.shape, pieces.wire_dtype(v.dtype, v.name))
+            for v in reduced
+        ]
         self._names = [v.name.split(":")[0] for v in reduced]
         self._layout = pieces.Layout(self._specs)
         self._name = f"{number}/{self._specs}"
         # All lanes of the step that it was part of last, in order.
         self.step_lanes = ()
-        self.number = engine.journal.add(
-            sum(s.shape.num_elements() * s.dtype.size for s in self._specs)
-        )
+        self.number = engine.journal.add(self._layout.piece_bytes())
         self._rate = private_keras.learning_rate_variable(optimizer)
         # A loss scale overflows on purpose, and has to see it.
         self._checks_gradients = not isinstance(
@@ -149,7 +150,8 @@ class Lane:
             for state, mean, old in zip(
                 self.states, means[first:], before, strict=True
             ):
-                mean = _cast(mean * tf.cast(factor, mean.dtype), state.dtype)
+                mean = mean * tf.cast(factor, mean.dtype)
+                mean = pieces.of_dtype(mean, state.dtype)
                 state.assign(tf.where(tail.states > 0.0, mean, old))
             if self.optimizer is not None:
                 self._apply(means[:first], tail)
@@ -157,7 +159,7 @@ class Lane:
 
     def _apply(self, means, tail):
         gradients = [
-            _cast(mean, plain(variable).dtype)
+            pieces.of_dtype(mean, plain(variable).dtype)
             for mean, variable in zip(means, self.variables, strict=True)
         ]
 
@@ -227,23 +229,3 @@ def _call_if(condition, function, tensors):
         then_branch=called,
         else_branch=skipped.get_concrete_function(*specs),
     )
-
-
-def _wire(variable):
-    """The type in which values of a variable are summed up."""
-    dtype = variable.dtype
-    if dtype.is_complex or dtype == tf.string:
-        raise NotImplementedError(
-            f"Variable {variable.name!r} must be of floats, integers or bools "
-            "to be trained, or assigned, in a step of AllReduceStrategy. "
-            f"Received: dtype={dtype.name}"
-        )
-    if not dtype.is_floating:
-        return tf.float64
-    return tf.float32 if dtype.size < 4 else dtype
-
-
-def _cast(mean, dtype):
-    if dtype.is_floating:
-        return tf.cast(mean, dtype)
-    return tf.cast(tf.round(mean), dtype)

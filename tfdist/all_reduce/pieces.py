@@ -39,6 +39,23 @@ class Layout:
             self._specs[bucket[0]].dtype.size
         )
 
+    def piece_bytes(self, tail=0):
+        """Returns the bytes of each piece, a list of ints.
+
+        Args:
+          tail: Numbers in the tail.
+        """
+        sizes = []
+        for bucket in self._buckets:
+            dtype = self._specs[bucket[0]].dtype
+            number = sum(_elements(self._specs[k]) for k in bucket)
+            if bucket is self._carrier:
+                number += tail
+            sizes += [cut * dtype.size for cut in _cuts(number, dtype)]
+        if tail and self._carrier is None:
+            sizes.append(tail * tf.float32.size)
+        return sizes
+
     def vectors(self, values):
         """Returns the vectors of tensors that are like the specs."""
         return [
@@ -61,15 +78,15 @@ class Layout:
 
         Args:
           vectors: From `vectors`.
-          tail: A float32 vector.
+          tail: A float32 vector; None for none.
           reduce: Callable of a vector, and of a number that tells pieces
             apart, that sums it over workers.
 
         Returns:
-          The sums of the vectors, a list, and that of the tail.
+          The sums of the vectors, a list, and that of the tail or None.
         """
         carrier = None
-        if self._carrier is not None:
+        if self._carrier is not None and tail is not None:
             carrier = self._buckets.index(self._carrier)
         summed, tail_sum = [], None
         number = 0
@@ -77,8 +94,7 @@ class Layout:
             if k == carrier:
                 vector = tf.concat([vector, tf.cast(tail, vector.dtype)], 0)
             size = vector.shape.num_elements()
-            most = PIECE_BYTES // vector.dtype.size
-            cuts = [min(most, size - at) for at in range(0, size, most)]
+            cuts = _cuts(size, vector.dtype)
             pieces = tf.split(vector, cuts) if cuts[1:] else [vector]
             sums = []
             for piece in pieces:
@@ -90,9 +106,42 @@ class Layout:
                     vector, [size - tail.shape[0], tail.shape[0]]
                 )
             summed.append(vector)
+        if tail is None:
+            return summed, None
         if carrier is None:
             tail_sum = reduce(tail, number)
         return summed, tf.cast(tail_sum, tf.float32)
+
+
+def wire_dtype(dtype, name):
+    """The type in which values of a variable are summed up.
+
+    Args:
+      dtype: Of the values.
+      name: Of the variable.
+    """
+    if dtype.is_complex or dtype == tf.string:
+        raise NotImplementedError(
+            f"Variable {name!r} must be of floats, integers or bools to be "
+            "trained, or assigned, in a step of workers without servers. "
+            f"Received: dtype={dtype.name}"
+        )
+    if not dtype.is_floating:
+        return tf.float64
+    return tf.float32 if dtype.size < 4 else dtype
+
+
+def of_dtype(mean, dtype):
+    """Builds a mean as a value of a type."""
+    if dtype.is_floating:
+        return tf.cast(mean, dtype)
+    return tf.cast(tf.round(mean), dtype)
+
+
+def _cuts(size, dtype):
+    """The elements of each piece of a vector of `size`, a list of ints."""
+    most = PIECE_BYTES // dtype.size
+    return [min(most, size - at) for at in range(0, size, most)]
 
 
 def _joined(vectors):

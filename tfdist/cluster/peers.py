@@ -16,13 +16,13 @@ import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist import quiet
+from tfdist.cluster import collective_sums
 from tfdist.cluster import connection
 from tfdist.cluster import tf_config
 
 _BEAT_SECONDS = 1.0
 # What a worker that ends has just sent is to arrive.
 _FAREWELL_SECONDS = 0.3
-_GROUP_KEY = 1
 _START_KEY = 1
 
 # A process starts its server once.
@@ -115,9 +115,6 @@ class Peers:
             private_tensorflow.enable_collectives(definition)
             connection.start_runtime(config)
         self.device = tf.config.list_logical_devices("CPU")[0].name
-        # Collectives of one function run one after the other, on all alike.
-        with tf.init_scope(), tf.device(self.device):
-            self._order = tf.Variable(0.0, trainable=False)
         logging.warning(
             "%s serves on port %s of every network interface, without "
             "authentication or encryption: keep it in a private network.",
@@ -126,8 +123,12 @@ class Peers:
         )
         connection.wait_for_listeners("worker", self._addresses, timeout)
         meet = tf.function(
-            lambda: self.all_reduce(
-                tf.zeros([1]), _START_KEY, timeout_seconds=timeout
+            lambda: collective_sums.build(
+                tf.zeros([1]),
+                device=self.device,
+                num_workers=self.num_workers,
+                key=_START_KEY,
+                seconds=timeout,
             ),
             autograph=False,
         )
@@ -143,48 +144,6 @@ class Peers:
                 "this cluster do. Do all have the same TF_CONFIG but for "
                 f'"task"? ({error.message.splitlines()[0]})'
             ) from error
-
-    def all_reduce(self, vector, key, *, merge="Add", timeout_seconds=0.0):
-        """Builds the sum (or what `merge` says) of all workers' vectors.
-
-        Bit for bit the same on all workers.
-
-        Args:
-          vector: Of the same size and type on all workers; types are
-            bfloat16, float16, float32, float64, int32 and int64.
-          key: int that tells which vectors belong together.
-          merge: "Add", "Max" or "Min".
-          timeout_seconds: For the others to come to it; 0 for no bound.
-
-        Returns:
-          A tensor like `vector`.
-        """
-
-        def reduce(vector):
-            with tf.device(self.device):
-                return tf.raw_ops.CollectiveReduceV2(
-                    input=vector,
-                    group_size=self.num_workers,
-                    group_key=_GROUP_KEY,
-                    instance_key=key,
-                    ordering_token=[self._order.handle],
-                    merge_op=merge,
-                    final_op="Id",
-                    communication_hint="ring",
-                    timeout_seconds=float(timeout_seconds),
-                    is_stateless=False,
-                )
-
-        # In a function that stays one: TensorFlow tells messages apart by the
-        # round of the loop that they are sent in, and workers need not be in
-        # the same one (`steps_per_execution`).
-        function = tf.function(
-            reduce,
-            autograph=False,
-            experimental_attributes=private_tensorflow.STAYS_A_FUNCTION,
-        )
-        spec = tf.TensorSpec(vector.shape, vector.dtype)
-        return function.get_concrete_function(spec)(vector)
 
     def look_after(self, worker_timeout):
         """Keeps asking all others whether they are there.

@@ -4,9 +4,12 @@ import dataclasses
 import functools
 from typing import Any
 
+from tfdist.all_reduce import collectives
 from tfdist.cluster import config as cluster_config
 from tfdist.runtime import runtime
+from tfdist.runtime.all_reduce import common_start
 from tfdist.runtime.all_reduce import ring
+from tfdist.runtime.all_reduce import ring_calls
 from tfdist.runtime.all_reduce import ring_communication
 from tfdist.runtime.checkpoint import training_state
 from tfdist.runtime.coordination import coordination
@@ -88,10 +91,15 @@ def compose(
         "nonfinite": lambda made: nonfinite_lib.Nonfinite(
             made.store, choice=nonfinite, worker=config.task_name
         ),
-        **_axes(resolved, connections, tolerance, worker_id),
+        **_axes(resolved, connections, tolerance, worker_id, decisions),
     }
     if config.num_ps:
         parts |= _about_servers(connections, tolerance)
+    if connections.peers is not None:
+        parts["recovery"] = lambda made: ring_calls.RingCalls(
+            collectives.Collectives(connections.peers, 0.0),
+            made.store.num_shards,
+        )
     if config.num_ps > 1 and config.num_workers > 1:
         parts["marks"] = lambda made: exchange_markers.ExchangeMarkers(
             made.store,
@@ -136,7 +144,7 @@ def compose(
     return made
 
 
-def _axes(method, connections, tolerance, worker_id):
+def _axes(method, connections, tolerance, worker_id, decisions):
     """The parts of a method: its correction, local steps and decisions."""
     config, parts = connections.config, {}
     # Who does not train has no gradients that are late.
@@ -150,7 +158,9 @@ def _axes(method, connections, tolerance, worker_id):
             worker_id=worker_id,
         )
     if method.local_steps is not None:
-        parts["local"] = _local(method, connections, tolerance, worker_id)
+        parts["local"] = _local(
+            method, connections, tolerance, worker_id, decisions
+        )
     if not method.needs_order:
         parts["gradient_counts"] = lambda made: gradient_counts.GradientCounts(
             made.store,
@@ -181,7 +191,7 @@ def _axes(method, connections, tolerance, worker_id):
     return parts
 
 
-def _local(method, connections, tolerance, worker_id):
+def _local(method, connections, tolerance, worker_id, decisions):
     """Returns the factory of the part that takes local steps.
 
     Where no order of decisions is needed they may be exchanged in a ring.
@@ -202,7 +212,7 @@ def _local(method, connections, tolerance, worker_id):
                 method.local_steps,
                 method.synchronization,
             )
-        joined = _ring(made, method, connections, tolerance)
+        joined = _ring(made, method, connections, tolerance, decisions)
         return ring_communication.RingCommunication(joined, made.journal)
 
     if membership is not None:
@@ -216,14 +226,23 @@ def _local(method, connections, tolerance, worker_id):
     )
 
 
-def _ring(made, method, connections, tolerance):
+def _ring(made, method, connections, tolerance, decisions):
     """Returns the `Ring` of a method that needs no servers."""
     steps = method.local_steps
+    # Unbounded: K steps of another worker may take long.
+    unbounded = collectives.Collectives(connections.peers, 0.0)
     return ring.Ring(
-        connections.peers,
+        unbounded,
         made.store,
-        timeout=tolerance.start_timeout,
+        common_start.CommonStart(
+            unbounded,
+            collectives.Collectives(connections.peers, tolerance.start_timeout),
+            made.store,
+            connections.config.worker_names,
+        ),
         weighted=steps is not None and steps.weighted,
+        is_chief=connections.config.is_chief,
+        follows_chief=decisions == "chief",
     )
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from tfdist.runtime.all_reduce import vector_sums
+from tfdist.all_reduce import collectives as collectives_lib
+from tfdist.all_reduce import consistency as consistency_lib
 from tfdist.runtime.exchange.pull_response import assign
-from tfdist.runtime.replicas import first_values
 from tfdist.runtime.variables import traced_calls
 from tfdist.runtime.variables.variables import Role
 
@@ -14,17 +14,19 @@ class CommonStart:
     """The beginning of training of one strategy.
 
     Args:
-      peers: The `Peers`.
+      collectives: The `Collectives`.
+      bounded: The same, with the bound of a start.
       store: The `ParameterStore`.
-      sums: The `VectorSums`.
-      timeout: Seconds to wait for workers that have not begun to train.
+      worker_names: Names of the workers, a tuple of strings.
     """
 
-    def __init__(self, peers, store, sums, *, timeout):
-        self._peers = peers
+    def __init__(self, collectives, bounded, store, worker_names):
+        self._bounded = bounded
         self._store = store
-        self._sums = sums
-        self._timeout = timeout
+        self._names = worker_names
+        self._consistency = consistency_lib.Consistency(
+            collectives, worker_names
+        )
         self._traced = traced_calls.Traced(store)
 
     def begin(self, text):
@@ -38,88 +40,92 @@ class CommonStart:
           TimeoutError: A worker has not come within the bound.
           ValueError: Another worker trains in another way.
         """
-        signatures = [first_values.signature(v) for v in self._store.variables]
-        mine = [len(signatures), vector_sums.checksum(text)]
-        if (differing := self._differing("begin", mine)).size:
-            if differing[0]:
-                raise ValueError(
-                    "All workers must train in the same way. Another one has "
-                    f"not {text}."
-                )
-            raise first_values.ModelMismatchError(
-                "Another worker's model has more or fewer variables than this "
-                f"one's {len(signatures)}. All workers have to build the same "
-                "model and optimizer in the same order."
-            )
-        # Names may differ: Keras numbers layers by what a process has made.
-        sums = [vector_sums.checksum(s.split(" ", 1)[1]) for s in signatures]
-        differing = self._differing(f"variables/{len(sums)}", sums)
-        if differing.size:
-            raise first_values.ModelMismatchError(
-                "Another worker's model differs from this one's. First "
-                f"difference, variable {differing[0]}: here "
-                f"{signatures[differing[0]]}. All workers have to build the "
-                "same model and optimizer in the same order."
-            )
-        self.spread()
-
-    def _differing(self, name, numbers):
-        """Positions at which workers have other numbers, an int64 array."""
-
-        def build(numbers):
-            vector = tf.concat([numbers, -numbers], 0)
-            return self._sums.all_reduce(
-                vector, name, merge="Max", timeout_seconds=self._timeout
-            )
-
+        moment = consistency_lib.Moment.STEP
         try:
-            most = self._traced.call(
-                name, build, tf.constant(numbers, tf.int64)
+            rows = consistency_lib.Consistency(self._bounded, self._names).meet(
+                moment, collectives_lib.key_of(text)
             )
         except tf.errors.DeadlineExceededError as error:
             raise TimeoutError(
-                f"Gave up after {self._timeout:g} s waiting for all workers "
-                "to begin to train."
+                f"Gave up after {self._bounded.seconds:g} s waiting for "
+                "all workers to begin to train."
             ) from error
-        most, least = np.split(most.numpy(), 2)
-        return np.flatnonzero(most != -least)
+        for worker in np.flatnonzero(rows[:, 0] != rows[0, 0]):
+            raise ValueError(
+                f"All workers must train in the same way. {self._names[worker]}"
+                f" trains in another way than {self._names[0]}. Here: {text}."
+            )
+        self._adopt(moment)
 
-    def spread(self, exchanges=0):
-        """Gives all workers the values of who has made most exchanges.
+    def spread(self):
+        """Gives all workers the chief's values before or after a `fit`."""
+        self._adopt(consistency_lib.Moment.FIT)
 
-        Args:
-          exchanges: int, of those that this worker has made. Of several that
-            have made most the first is taken: by default, the chief.
+    def difference(self):
+        """Compares the values of all workers when they have ended a `fit`.
+
+        Returns:
+          A message that names worker and variables; None if all are equal.
         """
-        rank = (exchanges + 1) * self._peers.num_workers - self._peers.worker_id
-        number = len(self._store.variables)
+        moment = consistency_lib.Moment.END_OF_FIT
+        try:
+            self._consistency.compare(moment, self._read(), but="")
+        except consistency_lib.DifferentValuesError as error:
+            return str(error)
+        return None
+
+    def _adopt(self, moment):
+        values = self._read()
+        self._consistency.adopt(moment, values)
         self._traced.call(
-            f"spread/{number}", self._build_spread, tf.constant(rank, tf.int64)
+            f"write/{len(values)}",
+            self._build_write,
+            *(value.tensor for value in values),
         )
 
-    def _build_spread(self, rank):
-        store, variables = self._store, self._store.variables
-        name = f"spread/{len(variables)}"
-        highest = self._sums.all_reduce(rank[None], f"{name}/rank", merge="Max")
-        version = store.counter("version", 0)
-        values = [
-            version.read_or_zero(),
+    def _read(self):
+        """Returns what this worker holds, a list of `_Value`."""
+        names = ["version", *(v.name for v in self._store.variables)]
+        held = self._traced.call(f"read/{len(names)}", self._build_read)
+        return [_Value(*pair) for pair in zip(names, held, strict=True)]
+
+    def _build_read(self):
+        store = self._store
+        return [
+            store.counter("version", 0).read_or_zero(),
             *(
                 tf.raw_ops.ReadVariableOp(
                     resource=store.handle(v, v.shard), dtype=v.dtype
                 )
-                for v in variables
+                for v in store.variables
             ),
         ]
-        values = [
-            tf.where(highest[0] == rank, value, tf.zeros_like(value))
-            for value in values
-        ]
-        (number, *values), _ = self._sums.of(values, name)
-        version.set(number)
-        store.set_pulled_version(0, number)
-        for variable, value in zip(variables, values, strict=True):
+
+    def _build_write(self, version, *values):
+        store = self._store
+        store.counter("version", 0).set(version)
+        store.set_pulled_version(0, version)
+        for variable, value in zip(store.variables, values, strict=True):
             assign(store.handle(variable, variable.shard), value)
             assign(variable.local_handle, value)
             if variable.role is Role.ITERATIONS:
                 assign(variable.pulled.local_handle, value)
+
+
+class _Value:
+    """A value of a store, which `Consistency` treats as a variable."""
+
+    def __init__(self, name, tensor):
+        self.name = name
+        self.tensor = tensor
+        self.shape = tensor.shape
+        self.dtype = tensor.dtype
+        self.is_agreed = False
+
+    def numpy(self):
+        """Returns the value as an array."""
+        return self.tensor.numpy()
+
+    def assign(self, tensor):
+        """Replaces the value."""
+        self.tensor = tensor

@@ -16,8 +16,10 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdist.runtime.all_reduce import common_start
-from tfdist.runtime.all_reduce import vector_sums
+from tfdist import private_keras
+from tfdist.all_reduce import pieces
+from tfdist.all_reduce import tail as tail_lib
+from tfdist.cluster import collective_sums
 from tfdist.runtime.local_steps import communication
 from tfdist.runtime.variables import traced_calls
 
@@ -69,24 +71,28 @@ class Ring:
     """The exchanges of one strategy.
 
     Args:
-      peers: The `Peers`.
-      store: The `ParameterStore`.
-      timeout: Seconds to wait for workers that have not begun to train.
+      collectives: The `Collectives`.
+      store: The `ParameterStore`, whose names are alike on all workers.
+      start: The `CommonStart`.
       weighted: Whether steps count by their examples.
+      is_chief: Whether this worker is the chief.
+      follows_chief: Whether all take over its learning rates.
 
     Attributes:
-      start: The `CommonStart`.
+      start: The same.
       inners: What may be exchanged, a list; see `add`.
     """
 
-    def __init__(self, peers, store, *, timeout, weighted=False):
+    def __init__(
+        self, collectives, store, start, *, weighted, is_chief, follows_chief
+    ):
+        self._is_chief = is_chief
+        self._follows_chief = follows_chief
+        self._collectives = collectives
         self._store = store
-        self._sums = vector_sums.VectorSums(peers, store)
         self._weighted = weighted
         self._traced = traced_calls.Traced(store)
-        self.start = common_start.CommonStart(
-            peers, store, self._sums, timeout=timeout
-        )
+        self.start = start
         # In the order in which they were made, the same on all workers.
         self.inners = []
 
@@ -113,15 +119,19 @@ class Ring:
                 weight = self._weight(self.inners[number])
             return self._build_call(number, training, weight)
 
-        return Called(
-            *self._traced.call(f"call/{number}/{training}", build).numpy()
-        )
+        key = f"call/{number}/{training}"
+        return Called(*self._traced.call(key, build).numpy())
+
+    def _sum(self, vector, name, piece=None):
+        # The store's names begin with the strategy's.
+        name = self._store.name_of(f"ring/{name}")
+        return self._collectives.sum(vector, name, piece)
 
     def _build_call(self, number, training, weight):
         mine = Called(0, 0, int(training), 0, 0)
         if number is not None:
             mine = Called(weight, 1, int(training), number, number**2)
-        called = self._sums.all_reduce(mine.stacked(), "call")
+        called = self._sum(mine.stacked(), "call")
         _, workers, _, number, square = tf.unstack(called)
         # All numbers are the same if their mean's square is the squares' mean.
         alike = tf.debugging.Assert(
@@ -145,7 +155,7 @@ class Ring:
                 waited = tf.timestamp() - began
             share = tf.math.divide_no_nan(weight, called[0])
             counts = called[0] > 0
-        num_bytes = self._sums.num_bytes([called])
+        num_bytes = self._num_bytes([collective_sums.num_bytes(called)])
         return RingRound(True, share, began, waited, num_bytes, counts)
 
     def exchange(self, number, called, takes_part, seconds, build):
@@ -166,7 +176,8 @@ class Ring:
                 if takes_part:
                     mine = self._weight(inner)
                     share = tf.math.divide_no_nan(mine, weight)
-                num_bytes = self._sums.num_bytes([Called(*[0] * 5).stacked()])
+                call = Called(*[0] * 5).stacked()
+                num_bytes = self._num_bytes([collective_sums.num_bytes(call)])
                 this_round = RingRound(
                     takes_part, share, began, waited, num_bytes, weight > 0
                 )
@@ -177,6 +188,16 @@ class Ring:
             build_with,
             *(tf.constant(x, tf.float64) for x in (called.weight, *seconds)),
         )
+
+    def _rate_of(self, inner):
+        """The learning rate that the chief decides, a variable, or None."""
+        if not self._follows_chief:
+            return None
+        return private_keras.learning_rate_variable(inner.optimizer())
+
+    def _num_bytes(self, sizes):
+        workers = self._collectives.num_workers
+        return collective_sums.bytes_sent(sizes, workers)
 
     def _number_of(self, inner):
         return next(k for k, i in enumerate(self.inners) if i is inner)
@@ -192,6 +213,8 @@ class Ring:
     def average(self, inner, records, this_round, finite=None):
         """Builds the means over all workers of what is to be done.
 
+        With them comes the chief's learning rate.
+
         Args:
           inner: The `Inner`.
           records: List of `Update`, of one tensor each.
@@ -202,19 +225,38 @@ class Ring:
         Returns:
           Such a list, and the tensors that its members have.
         """
+        values = [record.args[0] for record in records]
         shares = []
-        for record in records:
-            (value,) = record.args
-            share = tf.zeros_like(value)
+        for value, record in zip(values, records, strict=True):
+            name = record.variable.name
+            share = tf.cast(value, pieces.wire_dtype(value.dtype, name))
             # What is not a number does not count, whatever its share.
-            if this_round.takes_part:
-                share = value * tf.cast(this_round.share, value.dtype)
-                if finite is not None:
-                    share = tf.where(finite, share, tf.zeros_like(share))
-            shares.append(share)
-        name = f"exchange/{self._number_of(inner)}"
-        means, num_bytes = self._sums.of(shares, name)
-        this_round.num_bytes += num_bytes
+            counts = this_round.takes_part
+            if counts and finite is not None:
+                share = tf.where(finite, share, tf.zeros_like(share))
+            factor = this_round.share if counts else 0.0
+            shares.append(share * tf.cast(factor, share.dtype))
+        specs = [tf.TensorSpec(share.shape, share.dtype) for share in shares]
+        layout = pieces.Layout(specs)
+        rate, tail = self._rate_of(inner), None
+        if rate is not None:
+            (tail,) = tail_lib.rate_numbers(rate.value, self._is_chief)
+        name = f"exchange/{self._number_of(inner)}/{specs}"
+        vectors, tail_sum = layout.reduce(
+            layout.vectors(shares),
+            tail,
+            lambda vector, piece: self._sum(vector, f"{name}/{piece}", piece),
+        )
+        numbers = 0
+        if rate is not None:
+            numbers = tail.shape.num_elements()
+            chiefs = tail_lib.rate_of(tail_sum, rate.value.dtype)
+            rate.value.assign(chiefs, read_value=False)
+        this_round.num_bytes += self._num_bytes(layout.piece_bytes(numbers))
+        means = [
+            pieces.of_dtype(mean, value.dtype)
+            for mean, value in zip(layout.tensors(vectors), values, strict=True)
+        ]
         averaged = [
             dataclasses.replace(record, args=(mean,))
             for record, mean in zip(records, means, strict=True)

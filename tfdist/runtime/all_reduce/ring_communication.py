@@ -2,6 +2,8 @@
 
 import time
 
+from absl import logging
+
 from tfdist.runtime.all_reduce import ring_exchange
 from tfdist.runtime.local_steps import communication
 
@@ -10,7 +12,8 @@ class RingCommunication(communication.Communication):
     """See `Communication`; an exchange needs all workers: none may end alone.
 
     A worker whose `fit` is over takes part in the exchanges of the others
-    until theirs is, too: in `barrier`, in an evaluation after `fit`, at the
+    until theirs is, too: at the end of `fit` after all callbacks. Where an
+    exception has ended it, or a loop of the user's own: in `barrier`, at the
     beginning of the next `fit`, at the latest when the process ends.
 
     Args:
@@ -23,6 +26,8 @@ class RingCommunication(communication.Communication):
         self._journal = journal
         # Whether others may wait for this worker.
         self._open = False
+        # Whether the last call of `fit` has not ended for all workers.
+        self._in_fit = False
         self._exchanged = 0
 
     # First values.
@@ -48,6 +53,7 @@ class RingCommunication(communication.Communication):
     def begin_fit(self, local):
         """See `Communication`: all take over what the first one has."""
         self.finish(local)
+        self._in_fit = True
         if local.has_begun:
             local.take_over(self._ring.start.spread)
             self._open = True
@@ -70,10 +76,9 @@ class RingCommunication(communication.Communication):
 
     def before_pull(self, local):
         """See `Communication`."""
+        if self.has_left(local) and not local.is_training():
+            self.finish(local)
         # Nothing tells when a training loop of the user's own has ended.
-        if local.fit is not None and not local.is_training():
-            self.flush(local, last=False)
-            return True
         local.show_anchor()
         return not local.unpushed()
 
@@ -93,10 +98,17 @@ class RingCommunication(communication.Communication):
             called = self._take_turn(local, training=False)
             if not called.workers and not called.training:
                 break
-        self._open = False
+        self._open = self._in_fit = False
         local.end_own_values()
         self._exchanged = self._journal.count
         local.show_anchor()
+        if (difference := self._ring.start.difference()) is not None:
+            logging.warning("%s All take over the chief's.", difference)
+            local.take_over(self._ring.start.spread)
+
+    def has_left(self, local):
+        """See `Communication`: of all workers."""
+        return self._open and self._in_fit
 
     def is_open(self, local):
         """See `Communication`."""

@@ -108,6 +108,10 @@ class Communication(abc.ABC):
         """Called when this worker waits for all others to end training."""
 
     @abc.abstractmethod
+    def has_left(self, local):
+        """Whether an ended `fit` has steps that are not exchanged yet."""
+
+    @abc.abstractmethod
     def is_open(self, local):
         """Whether others may wait for this worker, where only it knows."""
 

@@ -183,7 +183,8 @@ class Local:
             return inner
         with tf.init_scope():
             outer = self._optimizers.make_outer(optimizer, parameters)
-            self._exchange.follow_speed()
+            with self._optimizers.making_own():
+                self._exchange.follow_speed()
             local_optimizers.check_pieces(parameters, outer)
             self._runtime.commit()
             self._runtime.unused_models.refuse(parameters)
@@ -309,7 +310,8 @@ class Local:
         """
         if not self._own_values.is_of_model(variable):
             return
-        if self.fit is not None and self.fit.is_over() and self.unpushed():
+        is_over = self.fit is not None and self.fit.is_over()
+        if is_over and self._communication.has_left(self):
             self.flush(last=True)
         self.show_anchor()
 

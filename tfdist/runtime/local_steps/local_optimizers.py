@@ -4,6 +4,9 @@ Each `Inner` is of one Keras optimizer, known by its step counter, with an outer
 one that servers, or all workers alike, apply to what its steps come to.
 """
 
+import contextlib
+
+from tfdist import private_keras_calls
 from tfdist.runtime.exchange import step as step_lib
 from tfdist.runtime.variables import traced_calls
 from tfdist.runtime.variables.server_scope import read_replica
@@ -30,7 +33,7 @@ class LocalOptimizers:
         self._traced = traced_calls.Traced(store)
         # By the ordinals of step counters.
         self._inners = {}
-        self._creates_outer = False
+        self._makes_own = False
         # Steps counted at the last heartbeat.
         self._progress = []
         # Steps of optimizers that nobody uses any more.
@@ -43,8 +46,12 @@ class LocalOptimizers:
           role: What it would be else.
           made_by_optimizer: Whether an optimizer's `build` makes it.
         """
-        if self._creates_outer or not role.is_on_server:
+        if self._makes_own or not role.is_on_server:
             return role
+        if role is Role.STATE and not made_by_optimizer:
+            is_shared = private_keras_calls.variable_maker() is not None
+            # Such as the state of an RNN: of the worker's own batches.
+            return role if is_shared else Role.LOCAL
         if role is Role.ITERATIONS:
             return Role.CLOCK
         if not made_by_optimizer:
@@ -52,6 +59,15 @@ class LocalOptimizers:
         if self._method.average_optimizer_state:
             return Role.AVERAGED if role is Role.SLOT else role
         return Role.LOCAL
+
+    @contextlib.contextmanager
+    def making_own(self):
+        """Scope of variables of tfdist's own, whose roles stay as they are."""
+        self._makes_own = True
+        try:
+            yield
+        finally:
+            self._makes_own = False
 
     @property
     def all(self):
@@ -98,14 +114,10 @@ class LocalOptimizers:
                 "use_ema=True keeps an average of each worker's own weights, "
                 "which differ between workers with local steps. Leave it out."
             )
-        self._creates_outer = True
         first = len(self._store.variables)
-        try:
-            with self._variable_scope():
-                outer = self._method.outer_optimizer()
-                outer.build(parameters)
-        finally:
-            self._creates_outer = False
+        with self.making_own(), self._variable_scope():
+            outer = self._method.outer_optimizer()
+            outer.build(parameters)
         for variable in self._store.variables[first:]:
             variable.is_own = True
         return outer

@@ -9,6 +9,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdist import fused_kernels
+from tfdist import private_keras_calls
 from tfdist.runtime.variables.variables import Role
 
 
@@ -48,6 +49,10 @@ class LocalStep:
         # Since the last exchange in this trace, by ordinal.
         self._touched = {}
         self._states = {}
+        # Parameters that code of the user's assigns, and those that
+        # optimizers do: without these they are not exchanged.
+        self._assigned = {}
+        self._trained = set()
         self._points = {}
         self._gradients = {}
         self._expected = 0
@@ -90,12 +95,19 @@ class LocalStep:
         """Called after a variable was assigned in the user's code."""
         if variable.role is Role.STATE:
             self._states[variable.ordinal] = variable
+        if (
+            variable.role is Role.PARAMETER
+            # While it accumulates, an optimizer still has constraints met.
+            and not private_keras_calls.is_applying_optimizer()
+        ):
+            self._assigned[variable.ordinal] = variable
         if variable.role is Role.CLOCK and self._touched:
             self._end(variable)
 
     def _end(self, clock):
         """An optimizer has counted its step."""
         self._trains = True
+        self._trained |= self._touched.keys()
         end = _End(
             clock,
             self._optimizer,
@@ -129,6 +141,13 @@ class LocalStep:
 
         What the model's variables hold depends on what the step is for.
         """
+        for ordinal in self._assigned.keys() - self._trained:
+            raise ValueError(
+                f"Variable {self._assigned[ordinal].name!r} is trainable, and "
+                "a step assigns it without an optimizer that trains it. With "
+                "local steps it would not be exchanged. Make it with "
+                "trainable=False: then it is averaged, as statistics are."
+            )
         if self._states:
             if not self._ends:
                 raise ValueError(

@@ -79,6 +79,10 @@ class ServerCommunication(communication.Communication):
         """See `Communication`."""
         self.flush(local, last=True)
 
+    def has_left(self, local):
+        """See `Communication`: of this worker."""
+        return local.unpushed()
+
     def is_open(self, local):
         """See `Communication`: the servers know for whom is waited."""
         return False

@@ -1,0 +1,114 @@
+"""Programs of two workers that average every two steps without servers.
+
+As those of `tests.all_reduce.programs`: gradients are the data, the rate is 1.
+"""
+
+import keras
+import numpy as np
+
+from tests.all_reduce.programs import batches
+from tests.all_reduce.programs import linear
+from tests.all_reduce.programs import on
+from tests.all_reduce.programs import weight_of
+
+
+def second_model(strategy, worker):
+    """A model that is made and trained after another one, and the other."""
+    with strategy.scope():
+        first = linear()
+    first.fit(batches(np.ones(2)), verbose=0)
+    with strategy.scope():
+        second = linear()
+    second.fit(batches(np.full(2, 10.0)), verbose=0)
+    first.fit(batches(np.ones(2)), verbose=0)
+    return weight_of(first), weight_of(second)
+
+
+def unfrozen_layer(strategy, worker):
+    """`fit`, a layer unfrozen and compiled again, `fit`."""
+    with strategy.scope():
+        layers = [
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+            for _ in range(2)
+        ]
+        layers[0].trainable = False
+        model = keras.Sequential([keras.Input([1]), *layers])
+        model.compile(keras.optimizers.SGD(1.0), linear().loss)
+    model.fit(batches(np.ones(2)), verbose=0)
+    seen = [w.item() for w in model.get_weights()]
+    layers[0].trainable = True
+    with strategy.scope():
+        model.compile(keras.optimizers.SGD(0.5), linear().loss)
+    model.fit(batches(np.ones(1)), verbose=0)
+    return [seen, [w.item() for w in model.get_weights()]]
+
+
+def loaded_model(strategy, worker):
+    """`fit`, save, load, `fit`."""
+    with strategy.scope():
+        model = linear()
+    model.fit(batches(np.ones(2)), verbose=0)
+    with strategy.own_files():
+        model.save(f"{worker}.keras")
+    with strategy.scope():
+        loaded = keras.models.load_model(f"{worker}.keras", compile=False)
+        loaded.compile(keras.optimizers.SGD(1.0), linear().loss)
+    loaded.fit(batches(np.ones(2)), verbose=0)
+    return weight_of(loaded)
+
+
+def two_optimizers_alternating(strategy, worker):
+    """Two models that train in turns, in a loop."""
+    with strategy.scope():
+        models = linear(), linear()
+    for _ in range(2):
+        for model in models:
+            x = np.ones([1, 1], "float32")
+            try:
+                model.train_on_batch(x, x)
+            except ValueError as error:
+                return str(error)
+    strategy.barrier()
+    return [weight_of(model) for model in models]
+
+
+def weights_set_by_one_worker(strategy, worker):
+    """In a callback within `fit`."""
+    with strategy.scope():
+        model = linear()
+
+    def load(batch, logs=None):
+        if batch == 1 and worker == 1:
+            model.set_weights([np.array([[8.0]])])
+
+    model.fit(
+        batches(np.ones(4)), verbose=0, callbacks=[on(on_train_batch_end=load)]
+    )
+    return weight_of(model)
+
+
+def the_chief_reads_alone(strategy, worker):
+    """After `fit`, in a loop in which the others only train."""
+    with strategy.scope():
+        model = linear()
+    x = np.ones([1, 1], "float32")
+    model.fit(batches(np.ones(2)), verbose=0)
+    seen = []
+    for _ in range(4):
+        if worker == 0:
+            seen.append(weight_of(model))
+            model.evaluate(x, x, verbose=0)
+        model.train_on_batch(x, x)
+    strategy.barrier()
+    return seen, weight_of(model)
+
+
+def nan_of_one_worker(strategy, worker):
+    """Its period does not count, for anybody."""
+    with strategy.scope():
+        model = linear()
+    x = np.ones(4)
+    if worker == 1:
+        x[1] = np.nan
+    model.fit(batches(x), verbose=0)
+    return weight_of(model)

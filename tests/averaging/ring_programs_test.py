@@ -1,0 +1,131 @@
+"""Two workers that average every two steps without servers.
+
+Gradients are the data, the rate is 1: a step of one batch takes 1 off. Means
+are weighted by the batches of a period.
+"""
+
+import pytest
+
+from tests.all_reduce import reports as reports_lib
+from tests.multi_process.conftest import zygote
+
+__all__ = ["zygote"]
+
+pytestmark = pytest.mark.nightly
+
+MODULES = {
+    "all_reduce.programs": (
+        "data_that_ends_first_on_another_worker_in_each_fit",
+        "hidden_state_of_a_stateful_rnn",
+        "rate_lowered_by_a_plateau",
+        "rate_set_by_one_worker",
+        "trainable_weight_assigned_in_a_step",
+    ),
+    "all_reduce.fits": ("one_worker_raises", "a_worker_without_data"),
+    "averaging.ring_programs": (
+        "second_model",
+        "unfrozen_layer",
+        "loaded_model",
+        "weights_set_by_one_worker",
+        "the_chief_reads_alone",
+        "nan_of_one_worker",
+        "two_optimizers_alternating",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def reports(zygote, tmp_path_factory):
+    """Of both workers, by program."""
+    return reports_lib.of_two_workers(
+        zygote, tmp_path_factory, "main:run", modules=MODULES, period=2
+    )
+
+
+def both(reports, name):
+    return reports_lib.both(reports, name)
+
+
+def test_no_step_is_lost_whoever_ends_first(reports):
+    name = "data_that_ends_first_on_another_worker_in_each_fit"
+    # In each `fit` two steps beside one, (2 * 2 + 1 * 1) / 3, and one alone.
+    expected = -2 * (5 / 3 + 1)
+    weights = [report[name][0] for report in reports]
+    assert weights[0] == weights[1] == pytest.approx(expected, rel=1e-6)
+
+
+def test_hidden_states_are_those_of_each_workers_own_batches(reports):
+    # h <- x + 2 h, of x = 1 on one worker and x = 10 on the other.
+    states = [r["hidden_state_of_a_stateful_rnn"] for r in reports]
+    assert states == [[1.0, 3.0, 7.0], [10.0, 30.0, 70.0]]
+
+
+def test_a_plateau_of_another_worker_lasts_until_the_next_exchange(reports):
+    # Six exchanges of the chief's 12 steps. The other's four epochs of two
+    # steps are in the first four; its callback halves its rate before the
+    # last two, and each exchange brings the chief's again.
+    expected = -(2 + 2 + (2 + 1) / 2 + (2 + 1) / 2 + 2 + 2)
+    assert both(reports, "rate_lowered_by_a_plateau") == [expected, 1.0]
+
+
+def test_the_chiefs_rate_counts_after_each_exchange(reports):
+    chief = 1 / 2 + 1 / 4, 1 / 8 + 1 / 8, 1 / 8 + 1 / 8
+    # First its own rate, then in each third and fifth step the chief's.
+    other = 1 + 1, 1 / 4 + 1 / 16, 1 / 32 + 1 / 64
+    expected = -(sum(chief) + sum(other)) / 2
+    assert both(reports, "rate_set_by_one_worker") == expected
+
+
+def test_a_trainable_weight_that_a_step_assigns_is_refused(reports):
+    error = both(reports, "trainable_weight_assigned_in_a_step")
+    assert "codebook/code" in error
+    assert "trainable=False" in error
+
+
+def test_after_an_exception_on_one_worker_the_next_fit_is_of_all(reports):
+    # It raises after its third step, which counts; then six more of all.
+    weight, _ = both(reports, "one_worker_raises")
+    expected = -(2 + (2 * 2 + 1 * 1) / 3 + 2) - 6
+    assert weight == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_worker_without_data_ends_with_the_weights_of_the_others(reports):
+    weights = [report["a_worker_without_data"][0] for report in reports]
+    assert weights == [-6.0, -6.0]
+
+
+def test_a_second_model_can_be_trained_after_the_first(reports):
+    # Twice two steps of 1, and two of 10.
+    assert both(reports, "second_model") == [-4.0, -20.0]
+
+
+def test_layers_can_be_unfrozen_between_fits(reports):
+    # Two steps of the second layer, 1 - 2 * 1. Then half a step of both, with
+    # the other's weight as gradient: 1 - (-1) / 2 and -1 - 1 / 2.
+    assert both(reports, "unfrozen_layer") == [[1.0, -1.0], [1.5, -1.5]]
+
+
+def test_a_loaded_model_can_be_trained(reports):
+    assert both(reports, "loaded_model") == -4.0
+
+
+def test_weights_that_one_worker_sets_are_the_chiefs_after_fit(reports):
+    # The chief has seen two exchanges of two steps.
+    assert both(reports, "weights_set_by_one_worker") == -4.0
+
+
+def test_the_chief_may_read_and_evaluate_while_others_train(reports):
+    chief, other = (report["the_chief_reads_alone"] for report in reports)
+    # What it was given last: an exchange follows two steps.
+    assert chief == [[-2.0, -2.0, -4.0, -4.0], -6.0]
+    assert other == [[], -6.0]
+
+
+def test_a_period_that_is_not_finite_counts_for_nobody(reports):
+    # Of one worker in the first, of both in the second.
+    assert both(reports, "nan_of_one_worker") == -4.0
+
+
+def test_optimizers_that_take_turns_are_refused(reports):
+    error = both(reports, "two_optimizers_alternating")
+    assert "one optimizer trains at a time" in error
