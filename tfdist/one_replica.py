@@ -97,3 +97,40 @@ class OneReplicaExtended(tf.compat.v1.distribute.StrategyExtended):
 
     def _get_replica_id_in_sync_group(self, replica_id):
         return replica_id
+
+
+@contextlib.contextmanager
+def foreign_objects_explained():
+    """Scope in which TensorFlow may find an object of another strategy."""
+    complaints = ("Mixing different tf.distribute.Strategy", "Must not nest")
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(complaint in str(error) for complaint in complaints):
+            raise
+        raise ValueError(
+            "A model or an optimizer was created outside "
+            "strategy.scope(): create both, and compile, inside the "
+            "scope of the one strategy that trains."
+        ) from error
+
+
+def tensors_in(structure):
+    """Returns what to wait for all tensors of a structure with, a list."""
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+    if not tensors:
+        return []
+    with tf.control_dependencies(tensors):
+        return [tf.no_op()]
+
+
+def identity(value):
+    """Builds the identity of a tensor, or of `tf.IndexedSlices`."""
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.identity(value.values),
+            tf.identity(value.indices),
+            value.dense_shape,
+        )
+    return tf.identity(value)

@@ -112,8 +112,10 @@ class AllReduceExtended(one_replica.OneReplicaExtended):
         # as an operation would that does not depend on it.
         inputs = contextlib.nullcontext()
         if not tf.executing_eagerly():
-            inputs = tf.control_dependencies(_tensors_in((args, kwargs)))
-        with _foreign_objects_explained(), inputs:
+            inputs = tf.control_dependencies(
+                one_replica.tensors_in((args, kwargs))
+            )
+        with one_replica.foreign_objects_explained(), inputs:
             if purpose in ("test", "predict"):
                 # A layer that assigns state then does so on this worker.
                 with self.engine.applying():
@@ -139,7 +141,7 @@ class AllReduceExtended(one_replica.OneReplicaExtended):
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
         del reduce_op, options
         if self.engine.is_applying or self.engine.collectives.num_workers == 1:
-            return tf.nest.map_structure(_identity, value)
+            return tf.nest.map_structure(one_replica.identity, value)
         if private_keras_calls.is_applying_optimizer():
             raise ValueError(
                 "An optimizer was created outside strategy.scope(): create "
@@ -204,38 +206,3 @@ class AllReduceExtended(one_replica.OneReplicaExtended):
     @property
     def should_save_summary(self):
         return self.engine.is_chief
-
-
-@contextlib.contextmanager
-def _foreign_objects_explained():
-    """Scope in which TensorFlow may find an object of another strategy."""
-    complaints = ("Mixing different tf.distribute.Strategy", "Must not nest")
-    try:
-        yield
-    except RuntimeError as error:
-        if not any(complaint in str(error) for complaint in complaints):
-            raise
-        raise ValueError(
-            "A model or an optimizer was created outside "
-            "strategy.scope(): create both, and compile, inside the "
-            "scope of the one strategy that trains."
-        ) from error
-
-
-def _tensors_in(structure):
-    leaves = tf.nest.flatten(structure, expand_composites=True)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
-    if not tensors:
-        return []
-    with tf.control_dependencies(tensors):
-        return [tf.no_op()]
-
-
-def _identity(value):
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            tf.identity(value.values),
-            tf.identity(value.indices),
-            value.dense_shape,
-        )
-    return tf.identity(value)

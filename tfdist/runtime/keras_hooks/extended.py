@@ -1,6 +1,5 @@
 """The `StrategyExtended` of parameter servers."""
 
-import contextlib
 import functools
 import weakref
 
@@ -114,7 +113,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
                 self._eager_steps.begin(fn, (args, kwargs)),
             )
             try:
-                with _foreign_objects_explained():
+                with one_replica.foreign_objects_explained():
                     result = fn(*args, **kwargs)
                     active.step.finish()
             finally:
@@ -159,8 +158,8 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             # At the end of the data nothing must count a batch that is not
             # there, as an operation would that does not depend on it.
             with (
-                _foreign_objects_explained(),
-                tf.control_dependencies(_tensors_in((args, kwargs))),
+                one_replica.foreign_objects_explained(),
+                tf.control_dependencies(one_replica.tensors_in((args, kwargs))),
             ):
                 result = compiled_parts.call(fn, args, kwargs)
                 active.step.finish()
@@ -190,7 +189,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
 
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
         del reduce_op, options
-        reduced = tf.nest.map_structure(_identity, value)
+        reduced = tf.nest.map_structure(one_replica.identity, value)
         if active.step is not None:
             active.step.reduced(tf.nest.flatten(reduced))
         return reduced
@@ -264,38 +263,3 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
     @property
     def should_save_summary(self):
         return self._config.is_chief
-
-
-@contextlib.contextmanager
-def _foreign_objects_explained():
-    """Scope in which TensorFlow may find an object of another strategy."""
-    complaints = ("Mixing different tf.distribute.Strategy", "Must not nest")
-    try:
-        yield
-    except RuntimeError as error:
-        if not any(complaint in str(error) for complaint in complaints):
-            raise
-        raise ValueError(
-            "A model or an optimizer was created outside "
-            "strategy.scope(): create both, and compile, inside the "
-            "scope of the one strategy that trains."
-        ) from error
-
-
-def _tensors_in(structure):
-    leaves = tf.nest.flatten(structure, expand_composites=True)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
-    if not tensors:
-        return []
-    with tf.control_dependencies(tensors):
-        return [tf.no_op()]
-
-
-def _identity(value):
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            tf.identity(value.values),
-            tf.identity(value.indices),
-            value.dense_shape,
-        )
-    return tf.identity(value)
