@@ -24,7 +24,6 @@ ROOMS = (
     "replicas",
     "recovery",
     "local_steps",
-    "all_reduce",
     "checkpoint",
     "keras_hooks",
 )

@@ -15,6 +15,19 @@ def key_of(text):
     return zlib.crc32(text.encode()) & 0x7FFFFFFF
 
 
+def of(peers, tolerance):
+    """Returns the collectives of a worker.
+
+    Args:
+      peers: The `Peers`; None for one worker alone.
+      tolerance: The `FaultTolerance`, whose `stall_timeout` bounds them.
+    """
+    if peers is None:
+        return NoCollectives()
+    waits = tolerance.on_stall == "wait"
+    return Collectives(peers, 0.0 if waits else tolerance.stall_timeout)
+
+
 class NoCollectives:
     """The collectives of one worker alone: a sum is what it brings."""
 

@@ -73,23 +73,24 @@ class Consistency:
             )
         return rows[:, 1:]
 
-    def adopt(self, moment, variables, optimizers=()):
+    def adopt(self, moment, variables, settings=""):
         """Gives all workers the chief's values.
 
         Args:
           moment: The `Moment`.
           variables: The shared variables, in the same order on all workers.
-          optimizers: Keras optimizers, which must be alike.
+          settings: How this worker trains, a string that must be the same on
+            all; see `described`.
 
         Raises:
           ModelMismatchError: Another worker's model differs.
-          ValueError: Its optimizer does.
+          ValueError: Its settings do.
         """
         texts = [f"{v.shape} {v.dtype.name}" for v in variables]
         facts = [
             len(variables),
             _checksum(json.dumps(texts).encode()),
-            _checksum("".join(map(_described, optimizers)).encode()),
+            _checksum(settings.encode()),
             _checksum(*map(_bits, variables)),
         ]
         rows = self.meet(moment, *facts)
@@ -98,9 +99,8 @@ class Consistency:
         for worker in _differ(rows[:, 2]):
             raise ValueError(
                 f"{self._names[worker]} trains with another optimizer, or "
-                f"other settings of it, than {self._names[0]}: all workers "
-                "must compile the same. Here: "
-                f"{'; '.join(map(_described, optimizers))}"
+                f"other settings, than {self._names[0]}: all workers must "
+                f"train in the same way. Here: {settings}"
             )
         if _differ(rows[:, 3]).size:
             self._take_over(variables)
@@ -178,9 +178,8 @@ def _checksum(*parts):
     return number
 
 
-def _described(optimizer):
-    """Class and settings of an optimizer but for its rate, a string."""
-    config = keras.saving.serialize_keras_object(optimizer)
+def described(optimizers):
+    """Classes and settings of optimizers but for their rates, a string."""
 
     def without_rate(part):
         if isinstance(part, dict):
@@ -191,4 +190,11 @@ def _described(optimizer):
             }
         return part
 
-    return json.dumps(without_rate(config), sort_keys=True, default=str)
+    return "; ".join(
+        json.dumps(
+            without_rate(keras.saving.serialize_keras_object(optimizer)),
+            sort_keys=True,
+            default=str,
+        )
+        for optimizer in optimizers
+    )

@@ -13,6 +13,7 @@ from tfdist.all_reduce import fit as fit_lib
 from tfdist.all_reduce import journal as journal_lib
 from tfdist.all_reduce import lane as lane_lib
 from tfdist.all_reduce import tail as tail_lib
+from tfdist.all_reduce import variables as variables_lib
 
 _LANES = "_tfdist_lanes"
 
@@ -31,6 +32,8 @@ class Engine:
       consistency: The `Consistency`.
       fits: The `FitCalls`.
       journal: The `StepJournal`.
+      note: Builds the note of the `Tail` of a step, see `Told`.
+      read_told: Returns what was noted.
       wrote: A variable: 1.0 if this worker's code has assigned shared
         variables eagerly since its last step.
       is_applying: Whether Keras's own step is under way.
@@ -44,13 +47,14 @@ class Engine:
         self.check = check
         self.files = files
         self.is_chief = config.is_chief
+        self.num_workers = collectives.num_workers
         self.consistency = consistency_lib.Consistency(
             collectives, config.worker_names
         )
-        self.journal = journal_lib.StepJournal(collectives.num_workers)
+        self.journal = journal_lib.StepJournal(self.num_workers)
         self.wrote = private_tensorflow.hidden_variable(0.0)
-        # The most of `Tail.wrote` and `Tail.chief` since they were looked at.
-        self._told = private_tensorflow.hidden_variable([0.0, 0.0])
+        told = tail_lib.Told()
+        self.note, self.read_told = told.note, told.read
         self.fits = fit_lib.FitCalls(self)
         self.is_applying = False
         self._step = None
@@ -139,28 +143,41 @@ class Engine:
                     self, optimizer, variables, states, next(self._numbers)
                 )
                 if not all(variable.is_agreed for variable in lane.shared):
-                    self.adopt(consistency_lib.Moment.STEP, lane.shared)
+                    self._adopt(consistency_lib.Moment.STEP, lane.shared)
         return lanes[key]
 
-    def adopt(self, moment, variables, optimizers=()):
-        """Gives all workers the chief's values; see `Consistency`."""
+    def _adopt(self, moment, variables, settings=""):
         with self.applying():
-            self.consistency.adopt(moment, variables, optimizers)
-
-    def note(self, tail):
-        """Builds the note of the `Tail` of a step."""
-        told = tf.stack([tail.wrote, tail.chief])
-        told = tf.maximum(self._told.read_value(), told)
-        self._told.assign(told, read_value=False)
-
-    def read_told(self):
-        """Returns and forgets what was noted: `wrote` and `chief`."""
-        wrote, chief = self._told.numpy().tolist()
-        if wrote or chief:
-            self._told.assign([0.0, 0.0])
-        return wrote, chief
+            self.consistency.adopt(moment, variables, settings)
 
     # Between steps.
+
+    def call(self, function, *args):
+        """Calls a `train_function`; see `Collectives`."""
+        return self.collectives.call(function, *args)
+
+    def adopt_model(self, moment, model, optimizers=()):
+        """Gives all workers the chief's values of what a model shares.
+
+        Args:
+          moment: The `Moment`.
+          model: The `keras.Model`.
+          optimizers: Keras optimizers, which must be alike on all workers.
+
+        Raises:
+          ModelMismatchError: Another worker's model differs.
+          ValueError: Another worker trains in another way.
+        """
+        self._adopt(
+            moment,
+            variables_lib.shared_by(model),
+            consistency_lib.described(optimizers),
+        )
+
+    def compare_model(self, moment, model):
+        """Compares what workers share of a model; see `Consistency`."""
+        shared = variables_lib.shared_by(model)
+        self.consistency.compare(moment, [v for v in shared if not v.is_rate])
 
     def lanes_of(self, model):
         """The lanes of the last step of a model, a tuple."""
@@ -206,9 +223,8 @@ class Engine:
         if len(used) != 1 or not self._last:
             return
         (lanes,) = used
-        everybody = self.collectives.num_workers
-        is_chief = self.is_chief * tail_lib.IS_OVER
-        while self.follow(lanes, over=1.0, chief=is_chief).over < everybody:
+        chief = self.is_chief * tail_lib.IS_OVER
+        while self.follow(lanes, over=1.0, chief=chief).over < self.num_workers:
             pass
 
     @property

@@ -13,7 +13,6 @@ import keras
 from tfdist import private_keras_calls
 from tfdist import running_fit
 from tfdist.all_reduce import tail as tail_lib
-from tfdist.all_reduce import variables as variables_lib
 from tfdist.all_reduce.consistency import DifferentValuesError
 from tfdist.all_reduce.consistency import Moment
 
@@ -22,7 +21,7 @@ class FitCalls:
     """The calls of `fit` under way: one, or those that callbacks make in it.
 
     Args:
-      engine: The `Engine`.
+      engine: The `Engine`, or a `RingEngine` of local steps.
     """
 
     def __init__(self, engine):
@@ -34,6 +33,11 @@ class FitCalls:
     def is_running(self):
         """Whether a call of `fit` is at its steps."""
         return bool(self._stack) and not self._stack[-1].has_ended
+
+    @property
+    def has_abandoned(self):
+        """Whether an exception has ended one, which others may train on in."""
+        return any(fit.is_abandoned(None) for fit in self._stack)
 
     def watch(self, frame):
         """Called when a call of `fit` asks for its data, by its frame."""
@@ -49,7 +53,7 @@ class FitCalls:
             fit.begin()
             self._stack.append(fit)
         if not self._stack:
-            return self._engine.collectives.call(function, *args)
+            return self._engine.call(function, *args)
         return self._stack[-1].call(function, *args)
 
     def end_abandoned(self, frame=None):
@@ -73,7 +77,7 @@ class Fit:
     """One call of `fit` on this worker.
 
     Args:
-      engine: The `Engine`.
+      engine: As of `FitCalls`.
       frame: Its frame.
       running: Its `RunningFit`.
       on_close: Called with this when it has ended.
@@ -102,7 +106,7 @@ class Fit:
         if not isinstance(self._callbacks, keras.callbacks.CallbackList):
             raise RuntimeError(
                 "Argument `callbacks` of `fit` must become a Keras "
-                "CallbackList, by which AllReduceStrategy ends epochs. "
+                "CallbackList, by which workers without servers end epochs. "
                 f"Received: {self._callbacks!r}"
             )
         ours = (_First, _Last)
@@ -114,14 +118,14 @@ class Fit:
         model = self._model
         self._engine.read_told()  # Of steps before this call.
         optimizers = [] if model.optimizer is None else [model.optimizer]
-        self._engine.adopt(Moment.FIT, self._shared, optimizers)
+        self._engine.adopt_model(Moment.FIT, model, optimizers)
 
     def call(self, function, *args):
         """Calls the `train_function`."""
         self._has_met = False
         if self._has_written:
             self._engine.wrote.assign(1.0)
-        result = self._engine.collectives.call(function, *args)
+        result = self._engine.call(function, *args)
         if self._has_written:
             self._has_written = False
             self._engine.wrote.assign(0.0)
@@ -153,9 +157,7 @@ class Fit:
         self._look(tail.wrote, tail.chief)
         if self._wrote:
             self._wrote = False
-            self._engine.consistency.compare(
-                Moment.END_OF_EPOCH, self._compared
-            )
+            self._engine.compare_model(Moment.END_OF_EPOCH, self._model)
 
     def decide(self):
         """Called when the callbacks have seen the end of an epoch."""
@@ -167,7 +169,7 @@ class Fit:
         tail = self._follow(wrote=float(self._has_written))
         self._has_written = False
         if tail.wrote:
-            self._engine.adopt(Moment.END_OF_EPOCH, self._shared)
+            self._engine.adopt_model(Moment.END_OF_EPOCH, self._model)
         self._is_over_for_chief |= tail.chief == tail_lib.IS_OVER
         if self._engine.is_chief or self._is_over_for_chief:
             return
@@ -200,14 +202,6 @@ class Fit:
             chief = tail_lib.IS_OVER if "over" in mine else chief
         return self._engine.follow(self._lanes, chief=chief, **mine)
 
-    @property
-    def _shared(self):
-        return variables_lib.shared_by(self._model)
-
-    @property
-    def _compared(self):
-        return [v for v in self._shared if not v.is_rate]
-
     # At the end.
 
     def is_abandoned(self, frame):
@@ -219,10 +213,10 @@ class Fit:
     def end(self):
         """Follows the others' steps until all have ended `fit`."""
         self.has_ended = True
-        everybody = self._engine.collectives.num_workers
+        everybody = self._engine.num_workers
         while self._lanes and self._follow(over=1.0).over < everybody:
             pass
-        self._engine.consistency.compare(Moment.END_OF_FIT, self._compared)
+        self._engine.compare_model(Moment.END_OF_FIT, self._model)
 
     def abandon(self):
         """Ends it after an exception: the others may have had none."""
@@ -233,7 +227,7 @@ class Fit:
 
     def close(self):
         """Gives all what the chief's callbacks have made of the weights."""
-        self._engine.adopt(Moment.END_OF_FIT, self._shared)
+        self._engine.adopt_model(Moment.END_OF_FIT, self._model)
         self._engine.note_met(self._lanes)
 
     def finish(self):

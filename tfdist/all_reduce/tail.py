@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfdist import private_tensorflow
+
 # The chief's `Tail.chief`.
 TRAINS, STOPS, IS_OVER = 0.0, 1.0, 2.0
 
@@ -29,6 +31,26 @@ class Tail(NamedTuple):
 
 
 LENGTH = len(Tail._fields)
+
+
+class Told:
+    """The most of `Tail.wrote` and `Tail.chief` of the steps since a look."""
+
+    def __init__(self):
+        self._most = private_tensorflow.hidden_variable([0.0, 0.0])
+
+    def note(self, tail):
+        """Builds the note of the `Tail` of a step, of all workers."""
+        told = tf.cast(tf.stack([tail.wrote, tail.chief]), tf.float32)
+        told = tf.maximum(self._most.read_value(), told)
+        self._most.assign(told, read_value=False)
+
+    def read(self):
+        """Returns and forgets what was noted: `wrote` and `chief`, floats."""
+        wrote, chief = self._most.numpy().tolist()
+        if wrote or chief:
+            self._most.assign([0.0, 0.0])
+        return wrote, chief
 
 
 def split(vector):

@@ -4,13 +4,10 @@ import dataclasses
 import functools
 from typing import Any
 
-from tfdist.all_reduce import collectives
+from tfdist.all_reduce import collectives as collectives_lib
+from tfdist.all_reduce import consistency
 from tfdist.cluster import config as cluster_config
 from tfdist.runtime import runtime
-from tfdist.runtime.all_reduce import common_start
-from tfdist.runtime.all_reduce import ring
-from tfdist.runtime.all_reduce import ring_calls
-from tfdist.runtime.all_reduce import ring_communication
 from tfdist.runtime.checkpoint import training_state
 from tfdist.runtime.coordination import coordination
 from tfdist.runtime.corrections import corrector
@@ -19,7 +16,12 @@ from tfdist.runtime.exchange import gradient_counts
 from tfdist.runtime.exchange import nonfinite as nonfinite_lib
 from tfdist.runtime.keras_hooks import chief_decisions
 from tfdist.runtime.local_steps import local
+from tfdist.runtime.local_steps import ring
+from tfdist.runtime.local_steps import ring_communication
+from tfdist.runtime.local_steps import ring_engine
+from tfdist.runtime.local_steps import ring_values
 from tfdist.runtime.local_steps import server_communication
+from tfdist.runtime.recovery import no_recovery
 from tfdist.runtime.recovery import server_loss
 from tfdist.runtime.variables import server_functions
 from tfdist.runtime.variables import unused_models
@@ -96,9 +98,9 @@ def compose(
     if config.num_ps:
         parts |= _about_servers(connections, tolerance)
     if connections.peers is not None:
-        parts["recovery"] = lambda made: ring_calls.RingCalls(
-            collectives.Collectives(connections.peers, 0.0),
+        parts["recovery"] = lambda made: no_recovery.NoRecovery(
             made.store.num_shards,
+            collectives_lib.of(connections.peers, tolerance).call,
         )
     if config.num_ps > 1 and config.num_workers > 1:
         parts["marks"] = lambda made: exchange_markers.ExchangeMarkers(
@@ -212,8 +214,7 @@ def _local(method, connections, tolerance, worker_id, decisions):
                 method.local_steps,
                 method.synchronization,
             )
-        joined = _ring(made, method, connections, tolerance, decisions)
-        return ring_communication.RingCommunication(joined, made.journal)
+        return _ring(made, method, connections, tolerance, decisions)
 
     if membership is not None:
         settings["build_workers"] = functools.partial(
@@ -227,23 +228,24 @@ def _local(method, connections, tolerance, worker_id, decisions):
 
 
 def _ring(made, method, connections, tolerance, decisions):
-    """Returns the `Ring` of a method that needs no servers."""
-    steps = method.local_steps
-    # Unbounded: K steps of another worker may take long.
-    unbounded = collectives.Collectives(connections.peers, 0.0)
-    return ring.Ring(
-        unbounded,
+    """Returns the `RingCommunication` of a method that needs no servers."""
+    config = connections.config
+    sums = collectives_lib.of(connections.peers, tolerance)
+    joined = ring.Ring(
+        sums,
         made.store,
-        common_start.CommonStart(
-            unbounded,
-            collectives.Collectives(connections.peers, tolerance.start_timeout),
-            made.store,
-            connections.config.worker_names,
-        ),
-        weighted=steps is not None and steps.weighted,
-        is_chief=connections.config.is_chief,
+        weighted=method.local_steps.weighted,
+        is_chief=config.is_chief,
         follows_chief=decisions == "chief",
     )
+    engine = ring_engine.RingEngine(
+        joined,
+        ring_values.StoreValues(made.store),
+        consistency.Consistency(sums, config.worker_names),
+        made.journal,
+        is_chief=config.is_chief,
+    )
+    return ring_communication.RingCommunication(joined, engine)
 
 
 def _about_servers(connections, tolerance):

@@ -157,8 +157,7 @@ class Runtime(owner.Owner):
 
     def call_in_fit(self, function, *args):
         """The same of what Keras's `fit` calls."""
-        self.local.see_to_end_of_fit()
-        return self.call(function, *args)
+        return self.local.call_in_fit(self.call, function, *args)
 
     @property
     def committed(self):
@@ -217,7 +216,7 @@ class Runtime(owner.Owner):
         """Takes note of a call of `fit`, by its frame."""
         self.fits += 1
         call = running_fit.RunningFit(frame)
-        self.local.watch(call)
+        self.local.watch(call, frame)
         self.coordination.watch(call)
 
     def note_data_shares(self, number):

@@ -74,12 +74,7 @@ class AllReduceStrategy(tf.distribute.Strategy):
         construction.set_seed(config, seed)
         self._cluster = config
         self._reports = reports.OwnReports(config)
-        collectives = collectives_lib.NoCollectives()
-        if connections.peers is not None:
-            waits = tolerance.on_stall == "wait"
-            collectives = collectives_lib.Collectives(
-                connections.peers, 0.0 if waits else tolerance.stall_timeout
-            )
+        collectives = collectives_lib.of(connections.peers, tolerance)
         if not config.is_chief:
             refusals.refuse_to_open()
 

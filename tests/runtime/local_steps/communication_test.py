@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 
-from tfdist.runtime.all_reduce import ring_communication
 from tfdist.runtime.local_steps import communication
+from tfdist.runtime.local_steps import ring_communication
 from tfdist.runtime.local_steps import server_communication
 
 

@@ -25,11 +25,12 @@ class Communication(abc.ABC):
     # First values.
 
     @abc.abstractmethod
-    def begin(self, local, clock):
+    def begin(self, local, optimizer, clock):
         """Called before an optimizer's first step; all workers begin alike.
 
         Args:
           local: The `Local`, as in all that follows.
+          optimizer: The Keras optimizer.
           clock: The optimizer's step counter.
 
         Raises:
@@ -41,8 +42,18 @@ class Communication(abc.ABC):
         """Takes note of an `Inner` that has begun."""
 
     @abc.abstractmethod
-    def begin_fit(self, local):
-        """Called when a call of `fit` has begun."""
+    def begin_fit(self, local, frame):
+        """Called when a call of `fit` has begun, by its frame."""
+
+    @abc.abstractmethod
+    def call_in_fit(self, local, function, *args):
+        """Calls a `train_function` of `fit`; sees to the end of the call.
+
+        Args:
+          local: The `Local`.
+          function: Callable of `args`.
+          *args: What Keras hands it.
+        """
 
     # An exchange, of gradients or of parameters: what is built in a graph.
 

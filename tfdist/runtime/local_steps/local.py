@@ -188,7 +188,7 @@ class Local:
             local_optimizers.check_pieces(parameters, outer)
             self._runtime.commit()
             self._runtime.unused_models.refuse(parameters)
-            self._communication.begin(self, clock)
+            self._communication.begin(self, optimizer, clock)
             inner = inner_lib.new_inner(
                 self._store,
                 self.method,
@@ -213,18 +213,21 @@ class Local:
 
     # Eager life.
 
-    def watch(self, call):
-        """Takes note of a `RunningFit`."""
+    def watch(self, call, frame):
+        """Takes note of a `RunningFit`, and of its frame."""
         self.fit = call
-        self._communication.begin_fit(self)
+        self._communication.begin_fit(self, frame)
 
-    def see_to_end_of_fit(self):
-        """Exchanges what is left when `fit` ends; called in its middle.
+    def call_in_fit(self, call, function, *args):
+        """Calls a `train_function` of Keras.
 
-        Others wait for it, and nobody knows when the script will do something
-        that asks for it.
+        Args:
+          call: Callable of it and its arguments that calls it.
+          function: The `train_function`.
+          *args: Its arguments.
         """
-        self.fit.before_end(functools.partial(self.flush, last=True))
+        function = functools.partial(call, function)
+        return self._communication.call_in_fit(self, function, *args)
 
     def begin_fit(self):
         """Called when the others wait for this worker's next push."""

@@ -1,5 +1,7 @@
 """Local steps exchanged through parameter servers."""
 
+import functools
+
 import tensorflow as tf
 
 from tfdist.runtime.coordination import agreement
@@ -25,7 +27,7 @@ class ServerCommunication(communication.Communication):
 
     # First values: the servers have them.
 
-    def begin(self, local, clock):
+    def begin(self, local, optimizer, clock):
         """See `Communication`: the first worker leaves how it trains."""
         mine = f"local_steps={local.method!r}"
         theirs = agreement.agree(
@@ -40,8 +42,17 @@ class ServerCommunication(communication.Communication):
     def add(self, inner):
         """Does nothing: servers know an optimizer by its step counter."""
 
-    def begin_fit(self, local):
+    def begin_fit(self, local, frame):
         """Does nothing."""
+
+    def call_in_fit(self, local, function, *args):
+        """See `Communication`: what is left is exchanged when `fit` ends.
+
+        Others wait for it, and nobody knows when the script will do something
+        that asks for it.
+        """
+        local.fit.before_end(functools.partial(local.flush, last=True))
+        return function(*args)
 
     # An exchange.
 

@@ -1,18 +1,16 @@
-"""Exchanges between workers alone, by ring collectives.
+"""Exchanges between workers alone, by the collectives of `tfdist.all_reduce`.
 
 Each worker holds all parameters as one process without servers does, and
 makes the same updates of the same means, so that all hold the same bits.
 
-An exchange has two parts. A *call* tells what each worker brings: how much its
-steps count, and whether it trains on. Then, if anybody has taken steps, their
-means are made. A worker whose training has ended takes part in the exchanges
-of the others with nothing, until nobody trains any more.
-
-What is exchanged is what local steps have come to (`ring_communication`).
-Gradients of every step are another engine's, `tfdist.all_reduce`.
+An exchange has two parts. A *call* tells what each worker brings: the `Tail` of
+the all-reduce engine, how much its steps count, and of which optimizer they
+are. Then, if anybody has taken steps, their means are made. A worker without
+a batch takes part in the exchanges of the others (`ring_engine`).
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -23,29 +21,23 @@ from tfdist.cluster import collective_sums
 from tfdist.runtime.local_steps import communication
 from tfdist.runtime.variables import traced_calls
 
+# Weight, number of the inner optimizer, and its square.
+_CALL_LENGTH = tail_lib.LENGTH + 3
 
-@dataclasses.dataclass
-class Called:
-    """Contribution to an exchange, of all workers or of one.
+
+class Called(NamedTuple):
+    """What all workers bring to an exchange.
 
     Attributes:
-      weight: How much the steps count, examples or workers.
-      workers: How many workers have taken steps.
-      training: How many train on.
-      number: The number of the inner optimizer whose steps they are, times
-        `workers`; and `square`, its square times `workers`.
+      tail: The sums of their `Tail`, floats; `gradients` is the number of
+        workers that bring steps.
+      weight: How much these count together, examples or workers, a float.
+      number: Of the inner optimizer whose steps they are; None without any.
     """
 
-    weight: object
-    workers: object
-    training: object
-    number: object
-    square: object
-
-    def stacked(self):
-        """As a vector, float64."""
-        numbers = (getattr(self, f.name) for f in dataclasses.fields(self))
-        return tf.stack([tf.cast(n, tf.float64) for n in numbers])
+    tail: tail_lib.Tail
+    weight: float
+    number: int | None
 
 
 @dataclasses.dataclass
@@ -73,69 +65,73 @@ class Ring:
     Args:
       collectives: The `Collectives`.
       store: The `ParameterStore`, whose names are alike on all workers.
-      start: The `CommonStart`.
       weighted: Whether steps count by their examples.
       is_chief: Whether this worker is the chief.
       follows_chief: Whether all take over its learning rates.
 
     Attributes:
-      start: The same.
-      inners: What may be exchanged, a list; see `add`.
+      follows_chief: The same.
+      inners: What may be exchanged, a list of `Inner`, in the order in which
+        they were made, the same on all workers.
+      num_workers: Number of workers.
+      told: The `Told` of the exchanges within steps.
     """
 
     def __init__(
-        self, collectives, store, start, *, weighted, is_chief, follows_chief
+        self, collectives, store, *, weighted, is_chief, follows_chief
     ):
-        self._is_chief = is_chief
-        self._follows_chief = follows_chief
         self._collectives = collectives
         self._store = store
         self._weighted = weighted
+        self._is_chief = is_chief
         self._traced = traced_calls.Traced(store)
-        self.start = start
-        # In the order in which they were made, the same on all workers.
+        self.follows_chief = follows_chief
         self.inners = []
-
-    def add(self, inner):
-        """Takes note of an `Inner` to be exchanged."""
-        self.inners.append(inner)
+        self.num_workers = collectives.num_workers
+        self.told = tail_lib.Told()
 
     # An exchange.
 
-    def call(self, number, *, training):
-        """Tells what this worker brings, and asks what all do.
+    def call(self, number, mine):
+        """Tells what this worker brings outside of a step, asks what all do.
 
         Args:
           number: Of the inner optimizer whose steps it has taken, or None.
-          training: Whether it trains on.
+          mine: Its `Tail`, of floats.
 
         Returns:
-          A `Called` of numbers, of all workers.
+          The `Called`.
         """
 
-        def build():
-            weight = 0
+        def build(tail):
+            weight = 0.0
             if number is not None:
                 weight = self._weight(self.inners[number])
-            return self._build_call(number, training, weight)
+            return self._build_call(number, weight, tail)
 
-        key = f"call/{number}/{training}"
-        return Called(*self._traced.call(key, build).numpy())
+        called = self._traced.call(
+            f"call/{number}", build, tf.constant(mine, tf.float64)
+        )
+        *tail, weight, numbers, _ = called.numpy().tolist()
+        tail = tail_lib.Tail(*tail)
+        bring = tail.gradients
+        return Called(tail, weight, round(numbers / bring) if bring else None)
 
     def _sum(self, vector, name, piece=None):
         # The store's names begin with the strategy's.
         name = self._store.name_of(f"ring/{name}")
         return self._collectives.sum(vector, name, piece)
 
-    def _build_call(self, number, training, weight):
-        mine = Called(0, 0, int(training), 0, 0)
-        if number is not None:
-            mine = Called(weight, 1, int(training), number, number**2)
-        called = self._sum(mine.stacked(), "call")
-        _, workers, _, number, square = tf.unstack(called)
+    def _build_call(self, number, weight, tail):
+        """Builds the sums of a call, a float64 vector."""
+        mine = [weight, number or 0, (number or 0) ** 2]
+        mine = tf.stack([tf.cast(x, tf.float64) for x in mine])
+        called = self._sum(tf.concat([tail, mine], 0), "call")
+        tail, rest = tail_lib.split(called)
+        _, number, square = tf.unstack(rest)
         # All numbers are the same if their mean's square is the squares' mean.
         alike = tf.debugging.Assert(
-            tf.equal(number * number, square * workers),
+            tf.equal(number * number, square * tail.gradients),
             [
                 "Workers exchange steps of different optimizers. Without "
                 "servers all have to train the same model at the same time."
@@ -145,25 +141,31 @@ class Ring:
             return tf.identity(called)
 
     def build_round(self, inner):
-        """Builds the call of a worker during training; a `RingRound`."""
+        """Builds the call of a worker with a batch; a `RingRound`."""
+        mine = tail_lib.Tail(present=1.0, gradients=1.0)
         with tf.device(self._store.worker_device):
             began = tf.timestamp()
             with tf.control_dependencies([began]):
                 weight = self._weight(inner)
-                called = self._build_call(self._number_of(inner), True, weight)
+                called = self._build_call(
+                    self._number_of(inner),
+                    weight,
+                    tf.constant(mine, tf.float64),
+                )
             with tf.control_dependencies([called]):
                 waited = tf.timestamp() - began
-            share = tf.math.divide_no_nan(weight, called[0])
-            counts = called[0] > 0
-        num_bytes = self._num_bytes([collective_sums.num_bytes(called)])
-        return RingRound(True, share, began, waited, num_bytes, counts)
+            tail, rest = tail_lib.split(called)
+            self.told.note(tail)
+            share = tf.math.divide_no_nan(weight, rest[0])
+            counts = rest[0] > 0
+        return RingRound(True, share, began, waited, self._call_bytes(), counts)
 
-    def exchange(self, number, called, takes_part, seconds, build):
+    def exchange(self, number, all_weight, takes_part, seconds, build):
         """Makes an exchange that was called, outside of a step.
 
         Args:
           number: Of the inner optimizer.
-          called: The `Called`.
+          all_weight: How much all workers' steps count, a float.
           takes_part: Whether this worker has taken steps.
           seconds: When the call began, since the epoch, and how long it took.
           build: Called with the `Inner` and the `RingRound` to build it.
@@ -176,28 +178,40 @@ class Ring:
                 if takes_part:
                     mine = self._weight(inner)
                     share = tf.math.divide_no_nan(mine, weight)
-                call = Called(*[0] * 5).stacked()
-                num_bytes = self._num_bytes([collective_sums.num_bytes(call)])
                 this_round = RingRound(
-                    takes_part, share, began, waited, num_bytes, weight > 0
+                    takes_part,
+                    share,
+                    began,
+                    waited,
+                    self._call_bytes(),
+                    weight > 0,
                 )
                 build(inner, this_round)
 
         self._traced.call(
             f"exchange/{number}/{takes_part}",
             build_with,
-            *(tf.constant(x, tf.float64) for x in (called.weight, *seconds)),
+            *(tf.constant(x, tf.float64) for x in (all_weight, *seconds)),
         )
 
-    def _rate_of(self, inner):
-        """The learning rate that the chief decides, a variable, or None."""
-        if not self._follows_chief:
+    def rate_of(self, optimizer):
+        """The rate of an optimizer that the chief decides, or None.
+
+        Args:
+          optimizer: A Keras optimizer.
+
+        Returns:
+          A `keras.Variable`.
+        """
+        if not self.follows_chief:
             return None
-        return private_keras.learning_rate_variable(inner.optimizer())
+        return private_keras.learning_rate_variable(optimizer)
+
+    def _call_bytes(self):
+        return self._num_bytes([_CALL_LENGTH * tf.float64.size])
 
     def _num_bytes(self, sizes):
-        workers = self._collectives.num_workers
-        return collective_sums.bytes_sent(sizes, workers)
+        return collective_sums.bytes_sent(sizes, self.num_workers)
 
     def _number_of(self, inner):
         return next(k for k, i in enumerate(self.inners) if i is inner)
@@ -238,7 +252,7 @@ class Ring:
             shares.append(share * tf.cast(factor, share.dtype))
         specs = [tf.TensorSpec(share.shape, share.dtype) for share in shares]
         layout = pieces.Layout(specs)
-        rate, tail = self._rate_of(inner), None
+        rate, tail = self.rate_of(inner.optimizer()), None
         if rate is not None:
             (tail,) = tail_lib.rate_numbers(rate.value, self._is_chief)
         name = f"exchange/{self._number_of(inner)}/{specs}"

@@ -1,1 +1,0 @@
-"""Exchange between workers alone, by ring collectives."""

@@ -1,0 +1,109 @@
+"""Local steps exchanged by workers of a cluster without servers."""
+
+from tfdist.all_reduce.consistency import Moment
+from tfdist.runtime.local_steps import communication
+from tfdist.runtime.local_steps import ring_exchange
+
+
+class RingCommunication(communication.Communication):
+    """See `Communication`; an exchange needs all workers: none may end alone.
+
+    A worker whose epoch or `fit` is over takes part in the exchanges of the
+    others until theirs is, too. Where an exception has ended it, or a loop of
+    the user's own: in `barrier`, at the beginning of the next `fit`, at the
+    latest when the process ends.
+
+    Args:
+      ring: The `Ring`.
+      engine: The `RingEngine`.
+    """
+
+    def __init__(self, ring, engine):
+        self._ring = ring
+        self._engine = engine
+
+    # First values.
+
+    def begin(self, local, optimizer, clock):
+        """See `Communication`: all workers wait for each other."""
+        if local.has_own_values:
+            raise ValueError(
+                'With communication="ring" one optimizer trains at a time, '
+                "and a second one takes its first step. Use "
+                'communication="parameter_server", or let training end '
+                "(`strategy.barrier`) in between."
+            )
+        self._engine.local = local
+        local.show_anchor()
+        self._engine.begin_optimizer(optimizer)
+        local.adopt_fresh()
+
+    def add(self, inner):
+        """See `Communication`."""
+        self._ring.inners.append(inner)
+
+    def begin_fit(self, local, frame):
+        """See `Communication`: all begin with what the chief has."""
+        self._engine.local = local
+        self._engine.fits.watch(frame)
+
+    def call_in_fit(self, local, function, *args):
+        """See `Communication`: all end their epochs together."""
+        return self._engine.fits.call(function, *args)
+
+    # An exchange.
+
+    def build_round(self, inner):
+        """See `Communication`; a `RingRound`."""
+        return self._ring.build_round(inner)
+
+    def combine(self, inner, records, sent, this_round, finite):
+        """See `Communication`: means over all workers."""
+        return self._ring.average(inner, records, this_round, finite)
+
+    def exchange(self, inner, this_round, **kwargs):
+        """See `Communication`."""
+        return ring_exchange.RingExchange(this_round, **kwargs)
+
+    # Outside of steps.
+
+    def before_pull(self, local):
+        """See `Communication`."""
+        if self.has_left(local):
+            self.finish(local)
+        # Nothing tells when a training loop of the user's own has ended.
+        local.show_anchor()
+        return not local.unpushed()
+
+    def flush(self, local, last):
+        """See `Communication`."""
+        if last or not self._engine.fits.is_running:
+            self.finish(local)
+        elif local.unpushed():
+            self._engine.follow(present=1.0)
+        local.show_anchor()
+
+    def finish(self, local):
+        """See `Communication`: until nobody trains any more."""
+        engine = self._engine
+        engine.local = local
+        engine.fits.end_abandoned()
+        if engine.fits.is_running or not engine.is_open():
+            return
+        engine.end_steps()
+        engine.compare_model(Moment.BARRIER, None)
+        engine.adopt_model(Moment.BARRIER, None)
+        local.show_anchor()
+
+    def has_left(self, local):
+        """See `Communication`: a call of `fit` that an exception has ended."""
+        return self._engine.fits.has_abandoned
+
+    def is_open(self, local):
+        """See `Communication`."""
+        self._engine.local = local
+        return self._engine.fits.is_running or self._engine.is_open()
+
+    def release(self, local, inners):
+        """Lets go of nothing without servers, see `VariableList`."""
+        return False

@@ -1,0 +1,156 @@
+"""What calls of `fit` ask of an engine, for local steps without servers.
+
+`tfdist.all_reduce.fit` ends epochs and calls of `fit` together on all workers,
+and asks this for what is different with K local steps between exchanges: a
+period goes on over the end of an epoch, and is cut short at the end of `fit`.
+"""
+
+import time
+
+from absl import logging
+
+from tfdist.all_reduce import fit as fit_lib
+from tfdist.all_reduce import tail as tail_lib
+from tfdist.all_reduce.consistency import DifferentValuesError
+from tfdist.all_reduce.consistency import Moment
+from tfdist.all_reduce.consistency import described
+
+
+class RingEngine:
+    """The part of `tfdist.all_reduce.engine.Engine`, of local steps.
+
+    Args:
+      ring: The `Ring`.
+      values: The `StoreValues`.
+      consistency: The `Consistency`.
+      journal: The `Journal`.
+      is_chief: Whether this worker is the chief.
+
+    Attributes:
+      fits: The `FitCalls`.
+      is_chief: Whether this worker decides by itself when to stop.
+      local: The `Local`; set before anything else is called.
+      num_workers: Number of workers.
+    """
+
+    def __init__(self, ring, values, consistency, journal, *, is_chief):
+        self._ring = ring
+        self._values = values
+        self._consistency = consistency
+        self._journal = journal
+        self.is_chief = is_chief or not ring.follows_chief
+        self.num_workers = ring.num_workers
+        self.read_told = ring.told.read
+        self.local = None
+        self.fits = fit_lib.FitCalls(self)
+        # Exchanges of this worker when all had last met.
+        self._met_at = 0
+
+    def call(self, function, *args):
+        """Calls a `train_function`."""
+        return function(*args)
+
+    def lanes_of(self, model):
+        """The optimizers that have begun to train, a tuple of `Inner`."""
+        del model
+        return tuple(self._ring.inners)
+
+    def is_open(self):
+        """Whether this worker has trained since all have met."""
+        return self._journal.count != self._met_at or self.local.unpushed()
+
+    # Exchanges.
+
+    def follow(self, lanes=(), **mine):
+        """Takes part in an exchange without a batch; see `Engine`.
+
+        With the steps that this worker has left. They wait for the end of
+        their period where nobody has a batch and not all is over.
+        """
+        del lanes
+        if not self._ring.follows_chief:
+            mine["chief"] = tail_lib.TRAINS
+        local, inners = self.local, self._ring.inners
+        left = [k for k, inner in enumerate(inners) if inner.has_steps()]
+        number = left[0] if left else None
+        if left:
+            local.look(inners[number])
+        began = time.time()
+        mine = tail_lib.Tail(gradients=float(bool(left)), **mine)
+        called = self._ring.call(number, mine)
+        seconds = began, time.time() - began
+        tail = called.tail
+        if tail.gradients and (tail.present or tail.over):
+            self._ring.exchange(
+                called.number,
+                called.weight,
+                bool(left),
+                seconds,
+                local.build_turn,
+            )
+        local.show_anchor()
+        return tail
+
+    def end_steps(self):
+        """Exchanges what is left, until all workers have come to this end."""
+        chief = self.is_chief * tail_lib.IS_OVER
+        while self.follow(over=1.0, chief=chief).over < self.num_workers:
+            pass
+        self.note_met()
+
+    def note_met(self, lanes=None):
+        """Called when all workers have met after their steps."""
+        del lanes
+        self._met_at = self._journal.count
+        self.local.end_own_values()
+
+    # What all have alike.
+
+    def begin_optimizer(self, optimizer):
+        """Called before the first step of an optimizer; all begin alike.
+
+        Args:
+          optimizer: The Keras optimizer.
+
+        Raises:
+          ModelMismatchError: Another worker's model differs.
+          ValueError: Another worker trains in another way.
+        """
+        method = f"local_steps={self.local.method!r}"
+        settings = f"{method}; {described([optimizer])}"
+        self._adopt(Moment.STEP, self._rates([optimizer]), settings)
+
+    def adopt_model(self, moment, model, optimizers=()):
+        """Gives all workers the chief's values; see `Engine`."""
+        del model
+        if moment is Moment.FIT and (self.fits.is_running or self.is_open()):
+            # Of a loop before, or of the call of `fit` around this one.
+            self.end_steps()
+        rates, settings = self._rates(optimizers), described(optimizers)
+        self.local.show_anchor()
+
+        def adopt():
+            self._adopt(moment, rates, settings)
+
+        if self.local.has_begun:
+            self.local.take_over(adopt)
+        else:
+            self._consistency.adopt(moment, rates, settings)
+
+    def _rates(self, optimizers):
+        """Their rates that the chief decides, a list of variables."""
+        rates = [self._ring.rate_of(optimizer) for optimizer in optimizers]
+        return [rate.value for rate in rates if rate is not None]
+
+    def _adopt(self, moment, rates, settings):
+        values = self._values.read()
+        self._consistency.adopt(moment, [*values, *rates], settings)
+        self._values.write(values)
+
+    def compare_model(self, moment, model):
+        """Logs it if workers hold different values."""
+        del model
+        try:
+            self._consistency.compare(moment, self._values.read(), but="")
+        except DifferentValuesError as error:
+            logging.warning("%s All take over the chief's.", error)
