@@ -14,19 +14,28 @@ import tfdist
 TIMEOUT = 4.0
 
 
-def _strategy(nonfinite="drop", **settings):
-    return tfdist.AllReduceStrategy(
-        seed=1,
-        nonfinite=nonfinite,
-        fault_tolerance=tfdist.FaultTolerance(
+def _strategy(nonfinite="drop", period=None, **settings):
+    common = {
+        "seed": 1,
+        "nonfinite": nonfinite,
+        "fault_tolerance": tfdist.FaultTolerance(
             start_timeout=60.0, worker_timeout=TIMEOUT, **settings
         ),
+    }
+    if period is None:
+        return tfdist.AllReduceStrategy(**common)
+    return tfdist.ParameterAveragingStrategy(
+        period, communication="ring", **common
     )
 
 
-def train_for_ever():
-    """Trains until an exchange fails; reports how, and when."""
-    strategy = _strategy()
+def train_for_ever(period=None):
+    """Trains until an exchange fails; reports how, and when.
+
+    Args:
+        period: of parameter averaging; all-reduce of gradients without.
+    """
+    strategy = _strategy(period=period)
     with strategy.scope():
         model = programs.linear()
     try:
@@ -41,9 +50,13 @@ def train_for_ever():
         raise
 
 
-def train_alone():
-    """One worker makes a step more than the other is there for."""
-    strategy = _strategy(stall_timeout=3.0)
+def train_alone(period=None):
+    """One worker makes a period more than the other is there for.
+
+    Args:
+        period: as of `train_for_ever`.
+    """
+    strategy = _strategy(period=period, stall_timeout=3.0)
     with strategy.scope():
         model = programs.linear()
     x = np.ones([1, 1], "float32")
@@ -52,7 +65,8 @@ def train_alone():
         handshake.wait_for("the other has failed")
         return
     try:
-        model.train_on_batch(x, x)
+        for _ in range(period or 1):
+            model.train_on_batch(x, x)
     except tf.errors.DeadlineExceededError as error:
         handshake.report(error=error.message)
 

@@ -1,6 +1,8 @@
 """Workers that are lost are named, and training goes on from a checkpoint."""
 
+import contextlib
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -9,31 +11,84 @@ import time
 import pytest
 
 from tests.all_reduce import failures
+from tests.multi_process.link import Link
 
 pytestmark = pytest.mark.nightly
 
 
+# Of gradients in each step, and of averaging every two.
+PERIODS = (None, 2)
+TRAIN = "tests.all_reduce.failures:train_for_ever"
+# A second between heartbeats, and a machine that is busy.
+MARGIN_SECONDS = 20.0
+
+
+def check_error(worker, began, named):
+    """Waits for the error of a worker, which names another one in time.
+
+    Args:
+        worker: a `TaskUnderTest`.
+        began: when the other one was lost.
+        named: pattern of its name.
+    """
+    report = worker.wait_for_report()
+    first = report["error"].splitlines()[0]
+    assert re.search(rf"{named} at \S+ is gone", first), first
+    assert report["time"] - began < failures.TIMEOUT + MARGIN_SECONDS
+    assert worker.wait() == 1
+
+
+@pytest.mark.parametrize("period", PERIODS)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_that_is_gone_is_named_by_the_others(cluster, number):
+def test_a_worker_that_is_gone_is_named_by_the_others(cluster, number, period):
     running = cluster(num_ps=0, num_workers=3)
-    workers = running.start_workers("tests.all_reduce.failures:train_for_ever")
+    workers = running.start_workers(TRAIN, period=period)
     for worker in workers:
         worker.wait_for_steps(4)
     *others, gone = workers
     gone.send(number)
     began = time.time()
     for worker in others:
-        report = worker.wait_for_report()
-        assert "/job:worker/task:2 at " in report["error"].splitlines()[0]
-        # A second between heartbeats, and a machine that is busy.
-        assert report["time"] - began < failures.TIMEOUT + 20.0
-        assert worker.wait() == 1
+        check_error(worker, began, "/job:worker/task:2")
 
 
-def test_a_step_that_another_worker_does_not_make_ends(cluster):
+@pytest.mark.parametrize("period", PERIODS)
+def test_workers_whose_link_is_cut_name_each_other(cluster, period):
+    """The third one, which both can be reached from, ends with them."""
+    running = cluster(num_ps=0, num_workers=3)
+    there = [running.address("worker", index) for index in range(3)]
+    with contextlib.ExitStack() as stack:
+        links, workers = [], []
+        for index, other in ((0, 1), (1, 0)):
+            by_the_link = running.another_address()
+            link = Link(by_the_link, there[other])
+            links.append(stack.enter_context(link))
+            addresses = [*there]
+            addresses[other] = by_the_link
+            workers.append(
+                running.start_by_other_ways(
+                    "worker",
+                    index,
+                    {"worker": addresses},
+                    TRAIN,
+                    period=period,
+                )
+            )
+        workers.append(running.start("worker", 2, TRAIN, period=period))
+        for worker in workers:
+            worker.wait_for_steps(4)
+        for link in links:
+            link.cut()
+        began = time.time()
+        for worker, named in zip(workers, ("1", "0", "[01]"), strict=True):
+            check_error(worker, began, f"/job:worker/task:{named}")
+
+
+@pytest.mark.parametrize("period", PERIODS)
+def test_a_step_that_another_worker_does_not_make_ends(cluster, period):
     running = cluster(num_ps=0, num_workers=2)
     first, second = running.start_workers(
-        "tests.all_reduce.failures:train_alone"
+        "tests.all_reduce.failures:train_alone", period=period
     )
     error = first.wait_for_report()["error"]
     assert "within 3 s" in error

@@ -72,6 +72,51 @@ def two_optimizers_alternating(strategy, worker):
     return [weight_of(model) for model in models]
 
 
+def _train(strategy, worker, optimizer, fit):
+    """Trains with an optimizer of this worker's; returns what comes of it."""
+    with strategy.scope():
+        model = linear(optimizer)
+    x = np.ones([1, 1], "float32")
+    try:
+        if fit:
+            model.fit(batches(np.ones(4)), verbose=0)
+        else:
+            for _ in range(4):
+                model.train_on_batch(x, x)
+            strategy.barrier()
+    except ValueError as error:
+        return str(error)
+    return weight_of(model)
+
+
+def another_optimizer_in_fit(strategy, worker):
+    """One worker has another setting of it."""
+    return _train(
+        strategy, worker, keras.optimizers.SGD(1.0, [0.0, 0.5][worker]), True
+    )
+
+
+def another_optimizer_in_a_loop(strategy, worker):
+    """The same, in a loop of its own."""
+    return _train(
+        strategy, worker, keras.optimizers.SGD(1.0, [0.0, 0.5][worker]), False
+    )
+
+
+def another_rate_in_fit(strategy, worker):
+    """One worker has another rate from the beginning."""
+    return _train(
+        strategy, worker, keras.optimizers.SGD([1.0, 7.0][worker]), True
+    )
+
+
+def another_rate_in_a_loop(strategy, worker):
+    """The same, in a loop of its own."""
+    return _train(
+        strategy, worker, keras.optimizers.SGD([1.0, 7.0][worker]), False
+    )
+
+
 def weights_set_by_one_worker(strategy, worker):
     """In a callback within `fit`."""
     with strategy.scope():

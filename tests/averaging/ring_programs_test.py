@@ -13,6 +13,19 @@ __all__ = ["zygote"]
 
 pytestmark = pytest.mark.nightly
 
+# Calls of `fit` that all workers end at the same point: weight, steps.
+ENDS = {
+    # After two epochs, of three steps of the chief and two of the other.
+    "the_chief_stops_after_an_epoch": [-6.0, 6, 2],
+    # It makes two steps, and the other one more period.
+    "the_chief_stops_within_an_epoch": [-4.0, 4],
+    "another_worker_stops": [-6.0, 6],
+    # The chief's best is its first epoch of two steps; it stops after two.
+    "best_weights_are_restored": [-2.0, 4],
+    "fewer_epochs_on_one_worker": [-6.0, 6],
+    # Twice two epochs of three steps; in each of the four, three steps of 10.
+    "fits_of_two_models": [-12.0, -120.0],
+}
 MODULES = {
     "all_reduce.programs": (
         "data_that_ends_first_on_another_worker_in_each_fit",
@@ -21,7 +34,12 @@ MODULES = {
         "rate_set_by_one_worker",
         "trainable_weight_assigned_in_a_step",
     ),
-    "all_reduce.fits": ("one_worker_raises", "a_worker_without_data"),
+    "all_reduce.fits": (
+        *ENDS,
+        "one_worker_raises",
+        "a_worker_without_data",
+        "validation_of_the_chief_alone",
+    ),
     "averaging.ring_programs": (
         "second_model",
         "unfrozen_layer",
@@ -29,6 +47,10 @@ MODULES = {
         "weights_set_by_one_worker",
         "the_chief_reads_alone",
         "nan_of_one_worker",
+        "another_optimizer_in_fit",
+        "another_optimizer_in_a_loop",
+        "another_rate_in_fit",
+        "another_rate_in_a_loop",
         "two_optimizers_alternating",
     ),
 }
@@ -60,11 +82,37 @@ def test_hidden_states_are_those_of_each_workers_own_batches(reports):
     assert states == [[1.0, 3.0, 7.0], [10.0, 30.0, 70.0]]
 
 
+@pytest.mark.parametrize("name", ENDS)
+def test_all_workers_end_as_one(reports, name):
+    assert both(reports, name) == ENDS[name]
+
+
+def test_the_chief_may_validate_alone(reports):
+    chief, other = (r["validation_of_the_chief_alone"] for r in reports)
+    # The loss is the weight, after two steps and after four.
+    assert chief == [-4.0, [-2.0, -4.0]]
+    assert other == [-4.0, []]
+
+
+@pytest.mark.parametrize("where", ["fit", "a_loop"])
+def test_another_optimizer_of_one_worker_is_an_error(reports, where):
+    for momentum, report in zip(("0.0", "0.5"), reports, strict=True):
+        error = report[f"another_optimizer_in_{where}"]
+        assert "/job:worker/task:1 trains with another optimizer" in error
+        assert f'"momentum": {momentum}' in error
+
+
+@pytest.mark.parametrize("where", ["fit", "a_loop"])
+def test_the_chiefs_rate_counts_from_the_first_step(reports, where):
+    assert both(reports, f"another_rate_in_{where}") == -4.0
+
+
 def test_a_plateau_of_another_worker_lasts_until_the_next_exchange(reports):
-    # Six exchanges of the chief's 12 steps. The other's four epochs of two
-    # steps are in the first four; its callback halves its rate before the
-    # last two, and each exchange brings the chief's again.
-    expected = -(2 + 2 + (2 + 1) / 2 + (2 + 1) / 2 + 2 + 2)
+    # Of three steps of the chief and two of the other in each of four epochs
+    # come six exchanges, each third of them of the chief's steps alone. The
+    # other's callback halves its rate after the second and the third epoch,
+    # and each exchange brings the chief's again.
+    expected = -(2 + 2 + 2 + (2 + 1) / 2 + (2 + 1) / 2 + 2)
     assert both(reports, "rate_lowered_by_a_plateau") == [expected, 1.0]
 
 

@@ -1,4 +1,4 @@
-"""The way of one worker to one server, on which all data can be held up."""
+"""The way of one task to another one, on which all data can be held up."""
 
 import contextlib
 import socket
@@ -13,7 +13,7 @@ class Link(contextlib.AbstractContextManager):
 
         Args:
             here: the `host:port` at which to listen.
-            there: that of the server.
+            there: that of the other task.
         """
         self._there = _pair(there)
         self._open = threading.Event()

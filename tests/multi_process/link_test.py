@@ -19,7 +19,11 @@ def test_a_worker_that_is_cut_from_one_server_goes_on_when_it_is_healed(
     train = {"value": 1.0, "until": "stop"}
     with Link(by_the_link, there[1]) as link:
         cut_off = made.start_by_other_ways(
-            "worker", 0, [there[0], by_the_link], "failure_tasks:train", **train
+            "worker",
+            0,
+            {"ps": [there[0], by_the_link]},
+            "failure_tasks:train",
+            **train,
         )
         going = made.start("worker", 1, "failure_tasks:train", **train)
         for worker in (cut_off, going):

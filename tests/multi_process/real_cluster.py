@@ -274,13 +274,13 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
             label = f"{label}.{earlier}"
         return self._start(label, job, index, {}, target, arguments)
 
-    def start_by_other_ways(self, job, index, servers, target, **arguments):
-        """Starts a task that reaches the servers at other addresses.
+    def start_by_other_ways(self, job, index, others, target, **arguments):
+        """Starts a task that reaches others at other addresses.
 
         Args:
             job: `worker`.
             index: of the task in its job.
-            servers: the `host:port` of each.
+            others: job -> the `host:port` of each of its tasks.
             target: as in `start`.
             **arguments: of the function.
 
@@ -288,9 +288,7 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
             A `TaskUnderTest`.
         """
         label = f"{job}-{index}"
-        return self._start(
-            label, job, index, {"ps": servers}, target, arguments
-        )
+        return self._start(label, job, index, others, target, arguments)
 
     def start_of_another_cluster(self, job, index, target, **arguments):
         """Starts a task that shares but the servers with this cluster.
