@@ -38,10 +38,6 @@ class Communication(abc.ABC):
         """
 
     @abc.abstractmethod
-    def add(self, inner):
-        """Takes note of an `Inner` that has begun."""
-
-    @abc.abstractmethod
     def begin_fit(self, local, frame):
         """Called when a call of `fit` has begun, by its frame."""
 

@@ -200,7 +200,6 @@ class Local:
             )
             self._own_values.tell_apart()
         self._optimizers.add(inner)
-        self._communication.add(inner)
         return inner
 
     def show_own(self):

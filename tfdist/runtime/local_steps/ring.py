@@ -18,11 +18,12 @@ from tfdist import private_keras
 from tfdist.all_reduce import pieces
 from tfdist.all_reduce import tail as tail_lib
 from tfdist.cluster import collective_sums
+from tfdist.runtime.exchange import exchange
 from tfdist.runtime.local_steps import communication
 from tfdist.runtime.variables import traced_calls
 
-# Weight, number of the inner optimizer, and its square.
-_CALL_LENGTH = tail_lib.LENGTH + 3
+# A `Tail`; weight, number of an optimizer, and its square; float64.
+_CALL_BYTES = (tail_lib.LENGTH + 3) * 8
 
 
 class Called(NamedTuple):
@@ -32,7 +33,7 @@ class Called(NamedTuple):
       tail: The sums of their `Tail`, floats; `gradients` is the number of
         workers that bring steps.
       weight: How much these count together, examples or workers, a float.
-      number: Of the inner optimizer whose steps they are; None without any.
+      number: Of the optimizer whose steps they are; None without any.
     """
 
     tail: tail_lib.Tail
@@ -48,15 +49,15 @@ class RingRound(communication.Round):
       share: Of this worker in the means, scalar float64 tensor.
       began: When its steps were done, seconds since the epoch, the same.
       waited: Seconds that it has waited for others, the same.
-      num_bytes: What it has sent so far, int.
       counts: Whether anybody's steps do, a scalar bool tensor.
+      num_bytes: What it sends, int.
     """
 
     share: tf.Tensor
     began: tf.Tensor
     waited: tf.Tensor
-    num_bytes: int
     counts: tf.Tensor
+    num_bytes: int = 0
 
 
 class Ring:
@@ -71,8 +72,6 @@ class Ring:
 
     Attributes:
       follows_chief: The same.
-      inners: What may be exchanged, a list of `Inner`, in the order in which
-        they were made, the same on all workers.
       num_workers: Number of workers.
       told: The `Told` of the exchanges within steps.
     """
@@ -86,45 +85,41 @@ class Ring:
         self._is_chief = is_chief
         self._traced = traced_calls.Traced(store)
         self.follows_chief = follows_chief
-        self.inners = []
         self.num_workers = collectives.num_workers
         self.told = tail_lib.Told()
 
-    # An exchange.
+    # The call.
 
-    def call(self, number, mine):
+    def call(self, inner, mine):
         """Tells what this worker brings outside of a step, asks what all do.
 
         Args:
-          number: Of the inner optimizer whose steps it has taken, or None.
+          inner: The `Inner` whose steps it has taken, or None.
           mine: Its `Tail`, of floats.
 
         Returns:
           The `Called`.
         """
-
-        def build(tail):
-            weight = 0.0
-            if number is not None:
-                weight = self._weight(self.inners[number])
-            return self._build_call(number, weight, tail)
-
-        called = self._traced.call(
-            f"call/{number}", build, tf.constant(mine, tf.float64)
+        number = inner and number_of(inner)
+        *tail, weight, numbers, _ = (
+            self._traced.call(
+                f"call/{number}",
+                lambda tail: self._build_call(inner, tail),
+                tf.constant(mine, tf.float64),
+            )
+            .numpy()
+            .tolist()
         )
-        *tail, weight, numbers, _ = called.numpy().tolist()
         tail = tail_lib.Tail(*tail)
-        bring = tail.gradients
-        return Called(tail, weight, round(numbers / bring) if bring else None)
+        number = round(numbers / tail.gradients) if tail.gradients else None
+        return Called(tail, weight, number)
 
-    def _sum(self, vector, name, piece=None):
-        # The store's names begin with the strategy's.
-        name = self._store.name_of(f"ring/{name}")
-        return self._collectives.sum(vector, name, piece)
-
-    def _build_call(self, number, weight, tail):
+    def _build_call(self, inner, tail):
         """Builds the sums of a call, a float64 vector."""
-        mine = [weight, number or 0, (number or 0) ** 2]
+        mine = [0, 0, 0]
+        if inner is not None:
+            number = number_of(inner)
+            mine = [self._weight(inner), number, number**2]
         mine = tf.stack([tf.cast(x, tf.float64) for x in mine])
         called = self._sum(tf.concat([tail, mine], 0), "call")
         tail, rest = tail_lib.split(called)
@@ -140,81 +135,10 @@ class Ring:
         with tf.control_dependencies([alike]):
             return tf.identity(called)
 
-    def build_round(self, inner):
-        """Builds the call of a worker with a batch; a `RingRound`."""
-        mine = tail_lib.Tail(present=1.0, gradients=1.0)
-        with tf.device(self._store.worker_device):
-            began = tf.timestamp()
-            with tf.control_dependencies([began]):
-                weight = self._weight(inner)
-                called = self._build_call(
-                    self._number_of(inner),
-                    weight,
-                    tf.constant(mine, tf.float64),
-                )
-            with tf.control_dependencies([called]):
-                waited = tf.timestamp() - began
-            tail, rest = tail_lib.split(called)
-            self.told.note(tail)
-            share = tf.math.divide_no_nan(weight, rest[0])
-            counts = rest[0] > 0
-        return RingRound(True, share, began, waited, self._call_bytes(), counts)
-
-    def exchange(self, number, all_weight, takes_part, seconds, build):
-        """Makes an exchange that was called, outside of a step.
-
-        Args:
-          number: Of the inner optimizer.
-          all_weight: How much all workers' steps count, a float.
-          takes_part: Whether this worker has taken steps.
-          seconds: When the call began, since the epoch, and how long it took.
-          build: Called with the `Inner` and the `RingRound` to build it.
-        """
-        inner = self.inners[number]
-
-        def build_with(weight, began, waited):
-            with tf.device(self._store.worker_device):
-                share = tf.zeros([], tf.float64)
-                if takes_part:
-                    mine = self._weight(inner)
-                    share = tf.math.divide_no_nan(mine, weight)
-                this_round = RingRound(
-                    takes_part,
-                    share,
-                    began,
-                    waited,
-                    self._call_bytes(),
-                    weight > 0,
-                )
-                build(inner, this_round)
-
-        self._traced.call(
-            f"exchange/{number}/{takes_part}",
-            build_with,
-            *(tf.constant(x, tf.float64) for x in (all_weight, *seconds)),
-        )
-
-    def rate_of(self, optimizer):
-        """The rate of an optimizer that the chief decides, or None.
-
-        Args:
-          optimizer: A Keras optimizer.
-
-        Returns:
-          A `keras.Variable`.
-        """
-        if not self.follows_chief:
-            return None
-        return private_keras.learning_rate_variable(optimizer)
-
-    def _call_bytes(self):
-        return self._num_bytes([_CALL_LENGTH * tf.float64.size])
-
-    def _num_bytes(self, sizes):
-        return collective_sums.bytes_sent(sizes, self.num_workers)
-
-    def _number_of(self, inner):
-        return next(k for k, i in enumerate(self.inners) if i is inner)
+    def _sum(self, vector, name, piece=None):
+        # The store's names begin with the strategy's.
+        name = self._store.name_of(f"ring/{name}")
+        return self._collectives.sum(vector, name, piece)
 
     def _weight(self, inner):
         """Weight of a worker's steps, a scalar float64 tensor."""
@@ -223,6 +147,48 @@ class Ring:
         if not self._weighted:
             return finite
         return finite * tf.cast(inner.examples.read_value(), tf.float64)
+
+    # The exchange that follows.
+
+    def build_round(self, inner):
+        """Builds the call of a worker with a batch; a `RingRound`."""
+        mine = tail_lib.Tail(present=1.0, gradients=1.0)
+        with tf.device(self._store.worker_device):
+            began = tf.timestamp()
+            with tf.control_dependencies([began]):
+                called = self._build_call(inner, tf.constant(mine, tf.float64))
+            with tf.control_dependencies([called]):
+                waited = tf.timestamp() - began
+            tail, rest = tail_lib.split(called)
+            self.told.note(tail)
+            return self._round(inner, True, rest[0], began, waited)
+
+    def exchange(self, inner, weight, takes_part, seconds, build):
+        """Makes an exchange that was called, outside of a step.
+
+        Args:
+          inner: The `Inner`.
+          weight: How much all workers' steps count, a float.
+          takes_part: Whether this worker has taken steps.
+          seconds: When the call began, since the epoch, and how long it took.
+          build: Called with the `Inner` and the `RingRound` to build it.
+        """
+
+        def build_with(*numbers):
+            with tf.device(self._store.worker_device):
+                build(inner, self._round(inner, takes_part, *numbers))
+
+        self._traced.call(
+            f"exchange/{number_of(inner)}/{takes_part}",
+            build_with,
+            *(tf.constant(x, tf.float64) for x in (weight, *seconds)),
+        )
+
+    def _round(self, inner, takes_part, weight, began, waited):
+        share = tf.zeros([], tf.float64)
+        if takes_part:
+            share = tf.math.divide_no_nan(self._weight(inner), weight)
+        return RingRound(takes_part, share, began, waited, weight > 0)
 
     def average(self, inner, records, this_round, finite=None):
         """Builds the means over all workers of what is to be done.
@@ -245,28 +211,28 @@ class Ring:
             name = record.variable.name
             share = tf.cast(value, pieces.wire_dtype(value.dtype, name))
             # What is not a number does not count, whatever its share.
-            counts = this_round.takes_part
-            if counts and finite is not None:
+            if this_round.takes_part and finite is not None:
                 share = tf.where(finite, share, tf.zeros_like(share))
-            factor = this_round.share if counts else 0.0
+            factor = this_round.share if this_round.takes_part else 0.0
             shares.append(share * tf.cast(factor, share.dtype))
         specs = [tf.TensorSpec(share.shape, share.dtype) for share in shares]
         layout = pieces.Layout(specs)
-        rate, tail = self.rate_of(inner.optimizer()), None
+        rate, tail, numbers = self.rate_of(inner.optimizer()), None, 0
         if rate is not None:
-            (tail,) = tail_lib.rate_numbers(rate.value, self._is_chief)
-        name = f"exchange/{self._number_of(inner)}/{specs}"
-        vectors, tail_sum = layout.reduce(
+            (tail,) = tail_lib.rate_numbers(rate, self._is_chief)
+            numbers = tail.shape.num_elements()
+        name = f"exchange/{number_of(inner)}/{specs}"
+        vectors, tail = layout.reduce(
             layout.vectors(shares),
             tail,
             lambda vector, piece: self._sum(vector, f"{name}/{piece}", piece),
         )
-        numbers = 0
         if rate is not None:
-            numbers = tail.shape.num_elements()
-            chiefs = tail_lib.rate_of(tail_sum, rate.value.dtype)
-            rate.value.assign(chiefs, read_value=False)
-        this_round.num_bytes += self._num_bytes(layout.piece_bytes(numbers))
+            chiefs = tail_lib.rate_of(tail, rate.dtype)
+            rate.assign(chiefs, read_value=False)
+        this_round.num_bytes = collective_sums.bytes_sent(
+            [_CALL_BYTES, *layout.piece_bytes(numbers)], self.num_workers
+        )
         means = [
             pieces.of_dtype(mean, value.dtype)
             for mean, value in zip(layout.tensors(vectors), values, strict=True)
@@ -276,3 +242,51 @@ class Ring:
             for record, mean in zip(records, means, strict=True)
         ]
         return averaged, means
+
+    def rate_of(self, optimizer):
+        """The rate of a Keras optimizer that the chief decides.
+
+        Returns:
+          A `tf.Variable`; None if each worker decides, or a schedule.
+        """
+        rate = private_keras.learning_rate_variable(optimizer)
+        return rate.value if self.follows_chief and rate is not None else None
+
+
+class RingExchange(exchange.ExchangeBuilder):
+    """The exchange of a ring: each updates its own copy of all parameters.
+
+    Args:
+      this_round: The `RingRound`.
+      **kwargs: See `ExchangeBuilder`.
+    """
+
+    def __init__(self, this_round, **kwargs):
+        super().__init__(**kwargs)
+        self._round = this_round
+
+    def _started(self):
+        return self._round.began
+
+    def _gate(self):
+        # All make the same update, also who has nothing that counts in it.
+        return None if self._finite is None else self._round.counts
+
+    def _count(self, request, staleness):
+        request = dataclasses.replace(request, finite=self._finite)
+        super()._count(request, staleness)
+
+    def _ask(self, shards):
+        responses, accepted = super()._ask(shards)
+        responses = [
+            dataclasses.replace(a, wait=a.wait + self._round.waited)
+            for a in responses
+        ]
+        self._bytes_sent = [self._round.num_bytes]
+        self._bytes_received = [self._round.num_bytes]
+        return responses, accepted
+
+
+def number_of(inner):
+    """The number of an `Inner`, the same on all workers, an int."""
+    return inner.clock.ordinal

@@ -2,7 +2,7 @@
 
 from tfdist.all_reduce.consistency import Moment
 from tfdist.runtime.local_steps import communication
-from tfdist.runtime.local_steps import ring_exchange
+from tfdist.runtime.local_steps import ring as ring_lib
 
 
 class RingCommunication(communication.Communication):
@@ -38,10 +38,6 @@ class RingCommunication(communication.Communication):
         self._engine.begin_optimizer(optimizer)
         local.adopt_fresh()
 
-    def add(self, inner):
-        """See `Communication`."""
-        self._ring.inners.append(inner)
-
     def begin_fit(self, local, frame):
         """See `Communication`: all begin with what the chief has."""
         self._engine.local = local
@@ -63,7 +59,7 @@ class RingCommunication(communication.Communication):
 
     def exchange(self, inner, this_round, **kwargs):
         """See `Communication`."""
-        return ring_exchange.RingExchange(this_round, **kwargs)
+        return ring_lib.RingExchange(this_round, **kwargs)
 
     # Outside of steps.
 

@@ -14,6 +14,7 @@ from tfdist.all_reduce import tail as tail_lib
 from tfdist.all_reduce.consistency import DifferentValuesError
 from tfdist.all_reduce.consistency import Moment
 from tfdist.all_reduce.consistency import described
+from tfdist.runtime.local_steps import ring as ring_lib
 
 
 class RingEngine:
@@ -51,9 +52,9 @@ class RingEngine:
         return function(*args)
 
     def lanes_of(self, model):
-        """The optimizers that have begun to train, a tuple of `Inner`."""
+        """The optimizers that have begun to train, a list of `Inner`."""
         del model
-        return tuple(self._ring.inners)
+        return self.local.inners
 
     def is_open(self):
         """Whether this worker has trained since all have met."""
@@ -70,23 +71,21 @@ class RingEngine:
         del lanes
         if not self._ring.follows_chief:
             mine["chief"] = tail_lib.TRAINS
-        local, inners = self.local, self._ring.inners
-        left = [k for k, inner in enumerate(inners) if inner.has_steps()]
-        number = left[0] if left else None
-        if left:
-            local.look(inners[number])
+        local, inners = self.local, self.local.inners
+        left = next((inner for inner in inners if inner.has_steps()), None)
+        takes_part = left is not None
+        if takes_part:
+            local.look(left)
         began = time.time()
-        mine = tail_lib.Tail(gradients=float(bool(left)), **mine)
-        called = self._ring.call(number, mine)
+        mine = tail_lib.Tail(gradients=float(takes_part), **mine)
+        tail, weight, number = self._ring.call(left, mine)
         seconds = began, time.time() - began
-        tail = called.tail
         if tail.gradients and (tail.present or tail.over):
+            inner = {ring_lib.number_of(inner): inner for inner in inners}[
+                number
+            ]
             self._ring.exchange(
-                called.number,
-                called.weight,
-                bool(left),
-                seconds,
-                local.build_turn,
+                inner, weight, takes_part, seconds, local.build_turn
             )
         local.show_anchor()
         return tail
@@ -140,7 +139,7 @@ class RingEngine:
     def _rates(self, optimizers):
         """Their rates that the chief decides, a list of variables."""
         rates = [self._ring.rate_of(optimizer) for optimizer in optimizers]
-        return [rate.value for rate in rates if rate is not None]
+        return [rate for rate in rates if rate is not None]
 
     def _adopt(self, moment, rates, settings):
         values = self._values.read()

@@ -39,9 +39,6 @@ class ServerCommunication(communication.Communication):
                 f"servers {theirs}."
             )
 
-    def add(self, inner):
-        """Does nothing: servers know an optimizer by its step counter."""
-
     def begin_fit(self, local, frame):
         """Does nothing."""
 
