@@ -73,7 +73,7 @@ def compose(
       tolerance: A `FaultTolerance`.
       namespace: Prefix of the resources' names, the same on all workers.
       partitioner: See `ParameterStore`.
-      nonfinite: One of `nonfinite.CHOICES`.
+      nonfinite: One of `nonfinite_log.CHOICES`.
       decisions: One of `chief_decisions.CHOICES`.
       stalled_after: Callable that gives the seconds without an update after
         which training has stalled.

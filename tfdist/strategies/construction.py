@@ -10,6 +10,7 @@ from absl import logging
 import keras
 import tensorflow as tf
 
+from tfdist import nonfinite_log
 from tfdist.cluster import config as config_lib
 from tfdist.cluster import connection
 from tfdist.cluster import peers
@@ -17,7 +18,6 @@ from tfdist.cluster import preemption
 from tfdist.cluster import registration
 from tfdist.cluster import tf_config
 from tfdist.runtime import compose
-from tfdist.runtime.exchange import nonfinite as nonfinite_lib
 from tfdist.runtime.keras_hooks import chief_decisions
 from tfdist.runtime.keras_hooks import preemption_exit
 
@@ -39,7 +39,7 @@ def check_arguments(variable_partitioner, nonfinite, decisions):
             f"dtype. Received: variable_partitioner={variable_partitioner!r}"
         )
     for name, value, choices in (
-        ("nonfinite", nonfinite, nonfinite_lib.CHOICES),
+        ("nonfinite", nonfinite, nonfinite_log.CHOICES),
         ("decisions", decisions, chief_decisions.CHOICES),
     ):
         if value not in choices:

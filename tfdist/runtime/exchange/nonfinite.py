@@ -7,42 +7,26 @@ servers, and each of them carries out its part of the step only if it is true.
 No server can have applied its part of an update that another one refuses.
 """
 
-import threading
-import time
-import weakref
-
-from absl import logging
 import tensorflow as tf
 
-CHOICES = ("drop", "fail", "ignore")
-_LOG_SECONDS = 5.0
-_MOST_NAMES = 5
+from tfdist import nonfinite_log
 
 
-class Nonfinite:
+class Nonfinite(nonfinite_log.NonfiniteLog):
     """Looks at the updates of one worker.
 
     Args:
       store: The `ParameterStore`.
-      choice: One of `CHOICES`.
+      choice: One of `nonfinite_log.CHOICES`.
       worker: Name of this worker, such as `/job:worker/task:0`.
     """
 
     def __init__(self, store, choice, worker):
+        super().__init__(choice, worker, "servers")
         self._store = store
-        self._choice = choice
-        self._worker = worker
         self._refused = store.worker_variable(
             tf.zeros([], tf.bool), "update_was_refused"
         )
-        self._reporting = threading.Lock()
-        self._count = self._told = 0
-        self._told_at = float("-inf")
-
-    @property
-    def looks(self):
-        """Whether it looks at all."""
-        return self._choice != "ignore"
 
     @property
     def drops(self):
@@ -70,6 +54,7 @@ class Nonfinite:
         """
         if not self.looks:
             return None
+        what = "update" if is_step else "change of state"
         names, flags = [], []
         for name, tensor in [*_pushed(records), *more]:
             # Where it is, which may be a GPU or a placed layer's device.
@@ -80,78 +65,22 @@ class Nonfinite:
             each = tf.stack(flags) if flags else tf.ones([0], tf.bool)
             finite = tf.reduce_all(each)
             if self._choice == "fail":
-                message = tf.strings.join(
-                    [
-                        self._beginning(is_step),
-                        _joined(names, each),
-                        ". " + _REMEDY,
-                    ]
-                )
+                message = self.build_text(names, each, what)
                 shown = tf.debugging.Assert(finite, [message])
                 with tf.control_dependencies([shown]):
                     return tf.identity(finite)
-            self._build_report(names, each, finite, is_step)
+
+            def report():
+                with tf.device(self._store.worker_device):
+                    self.build_report(names, each, what)
+                return True
+
+            tf.cond(finite, lambda: True, report)
             if follows and not is_step:
                 finite &= tf.logical_not(self._refused.read_value())
             if is_step:
                 self._refused.assign(~finite, read_value=False)
             return finite
-
-    def _beginning(self, is_step):
-        what = "update" if is_step else "change of state"
-        return (
-            f"{self._worker}: the {what} of this step is not finite (it has "
-            "NaN or Inf) in "
-        )
-
-    def _build_report(self, names, each, finite, is_step):
-        # TensorFlow keeps what it calls in Python for good, by the process's
-        # default graph.
-        found = weakref.ref(self)
-
-        def report(finite_ones):
-            bad = [
-                n
-                for n, good in zip(names, finite_ones, strict=True)
-                if not good
-            ]
-            if (nonfinite := found()) is not None:
-                nonfinite._report(sorted(set(bad)), is_step)  # noqa: SLF001
-
-        def build():
-            with tf.device(self._store.worker_device):
-                tf.numpy_function(report, [each], [])
-            return True
-
-        tf.cond(finite, lambda: True, build)
-
-    def _report(self, names, is_step):
-        """Logs, one line in some seconds, however many steps are refused."""
-        with self._reporting:
-            self._count += 1
-            now = time.monotonic()
-            if now - self._told_at < _LOG_SECONDS:
-                return
-            new, self._told = self._count - self._told, self._count
-            self._told_at = now
-        shown = ", ".join(names[:_MOST_NAMES])
-        if len(names) > _MOST_NAMES:
-            shown += f" and {len(names) - _MOST_NAMES} more"
-        logging.warning(
-            '%s%s. It is left out on all servers (nonfinite="drop"); %d since '
-            "the last such line, %d in all. %s",
-            self._beginning(is_step),
-            shown,
-            new,
-            self._count,
-            _REMEDY,
-        )
-
-
-_REMEDY = (
-    "Look for NaN in the data and for a learning rate that is too high; where "
-    "float16 overflows, use keras.optimizers.LossScaleOptimizer."
-)
 
 
 def _pushed(records):
@@ -171,9 +100,3 @@ def _pushed(records):
                 yield name, tf.math.imag(leaf)
             elif leaf.dtype.is_floating:
                 yield name, leaf
-
-
-def _joined(names, finite_ones):
-    """The names of what is not finite, a scalar string tensor."""
-    bad = tf.boolean_mask(tf.constant(names, tf.string), ~finite_ones)
-    return tf.strings.reduce_join(tf.unique(bad)[0], separator=", ")
