@@ -9,18 +9,20 @@ from tests.multi_process import handshake
 import tfdist
 
 
-def run(modules, period=None):
+def run(modules, period=None, **more):
     """Runs programs; reports what each returns, or its error.
 
     Args:
         modules: module of `tests` -> names of its functions.
         period: of parameter averaging; all-reduce of gradients without.
+        **more: arguments of the strategy.
     """
     settings = {
         "seed": 1,
         "fault_tolerance": tfdist.FaultTolerance(
             start_timeout=60.0, stall_timeout=40.0
         ),
+        **more,
     }
     if period is None:
         strategy = tfdist.AllReduceStrategy(**settings)

@@ -64,6 +64,29 @@ def reports(zygote, tmp_path_factory):
     )
 
 
+def test_each_worker_decides_for_itself_where_it_is_to(
+    zygote, tmp_path_factory
+):
+    names = ("another_worker_stops", "the_chief_stops_after_an_epoch")
+    found = reports_lib.of_two_workers(
+        zygote,
+        tmp_path_factory,
+        "main:run",
+        modules={"all_reduce.fits": names},
+        period=2,
+        decisions="each",
+    )
+    # The other one stops after a step, beside the chief's first two; then come
+    # the chief's last four.
+    weight, _ = both(found, names[0])
+    assert weight == pytest.approx(-(2 * 2 + 1 * 1) / 3 - 4, rel=1e-6)
+    # The chief stops after six steps, in epochs of three, beside the other's
+    # four in epochs of two. That one goes on for three more epochs.
+    chief, other = (report[names[1]] for report in found)
+    assert (chief[0], chief[2]) == (-12.0, 2)
+    assert (other[0], other[2]) == (-12.0, 5)
+
+
 def both(reports, name):
     return reports_lib.both(reports, name)
 

@@ -1,6 +1,5 @@
 """Local steps exchanged by workers of a cluster without servers."""
 
-from tfdist.all_reduce.consistency import Moment
 from tfdist.runtime.local_steps import communication
 from tfdist.runtime.local_steps import ring as ring_lib
 
@@ -84,12 +83,9 @@ class RingCommunication(communication.Communication):
         engine = self._engine
         engine.local = local
         engine.fits.end_abandoned()
-        if engine.fits.is_running or not engine.is_open():
-            return
-        engine.end_steps()
-        engine.compare_model(Moment.BARRIER, None)
-        engine.adopt_model(Moment.BARRIER, None)
-        local.show_anchor()
+        if engine.is_open() and not engine.fits.is_running:
+            engine.end_steps()
+            local.show_anchor()
 
     def has_left(self, local):
         """See `Communication`: a call of `fit` that an exception has ended."""

@@ -81,11 +81,13 @@ class RingEngine:
         tail, weight, number = self._ring.call(left, mine)
         seconds = began, time.time() - began
         if tail.gradients and (tail.present or tail.over):
-            inner = {ring_lib.number_of(inner): inner for inner in inners}[
-                number
-            ]
+            by_number = {ring_lib.number_of(inner): inner for inner in inners}
             self._ring.exchange(
-                inner, weight, takes_part, seconds, local.build_turn
+                by_number[number],
+                weight,
+                takes_part,
+                seconds,
+                local.build_turn,
             )
         local.show_anchor()
         return tail
@@ -96,6 +98,8 @@ class RingEngine:
         while self.follow(over=1.0, chief=chief).over < self.num_workers:
             pass
         self.note_met()
+        self.compare_model(Moment.BARRIER, None)
+        self.adopt_model(Moment.BARRIER, None)
 
     def note_met(self, lanes=None):
         """Called when all workers have met after their steps."""
