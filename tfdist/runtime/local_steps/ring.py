@@ -27,7 +27,7 @@ _CALL_BYTES = (tail_lib.LENGTH + 3) * 8
 
 
 class Called(NamedTuple):
-    """What all workers bring to an exchange.
+    """The sums of what all workers bring to an exchange.
 
     Attributes:
       tail: The sums of their `Tail`, floats; `gradients` is the number of

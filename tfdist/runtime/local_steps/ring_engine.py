@@ -1,4 +1,4 @@
-"""What calls of `fit` ask of an engine, for local steps without servers.
+"""The engine that calls of `fit` ask, for local steps without servers.
 
 `tfdist.all_reduce.fit` ends epochs and calls of `fit` together on all workers,
 and asks this for what is different with K local steps between exchanges: a
