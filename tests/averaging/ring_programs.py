@@ -72,10 +72,10 @@ def two_optimizers_alternating(strategy, worker):
     return [weight_of(model) for model in models]
 
 
-def _train(strategy, worker, optimizer, fit):
-    """Trains with an optimizer of this worker's; returns what comes of it."""
+def _train(strategy, fit, *settings):
+    """Trains with settings of SGD; returns what comes of it."""
     with strategy.scope():
-        model = linear(optimizer)
+        model = linear(keras.optimizers.SGD(*settings))
     x = np.ones([1, 1], "float32")
     try:
         if fit:
@@ -91,30 +91,22 @@ def _train(strategy, worker, optimizer, fit):
 
 def another_optimizer_in_fit(strategy, worker):
     """One worker has another setting of it."""
-    return _train(
-        strategy, worker, keras.optimizers.SGD(1.0, [0.0, 0.5][worker]), True
-    )
+    return _train(strategy, True, 1.0, [0.0, 0.5][worker])
 
 
 def another_optimizer_in_a_loop(strategy, worker):
     """The same, in a loop of its own."""
-    return _train(
-        strategy, worker, keras.optimizers.SGD(1.0, [0.0, 0.5][worker]), False
-    )
+    return _train(strategy, False, 1.0, [0.0, 0.5][worker])
 
 
 def another_rate_in_fit(strategy, worker):
     """One worker has another rate from the beginning."""
-    return _train(
-        strategy, worker, keras.optimizers.SGD([1.0, 7.0][worker]), True
-    )
+    return _train(strategy, True, [1.0, 7.0][worker])
 
 
 def another_rate_in_a_loop(strategy, worker):
     """The same, in a loop of its own."""
-    return _train(
-        strategy, worker, keras.optimizers.SGD([1.0, 7.0][worker]), False
-    )
+    return _train(strategy, False, [1.0, 7.0][worker])
 
 
 def weights_set_by_one_worker(strategy, worker):

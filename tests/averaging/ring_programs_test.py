@@ -141,8 +141,8 @@ def test_a_plateau_of_another_worker_lasts_until_the_next_exchange(reports):
 
 def test_the_chiefs_rate_counts_after_each_exchange(reports):
     chief = 1 / 2 + 1 / 4, 1 / 8 + 1 / 8, 1 / 8 + 1 / 8
-    # First its own rate, then in each third and fifth step the chief's.
-    other = 1 + 1, 1 / 4 + 1 / 16, 1 / 32 + 1 / 64
+    # In its first, third and fifth step the chief's.
+    other = 1 / 2 + 1 / 2, 1 / 4 + 1 / 16, 1 / 32 + 1 / 64
     expected = -(sum(chief) + sum(other)) / 2
     assert both(reports, "rate_set_by_one_worker") == expected
 

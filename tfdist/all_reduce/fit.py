@@ -281,7 +281,9 @@ class _LastOfBatches(_Last):
 def _acts_on_batches(callback):
     seen = ("on_train_batch_begin", "on_train_batch_end")
     base = keras.callbacks.Callback
+    # A `LambdaCallback` has functions of its own, and no methods.
     return not isinstance(callback, keras.callbacks.ProgbarLogger) and any(
-        getattr(type(callback), name) is not getattr(base, name)
+        getattr(getattr(callback, name), "__func__", None)
+        is not getattr(base, name)
         for name in seen
     )

@@ -125,11 +125,11 @@ class RingEngine:
 
     def adopt_model(self, moment, model, optimizers=()):
         """Gives all workers the chief's values; see `Engine`."""
-        del model
         if moment is Moment.FIT and (self.fits.is_running or self.is_open()):
             # Of a loop before, or of the call of `fit` around this one.
             self.end_steps()
-        rates, settings = self._rates(optimizers), described(optimizers)
+        rates = self._rates([getattr(model, "optimizer", None)])
+        settings = described(optimizers)
         self.local.show_anchor()
 
         def adopt():
