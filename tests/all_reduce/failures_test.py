@@ -57,24 +57,22 @@ def test_workers_whose_link_is_cut_name_each_other(cluster, period):
     """The third one, which both can be reached from, ends with them."""
     running = cluster(num_ps=0, num_workers=3)
     there = [running.address("worker", index) for index in range(3)]
-    with contextlib.ExitStack() as stack:
-        links, workers = [], []
-        for index, other in ((0, 1), (1, 0)):
-            by_the_link = running.another_address()
-            link = Link(by_the_link, there[other])
-            links.append(stack.enter_context(link))
-            addresses = [*there]
-            addresses[other] = by_the_link
-            workers.append(
-                running.start_by_other_ways(
-                    "worker",
-                    index,
-                    {"worker": addresses},
-                    TRAIN,
-                    period=period,
-                )
+    workers, ways = [], []
+    for index, other in ((0, 1), (1, 0)):
+        addresses = [*there]
+        addresses[other] = running.another_address()
+        ways.append((addresses[other], there[other]))
+        workers.append(
+            running.start_by_other_ways(
+                "worker", index, {"worker": addresses}, TRAIN, period=period
             )
-        workers.append(running.start("worker", 2, TRAIN, period=period))
+        )
+    workers.append(running.start("worker", 2, TRAIN, period=period))
+    # Each waits until the others listen, and so must the links.
+    for worker in workers:
+        worker.expect("serves on port")
+    with contextlib.ExitStack() as stack:
+        links = [stack.enter_context(Link(*way)) for way in ways]
         for worker in workers:
             worker.wait_for_steps(4)
         for link in links:
