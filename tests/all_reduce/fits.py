@@ -136,6 +136,20 @@ def fits_of_two_models(strategy, worker):
     return weight_of(outer), weight_of(inner)
 
 
+def fit_before_the_first_step(strategy, worker):
+    """In a callback of another `fit`, for which one worker has no data."""
+    with strategy.scope():
+        outer, inner = linear(), linear()
+
+    def fit_inner(epoch, logs=None):
+        inner.fit(batches(np.full(2, 10.0)), verbose=0)
+
+    data = batches(np.ones(2)).filter(lambda x, y: worker == 0)
+    outer.fit(data, verbose=0, callbacks=[on(on_epoch_begin=fit_inner)])
+    inner.fit(batches(np.full(2, 10.0)), verbose=0)
+    return weight_of(outer), weight_of(inner)
+
+
 def shared_out_data(strategy, worker):
     """Each batch is trained on once, by one worker or the other."""
     with strategy.scope():

@@ -21,6 +21,8 @@ EXPECTED = {
     "weights_set_between_fits": 8.0,
     # Twice two epochs of three steps; in each of the four, three steps of 10.
     "fits_of_two_models": [-12.0, -120.0],
+    # Two steps of one worker; two steps of 10 within it, two after it.
+    "fit_before_the_first_step": [-2.0, -40.0],
     # Means of 1 and 10, of 100 and 1000, and 10000 alone.
     "shared_out_data": [-(5.5 + 550.0 + 10000.0), 2],
     "a_generator": -(5.5 + 550.0 + 10000.0),

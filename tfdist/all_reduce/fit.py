@@ -6,6 +6,7 @@ decides when all stop.
 """
 
 import contextlib
+import itertools
 
 from absl import logging
 import keras
@@ -27,7 +28,10 @@ class FitCalls:
     def __init__(self, engine):
         self._engine = engine
         self._stack = []
-        self._next = None, None
+        # Those that have asked for data and not begun: number of the call,
+        # `RunningFit`, frame.
+        self._next = []
+        self._numbers = itertools.count()
 
     @property
     def is_running(self):
@@ -41,20 +45,32 @@ class FitCalls:
 
     def watch(self, frame):
         """Called when a call of `fit` asks for its data, by its frame."""
-        self._next = frame, running_fit.RunningFit(frame)
+        # One that has raised before its first step is none.
+        self._next = [one for one in self._next if not one[1].is_over()]
+        running = running_fit.RunningFit(frame)
+        self._next.append((next(self._numbers), running, frame))
 
     def call(self, function, *args):
         """Calls a `train_function` of Keras."""
-        (frame, running), self._next = self._next, (None, None)
-        # One that has raised before its first step is none.
-        if running is not None and not running.is_over():
+        if self._begins():
+            number, running, frame = self._next.pop()
             self.end_abandoned(frame)
-            fit = Fit(self._engine, frame, running, self._stack.remove)
+            fit = Fit(self._engine, frame, running, self._stack.remove, number)
             fit.begin()
             self._stack.append(fit)
         if not self._stack:
             return self._engine.call(function, *args)
         return self._stack[-1].call(function, *args)
+
+    def _begins(self):
+        """Whether the last one that has asked for data is what calls."""
+        while self._next and self._next[-1][1].is_over():
+            self._next.pop()
+        if not self._next or not self._stack:
+            return bool(self._next)
+        # Or one that a callback makes before the first step of that one.
+        fit = self._stack[-1]
+        return self._next[-1][0] > fit.number or fit.is_abandoned(None)
 
     def end_abandoned(self, frame=None):
         """Ends calls that an exception has ended: others may train on.
@@ -81,9 +97,11 @@ class Fit:
       frame: Its frame.
       running: Its `RunningFit`.
       on_close: Called with this when it has ended.
+      number: Of the call; those within it have higher ones.
     """
 
-    def __init__(self, engine, frame, running, on_close):
+    def __init__(self, engine, frame, running, on_close, number):
+        self.number = number
         self._engine = engine
         self._running = running
         self._callbacks = private_keras_calls.callbacks_of(frame)
