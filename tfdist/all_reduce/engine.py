@@ -37,6 +37,8 @@ class Engine:
       wrote: A variable: 1.0 if this worker's code has assigned shared
         variables eagerly since its last step.
       is_applying: Whether Keras's own step is under way.
+      readings: Variable by `id` -> its value by graph, in the scope of
+        `reading_once`; None outside of it.
       variables: Weak references to all variables, in order of creation.
     """
 
@@ -57,6 +59,7 @@ class Engine:
         self.note, self.read_told = told.note, told.read
         self.fits = fit_lib.FitCalls(self)
         self.is_applying = False
+        self.readings = None
         self._step = None
         self._numbers = itertools.count()
         # The lanes of a model's last step, and those of the last step of all.
@@ -83,6 +86,20 @@ class Engine:
             yield
         finally:
             self.is_applying = before
+
+    @contextlib.contextmanager
+    def reading_once(self):
+        """Scope in which a scalar of an optimizer is read once for all uses.
+
+        Keras reads the number of the step for each variable anew, and
+        computes what follows from it; of one reading TensorFlow sees that it
+        is the same for all.
+        """
+        self.readings = {}
+        try:
+            yield
+        finally:
+            self.readings = None
 
     # Steps.
 

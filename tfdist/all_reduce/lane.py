@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist import private_keras
 from tfdist import private_tensorflow
+from tfdist.all_reduce import branches
 from tfdist.all_reduce import pieces
 from tfdist.all_reduce import tail as tail_lib
 from tfdist.all_reduce.variables import plain
@@ -38,24 +39,28 @@ class Lane:
             for v in reduced
         ]
         self._names = [v.name.split(":")[0] for v in reduced]
-        self._layout = pieces.Layout(self._specs)
+        rate = private_keras.learning_rate_variable(optimizer)
+        # The chief's counts for all.
+        self._rate = None if rate is None else rate.value
+        self._layout = pieces.Layout(
+            self._specs, tail_lib.LENGTH + tail_lib.rate_length(self._rate)
+        )
         self._name = f"{number}/{self._specs}"
         # All lanes of the step that it was part of last, in order.
         self.step_lanes = ()
         self.number = engine.journal.add(self._layout.piece_bytes())
-        self._rate = private_keras.learning_rate_variable(optimizer)
         # A loss scale overflows on purpose, and has to see it.
         self._checks_gradients = not isinstance(
             optimizer, keras.optimizers.LossScaleOptimizer
         )
         self._reduce_eagerly = _traced(self._reduce)
         self._round = _traced(self._build_round)
+        self._finish_eagerly = _traced(self._finish)
         # The same rounding on all workers, with a batch or without: a graph of
         # its own, which TensorFlow rewrites without regard to what is around.
-        self._finish = _traced(
-            self._build_finish, private_tensorflow.STAYS_A_FUNCTION
+        self._take = _traced(
+            self._build_step, private_tensorflow.STAYS_A_FUNCTION
         )
-        self._finish_eagerly = _traced(self._call_finish)
 
     @property
     def shared(self):
@@ -70,7 +75,6 @@ class Lane:
           gradients: Tensors, one for each of `variables`.
           before: Values of `states` before the step, tensors.
         """
-        began = tf.timestamp()
         values = [*gradients, *(state.read_value() for state in self.states)]
         values = [
             tf.cast(value, spec.dtype)
@@ -78,71 +82,113 @@ class Lane:
         ]
         eagerly = tf.executing_eagerly()
         reduce = self._reduce_eagerly if eagerly else self._reduce
-        wrote = self._engine.wrote.read_value()
-        with tf.control_dependencies([began]):
-            vectors, numbers, mine = reduce(values, wrote)
+        sums, began, counts = reduce(values, self._engine.wrote.read_value())
         finish = self._finish_eagerly if eagerly else self._finish
-        tail, _ = tail_lib.split(finish(vectors, numbers, before))
+        tail = finish(sums, before)
         self._engine.note(tail)
         if self.optimizer is not None:
             self._engine.journal.write(
                 began=began,
                 ended=tail.present,
-                accepted=mine > 0.0,
+                accepted=counts,
                 lane=self.number,
             )
 
     def _reduce(self, values, wrote):
-        """Builds the sums of a step; and whether this worker's part counts."""
-        check, one = self._engine.check, tf.ones([])
-        gradients = states = one
+        """Builds the sums of a step.
+
+        Returns:
+          The summed vectors; when this worker had its own; and whether its
+          gradients count.
+        """
+        check = self._engine.check
+        mine = tail_lib.Tail(1.0, 1.0, 1.0, wrote=wrote)
         first = 0 if self._checks_gradients else len(self.variables)
+        counts = tf.constant(True)
         if check.looks and first == 0:
-            vectors, finite = check.checked(
-                self._layout.vectors(values), self._layout.tensors, self._names
+            vectors, counts = check.checked(
+                self._layout.vectors(values, self._numbers(mine)),
+                self._layout.tensors,
+                self._names,
+                lambda vectors: self._nothing(
+                    tail_lib.without_share(self._layout.tail(vectors))
+                ),
             )
-            gradients = states = tf.cast(finite, tf.float32)
         else:
             if check.looks and self.states:
                 kept, finite = check.checked(
-                    values[first:], list, self._names[first:]
+                    values[first:],
+                    list,
+                    self._names[first:],
+                    lambda values: [tf.zeros_like(value) for value in values],
                 )
                 values = [*values[:first], *kept]
-                states = tf.cast(finite, tf.float32)
-            vectors = self._layout.vectors(values)
-        mine = tail_lib.Tail(one, gradients, states, wrote=wrote)
-        return *self._sum(vectors, mine), gradients
+                mine = mine._replace(states=finite)
+            vectors = self._layout.vectors(values, self._numbers(mine))
+        with tf.control_dependencies(vectors):
+            began = tf.timestamp()
+        with tf.control_dependencies([began]):
+            return self._sums(vectors), began, counts
 
-    def _sum(self, vectors, mine):
-        """Builds the sums over all workers of vectors and of a `Tail`."""
-        is_chief = self._engine.is_chief
-        rate = None if self._rate is None else self._rate.value
-        numbers = tf.concat(
-            [
-                tf.stack([tf.cast(x, tf.float32) for x in mine]),
-                *tail_lib.rate_numbers(rate, is_chief),
-            ],
-            0,
-        )
-        return self._layout.reduce(
+    def _numbers(self, mine):
+        """Builds the tail of this worker's `Tail`, and the chief's rate."""
+        numbers = tf.stack([tf.cast(x, tf.float32) for x in mine])
+        rate = tail_lib.rate_numbers(self._rate, self._engine.is_chief)
+        return tf.concat([numbers, *rate], 0)
+
+    def _nothing(self, numbers):
+        """Builds the vectors of a worker that adds a tail alone."""
+        zeros = [tf.zeros(spec.shape, spec.dtype) for spec in self._specs]
+        return self._layout.vectors(zeros, numbers)
+
+    def _sums(self, vectors):
+        return self._layout.sums(
             vectors,
-            numbers,
             lambda vector, piece: self._engine.collectives.sum(
                 vector, f"{self._name}/{piece}", piece
             ),
         )
 
-    def _call_finish(self, vectors, numbers, before):
-        return self._finish(vectors, numbers, before)
+    def _finish(self, sums, before):
+        """Builds the step with the sums; returns their `Tail`."""
+        tail, _ = tail_lib.split(self._layout.tail(sums))
+        if not (self._engine.check.looks and self._checks_gradients):
+            self._take(sums, before)
+            return tail
+        changed = [*self.states, *([] if self._rate is None else [self._rate])]
+        cuts = len(sums), len(sums) + len(before)
 
-    def _build_finish(self, vectors, numbers, before):
+        def step(*tensors):
+            self._build_step(tensors[: cuts[0]], tensors[cuts[0] : cuts[1]])
+            return []
+
+        def leave_out(*tensors):
+            """Nothing of any worker counts: nothing is new but the rate."""
+            values = list(tensors[cuts[0] : cuts[1]])
+            if self._rate is not None:
+                values.append(self._chiefs_rate(tensors[: cuts[0]]))
+            for handle, value in zip(tensors[cuts[1] :], values, strict=True):
+                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+            return []
+
+        handles = [variable.handle for variable in changed]
+        branches.choose(
+            tail.gradients > 0.0, step, leave_out, [*sums, *before, *handles]
+        )
+        return tail
+
+    def _chiefs_rate(self, sums):
+        _, rate = tail_lib.split(self._layout.tail(sums))
+        return tail_lib.rate_of(rate, self._rate.dtype)
+
+    def _build_step(self, sums, before):
         """Builds the chief's rate, the means of state, and Keras's step."""
-        tail, rate = tail_lib.split(numbers)
+        tail, _ = tail_lib.split(self._layout.tail(sums))
         if self._rate is not None:
-            self._rate.assign(tail_lib.rate_of(rate, self._rate.value.dtype))
+            self._rate.assign(self._chiefs_rate(sums))
         most = tf.maximum(tail.gradients, 1.0)
         means = self._layout.tensors(
-            [tf.math.divide(v, tf.cast(most, v.dtype)) for v in vectors]
+            [tf.math.divide(v, tf.cast(most, v.dtype)) for v in sums]
         )
         first = len(self.variables)
         with self._engine.applying(), self._engine.replica_context():
@@ -153,25 +199,15 @@ class Lane:
                 mean = mean * tf.cast(factor, mean.dtype)
                 mean = pieces.of_dtype(mean, state.dtype)
                 state.assign(tf.where(tail.states > 0.0, mean, old))
-            if self.optimizer is not None:
-                self._apply(means[:first], tail)
-        return numbers
-
-    def _apply(self, means, tail):
-        gradients = [
-            pieces.of_dtype(mean, plain(variable).dtype)
-            for mean, variable in zip(means, self.variables, strict=True)
-        ]
-
-        def apply(*gradients):
-            self.optimizer.apply(list(gradients), self.variables)
+            if self.optimizer is None:
+                return
+            gradients = [
+                pieces.of_dtype(mean, plain(variable).dtype)
+                for mean, variable in zip(means, self.variables, strict=False)
+            ]
+            with self._engine.reading_once():
+                self.optimizer.apply(gradients, self.variables)
             self._engine.journal.count_update()
-
-        if self._engine.check.looks and self._checks_gradients:
-            # All may have been left out.
-            _call_if(tail.gradients > 0.0, apply, gradients)
-        else:
-            apply(*gradients)
 
     # Without a batch.
 
@@ -185,19 +221,19 @@ class Lane:
           The `Tail` of all, of floats.
         """
         mine = tail_lib.Tail(**mine)
-        vectors, numbers = self._engine.collectives.call(
+        sums = self._engine.collectives.call(
             self._round, tf.constant(mine, tf.float32)
         )
-        tail = tail_lib.Tail(*numbers.numpy()[: tail_lib.LENGTH].tolist())
+        numbers = self._layout.tail(sums).numpy()
+        tail = tail_lib.Tail(*numbers[: tail_lib.LENGTH].tolist())
         if tail.present:
             before = [state.read_value() for state in self.states]
-            self._finish_eagerly(vectors, numbers, before)
+            self._finish_eagerly(sums, before)
         return tail
 
     def _build_round(self, mine):
-        zeros = [tf.zeros(spec.shape, spec.dtype) for spec in self._specs]
-        mine = tail_lib.Tail(*tf.unstack(mine))
-        return self._sum(self._layout.vectors(zeros), mine)
+        numbers = self._numbers(tail_lib.Tail(*tf.unstack(mine)))
+        return self._sums(self._nothing(numbers))
 
 
 def _traced(method, attributes=None):
@@ -206,26 +242,4 @@ def _traced(method, attributes=None):
         functools.partial(method),
         autograph=False,
         experimental_attributes=attributes,
-    )
-
-
-def _call_if(condition, function, tensors):
-    """Builds the call of a function without results, under a condition.
-
-    `tf.cond` would become a switch for each tensor and each variable: for a
-    model of 122 variables a fifth of the step.
-    """
-    specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
-    called = tf.function(function, autograph=False).get_concrete_function(
-        *specs
-    )
-    captured = called.captured_inputs
-    specs += [tf.TensorSpec(c.shape, c.dtype) for c in captured]
-    skipped = tf.function(lambda *_: None, autograph=False)
-    tf.raw_ops.If(
-        cond=condition,
-        input=[*tensors, *captured],
-        Tout=[],
-        then_branch=called,
-        else_branch=skipped.get_concrete_function(*specs),
     )

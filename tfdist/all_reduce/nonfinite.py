@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tfdist import nonfinite_log
+from tfdist.all_reduce import branches
 
 
 class FiniteCheck(nonfinite_log.NonfiniteLog):
@@ -16,25 +17,29 @@ class FiniteCheck(nonfinite_log.NonfiniteLog):
     def __init__(self, choice, worker):
         super().__init__(choice, worker, "workers")
 
-    def checked(self, vectors, tensors_of, names):
+    def checked(self, vectors, tensors_of, names, instead):
         """Builds the check of vectors that are about to be sent.
 
         Args:
           vectors: List of tensors.
           tensors_of: Callable that gives the tensors that they are made of.
           names: Names of these, for messages.
+          instead: Callable of `vectors` that gives what to send in their
+            place where something is not finite.
 
         Returns:
-          The vectors, zeros in their place where something is not finite;
-          and whether all is, a scalar bool tensor. With "fail" they never
-          come then.
+          The vectors, or what comes instead; and whether all is finite, a
+          scalar bool tensor. With "fail" they never come if it is not.
         """
         # A sum has NaN or Inf if one of its terms has.
         finite = tf.reduce_all(
             [tf.math.is_finite(tf.reduce_sum(vector)) for vector in vectors]
         )
 
-        def refuse():
+        def keep(*vectors):
+            return list(vectors)
+
+        def refuse(*vectors):
             each = tf.stack(
                 [
                     tf.reduce_all(tf.math.is_finite(tensor))
@@ -46,6 +51,6 @@ class FiniteCheck(nonfinite_log.NonfiniteLog):
                 tf.debugging.Assert(tf.constant(False), [text])
             else:
                 self.build_report(names, each)
-            return [tf.zeros_like(vector) for vector in vectors]
+            return instead(vectors)
 
-        return tf.cond(finite, lambda: list(vectors), refuse), finite
+        return branches.choose(finite, keep, refuse, vectors), finite

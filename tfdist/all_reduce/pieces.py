@@ -6,111 +6,133 @@ import tensorflow as tf
 PIECE_BYTES = 8 << 20
 # A tail travels with a vector of at most this size, or else by itself.
 _TAIL_BYTES = 1 << 20
+# Tensors begin at multiples of so many bytes: where they do, TensorFlow cuts
+# a vector into them without a copy.
+_ROW_BYTES = 64
 
 
 class Layout:
-    """The arrangement of tensors in vectors of one type each.
+    """The arrangement of tensors, and of a tail, in vectors of one type each.
 
     Args:
       specs: List of `tf.TensorSpec`.
+      tail: Numbers in the tail.
     """
 
-    def __init__(self, specs):
+    def __init__(self, specs, tail=0):
         self._specs = specs
+        self._length = tail
         self._buckets = []
         open_by_dtype = {}
         # In the order in which backpropagation makes gradients.
         for k in reversed(range(len(specs))):
             dtype = specs[k].dtype
-            if self._size([k]) >= PIECE_BYTES:
+            if self._bytes([k]) >= PIECE_BYTES:
                 # By itself: nothing needs to be copied.
                 self._buckets.append([k])
                 continue
             bucket = open_by_dtype.get(dtype)
-            if bucket is None or self._size(bucket) >= PIECE_BYTES:
+            if bucket is None or self._bytes(bucket) >= PIECE_BYTES:
                 bucket = open_by_dtype[dtype] = []
                 self._buckets.append(bucket)
             bucket.append(k)
-        small = [b for b in self._buckets if self._size(b) <= _TAIL_BYTES]
-        self._carrier = min(small, key=self._size) if small else None
+        small = [b for b in self._buckets if self._bytes(b) <= _TAIL_BYTES]
+        # Number of the vector that the tail is at the end of; one of its own,
+        # after all others, if none is small.
+        self._carrier = len(self._buckets)
+        if small:
+            self._carrier = self._buckets.index(min(small, key=self._bytes))
 
-    def _size(self, bucket):
-        return sum(_elements(self._specs[k]) for k in bucket) * (
-            self._specs[bucket[0]].dtype.size
-        )
+    def _bytes(self, bucket):
+        size = self._specs[bucket[0]].dtype.size
+        return sum(_elements(self._specs[k]) for k in bucket) * size
 
-    def piece_bytes(self, tail=0):
-        """Returns the bytes of each piece, a list of ints.
+    def _sizes(self, bucket):
+        """Elements that each tensor takes in its vector, a list of ints."""
+        row = _row(self._specs[bucket[0]].dtype)
+        if self._bytes(bucket) >= PIECE_BYTES and not bucket[1:]:
+            row = 1
+        return [-(-_elements(self._specs[k]) // row) * row for k in bucket]
 
-        Args:
-          tail: Numbers in the tail.
-        """
+    def piece_bytes(self):
+        """Returns the bytes of each piece, a list of ints."""
         sizes = []
-        for bucket in self._buckets:
+        for k, bucket in enumerate(self._buckets):
             dtype = self._specs[bucket[0]].dtype
-            number = sum(_elements(self._specs[k]) for k in bucket)
-            if bucket is self._carrier:
-                number += tail
+            number = sum(self._sizes(bucket))
+            if k == self._carrier:
+                number += self._length
             sizes += [cut * dtype.size for cut in _cuts(number, dtype)]
-        if tail and self._carrier is None:
-            sizes.append(tail * tf.float32.size)
+        if self._length and self._carrier == len(self._buckets):
+            sizes.append(self._length * tf.float32.size)
         return sizes
 
-    def vectors(self, values):
-        """Returns the vectors of tensors that are like the specs."""
-        return [
-            _joined([tf.reshape(values[k], [-1]) for k in bucket])
-            for bucket in self._buckets
-        ]
+    def vectors(self, values, tail=None):
+        """Returns the vectors of tensors that are like the specs.
+
+        Args:
+          values: The tensors.
+          tail: Float32 vector; None if there is none.
+        """
+        vectors = []
+        for bucket in self._buckets:
+            parts = []
+            for k, size in zip(bucket, self._sizes(bucket), strict=True):
+                part = tf.reshape(values[k], [-1])
+                if more := size - _elements(self._specs[k]):
+                    part = tf.pad(part, [[0, more]])
+                parts.append(part)
+            if self._length and len(vectors) == self._carrier:
+                parts.append(tf.cast(tail, parts[0].dtype))
+            vectors.append(_joined(parts))
+        if self._length and len(vectors) == self._carrier:
+            vectors.append(tail)
+        return vectors
+
+    def tail(self, vectors):
+        """Returns the tail of `vectors`, float32."""
+        vector = vectors[self._carrier]
+        size = vector.shape.num_elements()
+        return tf.cast(vector[size - self._length :], tf.float32)
 
     def tensors(self, vectors):
         """Returns the tensors that `vectors` are of."""
         found = [None] * len(self._specs)
-        for bucket, vector in zip(self._buckets, vectors, strict=True):
-            sizes = [_elements(self._specs[k]) for k in bucket]
-            parts = tf.split(vector, sizes) if sizes[1:] else [vector]
+        for bucket, vector in zip(
+            self._buckets, vectors[: len(self._buckets)], strict=True
+        ):
+            sizes = self._sizes(bucket)
+            vector = vector[: sum(sizes)]
+            parts = [vector]
+            if sizes[1:]:
+                row = _row(vector.dtype)
+                rows = tf.reshape(vector, [-1, row])
+                parts = tf.split(rows, [size // row for size in sizes])
             for k, part in zip(bucket, parts, strict=True):
-                found[k] = tf.reshape(part, self._specs[k].shape)
+                spec = self._specs[k]
+                part = tf.reshape(part, [-1])[: _elements(spec)]
+                found[k] = tf.reshape(part, spec.shape)
         return found
 
-    def reduce(self, vectors, tail, reduce):
-        """Builds the sums of vectors and of a tail.
+    def sums(self, vectors, reduce):
+        """Builds the sums of vectors.
 
         Args:
           vectors: From `vectors`.
-          tail: A float32 vector; None for none.
           reduce: Callable of a vector, and of a number that tells pieces
             apart, that sums it over workers.
-
-        Returns:
-          The sums of the vectors, a list, and that of the tail or None.
         """
-        carrier = None
-        if self._carrier is not None and tail is not None:
-            carrier = self._buckets.index(self._carrier)
-        summed, tail_sum = [], None
+        summed = []
         number = 0
-        for k, vector in enumerate(vectors):
-            if k == carrier:
-                vector = tf.concat([vector, tf.cast(tail, vector.dtype)], 0)
-            size = vector.shape.num_elements()
-            cuts = _cuts(size, vector.dtype)
+        for vector in vectors:
+            cuts = _cuts(vector.shape.num_elements(), vector.dtype)
             pieces = tf.split(vector, cuts) if cuts[1:] else [vector]
             sums = []
             for piece in pieces:
                 sums.append(reduce(piece, number))
                 number += 1
-            vector = _joined(sums)
-            if k == carrier:
-                vector, tail_sum = tf.split(
-                    vector, [size - tail.shape[0], tail.shape[0]]
-                )
-            summed.append(vector)
-        if tail is None:
-            return summed, None
-        if carrier is None:
-            tail_sum = reduce(tail, number)
-        return summed, tf.cast(tail_sum, tf.float32)
+            summed.append(_joined(sums))
+        return summed
 
 
 def wire_dtype(dtype, name):
@@ -142,6 +164,10 @@ def _cuts(size, dtype):
     """The elements of each piece of a vector of `size`, a list of ints."""
     most = PIECE_BYTES // dtype.size
     return [min(most, size - at) for at in range(0, size, most)]
+
+
+def _row(dtype):
+    return _ROW_BYTES // dtype.size
 
 
 def _joined(vectors):

@@ -53,9 +53,21 @@ class Told:
         return wrote, chief
 
 
+def without_share(vector):
+    """Returns a worker's numbers if nothing that it has counts."""
+    kept = Tail(*[1.0] * LENGTH)._replace(gradients=0.0, states=0.0)
+    others = [1.0] * (vector.shape[0] - LENGTH)
+    return vector * tf.constant([*kept, *others])
+
+
 def split(vector):
     """Returns the `Tail` of summed numbers, and what follows it."""
     return Tail(*tf.unstack(vector[:LENGTH])), vector[LENGTH:]
+
+
+def rate_length(rate):
+    """How many numbers `rate_numbers` are, an int."""
+    return 0 if rate is None else rate.dtype.size // 2
 
 
 def rate_numbers(rate, is_chief):

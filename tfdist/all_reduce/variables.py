@@ -90,7 +90,15 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
                 refusals.before_read(self.files)
             else:
                 models.see_callers(self.files)
-        return super()._read_variable_op(no_copy)
+        readings = self._engine.readings
+        is_scalar = self.kind is Kind.OPTIMIZER and not self.shape.rank
+        if readings is None or not is_scalar:
+            return super()._read_variable_op(no_copy)
+        graph = tf.compat.v1.get_default_graph()
+        values = readings.setdefault(id(self), {})
+        if graph not in values:
+            values[graph] = super()._read_variable_op(no_copy)
+        return values[graph]
 
 
 def _noted(name):
@@ -99,6 +107,8 @@ def _noted(name):
     def assign(self, *args, **kwargs):
         if self.kind is not Kind.OWN:
             self._engine.before_assignment(self)
+        if self._engine.readings is not None:
+            self._engine.readings.pop(id(self), None)
         return method(self, *args, **kwargs)
 
     assign.__name__ = name

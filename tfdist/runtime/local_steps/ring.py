@@ -216,22 +216,19 @@ class Ring:
             factor = this_round.share if this_round.takes_part else 0.0
             shares.append(share * tf.cast(factor, share.dtype))
         specs = [tf.TensorSpec(share.shape, share.dtype) for share in shares]
-        layout = pieces.Layout(specs)
-        rate, tail, numbers = self.rate_of(inner.optimizer()), None, 0
-        if rate is not None:
-            (tail,) = tail_lib.rate_numbers(rate, self._is_chief)
-            numbers = tail.shape.num_elements()
+        rate = self.rate_of(inner.optimizer())
+        layout = pieces.Layout(specs, tail_lib.rate_length(rate))
+        tail = tail_lib.rate_numbers(rate, self._is_chief)
         name = f"exchange/{number_of(inner)}/{specs}"
-        vectors, tail = layout.reduce(
-            layout.vectors(shares),
-            tail,
+        vectors = layout.sums(
+            layout.vectors(shares, *tail),
             lambda vector, piece: self._sum(vector, f"{name}/{piece}", piece),
         )
         if rate is not None:
-            chiefs = tail_lib.rate_of(tail, rate.dtype)
+            chiefs = tail_lib.rate_of(layout.tail(vectors), rate.dtype)
             rate.assign(chiefs, read_value=False)
         this_round.num_bytes = collective_sums.bytes_sent(
-            [_CALL_BYTES, *layout.piece_bytes(numbers)], self.num_workers
+            [_CALL_BYTES, *layout.piece_bytes()], self.num_workers
         )
         means = [
             pieces.of_dtype(mean, value.dtype)
