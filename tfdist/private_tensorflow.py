@@ -309,12 +309,19 @@ def check_peer(task, seconds):
     )
 
 
-def abort_collectives(message):
+def abort_collectives(code, message):
     """Makes all collectives of this process fail, now and later.
 
-    Nothing public ends a collective that waits for a process that is gone.
+    Nothing public ends a collective that waits. A collective's own
+    `timeout_seconds` does, but starts a thread for each that lives for as
+    long, whether or not the collective has ended: 10,000 threads were seen
+    after as many steps.
+
+    Args:
+      code: Of the error, such as `tf.errors.UNAVAILABLE`.
+      message: Of the error.
     """
-    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
+    context.context().abort_collective_ops(code, message)
 
 
 def hidden_variable(value, shape=None):

@@ -5,6 +5,8 @@ which batches counted. Each function of a strategy and a worker's number is a
 program, and returns what `main.run` reports under its name.
 """
 
+import pathlib
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -302,6 +304,18 @@ class Counter(keras.layers.Layer):
         """Counts, and returns its input."""
         self.count.assign_add(1.0)
         return x
+
+
+def many_steps(strategy, worker):
+    """What they leave behind: threads of the process after 50 and 400."""
+    del worker
+    with strategy.scope():
+        model = linear()
+    seen = []
+    for number in (50, 350):
+        model.fit(batches(np.ones(number)), verbose=0)
+        seen.append(len(list(pathlib.Path("/proc/self/task").iterdir())))
+    return seen
 
 
 def the_chief_reads_and_evaluates_alone(strategy, worker):

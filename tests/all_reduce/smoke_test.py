@@ -21,6 +21,7 @@ PROGRAMS = (
     "weights_set_by_one_worker_within_an_epoch",
     "weights_set_at_the_end_of_an_epoch",
     "two_models_of_equal_shapes_in_a_loop",
+    "many_steps",
     "the_chief_reads_and_evaluates_alone",
 )
 
@@ -97,3 +98,11 @@ def test_the_chief_may_read_and_evaluate_while_others_train(reports):
     chief, other = (r["the_chief_reads_and_evaluates_alone"] for r in reports)
     assert chief == [[-2.0, -3.0, -4.0], -5.0]
     assert other == [[], -5.0]
+
+
+def test_a_step_leaves_no_thread_behind(reports):
+    # TensorFlow's own bound of a collective's time is a thread for each, which
+    # lives as long as that bound.
+    for report in reports:
+        few, many = report["many_steps"]
+        assert many < few + 100

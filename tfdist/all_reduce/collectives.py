@@ -1,6 +1,7 @@
 """Sums over all workers, bit for bit the same on each."""
 
 import functools
+import time
 import zlib
 
 import numpy as np
@@ -33,9 +34,9 @@ class NoCollectives:
 
     num_workers = 1
 
-    def sum(self, vector, name, token=None):
+    def sum(self, vector, name, piece=None):
         """Returns `vector`."""
-        del name, token
+        del name, piece
         return vector
 
     def gather(self, row, name):
@@ -68,31 +69,57 @@ class Collectives:
         self.seconds = seconds
         self.num_workers = peers.num_workers
         # By piece: pieces run at the same time, steps one after the other.
+        # Each is a variable that holds since when the piece is being summed,
+        # in seconds since the epoch; 0 if it is not.
         self._tokens = {}
+        # What was seen there, and when it was first.
+        self._seen = {}
         self._eager = {}
+        if seconds:
+            peers.watching.add(self)
 
-    def sum(self, vector, name, token=None):
+    def sum(self, vector, name, piece=None):
         """Builds the sum of all workers' vectors.
 
         Args:
           vector: Of the same size and type on all workers.
           name: That tells which vectors belong together.
-          token: Those with the same one run one after the other.
+          piece: Sums with the same one run one after the other.
         """
-        return collective_sums.build(
+        token = self._token(piece)
+        with tf.control_dependencies([vector]):
+            now = tf.timestamp()
+        token.assign(now, read_value=False)
+        total = collective_sums.build(
             vector,
             device=self._peers.device,
             num_workers=self.num_workers,
             key=key_of(name),
-            tokens=[self._token(token)],
-            seconds=self.seconds,
+            tokens=[token.handle],
         )
+        token.assign(0.0, read_value=False)
+        return total
 
-    def _token(self, name):
-        if name not in self._tokens:
+    def _token(self, piece):
+        if piece not in self._tokens:
             with tf.init_scope(), tf.device(self._peers.device):
-                self._tokens[name] = private_tensorflow.hidden_variable(0.0)
-        return self._tokens[name].handle
+                self._tokens[piece] = private_tensorflow.hidden_variable(
+                    tf.zeros([], tf.float64)
+                )
+        return self._tokens[piece]
+
+    def look(self):
+        """Ends all sums if one has waited for too long; at each heartbeat."""
+        now = time.monotonic()
+        for piece, token in list(self._tokens.items()):
+            since = float(token.numpy())
+            if self._seen.get(piece, (None,))[0] != since:
+                self._seen[piece] = since, now
+            elif since and now - self._seen[piece][1] > self.seconds:
+                private_tensorflow.abort_collectives(
+                    tf.errors.DEADLINE_EXCEEDED,
+                    f"A sum over the workers took over {self.seconds:g} s.",
+                )
 
     def gather(self, row, name):
         """Returns all workers' rows of whole numbers.

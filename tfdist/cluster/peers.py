@@ -10,6 +10,7 @@ each worker waits until the others listen, and looks after them by itself.
 import atexit
 import threading
 import time
+import weakref
 
 from absl import logging
 import tensorflow as tf
@@ -69,6 +70,9 @@ class Peers:
 
     Args:
       config: The `ClusterConfig`.
+
+    Attributes:
+      watching: Objects whose `look` is called at each heartbeat, a weak set.
     """
 
     def __init__(self, config):
@@ -92,6 +96,7 @@ class Peers:
         self._lost_is_known = threading.Event()
         # Whether a collective has failed: one of them is gone.
         self._has_failed = False
+        self.watching = weakref.WeakSet()
 
     def start(self, timeout):
         """Starts this process's server and waits for the others; see `join`."""
@@ -183,8 +188,12 @@ class Peers:
                             "workers again, from a checkpoint."
                         )
                         self._lost_is_known.set()
-                        private_tensorflow.abort_collectives(self._lost)
+                        private_tensorflow.abort_collectives(
+                            tf.errors.UNAVAILABLE, self._lost
+                        )
                         return
+            for one in list(self.watching):
+                one.look()
 
     def lost_worker(self):
         """Waits until it is known whether a worker is gone.
