@@ -64,5 +64,5 @@ def test_a_monitor_records_each_step(reports):
     assert chief["steps"] == 3
     # Whose data has ended makes no step of its own.
     assert other["versions"] == [1, 2]
-    # Half of 2 (N - 1) / N of a weight of 4 bytes goes out.
-    assert set(chief["bytes"] + other["bytes"]) == {4}
+    # A weight of 4 bytes takes a row of 64; with it go 8 numbers.
+    assert set(chief["bytes"] + other["bytes"]) == {64 + 32}
