@@ -13,6 +13,7 @@ from tfdist.all_reduce import fit as fit_lib
 from tfdist.all_reduce import journal as journal_lib
 from tfdist.all_reduce import lane as lane_lib
 from tfdist.all_reduce import tail as tail_lib
+from tfdist.all_reduce import update_builder
 from tfdist.all_reduce import variables as variables_lib
 
 _LANES = "_tfdist_lanes"
@@ -37,8 +38,7 @@ class Engine:
       wrote: A variable: 1.0 if this worker's code has assigned shared
         variables eagerly since its last step.
       is_applying: Whether Keras's own step is under way.
-      readings: Variable by `id` -> its value by graph, in the scope of
-        `reading_once`; None outside of it.
+      update: The `UpdateBuilder` of the step that is being built, or None.
       variables: Weak references to all variables, in order of creation.
     """
 
@@ -59,7 +59,7 @@ class Engine:
         self.note, self.read_told = told.note, told.read
         self.fits = fit_lib.FitCalls(self)
         self.is_applying = False
-        self.readings = None
+        self.update = None
         self._step = None
         self._numbers = itertools.count()
         # The lanes of a model's last step, and those of the last step of all.
@@ -88,18 +88,13 @@ class Engine:
             self.is_applying = before
 
     @contextlib.contextmanager
-    def reading_once(self):
-        """Scope in which a scalar of an optimizer is read once for all uses.
-
-        Keras reads the number of the step for each variable anew, and
-        computes what follows from it; of one reading TensorFlow sees that it
-        is the same for all.
-        """
-        self.readings = {}
+    def updating(self):
+        """Scope of an optimizer's step that is being built."""
+        self.update = update_builder.UpdateBuilder()
         try:
             yield
         finally:
-            self.readings = None
+            self.update = None
 
     # Steps.
 

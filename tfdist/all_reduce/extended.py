@@ -159,7 +159,10 @@ class AllReduceExtended(one_replica.OneReplicaExtended):
 
     def _update(self, var, fn, args, kwargs, group):
         del group
-        return fused_kernels.update(var, fn, args, kwargs)
+        update = self.engine.update
+        if update is None:
+            return fused_kernels.update(var, fn, args, kwargs)
+        return update.call(var, fn, args, kwargs)
 
     # Input.
 

@@ -205,7 +205,7 @@ class Lane:
                 pieces.of_dtype(mean, plain(variable).dtype)
                 for mean, variable in zip(means, self.variables, strict=False)
             ]
-            with self._engine.reading_once():
+            with self._engine.updating():
                 self.optimizer.apply(gradients, self.variables)
             self._engine.journal.count_update()
 

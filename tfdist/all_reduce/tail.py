@@ -66,7 +66,7 @@ def split(vector):
 
 
 def rate_length(rate):
-    """How many numbers `rate_numbers` are, an int."""
+    """The number of `rate_numbers`, an int."""
     return 0 if rate is None else rate.dtype.size // 2
 
 

@@ -1,6 +1,7 @@
 """Variables of one worker: plain ones that tell when they are assigned."""
 
 import enum
+import functools
 
 import keras
 import tensorflow as tf
@@ -90,15 +91,12 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
                 refusals.before_read(self.files)
             else:
                 models.see_callers(self.files)
-        readings = self._engine.readings
+        update = self._engine.update
         is_scalar = self.kind is Kind.OPTIMIZER and not self.shape.rank
-        if readings is None or not is_scalar:
-            return super()._read_variable_op(no_copy)
-        graph = tf.compat.v1.get_default_graph()
-        values = readings.setdefault(id(self), {})
-        if graph not in values:
-            values[graph] = super()._read_variable_op(no_copy)
-        return values[graph]
+        read = functools.partial(super()._read_variable_op, no_copy)
+        if update is None or not is_scalar:
+            return read()
+        return update.read(self, read)
 
 
 def _noted(name):
@@ -107,8 +105,8 @@ def _noted(name):
     def assign(self, *args, **kwargs):
         if self.kind is not Kind.OWN:
             self._engine.before_assignment(self)
-        if self._engine.readings is not None:
-            self._engine.readings.pop(id(self), None)
+        if self._engine.update is not None:
+            self._engine.update.before_assignment(self)
         return method(self, *args, **kwargs)
 
     assign.__name__ = name
