@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist import private_keras
 from tfdist import private_keras_calls
+from tfdist import private_pipelines
 from tfdist import private_tensorflow
 from tfdist import quiet
 from tfdist.data_shares import epoch_data
@@ -26,8 +27,9 @@ def distribute(dataset, config, before):
     Args:
       dataset: A `tf.data.Dataset`. Its `AutoShardPolicy` says how it is
         shared out: FILE and DATA as TensorFlow defines them, AUTO (default)
-        by file where there are enough files and no cache and else by element,
-        OFF not at all. What Keras makes of a Python generator: `generators`.
+        by file where there are enough files, no cache, and no stage that
+        counts elements, and else by element, OFF not at all. What Keras makes
+        of a Python generator: `generators`.
       config: The `ClusterConfig`.
       before: Called before the data is looked at, with the `DataRequest`
         and the number of shares (None where the data is not shared out).
@@ -37,7 +39,8 @@ def distribute(dataset, config, before):
 
     Raises:
       ValueError: The data is known to have fewer elements, or files, than
-        there are shares, or was made before the strategy.
+        there are shares, counts elements that FILE would share out by file,
+        or was made before the strategy.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
@@ -90,9 +93,12 @@ def _share_out(dataset, config, adapter):
         return _with_policy(shared, _AutoShardPolicy.OFF)
     if policy == _AutoShardPolicy.AUTO:
         by_file = not private_tensorflow.is_cached(dataset)
+        by_file = by_file and not private_pipelines.stage_not_by_file(dataset)
         by_file = by_file and _has_enough_files(dataset, number)
     else:
         by_file = policy == _AutoShardPolicy.FILE
+        if by_file:
+            _check_counts_nothing(dataset)
         if by_file and not _has_enough_files(dataset, number):
             raise ValueError(
                 "Argument `dataset` must read a file for each worker of the "
@@ -116,6 +122,27 @@ def _share_out(dataset, config, adapter):
         size = cardinality // number + (mine < cardinality % number)
         shared = shared.apply(tf.data.experimental.assert_cardinality(size))
     return _with_policy(shared, _AutoShardPolicy.OFF)
+
+
+def _check_counts_nothing(dataset):
+    """Refuses `AutoShardPolicy.FILE` where it would change the data.
+
+    Args:
+      dataset: A `tf.data.Dataset`.
+
+    Raises:
+      ValueError: It has a stage that counts elements, which would count those
+        of each worker's files.
+    """
+    stage = private_pipelines.stage_not_by_file(dataset)
+    if stage in private_pipelines.COUNTING:
+        raise ValueError(
+            "Argument `dataset` must not count what it reads from files with "
+            "`AutoShardPolicy.FILE`, where each worker would count elements "
+            "of its own files: use `AutoShardPolicy.DATA`, or count names of "
+            "files. Received: a data set with "
+            f"`{private_pipelines.COUNTING[stage]}`"
+        )
 
 
 def _check_made_after_strategy(dataset):

@@ -1,0 +1,101 @@
+"""Canaries: stages of `tf.data` have the names and the state they had.
+
+One for each name of `tfdist.private_pipelines`. Where one fails, TensorFlow
+has changed: what tfdist does with the name is in its docstring. What it is
+good for: `tests.data_shares`.
+"""
+
+import pathlib
+
+import pytest
+import tensorflow as tf
+
+from tests.private_tensorflow_test import public_names
+from tfdist import private_pipelines
+
+Dataset = tf.data.Dataset
+
+
+def test_every_name_has_a_canary():
+    text = pathlib.Path(__file__).read_text("utf-8")
+    for name in public_names(private_pipelines):
+        assert f"private_pipelines.{name}" in text, name
+
+
+COUNTING = {
+    "assert_cardinality": lambda x: x.apply(
+        tf.data.experimental.assert_cardinality(4)
+    ),
+    "shard": lambda x: x.shard(2, 0),
+    "skip": lambda x: x.skip(1),
+    "take": lambda x: x.take(1),
+    "take_while": lambda x: x.take_while(lambda y: y < 2),
+}
+
+
+def test_stages_that_count_have_their_names():
+    found = {
+        private_pipelines.COUNTING[
+            private_pipelines.stage_not_by_file(make(Dataset.range(4)))
+        ]
+        for make in COUNTING.values()
+    }
+    assert found == COUNTING.keys()
+    assert found == set(private_pipelines.COUNTING.values())
+
+
+PLAIN = {
+    "CacheDataset": lambda x: x.cache(),
+    "_BatchDataset": lambda x: x.batch(2),
+    "_ConcatenateDataset": lambda x: x.concatenate(x),
+    "_DenseToRaggedDataset": lambda x: x.ragged_batch(2),
+    "_FilterDataset": lambda x: x.filter(lambda y: y > 1),
+    "_FlatMapDataset": lambda x: x.flat_map(Dataset.from_tensors),
+    "_InterleaveDataset": lambda x: x.interleave(Dataset.from_tensors),
+    "_MapDataset": lambda x: x.map(lambda y: y),
+    "_OptionsDataset": lambda x: x.with_options(tf.data.Options()),
+    "_PaddedBatchDataset": lambda x: x.padded_batch(2),
+    "_ParallelBatchDataset": lambda x: x.batch(2, num_parallel_calls=2),
+    "_ParallelInterleaveDataset": lambda x: x.interleave(
+        Dataset.from_tensors, num_parallel_calls=2
+    ),
+    "_ParallelMapDataset": lambda x: x.map(lambda y: y, num_parallel_calls=2),
+    "_PrefetchDataset": lambda x: x.prefetch(1),
+    "_RebatchDataset": lambda x: x.batch(1).rebatch(2),
+    "_RepeatDataset": lambda x: x.repeat(2),
+    "_RestructuredDataset": lambda x: x.batch(2).unbatch(),
+    "_ShuffleDataset": lambda x: x.shuffle(2),
+    "_UnbatchDataset": lambda x: x.batch(2).unbatch(),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_other_stages_do_the_same_to_each_element(name):
+    stage = PLAIN[name](Dataset.range(4))
+    # `ragged_batch` is two stages.
+    made_of = [stage, *stage._inputs()]
+    assert name in {type(one).__name__ for one in made_of}
+    assert private_pipelines.stage_not_by_file(stage) is None
+    counted = PLAIN[name](Dataset.range(4).take(2)).prefetch(1)
+    assert private_pipelines.stage_not_by_file(counted) == "_TakeDataset"
+
+
+READERS = {
+    "FixedLengthRecordDatasetV2": lambda x: tf.data.FixedLengthRecordDataset(
+        x, 1
+    ),
+    "TFRecordDatasetV2": tf.data.TFRecordDataset,
+    "TextLineDatasetV2": tf.data.TextLineDataset,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_readers_are_known_and_show_what_names_their_files(name):
+    names, read = Dataset.from_tensor_slices(["a", "b"]), READERS[name]
+    assert type(read(names)).__name__ == name
+    for reader in (read(names.take(1)), names.take(1).interleave(read)):
+        assert private_pipelines.stage_not_by_file(reader) is None
+    mixed = names.shuffle(2, seed=1).take(1)
+    for reader in (read(mixed), mixed.interleave(read)):
+        found = private_pipelines.stage_not_by_file(reader)
+        assert found == "_TakeDataset"
