@@ -50,6 +50,34 @@ class Batches(keras.utils.PyDataset):
         return np.ones([2, 3]), np.ones([2, 1])
 
 
+class Reversed(Batches):
+    """Batch 0 is of twos."""
+
+    def __getitem__(self, index):
+        return (2.0 - index) * np.ones([2, 3]), np.ones([2, 1])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_batches_of_a_data_set_can_be_read_in_another_order(workers):
+    adapter = py_dataset_adapter.PyDatasetAdapter(
+        Batches(workers=workers), shuffle=True
+    )
+    assert private_keras.adapts_py_dataset(adapter)
+    assert not private_keras.adapts_py_dataset(adapter.py_dataset)
+    assert private_keras.shuffles_batches(adapter)
+    np.testing.assert_array_equal(
+        private_keras.batch_of(adapter, 0)[0], np.ones([2, 3])
+    )
+    if workers == 1:
+        return
+    private_keras.read_in_order_of(adapter, lambda _: Reversed(workers=2))
+    assert not private_keras.shuffles_batches(adapter)
+    adapter.on_epoch_begin()
+    read = [float(x[0, 0]) for x, _ in adapter.get_tf_dataset()]
+    adapter.on_epoch_end()
+    assert read == [2.0, 1.0]
+
+
 def test_threads_that_read_are_found():
     adapter = py_dataset_adapter.PyDatasetAdapter
     threads = adapter(Batches(workers=2), shuffle=False)

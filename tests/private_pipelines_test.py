@@ -7,6 +7,7 @@ good for: `tests.data_shares`.
 
 import pathlib
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -99,3 +100,88 @@ def test_readers_are_known_and_show_what_names_their_files(name):
     for reader in (read(mixed), mixed.interleave(read)):
         found = private_pipelines.stage_not_by_file(reader)
         assert found == "_TakeDataset"
+
+
+def hasty_options():
+    options = tf.data.Options()
+    options.deterministic = False
+    return Dataset.range(2).with_options(options)
+
+
+@pytest.mark.parametrize(
+    "expected, make",
+    [
+        (False, lambda: Dataset.range(4).batch(2).map(lambda x: x)),
+        (True, lambda: Dataset.range(4).shuffle(2, seed=1).batch(2)),
+        (True, lambda: Dataset.random(seed=1, rerandomize_each_iteration=True)),
+        (True, hasty_options),
+        (
+            True,
+            lambda: Dataset.range(2).map(
+                lambda x: x, num_parallel_calls=2, deterministic=False
+            ),
+        ),
+        (
+            True,
+            lambda: Dataset.range(2).flat_map(
+                lambda x: Dataset.range(x).map(
+                    lambda y: y, num_parallel_calls=2, deterministic=False
+                )
+            ),
+        ),
+    ],
+)
+def test_what_depends_on_iterators_of_before_is_known(expected, make):
+    assert private_pipelines.depends_on_iterators(make()) == expected
+
+
+def test_tensors_in_memory_are_counted():
+    slices = Dataset.from_tensor_slices((np.ones([4, 2]), np.ones([4], "int8")))
+    whole = Dataset.from_tensors(np.ones([3], np.float32))
+    data = Dataset.zip(slices.batch(2), whole.repeat())
+    assert private_pipelines.bytes_in_memory(data) == 4 * 2 * 8 + 4 + 3 * 4
+
+
+def graph_of(dataset):
+    text = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        external_state_policy=1,
+    )
+    return tf.compat.v1.GraphDef.FromString(text.numpy())
+
+
+def made_of(graph, dataset):
+    variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
+    return tf.data.experimental.from_variant(variant, dataset.element_spec)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Dataset.range(9).shuffle(9, seed=1),
+        lambda: Dataset.random(seed=1, rerandomize_each_iteration=True).take(3),
+        lambda: Dataset.range(9).shuffle(9, seed=1).cache(),
+    ],
+)
+def test_a_graph_begins_again_with_seeds_of_its_own(make):
+    first = [int(x) for x in make()]
+    dataset = make()
+    list(dataset)
+    graph = graph_of(dataset)
+    private_pipelines.begin_again(graph, 1)
+    assert [int(x) for x in made_of(graph, dataset)] == first
+    private_pipelines.begin_again(graph, 2)
+    second = [int(x) for x in made_of(graph, dataset)]
+    assert second != first
+    assert [int(x) for x in made_of(graph, dataset)] == second
+
+
+def test_nothing_of_a_graph_is_hasty_that_is_put_in_order():
+    dataset = Dataset.range(2).map(
+        lambda x: x, num_parallel_calls=2, deterministic=False
+    )
+    graph = graph_of(dataset)
+    private_pipelines.put_in_order(graph)
+    made = [node for node in graph.node if "deterministic" in node.attr]
+    assert [node.attr["deterministic"].s for node in made] == [b"true"]
+    assert [int(x) for x in made_of(graph, dataset)] == [0, 1]

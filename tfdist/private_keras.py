@@ -59,6 +59,51 @@ def enqueuer_of(adapter):
     return adapter.enqueuer
 
 
+def adapts_py_dataset(adapter):
+    """Whether a Keras `DataAdapter` is that of a `PyDataset` that ends.
+
+    The class has no public name.
+    """
+    return (
+        isinstance(adapter, py_dataset_adapter.PyDatasetAdapter)
+        and adapter.num_batches is not None
+    )
+
+
+def batch_of(adapter, index):
+    """Returns a batch of the adapter of a `PyDataset`, as Keras trains on it.
+
+    What Keras makes of what the user returns has no public name.
+    """
+    _require(adapter, "py_dataset", "_standardize_batch")
+    return adapter._standardize_batch(adapter.py_dataset[index])
+
+
+def shuffles_batches(adapter):
+    """Whether Keras draws the order of the batches of a `PyDataset`.
+
+    It does so from Python's own random numbers. The argument of `fit` becomes
+    an attribute of the adapter, which has no public name.
+    """
+    _require(adapter, "shuffle")
+    return bool(adapter.shuffle)
+
+
+def read_in_order_of(adapter, make):
+    """Has Keras's threads read a `PyDataset` through another one, in order.
+
+    They have their own copies of what the adapter holds, without public names.
+
+    Args:
+      adapter: The adapter, with its threads.
+      make: Callable of the `PyDataset` that makes the other one.
+    """
+    _require(adapter, "py_dataset", "shuffle")
+    _require(adapter.enqueuer, "py_dataset", "shuffle")
+    adapter.py_dataset = adapter.enqueuer.py_dataset = make(adapter.py_dataset)
+    adapter.shuffle = adapter.enqueuer.shuffle = False
+
+
 def sublayers(layer):
     """The layers that are direct parts of a Keras layer, in order.
 

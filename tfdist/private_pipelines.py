@@ -1,8 +1,13 @@
 """What a `tf.data` pipeline is made of: private names of data sets and graphs.
 
-A data set has no public name for its stages. Nothing here imports a
-private module; `tests/private_pipelines_test.py` has a canary for each function.
+A data set has no public name for its stages, nor for the state that a stage
+keeps from one iterator to the next. Nothing here imports a private module;
+`tests/private_pipelines_test.py` has a canary for each function.
 """
+
+import uuid
+
+import tensorflow as tf
 
 # Stages that do the same to each element, wherever its file is read. A batch
 # is of whatever elements come together; what `drop_remainder` drops, it drops
@@ -58,7 +63,17 @@ COUNTING = {
     "_TakeDataset": "take",
     "_TakeWhileDataset": "take_while",
 }
+# Stages that do not tell whether they draw, or keep the order.
+_UNKNOWN = ("_ParallelInterleaveDataset", "_RandomDataset", "_VariantDataset")
 _SHUFFLES = ("_ShuffleAndRepeatDataset", "_ShuffleDataset")
+# Of operations that draw: the input that is a generator of seeds, which is
+# shared by all iterators, and the two inputs that it began with.
+_DRAWING = {
+    "RandomDatasetV2": (2, (0, 1)),
+    "ShuffleAndRepeatDatasetV2": (5, (2, 3)),
+    "ShuffleDatasetV3": (4, (2, 3)),
+}
+_SEED_BITS = 63
 
 
 def _parts(dataset):
@@ -117,3 +132,120 @@ def stage_not_by_file(dataset):
         return name
     found = map(stage_not_by_file, parts)
     return next((stage for stage in found if stage is not None), None)
+
+
+def depends_on_iterators(dataset):
+    """Whether what a data set gives may depend on its iterators of before.
+
+    Or on time: a shuffle, a `Dataset.random`, whatever may give its elements
+    in the order in which they are ready, and what this cannot look into.
+    """
+    options = dataset.options()
+    return options.deterministic is False or any(
+        "Shuffle" in _name(stage)
+        or _name(stage) in _UNKNOWN
+        or getattr(stage, "_deterministic", None) == "false"
+        or any(_is_hasty(node) for node in _nodes(stage))
+        or any(
+            captured.dtype == tf.variant
+            for wrapped in stage._functions()
+            for captured in wrapped.function.captured_inputs
+        )
+        for stage in _stages(dataset)
+    )
+
+
+def bytes_in_memory(dataset):
+    """Bytes of the tensors that a `tf.data.Dataset` reads, as far as is known.
+
+    Its description as a graph has them all.
+    """
+    return sum(
+        tensor.dtype.size * (tensor.shape.num_elements() or 0)
+        for stage in _stages(dataset)
+        for tensor in getattr(stage, "_tensors", [])
+        if tensor.dtype != tf.variant
+    )
+
+
+def _is_hasty(node):
+    """Whether a `NodeDef` gives elements in the order in which they come."""
+    return "deterministic" in node.attr and (
+        node.attr["deterministic"].s == b"false"
+    )
+
+
+def begin_again(graph, number):
+    """Makes the stages of a graph begin as if none had been iterated over.
+
+    Each drawing stage gets a generator of seeds of its own, and each cache of
+    what such a stage has given a memory of its own.
+
+    Args:
+      graph: The `GraphDef` of a data set, which is changed.
+      number: With 1 a stage draws what it draws first of all; with each other
+        int something else. Shuffles that stay as they are do so.
+    """
+    nodes = {node.name: node for node in graph.node}
+    drawing = set()
+    for node in graph.node:
+        # In the order in which they were built: inputs come first.
+        inputs = [name.split(":")[0].lstrip("^") for name in node.input]
+        if node.op in _DRAWING:
+            generator, seeds = _DRAWING[node.op]
+            _renew(nodes[inputs[generator]])
+            if _draws_anew(node):
+                _change_seeds([nodes[inputs[k]] for k in seeds], number)
+        if node.op == "CacheDatasetV2" and drawing.intersection(inputs):
+            _renew(nodes[inputs[2]])
+        if node.op in _DRAWING or drawing.intersection(inputs):
+            drawing.add(node.name)
+
+
+def put_in_order(graph):
+    """Makes no stage of a graph give elements in the order of their arrival.
+
+    Args:
+      graph: The `GraphDef` of a data set, which is changed.
+    """
+    for node in _nodes_of(graph):
+        if _is_hasty(node):
+            node.attr["deterministic"].s = b"true"
+        if "sloppy" in node.attr:
+            node.attr["sloppy"].b = False
+
+
+def _draws_anew(node):
+    """Whether a drawing `NodeDef` draws something else for each iterator."""
+    for name in ("reshuffle_each_iteration", "rerandomize_each_iteration"):
+        if name in node.attr:
+            return node.attr[name].b
+    return True
+
+
+def _renew(node):
+    """Gives a `NodeDef` of a handle a name that no resource has.
+
+    A stage whose resource is not found makes one.
+    """
+    for handle in node.attr["value"].tensor.resource_handle_val:
+        handle.name = f"tfdist/{uuid.uuid4().hex}"
+
+
+def _change_seeds(nodes, number):
+    """Replaces seeds by what comes of them and of a number.
+
+    Args:
+      nodes: The `NodeDef`s of the two seeds.
+      number: See `begin_again`.
+    """
+    first, second = (
+        int(tf.make_ndarray(node.attr["value"].tensor)) for node in nodes
+    )
+    if number == 1 and (first or second):
+        return
+    # Odd multipliers: other numbers come to other seeds. Zeros would mean
+    # another draw on each worker.
+    mixed = (second ^ (number * 0x9E3779B97F4A7C15)) % 2**_SEED_BITS
+    tensor = tf.make_tensor_proto(mixed or 1, tf.int64)
+    nodes[1].attr["value"].tensor.CopyFrom(tensor)

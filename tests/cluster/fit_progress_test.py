@@ -7,7 +7,9 @@ from tfdist.cluster import fit_progress
 
 
 def test_a_word_comes_back_as_it_was():
-    word = fit_progress.Word(reached=4, stopped=1, version=7, rates=(0.5, 0.25))
+    word = fit_progress.Word(
+        reached=4, stopped=1, version=7, rates=(0.5, 0.25), data=2**32 - 1
+    )
     assert fit_progress.Word.unpack(word.pack()) == word
     assert len(word.pack()) == fit_progress.SIZE
 

@@ -47,6 +47,8 @@ class AllReduceExtended(one_replica.OneReplicaExtended):
         self.engine = make_engine(container_strategy)
         # How many shares the data of the last `fit` was divided into.
         self.data_shares = None
+        # How many calls of `fit` there were.
+        self._calls = 0
         self._device = device
         self._traced = weakref.WeakKeyDictionary()
         # Called with each new variable.
@@ -173,16 +175,19 @@ class AllReduceExtended(one_replica.OneReplicaExtended):
     def _before_data(self, request, number):
         purpose, frame, _ = request
         if purpose not in ("train", "evaluate"):
-            return
+            return None
         engine = self.engine
         model = private_keras_calls.model_of(frame)
         if engine.files.is_shared:
             models.see(model, engine.files)
             callbacks.see(private_keras_calls.callbacks_of(frame), engine.files)
-        if purpose == "train":
-            self.data_shares = number
-            engine.fits.watch(frame)
-            guarded_steps.guard(model, engine.fits.call)
+        if purpose != "train":
+            return None
+        self.data_shares = number
+        self._calls += 1
+        engine.fits.watch(frame)
+        guarded_steps.guard(model, engine.fits.call)
+        return self._calls
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
         del options

@@ -12,7 +12,7 @@ import threading
 # Learning rates of one model's optimizers that others can follow.
 MAX_RATES = 4
 # Numbers of a `Word`.
-SIZE = 3 + MAX_RATES
+SIZE = 4 + MAX_RATES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +26,15 @@ class Word:
       version: Updates that it had pulled when it decided last.
       rates: Learning rates of the optimizers that it trains with, a tuple of
         floats.
+      data: A number of the first batch of all, the same where the data is
+        alike; 0 where it is not compared.
     """
 
     reached: int = 0
     stopped: int = 0
     version: int = 0
     rates: tuple = ()
+    data: int = 0
 
     @property
     def number(self):
@@ -51,15 +54,16 @@ class Word:
             float(self.reached),
             float(self.stopped),
             float(self.version),
+            float(self.data),
             *rates,
         ]
 
     @classmethod
     def unpack(cls, numbers):
         """The `Word` that numbers from `pack` are."""
-        reached, stopped, version, *rates = map(float, numbers)
+        reached, stopped, version, data, *rates = map(float, numbers)
         known = tuple(rate for rate in rates if not math.isnan(rate))
-        return cls(int(reached), int(stopped), int(version), known)
+        return cls(int(reached), int(stopped), int(version), known, int(data))
 
 
 def begun(number):

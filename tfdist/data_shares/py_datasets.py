@@ -1,8 +1,122 @@
-"""The threads that read a `keras.utils.PyDataset` with `workers`."""
+"""The order of a `keras.utils.PyDataset`, and the threads that read it."""
+
+import itertools
+import random
+import zlib
 
 from absl import logging
+import keras
+import numpy as np
+import tensorflow as tf
 
 from tfdist import private_keras
+
+
+def in_agreed_order(dataset, adapter, call, reads_alone):
+    """The batches of a `PyDataset` in an order that all workers draw alike.
+
+    Keras draws it from Python's random numbers, from which one worker alone
+    may have drawn others before. All batches are read on all workers: a
+    `PyDataset` that draws them itself then draws the same.
+
+    Args:
+      dataset: The `tf.data.Dataset` that Keras has made of it.
+      adapter: The Keras `DataAdapter`.
+      call: Number of the call of `fit`.
+      reads_alone: Whether it is read without its threads, if it has any.
+
+    Returns:
+      A `tf.data.Dataset`.
+    """
+    if not private_keras.shuffles_batches(adapter):
+        return dataset
+    orders = _Orders(adapter.num_batches, call)
+    threads = private_keras.enqueuer_of(adapter)
+    if threads is not None and not reads_alone:
+        private_keras.read_in_order_of(
+            adapter, lambda batches: _Reordered(batches, orders)
+        )
+        return dataset
+
+    def generate():
+        for index in orders.draw():
+            yield private_keras.batch_of(adapter, index)
+
+    ordered = tf.data.Dataset.from_generator(
+        generate, output_signature=dataset.element_spec
+    )
+    return ordered.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE)
+
+
+def checksum(adapter):
+    """A number that tells one first batch of a `PyDataset` from another.
+
+    Args:
+      adapter: The Keras `DataAdapter`.
+
+    Returns:
+      A positive int of 32 bits.
+    """
+    number = 0
+    for part in keras.tree.flatten(private_keras.batch_of(adapter, 0)):
+        if hasattr(part, "__array__"):
+            part = np.asarray(part)
+            content = part.tobytes() if part.dtype != object else b""
+            number = zlib.crc32(content, number)
+    return number or 1
+
+
+class _Orders:
+    """Orders of batches, one after the other, the same on all workers.
+
+    Args:
+      size: Number of batches.
+      call: Number of the call of `fit`.
+    """
+
+    def __init__(self, size, call):
+        self._size = size
+        # The process's seed, without a draw from it.
+        self._seed = f"{tf.compat.v1.get_seed(1)[0]} {call}"
+        self._epochs = itertools.count()
+
+    def draw(self):
+        """Returns the numbers of the batches in the order of an epoch."""
+        order = list(range(self._size))
+        random.Random(f"{self._seed} {next(self._epochs)}").shuffle(order)
+        return order
+
+
+class _Reordered(keras.utils.PyDataset):
+    """A `PyDataset` whose batches are in another order in each epoch.
+
+    Threads and processes read it, which are given it when an epoch begins.
+
+    Args:
+      batches: The `PyDataset`.
+      orders: `_Orders`.
+    """
+
+    def __init__(self, batches, orders):
+        super().__init__(
+            batches.workers, batches.use_multiprocessing, batches.max_queue_size
+        )
+        self._batches = batches
+        self._orders = orders
+        self._order = orders.draw()
+
+    def __len__(self):
+        return len(self._order)
+
+    def __getitem__(self, index):
+        return self._batches[self._order[index]]
+
+    def on_epoch_begin(self):
+        self._batches.on_epoch_begin()
+
+    def on_epoch_end(self):
+        self._batches.on_epoch_end()
+        self._order = self._orders.draw()
 
 
 class Readers:

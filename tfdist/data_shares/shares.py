@@ -4,6 +4,8 @@ Training data is shared out over the workers; data for evaluation and
 prediction is not, so that every worker that evaluates gets the same answer.
 """
 
+import itertools
+
 import tensorflow as tf
 
 from tfdist import private_keras
@@ -12,13 +14,16 @@ from tfdist import private_pipelines
 from tfdist import private_tensorflow
 from tfdist import quiet
 from tfdist.data_shares import epoch_data
+from tfdist.data_shares import fresh_pipelines
 from tfdist.data_shares import generators
 from tfdist.data_shares import py_datasets
 
 _AutoShardPolicy = tf.data.experimental.AutoShardPolicy
+# Numbers of the calls of this process in training loops of the user's.
+_loops = itertools.count(1)
 
 
-def distribute(dataset, config, before):
+def distribute(dataset, config, before, compare=lambda checksum: None):
     """The data that this worker iterates over.
 
     Called by `strategy.experimental_distribute_dataset`, and by Keras for
@@ -33,6 +38,10 @@ def distribute(dataset, config, before):
       config: The `ClusterConfig`.
       before: Called before the data is looked at, with the `DataRequest`
         and the number of shares (None where the data is not shared out).
+        Returns the number of the call of `fit`, the same on all workers; None
+        outside of `fit`.
+      compare: Called for a `PyDataset` in `fit`, with a callable that reads
+        its first batch and gives a number of it, the same on all workers.
 
     Returns:
       A `tf.data.Dataset`; for Keras an `EpochData`.
@@ -52,12 +61,15 @@ def distribute(dataset, config, before):
     purpose, frame, adapter = request
     policy = dataset.options().experimental_distribute.auto_shard_policy
     is_whole = policy == _AutoShardPolicy.OFF
-    before(request, None if is_whole else _shares(config)[0])
+    call = before(request, None if is_whole else _shares(config)[0])
     shared, steps_per_epoch, number = dataset, None, 1
     if purpose not in ("evaluate", "validate"):
         if adapter is not None:
             steps_per_epoch = private_keras_calls.steps_per_epoch_of(frame)
-        shared = _share_out(dataset, config, adapter)
+        call = next(_loops) if call is None else call
+        shared = _share_out(
+            dataset, config, adapter, call, steps_per_epoch, compare
+        )
         number, _ = _shares(config)
     if adapter is None:
         return shared
@@ -71,13 +83,16 @@ def _shares(config):
     return (1, 0) if config.num_workers == 1 else config.data_share
 
 
-def _share_out(dataset, config, adapter):
+def _share_out(dataset, config, adapter, call, steps_per_epoch, compare):
     """This worker's share of a data set.
 
     Args:
       dataset: A `tf.data.Dataset`.
       config: The `ClusterConfig`.
       adapter: The Keras `DataAdapter` that has made it; None if none has.
+      call: Number of the call of `fit`.
+      steps_per_epoch: That of `fit`, or None.
+      compare: See `distribute`.
 
     Returns:
       A `tf.data.Dataset`.
@@ -88,7 +103,13 @@ def _share_out(dataset, config, adapter):
         return dataset
     if private_keras.adapts_generator(adapter):
         return generators.share(dataset, adapter, number, mine)
+    if private_keras.adapts_py_dataset(adapter):
+        compare(lambda: py_datasets.checksum(adapter))
+        dataset = py_datasets.in_agreed_order(
+            dataset, adapter, call, reads_alone=bool(steps_per_epoch)
+        )
     if policy == _AutoShardPolicy.HINT:
+        dataset = fresh_pipelines.begun_again(dataset, call, in_order=True)
         shared = _auto_shard(dataset, policy, number, mine)
         return _with_policy(shared, _AutoShardPolicy.OFF)
     if policy == _AutoShardPolicy.AUTO:
@@ -106,6 +127,7 @@ def _share_out(dataset, config, adapter):
                 "`AutoShardPolicy.DATA`, or start fewer workers. Received: "
                 f"fewer files than {number} workers"
             )
+    dataset = fresh_pipelines.begun_again(dataset, call, in_order=not by_file)
     if by_file:
         shared = _auto_shard(dataset, _AutoShardPolicy.FILE, number, mine)
         return _with_policy(shared, _AutoShardPolicy.OFF)

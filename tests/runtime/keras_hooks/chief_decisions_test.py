@@ -236,3 +236,17 @@ def test_rates_of_all_optimizers_of_a_model_are_known():
 def test_decisions_of_nobody_known_are_refused():
     with pytest.raises(ValueError, match="`decisions` must be one of.*'all'"):
         tfdist.AsyncStrategy(decisions="all")
+
+
+def test_batches_that_are_not_the_chiefs_are_said_to_be_once(caplog):
+    worker = Worker(1)
+    fit = worker.begin(1)
+    fit.is_in_loop = False
+    worker.chief_decisions.note_data(lambda: 5)
+    fit.is_in_loop = True
+    # Of a `fit` within it.
+    worker.chief_decisions.note_data(lambda: 6)
+    begun = fit_progress.begun(1)
+    for data, expected in ((0, 0), (5, 0), (7, 1), (7, 1)):
+        worker.exchange(1, reached=begun, version=0, data=data)
+        assert caplog.text.count("first batch of the PyDataset") == expected

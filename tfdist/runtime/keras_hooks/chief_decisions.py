@@ -40,6 +40,8 @@ class _Fit:
         # Variables with learning rates that are followed.
         self.rates = []
         self.is_in_loop = False
+        # A number of the first batch of all; 0 where it is not compared.
+        self.data = 0
         # Whether it has made a step.
         self.has_stepped = False
         # Whether the chief has stopped it.
@@ -112,10 +114,24 @@ class ChiefDecisions:
         # Whether this worker has assigned what servers hold, since it took
         # their values over last.
         self._wrote = False
-        self._warned = False
+        self._warned = self._warned_of_data = False
         self._told = self._store.worker_variable(
             tf.constant(fit_progress.Word().pack(), tf.float64), "told"
         )
+
+    @property
+    def number(self):
+        """The number of the call of `fit` under way; 0 without one."""
+        return 0 if self._fit is None else self._fit.number
+
+    def note_data(self, checksum):
+        """Takes note of the first batch of the data of a call.
+
+        Args:
+          checksum: Callable that gives a number of it.
+        """
+        if self._fit is not None and not self._fit.is_in_loop:
+            self._fit.data = checksum()
 
     # In the training step.
 
@@ -266,6 +282,7 @@ class ChiefDecisions:
                 reached=fit_progress.begun(fit.number),
                 rates=self._own_rates(fit),
                 version=self._version(),
+                data=fit.data,
             )
             if fit.number > 1:
                 self._take_over()
@@ -320,9 +337,26 @@ class ChiefDecisions:
         if told.number != fit.number:
             return
         fit.told = told
+        self._compare_data(fit, told)
         if told.stopped == fit.number:
             fit.stopped = True
             fit.model.stop_training = True
+
+    def _compare_data(self, fit, told):
+        """Warns of data that is not what the chief shares out."""
+        if self._warned_of_data or not (fit.data and told.data):
+            return
+        if fit.data == told.data:
+            return
+        self._warned_of_data = True
+        logging.warning(
+            "The first batch of the PyDataset is another one here than on the "
+            "chief. Each worker trains on every Nth batch: if they come in "
+            "another order here, some are trained on twice and others not at "
+            "all. Draw the order from the number of the epoch, so that looking "
+            "at the data (`evaluate`, `adapt`) does not change it. If the "
+            "same examples are only augmented in another way, all is well."
+        )
 
     def _adopt_rates(self, fit):
         told = fit.told

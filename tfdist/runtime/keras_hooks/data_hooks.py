@@ -17,10 +17,13 @@ def before_data(runtime, before_training, request, shares):
       before_training: Called before this worker begins to train.
       request: The `DataRequest`.
       shares: Number of shares of the data; None where it is not shared out.
+
+    Returns:
+      Number of the call of `fit`, the same on all workers; None outside.
     """
     purpose, frame, _ = request
     if purpose not in ("train", "evaluate"):
-        return
+        return None
     model = private_keras_calls.model_of(frame)
     if runtime.files.is_shared:
         models.see(model, runtime.files)
@@ -28,7 +31,7 @@ def before_data(runtime, before_training, request, shares):
     if purpose == "evaluate":
         runtime.pull()
         runtime.unused_models.refuse([v.value for v in model.variables])
-        return
+        return None
     before_training()
     call = functools.partial(
         empty_epochs.call, runtime.call_in_fit, runtime.coordination
@@ -39,3 +42,4 @@ def before_data(runtime, before_training, request, shares):
     if runtime.recovery.is_needed:
         guarded_steps.guard(model, call)
     runtime.note_data_shares(shares)
+    return runtime.chief_decisions.number or runtime.fits

@@ -236,7 +236,12 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             self._runtime,
             self._container_strategy().wait_for_warm_start,
         )
-        return shares.distribute(dataset, self._config, before)
+        return shares.distribute(
+            dataset,
+            self._config,
+            before,
+            self._runtime.chief_decisions.note_data,
+        )
 
     def _distribute_datasets_from_function(self, dataset_fn, options):
         del options

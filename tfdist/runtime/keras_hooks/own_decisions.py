@@ -6,6 +6,11 @@ class OwnDecisions:
 
     # No decision of another worker is asked for.
     follows = False
+    # Calls of `fit` have no number that all workers know.
+    number = 0
+
+    def note_data(self, checksum):
+        """Does nothing."""
 
     def watch(self, frame):
         """Does nothing."""

@@ -1,0 +1,222 @@
+"""Shares are of one order of the data, whatever a worker has looked at.
+
+Two workers in one process: each makes the same pipeline and takes its share.
+The data are powers of two, so that a sum tells which elements were in a share.
+"""
+
+import itertools
+import random
+import time
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.multi_process import data_tasks
+import tfdist
+from tfdist.data_shares import fresh_pipelines
+from tfdist.data_shares import shares
+
+WORKERS = 2
+ELEMENTS = 16
+ALL = sorted(2.0**k for k in range(ELEMENTS))
+
+
+def powers():
+    return tf.data.Dataset.from_tensor_slices(2.0 ** np.arange(ELEMENTS))
+
+
+def share_of(dataset, worker, call=1):
+    """Returns a worker's share of a data set in that call of `fit`."""
+    config = types.SimpleNamespace(
+        num_workers=WORKERS, data_share=(WORKERS, worker)
+    )
+    return shares.distribute(dataset, config, lambda request, number: call)
+
+
+def drawn(generator):
+    """An order that a slow thread would change: elements wait for a while."""
+
+    def wait(x):
+        time.sleep(generator.random() / 200)
+        return x
+
+    def map_function(x):
+        y = tf.numpy_function(wait, [x], x.dtype)
+        return tf.ensure_shape(y, x.shape)
+
+    return map_function
+
+
+def hasty(dataset, **kwargs):
+    wait = drawn(random.Random())
+    return dataset.map(wait, num_parallel_calls=4, **kwargs)
+
+
+def with_hasty_options(dataset):
+    options = tf.data.Options()
+    options.deterministic = False
+    return dataset.with_options(options)
+
+
+def within(dataset):
+    return tf.data.Dataset.range(1).flat_map(lambda _: dataset)
+
+
+def mixed():
+    halves = [powers().shard(2, k).repeat() for k in range(2)]
+    return tf.data.Dataset.sample_from_datasets(
+        halves, [0.5, 0.5], seed=3, rerandomize_each_iteration=True
+    ).take(ELEMENTS)
+
+
+KINDS = {
+    "shuffle": lambda: powers().shuffle(ELEMENTS, seed=1),
+    "small buffer": lambda: powers().shuffle(3, seed=1),
+    "batches": lambda: powers().shuffle(ELEMENTS, seed=1).batch(2).unbatch(),
+    "shuffled batches": lambda: (
+        powers().batch(2).shuffle(ELEMENTS, seed=1).unbatch()
+    ),
+    "twice": lambda: powers().shuffle(4, seed=1).shuffle(5, seed=2),
+    "mapped and filtered": lambda: (
+        powers().shuffle(9, seed=1).map(lambda x: 2 * x).filter(lambda x: x > 2)
+    ).map(lambda x: x / 2),
+    "zipped": lambda: tf.data.Dataset.zip(
+        powers(), powers().shuffle(9, seed=1)
+    ).map(lambda x, y: y),
+    "cached": lambda: powers().shuffle(ELEMENTS, seed=1).cache(),
+    "inner": lambda: within(powers().shuffle(9, seed=1)),
+    "hasty map": lambda: hasty(powers(), deterministic=False),
+    "hasty options": lambda: with_hasty_options(hasty(powers())),
+    "hasty batches": lambda: powers().interleave(
+        lambda x: hasty(tf.data.Dataset.from_tensors(x)),
+        cycle_length=4,
+        num_parallel_calls=4,
+        deterministic=False,
+    ),
+    "generator": lambda: tf.data.Dataset.from_generator(
+        lambda: iter(ALL), output_signature=tf.TensorSpec([], tf.float64)
+    ).shuffle(9, seed=1),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_are_disjoint_whatever_the_chief_has_looked_at(kind):
+    datasets = [KINDS[kind]() for _ in range(WORKERS)]
+    list(datasets[0])
+    next(iter(datasets[0]))
+    for call in (1, 2):
+        parts = [share_of(d, k, call) for k, d in enumerate(datasets)]
+        # Each iterates over its own for two epochs.
+        for _ in range(2):
+            seen = [float(x) for part in parts for x in part]
+            expected = ALL[1:] if kind == "mapped and filtered" else ALL
+            assert sorted(seen) == expected
+        # Validation, between two calls.
+        next(iter(datasets[0]))
+
+
+def test_what_is_sampled_is_sampled_alike():
+    datasets = [mixed() for _ in range(WORKERS)]
+    next(iter(datasets[0]))
+    # One worker's share of both pipelines.
+    first, second = (list(map(float, share_of(d, 0))) for d in datasets)
+    assert first == second
+    again = list(map(float, share_of(datasets[0], 0, call=2)))
+    assert again != first
+
+
+def test_epochs_and_calls_have_orders_of_their_own():
+    dataset = powers().shuffle(ELEMENTS, seed=1)
+    orders = [
+        tuple(map(float, part))
+        for call in (1, 2)
+        for part in [share_of(dataset, 0, call)] * 2
+    ]
+    assert len(set(orders)) == len(orders)
+    # The first is TensorFlow's own.
+    own = [float(x) for x in powers().shuffle(ELEMENTS, seed=1)]
+    assert list(orders[0]) == own[::WORKERS]
+    fixed = powers().shuffle(ELEMENTS, seed=1, reshuffle_each_iteration=False)
+    own = [float(x) for x in fixed][::WORKERS]
+    for call in (1, 2):
+        assert list(map(float, share_of(fixed, 0, call))) == own
+
+
+def test_a_cache_of_what_is_in_order_is_kept():
+    computed = []
+
+    def note(x):
+        computed.append(float(x))
+        return x
+
+    dataset = powers().map(
+        lambda x: tf.ensure_shape(tf.numpy_function(note, [x], x.dtype), [])
+    )
+    dataset = dataset.cache().shuffle(ELEMENTS, seed=1)
+    for call in (1, 2):
+        list(share_of(dataset, 0, call))
+    assert sorted(computed) == ALL
+
+
+def test_a_pipeline_outlives_the_name_of_its_data_set():
+    part = share_of(hasty(powers(), deterministic=False), 1)
+    assert [float(x) for x in part] == ALL[1::2]
+
+
+def test_data_that_is_too_large_is_said_to_be(monkeypatch, caplog):
+    monkeypatch.setattr(fresh_pipelines, "MAX_BYTES", 8 * ELEMENTS - 1)
+    dataset = powers().shuffle(ELEMENTS, seed=1)
+    share_of(dataset, 0)
+    assert "bytes in memory" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(fresh_pipelines, "MAX_BYTES", 8 * ELEMENTS)
+    share_of(dataset, 0)
+    share_of(powers().repeat(100), 0)
+    assert not caplog.text
+
+
+class Batches(keras.utils.PyDataset):
+    """Batch k is two to the k."""
+
+    def __len__(self):
+        return ELEMENTS
+
+    def __getitem__(self, index):
+        batch = np.full([1, 1], 2.0**index, np.float32)
+        return batch, batch
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"workers": 2}])
+def test_batches_that_keras_shuffles_come_in_one_order(monkeypatch, kwargs):
+    seen = []
+    with tfdist.AsyncStrategy(seed=7).scope():
+        model = keras.Sequential(
+            [
+                data_tasks.Recorder(lambda x: seen.extend(map(float, x))),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    epochs = []
+    for worker in range(WORKERS):
+        # As if it had drawn others.
+        random.seed(worker)
+        monkeypatch.setattr(shares, "_shares", lambda _, k=worker: (WORKERS, k))
+        # Its calls of `fit` begin to count.
+        model.distribute_strategy.extended._runtime.fits = 0
+        for _ in range(2):
+            model.fit(Batches(**kwargs), verbose=0, epochs=2)
+        epochs.append(split(seen, 4))
+        seen.clear()
+    for first, second in zip(*epochs, strict=True):
+        assert sorted(first + second) == ALL
+    assert len(set(map(tuple, itertools.chain(*epochs)))) == 4 * WORKERS
+
+
+def split(sequence, number):
+    """Returns `number` parts of a sequence, one after the other."""
+    size = len(sequence) // number
+    return [sequence[k * size : (k + 1) * size] for k in range(number)]

@@ -1,0 +1,79 @@
+"""Pipelines that begin each `fit` alike on all workers.
+
+A `Dataset.shuffle` goes on from one iterator to the next. Where the chief
+alone has looked at the data, its shuffle is ahead: shares by element then
+overlap, and other elements are in none. So each `fit` trains on a pipeline of
+its own, made again of the data set's description, that nobody has looked at.
+"""
+
+from absl import logging
+import tensorflow as tf
+
+from tfdist import private_pipelines
+from tfdist import quiet
+
+# The largest data in memory that is copied; a description is held in one
+# message of at most 2 GB.
+MAX_BYTES = 2**30
+# Of `DatasetToGraphV2`: what cannot be copied, such as a random number
+# generator of the user's, is shared with the original.
+_IGNORE = 1
+
+
+def begun_again(dataset, number, in_order):
+    """A pipeline like a data set's that nobody has iterated over.
+
+    Its order is the same on all workers where they made the same pipeline
+    with the same seeds, however often each has iterated over theirs.
+
+    Args:
+      dataset: A `tf.data.Dataset`.
+      number: Number of the call of `fit`, from 1: each has an order of its
+        own.
+      in_order: Whether elements must come in that order even where the data
+        set says `deterministic=False`.
+
+    Returns:
+      A `tf.data.Dataset`; `dataset` itself where it is alike in any case, and
+      where it is too large in memory, with a warning.
+    """
+    if not tf.executing_eagerly():
+        return dataset  # In a function of the user's.
+    if not private_pipelines.depends_on_iterators(dataset):
+        return dataset
+    size = private_pipelines.bytes_in_memory(dataset)
+    if size > MAX_BYTES:
+        logging.warning(
+            "The data set has %d bytes in memory, more than the %d of which "
+            "tfdist makes a copy for each fit. Iterate over it equally often "
+            "on all workers (`evaluate`, `adapt` and `next(iter(...))` do), "
+            "or their shares overlap.",
+            size,
+            MAX_BYTES,
+        )
+        return dataset
+    variant = tf.data.experimental.to_variant(dataset)
+    with tf.device(variant.device):
+        text = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=variant,
+            external_state_policy=_IGNORE,
+            strip_device_assignment=True,
+        )
+        graph = tf.compat.v1.GraphDef.FromString(text.numpy())
+        private_pipelines.begin_again(graph, number)
+        if in_order:
+            private_pipelines.put_in_order(graph)
+        copy = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
+    fresh = tf.data.experimental.from_variant(
+        copy, structure=dataset.element_spec
+    )
+    # Python functions of the pipeline live as long as what they were made for.
+    fresh.made_of = dataset
+    fresh = fresh.with_options(dataset.options())
+    if not in_order:
+        return fresh
+    options = tf.data.Options()
+    options.deterministic = True
+    # TensorFlow warns of each change of an option.
+    with quiet.quietly():
+        return fresh.with_options(options)
