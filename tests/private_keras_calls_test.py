@@ -274,6 +274,32 @@ def test_callbacks_and_loops_are_found(strategy):
     assert private_keras_calls.loops_from(sys._getframe()) == []
 
 
+def test_evaluations_and_predictions_are_found(strategy):
+    model, seen = build(strategy), []
+
+    class Looks(keras.callbacks.Callback):
+        def look(self, *args, **kwargs):
+            frame = private_keras_calls.evaluation()
+            seen.append(frame and frame.f_code.co_name)
+
+        on_train_begin = on_test_begin = on_predict_begin = look
+        on_train_end = on_test_end = on_predict_end = look
+
+    class Fits(keras.callbacks.Callback):
+        def on_test_end(self, logs=None):
+            self.model.fit(X, Y, callbacks=[Looks()], verbose=0)
+
+    model.fit(X, Y, validation_data=(X, Y), callbacks=[Looks()], verbose=0)
+    assert seen == [None, "evaluate", "evaluate", None]
+    seen.clear()
+    model.predict(X, callbacks=[Looks()], verbose=0)
+    assert seen == ["predict"] * 2
+    seen.clear()
+    model.evaluate(X, Y, callbacks=[Fits()], verbose=0)
+    assert seen == [None, None]
+    assert private_keras_calls.evaluation() is None
+
+
 def test_callbacks_of_a_call_are_first_the_user_s_then_keras_s(
     strategy, requests
 ):

@@ -203,6 +203,19 @@ def loops_from(frame):
     return [x for x in lists if isinstance(x, keras.callbacks.CallbackList)]
 
 
+def evaluation():
+    """Returns the frame of the `evaluate` or `predict` under way, or None.
+
+    None within a `fit` that a callback of it calls. Keras tells only
+    callbacks that it evaluates.
+    """
+    for frame in _frames():
+        method = frame.f_code.co_name
+        if method in _VARIABLES and isinstance(_self_of(frame), _TRAINER):
+            return None if method == "fit" else frame
+    return None
+
+
 def current_frame():
     """Returns the frame of the caller, from which calls are found."""
     return sys._getframe(1)

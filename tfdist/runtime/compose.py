@@ -15,6 +15,7 @@ from tfdist.runtime.exchange import exchange_markers
 from tfdist.runtime.exchange import gradient_counts
 from tfdist.runtime.exchange import nonfinite as nonfinite_lib
 from tfdist.runtime.keras_hooks import chief_decisions
+from tfdist.runtime.keras_hooks import evaluations
 from tfdist.runtime.local_steps import local
 from tfdist.runtime.local_steps import ring
 from tfdist.runtime.local_steps import ring_communication
@@ -122,6 +123,8 @@ def compose(
             start_timeout=tolerance.start_timeout,
             stalled_after=stalled_after,
         )
+    if config.num_workers > 1:
+        parts["evaluations"] = lambda _: evaluations.OwnEvaluations()
     if not config.is_chief:
         refusals.refuse_to_open()
     made = runtime.Runtime(

@@ -19,6 +19,7 @@ from tfdist.runtime.exchange import exchange_markers
 from tfdist.runtime.exchange import gradient_counts
 from tfdist.runtime.exchange import journal
 from tfdist.runtime.exchange import nonfinite
+from tfdist.runtime.keras_hooks import evaluations
 from tfdist.runtime.keras_hooks import own_decisions
 from tfdist.runtime.local_steps import every_step
 from tfdist.runtime.recovery import no_recovery
@@ -55,6 +56,7 @@ class Parts:
       recovery: A `Recovery`.
       server_functions: A `ServerFunctions`.
       chief_decisions: A `ChiefDecisions`.
+      evaluations: An `OwnEvaluations`.
     """
 
     marks: Factory = lambda _: exchange_markers.NoMarkers()
@@ -74,6 +76,7 @@ class Parts:
     )
     server_functions: Factory = lambda _: server_functions.NoServerFunctions()
     chief_decisions: Factory = lambda _: own_decisions.OwnDecisions()
+    evaluations: Factory = lambda _: evaluations.SharedEvaluations()
 
 
 class Runtime(owner.Owner):
@@ -122,6 +125,7 @@ class Runtime(owner.Owner):
         self.recovery = parts.recovery(self)
         self.server_functions = parts.server_functions(self)
         self.chief_decisions = parts.chief_decisions(self)
+        self.evaluations = parts.evaluations(self)
 
     # Variables.
 
@@ -157,6 +161,7 @@ class Runtime(owner.Owner):
 
     def call_in_fit(self, function, *args):
         """The same of what Keras's `fit` calls."""
+        self.evaluations.restore_if_over()
         return self.local.call_in_fit(self.call, function, *args)
 
     @property
@@ -185,6 +190,7 @@ class Runtime(owner.Owner):
         In the middle of local steps they show what came last instead.
         """
         with private_tensorflow.outside_of_functions():
+            self.evaluations.restore_if_over()
             self._tidy()
             if self.local.before_pull():
                 self.synchronizer.pull_all()
@@ -226,16 +232,24 @@ class Runtime(owner.Owner):
     def before_eager_read(self, variable):
         """Called before a replica is read eagerly."""
         refusals.before_read(self.files)
+        self.evaluations.restore_if_over()
         self.local.before_read(variable)
         self.synchronizer.before_read(variable)
 
     def before_eager_write(self, variable):
-        """Called before a replica is assigned eagerly."""
+        """Called before a replica is assigned eagerly.
+
+        Returns:
+          Whether the assignment is to be passed on.
+        """
+        if self.evaluations.keep(variable):
+            return False
         if self.synchronizer.holds(variable):
             self.chief_decisions.before_write()
         self.local.before_read(variable)
+        return True
 
     def after_eager_write(self, variable):
-        """Called after a replica was assigned eagerly."""
+        """Called after a replica was assigned eagerly, to pass that on."""
         self.synchronizer.after_write(variable)
         self.local.after_write(variable)

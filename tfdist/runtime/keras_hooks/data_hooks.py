@@ -25,6 +25,7 @@ def before_data(runtime, before_training, request, shares):
     if purpose not in ("train", "evaluate"):
         return None
     model = private_keras_calls.model_of(frame)
+    runtime.evaluations.restore_before(frame)
     if runtime.files.is_shared:
         models.see(model, runtime.files)
         callbacks.see(private_keras_calls.callbacks_of(frame), runtime.files)

@@ -14,6 +14,7 @@ from tfdist import private_tensorflow
 from tfdist.data_shares import shares
 from tfdist.runtime.keras_hooks import data_hooks
 from tfdist.runtime.keras_hooks import eager_step
+from tfdist.runtime.keras_hooks import evaluations
 from tfdist.runtime.variables.variables import ReplicaVariable
 from tfdist.runtime.variables.variables import active
 from tfdist.saving import models
@@ -108,10 +109,9 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
     def _run_eagerly(self, fn, args, kwargs):
         retries = self._runtime.coordination.retries
         while True:
-            before, active.step = (
-                active.step,
-                self._eager_steps.begin(fn, (args, kwargs)),
-            )
+            step = self._step_of_evaluation(fn, is_eager=True)
+            step = step or self._eager_steps.begin(fn, (args, kwargs))
+            before, active.step = active.step, step
             try:
                 with one_replica.foreign_objects_explained():
                     result = fn(*args, **kwargs)
@@ -120,6 +120,21 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
                 active.step = before
             if not (retries and bool(self._runtime.journal.was_dropped())):
                 return result
+
+    def _step_of_evaluation(self, fn, is_eager):
+        """An `EvaluationStep` if `fn` is one, and this worker's own; or None.
+
+        Between two exchanges of local steps, a step has to see to more.
+        """
+        runtime = self._runtime
+        if runtime.local.keeps_own_values or not runtime.evaluations.are_own:
+            return None
+        _, purpose = private_keras_calls.step_of(fn)
+        if purpose not in ("test", "predict"):
+            return None
+        if is_eager:
+            runtime.commit()
+        return evaluations.EvaluationStep(is_eager)
 
     def _record(self, fn, args, kwargs):
         if private_tensorflow.is_compiled_by_xla():
@@ -153,7 +168,8 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
 
     def _record_once(self, fn, args, kwargs, single=False):
         self._runtime.server_functions.note(tf.compat.v1.get_default_graph())
-        active.step = self._runtime.local.new_step((args, kwargs))
+        step = self._step_of_evaluation(fn, is_eager=False)
+        active.step = step or self._runtime.local.new_step((args, kwargs))
         try:
             # At the end of the data nothing must count a batch that is not
             # there, as an operation would that does not depend on it.
@@ -163,7 +179,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             ):
                 result = compiled_parts.call(fn, args, kwargs)
                 active.step.finish()
-            if single and active.step.num_optimizers > 1:
+            if single and step is None and active.step.num_optimizers > 1:
                 raise ValueError(
                     'on_drop="retry" takes a step again as a whole, and this '
                     "one has several optimizers, of which only one may have "
@@ -211,6 +227,11 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
                 fused_kernels.optimizer_of(fn) is None
                 and tf.executing_eagerly()
             ):
+                if self._runtime.evaluations.are_own and (
+                    private_keras_calls.evaluation() is not None
+                ):
+                    # To look at them: `keep` sees to the assignments.
+                    return fn(var, *args, **kwargs)
                 # Keras puts averaged weights in place when `fit` ends.
                 self._container_strategy().barrier()
                 with self._runtime.collective_writes():

@@ -37,8 +37,12 @@ class Owner(abc.ABC):
 
     @abc.abstractmethod
     def before_eager_write(self, variable):
-        """Called before a replica is assigned eagerly."""
+        """Called before a replica is assigned eagerly.
+
+        Returns:
+          Whether `after_eager_write` is to be called.
+        """
 
     @abc.abstractmethod
     def after_eager_write(self, variable):
-        """Called after a replica was assigned eagerly."""
+        """Called after a replica was assigned eagerly, to pass that on."""

@@ -264,9 +264,10 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         if active.section is not None or not self.role.is_on_server:
             return method(value, **kwargs)
         if tf.executing_eagerly() and active.eager_step() is None:
-            self._owner.before_eager_write(self)
+            is_passed_on = self._owner.before_eager_write(self)
             result = method(value, **kwargs)
-            self._owner.after_eager_write(self)
+            if is_passed_on:
+                self._owner.after_eager_write(self)
             return result
         if active.step is None:
             raise RuntimeError(

@@ -1,0 +1,276 @@
+"""What an evaluation assigns stays on its worker.
+
+One process, whose evaluations are those of one of several workers; another
+worker's update is made on the server itself. The loss is the weight times the
+datum, and the rate one: the weight is minus the sum of what was trained on.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.multi_process import tasks
+import tfdist
+from tfdist.runtime.keras_hooks import evaluations
+
+DATA = 2.0 ** np.arange(4, dtype=np.float32)[:, None]
+OTHERS = 64.0
+
+
+class Looked(keras.layers.Layer):
+    """Counts the batches of evaluations in state of its own."""
+
+    def build(self, input_shape):
+        del input_shape
+        self.looks = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="looks"
+        )
+
+    def call(self, inputs, training=False):
+        if not training:
+            self.looks.assign_add(1.0)
+        return inputs
+
+
+def made(strategy, layers=(), optimizer=None, **compile_arguments):
+    """Makes a model of one weight, on a worker that is not alone.
+
+    Args:
+        strategy: of it.
+        layers: that come first.
+        optimizer: arguments of SGD.
+        **compile_arguments: more.
+    """
+    strategy._runtime.evaluations = evaluations.OwnEvaluations()
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input([1]),
+                *layers,
+                keras.layers.Dense(
+                    1, use_bias=False, kernel_initializer="zeros"
+                ),
+            ]
+        )
+        model.compile(
+            keras.optimizers.SGD(1.0, **(optimizer or {})),
+            loss=tasks.first_output,
+            **compile_arguments,
+        )
+    return model
+
+
+class Server:
+    """The server's copy of a variable of a model."""
+
+    def __init__(self, model, variable):
+        self._store = model.distribute_strategy._runtime.store
+        self._variable = variable.value
+
+    def _call(self, build):
+        variable = self._variable
+
+        @tf.function(autograph=False)
+        def call():
+            return build(
+                self._store.handle(variable, variable.shard, None),
+                variable.dtype,
+            )
+
+        return call()
+
+    def read(self):
+        """Returns its value, a float."""
+
+        def build(handle, dtype):
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+        return float(tf.squeeze(self._call(build)))
+
+    def push(self):
+        """Another worker pushes its gradient."""
+
+        def build(handle, dtype):
+            shape = self._variable.shape
+            value = tf.fill(shape, tf.constant(OTHERS, dtype))
+            tf.raw_ops.AssignSubVariableOp(resource=handle, value=value)
+
+        self._call(build)
+
+
+class Swap(keras.callbacks.Callback):
+    """Evaluates other weights, while another worker pushes its gradient."""
+
+    def __init__(self, ends=True):
+        super().__init__()
+        self.ends = ends
+        self.pushed = 0
+
+    def _begin(self, logs=None):
+        self._before = self.model.get_weights()
+        self.model.set_weights([0 * w - 1.0 for w in self._before])
+        if self.model.optimizer.built:
+            Server(self.model, self.model.layers[-1].kernel).push()
+            self.pushed += 1
+
+    def _end(self, logs=None):
+        if self.ends:
+            self.model.set_weights(self._before)
+
+    on_test_begin = on_predict_begin = _begin
+    on_test_end = on_predict_end = _end
+
+
+def kernel_of(model):
+    return model.layers[-1].kernel
+
+
+CALLS = {
+    "validation": lambda model, callback: model.fit(
+        DATA,
+        DATA,
+        batch_size=1,
+        epochs=2,
+        validation_data=(DATA, DATA),
+        validation_batch_size=4,
+        callbacks=[callback],
+        verbose=0,
+    ),
+    "evaluate": lambda model, callback: model.evaluate(
+        DATA, DATA, callbacks=[callback], verbose=0
+    ),
+    "predict": lambda model, callback: model.predict(
+        DATA, callbacks=[callback], verbose=0
+    ),
+}
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("eagerly", [True, False])
+@pytest.mark.parametrize("call", CALLS)
+def test_weights_that_an_evaluation_swaps_stay_here(call, eagerly, ends):
+    model = made(tfdist.AsyncStrategy(), run_eagerly=eagerly)
+    model.fit(DATA, DATA, batch_size=1, verbose=0)
+    callback = Swap(ends)
+    server = Server(model, kernel_of(model))
+    result = CALLS[call](model, callback)
+    steps = 3 if call == "validation" else 1
+    expected = -DATA.sum() * steps - OTHERS * callback.pushed
+    assert callback.pushed
+    assert server.read() == expected
+    if call == "predict":
+        # By the weights that were put in place.
+        np.testing.assert_array_equal(result, -DATA)
+    # And goes on from there.
+    model.fit(DATA, DATA, batch_size=1, verbose=0)
+    expected -= DATA.sum()
+    assert server.read() == expected
+    assert float(kernel_of(model).numpy()[0, 0]) == expected
+
+
+def test_weights_are_back_when_an_exception_ends_the_evaluation():
+    class Fails(Swap):
+        def on_test_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    model = made(tfdist.AsyncStrategy())
+    model.fit(DATA, DATA, batch_size=1, verbose=0)
+    with pytest.raises(KeyboardInterrupt):
+        model.evaluate(DATA, DATA, callbacks=[Fails()], verbose=0)
+    server = Server(model, kernel_of(model))
+    assert server.read() == -DATA.sum() - OTHERS
+    model.fit(DATA, DATA, batch_size=1, verbose=0)
+    assert server.read() == -2 * DATA.sum() - OTHERS
+
+
+@pytest.mark.parametrize("eagerly", [True, False])
+def test_averaged_weights_that_keras_swaps_stay_here(eagerly):
+    model = made(
+        tfdist.AsyncStrategy(),
+        optimizer={"use_ema": True, "ema_momentum": 0.5},
+        run_eagerly=eagerly,
+    )
+
+    class Pushes(keras.callbacks.Callback):
+        pushed = 0
+        seen = []
+
+        def on_test_end(self, logs=None):
+            self.seen.append(float(kernel_of(model).numpy()[0, 0]))
+            Server(model, kernel_of(model)).push()
+            self.pushed += 1
+
+        def on_epoch_end(self, epoch, logs=None):
+            # Before Keras puts the average in place.
+            self.trained = Server(model, kernel_of(model)).read()
+
+    pushes = Pushes()
+    model.fit(
+        DATA,
+        DATA,
+        batch_size=1,
+        epochs=2,
+        shuffle=False,
+        validation_data=(DATA, DATA),
+        callbacks=[pushes, keras.callbacks.SwapEMAWeights()],
+        verbose=0,
+    )
+    assert pushes.pushed == 2
+    assert pushes.trained == -2 * DATA.sum() - 2 * OTHERS
+    # m <- m / 2 + w / 2 after each step but the first, which sets it.
+    weights = -np.cumsum(DATA[:, 0])
+    mean = weights[0]
+    for weight in weights[1:]:
+        mean = mean / 2 + weight / 2
+    assert pushes.seen[0] == mean
+
+
+@pytest.mark.parametrize("eagerly", [True, False])
+def test_state_that_a_test_step_assigns_stays_here(eagerly):
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        looked = Looked()
+    model = made(strategy, [looked], run_eagerly=eagerly)
+    model.fit(DATA, DATA, batch_size=1, verbose=0)
+    looks = looked.looks
+    server = Server(model, looks)
+    for _ in range(2):
+        model.evaluate(DATA, DATA, batch_size=1, verbose=0)
+        model.predict(DATA, batch_size=2, verbose=0)
+        assert server.read() == 0.0
+
+
+def test_own_steps_outlive_an_evaluation_between_two_exchanges():
+    # Of 8 steps no exchange is due before the end.
+    model = made(tfdist.ParameterAveragingStrategy(period=10))
+    model.fit(
+        DATA,
+        DATA,
+        batch_size=1,
+        epochs=2,
+        validation_data=(DATA, DATA),
+        callbacks=[SwapAlone()],
+        verbose=0,
+    )
+    assert float(kernel_of(model).numpy()[0, 0]) == -2 * DATA.sum()
+
+
+class SwapAlone(Swap):
+    """The same, where nobody pushes."""
+
+    def _begin(self, logs=None):
+        self._before = self.model.get_weights()
+        self.model.set_weights([0 * w - 1.0 for w in self._before])
+
+    on_test_begin = on_predict_begin = _begin
+
+
+def test_the_only_worker_s_assignments_reach_the_server():
+    strategy = tfdist.AsyncStrategy()
+    shared = strategy._runtime.evaluations
+    model = made(strategy)
+    strategy._runtime.evaluations = shared
+    model.fit(DATA, DATA, batch_size=1, verbose=0)
+    model.evaluate(DATA, DATA, callbacks=[SwapAlone(ends=False)], verbose=0)
+    assert Server(model, kernel_of(model)).read() == -1.0

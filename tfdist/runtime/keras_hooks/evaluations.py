@@ -1,0 +1,129 @@
+"""Assignments during an evaluation or a prediction, which stay on a worker.
+
+Callbacks put other weights in place to look at them (`SwapEMAWeights`), and
+put back what was there. Servers, which others change meanwhile, hear of
+neither; when the call ends, the replicas hold again what they held before.
+"""
+
+import keras
+
+from tfdist import private_keras_calls
+from tfdist import running_fit
+from tfdist.runtime.variables.server_scope import read_replica
+
+
+class OwnEvaluations:
+    """The evaluations and predictions of one of several workers."""
+
+    # Whether what they assign is this worker's own.
+    are_own = True
+
+    def __init__(self):
+        # The call of which assignments are known; None without any.
+        self._call = None
+        # By id, variables that it has assigned, and their values before.
+        self._before = {}
+
+    def keep(self, variable):
+        """Called before a variable is assigned eagerly.
+
+        Returns:
+          Whether the assignment is this worker's own.
+        """
+        self.restore_if_over()
+        frame = private_keras_calls.evaluation()
+        if frame is None:
+            return False
+        if self._call is None:
+            self._begin(frame)
+        if id(variable) not in self._before:
+            self._before[id(variable)] = variable, read_replica(variable)
+        return True
+
+    def _begin(self, frame):
+        self._call = running_fit.RunningFit(frame)
+        callbacks = private_keras_calls.callbacks_of(frame)
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks.callbacks.append(_AtEnd(callbacks, self._restore))
+
+    def restore_if_over(self):
+        """Called where the call may have ended, by an exception for example."""
+        if self._call is not None and self._call.is_over():
+            self._restore()
+
+    def restore_before(self, frame):
+        """Called when a call begins, by its frame: one before it has ended."""
+        if self._call is not None and not self._call.is_around(frame):
+            self._restore()
+
+    def _restore(self):
+        before, self._before, self._call = self._before, {}, None
+        for variable, value in before.values():
+            variable.assign_replica(value)
+
+
+class SharedEvaluations:
+    """Those of the only worker: all that they assign reaches the servers."""
+
+    are_own = False
+
+    def keep(self, variable):
+        """Returns whether an assignment is this worker's own: never."""
+        del variable
+        return False
+
+    def restore_if_over(self):
+        """Does nothing."""
+
+    def restore_before(self, frame):
+        """Does nothing."""
+
+
+class EvaluationStep:
+    """A step of an evaluation, which changes nothing but replicas.
+
+    See `Step`, whose part it takes.
+
+    Args:
+      is_eager: Whether it runs eagerly.
+    """
+
+    is_local = True
+
+    def __init__(self, is_eager):
+        self.is_eager = is_eager
+
+    def before_mutation(self, variable):
+        """Does nothing."""
+
+    def assigned(self, variable):
+        """Does nothing."""
+
+    def reduced(self, tensors):
+        """Does nothing."""
+
+    def update(self, variable, fn, args, kwargs):
+        """Updates the replica."""
+        fn(variable, *args, **kwargs)
+
+    def finish(self):
+        """Does nothing."""
+
+
+class _AtEnd(keras.callbacks.Callback):
+    """Calls a function when all callbacks have seen the end of the call."""
+
+    def __init__(self, callbacks, function):
+        super().__init__()
+        self._callbacks = callbacks
+        self._function = function
+
+    def _end(self, logs=None):
+        del logs
+        # A list of the user's own may be used again. It is being gone through.
+        self._callbacks.callbacks = [
+            one for one in self._callbacks.callbacks if one is not self
+        ]
+        self._function()
+
+    on_test_end = on_predict_end = _end
