@@ -1,11 +1,37 @@
 """Whether a call of `fit` that began some time ago is still running."""
 
 import threading
+import weakref
 
 import keras
 
 from tfdist import private_keras_calls
 from tfdist import thread_frames
+
+_lock = threading.Lock()
+# All `RunningFit` of this process that `begin` has made.
+_begun = weakref.WeakSet()
+
+
+def begin(frame):
+    """Takes note of a call of `fit` that begins.
+
+    Those before it in this thread, within which it is not made, are over,
+    whatever is where they were: an exception has ended them, and the frame of
+    the new call may have the place of theirs.
+
+    Args:
+      frame: The call's frame, in the current thread.
+
+    Returns:
+      A `RunningFit`.
+    """
+    call = RunningFit(frame)
+    with _lock:
+        for other in list(_begun):
+            other.end_before(frame)
+        _begun.add(call)
+    return call
 
 
 class RunningFit:
@@ -23,6 +49,12 @@ class RunningFit:
         self._frame = id(frame), frame.f_code
         self._thread = threading.get_ident()
         self._is_seen_to = False
+        self._is_over = False
+
+    def end_before(self, frame):
+        """Called when a call of this thread begins, with its frame."""
+        if self._thread == threading.get_ident() and not self.is_around(frame):
+            self._is_over = True
 
     def before_end(self, function):
         """Has a function called when training has ended.
@@ -46,14 +78,14 @@ class RunningFit:
 
     def is_over(self):
         """Whether it has returned or raised."""
-        return not thread_frames.has(self._thread, self._is_it)
+        return self._is_over or not thread_frames.has(self._thread, self._is_it)
 
     def is_around(self, frame):
         """Whether `frame` is of a call that was made within this one.
 
         A frame that is no more may have had the same place in memory.
         """
-        return self._found_from(frame.f_back) is not None
+        return not self._is_over and self._found_from(frame.f_back) is not None
 
     def _found_from(self, frame):
         """The call's frame, where it is `frame` or called it; else None."""

@@ -42,6 +42,11 @@ def test_a_call_that_raises_is_over():
 
     fit()
     assert not told.is_running()
+    # Not before this worker has left.
+    assert fit_progress.Word.unpack(told.pack()).reached == fit_progress.begun(
+        3
+    )
+    told.close_if_over()
     assert fit_progress.Word.unpack(told.pack()).reached == fit_progress.closed(
         3
     )
@@ -60,3 +65,40 @@ def test_a_call_that_has_the_place_of_one_that_is_over_is_not_within_it():
 
     assert fit(inner=False) == (False, True)
     assert not fit(inner=True)
+
+
+def test_a_call_is_over_when_another_begins_in_its_place():
+    """As in a notebook: an exception has ended the first."""
+    told = fit_progress.Fits()
+
+    def fit(number):
+        frame = sys._getframe()
+        call = running_fit.begin(frame)
+        told.watch(call, number)
+        told.tell(reached=fit_progress.begun(number))
+        return frame, call
+
+    frame, first = fit(1)
+
+    def fit_again():
+        # A frame where that of the first call was.
+        first._frame = id(sys._getframe()), sys._getframe().f_code
+        assert told.is_running()
+        call = running_fit.begin(sys._getframe())
+        assert not told.is_running()
+        assert not told.is_around(sys._getframe())
+        told.close_if_over()
+        assert fit_progress.Word.unpack(
+            told.pack()
+        ).reached == fit_progress.closed(1)
+        # Within the second one, a third.
+        inner(call)
+
+    def inner(outer):
+        call = running_fit.begin(sys._getframe())
+        assert not outer.is_over()
+        assert not call.is_over()
+
+    fit_again()
+    assert first.is_over()
+    del frame

@@ -12,6 +12,7 @@ from tfdist import guarded_steps
 from tfdist import one_replica
 from tfdist import private_keras_calls
 from tfdist import private_tensorflow
+from tfdist import running_fit
 from tfdist.all_reduce import optimizers
 from tfdist.all_reduce import step as step_lib
 from tfdist.all_reduce import variables
@@ -185,7 +186,7 @@ class AllReduceExtended(one_replica.OneReplicaExtended):
             return None
         self.data_shares = number
         self._calls += 1
-        engine.fits.watch(frame)
+        engine.fits.watch(frame, running_fit.begin(frame))
         guarded_steps.guard(model, engine.fits.call)
         return self._calls
 

@@ -12,7 +12,6 @@ from absl import logging
 import keras
 
 from tfdist import private_keras_calls
-from tfdist import running_fit
 from tfdist.all_reduce import tail as tail_lib
 from tfdist.all_reduce.consistency import DifferentValuesError
 from tfdist.all_reduce.consistency import Moment
@@ -43,11 +42,15 @@ class FitCalls:
         """Whether an exception has ended one, which others may train on in."""
         return any(fit.is_abandoned(None) for fit in self._stack)
 
-    def watch(self, frame):
-        """Called when a call of `fit` asks for its data, by its frame."""
+    def watch(self, frame, running):
+        """Called when a call of `fit` asks for its data.
+
+        Args:
+          frame: Its frame.
+          running: Its `RunningFit`.
+        """
         # One that has raised before its first step is none.
         self._next = [one for one in self._next if not one[1].is_over()]
-        running = running_fit.RunningFit(frame)
         self._next.append((next(self._numbers), running, frame))
 
     def call(self, function, *args):

@@ -128,10 +128,17 @@ class Fits:
             self._call = None
             self.tell(reached=closed(self.number))
 
+    def close_if_over(self):
+        """Called with each heartbeat, when this worker has left if need be.
+
+        Before, others that begin the next call would still count on it. An
+        exception has ended the call, or it had nothing to do.
+        """
+        with self._lock:
+            if self._call is not None and self._call.is_over():
+                self.close()
+
     def pack(self):
         """Returns what each heartbeat writes."""
         with self._lock:
-            if self._call is not None and self._call.is_over():
-                # An exception has ended it, or it had nothing to do.
-                self.close()
             return self.word.pack()

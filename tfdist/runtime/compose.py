@@ -145,6 +145,7 @@ def compose(
     )
     if membership is not None:
         membership.on_beat.append(made.coordination.tick)
+        membership.on_beat.append(membership.fits.close_if_over)
         membership.on_beat.append(made.recovery.leave_manifest)
     return made
 

@@ -11,7 +11,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import private_tensorflow
-from tfdist import running_fit
 from tfdist.runtime.checkpoint import training_state
 from tfdist.runtime.coordination import no_coordination
 from tfdist.runtime.corrections import no_correction
@@ -218,10 +217,9 @@ class Runtime(owner.Owner):
         """
         return self.synchronizer.collective_writes()
 
-    def watch(self, frame):
-        """Takes note of a call of `fit`, by its frame."""
+    def watch(self, call, frame):
+        """Takes note of a call of `fit`, a `RunningFit`, and of its frame."""
         self.fits += 1
-        call = running_fit.RunningFit(frame)
         self.local.watch(call, frame)
         self.coordination.watch(call)
 

@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tfdist import private_keras_calls
+from tfdist import running_fit
 from tfdist.cluster import fit_progress
 from tfdist.cluster.member_table import Member
 from tfdist.cluster.member_table import MemberState
@@ -36,7 +38,7 @@ class Worker:
         )
         self.runtime = types.SimpleNamespace(
             store=store,
-            journal=types.SimpleNamespace(count=0),
+            journal=types.SimpleNamespace(count=0, begun=0),
             updates_applied=lambda: [0],
             local=None,
             coordination=None,
@@ -72,7 +74,9 @@ class Worker:
             f_locals = {"self": keras.Sequential()}
 
         self.model = Frame.f_locals["self"]
-        fit = self.chief_decisions._fit = chief_decisions._Fit(Frame, number)
+        fit = self.chief_decisions._fit = chief_decisions._Fit(
+            Frame, number, begun=0
+        )
         fit.is_in_loop = True
         return fit
 
@@ -250,3 +254,59 @@ def test_batches_that_are_not_the_chiefs_are_said_to_be_once(caplog):
     for data, expected in ((0, 0), (5, 0), (7, 1), (7, 1)):
         worker.exchange(1, reached=begun, version=0, data=data)
         assert caplog.text.count("first batch of the PyDataset") == expected
+
+
+class Ends:
+    """What a call of `fit` that is over asks of its strategy."""
+
+    def __init__(self):
+        self.calls = []
+
+    def leave_if_over(self):
+        self.calls.append("leave")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("ends", ["after a step", "while it was sent"])
+def test_a_call_that_raised_has_ended_when_the_next_begins(number, ends):
+    other = fit_progress.closed(1)
+    # The chief, and another worker, have ended it and wait for this one.
+    worker = Worker(number, table(*[other if number == 0 else other + 1] * 2))
+    worker.runtime.local = worker.runtime.coordination = told = Ends()
+    told.waits = True
+    fit = worker.begin(1)
+    worker.chief_decisions._fits.tell(reached=fit_progress.begun(1))
+    worker.chief_decisions._fits.number = 1
+    seen = []
+    worker.chief_decisions._membership.tell = lambda: seen.append(
+        worker.chief_decisions._fits.word.reached
+    )
+    if ends == "after a step":
+        fit.has_stepped = True
+    else:
+        worker.runtime.journal.begun += 1
+    begin(worker)
+    assert told.calls == ["leave"]
+    # Before it waits for others.
+    assert seen[0] == fit_progress.closed(1)
+    assert worker.chief_decisions.number == 2
+
+
+def test_a_call_that_was_refused_before_its_first_step_was_none():
+    worker = Worker(0, table(0, 0))
+    worker.runtime.local = worker.runtime.coordination = told = Ends()
+    told.waits = True
+    worker.begin(1)
+    begin(worker)
+    assert worker.chief_decisions.number == 1
+
+
+def begin(worker):
+    """A call of `fit` begins."""
+    model = worker.model
+
+    def fit(self):
+        frame = private_keras_calls.current_frame()
+        worker.chief_decisions.watch(frame, running_fit.begin(frame))
+
+    fit(model)

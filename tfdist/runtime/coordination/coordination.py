@@ -235,6 +235,12 @@ class Coordination:
                 ledger.tick(joining=True)
             local.begin_fit()
 
+    def leave_if_over(self):
+        """Tells the others so if an exception has ended `fit`; once."""
+        with self._watching:
+            if self._fit is not None and self._fit.is_over():
+                self.leave()
+
     def tick(self):
         """Called with each heartbeat of this worker, in its thread."""
         local = self._runtime.local

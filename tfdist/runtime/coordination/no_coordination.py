@@ -53,6 +53,9 @@ class NoCoordination:
     def leave(self):
         """Does nothing."""
 
+    def leave_if_over(self):
+        """Does nothing."""
+
     def leave_all_but(self, counters):
         """Does nothing."""
 

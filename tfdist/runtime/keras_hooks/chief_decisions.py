@@ -16,7 +16,6 @@ import keras
 import tensorflow as tf
 
 from tfdist import private_keras_calls
-from tfdist import running_fit
 from tfdist.cluster import fit_progress
 from tfdist.runtime.exchange.pull_response import assign
 from tfdist.runtime.keras_hooks import fit_turns
@@ -30,11 +29,13 @@ class _Fit:
     Args:
       frame: Its frame.
       number: Its number.
+      begun: Steps that this worker had begun to send before it.
     """
 
-    def __init__(self, frame, number):
+    def __init__(self, frame, number, begun):
         self.frame = frame
         self.number = number
+        self.begun = begun
         self.thread = threading.get_ident()
         self._model = weakref.ref(private_keras_calls.model_of(frame))
         # Variables with learning rates that are followed.
@@ -42,7 +43,7 @@ class _Fit:
         self.is_in_loop = False
         # A number of the first batch of all; 0 where it is not compared.
         self.data = 0
-        # Whether it has made a step.
+        # Whether it has returned from a step.
         self.has_stepped = False
         # Whether the chief has stopped it.
         self.stopped = False
@@ -150,16 +151,19 @@ class ChiefDecisions:
 
     # Around it.
 
-    def watch(self, frame):
+    def watch(self, frame, call):
         """Called when a call of `fit` is about to begin.
 
         Waits until it may: for the chief's, if there was one before.
 
         Args:
           frame: Its frame.
+          call: Its `RunningFit`.
         """
         if self._fits.is_around(frame):
             return  # One within another, of a callback.
+        if self._fit is not None:
+            self._end_abandoned(self._fit)
         number = self._next_number()
         if self.is_chief:
             if self._begins_together(private_keras_calls.model_of(frame)):
@@ -168,12 +172,29 @@ class ChiefDecisions:
             self._turns.wait_for_chief(
                 fit_progress.begun(number), f"to begin call {number} of fit"
             )
-        self._fit = _Fit(frame, number)
-        self._fits.watch(running_fit.RunningFit(frame), number)
+        self._fit = _Fit(frame, number, self._runtime.journal.begun)
+        self._fits.watch(call, number)
+
+    def _end_abandoned(self, fit):
+        """Ends a call that an exception has ended.
+
+        No callback has seen its end; others may wait for it. Local steps that
+        it has left go on in the next one: all workers may have as many.
+        """
+        fit.is_in_loop = False
+        # Not once more after a heartbeat: others may have begun the next one.
+        self._runtime.coordination.leave_if_over()
+        if self._has_stepped(fit):
+            self._fits.close()
+            self._tell()
+
+    def _has_stepped(self, fit):
+        """Whether others may have seen a step of a call."""
+        return fit.has_stepped or self._runtime.journal.begun != fit.begun
 
     def _next_number(self):
         """The number of the call of `fit` that begins here."""
-        if self._fit is not None and not self._fit.has_stepped:
+        if self._fit is not None and not self._has_stepped(self._fit):
             # That has raised before its first step, and is none.
             return self._fit.number
         return self._turns.next_number()

@@ -4,6 +4,7 @@ import functools
 
 from tfdist import guarded_steps
 from tfdist import private_keras_calls
+from tfdist import running_fit
 from tfdist.runtime.keras_hooks import empty_epochs
 from tfdist.saving import callbacks
 from tfdist.saving import models
@@ -33,13 +34,14 @@ def before_data(runtime, before_training, request, shares):
         runtime.pull()
         runtime.unused_models.refuse([v.value for v in model.variables])
         return None
+    running = running_fit.begin(frame)
     before_training()
     call = functools.partial(
         empty_epochs.call, runtime.call_in_fit, runtime.coordination
     )
-    runtime.chief_decisions.watch(frame)
+    runtime.chief_decisions.watch(frame, running)
     call = functools.partial(runtime.chief_decisions.call, call)
-    runtime.watch(frame)
+    runtime.watch(running, frame)
     if runtime.recovery.is_needed:
         guarded_steps.guard(model, call)
     runtime.note_data_shares(shares)

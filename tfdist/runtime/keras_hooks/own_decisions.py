@@ -12,7 +12,7 @@ class OwnDecisions:
     def note_data(self, checksum):
         """Does nothing."""
 
-    def watch(self, frame):
+    def watch(self, frame, call):
         """Does nothing."""
 
     def call(self, call, function, *args):

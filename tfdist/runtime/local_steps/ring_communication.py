@@ -40,7 +40,7 @@ class RingCommunication(communication.Communication):
     def begin_fit(self, local, frame):
         """See `Communication`: all begin with what the chief has."""
         self._engine.local = local
-        self._engine.fits.watch(frame)
+        self._engine.fits.watch(frame, local.fit)
 
     def call_in_fit(self, local, function, *args):
         """See `Communication`: all end their epochs together."""

@@ -1,0 +1,90 @@
+"""Calls of `fit` that an exception ends, caught, and the next one.
+
+The model and its arithmetic: `decision_tasks`.
+"""
+
+import keras
+
+from tests.multi_process import decision_tasks
+from tests.multi_process import handshake
+
+VALUES = (1.0, 3.0)
+
+
+class Refused(Exception):
+    """What a step raises."""
+
+
+def interrupt(model):
+    """Ends a `fit` as Ctrl-C does."""
+    del model
+    raise KeyboardInterrupt
+
+
+def refuse(y, output):
+    """A loss that is refused in the first step."""
+    raise Refused
+
+
+def run(method, programs):
+    """Runs programs one after the other; reports what all have come to.
+
+    Args:
+        method: of training.
+        programs: names of functions here.
+    """
+    program = decision_tasks.Program(method, VALUES)
+    for name in programs:
+        print("program", name, flush=True)
+        globals()[name](program)
+        program.note(name)
+        program.reset()
+    handshake.report(seen=program.seen)
+
+
+def interrupted(program):
+    """Ctrl-C on all in the third step; then two more."""
+    callback = decision_tasks.At({3: interrupt})
+    try:
+        program.fit(*[program.value] * 4, callbacks=[callback])
+    except KeyboardInterrupt:
+        program.fit(program.value, program.value)
+
+
+def interrupted_twice(program):
+    """The same in the first step of each of two calls; then two more."""
+    for _ in range(2):
+        callback = decision_tasks.At({1: interrupt})
+        try:
+            program.fit(*[program.value] * 4, callbacks=[callback])
+        except KeyboardInterrupt:
+            pass
+    program.fit(program.value, program.value)
+
+
+def refused(program):
+    """The first step is refused, twice; then two more."""
+    good = program.model.loss
+    for _ in range(2):
+        with program.strategy.scope():
+            program.model.compile(program.model.optimizer, refuse)
+        try:
+            program.fit(program.value)
+        except Refused:
+            pass
+    with program.strategy.scope():
+        program.model.compile(program.model.optimizer, good)
+    program.fit(program.value, program.value)
+
+
+def ends_at_once(program):
+    """An exception at the end of a call that trains; then two more."""
+
+    class Fails(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise Refused
+
+    try:
+        program.fit(program.value, callbacks=[Fails()])
+    except Refused:
+        program.fit(program.value, program.value)

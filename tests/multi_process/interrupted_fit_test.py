@@ -1,0 +1,36 @@
+"""A `fit` that ends by an exception has ended, for the others, too.
+
+Each of two workers catches it and calls `fit` again, as one does in a
+notebook. Nobody waits for what is over: that took ten minutes each time.
+"""
+
+import pytest
+
+from tests.multi_process import interrupted_fit_tasks
+
+pytestmark = pytest.mark.nightly
+
+# Steps of each worker.
+STEPS = {
+    "interrupted": 5,
+    "interrupted_twice": 4,
+    "refused": 2,
+    "ends_at_once": 3,
+}
+
+
+@pytest.mark.parametrize("method", ["sync", "averaging", "async"])
+def test_the_next_call_begins_at_once_and_all_steps_count(cluster, method):
+    made = cluster(num_workers=2)
+    made.start_servers()
+    workers = made.start_workers(
+        "interrupted_fit_tasks:run", method=method, programs=list(STEPS)
+    )
+    made.finish()
+    seen = workers[0].report()["seen"]
+    values = interrupted_fit_tasks.VALUES
+    update = sum(values) if method == "async" else sum(values) / len(values)
+    for name, steps in STEPS.items():
+        assert seen[name][0] == -steps * update, name
+    for worker in workers:
+        assert "Gave up" not in worker.output()
