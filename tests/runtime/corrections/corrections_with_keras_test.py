@@ -4,6 +4,8 @@ One worker has no late gradients: whatever it trains, it trains as without a
 correction.
 """
 
+import gc
+
 import keras
 import pytest
 import tensorflow as tf
@@ -195,3 +197,41 @@ def test_validation_is_of_the_parameters_not_of_a_look_ahead():
     ).history
     expected = model.evaluate(x, y, verbose=0, return_dict=True)
     assert history["val_loss"] == pytest.approx([expected["loss"]], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        correction.DANA("zero"),
+        correction.DANA("dc"),
+        correction.DelayCompensation(2.0),
+        correction.FASGD(),
+        correction.GapAware(),
+    ],
+    ids=repr,
+)
+def test_a_correction_lets_go_of_an_optimizer_that_is_gone(made, tmp_path):
+    """After `compile` servers hold nothing of the one before."""
+    strategy = tfdist.ParameterServerStrategy(correction=made)
+    runtime = strategy._runtime
+
+    def compiled(model=None):
+        with strategy.scope():
+            model = model or twins.perceptron()
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    model = compiled()
+    x, y = twins.classification()
+    model.fit(x, y, verbose=0)
+    compiled(model)
+    gc.collect()
+    strategy.barrier()
+    # As each call of `fit` does, and who finds that a server has come back.
+    runtime.corrector.show_ahead()
+    runtime.corrector.prepare_again()
+    checkpoint = tf.train.Checkpoint(model=model, state=strategy.state)
+    checkpoint.write(str(tmp_path / "checkpoint"))
+    model.fit(x, y, verbose=0)
+    counters = {ledger.ordinal for ledger in runtime.corrector.ledgers.values()}
+    assert counters <= {model.optimizer.variables[0].value.ordinal}

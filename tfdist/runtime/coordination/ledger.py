@@ -154,6 +154,11 @@ class Ledger:
         """The same on all workers, and this optimizer's alone."""
         return self._name
 
+    @property
+    def ordinal(self):
+        """The ordinal of the optimizer's step counter."""
+        return ordinal_of(self._name)
+
     def resource(self, shard, name, dtype, shape):
         """Handle of a resource of this optimizer's on a server."""
         return self._store.resource(

@@ -380,8 +380,12 @@ class Corrector:
 
     def let_go(self, ordinals):
         """Called when variables are gone: their ordinals, a set."""
-        for ordinal in ordinals:
-            self._ledgers.pop(ordinal, None)
+        # Of a variable that is gone, or of an optimizer that is.
+        self._ledgers = {
+            ordinal: ledger
+            for ordinal, ledger in self._ledgers.items()
+            if not ordinals & {ordinal, ledger.ordinal}
+        }
         self._on_worker.let_go(ordinals)
 
     def forget(self, ledger, request, worker):
