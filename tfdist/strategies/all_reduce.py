@@ -68,6 +68,7 @@ class AllReduceStrategy(tf.distribute.Strategy):
         tolerance = fault_tolerance_lib.given(fault_tolerance, old_arguments)
         config, look_up = construction.cluster(cluster_resolver, False)
         construction.check_without_servers(config, None)
+        self._resolver = construction.resolver_of(cluster_resolver, config)
         connections = construction.connect(
             config, look_up, config.num_workers == 1, tolerance
         )
@@ -100,6 +101,16 @@ class AllReduceStrategy(tf.distribute.Strategy):
     def cluster(self) -> cluster_config.ClusterConfig:
         """The `ClusterConfig`: who this task is, who the others are."""
         return self._cluster
+
+    @property
+    def cluster_resolver(
+        self,
+    ) -> tf.distribute.cluster_resolver.ClusterResolver | None:
+        """The resolver that was given, else one of `TF_CONFIG`.
+
+        None in one process without either.
+        """
+        return self._resolver
 
     @property
     def synchronization(self) -> Sync:

@@ -120,6 +120,21 @@ def cluster(resolver, needs_servers):
     return look_up(), look_up
 
 
+def resolver_of(resolver, config):
+    """What `strategy.cluster_resolver` is, as under TensorFlow's strategies.
+
+    Args:
+      resolver: The argument `cluster_resolver`, or None.
+      config: The `ClusterConfig`.
+
+    Returns:
+      The argument; else one that reads `TF_CONFIG`, None in one process.
+    """
+    if resolver is not None or config.is_local:
+        return resolver
+    return tf.distribute.cluster_resolver.TFConfigClusterResolver()
+
+
 def connect(config, look_up, needs_servers, tolerance):
     """Connects a worker or an evaluator to the others.
 

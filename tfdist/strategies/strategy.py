@@ -168,6 +168,7 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
                     snapshot_every=tolerance.snapshot_every,
                 )
             )
+        self._resolver = construction.resolver_of(cluster_resolver, config)
         connections = construction.connect(
             config, look_up, resolved.needs_servers, tolerance
         )
@@ -195,6 +196,16 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
     def cluster(self) -> cluster_config.ClusterConfig:
         """The `ClusterConfig`: who this task is, who the others are."""
         return self._cluster
+
+    @property
+    def cluster_resolver(
+        self,
+    ) -> tf.distribute.cluster_resolver.ClusterResolver | None:
+        """The resolver that was given, else one of `TF_CONFIG`.
+
+        None in one process without either.
+        """
+        return self._resolver
 
     @property
     def synchronization(self) -> Synchronization:

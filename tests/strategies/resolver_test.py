@@ -1,0 +1,40 @@
+"""`strategy.cluster_resolver` is what TensorFlow's programs expect."""
+
+import json
+
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.cluster import ClusterConfig
+from tfdist.strategies import construction
+
+CLUSTER = {"worker": ["localhost:1", "localhost:2"], "ps": ["localhost:3"]}
+STRATEGIES = [
+    tfdist.AsyncStrategy,
+    tfdist.AllReduceStrategy,
+    tfdist.BackupWorkersStrategy,
+    tfdist.ParameterAveragingStrategy,
+    tfdist.ParameterServerStrategy,
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_resolver_that_was_given_is_shown(strategy):
+    alone = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({})
+    )
+    assert strategy(cluster_resolver=alone).cluster_resolver is alone
+    assert strategy().cluster_resolver is None
+
+
+def test_a_cluster_of_the_environment_has_one(monkeypatch):
+    task = {"type": "worker", "index": 1}
+    monkeypatch.setenv(
+        "TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": task})
+    )
+    config = ClusterConfig.from_tf_config()
+    found = construction.resolver_of(None, config)
+    assert (found.task_type, found.task_id) == ("worker", 1)
+    assert found.cluster_spec().as_dict() == CLUSTER
+    assert ClusterConfig.from_resolver(found) == config
