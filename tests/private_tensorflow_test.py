@@ -110,6 +110,11 @@ def test_strategies_override_what_tensorflow_calls(kind):
         assert re.search(rf"\b{name}\b", source), name
 
 
+def test_a_process_that_is_alone_is_not_connected():
+    assert not private_tensorflow.is_connected()
+    assert context.context().get_server_def() is None
+
+
 def test_auto_sharding_shares_out_elements():
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = (

@@ -1,8 +1,8 @@
 """Distributed training methods for Keras 3 on TensorFlow.
 
 Importing this package imports neither TensorFlow nor Keras; the first use of
-a name does. So the launcher starts fast, and the settings of the runtime are
-in the environment before TensorFlow reads them.
+a name does. So the launcher starts fast. The settings of the runtime are put
+into the environment, where TensorFlow reads them when it connects to others.
 """
 
 import importlib
@@ -10,7 +10,7 @@ import importlib
 from tfdist.cluster import environment as _environment
 from tfdist.version import __version__
 
-_environment.apply()
+_environment.apply_here()
 
 # Name -> module that defines it.
 _HOMES = {

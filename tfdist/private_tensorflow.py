@@ -244,6 +244,14 @@ def run_independently(operation):
         manager.run_independently(operation)
 
 
+def is_connected():
+    """Whether this process has connected to others, or been told to.
+
+    In public a connection can be made, and not asked for.
+    """
+    return context.context().get_server_def() is not None
+
+
 def enable_collectives(server_def):
     """Starts this process's server, for collectives with other processes.
 

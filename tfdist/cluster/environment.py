@@ -1,11 +1,17 @@
 """Settings of the C library, gRPC and TensorFlow that live in the environment.
 
 They were found by measuring and are the same for every task of a cluster.
-This module does not import TensorFlow: the settings have to be there first.
+Those that training depends on are read when TensorFlow connects to another
+process or later, so that `import tfdist` may come before or after TensorFlow's
+(`tests/multi_process/import_order_test.py`). This module does not import it.
 """
 
 from collections.abc import MutableMapping
 import os
+import sys
+import warnings
+
+_CHANNELS = "TF_GRPC_DEFAULT_OPTIONS"
 
 RUNTIME_ENVIRONMENT: dict[str, str] = {
     # glibc hands buffers above this size (bytes; this is the largest that it
@@ -16,11 +22,12 @@ RUNTIME_ENVIRONMENT: dict[str, str] = {
     # For the same reason, keep up to this many free bytes on top of the heap.
     # Read once, when the process starts.
     "MALLOC_TRIM_THRESHOLD_": "17179869184",
-    # TensorFlow's own INFO lines say nothing to a user. Read when TensorFlow
-    # is imported.
+    # TensorFlow's own INFO lines say nothing to a user. Read with its first
+    # line, which it logs when it is imported: if that comes first, its lines
+    # are shown, and nothing else is different.
     "TF_CPP_MIN_LOG_LEVEL": "2",
     # Fail calls to a peer that is unreachable instead of holding them until
-    # it comes back. Read when TensorFlow is imported.
+    # it comes back. Read with each call.
     "GRPC_FAIL_FAST": "true",
     # Keras waits at the end of each epoch, evaluation and prediction until the
     # eager runtimes of all servers have nothing to do, and fails if one is
@@ -29,8 +36,9 @@ RUNTIME_ENVIRONMENT: dict[str, str] = {
     "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY": "True",
     # Without keep-alive a peer that is stopped or cut off hangs a step for
     # ever; with these the step fails with UNAVAILABLE after about 7 seconds
-    # and works again when the peer does. Read when TensorFlow is imported.
-    "TF_GRPC_DEFAULT_OPTIONS": ",".join(
+    # and works again when the peer does. Read once, when the process first
+    # connects to another one.
+    _CHANNELS: ",".join(
         (
             "grpc.keepalive_time_ms=5000",
             "grpc.keepalive_timeout_ms=4000",
@@ -43,15 +51,35 @@ RUNTIME_ENVIRONMENT: dict[str, str] = {
 """Name -> value, for every process of a cluster."""
 
 
-def apply(environ: MutableMapping[str, str] = os.environ) -> None:
+def apply(environ: MutableMapping[str, str]) -> None:
     """Sets what is missing of `RUNTIME_ENVIRONMENT`; never overwrites.
 
-    In a process that runs already this serves for the variables that are
-    read when TensorFlow is imported, so call it before that. Those of malloc
-    count only for processes that start later with this environment.
-
     Args:
-        environ: the environment to change; that of the process by default.
+        environ: the environment to change.
     """
     for name, value in RUNTIME_ENVIRONMENT.items():
         environ.setdefault(name, value)
+
+
+def apply_here() -> None:
+    """The same for this process, whether it has imported TensorFlow or not.
+
+    Those of malloc count only for processes that start later. Warns where
+    another one comes too late: the process has connected to others.
+    """
+    is_late = "tensorflow" in sys.modules and _CHANNELS not in os.environ
+    apply(os.environ)
+    if is_late:
+        # TensorFlow is imported already.
+        from tfdist import private_tensorflow
+
+        if private_tensorflow.is_connected():
+            warnings.warn(
+                "This process had connected to other TensorFlow processes "
+                f"before `import tfdist`, which has now set {_CHANNELS}: a "
+                "peer that is stopped or cut off may hang a step for ever. "
+                "Import tfdist before you connect, or set the variable in the "
+                "environment of the process "
+                "(tfdist.cluster.environment.RUNTIME_ENVIRONMENT).",
+                stacklevel=3,
+            )

@@ -5,9 +5,10 @@ python write_records.py && tfdist launch --num_ps=1 --num_workers=3 THIS
 
 import glob
 
-import tfdist
 import keras
 import tensorflow as tf
+
+import tfdist
 
 strategy = tfdist.BackupWorkersStrategy(backup_workers=1)
 

@@ -3,10 +3,11 @@
 tfdist launch --num_groups=2 --num_ps=1 --num_workers=1 THIS
 """
 
-import tfdist
 import keras
 import numpy as np
 import tensorflow as tf
+
+import tfdist
 
 strategy = tfdist.AsyncStrategy()  # Before the first data set.
 group = tfdist.codistillation.Group.from_tf_config()

@@ -1,8 +1,9 @@
 """DiLoCo without servers: tfdist launch --num_ps=0 --num_workers=2 THIS."""
 
-import tfdist
 import keras
 import numpy as np
+
+import tfdist
 
 strategy = tfdist.DiLoCoStrategy(period=8, communication="ring")
 random = np.random.default_rng(0)

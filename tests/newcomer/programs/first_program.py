@@ -1,8 +1,9 @@
 """Trains a classifier: tfdist launch --num_ps=1 --num_workers=2 THIS."""
 
-import tfdist  # First: it sets what TensorFlow reads when it is imported.
 import keras
 import numpy as np
+
+import tfdist
 
 strategy = tfdist.AsyncStrategy()
 random = np.random.default_rng(0)  # Every worker has to see the same data.

@@ -1,10 +1,10 @@
 """A model on two devices, then as a pipeline of two stages: python THIS."""
 
-import tfdist
 import keras
 import numpy as np
 import tensorflow as tf
 
+import tfdist
 from tfdist import placement
 
 # In place of GPUs; before TensorFlow's first operation.
