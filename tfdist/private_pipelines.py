@@ -1,4 +1,4 @@
-"""What a `tf.data` pipeline is made of: private names of data sets and graphs.
+"""Stages of `tf.data` pipelines: private names of data sets and graphs.
 
 A data set has no public name for its stages, nor for the state that a stage
 keeps from one iterator to the next. Nothing here imports a private module;

@@ -121,7 +121,7 @@ def cluster(resolver, needs_servers):
 
 
 def resolver_of(resolver, config):
-    """What `strategy.cluster_resolver` is, as under TensorFlow's strategies.
+    """Returns `strategy.cluster_resolver`, as of TensorFlow's strategies.
 
     Args:
       resolver: The argument `cluster_resolver`, or None.

@@ -201,13 +201,15 @@ def test_validation_is_of_the_parameters_not_of_a_look_ahead():
 
 @pytest.mark.parametrize(
     "made",
-    [
-        correction.DANA("zero"),
-        correction.DANA("dc"),
-        correction.DelayCompensation(2.0),
-        correction.FASGD(),
-        correction.GapAware(),
-    ],
+    nightly.also(
+        [correction.DANA("zero")],
+        [
+            correction.DANA("dc"),
+            correction.DelayCompensation(2.0),
+            correction.FASGD(),
+            correction.GapAware(),
+        ],
+    ),
     ids=repr,
 )
 def test_a_correction_lets_go_of_an_optimizer_that_is_gone(made, tmp_path):
@@ -218,7 +220,9 @@ def test_a_correction_lets_go_of_an_optimizer_that_is_gone(made, tmp_path):
     def compiled(model=None):
         with strategy.scope():
             model = model or twins.perceptron()
-            model.compile(keras.optimizers.SGD(0.1), "mse")
+            model.compile(
+                keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy"
+            )
         return model
 
     model = compiled()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.multi_process import tasks
 import tfdist
 from tfdist.runtime.keras_hooks import evaluations
@@ -146,9 +147,22 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("ends", [True, False])
-@pytest.mark.parametrize("eagerly", [True, False])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "call, eagerly, ends",
+    nightly.also(
+        [
+            ("validation", False, True),
+            ("evaluate", True, False),
+            ("predict", False, False),
+        ],
+        [
+            (call, eagerly, ends)
+            for call in CALLS
+            for eagerly in (True, False)
+            for ends in (True, False)
+        ],
+    ),
+)
 def test_weights_that_an_evaluation_swaps_stay_here(call, eagerly, ends):
     model = made(tfdist.AsyncStrategy(), run_eagerly=eagerly)
     model.fit(DATA, DATA, batch_size=1, verbose=0)
@@ -184,7 +198,7 @@ def test_weights_are_back_when_an_exception_ends_the_evaluation():
     assert server.read() == -2 * DATA.sum() - OTHERS
 
 
-@pytest.mark.parametrize("eagerly", [True, False])
+@pytest.mark.parametrize("eagerly", nightly.also([False], [True]))
 def test_averaged_weights_that_keras_swaps_stay_here(eagerly):
     model = made(
         tfdist.AsyncStrategy(),
@@ -226,7 +240,7 @@ def test_averaged_weights_that_keras_swaps_stay_here(eagerly):
     assert pushes.seen[0] == mean
 
 
-@pytest.mark.parametrize("eagerly", [True, False])
+@pytest.mark.parametrize("eagerly", nightly.also([False], [True]))
 def test_state_that_a_test_step_assigns_stays_here(eagerly):
     strategy = tfdist.AsyncStrategy()
     with strategy.scope():
