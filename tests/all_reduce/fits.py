@@ -236,3 +236,20 @@ def fewer_epochs_on_one_worker(strategy, worker):
         model = linear()
     model.fit(batches(np.ones(2)), epochs=[3, 1][worker], verbose=0)
     return _counts(model)
+
+
+def fit_within_an_epoch(strategy, worker):
+    """In a callback between the batches of another `fit`."""
+    with strategy.scope():
+        outer, inner = linear(), linear()
+
+    def fit_inner(batch, logs=None):
+        if batch == 0:
+            inner.fit(batches(np.full(2, 10.0)), verbose=0)
+
+    outer.fit(
+        batches(np.ones(3)),
+        verbose=0,
+        callbacks=[on(on_train_batch_end=fit_inner)],
+    )
+    return weight_of(outer), weight_of(inner)

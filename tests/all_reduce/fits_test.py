@@ -21,6 +21,7 @@ EXPECTED = {
     "weights_set_between_fits": 8.0,
     # Twice two epochs of three steps; in each of the four, three steps of 10.
     "fits_of_two_models": [-12.0, -120.0],
+    "fit_within_an_epoch": [-3.0, -20.0],
     # Two steps of one worker; two steps of 10 within it, two after it.
     "fit_before_the_first_step": [-2.0, -40.0],
     # Means of 1 and 10, of 100 and 1000, and 10000 alone.

@@ -25,6 +25,7 @@ ENDS = {
     "fewer_epochs_on_one_worker": [-6.0, 6],
     # Twice two epochs of three steps; in each of the four, three steps of 10.
     "fits_of_two_models": [-12.0, -120.0],
+    "fit_within_an_epoch": [-3.0, -20.0],
     # Two steps of one worker; two steps of 10 within it, two after it.
     "fit_before_the_first_step": [-2.0, -40.0],
 }
