@@ -63,6 +63,7 @@ format: $(STAMP)
 
 chaos: $(STAMP)
 	$(BIN)/python -m tests.chaos.main $(CHAOS_FLAGS)
+	$(BIN)/python -m tests.chaos.without_servers
 
 keras-tests: $(STAMP)
 	$(BIN)/python -m tests.keras_own.main $(KERAS_TESTS_FLAGS)

@@ -184,6 +184,9 @@ OTHERS = [
 
 @pytest.mark.parametrize(("strategy", "name"), nightly.also(SOME, OTHERS))
 def test_strategies_train_by_kernels_as_without(of_all_sizes, strategy, name):
-    found = optimizer_cases.train(name, STRATEGIES[strategy]().scope())
+    # Without servers gradients of rows are made dense; Keras squares each row
+    # of a batch by itself, also where two are of one word.
+    dense = strategy == "all-reduce"
+    found = optimizer_cases.train(name, STRATEGIES[strategy]().scope(), dense)
     # 1 - beta_2 is rounded to float32.
-    assert_same(found, optimizer_cases.plain(name), tolerance=1e-4)
+    assert_same(found, optimizer_cases.plain(name, dense), tolerance=1e-4)

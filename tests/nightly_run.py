@@ -42,6 +42,7 @@ _STAGES = {
     ),
     "tests": ((*_PYTEST, "-m", "nightly", "tests"), 120),
     "chaos": (("-m", "tests.chaos.main", "--events=200"), 60),
+    "chaos_without_servers": (("-m", "tests.chaos.without_servers"), 60),
     "keras_tests": (("-m", "tests.keras_own.main"), 60),
     **{
         f"benchmarks/{path.stem}": ((str(path), "--quick"), 10)

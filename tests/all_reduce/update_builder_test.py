@@ -50,3 +50,26 @@ def test_it_is_kerass_own(optimizer):
     found = weights_after(tfdist.AllReduceStrategy(seed=0), optimizer)
     for ours, kerass in zip(found, plain, strict=True):
         np.testing.assert_allclose(ours, kerass, rtol=2e-6, atol=1e-7)
+
+
+def test_rows_of_an_embedding_have_the_rule_of_a_dense_gradient():
+    words = np.array([[1, 1], [2, 1], [4, 4], [1, 2]])
+    begin = np.linspace(-1.0, 1.0, 15).reshape([5, 3])
+    found = {}
+    for strategy in (tf.distribute.get_strategy(), tfdist.AllReduceStrategy()):
+        is_plain = not found
+        with strategy.scope():
+            ids = keras.Input([2], dtype="int32")
+            # The same word twice in a batch: Keras would square both rows.
+            if is_plain:
+                layer = keras.layers.Dense(3, use_bias=False)
+                outputs = layer(keras.ops.one_hot(ids, 5))
+            else:
+                layer = keras.layers.Embedding(5, 3)
+                outputs = layer(ids)
+            model = keras.Model(ids, keras.ops.sum(outputs, [1, 2]))
+            model.compile(keras.optimizers.Adam(0.1), "mse")
+        layer.set_weights([begin])
+        model.fit(words, np.ones(4), 2, epochs=3, shuffle=False, verbose=0)
+        found[is_plain] = layer.get_weights()[0]
+    np.testing.assert_allclose(found[False], found[True], rtol=1e-5)

@@ -1,6 +1,8 @@
 import pytest
 
 from tests.chaos import schedule
+from tests.chaos import trained_alone
+from tests.chaos import without_servers
 
 SEEDS = range(20)
 
@@ -58,3 +60,13 @@ def test_whatever_can_happen_does():
 def test_one_server_and_two_workers_are_enough():
     for event in events_of(0, num_ps=1, num_workers=2):
         assert set(event.targets) <= {("ps", 0), ("worker", 0), ("worker", 1)}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_workers_alone_have_a_checkpoint_before_each_event(seed):
+    events = without_servers.events_of(seed, "bmuf", 5, num_workers=3)
+    assert events == without_servers.events_of(seed, "bmuf", 5, num_workers=3)
+    epochs = [epoch for epoch, *_ in events]
+    assert epochs == sorted(set(epochs))
+    assert set(epochs) <= set(range(1, trained_alone.EPOCHS))
+    assert {worker for _, _, worker, _ in events} <= {0, 1, 2}

@@ -168,8 +168,8 @@ def _inputs(graph, place, devices, found):
                 sent = devices.transfer_seconds(edge.gradient_bytes)
                 # Of gradients to one device each goes by itself.
                 ends = arrived[consumer, True, place[producer]]
-                assert min(ends) >= back + sent - 1e-9
-                back = _own(graph, place, edge, ends)
+                begun, back = back, _own(graph, place, edge, ends)
+                assert back >= begun + sent - 1e-9
         inputs[consumer, False].append(forward)
         inputs[producer, True].append(back)
     return inputs

@@ -196,12 +196,13 @@ class _Recorder(keras.callbacks.Callback):
         self._note("final weight", self.model.get_weights())
 
 
-def train(name, scope):
+def train(name, scope, dense=False):
     """Trains the model with the optimizer of case `name`.
 
     Args:
       name: A key of `CASES`.
       scope: Context in which the model is made.
+      dense: Whether no gradient is of some rows alone, whatever the case.
 
     Returns:
       A dict of arrays, one per recorded value, of shape (records, ...).
@@ -211,7 +212,7 @@ def train(name, scope):
     keras.config.set_dtype_policy(policy)
     try:
         with scope:
-            model = build_model(dense=name in DENSE)
+            model = build_model(dense=dense or name in DENSE)
             model.compile(
                 CASES[name](),
                 keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -226,9 +227,9 @@ def train(name, scope):
 
 
 @functools.cache
-def plain(name):
+def plain(name, dense=False):
     """What `train` returns without a strategy."""
-    return train(name, contextlib.nullcontext())
+    return train(name, contextlib.nullcontext(), dense)
 
 
 def main():
