@@ -188,5 +188,7 @@ def test_strategies_train_by_kernels_as_without(of_all_sizes, strategy, name):
     # of a batch by itself, also where two are of one word.
     dense = strategy == "all-reduce"
     found = optimizer_cases.train(name, STRATEGIES[strategy]().scope(), dense)
-    # 1 - beta_2 is rounded to float32.
-    assert_same(found, optimizer_cases.plain(name, dense), tolerance=1e-4)
+    # 1 - beta_2 is rounded to float32; weights that differ by so much may have
+    # other neighbours in float16, and these other gradients.
+    tolerance = 5e-3 if name in optimizer_cases.MIXED else 1e-4
+    assert_same(found, optimizer_cases.plain(name, dense), tolerance)
