@@ -116,6 +116,7 @@ class Collectives:
             if self._seen.get(piece, (None,))[0] != since:
                 self._seen[piece] = since, now
             elif since and now - self._seen[piece][1] > self.seconds:
+                self._peers.watching.discard(self)  # Once is for good.
                 private_tensorflow.abort_collectives(
                     tf.errors.DEADLINE_EXCEEDED,
                     f"A sum over the workers took over {self.seconds:g} s.",
