@@ -22,7 +22,7 @@ class UpdateBuilder:
     """
 
     def __init__(self):
-        self._at_once = len(os.sched_getaffinity(0))
+        self._at_once = os.cpu_count() or 1
         # By graph: an optimizer's step may have branches.
         self._updated = collections.defaultdict(list)
         # By `id` of a variable, and graph.
