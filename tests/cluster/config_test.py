@@ -273,6 +273,12 @@ def test_the_first_workers_are_there_from_the_beginning():
     assert config.fingerprint == read(cluster, task).fingerprint
 
 
+def test_an_evaluator_has_all_of_the_data():
+    cluster = {"worker": ["a:1", "b:2"], "ps": ["c:3"]}
+    task = {"type": "evaluator", "index": 0}
+    assert read(cluster, task).data_share == (1, 0)
+
+
 @pytest.mark.parametrize("number", [0, 4, True, "2", 2.0])
 def test_a_number_of_initial_workers_that_cannot_be_is_refused(number):
     cluster = {"worker": ["a:1", "b:1", "c:1"], "ps": ["d:1"]}

@@ -215,8 +215,11 @@ class ClusterConfig:
         """Into how many shares data is divided, and which is this worker's.
 
         A worker beyond the initial ones has the share of one of them: data is
-        shared out when nobody knows yet who will join.
+        shared out when nobody knows yet who will join. An evaluator has all
+        of it.
         """
+        if not self.is_worker:
+            return 1, 0
         number = self.initial_workers
         return number, self.worker_id % number
 
