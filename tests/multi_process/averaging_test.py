@@ -14,7 +14,8 @@ from tests.runtime.exchange.delay_test import gradient
 
 WORKERS, SERVERS, PERIOD, RATE = 3, 2, 5, 0.05
 WEIGHTS = 7 + 3 * 5  # Of `synchronization_tasks.SHAPES`.
-TIMEOUT = 15.0
+# Longer than connections between servers bear pings without data.
+TIMEOUT = 25.0
 START = np.array([1.0, 1.0, 1.0, 0.0])
 
 

@@ -12,6 +12,10 @@ import sys
 import warnings
 
 _CHANNELS = "TF_GRPC_DEFAULT_OPTIONS"
+_KEEPALIVE = "grpc.keepalive_time_ms=5000"
+# gRPC takes one ping in 300 s on a connection that nothing else goes through;
+# the third that comes earlier closes it ("Too many pings").
+_KEEPALIVE_OF_SERVERS = "grpc.keepalive_time_ms=330000"
 
 RUNTIME_ENVIRONMENT: dict[str, str] = {
     # glibc hands buffers above this size (bytes; this is the largest that it
@@ -40,7 +44,7 @@ RUNTIME_ENVIRONMENT: dict[str, str] = {
     # connects to another one.
     _CHANNELS: ",".join(
         (
-            "grpc.keepalive_time_ms=5000",
+            _KEEPALIVE,
             "grpc.keepalive_timeout_ms=4000",
             "grpc.http2.ping_timeout_ms=4000",
             "grpc.http2.max_pings_without_data=0",
@@ -59,6 +63,22 @@ def apply(environ: MutableMapping[str, str]) -> None:
     """
     for name, value in RUNTIME_ENVIRONMENT.items():
         environ.setdefault(name, value)
+
+
+def apply_to_server(environ: MutableMapping[str, str]) -> None:
+    """Lets a process of a server wait for other servers for long.
+
+    A step waits on one server for a decision of another as long as workers
+    wait for each other, and nothing else goes from server to server: the
+    pings of keep-alive would end it after 15 s. Workers have a heartbeat on
+    their connections, notice a server that is gone, and end the step on all.
+
+    Args:
+        environ: of the process, before it connects; what a user has set stays.
+    """
+    ours = RUNTIME_ENVIRONMENT[_CHANNELS]
+    if environ.get(_CHANNELS) == ours:
+        environ[_CHANNELS] = ours.replace(_KEEPALIVE, _KEEPALIVE_OF_SERVERS)
 
 
 def apply_here() -> None:

@@ -1,5 +1,6 @@
 """The life of a `ps` task: it serves until training is over."""
 
+import os
 import signal
 import time
 
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import quiet
 from tfdist.cluster import connection
+from tfdist.cluster import environment
 from tfdist.cluster import member_table
 from tfdist.cluster import orphaned_sessions
 from tfdist.cluster import preemption
@@ -44,6 +46,7 @@ def serve(config, *, start_timeout, snapshot_dir=None, snapshot_every=30.0):
       SIGTERM has ended it before.
     """
     preemption.install(exits=False)
+    environment.apply_to_server(os.environ)
     with quiet.quietly():  # It logs its session configuration.
         tf.config.experimental_connect_to_cluster(
             tf.train.ClusterSpec({"ps": {config.task_index: config.address}}),
