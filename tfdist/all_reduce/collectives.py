@@ -59,14 +59,11 @@ class Collectives:
     Args:
       peers: The `Peers`.
       seconds: That a worker may take to come to a collective; 0 for no bound.
-
-    Attributes:
-      seconds: The same.
     """
 
     def __init__(self, peers, seconds):
         self._peers = peers
-        self.seconds = seconds
+        self._seconds = seconds
         self.num_workers = peers.num_workers
         # By piece: pieces run at the same time, steps one after the other.
         # Each is a variable that holds since when the piece is being summed,
@@ -115,11 +112,11 @@ class Collectives:
             since = float(token.numpy())
             if self._seen.get(piece, (None,))[0] != since:
                 self._seen[piece] = since, now
-            elif since and now - self._seen[piece][1] > self.seconds:
+            elif since and now - self._seen[piece][1] > self._seconds:
                 self._peers.watching.discard(self)  # Once is for good.
                 private_tensorflow.abort_collectives(
                     tf.errors.DEADLINE_EXCEEDED,
-                    f"A sum over the workers took over {self.seconds:g} s.",
+                    f"A sum over the workers took over {self._seconds:g} s.",
                 )
 
     def gather(self, row, name):
@@ -168,7 +165,7 @@ class Collectives:
                 None,
                 None,
                 "All workers answer, and one has not come to this step or to "
-                f"this end of an epoch within {self.seconds:g} s. Do all run "
+                f"this end of an epoch within {self._seconds:g} s. Do all run "
                 "the same program, with as many steps in loops of its own? "
                 "Where a worker needs longer: fault_tolerance=tfdist."
                 "FaultTolerance(stall_timeout=...).",
