@@ -16,6 +16,7 @@ from tfdist.cluster import fit_progress
 from tfdist.cluster.member_table import Member
 from tfdist.cluster.member_table import MemberState
 from tfdist.runtime.keras_hooks import chief_decisions
+from tfdist.runtime.keras_hooks import fit_call
 
 NAMES = ("chief", "one", "two", "later")
 
@@ -74,7 +75,7 @@ class Worker:
             f_locals = {"self": keras.Sequential()}
 
         self.model = Frame.f_locals["self"]
-        fit = self.chief_decisions._fit = chief_decisions._Fit(
+        fit = self.chief_decisions._fit = fit_call.FitCall(
             Frame, number, begun=0
         )
         fit.is_in_loop = True

@@ -18,44 +18,10 @@ import tensorflow as tf
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
 from tfdist.runtime.exchange.pull_response import assign
+from tfdist.runtime.keras_hooks import fit_call
 from tfdist.runtime.keras_hooks import fit_turns
 
 CHOICES = ("chief", "each")
-
-
-class _Fit:
-    """One call of `fit` of this worker.
-
-    Args:
-      frame: Its frame.
-      number: Its number.
-      begun: Steps that this worker had begun to send before it.
-    """
-
-    def __init__(self, frame, number, begun):
-        self.frame = frame
-        self.number = number
-        self.begun = begun
-        self.thread = threading.get_ident()
-        self._model = weakref.ref(private_keras_calls.model_of(frame))
-        # Variables with learning rates that are followed.
-        self.rates = []
-        self.is_in_loop = False
-        # A number of the first batch of all; 0 where it is not compared.
-        self.data = 0
-        # Whether it has returned from a step.
-        self.has_stepped = False
-        # Whether the chief has stopped it.
-        self.stopped = False
-        # What the chief had told by an exchange, what of it counts here, and
-        # the number of exchanges when it was looked at and adopted.
-        self.seen = self.told = fit_progress.Word()
-        self.exchanges = self.adopted = None
-
-    @property
-    def model(self):
-        """The `keras.Model`."""
-        return self._model()
 
 
 class _First(keras.callbacks.Callback):
@@ -172,7 +138,7 @@ class ChiefDecisions:
             self._turns.wait_for_chief(
                 fit_progress.begun(number), f"to begin call {number} of fit"
             )
-        self._fit = _Fit(frame, number, self._runtime.journal.begun)
+        self._fit = fit_call.FitCall(frame, number, self._runtime.journal.begun)
         self._fits.watch(call, number)
 
     def _end_abandoned(self, fit):
