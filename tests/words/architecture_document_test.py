@@ -1,4 +1,4 @@
-"""`docs/architecture.md` speaks of files, classes and functions that exist."""
+"""`docs/developers/architecture.md` speaks of files, classes and functions that exist."""
 
 import ast
 import pathlib
@@ -9,7 +9,7 @@ import pytest
 from tests.words import architecture_test
 
 ROOT = pathlib.Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+TEXT = (ROOT / "docs" / "developers" / "architecture.md").read_text("utf-8")
 PATH = re.compile(r"^(?:tests/)?[a-z_*]+(?:/[a-z_]+)*(?:/|\.py)$")
 NAME = re.compile(r"^[A-Za-z_]\w*(?:\.[a-z_]\w*)?$")
 
