@@ -7,7 +7,7 @@ KerasTuner, cross-validation and notebooks do; beside them a process in which
 plain Keras does the same. How much the resident memory of the server, of the
 worker that grows most, and of plain Keras has grown from the tenth model to the
 last is the figure that counts: 5 % is the aim, and what plain Keras comes to is
-what it is to be compared with (docs/benchmarks.md).
+what it is to be compared with (docs/developers/development.md).
 """
 
 import contextlib

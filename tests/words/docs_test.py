@@ -41,7 +41,7 @@ def anchors(text):
 
 
 def test_links_lead_somewhere():
-    for path in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
+    for path in (DOCS.parent / "README.md", *DOCS.rglob("*.md")):
         text = path.read_text("utf-8")
         for link in re.findall(r"\]\(([^)\s]+)\)", text):
             if link.startswith(("http:", "https:")):
@@ -121,7 +121,7 @@ def test_programs_of_new_methods_are_those_that_are_tried():
 
 
 def test_methods_that_are_shown_are_there():
-    for path in (DOCS.parent / "README.md", *DOCS.glob("*.md")):
+    for path in (DOCS.parent / "README.md", *DOCS.rglob("*.md")):
         text = re.sub(r"\\\n\s*", "", path.read_text("utf-8"))
         for flag in re.findall(r"--strateg(?:y|ies)=([^\s`]+)", text):
             for named in registry.split([flag]):
