@@ -1,29 +1,93 @@
-"""Programs in the README and the documents run as shown."""
+"""Programs in the README and the documents run as typed.
+
+Each complete program is a block marked `python`, and runs in processes of its
+own: alone as `python train.py`, or on the cluster that the document starts.
+"""
 
 import json
+import os
 import pathlib
 import re
+import signal
 import zipfile
 
+import keras
 import pytest
 
+from tests.cli.launched import Launched
 from tests.multi_process import scripts
+from tests.waits import wait_for_exit
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-README = (ROOT / "README.md").read_text("utf-8")
-SIMULATOR = (DOCS / "simulator.md").read_text("utf-8")
-AVERAGING = (DOCS / "averaging.md").read_text("utf-8")
-CHECKPOINTS = (DOCS / "checkpoints.md").read_text("utf-8")
-CODISTILLATION = (DOCS / "codistillation.md").read_text("utf-8")
-PIPELINES = (DOCS / "pipelines.md").read_text("utf-8")
-PLACEMENT = (DOCS / "placement.md").read_text("utf-8")
+# Ten times what a program takes on two idle processors.
+SECONDS = 300
+# Documents whose programs run below, each for itself.
+OWN = {
+    "averaging",
+    "checkpoints",
+    "codistillation",
+    "custom_loops",
+    "monitoring",
+    "pipelines",
+    "placement",
+    "simulator",
+    "tutorial",
+}
+# Those whose programs need no cluster and print nothing to look at.
+SHORT = ["decisions", "elasticity", "nonfinite", "operations"]
+# `tests/strategies/own_methods_test.py` trains with the programs of this one.
+ELSEWHERE = {"new_method"}
+
+
+def programs(path):
+    """The complete programs of a document, a list of strings."""
+    text = path.read_text("utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def write(directory, *parts):
+    """Writes a program of one or several blocks; returns its path."""
+    script = directory / "train.py"
+    script.write_text("\n".join(parts))
+    return script
+
+
+def run_alone(directory, script, *arguments, **environ):
+    """Runs `python train.py`; returns what it prints."""
+    task = scripts.start(directory, script, arguments, **environ)
+    assert task.wait(SECONDS) == 0, task.output()
+    return task.output()
+
+
+def launch(directory, script, *flags):
+    """Runs `tfdist launch FLAGS train.py`; returns what it shows."""
+    with Launched(*flags, script, cwd=directory) as run:
+        wait_for_exit(run.process, SECONDS)
+        status, text = run.finish()
+    assert status == 0, text
+    return text
+
+
+def with_names(program, *names):
+    """A program that prints some of its expressions as JSON when it ends."""
+    shown = ", ".join(f"{name!r}: {name}" for name in names)
+    return f"{program}\nimport json\nprint('found', json.dumps({{{shown}}}))\n"
+
+
+def found(text):
+    """What `with_names` has printed."""
+    return json.loads(re.search(r"(?m)^found (.*)$", text)[1])
+
+
+def test_programs_of_all_documents_are_run():
+    with_programs = {p.stem for p in DOCS.rglob("*.md") if programs(p)}
+    assert with_programs == OWN | set(SHORT) | ELSEWHERE
 
 
 @pytest.mark.smoke
 def test_program_of_the_readme_trains_on_a_cluster(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0])
+    script = write(tmp_path, programs(ROOT / "README.md")[0])
     outputs = scripts.run(
         tmp_path,
         script,
@@ -39,89 +103,153 @@ def test_program_of_the_readme_trains_on_a_cluster(tmp_path):
 
 
 @pytest.mark.nightly
-def test_program_of_the_simulator_runs():
-    (program,) = re.findall(r"```python\n(.*?)```", SIMULATOR, re.DOTALL)
-    names = {}
-    exec(compile(program, "docs/simulator.md", "exec"), names)
-    history = names["history"]
-    assert history.num_workers == 16
+@pytest.mark.parametrize("name", SHORT)
+def test_short_programs_run(tmp_path, name):
+    for program in programs(DOCS / f"{name}.md"):
+        run_alone(tmp_path, write(tmp_path, program))
+
+
+@pytest.mark.nightly
+def test_program_of_the_simulator_runs(tmp_path):
+    (program,) = programs(DOCS / "simulator.md")
+    names = "history.num_workers", "history.summary()['dropped']"
+    accuracies = "[e['accuracy'] for e in history.evaluations]"
+    script = write(tmp_path, with_names(program, *names, accuracies))
+    seen = found(run_alone(tmp_path, script))
+    assert seen[names[0]] == 16
     # The worker that died lost one gradient and came back.
-    assert history.summary()["dropped"] == 1
-    assert history.final("accuracy") > history.evaluations[0]["accuracy"]
+    assert seen[names[1]] == 1
+    assert seen[accuracies][-1] > seen[accuracies][0]
 
 
 @pytest.mark.nightly
-def test_method_of_one_s_own_trains():
-    (program,) = re.findall(r"```python\n(.*?)```", AVERAGING, re.DOTALL)
-    names = {}
-    exec(compile(program, "docs/averaging.md", "exec"), names)
-    model, strategy = names["model"], names["strategy"]
+def test_method_of_one_s_own_trains(tmp_path):
+    (program,) = programs(DOCS / "averaging.md")
+    names = "int(model.optimizer.iterations)", "strategy.updates_applied()"
+    loss = "model.evaluate(x, y, verbose=0)"
+    script = write(tmp_path, with_names(program, *names, loss))
+    seen = found(run_alone(tmp_path, script))
     # 256 / 8 batches in each of 3 epochs; 5 to an update, and a rest of 1.
-    assert int(model.optimizer.iterations.numpy()) == 96
-    assert strategy.updates_applied() == [20]
-    assert model.evaluate(names["x"], names["y"], verbose=0) < 0.01
+    assert [seen[name] for name in names] == [96, [20]]
+    assert seen[loss] < 0.01
 
 
 @pytest.mark.nightly
-def test_program_of_codistillation_runs(tmp_path, monkeypatch):
-    (program,) = re.findall(r"```python\n(.*?)```", CODISTILLATION, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
+def test_groups_of_the_program_of_codistillation_teach_each_other(tmp_path):
+    (program,) = programs(DOCS / "codistillation.md")
+    read = "exchange.bytes_read"
+    script = write(tmp_path, with_names(program, read))
+    bytes_read = []
     for group in range(2):
         told = {"codistillation": {"group": group, "num_groups": 2}}
-        monkeypatch.setenv("TF_CONFIG", json.dumps(told))
-        names = {}
-        exec(compile(program, "docs/codistillation.md", "exec"), names)
+        variables = {"TF_CONFIG": json.dumps(told)}
+        variables["TFDS_DATA_DIR"] = str(tmp_path)
+        text = run_alone(tmp_path, script, **variables)
+        bytes_read.append(found(text)[read])
     # The second found what the first has left.
-    assert names["exchange"].bytes_read > 0
-    assert names["model"].history.history["codistillation_loss"][-1] > 0
-    assert (tmp_path / "runs" / "model.keras").exists()
+    assert bytes_read[0] == 0 < bytes_read[1]
+    for group in range(2):
+        keras.models.load_model(tmp_path / "runs" / f"model-{group}.keras")
 
 
 @pytest.mark.nightly
-def test_programs_of_checkpoints_run(tmp_path, monkeypatch):
-    first, own = re.findall(r"```python\n(.*?)```", CHECKPOINTS, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    for began_with in (0, 2):
-        names = {}
-        exec(compile(first, "docs/checkpoints.md", "exec"), names)
-        assert names["checkpoint"].resumed_epoch == began_with
-    exec(compile(own, "docs/checkpoints.md", "exec"), names)
+def test_programs_of_checkpoints_run(tmp_path):
+    first, own = programs(DOCS / "checkpoints.md")
+    script = write(tmp_path, first)
+    assert "started with epoch 0" in run_alone(tmp_path, script)
+    assert "started with epoch 2" in run_alone(tmp_path, script)
+    run_alone(tmp_path, write(tmp_path, own))
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "name", ["decisions", "elasticity", "nonfinite", "operations"]
-)
-def test_short_programs_run(tmp_path, monkeypatch, name):
-    text = (DOCS / f"{name}.md").read_text("utf-8")
-    programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert programs
-    monkeypatch.chdir(tmp_path)
-    for program in programs:
-        exec(compile(program, f"docs/{name}.md", "exec"), {})
+def test_programs_of_placement_run(tmp_path):
+    homes = "{v.path: v.value.device[-5:] for v in model.variables}"
+    parts = programs(DOCS / "placement.md")
+    assert len(parts) == 3
+    text = run_alone(tmp_path, write(tmp_path, with_names(parts[0], homes)))
+    assert "--> CPU:2" in text
+    device_of = found(text)[homes]
+    assert {d for p, d in device_of.items() if "encoder" in p} == {"CPU:1"}
+    # The other two blocks go on with the first one.
+    text = run_alone(
+        tmp_path, write(tmp_path, with_names("".join(parts), homes))
+    )
+    device_of = found(text)[homes]
+    assert {d for p, d in device_of.items() if "low" in p} == {"CPU:1"}
 
 
 @pytest.mark.nightly
-def test_programs_of_placement_run(capsys):
-    programs = re.findall(r"```python\n(.*?)```", PLACEMENT, re.DOTALL)
-    assert len(programs) == 3
-    names = {}
-    for program in programs:
-        exec(compile(program, "docs/placement.md", "exec"), names)
-    assert "--> CPU:2" in capsys.readouterr().out
-    homes = {v.path: v.value.device[-5:] for v in names["model"].variables}
-    assert {homes[path] for path in homes if "low" in path} == {"CPU:1"}
-
-
-@pytest.mark.nightly
-def test_program_of_pipelines_runs():
-    (program,) = re.findall(r"```python\n(.*?)```", PIPELINES, re.DOTALL)
-    names = {}
-    exec(compile(program, "docs/pipelines.md", "exec"), names)
-    losses = names["model"].history.history["loss"]
+def test_program_of_pipelines_runs(tmp_path):
+    (program,) = programs(DOCS / "pipelines.md")
+    names = "model.history.history['loss']", "[s.names for s in model.stages]"
+    script = write(tmp_path, with_names(program, *names))
+    losses, stages = found(run_alone(tmp_path, script)).values()
     assert losses[-1] < 0.8 * losses[0]
-    assert [s.names for s in names["model"].stages] == [
-        ["in"],
-        ["hidden"],
-        ["out"],
-    ]
+    assert stages == [["in"], ["hidden"], ["out"]]
+
+
+@pytest.mark.nightly
+def test_program_of_monitoring_has_an_evaluator(tmp_path):
+    (program,) = programs(DOCS / "monitoring.md")
+    flags = "--num_ps=1", "--num_workers=2", "--evaluator"
+    text = launch(tmp_path, write(tmp_path, program), *flags)
+    # 1,024 examples in batches of 16, in each of 5 epochs.
+    assert "Updates applied: 320;" in text
+    directory = tmp_path / "runs" / "1"
+    last = (directory / "eval.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["step"] == 320
+    assert len(list(directory.glob("steps-*.jsonl"))) == 2
+
+
+@pytest.mark.nightly
+def test_custom_loop_trains_alone_and_on_a_cluster(tmp_path):
+    (program,) = programs(DOCS / "custom_loops.md")
+    script = write(tmp_path, program)
+    # 64 batches in each of 3 epochs, whoever takes them.
+    assert "updates: [192]" in run_alone(tmp_path, script)
+    text = launch(tmp_path, script, "--num_ps=1", "--num_workers=2")
+    assert "[worker 0] updates: [192]" in text
+    assert float(re.search(r"accuracy: (\S+)", text)[1]) > 0.8
+    keras.models.load_model(tmp_path / "custom_loop.keras")
+
+
+@pytest.mark.nightly
+def test_tutorial_does_what_it_says(tmp_path):
+    (program,) = programs(DOCS / "tutorial.md")
+    script = write(tmp_path, program)
+    flags = "--num_ps=1", "--num_workers=2"
+    # One process.
+    text = run_alone(tmp_path, script)
+    assert "epochs done before this run: 0" in text
+    assert (tmp_path / "model.keras").exists()
+    # Two workers go on where it stopped: 128 updates in each of 10 epochs.
+    with Launched(*flags, script, "--", "10", cwd=tmp_path) as run:
+        wait_for_exit(run.process, SECONDS)
+        status, text = run.finish()
+    assert status == 0, text
+    assert "[worker 0] epochs done before this run: 5" in text
+    assert "Updates applied: 1280;" in text
+    # A worker and a server are killed, and then all are stopped.
+    arguments = *flags, "--max_restarts=3", script, "--", "100000"
+    with Launched(*arguments, cwd=tmp_path) as run:
+        server = run.expect(r"ps 0: pid (\d+)")[1]
+        worker = run.expect(r"worker 1: pid (\d+)")[1]
+        run.expect(r"\[worker 0\] Epoch 12/")
+        os.kill(int(worker), signal.SIGKILL)
+        run.expect(r"worker 1 was ended by SIGKILL .* restart 1 of 3 in 0.5 s")
+        run.expect(r"\[worker 1\] Epoch")
+        os.kill(int(server), signal.SIGKILL)
+        run.expect("restored /job:ps/task:0, .* s after it was missed")
+        run.expect(r"\[worker 0\] Epoch")
+        run.process.send_signal(signal.SIGINT)
+        status, text = run.finish()
+    assert status == 128 + signal.SIGINT, text
+    # It goes on where it was.
+    reached = max(map(int, re.findall(r"\[worker 0\] Epoch (\d+)/", text)))
+    arguments = *flags, script, "--", str(reached + 1)
+    with Launched(*arguments, cwd=tmp_path) as run:
+        wait_for_exit(run.process, SECONDS)
+        status, text = run.finish()
+    assert status == 0, text
+    (begun,) = set(re.findall(r"\[worker 0\] epochs done .*: (\d+)", text))
+    assert 11 <= int(begun) <= reached

@@ -1,4 +1,4 @@
-"""`docs/developers/architecture.md` speaks of files, classes and functions that exist."""
+"""The architecture document names files, classes and functions that exist."""
 
 import ast
 import pathlib
