@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import signal
+import time
 import zipfile
 
 import keras
@@ -55,7 +56,9 @@ def write(directory, *parts):
 
 def run_alone(directory, script, *arguments, **environ):
     """Runs `python train.py`; returns what it prints."""
-    task = scripts.start(directory, script, arguments, **environ)
+    # Of each run, by a name of its own: output is added to that of the name.
+    label = f"task-{time.monotonic_ns()}"
+    task = scripts.start(directory, script, arguments, label, **environ)
     assert task.wait(SECONDS) == 0, task.output()
     return task.output()
 
