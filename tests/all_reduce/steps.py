@@ -88,6 +88,77 @@ def table_of_an_embedding(strategy, worker):
     return model.get_weights()[0][:, 0].tolist()
 
 
+def rows_of_a_large_table(strategy, worker):
+    """Few rows, rows twice, no batch on one worker, NaN, and most rows."""
+    settings = {
+        "float32": {},
+        "float64": {"dtype": "float64"},
+        "mixed_float16": {"dtype": "mixed_float16"},
+        "compiled": {"jit_compile": True},
+        "clipped": {"global_clipnorm": 1e6},
+        "accumulated": {"gradient_accumulation_steps": 2},
+    }
+    return {
+        name: _table_after_training(strategy, worker, **each)
+        for name, each in settings.items()
+    }
+
+
+# Of each call of `fit`, each worker's batches: ids, and a weight.
+_BATCHES = [
+    [[([3, 3, 5], 1)], [([5, 69_999, 5], 1)]],
+    [[([0, 1, 2], 1), ([7, 7, 7], 1)], [([2, 2, 2], 1)]],
+    [[([8, 8], 1)], [([8, 9], np.nan)]],
+    [[(range(60_000), 1)], [(range(10_000, 70_000), 1)]],
+    [[([4], 1)], [([4], 1)]],
+]
+
+
+def _table_after_training(
+    strategy, worker, dtype="float32", jit_compile=False, **settings
+):
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input([None], dtype="int32"),
+                keras.layers.Embedding(
+                    70_000, 4, embeddings_initializer="zeros", dtype=dtype
+                ),
+                Total(dtype=dtype),
+            ]
+        )
+        optimizer = keras.optimizers.SGD(1.0, **settings)
+        model.compile(optimizer, programs.Mean(), jit_compile=jit_compile)
+    sent = []
+    for one in _BATCHES:
+        data = tf.data.Dataset.from_generator(
+            lambda mine=one[worker]: (
+                ([list(ids)], [[1.0]], [weight]) for ids, weight in mine
+            ),
+            output_signature=(
+                tf.TensorSpec([1, None], tf.int32),
+                tf.TensorSpec([1, 1], tf.float32),
+                tf.TensorSpec([1], tf.float32),
+            ),
+        )
+        strategy.journal.read_new()
+        model.fit(programs.unshared(data), verbose=0)
+        sent.append(
+            [record.bytes_sent for record in strategy.journal.read_new()]
+        )
+    table = model.get_weights()[0]
+    shown = table[[*range(10), 30_000, 65_000, 69_999]]
+    return {"rows": shown.tolist(), "sum": float(table.sum()), "sent": sent}
+
+
+class Total(keras.layers.Layer):
+    """The sum over all but the first axis."""
+
+    def call(self, x):
+        """Returns it."""
+        return keras.ops.sum(x, (1, 2))[:, None]
+
+
 class Statistics(keras.Model):
     """State that a step assigns before and after the optimizer's step."""
 

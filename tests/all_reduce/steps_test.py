@@ -1,5 +1,6 @@
 """One training step of two workers: exact means, or a clear refusal."""
 
+import numpy as np
 import pytest
 
 from tests.all_reduce import reports as reports_lib
@@ -34,7 +35,12 @@ REFUSED = {
     "other_models": ["ModelMismatchError", "task:1", "number 0", "kernel"],
     "other_optimizers": ["ValueError", "task:1", "nesterov"],
 }
-OTHERS = ("a_batch_with_nan", "dropout_masks", "many_steps")
+OTHERS = (
+    "rows_of_a_large_table",
+    "a_batch_with_nan",
+    "dropout_masks",
+    "many_steps",
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +74,40 @@ def test_batches_with_nan_are_left_out_by_all_alike(reports):
         weight += velocity
     for report in reports:
         assert report["a_batch_with_nan"] == [weight, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        ("float32", 1),
+        ("float64", 1),
+        ("mixed_float16", 1),
+        ("compiled", 1),
+        ("clipped", 1),
+        ("accumulated", 0.5),
+    ],
+)
+def test_gradients_of_a_large_table_travel_as_rows(reports, name, share):
+    # Occurrences of ids 0 to 9, 30000, 65000 and 69999 per step, halved where
+    # both workers have a batch that counts; nearly all ids occur once more on
+    # one worker, or on both.
+    once = np.array([0.5] * 10 + [1, 0.5, 0.5])
+    extra = [0.5, 0.5, 0.5 + 1.5, 1, 1, 0.5 + 1, 0, 3, 2, 0, 0, 0, 0.5]
+    first, second = (
+        report["rows_of_a_large_table"][name] for report in reports
+    )
+    assert first["rows"] == second["rows"]
+    right = -share * (once + extra)
+    np.testing.assert_array_equal(first["rows"], np.tile(right[:, None], 4))
+    assert first["sum"] == -share * 4 * (60_000 + sum(extra))
+    size = 8 if name == "float64" else 4
+    # 5 numbers a row, a power of two of rows, and a tail of 8 numbers.
+    tail = 8 * 4
+    rows = [2, 4, 1, 2, None, 1]
+    sent = [n for one in first["sent"] for n in one]
+    for number, n in zip(rows, sent, strict=True):
+        whole = 70_000 * 4 * size  # The table; of two workers each sends half.
+        assert n == tail + (whole if number is None else number * 5 * size)
 
 
 def test_workers_draw_other_dropout_masks(reports):

@@ -83,19 +83,39 @@ class Collectives:
           name: That tells which vectors belong together.
           piece: Sums with the same one run one after the other.
         """
+        return self._in_order(
+            functools.partial(collective_sums.build, key=key_of(name)),
+            vector,
+            piece,
+        )
+
+    def gather_rows(self, rows, power, name, piece):
+        """Builds the rows of all workers, in the order of the workers.
+
+        Args:
+          rows: Matrix of as many rows on all workers.
+          power: Scalar int32 from 0 to 31, another for each number of rows.
+          name: That tells which rows belong together.
+          piece: As in `sum`.
+        """
+        key = (key_of(name) & ~31) + tf.convert_to_tensor(power)
+        return self._in_order(
+            functools.partial(collective_sums.build_rows, key=key), rows, piece
+        )
+
+    def _in_order(self, build, tensor, piece):
         token = self._token(piece)
-        with tf.control_dependencies([vector]):
+        with tf.control_dependencies([tensor]):
             now = tf.timestamp()
         token.assign(now, read_value=False)
-        total = collective_sums.build(
-            vector,
+        result = build(
+            tensor,
             device=self._peers.device,
             num_workers=self.num_workers,
-            key=key_of(name),
             tokens=[token.handle],
         )
         token.assign(0.0, read_value=False)
-        return total
+        return result
 
     def _token(self, piece):
         if piece not in self._tokens:

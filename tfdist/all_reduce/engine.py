@@ -137,22 +137,28 @@ class Engine:
         elif tf.executing_eagerly():
             self.fits.before_write(variable)
 
-    def lane_of(self, optimizer, variables, states):
+    def lane_of(self, optimizer, variables, states, have_rows):
         """The `Lane` of an optimizer's step; a new one begins as the chief's.
 
         Args:
           optimizer: The Keras optimizer, or None.
           variables: Keras variables that it trains.
           states: List of `WorkerVariable`.
+          have_rows: Whether the gradient travels as rows, a list of bools.
         """
         lanes = self._states
         if optimizer is not None:
             lanes = vars(optimizer).setdefault(_LANES, {})
-        key = (*map(id, variables), None, *map(id, states))
+        key = (*map(id, variables), *have_rows, *map(id, states))
         if key not in lanes:
             with tf.init_scope(), private_tensorflow.outside_of_functions():
                 lane = lanes[key] = lane_lib.Lane(
-                    self, optimizer, variables, states, next(self._numbers)
+                    self,
+                    optimizer,
+                    variables,
+                    states,
+                    have_rows,
+                    next(self._numbers),
                 )
                 if not all(variable.is_agreed for variable in lane.shared):
                     self._adopt(consistency_lib.Moment.STEP, lane.shared)

@@ -24,8 +24,9 @@ class StepJournal:
         self._num_workers = num_workers
         hidden = private_tensorflow.hidden_variable
         # When a step began to wait for others, and when it ended, in seconds
-        # since the epoch; updates by then; whether it counts; its lane.
-        self._rows = hidden(tf.zeros([CAPACITY, 5], tf.float64))
+        # since the epoch; updates by then; whether it counts; its lane; bytes
+        # of rows.
+        self._rows = hidden(tf.zeros([CAPACITY, 6], tf.float64))
         self._count = hidden(tf.zeros([], tf.int64))
         self._dropped = hidden(tf.zeros([], tf.int64))
         self._updates = hidden(tf.zeros([], tf.int64))
@@ -38,7 +39,7 @@ class StepJournal:
         self._bytes.append(sent)
         return len(self._bytes) - 1
 
-    def write(self, *, began, ended, accepted, lane):
+    def write(self, *, began, ended, accepted, lane, row_bytes=0.0):
         """Builds the note of a step.
 
         Args:
@@ -46,10 +47,11 @@ class StepJournal:
           ended: Any tensor that is there when the sums are.
           accepted: Whether this worker's part counts, scalar bool.
           lane: Number of the lane, from `add`.
+          row_bytes: Sent beside its vectors.
         """
         with tf.control_dependencies([ended]):
             now = tf.timestamp()
-            row = [began, now, self._updates, accepted, lane]
+            row = [began, now, self._updates, accepted, lane, row_bytes]
             row = tf.stack([tf.cast(x, tf.float64) for x in row])
             place = self._count.read_value() % CAPACITY
             self._rows.scatter_update(tf.IndexedSlices(row[None], place[None]))
@@ -84,7 +86,7 @@ class StepJournal:
         """The numbers of the lanes of the steps after `count`, a set."""
         numbers = np.arange(max(count, self.count - CAPACITY), self.count)
         rows = self._rows.numpy()[numbers % CAPACITY]
-        return set(rows[:, -1].astype(int).tolist())
+        return set(rows[:, 4].astype(int).tolist())
 
     def read_new(self):
         """Steps since the last call, `ExchangeRecord`s; oldest may be lost."""
@@ -96,9 +98,9 @@ class StepJournal:
         rows = self._rows.numpy()[numbers % CAPACITY]
         return [self._record(*row) for row in rows.tolist()]
 
-    def _record(self, began, ended, updates, accepted, lane):
+    def _record(self, began, ended, updates, accepted, lane, row_bytes):
         before, self._ended = self._ended, ended
-        size = self._bytes[int(lane)]
+        size = self._bytes[int(lane)] + int(row_bytes)
         return ExchangeRecord(
             time=ended,
             version=int(updates),

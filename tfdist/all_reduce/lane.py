@@ -9,6 +9,7 @@ from tfdist import private_keras
 from tfdist import private_tensorflow
 from tfdist.all_reduce import branches
 from tfdist.all_reduce import pieces
+from tfdist.all_reduce import rows as rows_lib
 from tfdist.all_reduce import tail as tail_lib
 from tfdist.all_reduce.variables import plain
 
@@ -25,20 +26,22 @@ class Lane:
       optimizer: A Keras optimizer; None for state alone.
       variables: Keras variables that it trains, a list.
       states: List of `WorkerVariable` that are assigned by other code.
+      have_rows: For each of `variables`, whether its gradient travels as rows.
       number: Of this lane, the same on all workers.
     """
 
-    def __init__(self, engine, optimizer, variables, states, number):
+    def __init__(self, engine, optimizer, variables, states, have_rows, number):
         self._engine = engine
         self.optimizer = optimizer
         self.variables = variables
         self.states = states
-        reduced = [*map(plain, variables), *states]
-        self._specs = [
-            tf.TensorSpec(v.shape, pieces.wire_dtype(v.dtype, v.name))
-            for v in reduced
-        ]
-        self._names = [v.name.split(":")[0] for v in reduced]
+        self._have_rows = have_rows
+        dense, tables = self._parted([plain(v) for v in variables])
+        # All that travels in vectors, of which gradients are the first.
+        self._num_dense = len(dense)
+        reduced = [*dense, *states]
+        self._specs = _specs(reduced)
+        self._names = [v.name.split(":")[0] for v in [*reduced, *tables]]
         rate = private_keras.learning_rate_variable(optimizer)
         # The chief's counts for all.
         self._rate = None if rate is None else rate.value
@@ -46,6 +49,12 @@ class Lane:
             self._specs, tail_lib.LENGTH + tail_lib.rate_length(self._rate)
         )
         self._name = f"{number}/{self._specs}"
+        self._tables = [
+            rows_lib.TableSum(
+                engine.collectives, spec, f"{self._name}/table {k} {spec}"
+            )
+            for k, spec in enumerate(_specs(tables))
+        ]
         # All lanes of the step that it was part of last, in order.
         self.step_lanes = ()
         self.number = engine.journal.add(self._layout.piece_bytes())
@@ -72,9 +81,11 @@ class Lane:
         """Builds a step, or takes it when executing eagerly.
 
         Args:
-          gradients: Tensors, one for each of `variables`.
+          gradients: Tensors, or `tf.IndexedSlices`, one for each of
+            `variables`.
           before: Values of `states` before the step, tensors.
         """
+        gradients, slices = self._parted(gradients)
         values = [*gradients, *(state.read_value() for state in self.states)]
         values = [
             tf.cast(value, spec.dtype)
@@ -82,7 +93,13 @@ class Lane:
         ]
         eagerly = tf.executing_eagerly()
         reduce = self._reduce_eagerly if eagerly else self._reduce
-        sums, began, counts = reduce(values, self._engine.wrote.read_value())
+        rows = [
+            table.of(one)
+            for table, one in zip(self._tables, slices, strict=True)
+        ]
+        sums, began, counts, row_bytes = reduce(
+            values, self._engine.wrote.read_value(), rows
+        )
         finish = self._finish_eagerly if eagerly else self._finish
         tail = finish(sums, before)
         self._engine.note(tail)
@@ -92,43 +109,72 @@ class Lane:
                 ended=tail.present,
                 accepted=counts,
                 lane=self.number,
+                row_bytes=row_bytes,
             )
 
-    def _reduce(self, values, wrote):
+    def _parted(self, of_variables):
+        """Returns what belongs to dense gradients, and what to rows."""
+        pairs = list(zip(of_variables, self._have_rows, strict=True))
+        dense = [one for one, has_rows in pairs if not has_rows]
+        return dense, [one for one, has_rows in pairs if has_rows]
+
+    def _together(self, dense, of_tables):
+        """Returns, in the order of `variables`, what `_parted` parts."""
+        dense, of_tables = iter(dense), iter(of_tables)
+        return [
+            next(of_tables if has_rows else dense)
+            for has_rows in self._have_rows
+        ]
+
+    def _reduce(self, values, wrote, rows):
         """Builds the sums of a step.
 
         Returns:
-          The summed vectors; when this worker had its own; and whether its
-          gradients count.
+          The summed vectors and tables; when this worker had its own; whether
+          its gradients count; and the bytes of rows that it sends.
         """
         check = self._engine.check
         mine = tail_lib.Tail(1.0, 1.0, 1.0, wrote=wrote)
-        first = 0 if self._checks_gradients else len(self.variables)
+        first = 0 if self._checks_gradients else self._num_dense
         counts = tf.constant(True)
         if check.looks and first == 0:
-            vectors, counts = check.checked(
-                self._layout.vectors(values, self._numbers(mine)),
-                self._layout.tensors,
+            vectors = self._layout.vectors(values, self._numbers(mine))
+            cut = len(vectors)
+            checked, counts = check.checked(
+                [*vectors, *(one.values for one in rows)],
+                lambda vectors: [
+                    *self._layout.tensors(vectors),
+                    *vectors[cut:],
+                ],
                 self._names,
-                lambda vectors: self._nothing(
-                    tail_lib.without_share(self._layout.tail(vectors))
-                ),
+                lambda vectors: [
+                    *self._nothing(
+                        tail_lib.without_share(self._layout.tail(vectors))
+                    ),
+                    *map(tf.zeros_like, vectors[cut:]),
+                ],
             )
+            vectors = checked[:cut]
+            rows = [
+                rows_lib.Rows(kept, one.ids)
+                for kept, one in zip(checked[cut:], rows, strict=True)
+            ]
         else:
             if check.looks and self.states:
                 kept, finite = check.checked(
                     values[first:],
                     list,
-                    self._names[first:],
+                    self._names[first : len(self._specs)],
                     lambda values: [tf.zeros_like(value) for value in values],
                 )
                 values = [*values[:first], *kept]
                 mine = mine._replace(states=finite)
             vectors = self._layout.vectors(values, self._numbers(mine))
-        with tf.control_dependencies(vectors):
+        with tf.control_dependencies([*vectors, *(one.ids for one in rows)]):
             began = tf.timestamp()
         with tf.control_dependencies([began]):
-            return self._sums(vectors), began, counts
+            sums, row_bytes = self._sums(vectors, rows)
+        return sums, began, counts, row_bytes
 
     def _numbers(self, mine):
         """Builds the tail of this worker's `Tail`, and the chief's rate."""
@@ -141,13 +187,25 @@ class Lane:
         zeros = [tf.zeros(spec.shape, spec.dtype) for spec in self._specs]
         return self._layout.vectors(zeros, numbers)
 
-    def _sums(self, vectors):
-        return self._layout.sums(
+    def _sums(self, vectors, rows):
+        """Builds the sums of vectors and tables, and the bytes of rows."""
+        collectives = self._engine.collectives
+        sums = self._layout.sums(
             vectors,
-            lambda vector, piece: self._engine.collectives.sum(
+            lambda vector, piece: collectives.sum(
                 vector, f"{self._name}/{piece}", piece
             ),
         )
+        sent = tf.constant(0.0, tf.float64)
+        if rows:
+            most = rows_lib.build_most(collectives, rows, f"{self._name}/rows")
+            for table, mine, number in zip(
+                self._tables, rows, most, strict=True
+            ):
+                total, num_bytes = table.build(mine, number)
+                sums.append(total)
+                sent += num_bytes
+        return sums, sent
 
     def _finish(self, sums, before):
         """Builds the step with the sums; returns their `Tail`."""
@@ -187,10 +245,10 @@ class Lane:
         if self._rate is not None:
             self._rate.assign(self._chiefs_rate(sums))
         most = tf.maximum(tail.gradients, 1.0)
-        means = self._layout.tensors(
-            [tf.math.divide(v, tf.cast(most, v.dtype)) for v in sums]
-        )
-        first = len(self.variables)
+        divided = [tf.math.divide(v, tf.cast(most, v.dtype)) for v in sums]
+        means = self._layout.tensors(divided)
+        first = self._num_dense
+        of_tables = divided[len(divided) - len(self._tables) :]
         with self._engine.applying(), self._engine.replica_context():
             factor = most / tf.maximum(tail.states, 1.0)
             for state, mean, old in zip(
@@ -203,7 +261,11 @@ class Lane:
                 return
             gradients = [
                 pieces.of_dtype(mean, plain(variable).dtype)
-                for mean, variable in zip(means, self.variables, strict=False)
+                for mean, variable in zip(
+                    self._together(means, of_tables),
+                    self.variables,
+                    strict=True,
+                )
             ]
             with self._engine.updating():
                 self.optimizer.apply(gradients, self.variables)
@@ -233,7 +295,16 @@ class Lane:
 
     def _build_round(self, mine):
         numbers = self._numbers(tail_lib.Tail(*tf.unstack(mine)))
-        return self._sums(self._nothing(numbers))
+        rows = [table.of(None) for table in self._tables]
+        sums, _ = self._sums(self._nothing(numbers), rows)
+        return sums
+
+
+def _specs(variables):
+    return [
+        tf.TensorSpec(v.shape, pieces.wire_dtype(v.dtype, v.name))
+        for v in variables
+    ]
 
 
 def _traced(method, attributes=None):

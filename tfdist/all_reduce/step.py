@@ -6,6 +6,7 @@ import tensorflow as tf
 from tfdist import compiled_parts
 from tfdist import private_keras
 from tfdist import private_tensorflow
+from tfdist.all_reduce import rows
 from tfdist.all_reduce.variables import WorkerVariable
 from tfdist.all_reduce.variables import plain
 
@@ -63,7 +64,7 @@ class TrainingStep:
                 with keras.name_scope(optimizer.name):
                     optimizer.build(variables)
             pairs = [
-                (tf.convert_to_tensor(gradient), variable)
+                (self._as_it_travels(gradient, variable), variable)
                 for gradient, variable in zip(grads, variables, strict=True)
                 if gradient is not None
             ]
@@ -73,11 +74,24 @@ class TrainingStep:
                 optimizer, [v for _, v in pairs], [g for g, _ in pairs]
             )
 
+    def _as_it_travels(self, gradient, variable):
+        travels_as_rows = (
+            not self._eagerly
+            and self._engine.num_workers > 1
+            and rows.are_worth_it(gradient, plain(variable))
+        )
+        return gradient if travels_as_rows else tf.convert_to_tensor(gradient)
+
     def _add_lane(self, optimizer, variables, gradients):
         assigned = list(self._assigned.values())
         self._assigned.clear()
         states = [state for state, _ in assigned]
-        lane = self._engine.lane_of(optimizer, variables, states)
+        lane = self._engine.lane_of(
+            optimizer,
+            variables,
+            states,
+            [isinstance(one, tf.IndexedSlices) for one in gradients],
+        )
         self.lanes.append(lane)
         lane.step(gradients, [before for _, before in assigned])
 

@@ -22,36 +22,75 @@ def build(vector, *, device, num_workers, key, tokens=(), seconds=0.0):
     Returns:
       A tensor like `vector`.
     """
-    settings = {
+    settings = _settings(num_workers, tokens, seconds)
+
+    def add(vector):
+        with tf.device(device):
+            if num_bytes(vector) > GATHER_BYTES:
+                return tf.raw_ops.CollectiveReduceV2(
+                    input=vector,
+                    merge_op="Add",
+                    final_op="Id",
+                    instance_key=key,
+                    **settings,
+                )
+            rows = tf.raw_ops.CollectiveGatherV2(
+                input=vector[None], instance_key=key, **settings
+            )
+            rows.set_shape([num_workers, *vector.shape])
+            return tf.add_n(tf.unstack(rows))
+
+    return _call(add, vector)
+
+
+def build_rows(rows, *, device, num_workers, key, tokens):
+    """Builds the rows of all workers, in the order of the workers.
+
+    Args:
+      rows: Matrix of as many rows on all workers.
+      device: This worker's CPU.
+      num_workers: Number of workers.
+      key: Scalar int32, of its own for each number of rows.
+      tokens: As in `build`.
+
+    Returns:
+      A matrix of `num_workers` times as many rows.
+    """
+    settings = _settings(num_workers, tokens, 0.0)
+
+    def gather(rows, key):
+        with tf.device(device):
+            return tf.raw_ops.CollectiveGatherV2(
+                input=rows, instance_key=key, **settings
+            )
+
+    gathered = _call(gather, rows, key)
+    gathered.set_shape([None, rows.shape[1]])
+    return gathered
+
+
+def _settings(num_workers, tokens, seconds):
+    return {
         "group_size": num_workers,
         "group_key": 1,
-        "instance_key": key,
         "ordering_token": list(tokens),
         "communication_hint": "ring",
         "timeout_seconds": float(seconds),
         "is_stateless": False,
     }
 
-    def add(vector):
-        with tf.device(device):
-            if num_bytes(vector) > GATHER_BYTES:
-                return tf.raw_ops.CollectiveReduceV2(
-                    input=vector, merge_op="Add", final_op="Id", **settings
-                )
-            rows = tf.raw_ops.CollectiveGatherV2(input=vector[None], **settings)
-            rows.set_shape([num_workers, *vector.shape])
-            return tf.add_n(tf.unstack(rows))
 
+def _call(build_collective, *tensors):
     # Not inlined: TensorFlow tells messages apart by the round of the loop
     # that they are sent in, and workers need not be in the same one
     # (`steps_per_execution`).
     function = tf.function(
-        add,
+        build_collective,
         autograph=False,
         experimental_attributes=private_tensorflow.STAYS_A_FUNCTION,
     )
-    spec = tf.TensorSpec(vector.shape, vector.dtype)
-    return function.get_concrete_function(spec)(vector)
+    specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
+    return function.get_concrete_function(*specs)(*tensors)
 
 
 def num_bytes(vector):
