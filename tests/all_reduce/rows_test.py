@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import laws
 from tfdist.all_reduce import rows
 
 WORKERS = 3
@@ -74,8 +75,8 @@ def same(found):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@laws.settings(max_examples=20)
 @hypothesis.given(data=st.data())
-@hypothesis.settings(max_examples=20)
 def test_rows_and_tables_add_up_to_the_same_bits(dtype, data):
     floats = st.floats(-1e3, 1e3, width=32)
     slices, right = [], np.zeros([ROWS, WIDTH], dtype)
