@@ -1,5 +1,7 @@
 """Fused kernels compute Keras's rules, and are used where they do."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -169,17 +171,12 @@ STRATEGIES = {
     "local": lambda: tfdist.ParameterServerStrategy(local_steps=1),
 }
 # Of `optimizer_cases`: clipping, decay, averages and accumulation, too.
-SOME = [
-    ("all-reduce", "all at once"),
-    ("async", "accumulation and all"),
+SOME = [("async", "accumulation and all")]
+ALL = [
     ("local", "SGD nesterov"),
+    *itertools.product(("all-reduce", "async"), optimizer_cases.CASES),
 ]
-OTHERS = [
-    (strategy, name)
-    for strategy in ("all-reduce", "async")
-    for name in optimizer_cases.CASES
-    if (strategy, name) not in SOME
-]
+OTHERS = [case for case in ALL if case not in SOME]
 
 
 @pytest.mark.parametrize(("strategy", "name"), nightly.also(SOME, OTHERS))

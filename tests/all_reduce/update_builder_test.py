@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 import tfdist
 
 
@@ -39,11 +40,13 @@ def weights_after(strategy, optimizer, steps=3):
 
 @pytest.mark.parametrize(
     "optimizer",
-    [
-        Counting,
-        keras.optimizers.Adam,
-        lambda: keras.optimizers.Nadam(gradient_accumulation_steps=2),
-    ],
+    nightly.also(
+        [
+            Counting,
+            lambda: keras.optimizers.Nadam(gradient_accumulation_steps=2),
+        ],
+        [keras.optimizers.Adam],
+    ),
 )
 def test_it_is_kerass_own(optimizer):
     plain = weights_after(tf.distribute.get_strategy(), optimizer)

@@ -124,6 +124,7 @@ def delayed():
     return VirtualWorkers(WORKERS, method.local_steps, build=build)
 
 
+@pytest.mark.nightly
 @laws.settings(max_examples=6, phases=[Phase.explicit, Phase.generate])
 @given(order=st.lists(st.integers(0, WORKERS - 1), max_size=16))
 @example(order=LATE[3:])
@@ -153,7 +154,7 @@ CORRECTIONS = {
 
 @pytest.mark.parametrize(
     "name",
-    nightly.also(["delay compensation", "DANA-Zero"], ["inverse staleness"]),
+    nightly.also(["delay compensation"], ["DANA-Zero", "inverse staleness"]),
 )
 def test_late_changes_are_corrected(name):
     make, make_oracle = CORRECTIONS[name]
@@ -183,6 +184,7 @@ def test_updates_of_several_weigh_them_by_their_examples():
     assert run.runtimes[0].updates_applied() == [len(LATE) // PERIOD // 2]
 
 
+@pytest.mark.nightly
 def test_elastic_averaging_with_momentum():
     """EAMSGD; without momentum see `tests.multi_process.averaging_test`."""
     momentum, nesterov = 0.9, True

@@ -161,6 +161,7 @@ def test_fetch_and_push_of_every_step_is_asynchronous_sgd():
         np.testing.assert_array_equal(*(run.weights(k) for run in runs))
 
 
+@pytest.mark.nightly
 def test_averaging_with_everybody_alone_is_asynchronous_sgd():
     """With a period of 1, Async and plain SGD in workers."""
     runs = [

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 import tfdist
 from tfdist import averaging
 
@@ -149,15 +150,18 @@ def test_state_that_no_optimizers_step_assigns_is_refused():
         run()
 
 
-@pytest.mark.parametrize("in_fit", [True, False])
+WEIGHTS = averaging.ParameterAveraging(
+    4, keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+)
+GRADIENTS = averaging.AccruedGradients(4, 4)
+
+
 @pytest.mark.parametrize(
-    "local_steps",
-    [
-        averaging.ParameterAveraging(
-            4, keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
-        ),
-        averaging.AccruedGradients(4, 4),
-    ],
+    ("local_steps", "in_fit"),
+    nightly.also(
+        [(GRADIENTS, True), (WEIGHTS, False)],
+        [(GRADIENTS, False), (WEIGHTS, True)],
+    ),
 )
 def test_weights_that_are_set_at_the_end_stay(local_steps, in_fit):
     """As `EarlyStopping(restore_best_weights=True)` does."""

@@ -5,6 +5,7 @@ import types
 import numpy as np
 import pytest
 
+from tests import nightly
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.runtime.exchange import delay_test
 from tfdist import averaging
@@ -25,7 +26,9 @@ def recover(runtime):
     server_loss.Recovery._refresh(types.SimpleNamespace(_runtime=runtime))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", nightly.also(["weights"], ["gradients", "own weights"])
+)
 def test_steps_before_a_recovery_are_not_pushed_after_it(method):
     made = VirtualWorkers(2, METHODS[method])
     disturbed, other = made.runtimes

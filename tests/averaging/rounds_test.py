@@ -142,6 +142,7 @@ def test_what_becomes_of_the_mean_of_the_weights(name):
         assert model.optimizer.iterations.numpy() == ROUNDS * PERIOD
 
 
+@pytest.mark.nightly
 def test_elastic_averaging_with_momentum():
     """EAMSGD; without momentum see `laws_test`."""
     oracle = oracles.ElasticSync(

@@ -146,6 +146,7 @@ def test_who_fails_or_is_not_there_has_a_row_that_says_so():
         assert peer_figures.ratio(rows["working"], rows[name]) is None
 
 
+@pytest.mark.nightly
 def test_a_process_that_raises_ends_the_turn():
     with pytest.raises(children.ChildError, match="no attribute 'features'"):
         peer_systems.SYSTEMS["keras"].turn(None, 0.1)

@@ -105,6 +105,7 @@ def test_bad_usage(arguments, message, capsys, monkeypatch):
     assert re.search(message, capsys.readouterr().err)
 
 
+@pytest.mark.nightly
 def test_who_hangs_is_left_behind():
     go = threading.Event()
 

@@ -170,6 +170,7 @@ def test_a_broken_one_leaves_the_one_before(tmp_path, prefix, broken):
     check_filled(prefix)
 
 
+@pytest.mark.nightly
 def test_without_room_the_one_before_stays_and_it_goes_on(tmp_path):
     """In a process of its own: all of its files are bounded."""
     subprocess.run(

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.codistillation import on_two_devices
 from tests.codistillation import oracles
 from tests.codistillation.classifiers import BATCH
@@ -94,7 +95,9 @@ def test_burn_in_is_exact_to_the_step():
     assert not np.array_equal(snapshot(plain)[0], snapshot(student)[0])
 
 
-@pytest.mark.parametrize("why", ["no teachers", "none available", "weight 0"])
+@pytest.mark.parametrize(
+    "why", nightly.also(["weight 0"], ["no teachers", "none available"])
+)
 def test_without_teachers_it_is_plain_keras(why):
     x, y = data(batches=4)
     plain = trained(deep(1), "adam", metrics=["accuracy"])
@@ -116,6 +119,7 @@ def test_without_teachers_it_is_plain_keras(why):
     assert {name: logs[name] for name in expected} == expected
 
 
+@pytest.mark.nightly
 def test_replicas_add_up_to_one_device():
     mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     one, two = on_two_devices.train(None), on_two_devices.train(mirrored)

@@ -72,7 +72,8 @@ def test_inputs_that_are_left_out():
     assert logs["codistillation_loss"] > 0
 
 
-@pytest.mark.parametrize("listed", nightly.also(["loss_weights"], ["loss"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("listed", ["loss_weights", "loss"])
 def test_lists_for_outputs_in_a_dict_are_in_keras_s_order(listed):
     x, y = data()
     targets = {"value": x[:, :1], "classes": y}
@@ -142,9 +143,18 @@ def functional():
     )
 
 
-@pytest.mark.parametrize("build", [Branching, functional])
-@pytest.mark.parametrize("which", ["all", "classes"])
-def test_several_outputs(build, which):
+@pytest.mark.parametrize(
+    ("which", "build"),
+    nightly.also(
+        [("all", functional)],
+        [
+            ("all", Branching),
+            ("classes", functional),
+            ("classes", Branching),
+        ],
+    ),
+)
+def test_several_outputs(which, build):
     x, y = data()
     targets = {"value": x[:, :1], "classes": y}
     keras.utils.set_random_seed(1)
@@ -177,6 +187,7 @@ def test_several_outputs(build, which):
     np.testing.assert_allclose(logs["loss"], phi + 2 * psi, rtol=1e-5)
 
 
+@pytest.mark.nightly
 def test_language_model_with_masked_steps():
     tokens = np.array([[1, 2, 3, 0], [4, 5, 0, 0]] * 4)
 
@@ -208,7 +219,9 @@ def test_language_model_with_masked_steps():
     np.testing.assert_allclose(logs["loss"], phi + psi, rtol=1e-5)
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "policy", nightly.also(["mixed_float16"], ["mixed_bfloat16"])
+)
 def test_mixed_precision(policy):
     x, y = data()
     keras.config.set_dtype_policy(policy)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.multi_process import data_tasks
 import tfdist
 from tfdist.data_shares import fresh_pipelines
@@ -189,7 +190,7 @@ class Batches(keras.utils.PyDataset):
         return batch, batch
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"workers": 2}])
+@pytest.mark.parametrize("kwargs", nightly.also([{}], [{"workers": 2}]))
 def test_batches_that_keras_shuffles_come_in_one_order(monkeypatch, kwargs):
     seen = []
     with tfdist.AsyncStrategy(seed=7).scope():

@@ -172,6 +172,7 @@ def test_other_workers_report_nothing(data_dir, tmp_path):
     assert "Epoch" not in output
 
 
+@pytest.mark.nightly
 def test_unknown_data_set_is_refused_in_the_user_s_words(data_dir, tmp_path):
     status, output = train(tmp_path, data_dir, "--dataset=digit")
     assert status == 1

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.placement.graphs import nodes
 import tfdist
 from tfdist.pipeline import pipeline
@@ -50,10 +51,10 @@ def train(model, **arguments):
 
 @pytest.mark.parametrize(
     ("stages", "devices", "micro_batches", "schedule"),
-    [
-        (1, [["CPU:1", "CPU:2"]], 2, "gpipe"),
-        (["b"], [["CPU:0", "CPU:1", "CPU:2"], "CPU:3"], 4, "1f1b"),
-    ],
+    nightly.also(
+        [(1, [["CPU:1", "CPU:2"]], 2, "gpipe")],
+        [(["b"], [["CPU:0", "CPU:1", "CPU:2"], "CPU:3"], 4, "1f1b")],
+    ),
 )
 def test_replicas_train_as_one(stages, devices, micro_batches, schedule):
     plain, expected = train(build())
@@ -110,6 +111,7 @@ def test_each_replica_has_its_micro_batches_and_waits_for_no_other():
     assert not any(re.match(r"(forward|backward)_0_0/", n) for n in before)
 
 
+@pytest.mark.nightly
 def test_replicas_under_a_strategy_with_servers():
     """What a worker with several devices pushes is the sum of them all."""
     plain, expected = train(build())

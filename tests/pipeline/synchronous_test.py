@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.pipeline import models
 from tfdist.pipeline import pipeline
 from tfdist.pipeline import schedules
@@ -318,7 +319,7 @@ def assert_same_training(found, expected):
 
 @pytest.mark.parametrize(
     "kind, schedule, micro_batches, recompute",
-    [("convnet", "gpipe", 3, False), ("skip", "1f1b", 5, True)],
+    nightly.also([("skip", "1f1b", 5, True)], [("convnet", "gpipe", 3, False)]),
 )
 def test_training_is_that_without_a_pipeline(
     kind, schedule, micro_batches, recompute, float64
@@ -327,6 +328,7 @@ def test_training_is_that_without_a_pipeline(
     assert_same_training(found, trained(kind))
 
 
+@pytest.mark.nightly
 def test_training_with_several_outputs_and_steps_per_execution(float64):
     found = trained("two", "1f1b", 2, steps_per_execution=3)
     assert_same_training(found, trained("two"))

@@ -129,6 +129,7 @@ def test_batches_of_other_sizes_may_follow_each_other():
     )
 
 
+@pytest.mark.nightly
 def test_data_of_another_kind_waits_until_the_pipeline_is_empty():
     # What is on its way of one kind could not follow the other's.
     x, y = chains.units_of([6])[0]
@@ -323,6 +324,7 @@ def test_a_device_does_one_task_at_a_time(schedule, frozen):
     assert Slow.most == {0: 1, 1: 1}
 
 
+@pytest.mark.nightly
 def test_what_a_stage_computes_is_on_its_device():
     model = chains.chain(
         chains.initial(3),

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import nightly
 from tests.placement import zoo
 from tfdist import placement
 from tfdist.placement import devices
@@ -95,7 +96,10 @@ def test_slots_are_those_of_the_optimizer():
         assert node.resident_bytes == (2 + slots) * node.weight_bytes
 
 
-@pytest.mark.parametrize("name", sorted(set(zoo.MODELS) - {"subclassed"}))
+@pytest.mark.parametrize(
+    "name",
+    nightly.also(["lstm"], sorted(set(zoo.MODELS) - {"lstm", "subclassed"})),
+)
 def test_a_model_that_was_placed_automatically_computes_the_same(name):
     model, _ = zoo.build(name)
     x, _ = zoo.data(name, zoo.BATCH)

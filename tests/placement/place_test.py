@@ -15,8 +15,6 @@ from tfdist import placement
 from tfdist.placement import devices
 
 TOLERANCE = 1e-6
-# Of the models, those that take long.
-LONG = ["lstm", "transformer", "skips", "convnet", "nested"]
 
 
 def compiled(model, **kwargs):
@@ -83,7 +81,7 @@ def expected(name, homes):
 
 @pytest.mark.parametrize(
     "name",
-    nightly.also([name for name in zoo.MODELS if name not in LONG], LONG),
+    nightly.also(["shared"], [name for name in zoo.MODELS if name != "shared"]),
 )
 def test_placed_is_unplaced(name):
     x, y = zoo.data(name)
@@ -235,6 +233,7 @@ def test_an_unbuilt_model_is_built_in_place():
     assert [v.value.device[-5:] for v in slots] == 4 * ["CPU:1"] + 4 * ["CPU:2"]
 
 
+@pytest.mark.nightly
 def test_placing_a_model_that_trains_moves_its_slots_and_goes_on():
     x, y = zoo.data("shared")
     plain, _ = zoo.build("shared")
@@ -254,6 +253,7 @@ def test_placing_a_model_that_trains_moves_its_slots_and_goes_on():
         assert device == home, path
 
 
+@pytest.mark.nightly
 def test_an_optimizer_inside_another_is_placed_as_well():
     x, y = zoo.data("shared")
     weights = []
@@ -292,6 +292,7 @@ def test_tied_weights_go_with_the_first_layer_that_has_them():
     assert {device[-5:] for _, _, device in products} <= {"CPU:1", "CPU:2"}
 
 
+@pytest.mark.nightly
 def test_it_is_saved_and_copied_as_what_it_was(tmp_path):
     x, y = zoo.data("transformer")
     model, where = zoo.build("transformer")

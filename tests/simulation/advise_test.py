@@ -195,6 +195,7 @@ def _with_tail(base):
     return base + Sometimes(Constant(2.0), 0.05)
 
 
+@pytest.mark.nightly
 def test_heavy_tails_call_for_backup_workers():
     advice, found = advised(
         measured(), "sync", "backup_workers", num_workers=8, compute=_with_tail

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.simulation import local_oracles as oracles
 from tests.simulation import quadratic
 from tests.simulation.virtual_local_steps_test import check
@@ -285,8 +284,9 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    "name", nightly.also(["DiLoCo"], ["Downpour", "BMUF", "elastic averaging"])
+    "name", ["DiLoCo", "Downpour", "BMUF", "elastic averaging"]
 )
 def test_one_process_trains_to_the_same(name):
     def optimizer():

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import nightly
 from tfdist.simulation import Measurement
 from tfdist.simulation import Method
 from tfdist.simulation import measure
@@ -40,7 +41,7 @@ def _values(model):
     return [variable.numpy() for variable in variables]
 
 
-@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("trained", nightly.also([True], [False]))
 def test_measuring_leaves_the_model_as_it_was(trained):
     model = build()
     if trained:

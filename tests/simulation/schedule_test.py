@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests import nightly
 from tfdist import simulation
 from tfdist import synchronization
 from tfdist.simulation import Constant
@@ -33,7 +34,7 @@ def test_homogeneous_asynchronous_workers_are_stale_by_n_minus_1(workers):
     assert staleness.mean() == pytest.approx(workers - 1, rel=0.03)
 
 
-@pytest.mark.parametrize("n", [1, 4, 15, 30])
+@pytest.mark.parametrize("n", nightly.also([4, 30], [1, 15]))
 def test_staleness_of_n_softsync_is_about_n_and_hardly_beyond_2n(n):
     """Zhang et al. 2016, section 5.1, with 30 learners."""
     workers = 30

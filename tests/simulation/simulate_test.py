@@ -156,7 +156,8 @@ def test_embeddings_have_sparse_gradients_that_change_nothing(strategy):
 
 
 @pytest.mark.parametrize(
-    "strategy", ["async", "sync", "dana:variant=zero", "softsync:s=3"]
+    "strategy",
+    nightly.also(["sync", "dana:variant=zero"], ["async", "softsync:s=3"]),
 )
 def test_how_many_gradients_a_call_computes_does_not_matter(strategy):
     one, many = (

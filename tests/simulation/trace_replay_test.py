@@ -98,11 +98,9 @@ def softsync():
 @pytest.mark.parametrize(
     "method",
     nightly.also(
+        ["softsync:s=2:correction=inverse_staleness"],
         [
-            "softsync:s=2:correction=inverse_staleness",
             "backup_workers:on_drop=retry",
-        ],
-        [
             "dc_asgd:lambda_0=2.0",
             "bounded_staleness:max_staleness=2:correction=gap_aware",
             "async",

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import nightly
 from tests.simulation import local_oracles as oracles
 from tests.simulation import quadratic
 from tfdist import averaging
@@ -325,10 +326,10 @@ def _optimizer():
 
 @pytest.mark.parametrize(
     "strategy",
-    [
-        "parameter_averaging:period=4",
-        "parameter_averaging:period=4:synchronization=async",
-    ],
+    nightly.also(
+        ["parameter_averaging:period=4"],
+        ["parameter_averaging:period=4:synchronization=async"],
+    ),
 )
 def test_one_worker_is_plain_keras(strategy):
     history = simulate(strategy, 1, model_fn=_with_all_state(_optimizer))
@@ -341,6 +342,7 @@ def test_one_worker_is_plain_keras(strategy):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_two_calls_give_the_same_to_the_bit():
     one, other = (
         simulate(

@@ -100,7 +100,7 @@ def test_early_stopping_restores_the_best_weights():
     assert_trains_the_same(train)
 
 
-@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize("weights_only", nightly.also([True], [False]))
 def test_model_checkpoint(tmp_path, weights_only):
     suffix = "weights.h5" if weights_only else "keras"
     strategy = tfdist.AsyncStrategy()

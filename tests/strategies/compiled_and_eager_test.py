@@ -30,8 +30,6 @@ STRATEGIES = {
     ),
     "local steps": lambda: tfdist.ParameterAveragingStrategy(period=2),
 }
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
-every_mode = pytest.mark.parametrize("mode", MODES)
 
 
 @functools.cache
@@ -44,7 +42,6 @@ NAMES = ["convolutional net", "wide and deep", "gan"]
 ALL = list(itertools.product(NAMES, STRATEGIES, MODES))
 SOME = [
     ("convolutional net", "async", "jit"),
-    ("wide and deep", "local steps", "jit"),
     ("wide and deep", "sync", "eager"),
 ]
 
@@ -103,14 +100,16 @@ def _train(scope, optimizer, **settings):
     }
 
 
-SLOW = ["decay and averages"]
+ALL_STEPS = list(itertools.product(OPTIMIZERS, MODES))
+SOME_STEPS = [("nadam", "jit"), ("accumulation", "eager")]
 
 
 @pytest.mark.parametrize(
-    "optimizer",
-    nightly.also([name for name in OPTIMIZERS if name not in SLOW], SLOW),
+    ("optimizer", "mode"),
+    nightly.also(
+        SOME_STEPS, [case for case in ALL_STEPS if case not in SOME_STEPS]
+    ),
 )
-@every_mode
 def test_an_optimizer_does_as_without(optimizer, mode):
     plain = _train(contextlib.nullcontext(), optimizer)
     found = _train(tfdist.AsyncStrategy().scope(), optimizer, **MODES[mode])
@@ -127,7 +126,7 @@ def test_an_optimizer_does_as_without_in_local_steps(optimizer, mode):
     assert_same(_train(scope, optimizer, **MODES[mode]), plain)
 
 
-@every_mode
+@pytest.mark.parametrize("mode", nightly.also(["jit"], ["eager"]))
 def test_steps_per_execution(mode):
     plain = _train(contextlib.nullcontext(), "scaled loss")
     scope = tfdist.AsyncStrategy().scope()
@@ -162,7 +161,9 @@ class Looking(keras.Model):
         return {"loss": loss}
 
 
-@every_strategy
+@pytest.mark.parametrize(
+    "strategy", nightly.also(["sync"], ["async", "local steps"])
+)
 def test_an_eager_step_sees_what_it_does(strategy):
     strategy = STRATEGIES[strategy]()
     with strategy.scope():
@@ -247,7 +248,7 @@ def on_servers(tmp_path_factory):
 
 
 @pytest.mark.nightly
-@every_mode
+@pytest.mark.parametrize("mode", MODES)
 def test_nothing_is_lost_or_counted_twice(mode, on_servers):
     outputs, _ = on_servers
     for worker in ("worker-0", "worker-1"):

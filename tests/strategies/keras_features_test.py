@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.strategies.twins import assert_same
 from tests.strategies.twins import assert_trains_the_same
 from tests.strategies.twins import classification
@@ -130,6 +131,7 @@ def test_inputs(make):
     assert found[1]["optimizer"][0] == 8
 
 
+@pytest.mark.nightly
 def test_shuffled_numpy_arrays_have_the_same_order():
     _assert_fits_the_same(lambda: compiled(perceptron()), shuffle=True)
 
@@ -161,10 +163,10 @@ def test_class_and_sample_weights():
 
 @pytest.mark.parametrize(
     "constraint",
-    [
-        keras.constraints.MaxNorm(0.3),
-        keras.constraints.MinMaxNorm(0.4, 0.6, rate=0.5),
-    ],
+    nightly.also(
+        [keras.constraints.MinMaxNorm(0.4, 0.6, rate=0.5)],
+        [keras.constraints.MaxNorm(0.3)],
+    ),
     ids=lambda constraint: type(constraint).__name__,
 )
 def test_constraints(constraint):
@@ -265,7 +267,7 @@ def test_batch_normalization_statistics():
     assert np.max(np.abs(mean)) > 1e-3
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "ftrl"])
+@pytest.mark.parametrize("optimizer", nightly.also(["ftrl"], ["adam"]))
 def test_embedding_with_sparse_gradients(optimizer):
     random = np.random.default_rng(5)
     # Row 11 never occurs; within a batch, rows occur more than once.

@@ -203,7 +203,7 @@ def _loop(scope, run, distribute, function_inside):
     }
 
 
-@pytest.mark.parametrize("function_inside", [False, True])
+@pytest.mark.parametrize("function_inside", nightly.also([True], [False]))
 def test_custom_loop(function_inside):
     strategies = []
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tfdist.synchronization import BoundedStaleness
 from tfdist.synchronization import SoftSync
 from tfdist.synchronization import Sync
@@ -46,7 +47,11 @@ def attendance(now, rng):
     )
 
 
-@pytest.mark.parametrize("method", METHODS, ids=repr)
+@pytest.mark.parametrize(
+    "method",
+    nightly.also([BoundedStaleness(1), SoftSync(2)], [Sync(1)]),
+    ids=repr,
+)
 def test_they_decide_what_the_state_machine_decides(method):
     """Whatever happens; the state machine is asked eagerly, field by field."""
     rng = np.random.default_rng(1 + METHODS.index(method))

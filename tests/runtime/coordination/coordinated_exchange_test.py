@@ -157,9 +157,9 @@ def test_a_gradient_of_an_epoch_that_has_ended_is_void():
     assert [c["accepted"] for c in counts.values()] == [2, 2]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("s", "rule"),
-    nightly.also([(2, "momentum")], [(1, "sgd"), (3, "adam")]),
+    ("s", "rule"), [(2, "momentum"), (1, "sgd"), (3, "adam")]
 )
 def test_rates_follow_the_staleness_of_each_gradient(s, rule):
     """Zhang et al. 2016, equation 3: alpha_0 / tau, in a mean of s."""
@@ -267,18 +267,15 @@ def test_keras_features(method, feature):
 @pytest.mark.parametrize(
     ("method", "name"),
     nightly.also(
-        [
-            (Sync(), "accumulation and all"),
-            (Sync(), "Nadam"),
-            (BoundedStaleness(0), "loss scale overflows"),
-        ],
+        [(Sync(), "accumulation and all")],
         [
             *(
                 (Sync(), name)
                 for name in optimizer_cases.EVERY_OPTIMIZER
-                if name not in ("Nadam", "MultiOptimizer")
+                if name != "MultiOptimizer"
             ),
             (BoundedStaleness(0), "Nadam"),
+            (BoundedStaleness(0), "loss scale overflows"),
             (BoundedStaleness(0), "accumulation and all"),
         ],
     ),
@@ -322,6 +319,7 @@ def test_what_each_worker_would_do_to_an_average_is_refused(build):
         model.fit(x, y, verbose=0)
 
 
+@pytest.mark.nightly
 def test_retry_refuses_steps_of_several_optimizers(monkeypatch):
     monkeypatch.setattr(
         presets,
@@ -371,10 +369,10 @@ def test_bad_arguments_of_strategies(make, message):
 
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda: tfdist.BackupWorkersStrategy(3),
-        lambda: tfdist.BoundedStalenessStrategy(2),
-    ],
+    nightly.also(
+        [lambda: tfdist.BackupWorkersStrategy(3)],
+        [lambda: tfdist.BoundedStalenessStrategy(2)],
+    ),
 )
 def test_a_script_for_a_cluster_runs_in_one_process(make):
     strategy = make()

@@ -137,12 +137,10 @@ def check(name, rule, method, order, seed=0, partitioner=None):
 @pytest.mark.parametrize(
     ("name", "method"),
     nightly.also(
+        [("DANA-Zero", "bounded")],
         [
             ("inverse staleness", "async"),
             ("delay compensation", "async"),
-            ("DANA-Zero", "bounded"),
-        ],
-        [
             ("gap aware", "async"),
             ("DANA-Slim", "softsync"),
             ("FASGD", "async"),
@@ -173,14 +171,14 @@ class DecayedSgd:
         return weights - RATE * 0.5 * weights - RATE * gradient
 
 
-@pytest.mark.parametrize(
-    "name", nightly.also(["DANA-Zero"], ["delay compensation by workers"])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["DANA-Zero", "delay compensation by workers"])
 def test_weight_decay_is_not_corrected(name):
     rule = (lambda: keras.optimizers.SGD(RATE, weight_decay=0.5), DecayedSgd)
     check(name, rule, "async", LATE)
 
 
+@pytest.mark.nightly
 def test_pieces_are_corrected_as_the_whole():
     partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner
     workers, _ = check(

@@ -120,6 +120,7 @@ def test_methods_without_late_gradients_are_refused(make):
     )
 
 
+@pytest.mark.nightly
 def test_steps_with_gradients_of_other_variables_are_refused():
     """Others would take the gradients for those of their own variables."""
     strategy = tfdist.DCASGDStrategy()
@@ -199,17 +200,16 @@ def test_validation_is_of_the_parameters_not_of_a_look_ahead():
     assert history["val_loss"] == pytest.approx([expected["loss"]], rel=1e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "made",
-    nightly.also(
-        [correction.DANA("zero")],
-        [
-            correction.DANA("dc"),
-            correction.DelayCompensation(2.0),
-            correction.FASGD(),
-            correction.GapAware(),
-        ],
-    ),
+    [
+        correction.DANA("zero"),
+        correction.DANA("dc"),
+        correction.DelayCompensation(2.0),
+        correction.FASGD(),
+        correction.GapAware(),
+    ],
     ids=repr,
 )
 def test_a_correction_lets_go_of_an_optimizer_that_is_gone(made, tmp_path):

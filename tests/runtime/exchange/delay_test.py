@@ -23,6 +23,7 @@ import pytest
 import tensorflow as tf
 
 from tests import laws
+from tests import nightly
 from tfdist.cluster import config as cluster_config
 from tfdist.runtime import runtime
 from tfdist.runtime.keras_hooks import extended
@@ -175,7 +176,7 @@ LATE = [0, 1, 0, 0, 0, 1, 2, 0, 2, 1, 0, 1]
 
 
 # What the others do is part of these.
-@pytest.mark.parametrize("rule", ["momentum", "adam_decay"])
+@pytest.mark.parametrize("rule", nightly.also(["adam_decay"], ["momentum"]))
 def test_late_gradients_are_applied_to_the_newest_parameters(rule):
     check(rule, LATE)
 

@@ -138,6 +138,7 @@ def test_what_was_never_trained_leaves_no_gap():
     assert list(strategy._runtime.store.variables) == []
 
 
+@pytest.mark.nightly
 def test_a_model_beside_one_that_is_freed_stays_as_it_is():
     strategy = tfdist.AsyncStrategy()
     other, twin = build(strategy), build(strategy)
@@ -166,9 +167,8 @@ def test_a_model_beside_one_that_is_freed_stays_as_it_is():
     assert int(twin.optimizer.iterations.numpy()) == 4
 
 
-@pytest.mark.parametrize(
-    "name", nightly.also(["async"], ["dcasgd", "sync", "diloco"])
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_a_step_outlives_models_that_were_there_when_it_was_traced(name):
     strategy = STRATEGIES[name]()
     other = build(strategy)
@@ -216,7 +216,9 @@ def test_what_all_others_have_freed_is_refused():
     live_one(strategy)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "name", nightly.also(["diloco", "sync"], ["async", "dcasgd"])
+)
 def test_nothing_is_left_of_a_strategy_that_nobody_uses(name):
     strategy = STRATEGIES[name]()
     model = build(strategy)
