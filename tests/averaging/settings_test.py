@@ -18,6 +18,7 @@ import tfdist
 from tfdist.averaging import DelayedNesterov
 from tfdist.averaging import ParameterAveraging
 from tfdist.averaging import base
+from tfdist.strategies import registry
 
 # Outer optimizers.
 
@@ -84,6 +85,22 @@ def test_delayed_nesterov_is_made_of_its_config():
 
 
 # How many steps.
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bmuf:block_rate=1",
+        "bmuf:block_rate=1:nesterov=false",
+        "diloco:outer_learning_rate=1",
+        "async_local_sgd:outer_learning_rate=1",
+        "downpour:outer_learning_rate=1",
+        "downpour:outer_optimizer=sgd:outer_learning_rate=1",
+    ],
+)
+def test_a_rate_that_is_an_integer_is_a_rate(text):
+    steps = registry.method(text).resolve(2).local_steps
+    assert float(steps.outer_optimizer().learning_rate.numpy()) == 1.0
 
 
 @laws.settings(max_examples=50)

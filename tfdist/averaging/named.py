@@ -85,7 +85,9 @@ def downpour(
     if outer_optimizer == "adagrad":
         made = outer_optimizers.adagrad(outer_learning_rate)
     else:
-        made = type(keras.optimizers.get(outer_optimizer))(outer_learning_rate)
+        kind = type(keras.optimizers.get(outer_optimizer))
+        # Keras takes no integer here.
+        made = kind(float(outer_learning_rate))
     return AccruedGradients(n_fetch, n_push, made)
 
 

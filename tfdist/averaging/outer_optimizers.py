@@ -14,9 +14,9 @@ def nesterov(rate, momentum):
       rate: The outer rate.
       momentum: 0 or more and less than 1.
     """
-    # Keras takes no integer here.
+    # Keras takes no integers here.
     return keras.optimizers.SGD(
-        rate, momentum=float(momentum), nesterov=bool(momentum)
+        float(rate), momentum=float(momentum), nesterov=bool(momentum)
     )
 
 
@@ -42,7 +42,7 @@ class BlockMomentum:
             known = 1.0 - 1.0 / num_workers
         if self.ahead:
             return nesterov(self.rate, known)
-        return keras.optimizers.SGD(self.rate, momentum=float(known))
+        return keras.optimizers.SGD(float(self.rate), momentum=float(known))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class DelayedMomentum:
 
     def __call__(self, num_workers):
         return DelayedNesterov(
-            self.rate, self.momentum, delay=num_workers, c=self.c
+            float(self.rate), self.momentum, delay=num_workers, c=self.c
         )
 
 
@@ -74,5 +74,5 @@ def adagrad(rate=0.01):
       rate: The paper's gamma.
     """
     return keras.optimizers.Adagrad(
-        rate, initial_accumulator_value=0.0, epsilon=1e-10
+        float(rate), initial_accumulator_value=0.0, epsilon=1e-10
     )
