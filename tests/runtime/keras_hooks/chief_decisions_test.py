@@ -75,9 +75,7 @@ class Worker:
             f_locals = {"self": keras.Sequential()}
 
         self.model = Frame.f_locals["self"]
-        fit = self.chief_decisions._fit = fit_call.FitCall(
-            Frame, number, begun=0
-        )
+        fit = self.chief_decisions._fit = fit_call.FitCall(Frame, number)
         fit.is_in_loop = True
         return fit
 
@@ -268,8 +266,7 @@ class Ends:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize("ends", ["after a step", "while it was sent"])
-def test_a_call_that_raised_has_ended_when_the_next_begins(number, ends):
+def test_a_call_that_raised_has_ended_when_the_next_begins(number):
     other = fit_progress.closed(1)
     # The chief, and another worker, have ended it and wait for this one.
     worker = Worker(number, table(*[other if number == 0 else other + 1] * 2))
@@ -282,10 +279,7 @@ def test_a_call_that_raised_has_ended_when_the_next_begins(number, ends):
     worker.chief_decisions._membership.tell = lambda: seen.append(
         worker.chief_decisions._fits.word.reached
     )
-    if ends == "after a step":
-        fit.has_stepped = True
-    else:
-        worker.runtime.journal.begun += 1
+    fit.has_begun = True
     begin(worker)
     assert told.calls == ["leave"]
     # Before it waits for others.

@@ -138,7 +138,7 @@ class ChiefDecisions:
             self._turns.wait_for_chief(
                 fit_progress.begun(number), f"to begin call {number} of fit"
             )
-        self._fit = fit_call.FitCall(frame, number, self._runtime.journal.begun)
+        self._fit = fit_call.FitCall(frame, number)
         self._fits.watch(call, number)
 
     def _end_abandoned(self, fit):
@@ -150,18 +150,15 @@ class ChiefDecisions:
         fit.is_in_loop = False
         # Not once more after a heartbeat: others may have begun the next one.
         self._runtime.coordination.leave_if_over()
-        if self._has_stepped(fit):
+        if fit.has_begun:
             self._fits.close()
             self._tell()
 
-    def _has_stepped(self, fit):
-        """Whether others may have seen a step of a call."""
-        return fit.has_stepped or self._runtime.journal.begun != fit.begun
-
     def _next_number(self):
         """The number of the call of `fit` that begins here."""
-        if self._fit is not None and not self._has_stepped(self._fit):
-            # That has raised before its first step, and is none.
+        if self._fit is not None and not self._fit.has_begun:
+            # That has raised before the others heard of it, and is none. One
+            # whose first step was refused has told its rates: it is a call.
             return self._fit.number
         return self._turns.next_number()
 
@@ -195,7 +192,6 @@ class ChiefDecisions:
         else:
             self._adopt_rates(fit)
         result = call(function, *args)
-        fit.has_stepped = True
         if not self.is_chief:
             self._look(fit)
         return result
@@ -261,7 +257,7 @@ class ChiefDecisions:
             )
         kept = [c for c in listed.callbacks if not isinstance(c, _OURS)]
         listed.callbacks[:] = [_First(self), *kept, _Last(self)]
-        fit.is_in_loop = True
+        fit.is_in_loop = fit.has_begun = True
         fit.rates = _rates_of(fit.model)[: fit_progress.MAX_RATES]
         fit.exchanges = self._runtime.journal.count
         if self.is_chief:

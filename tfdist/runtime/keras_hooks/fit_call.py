@@ -13,13 +13,11 @@ class FitCall:
     Args:
       frame: Its frame.
       number: Its number.
-      begun: Steps that this worker had begun to send before it.
     """
 
-    def __init__(self, frame, number, begun):
+    def __init__(self, frame, number):
         self.frame = frame
         self.number = number
-        self.begun = begun
         self.thread = threading.get_ident()
         self._model = weakref.ref(private_keras_calls.model_of(frame))
         # Variables with learning rates that are followed.
@@ -27,8 +25,8 @@ class FitCall:
         self.is_in_loop = False
         # A number of the first batch of all; 0 where it is not compared.
         self.data = 0
-        # Whether it has returned from a step.
-        self.has_stepped = False
+        # Whether it has come to its first step.
+        self.has_begun = False
         # Whether the chief has stopped it.
         self.stopped = False
         # What the chief had told by an exchange, what of it counts here, and
