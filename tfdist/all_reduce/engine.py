@@ -124,7 +124,8 @@ class Engine:
             raise RuntimeError(
                 f"Optimizer {optimizer.name!r} takes a step outside "
                 "strategy.run: only there is it one of all workers. Call it "
-                "as strategy.run(step_fn), or use `fit` or `train_on_batch`."
+                "as strategy.run(step_fn), or use `fit` or `train_on_batch` "
+                "of a model that is made inside `with strategy.scope():`."
             )
         return self._step
 

@@ -34,6 +34,7 @@ def before_data(runtime, before_training, request, shares):
         runtime.pull()
         runtime.unused_models.refuse([v.value for v in model.variables])
         return None
+    runtime.evaluations.check(private_keras_calls.callbacks_of(frame))
     running = running_fit.begin(frame)
     before_training()
     call = functools.partial(

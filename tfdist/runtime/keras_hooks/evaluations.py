@@ -3,6 +3,7 @@
 Callbacks put other weights in place to look at them (`SwapEMAWeights`), and
 put back what was there. Servers, which others change meanwhile, hear of
 neither; when the call ends, the replicas hold again what they held before.
+From one epoch to the next that cannot be: updates of others are in between.
 """
 
 import keras
@@ -23,6 +24,29 @@ class OwnEvaluations:
         self._call = None
         # By id, variables that it has assigned, and their values before.
         self._before = {}
+
+    def check(self, callbacks):
+        """Refuses callbacks that swap weights from one epoch to the next.
+
+        Args:
+          callbacks: What `fit` was given.
+
+        Raises:
+          ValueError: There is one.
+        """
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks = callbacks.callbacks
+        for callback in keras.tree.flatten(callbacks or []):
+            if (
+                isinstance(callback, keras.callbacks.SwapEMAWeights)
+                and callback.swap_on_epoch
+            ):
+                raise ValueError(
+                    "Argument `swap_on_epoch` of SwapEMAWeights must be False "
+                    "where several workers share parameters: what others push "
+                    "between two epochs would be lost when weights are "
+                    "swapped back. Received: swap_on_epoch=True"
+                )
 
     def keep(self, variable):
         """Called before a variable is assigned eagerly.
@@ -66,6 +90,9 @@ class SharedEvaluations:
     """Those of the only worker: all that they assign reaches the servers."""
 
     are_own = False
+
+    def check(self, callbacks):
+        """Does nothing."""
 
     def keep(self, variable):
         """Returns whether an assignment is this worker's own: never."""
