@@ -41,6 +41,7 @@ _STAGES = {
         60,
     ),
     "tests": ((*_PYTEST, "-m", "nightly", "tests"), 120),
+    "keras_programs": (("-m", "tests.keras_programs.main"), 120),
     "chaos": (("-m", "tests.chaos.main", "--events=200"), 60),
     "chaos_without_servers": (("-m", "tests.chaos.without_servers"), 60),
     "keras_tests": (("-m", "tests.keras_own.main"), 60),

@@ -1,0 +1,98 @@
+"""`docs/compatibility.md`, as text made from the table."""
+
+import pathlib
+
+from tests.keras_programs.columns import COLUMNS
+from tests.keras_programs.columns import KINDS
+from tests.keras_programs.rows import GROUPS
+from tests.keras_programs.rows import ROWS
+from tests.keras_programs.table import Documented
+from tests.keras_programs.table import NotTried
+from tests.keras_programs.table import Refused
+from tests.keras_programs.table import Wrong
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+PATH = DOCS / "compatibility.md"
+_STATES = {Refused: "r", Documented: "d", Wrong: "-", NotTried: "."}
+_BEGINNING = """\
+# What works under what
+
+Made by `python -m tests.keras_programs.main --write_docs` from the table of
+programs and methods in `tests/keras_programs/`. `make nightly` runs each
+program under each method on two workers, and compares what comes of it with
+exact arithmetic; `make test` runs a tenth, under every method.
+
+| | |
+| --- | --- |
+| + | right: what the arithmetic of the method says, on both workers |
+| r | refused, with an error that says so |
+| d | something else, which these documents say |
+| - | wrong, and known |
+| . | means nothing there |
+
+The methods, in the order of the columns. "Kind" is what two workers' gradients
+become:
+
+"""
+
+
+def text():
+    """The whole document."""
+    lines = ["| | method | kind |", "| --- | --- | --- |"]
+    for number, column in enumerate(COLUMNS.values(), 1):
+        kind = KINDS[column.kind]
+        lines.append(f"| {number} | `{column.code}` | {kind} |")
+    parts = [_BEGINNING + "\n".join(lines)]
+    parts += [_group(group, title) for group, title in GROUPS.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def counts():
+    """Number of cells of each state."""
+    found = dict.fromkeys("+rd-.", 0)
+    for row in ROWS.values():
+        for column in COLUMNS:
+            found[_state(row.cell(column))] += 1
+    return found
+
+
+def _group(group, title):
+    rows = [row for row in ROWS.values() if row.group == group]
+    numbers = range(1, len(COLUMNS) + 1)
+    lines = [
+        f"## {title}",
+        "",
+        f"| | {' | '.join(map(str, numbers))} |",
+        f"| --- |{' --- |' * len(COLUMNS)}",
+    ]
+    for row in rows:
+        states = (_state(row.cell(column)) for column in COLUMNS)
+        lines.append(f"| {row.title} | {' | '.join(states)} |")
+    notes = [note for row in rows for note in _notes(row)]
+    return "\n".join([*lines, "", *notes] if notes else lines)
+
+
+def _state(cell):
+    return _STATES.get(type(cell), "+")
+
+
+def _notes(row):
+    """Lines about cells that are not right, like ones together."""
+    found = {}
+    for number, column in enumerate(COLUMNS, 1):
+        cell = row.cell(column)
+        if _state(cell) in "rd-":
+            found.setdefault(_note(cell), []).append(number)
+    for note, numbers in found.items():
+        where = ", ".join(map(str, numbers))
+        if len(numbers) == len(COLUMNS):
+            where = "all"
+        yield f"- {row.title} ({where}): {note}"
+
+
+def _note(cell):
+    if isinstance(cell, Refused):
+        return f'refused, "{cell.text}"'
+    if isinstance(cell, Documented):
+        return f'[{cell.document}]({cell.document}), "{cell.sentence}"'
+    return cell.what
