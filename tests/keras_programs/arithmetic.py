@@ -9,7 +9,9 @@ import itertools
 
 from tests.keras_programs.columns import KINDS
 from tests.keras_programs.columns import PERIOD
+from tests.keras_programs.table import Documented
 from tests.keras_programs.table import Each
+from tests.keras_programs.table import Loose
 
 OWN = ((1.0, 2.0, 4.0, 8.0), (16.0, 32.0, 64.0, 128.0))
 """Each worker's batches, where nothing else is said."""
@@ -50,6 +52,15 @@ def _periods(fit):
         changes = [sum(own) for own in steps]
         pairs = zip(weights, changes, strict=True)
         yield sum(n * change for n, change in pairs) / sum(weights)
+
+
+def left_over(expected):
+    """The cell of SoftSync for a number of gradients that is odd."""
+    return Documented(
+        Loose(expected["half"]),
+        "strategies.md",
+        "at the very end up to s - 1 gradients that make no whole update",
+    )
 
 
 def scaled(expected, factor):

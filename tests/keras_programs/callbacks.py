@@ -14,7 +14,6 @@ from tests.keras_programs.arithmetic import linear
 from tests.keras_programs.arithmetic import scaled
 from tests.keras_programs.arithmetic import together
 from tests.keras_programs.columns import COLUMNS
-from tests.keras_programs.columns import of_kind
 from tests.keras_programs.table import Loose
 from tests.keras_programs.table import Refused
 from tests.keras_programs.table import of
@@ -79,10 +78,7 @@ def _plain(swap_on_epoch):
     return by_updates(8, lambda n: functools.partial(weight, n))
 
 
-_NO_EMA = of((*of_kind("local"), "sync"), Refused("use_ema"))
-
-
-@row(_plain(False), **_NO_EMA)
+@row(_plain(False), **optimizers.NO_EMA)
 def averages_swapped_for_validation(strategy, worker):
     """`SwapEMAWeights`, with averages of the optimizer."""
     return _swapped(strategy, worker, False)

@@ -7,7 +7,6 @@ settings are tested against oracles elsewhere.
 
 from collections.abc import Callable
 import dataclasses
-import functools
 from typing import Any
 
 from tests.keras_programs import groups
@@ -135,8 +134,13 @@ _ALL = (
 )
 COLUMNS = {column.name: column for column in _ALL}
 
-
-@functools.cache
-def of_kind(*kinds):
-    """Names of the columns of some kinds."""
-    return tuple(c.name for c in _ALL if c.kind in kinds)
+AVERAGING = (
+    "backup_workers",
+    "sync",
+    "softsync",
+    "async_local_sgd",
+    "downpour",
+    "easgd",
+    *(column.name for column in _ALL if column.kind == "local"),
+)
+"""Methods of whose updates several steps or gradients are part."""

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests.all_reduce.programs import unshared
 from tests.keras_programs import kit
 from tests.keras_programs.arithmetic import OWN
+from tests.keras_programs.arithmetic import left_over
 from tests.keras_programs.arithmetic import linear
 from tests.keras_programs.arithmetic import scaled
 from tests.keras_programs.columns import COLUMNS
@@ -71,7 +72,10 @@ def shuffled(strategy, worker):
     return _fitted(strategy, data)
 
 
-@row(linear(_shares([2.0**k for k in range(7)])))
+_SEVEN = linear(_shares([2.0**k for k in range(7)]))
+
+
+@row(_SEVEN, softsync=left_over(_SEVEN))
 def odd_number_of_batches(strategy, worker):
     """Seven batches: the chief has one more than the other."""
     return _fitted(strategy, _data_set().take(7).batch(1))

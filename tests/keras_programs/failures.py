@@ -1,12 +1,15 @@
 """Rows: errors within `fit`, and what comes after them."""
 
 import contextlib
+import os
+import signal
 
 import keras
 import tensorflow as tf
 
 from tests.keras_programs import kit
 from tests.keras_programs.arithmetic import OWN
+from tests.keras_programs.arithmetic import left_over
 from tests.keras_programs.arithmetic import linear
 from tests.keras_programs.columns import COLUMNS
 from tests.keras_programs.table import Refused
@@ -110,7 +113,14 @@ class Conditional(keras.Model):
         return {"loss": loss, "done": done}
 
 
-@row(linear((OWN[0][1:], OWN[1])), all_reduce=Refused("tf.cond"))
+_ALL_BUT_ONE = linear((OWN[0][1:], OWN[1]))
+
+
+@row(
+    _ALL_BUT_ONE,
+    all_reduce=Refused("tf.cond"),
+    softsync=left_over(_ALL_BUT_ONE),
+)
 def step_within_cond(strategy, worker):
     """An optimizer's step inside `tf.cond`, for all batches but one."""
     with strategy.scope():
@@ -148,3 +158,26 @@ def batch_that_is_not_finite(strategy, worker):
     pairs = (OWN[0], (16.0, nan, nan, 128.0))
     model.fit(kit.own(worker, pairs), verbose=0)
     return kit.weight(strategy, model)
+
+
+_DEAD = Refused("task:1")
+
+
+@row(
+    linear((OWN[0], OWN[1][:2]), (_SECOND[0], ())),
+    dies=True,
+    **of([name for name in COLUMNS if COLUMNS[name].num_ps == 0], _DEAD),
+)
+def fit_after_a_death(strategy, worker):
+    """A worker is killed in `fit`: the other one ends it, and fits again."""
+    model = kit.compiled(strategy)
+
+    def die(batch, logs=None):
+        if worker == 1 and batch == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    calls = [kit.on(on_train_batch_end=die)]
+    model.fit(kit.own(worker), verbose=0, callbacks=calls)
+    model.fit(kit.own(worker, _SECOND), verbose=0)
+    strategy.barrier()
+    return float(model.trainable_weights[0].numpy()[0, 0])

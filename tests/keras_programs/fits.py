@@ -312,7 +312,8 @@ def cloned_model(strategy, worker):
     """A model and a clone of it, trained one after the other."""
     model = kit.compiled(strategy)
     model.fit(kit.own(worker), verbose=0)
-    with strategy.scope():
+    known = keras.saving.custom_object_scope({"Mean": kit.Mean})
+    with strategy.scope(), known:
         clone = keras.models.clone_model(model)
         clone.compile(keras.optimizers.SGD(1.0), kit.Mean())
     clone.fit(kit.own(worker, _SECOND), verbose=0)

@@ -10,7 +10,7 @@ from tests.keras_programs.arithmetic import OWN
 from tests.keras_programs.arithmetic import alike
 from tests.keras_programs.arithmetic import linear
 from tests.keras_programs.arithmetic import updates
-from tests.keras_programs.columns import COLUMNS
+from tests.keras_programs.columns import AVERAGING
 from tests.keras_programs.table import Documented
 from tests.keras_programs.table import Each
 from tests.keras_programs.table import Refused
@@ -211,11 +211,10 @@ class Codebook(keras.Model):
         return {"code": self.code.value}
 
 
-_REFUSED = Refused("train_step|trainable")
-_SYNCHRONOUS = [n for n, c in COLUMNS.items() if c.kind in ("mean", "local")]
+_REFUSED = Refused("assigned beside|trainable=False|code of yours")
 
 
-@row(linear(OWN), **of(_SYNCHRONOUS, _REFUSED))
+@row(linear(OWN), all_reduce=_REFUSED, **of(AVERAGING, _REFUSED))
 def trainable_weight_assigned_in_a_step(strategy, worker):
     """A trainable weight that `train_step` assigns itself."""
     with strategy.scope():
@@ -274,13 +273,9 @@ def added_loss(strategy, worker):
     return _trained(strategy, worker, Added, ((1.0, 2.0), (4.0, 8.0)))
 
 
-_NOT_AVERAGED = Refused("constraint")
-
-
 @row(
     {kind: [0.0, -linear(OWN)[kind]] for kind in ("sum", "mean", "half")},
-    local=_NOT_AVERAGED,
-    async_local_sgd=_NOT_AVERAGED,
+    **of(AVERAGING, Refused("constraint")),
 )
 def constrained(strategy, worker):
     """A constraint (`NonNeg`): first it holds, then it need not."""

@@ -17,7 +17,6 @@ from tests.keras_programs import document
 from tests.keras_programs import runs
 from tests.keras_programs.columns import COLUMNS
 from tests.keras_programs.rows import ROWS
-from tests.keras_programs.table import problem
 from tests.multi_process import real_cluster
 
 _COLUMNS = flags.DEFINE_list("columns", ["all"], "Names of columns, or `all`.")
@@ -48,7 +47,7 @@ def main(argv):
             for name, reports in runs.reports_of(
                 zygote, pathlib.Path(directory), column, mine
             ):
-                found = problem(ROWS[name].cell(column), reports)
+                found = ROWS[name].problem(column, reports)
                 bad += bool(found)
                 seconds = time.monotonic() - began
                 what = f"NOT AS EXPECTED: {found}" if found else "as expected"

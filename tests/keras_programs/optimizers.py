@@ -14,7 +14,7 @@ from tests.keras_programs.arithmetic import linear
 from tests.keras_programs.arithmetic import scaled
 from tests.keras_programs.arithmetic import together
 from tests.keras_programs.arithmetic import updates
-from tests.keras_programs.columns import of_kind
+from tests.keras_programs.columns import AVERAGING
 from tests.keras_programs.table import Documented
 from tests.keras_programs.table import Refused
 from tests.keras_programs.table import of
@@ -187,7 +187,7 @@ class CountsItself(keras.optimizers.SGD):
     def build(self, variables):
         """Makes the count."""
         super().build(variables)
-        self.count = self.add_variable((), "float32", name="count")
+        self.count = self.add_variable((), name="count")
 
     def update_step(self, gradient, variable, learning_rate):
         """Takes a smaller step each time."""
@@ -201,16 +201,16 @@ def own_scalar():
     return CountsItself(0.5)
 
 
-_NO_EMA = of((*of_kind("local"), "sync"), Refused("use_ema"))
+NO_EMA = of(AVERAGING, Refused("use_ema"))
 
 
-@_optimizer(sgd=True, **_NO_EMA)
+@_optimizer(sgd=True, **NO_EMA)
 def averaged():
     """`use_ema=True`: what `fit` leaves is the average."""
     return keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
 
 
-@_optimizer(**_NO_EMA)
+@_optimizer(**NO_EMA)
 def overwritten():
     """`ema_overwrite_frequency=2`, of Adam."""
     return keras.optimizers.Adam(
@@ -226,8 +226,8 @@ def amsgrad():
 
 @_optimizer()
 def muon():
-    """Muon, which trains a vector by Adam's rule."""
-    return keras.optimizers.Muon(0.5)
+    """Muon, without its weight decay."""
+    return keras.optimizers.Muon(0.5, weight_decay=0.0)
 
 
 @row(scaled(linear(OWN), 0.5))

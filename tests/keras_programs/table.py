@@ -95,7 +95,7 @@ class Row:
       title: What it does, for the document.
       group: Name of the rows' module.
       expected: Name of a column or of a kind -> what is expected.
-      restarts: Whether the row leaves a cluster that no other row may use.
+      dies: Whether the second worker does, and reports nothing.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Row:
     title: str
     group: str
     expected: dict
-    restarts: bool = False
+    dies: bool = False
 
     def cell(self, column):
         """What is expected under a method: a value, or one of the above.
@@ -123,6 +123,11 @@ class Row:
             return Loose(self.expected["sum"])
         raise KeyError(f"{self.name} says nothing of {column}")
 
+    def problem(self, column, reports):
+        """What is not as expected of a cell, or "": see `problem`."""
+        survivors = reports[:1] if self.dies else reports
+        return problem(self.cell(column), survivors)
+
 
 @dataclasses.dataclass(frozen=True)
 class Loose:
@@ -138,12 +143,12 @@ class Loose:
 ROWS: dict[str, Row] = {}
 
 
-def row(expected, restarts=False, **others):
+def row(expected, dies=False, **others):
     """Decorator of a program.
 
     Args:
         expected: kind -> value.
-        restarts: see `Row`.
+        dies: see `Row`.
         **others: name of a column, or of a kind, -> what is expected there.
     """
 
@@ -155,7 +160,7 @@ def row(expected, restarts=False, **others):
             program.__doc__.strip().splitlines()[0].rstrip("."),
             module,
             {**expected, **others},
-            restarts,
+            dies,
         )
         return program
 
@@ -190,9 +195,11 @@ def problem(expected, reports):
         mine, value = expected, report["value"]
         if isinstance(mine, Loose):
             if not _are_like(value, _of_worker(mine.like, worker)):
-                return f"worker {worker}: {value}, not like {mine.like}"
+                wanted = _leaves(_of_worker(mine.like, worker))
+                return f"worker {worker}: {value}, not like {wanted}"
         elif not _equal(value, _of_worker(mine, worker)):
-            return f"worker {worker}: {value}, expected {mine}"
+            wanted = _leaves(_of_worker(mine, worker))
+            return f"worker {worker}: {value}, expected {wanted}"
     return ""
 
 

@@ -34,7 +34,7 @@ GATE = (
 def check(zygote, tmp_path, column, names):
     problems = {}
     for name, reports in runs.reports_of(zygote, tmp_path, column, names):
-        found = table.problem(ROWS[name].cell(column), reports)
+        found = ROWS[name].problem(column, reports)
         if found:
             problems[name] = found
     assert problems == {}
