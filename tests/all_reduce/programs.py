@@ -97,45 +97,6 @@ class Codebook(keras.Model):
         return {"code": self.code.value}
 
 
-def trainable_weight_assigned_in_a_step(strategy, worker):
-    """Is refused at the first step, by the variable's name."""
-    with strategy.scope():
-        model = Codebook()
-        model.compile()
-    try:
-        model.fit(batches(np.ones(3)), verbose=0)
-    except NotImplementedError as error:
-        return str(error)
-    return "trained on"
-
-
-def hidden_state_of_a_stateful_rnn(strategy, worker):
-    """It belongs to the worker's own batches."""
-    with strategy.scope():
-        cell = keras.layers.SimpleRNN(
-            1,
-            stateful=True,
-            activation="linear",
-            kernel_initializer="ones",
-            recurrent_initializer=keras.initializers.Constant(2.0),
-            use_bias=False,
-        )
-        cell.trainable = False
-        inputs = keras.Input(batch_shape=[1, 1, 1])
-        scale = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-        model = keras.Model(inputs, scale(cell(inputs)))
-        model.compile(keras.optimizers.SGD(0.0), Mean())
-    seen = []
-    note = on(
-        on_train_batch_end=lambda batch, logs: seen.append(
-            cell.states[0].numpy().item()
-        )
-    )
-    x = np.full([3, 1, 1], [1.0, 10.0][worker], "float32")
-    model.fit(batches(x, x[:, 0]), verbose=0, callbacks=[note], shuffle=False)
-    return seen
-
-
 def rate_lowered_by_a_plateau(strategy, worker):
     """`ReduceLROnPlateau` sees another loss on each worker."""
     with strategy.scope():

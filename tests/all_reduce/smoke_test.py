@@ -14,8 +14,6 @@ pytestmark = pytest.mark.smoke
 PROGRAMS = (
     "data_that_ends_first_on_another_worker_in_each_fit",
     "accumulated_gradients_over_fits",
-    "trainable_weight_assigned_in_a_step",
-    "hidden_state_of_a_stateful_rnn",
     "rate_lowered_by_a_plateau",
     "rate_set_by_one_worker",
     "weights_set_by_one_worker_within_an_epoch",
@@ -51,18 +49,6 @@ def test_gradients_are_accumulated_over_calls_of_fit(reports):
     # As in one process: of 3, 4, 5, 6 gradients 1, 2, 2, 3 pairs are whole.
     name = "accumulated_gradients_over_fits"
     assert both(reports, name) == [-1.0, -2.0, -2.0, -3.0]
-
-
-def test_a_trainable_weight_that_a_step_assigns_is_refused(reports):
-    error = both(reports, "trainable_weight_assigned_in_a_step")
-    assert "codebook/code" in error
-    assert "trainable=False" in error
-
-
-def test_hidden_states_are_those_of_each_workers_own_batches(reports):
-    # h <- x + 2 h, of x = 1 on one worker and x = 10 on the other.
-    states = [r["hidden_state_of_a_stateful_rnn"] for r in reports]
-    assert states == [[1.0, 3.0, 7.0], [10.0, 30.0, 70.0]]
 
 
 def test_a_plateau_of_another_worker_changes_no_rate(reports):

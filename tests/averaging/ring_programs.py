@@ -12,18 +12,6 @@ from tests.all_reduce.programs import on
 from tests.all_reduce.programs import weight_of
 
 
-def second_model(strategy, worker):
-    """A model that is made and trained after another one, and the other."""
-    with strategy.scope():
-        first = linear()
-    first.fit(batches(np.ones(2)), verbose=0)
-    with strategy.scope():
-        second = linear()
-    second.fit(batches(np.full(2, 10.0)), verbose=0)
-    first.fit(batches(np.ones(2)), verbose=0)
-    return weight_of(first), weight_of(second)
-
-
 def unfrozen_layer(strategy, worker):
     """`fit`, a layer unfrozen and compiled again, `fit`."""
     with strategy.scope():
@@ -41,20 +29,6 @@ def unfrozen_layer(strategy, worker):
         model.compile(keras.optimizers.SGD(0.5), linear().loss)
     model.fit(batches(np.ones(1)), verbose=0)
     return [seen, [w.item() for w in model.get_weights()]]
-
-
-def loaded_model(strategy, worker):
-    """`fit`, save, load, `fit`."""
-    with strategy.scope():
-        model = linear()
-    model.fit(batches(np.ones(2)), verbose=0)
-    with strategy.own_files():
-        model.save(f"{worker}.keras")
-    with strategy.scope():
-        loaded = keras.models.load_model(f"{worker}.keras", compile=False)
-        loaded.compile(keras.optimizers.SGD(1.0), linear().loss)
-    loaded.fit(batches(np.ones(2)), verbose=0)
-    return weight_of(loaded)
 
 
 def two_optimizers_alternating(strategy, worker):
@@ -138,14 +112,3 @@ def the_chief_reads_alone(strategy, worker):
         model.train_on_batch(x, x)
     strategy.barrier()
     return seen, weight_of(model)
-
-
-def nan_of_one_worker(strategy, worker):
-    """Its period does not count, for anybody."""
-    with strategy.scope():
-        model = linear()
-    x = np.ones(4)
-    if worker == 1:
-        x[1] = np.nan
-    model.fit(batches(x), verbose=0)
-    return weight_of(model)

@@ -110,7 +110,7 @@ def rate_set_between_fits(strategy, worker):
 
 @row(alike(0.25))
 def rate_lowered_by_a_plateau(strategy, worker):
-    """`ReduceLROnPlateau` in an epoch that is no better, twice."""
+    """`ReduceLROnPlateau`: the next `fit` begins with the chief's rate."""
     model = kit.compiled(strategy)
     zero = 0.0 * _ONE
     plateau = keras.callbacks.ReduceLROnPlateau(
@@ -123,6 +123,7 @@ def rate_lowered_by_a_plateau(strategy, worker):
         validation_data=(zero, zero),
         callbacks=[plateau],
     )
+    model.fit(kit.own(worker), verbose=0)
     return kit.numbers(strategy, [model.optimizer.learning_rate])[0]
 
 

@@ -147,11 +147,14 @@ def fewer_batches_than_workers(strategy, worker):
     return _fitted(strategy, _data_set().take(1).batch(1))
 
 
-@row(linear(((1.0, 2.0, 4.0, 8.0), ())))
+@row(linear((OWN[0], ()), OWN))
 def worker_without_data(strategy, worker):
-    """A worker that finds no data."""
-    data = kit.own(worker, ((1.0, 2.0, 4.0, 8.0), (1.0,)))
-    return _fitted(strategy, data.filter(lambda x, y: worker == 0))
+    """A worker that finds no data in one `fit`, and some in the next."""
+    model = kit.compiled(strategy)
+    data = kit.own(worker).filter(lambda x, y: worker == 0)
+    model.fit(data, verbose=0)
+    model.fit(kit.own(worker), verbose=0)
+    return kit.weight(strategy, model)
 
 
 @row(linear(OWN))

@@ -212,12 +212,12 @@ def compiled_steps(strategy, worker):
     return kit.weight(strategy, model)
 
 
-@row(together(linear(OWN), linear(_SECOND)))
+@row(together(linear(OWN, _SECOND), linear(_SECOND)))
 def two_models_in_turns(strategy, worker):
-    """Two models, a `fit` of each, one after the other."""
+    """A `fit` of one model, of another one, and of the first again."""
     models = kit.compiled(strategy), kit.compiled(strategy)
-    for model, data in zip(models, (OWN, _SECOND), strict=True):
-        model.fit(kit.own(worker, data), verbose=0)
+    for number, data in ((0, OWN), (1, _SECOND), (0, _SECOND)):
+        models[number].fit(kit.own(worker, data), verbose=0)
     return [kit.weight(strategy, model) for model in models]
 
 

@@ -37,7 +37,11 @@ class Groups:
 
     def wrap(self, model, **settings):
         """Returns a model that codistils, compiled as one that does not."""
-        student = Student(model, burn_in_steps=_BURN_IN_STEPS)
+        student = Student(
+            model,
+            burn_in_steps=_BURN_IN_STEPS,
+            loss=codistillation.CodistillationLoss("mean_squared_error"),
+        )
         student.worker = self.cluster.worker_id
         student.compile(model.optimizer, Mean(), **settings)
         return student

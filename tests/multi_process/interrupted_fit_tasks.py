@@ -23,11 +23,6 @@ def interrupt(model):
     raise KeyboardInterrupt
 
 
-def refuse(y, output):
-    """A loss that is refused in the first step."""
-    raise Refused
-
-
 def run(method, programs):
     """Runs programs one after the other; reports what all have come to.
 
@@ -55,30 +50,11 @@ def caught(program, *values, **kwargs):
     gc.collect()
 
 
-def interrupted(program):
-    """Ctrl-C on all in the third step; then two more."""
-    callback = decision_tasks.At({3: interrupt})
-    caught(program, *[program.value] * 4, callbacks=[callback])
-    program.fit(program.value, program.value)
-
-
 def interrupted_twice(program):
     """The same in the first step of each of two calls; then two more."""
     for _ in range(2):
         callback = decision_tasks.At({1: interrupt})
         caught(program, *[program.value] * 4, callbacks=[callback])
-    program.fit(program.value, program.value)
-
-
-def refused(program):
-    """The first step is refused, twice; then two more."""
-    good = program.model.loss
-    for _ in range(2):
-        with program.strategy.scope():
-            program.model.compile(program.model.optimizer, refuse)
-        caught(program, program.value)
-    with program.strategy.scope():
-        program.model.compile(program.model.optimizer, good)
     program.fit(program.value, program.value)
 
 

@@ -12,9 +12,7 @@ pytestmark = pytest.mark.nightly
 
 # Steps of each worker.
 STEPS = {
-    "interrupted": 5,
     "interrupted_twice": 4,
-    "refused": 2,
     "ends_at_once": 3,
 }
 

@@ -240,6 +240,14 @@ def test_averaged_weights_that_keras_swaps_stay_here(eagerly):
     assert pushes.seen[0] == mean
 
 
+def test_averages_may_not_stay_in_place_between_epochs():
+    """Others push updates meanwhile, which swapping back would erase."""
+    model = made(tfdist.AsyncStrategy(), optimizer={"use_ema": True})
+    swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+    with pytest.raises(ValueError, match="`swap_on_epoch` .* must be False"):
+        model.fit(DATA, DATA, callbacks=[swap], verbose=0)
+
+
 @pytest.mark.parametrize("eagerly", nightly.also([False], [True]))
 def test_state_that_a_test_step_assigns_stays_here(eagerly):
     strategy = tfdist.AsyncStrategy()
