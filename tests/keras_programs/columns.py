@@ -144,3 +144,5 @@ AVERAGING = (
     *(column.name for column in _ALL if column.kind == "local"),
 )
 """Methods of whose updates several steps or gradients are part."""
+
+RINGS = tuple(name for name in COLUMNS if name.endswith("(ring)"))

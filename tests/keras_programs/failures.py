@@ -53,13 +53,15 @@ def first_step_refused(strategy, worker):
 
 @row(linear(OWN))
 def another_rate_refused(strategy, worker):
-    """The same with another learning rate, of another model."""
+    """The same with another rate and model; the chief evaluates in between."""
     refused = kit.compiled(strategy, lambda: keras.optimizers.SGD(0.25))
     with strategy.scope():
         refused.compile(refused.optimizer, _refuse)
     with contextlib.suppress(_Raised):
         refused.fit(kit.own(worker), verbose=0)
     model = kit.compiled(strategy)
+    if worker == 0:
+        model.evaluate(kit.own(worker), verbose=0)
     model.fit(kit.own(worker), verbose=0)
     return kit.weight(strategy, model)
 

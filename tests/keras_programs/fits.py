@@ -10,6 +10,9 @@ from tests.keras_programs.arithmetic import alike
 from tests.keras_programs.arithmetic import linear
 from tests.keras_programs.arithmetic import scaled
 from tests.keras_programs.arithmetic import together
+from tests.keras_programs.columns import RINGS
+from tests.keras_programs.table import Refused
+from tests.keras_programs.table import of
 from tests.keras_programs.table import row
 
 _ONCE = linear(OWN)
@@ -173,7 +176,13 @@ class TwoOptimizers(Two):
         return {"loss": loss}
 
 
-@row(together(linear(OWN), scaled(linear(OWN), 2.0)))
+_ONE_AT_A_TIME = Refused("one optimizer trains at a time")
+
+
+@row(
+    together(linear(OWN), scaled(linear(OWN), 2.0)),
+    **of(RINGS, _ONE_AT_A_TIME),
+)
 def two_optimizers_in_a_step(strategy, worker):
     """Two optimizers in one step, as in a GAN."""
     with strategy.scope():
@@ -196,7 +205,7 @@ def several_steps_per_execution(strategy, worker):
     return kit.weight(strategy, model)
 
 
-@row(linear(OWN))
+@row(linear(OWN), **of(RINGS, Refused("no step may run eagerly")))
 def eager_steps(strategy, worker):
     """`run_eagerly=True`."""
     model = kit.compiled(strategy, run_eagerly=True)

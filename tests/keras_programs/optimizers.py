@@ -260,7 +260,7 @@ def accumulated_over_fits(strategy, worker):
 _STEPS_DONE = {kind: float(2 * n) for kind, n in updates(4).items()}
 
 
-@row(_STEPS_DONE, softsync=8.0)
+@row(_STEPS_DONE, downpour=8.0, easgd=8.0)
 def count_of_steps(strategy, worker):
     """`optimizer.iterations`."""
     model = kit.compiled(strategy)

@@ -175,6 +175,7 @@ class EagerLocalStep(local_step.LocalStep):
     def update(self, variable, fn, args, kwargs):
         """Does `fn(variable, *args, **kwargs)` here."""
         _check_is_eager()
+        self._local.check_eager()
         self._show_own()
         super().update(variable, fn, args, kwargs)
 

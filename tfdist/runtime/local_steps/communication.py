@@ -38,6 +38,14 @@ class Communication(abc.ABC):
         """
 
     @abc.abstractmethod
+    def check_eager(self):
+        """Called when an optimizer acts in a step that runs eagerly.
+
+        Raises:
+          ValueError: Such steps cannot be exchanged.
+        """
+
+    @abc.abstractmethod
     def begin_fit(self, local, frame):
         """Called when a call of `fit` has begun, by its frame."""
 

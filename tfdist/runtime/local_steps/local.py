@@ -212,6 +212,10 @@ class Local:
 
     # Eager life.
 
+    def check_eager(self):
+        """Refuses that an optimizer acts in a step that runs eagerly."""
+        self._communication.check_eager()
+
     def watch(self, call, frame):
         """Takes note of a `RunningFit`, and of its frame."""
         self.fit = call

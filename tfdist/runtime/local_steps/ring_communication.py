@@ -37,6 +37,14 @@ class RingCommunication(communication.Communication):
         self._engine.begin_optimizer(optimizer)
         local.adopt_fresh()
 
+    def check_eager(self):
+        """See `Communication`: all would begin after the first step."""
+        raise ValueError(
+            'With communication="ring" and local steps no step may run '
+            "eagerly: leave out run_eagerly=True, and call strategy.run in a "
+            'tf.function, or use communication="parameter_server".'
+        )
+
     def begin_fit(self, local, frame):
         """See `Communication`: all begin with what the chief has."""
         self._engine.local = local

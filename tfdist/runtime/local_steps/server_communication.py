@@ -39,6 +39,9 @@ class ServerCommunication(communication.Communication):
                 f"servers {theirs}."
             )
 
+    def check_eager(self):
+        """See `Communication`: they can be."""
+
     def begin_fit(self, local, frame):
         """Does nothing."""
 
