@@ -68,7 +68,7 @@ def _group(group, title):
     for row in rows:
         states = (_state(row.cell(column)) for column in COLUMNS)
         lines.append(f"| {row.title} | {' | '.join(states)} |")
-    notes = [note for row in rows for note in _notes(row)]
+    notes = _notes(rows)
     return "\n".join([*lines, "", *notes] if notes else lines)
 
 
@@ -76,23 +76,28 @@ def _state(cell):
     return _STATES.get(type(cell), "+")
 
 
-def _notes(row):
-    """Lines about cells that are not right, like ones together."""
+def _notes(rows):
+    """Lines about cells that are neither right nor empty, like ones as one."""
     found = {}
-    for number, column in enumerate(COLUMNS, 1):
-        cell = row.cell(column)
-        if _state(cell) in "rd-":
-            found.setdefault(_note(cell), []).append(number)
-    for note, numbers in found.items():
+    for row in rows:
+        numbers = {}
+        for number, column in enumerate(COLUMNS, 1):
+            cell = row.cell(column)
+            if _state(cell) in "rd-":
+                numbers.setdefault(_note(cell), []).append(number)
+        for note, where in numbers.items():
+            found.setdefault((note, tuple(where)), []).append(row.title)
+    lines = []
+    for (note, numbers), titles in found.items():
         where = ", ".join(map(str, numbers))
-        if len(numbers) == len(COLUMNS):
-            where = "all"
-        yield f"- {row.title} ({where}): {note}"
+        lines += [f"- {note} (in {where}):", f"  {'; '.join(titles)}."]
+    return lines
 
 
 def _note(cell):
     if isinstance(cell, Refused):
-        return f'refused, "{cell.text}"'
+        texts = cell.text.split("|")
+        return "refused, " + " or ".join(f'"{text}"' for text in texts)
     if isinstance(cell, Documented):
         return f'[{cell.document}]({cell.document}), "{cell.sentence}"'
     return cell.what

@@ -3,7 +3,6 @@
 import importlib
 
 from tests.keras_programs.table import ROWS
-from tests.keras_programs.table import Refused
 
 GROUPS = {
     "fits": "Calls of `fit`, and loops of one's own",
@@ -16,4 +15,4 @@ GROUPS = {
 for _group in GROUPS:
     importlib.import_module(f"tests.keras_programs.{_group}")
 
-__all__ = ["GROUPS", "ROWS", "Refused"]
+__all__ = ["GROUPS", "ROWS"]

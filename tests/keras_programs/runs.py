@@ -5,6 +5,7 @@ import json
 import time
 
 from tests.keras_programs import rows as rows_lib
+from tests.keras_programs import table
 from tests.keras_programs.columns import COLUMNS
 from tests.multi_process import real_cluster
 
@@ -63,16 +64,17 @@ def _run(zygote, directory, column, names, worker_timeout=60.0):
                 for worker in workers:
                     print(f"{worker.label}:\n{worker.output()[-4000:]}")
             yield name, reports
-            over = None in reports or _restarts(name, column, reports)
-            if over:
+            if None in reports or _ends(name, column, reports):
                 return
 
 
-def _restarts(name, column, reports):
-    row = rows_lib.ROWS[name]
-    expects_error = isinstance(row.cell(column), rows_lib.Refused)
+def _ends(name, column, reports):
+    """Whether the workers have ended after a row, as `task.run` does."""
+    expected = rows_lib.ROWS[name].cell(column)
     raised = any("error" in report for report in reports)
-    return raised and not expects_error
+    return isinstance(expected, table.Wrong) or (
+        raised and not isinstance(expected, table.Refused)
+    )
 
 
 def _wait(workers, directory, number):
