@@ -107,7 +107,7 @@ def _newest(value):
     return Documented(
         value,
         "training.md",
-        "the update is computed there, from the newest value",
+        "computes the update from the newest value",
     )
 
 

@@ -36,6 +36,7 @@ UNUSED = {
     "local": {
         "after_step",
         "before_step",
+        "check_eager",
         "needs_gradients",
         "needs_points",
         "own_values_kept",
