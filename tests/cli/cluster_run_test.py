@@ -103,6 +103,45 @@ def test_a_task_that_fails_again_is_given_twice_the_time(clock):
     assert run.is_over
 
 
+class Server(StandIn):
+    """A stand-in for a parameter server."""
+
+    def __init__(self):
+        super().__init__()
+        self.label, self.worker, self.is_server = "ps 0", None, True
+
+
+def test_the_others_go_on_when_a_worker_has_used_up_its_restarts(clock):
+    tasks = [Server(), StandIn(0), StandIn(1)]
+    run, said = started(tasks, max_restarts=1)
+    end(run, tasks[2], KILLED)
+    clock.now += 0.5
+    run.look_at_time()
+    assert tasks[2].starts == 2
+    end(run, tasks[2], KILLED)
+    assert "; the others go on without it" in said[-1]
+    assert run.phase == RunPhase.RUNNING
+    # The chief, without whom nothing is saved, is another matter.
+    tasks[1].restarts = 1
+    end(run, tasks[1], KILLED)
+    assert run.phase > RunPhase.RUNNING
+
+
+def test_nobody_goes_on_without_a_worker_where_there_are_no_servers(clock):
+    tasks = [StandIn(0), StandIn(1)]
+    run, _ = started(tasks, max_restarts=0)
+    end(run, tasks[1], KILLED)
+    assert run.phase == RunPhase.ENDING
+
+
+def test_the_first_failure_ends_a_run_that_is_to_fail_fast(clock):
+    tasks = [Server(), StandIn(0), StandIn(1)]
+    run, said = started(tasks, fail_fast=True)
+    end(run, tasks[2], KILLED)
+    assert run.phase == RunPhase.ENDING
+    assert "restart" not in " ".join(said)
+
+
 def test_who_does_not_leave_is_killed_and_comes_back_if_wanted(clock):
     tasks = [StandIn(0), StandIn(1)]
     run, said = started(tasks, leave_seconds=30.0)

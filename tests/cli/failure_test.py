@@ -177,7 +177,6 @@ def test_the_error_and_its_place_are_found(name):
         assert cause is None
         return
     assert str(cause) == expected.replace("{}", "program.py")
-    assert not cause.is_final
 
 
 @pytest.mark.parametrize("name", IMPORTS)
@@ -186,6 +185,19 @@ def test_what_cannot_be_imported_is_final(name):
     cause = cause_of(program)
     assert str(cause).startswith(expected.replace("{}", "program.py"))
     assert cause.is_final
+
+
+@pytest.mark.parametrize(
+    "statement, is_final",
+    [
+        ("None.learn", True),
+        ("int('x')", True),
+        ("open('no/such/file')", False),
+        ("raise RuntimeError('too hot')", False),
+    ],
+)
+def test_mistakes_of_the_program_are_final(statement, is_final):
+    assert cause_of(statement).is_final == is_final
 
 
 def test_a_module_that_is_not_there_is_final():

@@ -70,7 +70,8 @@ def test_a_group_that_fails_leaves_the_others_to_their_end(script):
             forever()
         """
     )
-    with Launched("--num_groups=2", "--grace_seconds=0", path) as run:
+    flags = ["--num_groups=2", "--fail_fast", "--grace_seconds=0"]
+    with Launched(*flags, path) as run:
         labels = "ps 0", "worker 0", "worker 1"
         first = processes(run, *(f"group 0 {label}" for label in labels))
         second = processes(run, *(f"group 1 {label}" for label in labels))
@@ -126,7 +127,7 @@ def test_a_later_failure_does_not_change_the_status(script):
         """
     )
     flags = ["--num_groups=2", "--num_ps=0", "--num_workers=1"]
-    with Launched(*flags, path) as run:
+    with Launched(*flags, "--fail_fast", path) as run:
         run.expect("group 1 worker 0 exited with status 5")
         (path.parent / "go").touch()
         status, text = run.finish()
@@ -190,7 +191,8 @@ def test_signals_end_all_groups_however_far_they_are(script):
         """
     )
     flags = ["--num_groups=2", "--num_workers=1", "--grace_seconds=0"]
-    with Launched(*flags, "--terminate_seconds=1000", path) as run:
+    flags += ["--fail_fast", "--terminate_seconds=1000"]
+    with Launched(*flags, path) as run:
         # The first group has failed, and waits for what is deaf.
         run.expect("terminating group 0 ps 0$")
         everything = run.descendants()

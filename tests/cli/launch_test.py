@@ -111,7 +111,7 @@ def test_first_failure_is_the_status(script):
         forever()
         """
     )
-    with Launched("--grace_seconds=0", path) as run:
+    with Launched("--fail_fast", "--grace_seconds=0", path) as run:
         status, text = run.finish()
     assert status == 3
     assert "worker 1 exited with status 3" in text
@@ -129,7 +129,7 @@ def test_the_others_may_end_by_themselves_after_a_failure(script):
         print("ends by itself")
         """
     )
-    with Launched("--grace_seconds=1000", path) as run:
+    with Launched("--fail_fast", "--grace_seconds=1000", path) as run:
         run.expect("ps 0, worker 0: 1000 s left to end")
         (path.parent / "failed").touch()
         status, text = run.finish()
@@ -141,7 +141,8 @@ def test_the_others_may_end_by_themselves_after_a_failure(script):
 @pytest.mark.nightly
 def test_servers_go_at_once_when_a_run_that_has_failed_is_over(script):
     path = script("sys.exit(4) if job == 'worker' else forever()")
-    with Launched("--grace_seconds=1000", "--num_workers=1", path) as run:
+    flags = ["--fail_fast", "--grace_seconds=1000", "--num_workers=1"]
+    with Launched(*flags, path) as run:
         status, text = run.finish()
     assert status == 4
     assert "terminating ps 0" in text and "left to end" not in text
@@ -172,8 +173,8 @@ def test_the_last_line_names_what_failed_first(script):
         raise ValueError("a consequence")
         """
     )
-    flags = ["--num_ps=0", "--grace_seconds=1000", "--show=chief"]
-    with Launched(*flags, path) as run:
+    flags = ["--num_ps=0", "--fail_fast", "--grace_seconds=1000"]
+    with Launched(*flags, "--show=chief", path) as run:
         run.expect("worker 1 exited with status 1: RuntimeError: bad shard 17")
         (path.parent / "failed").touch()
         status, text = run.finish()
@@ -209,7 +210,8 @@ def test_a_signal_counts_as_128_plus_n(script):
         forever()
         """
     )
-    with Launched("--num_workers=1", "--grace_seconds=0", path) as run:
+    flags = ["--num_workers=1", "--fail_fast", "--grace_seconds=0"]
+    with Launched(*flags, path) as run:
         status, text = run.finish()
     assert status == 128 + 11
     assert "worker 0 was ended by SIGSEGV (status 139)" in text
@@ -228,7 +230,7 @@ def test_what_ignores_sigterm_is_killed(script):
         """
     )
     flags = ["--num_workers=1", "--grace_seconds=0", "--terminate_seconds=0.1"]
-    with Launched(*flags, path) as run:
+    with Launched("--fail_fast", *flags, path) as run:
         status, text = run.finish()
     assert status == 1
     assert "terminating ps 0" in text and "killing ps 0" in text
@@ -265,7 +267,7 @@ def test_a_server_that_fails_at_the_end_is_a_failure(script):
         (tmp / "done").touch()
         """
     )
-    with Launched("--num_workers=1", path) as run:
+    with Launched("--num_workers=1", "--fail_fast", path) as run:
         assert run.finish()[0] == 9
 
 
@@ -305,6 +307,41 @@ def test_restarts_end(script):
     assert status == 6
     assert text.count("worker 0: pid") == 3
     assert "restart 2 of 2" in text
+
+
+@pytest.mark.nightly
+def test_a_worker_that_dies_is_started_again_without_being_asked_for(script):
+    path = script(
+        """
+        if job == "worker" and index == 1 and not (tmp / "once").exists():
+            (tmp / "once").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    with Launched(path) as run:
+        status, text = run.finish()
+    assert status == 0, text
+    assert text.count("worker 1: pid") == 2
+    assert "restart 1 of 3 in 0.5 s" in text
+
+
+@pytest.mark.nightly
+def test_the_others_go_on_without_a_worker_that_cannot_be_had(script):
+    path = script(
+        """
+        if job == "worker" and index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if job == "worker":
+            wait_for("gone")
+            print("trained to the end")
+        """
+    )
+    with Launched("--max_restarts=0", path) as run:
+        run.expect("worker 1 was ended .*; the others go on without it")
+        (path.parent / "gone").touch()
+        status, text = run.finish()
+    assert "[worker 0] trained to the end" in text
+    assert "terminating" not in text and status == 137
 
 
 @pytest.mark.nightly

@@ -42,6 +42,8 @@ class Limits:
 
     Attributes:
         max_restarts: how often each task that fails is started again.
+        fail_fast: whether the first failure ends the run, and nothing is
+            started again.
         grace_seconds: how long tasks may end by themselves.
         terminate_seconds: how long they have between SIGTERM and SIGKILL.
         leave_seconds: how long a worker that is not wanted any more has
@@ -52,6 +54,7 @@ class Limits:
     """
 
     max_restarts: int = 0
+    fail_fast: bool = False
     grace_seconds: float = 10.0
     terminate_seconds: float = 5.0
     leave_seconds: float = 30.0
@@ -313,6 +316,8 @@ class ClusterRun:
         elif not status:
             task.is_done = True
             self._report.say(f"{task.label} is done")
+        elif self._limits.fail_fast:
+            self._fail(task, status, what)
         elif self._is_excused(task, cause):
             self._excused[task] += 1
             self._report.say(
@@ -334,6 +339,10 @@ class ClusterRun:
                 f"{self._limits.max_restarts} in {seconds:g} s"
             )
             self._restarts[task] = time.monotonic() + seconds
+        elif self._others_go_on(task) and not cannot_start:
+            self._has_failed = True
+            what += "; the others go on without it"
+            self._report.fail(status, what, task.log_path)
         else:
             if cannot_start and self._limits.max_restarts:
                 what += ", which no restart would change"
@@ -357,6 +366,19 @@ class ClusterRun:
             and cause.is_of_another
             and self._excused[task]
             < _EXCUSED_PER_RESTART * self._limits.max_restarts
+        )
+
+    def _others_go_on(self, task: Task) -> bool:
+        """Whether training goes on without a task that stays away.
+
+        It does without a worker that is not the chief, where parameters are
+        on servers and some other worker is left.
+        """
+        return (
+            self.phase == RunPhase.RUNNING
+            and task.worker is not None
+            and task.worker >= self._limits.min_workers
+            and any(other.is_server for other in self._tasks)
         )
 
     @property

@@ -53,9 +53,13 @@ _OF_ANOTHER = re.compile(
     rb"training without servers cannot go on without it"
     rb"|do not answer as workers of this cluster do"
 )
-_IMPORT_ERROR = re.compile(
-    rb"(SyntaxError|IndentationError|TabError|ImportError|ModuleNotFoundError)"
-    rb"(:|$)"
+# Mistakes of a program, which it makes again; not what a machine, a file or a
+# network may cause.
+_MISTAKE = re.compile(
+    rb"(SyntaxError|IndentationError|TabError|ImportError|ModuleNotFoundError"
+    rb"|NameError|UnboundLocalError|AttributeError|TypeError|ValueError"
+    rb"|LookupError|KeyError|IndexError|AssertionError|ZeroDivisionError"
+    rb"|NotImplementedError|tfdist\.\S*(Config|Mismatch)Error)(:|$)"
 )
 _MOST_CHARACTERS = 300
 _LIBRARIES = tuple(
@@ -79,8 +83,8 @@ class Cause:
         error: type and message, on one line.
         place: where in the user's code, as `train.py:7, in <module>`; `None`
             where that is not known.
-        is_final: whether another start would fail in the same way: the script
-            or what it imports cannot be imported.
+        is_final: whether another start would fail in the same way: a mistake
+            of the program, such as a `TypeError` or a failed import.
         is_of_another: whether it is that another worker is gone, without which
             this one cannot go on.
     """
@@ -143,7 +147,7 @@ class ErrorReader:
                 _shortened(error), self._place() if self._fault else None
             )
         if self._error and (status == 1 or self._is_at_end):
-            is_final = _IMPORT_ERROR.match(self._error) is not None
+            is_final = _MISTAKE.match(self._error) is not None
             is_of_another = _OF_ANOTHER.search(self._error) is not None
             return Cause(
                 _shortened(self._error),

@@ -42,6 +42,12 @@ progress bars, and what standard output marks as a warning or an error. All
 output is in files, which the last line of a run that fails names, with the
 task that failed first, its error, and the place in your code.
 
+A task that dies is started again, --max_restarts times. Workers of a method
+that does not wait (AsyncStrategy) go on meanwhile. Those of one that waits
+for all (Sync without backup workers) go on when the worker is back or has been
+silent for `worker_timeout` (10 s). Workers without servers (AllReduceStrategy)
+all begin again, from their checkpoint.
+
 The exit status is 0 when all tasks succeed, else that of the first task that
 failed (128 + n where signal n ended it), 128 + n when signal n ended the
 launcher, 124 when --timeout is over, 2 for bad usage.
@@ -115,9 +121,17 @@ def define_flags() -> flags.FlagValues:
     )
     define.integer(
         "max_restarts",
-        0,
+        3,
         "How often each task that fails is started again: after half a "
-        "second, and after twice as long each further time.",
+        "second, and after twice as long each further time. After its last "
+        "restart the others go on without a worker that is not the chief; "
+        "without the chief or a server the run ends. Mistakes of the program "
+        "(a TypeError, a ValueError, a failed import) are not started again.",
+    )
+    define.bool(
+        "fail_fast",
+        False,
+        "Start nothing again: the first task that fails ends the run.",
     )
     define.float(
         "grace_seconds",
@@ -194,7 +208,8 @@ def main(argv: Sequence[str]) -> int:
         "evaluator": int(values.evaluator),
     }
     limits = Limits(
-        max_restarts=values.max_restarts,
+        max_restarts=0 if values.fail_fast else values.max_restarts,
+        fail_fast=values.fail_fast,
         grace_seconds=values.grace_seconds,
         terminate_seconds=values.terminate_seconds,
         leave_seconds=values.leave_seconds,
