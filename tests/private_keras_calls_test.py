@@ -242,6 +242,26 @@ def test_the_first_step_of_an_epoch_is_known(strategy):
     assert not private_keras_calls.is_first_step_of_epoch()
 
 
+def test_the_epoch_and_the_first_one_are_known(strategy):
+    model, seen = build(strategy), []
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            frame = private_keras_calls.current_frame()
+            while frame.f_code.co_name != "fit":
+                frame = frame.f_back
+            seen.append(
+                (
+                    private_keras_calls.initial_epoch_of(frame),
+                    private_keras_calls.epoch_of(frame),
+                )
+            )
+
+    looks = [Looks()]
+    model.fit(X, Y, initial_epoch=1, epochs=3, callbacks=looks, verbose=0)
+    assert sorted(set(seen)) == [(1, 1), (1, 2)]
+
+
 def test_a_first_step_that_is_not_known_is_not_guessed(strategy):
     model = keras_model(strategy, "def fit(self, look):\n    return look()\n")
     with pytest.raises(RuntimeError, match="variable `(begin_)?step` of `fit`"):

@@ -30,7 +30,14 @@ _STEP = "begin_step" if _VERSION >= (3, 11) else "step"
 _TRAINER = [one for one in keras.Model.__mro__ if "fit" in vars(one)][-1]
 # Methods of `keras.Model`, and the local variables of each that are read here.
 _VARIABLES = {
-    "fit": ("callbacks", "steps_per_epoch", "epoch_iterator", _STEP),
+    "fit": (
+        "callbacks",
+        "steps_per_epoch",
+        "initial_epoch",
+        "epoch",
+        "epoch_iterator",
+        _STEP,
+    ),
     "evaluate": ("callbacks",),
     "predict": ("callbacks",),
 }
@@ -173,6 +180,16 @@ def steps_per_epoch_of(call):
     """Returns the argument `steps_per_epoch` of a frame of `fit`."""
     _is_set(call, "steps_per_epoch")
     return call.f_locals.get("steps_per_epoch")
+
+
+def initial_epoch_of(call):
+    """Returns the argument `initial_epoch` of a frame of `fit`, 0 without."""
+    return call.f_locals.get("initial_epoch") or 0
+
+
+def epoch_of(call):
+    """Returns the epoch, from 0, that a frame of `fit` is in."""
+    return call.f_locals.get("epoch") or 0
 
 
 def callbacks_of(call):

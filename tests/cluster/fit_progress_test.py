@@ -8,7 +8,16 @@ from tfdist.cluster import fit_progress
 
 def test_a_word_comes_back_as_it_was():
     word = fit_progress.Word(
-        reached=4, stopped=1, version=7, rates=(0.5, 0.25), data=2**32 - 1
+        reached=4,
+        stopped=1,
+        version=7,
+        rates=(0.5, 0.25),
+        data=2**32 - 1,
+        epoch=3,
+        batch=5,
+        size=9,
+        first_epoch=1,
+        first_batch=2,
     )
     assert fit_progress.Word.unpack(word.pack()) == word
     assert len(word.pack()) == fit_progress.SIZE
@@ -27,6 +36,15 @@ def test_calls_of_fit_are_reached_in_order():
     assert reached == sorted(set(reached))
     numbers = [fit_progress.Word(reached=one).number for one in reached]
     assert numbers == [1, 1, 1, 2, 2, 2]
+
+
+def test_a_position_is_that_of_its_call_alone():
+    word = fit_progress.Word(reached=fit_progress.begun(2), epoch=3, batch=5)
+    assert word.position(1) == fit_progress.OVER
+    assert word.position(2) == (3, 5)
+    assert word.position(3) == (0, 0)
+    ended = fit_progress.Word(reached=fit_progress.ended(2), epoch=3, batch=5)
+    assert ended.position(2) == fit_progress.OVER
 
 
 def test_a_call_that_raises_is_over():

@@ -1,5 +1,7 @@
 """Keras loses nothing of the data when it begins to train."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -153,3 +155,53 @@ class Either(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape):
         return input_shape[0]
+
+
+@pytest.mark.parametrize("left_out", [(0, 2), (2, 0), (2, 1)])
+@pytest.mark.parametrize("kind", ["shuffle", "array", "PyDataset"])
+def test_what_is_left_out_is_what_would_have_come_first(kind, left_out):
+    """The epochs from there on are those of a worker that was there."""
+    keras.utils.set_random_seed(1)
+    found = []
+    for taken in ((0, 0), left_out):
+        found.append(_epochs(kind, taken, 4 - taken[0]))
+    whole, rest = found
+    epochs, batches = left_out
+    assert rest == [whole[epochs][batches:], *whole[epochs + 1 :]]
+
+
+class _InOrder(keras.utils.PyDataset):
+    def __len__(self):
+        return BATCHES
+
+    def __getitem__(self, index):
+        x = np.full([1, 2], index, np.float32)
+        return x, x[:, :1]
+
+
+def _epochs(kind, left_out, number):
+    """The batches of each epoch that a model is trained on."""
+    keras.utils.set_random_seed(1)
+    source = Source()
+    model = source.model()
+    x = np.repeat(np.arange(BATCHES, dtype=np.float32)[:, None], 2, 1)
+    data = {"x": x, "y": x[:, :1], "batch_size": 1}
+    if kind == "shuffle":
+        pairs = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
+        data = {"x": pairs.shuffle(BATCHES, seed=3).batch(1)}
+    elif kind == "PyDataset":
+        data = {"x": _InOrder()}
+    epochs = []
+    strategy = model.distribute_strategy
+    strategy.extended._config = types.SimpleNamespace(
+        num_workers=2, data_share=(2, 0)
+    )
+    decisions = strategy._runtime.chief_decisions
+    decisions.begin_data = lambda size, skips: left_out
+    seen = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: epochs.append(
+            source.seen[sum(map(len, epochs)) :]
+        )
+    )
+    model.fit(**data, epochs=number, verbose=0, callbacks=[seen])
+    return epochs

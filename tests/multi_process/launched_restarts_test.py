@@ -12,6 +12,7 @@ import signal
 import pytest
 
 from tests.cli.launched import Launched
+from tests.waits import wait_until
 
 pytestmark = pytest.mark.nightly
 
@@ -99,3 +100,63 @@ def trained(run):
     """Waits until both workers have told of steps."""
     for label in ("worker 0", "worker 1"):
         run.expect(rf"\[{label}\] twenty steps")
+
+
+EPOCHS = """
+import json
+import os
+import time
+import keras
+import numpy as np
+import tfdist
+
+strategy = tfdist.AsyncStrategy()
+worker = strategy.cluster.worker_id
+with strategy.scope():
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+def wait_for(name):
+    while not os.path.exists("{directory}/" + name):
+        time.sleep(0.01)
+
+class Tell(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        print("epoch", epoch, flush=True)
+        if worker == 1 and epoch == 2:
+            # Long enough for a heartbeat to tell of it.
+            wait_for("killed")
+    def on_epoch_end(self, epoch, logs=None):
+        if worker == 0 and epoch == 4:
+            open("{directory}/waits", "w").close()
+            wait_for("back")
+
+x = np.ones([40, 1], np.float32)
+model.fit(x, x, batch_size=2, epochs=8, verbose=0, callbacks=[Tell()])
+strategy.barrier()
+if worker == 0:
+    counts = strategy.gradient_counts()
+    pushed = [counts[name]["pushed"] for name in sorted(counts)]
+    print("pushed", json.dumps(pushed), flush=True)
+"""
+
+
+def test_a_worker_that_was_killed_goes_on_where_the_cluster_is(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(EPOCHS.format(directory=tmp_path))
+    with Launched("--grace_seconds=120", script) as run:
+        pid = int(run.expect(r"worker 1: pid (\d+)")[1])
+        run.expect(r"\[worker 1\] epoch 2$")
+        wait_until((tmp_path / "waits").exists, lambda: "the chief is ahead")
+        os.kill(pid, signal.SIGKILL)
+        (tmp_path / "killed").touch()
+        run.expect(r"\[worker 1\] epoch [45]$")
+        run.expect(r"\[worker 0\] .*worker/task:1 is back after \d+ s: it goes")
+        (tmp_path / "back").touch()
+        status, text = run.finish()
+    assert status == 0, text
+    (chief, other) = json.loads(re.search(r"pushed (.*)", text)[1])
+    assert chief == 8 * 10
+    # Two epochs before it was killed, and those after the chief's fourth.
+    assert 5 * 10 <= other <= 6 * 10
+    assert re.search("about [23][0-9] batches are left out", text)

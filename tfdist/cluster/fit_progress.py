@@ -12,7 +12,9 @@ import threading
 # Learning rates of one model's optimizers that others can follow.
 MAX_RATES = 4
 # Numbers of a `Word`.
-SIZE = 4 + MAX_RATES
+SIZE = 9 + MAX_RATES
+# Position after the last epoch of a call of `fit`.
+OVER = (2**31 - 1, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +30,11 @@ class Word:
         floats.
       data: A number of the first batch of all, the same where the data is
         alike; 0 where it is not compared.
+      epoch: The epoch that it is in, from 0, as Keras counts them.
+      batch: Batches of its share that it has trained on in this epoch.
+      size: Batches of its share in an epoch; 0 where that is not known.
+      first_epoch: The epoch with which its process has begun its first call.
+      first_batch: Batches of that epoch that it has left out.
     """
 
     reached: int = 0
@@ -35,6 +42,11 @@ class Word:
     version: int = 0
     rates: tuple = ()
     data: int = 0
+    epoch: int = 0
+    batch: int = 0
+    size: int = 0
+    first_epoch: int = 0
+    first_batch: int = 0
 
     @property
     def number(self):
@@ -47,6 +59,21 @@ class Word:
         number = self.number
         return ended(number if self.reached >= ended(number) else number - 1)
 
+    def position(self, number):
+        """Its epoch and batch in a call of `fit`: `OVER` when that has ended.
+
+        Args:
+          number: The call's number.
+
+        Returns:
+          A tuple of two ints, (0, 0) before the call.
+        """
+        if self.reached >= ended(number):
+            return OVER
+        if self.reached < begun(number):
+            return (0, 0)
+        return (self.epoch, self.batch)
+
     def pack(self):
         """The same as a list of `SIZE` floats."""
         rates = [*self.rates, *[math.nan] * MAX_RATES][:MAX_RATES]
@@ -55,15 +82,22 @@ class Word:
             float(self.stopped),
             float(self.version),
             float(self.data),
+            float(self.epoch),
+            float(self.batch),
+            float(self.size),
+            float(self.first_epoch),
+            float(self.first_batch),
             *rates,
         ]
 
     @classmethod
     def unpack(cls, numbers):
         """The `Word` that numbers from `pack` are."""
-        reached, stopped, version, data, *rates = map(float, numbers)
+        reached, stopped, version, data, *others = map(float, numbers)
+        place, rates = map(int, others[:5]), others[5:]
         known = tuple(rate for rate in rates if not math.isnan(rate))
-        return cls(int(reached), int(stopped), int(version), known, int(data))
+        told = int(reached), int(stopped), int(version), known, int(data)
+        return cls(*told, *place)
 
 
 def begun(number):
@@ -106,7 +140,7 @@ class Fits:
         with self._lock:
             self.number = number
             self._call = call
-            self.tell(reached=closed(number - 1))
+            self.tell(reached=closed(number - 1), epoch=0, batch=0)
 
     def is_around(self, frame):
         """Whether a call of `fit` is made within the one that is known."""

@@ -101,7 +101,10 @@ class MemberTable:
 
     def read(self):
         """The rows, a list of `Member`."""
-        rows, now = (tensor.numpy() for tensor in self._read())
+        return self.members(*(tensor.numpy() for tensor in self._read()))
+
+    def members(self, rows, now):
+        """The rows that `build_rows` has read, a list of `Member`."""
         return [
             Member(
                 name,
@@ -130,6 +133,18 @@ class MemberTable:
         tf.raw_ops.ResourceScatterUpdate(
             resource=self._handle(), indices=[index], updates=[row]
         )
+
+    def build_rows(self):
+        """Builds, in the scope's device, what `members` needs.
+
+        Returns:
+          A list of the rows, a float64 matrix, and the time on the server.
+        """
+        rows = tf.raw_ops.ReadVariableOp(
+            resource=self._handle(), dtype=tf.float64
+        )
+        rows = tf.reshape(rows, [len(self._names), _COLUMNS])
+        return [rows, tf.timestamp()]
 
     def build_word(self, index):
         """Builds the reading of a row's `Word`, in the scope's device.
@@ -208,13 +223,10 @@ class MemberTable:
 
     def _build_read(self):
         with tf.device(self._device):
-            rows = tf.raw_ops.ReadVariableOp(
-                resource=self._handle(), dtype=tf.float64
-            )
-            now = tf.timestamp()
+            rows, now = self.build_rows()
         # Copied to the caller: no eager tensor may live on a server.
         with tf.device(_here()):
-            return tf.reshape(rows, [len(self._names), _COLUMNS]), now + 0.0
+            return tf.identity(rows), now + 0.0
 
 
 def _here():
@@ -235,6 +247,8 @@ class Membership:
       row: Number of this worker's row.
       clients: A `ServerClient` for each server.
       tables: A `MemberTable` for each, for the main thread to read.
+      former: This worker's row of before its first beat, a `Member`: of an
+        earlier process, or never seen. None until then.
       on_beat: Functions that are called after each beat at the first server,
         in its thread: they use `clients` alone.
     """
@@ -249,6 +263,8 @@ class Membership:
         ]
         # Of each server, what sets this worker's row there.
         self._writes = [self._make_write(k) for k in range(len(devices))]
+        self._look = self.clients[0].function(self.tables[0].build_rows, [])
+        self.former = None
         self._arrivals = 0
         self.fits = fit_progress.Fits()
         # By server: so that nothing older is written after what is newer.
@@ -313,6 +329,8 @@ class Membership:
 
     def _write(self, server):
         try:
+            if not server and self.former is None:
+                self.former = self.look()[self.row]
             self._put(server, MemberState.ALIVE)
         except tf.errors.OpError:
             # The server is away; the training step says so if it needs it.
@@ -433,6 +451,10 @@ class Membership:
     def tell(self):
         """Writes this worker's row in the first server's table at once."""
         self._put(0, MemberState.ALIVE)
+
+    def look(self):
+        """The same as `read`, for threads; raises `tf.errors.OpError`."""
+        return self.tables[0].members(*self._look())
 
     def read(self):
         """The first server's table, a list of `Member`."""

@@ -23,29 +23,41 @@ class EpochData:
       source: That of all workers, for elements where this one has none.
       model: The `keras.Model` that asks.
       readers: The `Readers` of the data.
+      left_out: Numbers of epochs that are left out, and of batches of the one
+        after them, a tuple of ints.
     """
 
-    def __init__(self, dataset, source, model, readers):
+    def __init__(self, dataset, source, model, readers, left_out=(0, 0)):
         self._dataset = dataset
         self._source = source
         self._readers = readers
         self._is_built = model.built
         # The iterator of the first epoch, where an element of it is known.
         self._begun = None
+        self._left_out = left_out
 
     def __iter__(self):
         if private_keras_calls.is_building_model():
             return iter([self._batch_to_build_for()])
         self._readers.begin()
         begun, self._begun = self._begun, None
-        return iter(self._dataset) if begun is None else begun
+        return self._next_epoch() if begun is None else begun
+
+    def _next_epoch(self):
+        """An iterator of the next epoch's data."""
+        (epochs, batches), self._left_out = self._left_out, (0, 0)
+        for _ in range(epochs):
+            # A shuffle draws the order of an epoch with its iterator.
+            iter(self._dataset)
+        dataset = self._dataset.skip(batches) if batches else self._dataset
+        return iter(dataset)
 
     def _batch_to_build_for(self):
         spec = self._dataset.element_spec
         if all(map(self._says_enough, keras.tree.flatten(spec))):
             return keras.tree.map_structure(_without_optional, spec)
         self._readers.begin()
-        iterator = iter(self._dataset)
+        iterator = self._next_epoch()
         first = next(iterator, None)
         if first is not None:
             chained = tf.data.Dataset.from_generator(

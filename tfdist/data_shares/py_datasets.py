@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import weakref
 import zlib
 
 from absl import logging
@@ -10,6 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import private_keras
+
+# By `DataAdapter`: the orders of its batches.
+_orders = weakref.WeakKeyDictionary()
 
 
 def in_agreed_order(dataset, adapter, call, reads_alone):
@@ -30,7 +34,7 @@ def in_agreed_order(dataset, adapter, call, reads_alone):
     """
     if not private_keras.shuffles_batches(adapter):
         return dataset
-    orders = _Orders(adapter.num_batches, call)
+    orders = _orders[adapter] = _Orders(adapter.num_batches, call)
     threads = private_keras.enqueuer_of(adapter)
     if threads is not None and not reads_alone:
         private_keras.read_in_order_of(
@@ -46,6 +50,17 @@ def in_agreed_order(dataset, adapter, call, reads_alone):
         generate, output_signature=dataset.element_spec
     )
     return ordered.with_options(dataset.options()).prefetch(tf.data.AUTOTUNE)
+
+
+def leave_out(adapter, epochs):
+    """Makes a `PyDataset` begin with the order of a later epoch.
+
+    Args:
+      adapter: The Keras `DataAdapter`.
+      epochs: How many epochs are left out.
+    """
+    if adapter in _orders:
+        _orders[adapter].left_out = epochs
 
 
 def checksum(adapter):
@@ -79,11 +94,14 @@ class _Orders:
         # The process's seed, without a draw from it.
         self._seed = f"{tf.compat.v1.get_seed(1)[0]} {call}"
         self._epochs = itertools.count()
+        # Epochs whose orders are passed over.
+        self.left_out = 0
 
     def draw(self):
         """Returns the numbers of the batches in the order of an epoch."""
         order = list(range(self._size))
-        random.Random(f"{self._seed} {next(self._epochs)}").shuffle(order)
+        epoch = next(self._epochs) + self.left_out
+        random.Random(f"{self._seed} {epoch}").shuffle(order)
         return order
 
 

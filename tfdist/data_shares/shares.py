@@ -23,7 +23,13 @@ _AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 _loops = itertools.count(1)
 
 
-def distribute(dataset, config, before, compare=lambda checksum: None):
+def distribute(
+    dataset,
+    config,
+    before,
+    compare=lambda checksum: None,
+    begin=lambda size, skips: (0, 0),
+):
     """The data that this worker iterates over.
 
     Called by `strategy.experimental_distribute_dataset`, and by Keras for
@@ -42,6 +48,10 @@ def distribute(dataset, config, before, compare=lambda checksum: None):
         outside of `fit`.
       compare: Called for a `PyDataset` in `fit`, with a callable that reads
         its first batch and gives a number of it, the same on all workers.
+      begin: Called in `fit` with the number of batches of this worker's share
+        (0 where it is not known) and whether some of an epoch can be left
+        out. Returns how many epochs, and batches of the first one after
+        these, are left out.
 
     Returns:
       A `tf.data.Dataset`; for Keras an `EpochData`.
@@ -62,20 +72,28 @@ def distribute(dataset, config, before, compare=lambda checksum: None):
     policy = dataset.options().experimental_distribute.auto_shard_policy
     is_whole = policy == _AutoShardPolicy.OFF
     call = before(request, None if is_whole else _shares(config)[0])
-    shared, steps_per_epoch, number = dataset, None, 1
+    shared, steps_per_epoch, number, left_out = dataset, None, 1, (0, 0)
     if purpose not in ("evaluate", "validate"):
         if adapter is not None:
             steps_per_epoch = private_keras_calls.steps_per_epoch_of(frame)
-        call = next(_loops) if call is None else call
+        is_fit = call is not None
+        call = call if is_fit else next(_loops)
         shared = _share_out(
             dataset, config, adapter, call, steps_per_epoch, compare
         )
         number, _ = _shares(config)
+        if is_fit and adapter is not None:
+            left_out = begin(
+                _size(adapter, *((1, 0) if is_whole else _shares(config))),
+                not steps_per_epoch
+                and not private_keras.adapts_generator(adapter),
+            )
+            py_datasets.leave_out(adapter, left_out[0])
     if adapter is None:
         return shared
     model = private_keras_calls.model_of(frame)
     readers = py_datasets.Readers(adapter, steps_per_epoch, number)
-    return epoch_data.EpochData(shared, dataset, model, readers)
+    return epoch_data.EpochData(shared, dataset, model, readers, left_out)
 
 
 def _shares(config):
@@ -144,6 +162,12 @@ def _share_out(dataset, config, adapter, call, steps_per_epoch, compare):
         size = cardinality // number + (mine < cardinality % number)
         shared = shared.apply(tf.data.experimental.assert_cardinality(size))
     return _with_policy(shared, _AutoShardPolicy.OFF)
+
+
+def _size(adapter, number, mine):
+    """Batches of a share of the data in an epoch; 0 where it is not known."""
+    batches = adapter.num_batches or 0
+    return batches // number + (mine < batches % number)
 
 
 def _check_counts_nothing(dataset):

@@ -7,6 +7,7 @@ from typing import Any
 from tfdist.all_reduce import collectives as collectives_lib
 from tfdist.all_reduce import consistency
 from tfdist.cluster import config as cluster_config
+from tfdist.cluster import returns
 from tfdist.runtime import runtime
 from tfdist.runtime.checkpoint import training_state
 from tfdist.runtime.coordination import coordination
@@ -147,6 +148,13 @@ def compose(
         membership.on_beat.append(made.coordination.tick)
         membership.on_beat.append(membership.fits.close_if_over)
         membership.on_beat.append(made.recovery.leave_manifest)
+        if config.is_chief and config.num_workers > 1:
+            watched = returns.Returns(
+                config.worker_names, worker_id, tolerance.worker_timeout
+            )
+            membership.on_beat.append(
+                functools.partial(watched.tick, membership)
+            )
     return made
 
 

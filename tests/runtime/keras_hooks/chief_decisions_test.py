@@ -50,6 +50,7 @@ class Worker:
             read=self._read,
             tell=lambda: None,
             arrivals=arrivals,
+            former=None,
         )
         config = types.SimpleNamespace(
             worker_names=NAMES, initial_workers=3, worker_id=number

@@ -19,6 +19,7 @@ from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
 from tfdist.runtime.exchange.pull_response import assign
 from tfdist.runtime.keras_hooks import fit_call
+from tfdist.runtime.keras_hooks import fit_position
 from tfdist.runtime.keras_hooks import fit_turns
 
 CHOICES = ("chief", "each")
@@ -30,6 +31,9 @@ class _First(keras.callbacks.Callback):
     def __init__(self, following):
         super().__init__()
         self._following = following
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._following.position.begin_epoch(epoch)
 
     def on_train_end(self, logs=None):
         self._following.end_loop()
@@ -43,6 +47,7 @@ class _Last(keras.callbacks.Callback):
         self._following = following
 
     def on_train_batch_end(self, batch, logs=None):
+        self._following.position.end_batch(batch)
         self._following.after_callbacks()
 
     def on_epoch_end(self, epoch, logs=None):
@@ -60,6 +65,9 @@ class ChiefDecisions:
       membership: The `Membership`.
       config: The `ClusterConfig`.
       **patience: Those of `FitTurns`.
+
+    Attributes:
+      position: The `FitPosition`.
     """
 
     def __init__(self, runtime, membership, config, **patience):
@@ -75,6 +83,7 @@ class ChiefDecisions:
             updates_applied=runtime.updates_applied,
             **patience,
         )
+        self.position = fit_position.FitPosition(self._turns, self._fits)
         self._fit = None
         # The model that was trained last, and which of its variables.
         self._trained = (lambda: None, [])
@@ -99,6 +108,13 @@ class ChiefDecisions:
         """
         if self._fit is not None and not self._fit.is_in_loop:
             self._fit.data = checksum()
+
+    def begin_data(self, size, skips):
+        """Called when the data of a call is known; see `FitPosition.begin`."""
+        fit = self._fit
+        if fit is None or fit.is_in_loop:
+            return (0, 0)
+        return self.position.begin(fit.model, size, skips)
 
     # In the training step.
 
@@ -139,6 +155,9 @@ class ChiefDecisions:
                 fit_progress.begun(number), f"to begin call {number} of fit"
             )
         self._fit = fit_call.FitCall(frame, number)
+        self.position.watch(frame, number)
+        # A call in which nothing is left to do has been one all the same.
+        self._fit.has_begun = self.position.is_over
         self._fits.watch(call, number)
 
     def _end_abandoned(self, fit):
@@ -249,6 +268,7 @@ class ChiefDecisions:
 
     def _begin_loop(self, fit):
         listed = private_keras_calls.callbacks_of(fit.frame)
+        self.position.begin_loop(fit.frame)
         fit.frame = None
         if not isinstance(listed, keras.callbacks.CallbackList):
             raise RuntimeError(

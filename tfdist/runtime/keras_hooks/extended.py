@@ -262,6 +262,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             self._config,
             before,
             self._runtime.chief_decisions.note_data,
+            self._runtime.chief_decisions.begin_data,
         )
 
     def _distribute_datasets_from_function(self, dataset_fn, options):

@@ -10,6 +10,7 @@ from tfdist.cluster import termination
 from tfdist.cluster import waiting
 
 CHIEF = 0
+_NEVER_SEEN = member_table.MemberState.UNKNOWN
 
 
 class FitTurns:
@@ -46,6 +47,7 @@ class FitTurns:
         self._names = config.worker_names
         self._worker = config.worker_id
         self._worker_timeout = worker_timeout
+        self._initial_workers = config.initial_workers
         self._expected = termination.Expected(
             config.initial_workers, start_timeout
         )
@@ -74,6 +76,53 @@ class FitTurns:
         if self._worker != CHIEF:
             others = others[:1]
         return max(1, *others)
+
+    def position(self, number):
+        """Position of the cluster in a call of `fit`, for who comes back to it.
+
+        That is where the chief is, or the furthest of the others where it is
+        not there, and no less than this worker has done itself. Not of a
+        worker that is there for the first time and has been expected: what it
+        has to train on nobody else does.
+
+        Args:
+          number: The call's number, the first of this process.
+
+        Returns:
+          Tuple of epoch and batches of it, ints; `fit_progress.OVER` where the
+          cluster has ended the call.
+        """
+        former = self._membership.former
+        is_new = former is None or former.state is _NEVER_SEEN
+        if is_new and self._worker < self._initial_workers:
+            return (0, 0)
+        rows = self._store.call(self._membership.read)[: len(self._names)]
+        words = [
+            member.word
+            for worker, member in enumerate(rows)
+            if worker != self._worker and self._counts(member)
+        ]
+        if self._worker != CHIEF and self._counts(rows[CHIEF]):
+            words = [rows[CHIEF].word]
+        if not is_new:
+            words.append(former.word)
+        return max((word.position(number) for word in words), default=(0, 0))
+
+    def are_over(self):
+        """Whether all others have finished, and none is expected."""
+        rows = self._store.call(self._membership.read)[: len(self._names)]
+        return not any(
+            self._expected.includes(worker, member, self._worker_timeout)
+            for worker, member in enumerate(rows)
+            if worker != self._worker
+        )
+
+    def _counts(self, member):
+        """Whether a worker trains, or has trained to the end."""
+        return (
+            self.is_there(member)
+            or member.state is member_table.MemberState.FINISHED
+        )
 
     def is_there(self, member):
         """Whether a `Member` lives, as far as is known."""

@@ -1,0 +1,177 @@
+"""Where a worker that was started again goes on, by tables of the test's."""
+
+import types
+
+import keras
+import pytest
+
+from tfdist.cluster import fit_progress
+from tfdist.cluster.fit_progress import OVER
+from tfdist.cluster.member_table import Member
+from tfdist.cluster.member_table import MemberState
+from tfdist.runtime.keras_hooks import fit_position
+from tfdist.runtime.keras_hooks import fit_turns
+
+NAMES = ("chief", "one", "two")
+CALL = 1
+
+
+def row(epoch=0, batch=0, *, state=MemberState.ALIVE, reached=None, silent=0.0):
+    """A worker that is there in the call, or has come as far as `reached`."""
+    reached = fit_progress.begun(CALL) if reached is None else reached
+    word = fit_progress.Word(reached=reached, epoch=epoch, batch=batch)
+    return Member("a worker", state, silent, 0, 1.0, word)
+
+
+def never():
+    return Member("a worker", MemberState.UNKNOWN, float("inf"), 0)
+
+
+def turns(worker, rows, former, initial_workers=3):
+    """The `FitTurns` of a worker, with a table."""
+    membership = types.SimpleNamespace(
+        fits=fit_progress.Fits(), read=lambda: rows, former=former, arrivals=0
+    )
+    config = types.SimpleNamespace(
+        worker_names=NAMES, worker_id=worker, initial_workers=initial_workers
+    )
+    return fit_turns.FitTurns(
+        types.SimpleNamespace(call=lambda function: function()),
+        membership,
+        config,
+        updates_applied=lambda: [0],
+        worker_timeout=10.0,
+        start_timeout=60.0,
+        stalled_after=lambda: 0.3,
+    )
+
+
+@pytest.mark.parametrize(
+    "worker, rows, former, expected",
+    {
+        "where the chief is": (
+            1,
+            [row(4, 7), row(), row(9, 9)],
+            row(2, 1),
+            (4, 7),
+        ),
+        "no less than it had done": (
+            1,
+            [row(4, 7), row(), row()],
+            row(5, 1),
+            (5, 1),
+        ),
+        "where the others are without the chief": (
+            1,
+            [row(4, 7, silent=11.0), row(), row(6, 2)],
+            row(2, 1),
+            (6, 2),
+        ),
+        "the chief itself": (
+            0,
+            [row(), row(3, 1), row(3, 2)],
+            row(2, 1),
+            (3, 2),
+        ),
+        "alone": (1, [never(), row(), never()], row(2, 1), (2, 1)),
+        "the chief has ended it": (
+            1,
+            [row(reached=fit_progress.ended(CALL)), row(), row()],
+            row(2, 1),
+            OVER,
+        ),
+        "the chief has finished": (
+            1,
+            [
+                row(
+                    state=MemberState.FINISHED,
+                    reached=fit_progress.closed(CALL),
+                ),
+                row(),
+                never(),
+            ],
+            row(2, 1),
+            OVER,
+        ),
+        "the chief has not begun": (
+            1,
+            [row(reached=0), row(), row()],
+            row(reached=0),
+            (0, 0),
+        ),
+        "late for the first time": (
+            1,
+            [row(4, 7), never(), row()],
+            never(),
+            (0, 0),
+        ),
+        "not expected": (2, [row(4, 7), row(), never()], never(), (4, 7)),
+    }.values(),
+)
+def test_where_a_worker_goes_on(worker, rows, former, expected):
+    found = turns(worker, rows, former, initial_workers=2)
+    assert found.position(CALL) == expected
+
+
+class Frame:
+    """Of a call of `fit` in its first step."""
+
+    def __init__(self, model, callbacks=None, initial_epoch=0, epoch=0):
+        self.f_locals = {
+            "self": model,
+            "callbacks": callbacks,
+            "initial_epoch": initial_epoch,
+            "epoch": epoch,
+        }
+
+
+def position(*, former=None, chief=(4, 7)):
+    """A `FitPosition` of a worker that was started again."""
+    rows = [row(*chief), row(), row()]
+    made = turns(1, rows, row() if former is None else former)
+    return fit_position.FitPosition(made, made._fits)
+
+
+def begun(model, made, size=10, skips=True, **frame):
+    """What is left out of the data; the epoch at which Keras begins."""
+    made.watch(Frame(model, **frame), CALL)
+    return made.begin(model, size, skips), model._initial_epoch
+
+
+def test_epochs_and_batches_before_the_position_are_left_out():
+    model, made = keras.Sequential(), position()
+    assert begun(model, made) == ((4, 7), 4)
+    made.begin_loop(Frame(model, epoch=4))
+    # The next `fit` begins where the user says.
+    assert model._initial_epoch is None
+    made.end_batch(0)
+    assert made._fits.word.epoch == 4
+    assert made._fits.word.batch == 8
+    made.begin_epoch(5)
+    made.end_batch(0)
+    assert (made._fits.word.epoch, made._fits.word.batch) == (5, 1)
+
+
+def test_data_that_cannot_be_left_out_begins_with_the_epoch():
+    assert begun(keras.Sequential(), position(), skips=False) == ((4, 0), 4)
+
+
+def test_an_epoch_of_which_nothing_is_left_is_left_out():
+    model = keras.Sequential()
+    assert begun(model, position(chief=(4, 10))) == ((5, 0), 5)
+
+
+def test_data_is_left_out_from_the_users_first_epoch_on():
+    model = keras.Sequential()
+    assert begun(model, position(), initial_epoch=3) == ((1, 7), 4)
+
+
+def test_a_worker_that_is_there_for_the_first_time_leaves_nothing_out():
+    model, made = keras.Sequential(), position(former=never())
+    assert begun(model, made) == ((0, 0), None)
+
+
+def test_a_callback_that_resumes_is_not_interfered_with(tmp_path):
+    callback = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    model, made = keras.Sequential(), position()
+    assert begun(model, made, callbacks=[callback]) == ((0, 0), None)

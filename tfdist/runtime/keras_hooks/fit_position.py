@@ -1,0 +1,126 @@
+"""Position of this worker in the data of a call of `fit`.
+
+Each worker tells its epoch and batch beside its heartbeat. One that has been
+started again goes on where the cluster is (`FitTurns.position`): it leaves out
+whole epochs by Keras's own initial epoch, and the batches before it in that
+epoch where they come in an order that is known.
+"""
+
+import weakref
+
+from absl import logging
+import keras
+
+from tfdist import private_keras
+from tfdist import private_keras_calls
+from tfdist.cluster import fit_progress
+
+_START = (0, 0)
+
+
+class FitPosition:
+    """Epoch and batch of one worker, told and taken up.
+
+    Args:
+      turns: The `FitTurns`.
+      fits: The `Fits`, to which the position is told.
+    """
+
+    def __init__(self, turns, fits):
+        self._turns = turns
+        self._fits = fits
+        # Where the call that is beginning goes on.
+        self._start = _START
+        self._first_epoch = 0
+        # The first call of this process, and whether others were in it.
+        self._first_call = None
+        self._is_late = False
+        # The model whose initial epoch was set here, as long as it is.
+        self._set_on = lambda: None
+        # Batches of the epoch under way that this worker has left out.
+        self._left_out = 0
+
+    def watch(self, frame, number):
+        """Called when a call of `fit` is about to begin.
+
+        Args:
+          frame: Its frame.
+          number: Its number.
+        """
+        self._release()
+        self._start, self._left_out = _START, 0
+        self._first_epoch = private_keras_calls.initial_epoch_of(frame)
+        if _resumes(private_keras_calls.callbacks_of(frame)):
+            return
+        if self._first_call is None:
+            self._first_call = number
+        if number == self._first_call:
+            self._start = self._turns.position(number)
+            self._is_late = self._start != _START
+        elif self._is_late and self._turns.are_over():
+            self._start = fit_progress.OVER
+
+    @property
+    def is_over(self):
+        """Whether the others have ended the call that begins here."""
+        return self._start == fit_progress.OVER
+
+    def begin(self, model, size, skips):
+        """Takes the position up, when the data is known.
+
+        Args:
+          model: The `keras.Model`.
+          size: Batches of this worker's share in an epoch; 0 where that is
+            not known.
+          skips: Whether batches of an epoch can be left out.
+
+        Returns:
+          Numbers of epochs and of batches to leave out of the data, a tuple of
+          ints.
+        """
+        epoch, batch = self._start
+        if size and batch >= size:
+            epoch, batch = epoch + 1, 0
+        batch = self._left_out = batch if skips else 0
+        self._fits.tell(size=size, first_epoch=epoch, first_batch=batch)
+        if self._start == _START:
+            return _START
+        private_keras.set_initial_epoch(model, epoch)
+        self._set_on = weakref.ref(model)
+        if self.is_over:
+            logging.info("The others have ended this call of fit.")
+            return _START
+        logging.info("Goes on at epoch %d, batch %d.", epoch + 1, batch + 1)
+        return max(0, epoch - self._first_epoch), batch
+
+    def begin_loop(self, frame):
+        """Called at the first step, with the frame of `fit`."""
+        self._release()
+        epoch = private_keras_calls.epoch_of(frame)
+        self._fits.tell(epoch=epoch, batch=self._left_out)
+
+    def begin_epoch(self, epoch):
+        """Called when a later epoch begins."""
+        self._left_out = 0
+        self._fits.tell(epoch=epoch, batch=0)
+
+    def end_batch(self, batch):
+        """Called when a batch of the epoch is done, with its number from 0."""
+        self._fits.tell(batch=self._left_out + batch + 1)
+
+    def _release(self):
+        """Lets the model's next `fit` begin where the user says."""
+        model, self._set_on = self._set_on(), lambda: None
+        if model is not None:
+            private_keras.set_initial_epoch(model, None)
+
+
+def _resumes(callbacks):
+    """Whether a callback sees to where `fit` goes on."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    return any(
+        isinstance(one, keras.callbacks.BackupAndRestore)
+        or hasattr(one, "resumed_epoch")
+        for one in keras.tree.flatten(callbacks)
+    )
