@@ -262,6 +262,18 @@ def test_the_epoch_and_the_first_one_are_known(strategy):
     assert sorted(set(seen)) == [(1, 1), (1, 2)]
 
 
+def test_the_fit_under_way_is_found(strategy):
+    model, seen = build(strategy), []
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            seen.append(private_keras_calls.fit_under_way())
+
+    model.fit(X, Y, callbacks=[Looks()], verbose=0)
+    assert private_keras_calls.model_of(seen[0]) is model
+    assert private_keras_calls.fit_under_way() is None
+
+
 def test_a_first_step_that_is_not_known_is_not_guessed(strategy):
     model = keras_model(strategy, "def fit(self, look):\n    return look()\n")
     with pytest.raises(RuntimeError, match="variable `(begin_)?step` of `fit`"):

@@ -185,3 +185,11 @@ def test_nothing_of_a_graph_is_hasty_that_is_put_in_order():
     made = [node for node in graph.node if "deterministic" in node.attr]
     assert [node.attr["deterministic"].s for node in made] == [b"true"]
     assert [int(x) for x in made_of(graph, dataset)] == [0, 1]
+
+
+def test_sources_are_those_of_all_stages():
+    first = Dataset.range(2)
+    last = first.map(lambda x: x).batch(1)
+    found = private_pipelines.sources(last)
+    assert len(found) == 3
+    assert any(one is tf.data.experimental.to_variant(first) for one in found)

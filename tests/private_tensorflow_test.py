@@ -348,3 +348,11 @@ def test_branches_and_loops_are_told_from_functions():
         "branch": True,
         "loop": True,
     }
+
+
+def test_numbers_of_tensors_are_in_the_order_of_their_making():
+    tensors = [tf.constant(0) for _ in range(3)]
+    numbers = [private_tensorflow.number_of(tensor) for tensor in tensors]
+    assert numbers == sorted(set(numbers))
+    with tf.Graph().as_default():
+        assert private_tensorflow.number_of(tf.constant(0)) is None

@@ -233,6 +233,16 @@ def evaluation():
     return None
 
 
+def fit_under_way():
+    """Returns the frame of the innermost `fit` under way, or None."""
+    for frame in _frames():
+        if frame.f_code.co_name == "fit" and isinstance(
+            _self_of(frame), _TRAINER
+        ):
+            return frame
+    return None
+
+
 def current_frame():
     """Returns the frame of the caller, from which calls are found."""
     return sys._getframe(1)

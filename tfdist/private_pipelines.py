@@ -105,6 +105,11 @@ def _nodes_of(graph):
         yield from function.node_def
 
 
+def sources(dataset):
+    """The variants of a data set and of all that it is made of, a list."""
+    return [tf.data.experimental.to_variant(one) for one in _stages(dataset)]
+
+
 def stage_not_by_file(dataset):
     """The first stage that differs where each worker has files of its own.
 

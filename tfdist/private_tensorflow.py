@@ -104,6 +104,15 @@ def is_from_memory(dataset):
     return all(is_from_memory(part) for part in dataset._inputs())
 
 
+def number_of(tensor):
+    """Returns the number of an eager tensor, larger for each later one.
+
+    None of a tensor in a graph. There is no public way to tell which of two
+    tensors was there before.
+    """
+    return tensor._id if hasattr(tensor, "numpy") else None
+
+
 def without_prefetch(dataset):
     """The `tf.data.Dataset` before it was told to `prefetch`, if it was.
 

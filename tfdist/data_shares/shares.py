@@ -17,6 +17,7 @@ from tfdist.data_shares import epoch_data
 from tfdist.data_shares import fresh_pipelines
 from tfdist.data_shares import generators
 from tfdist.data_shares import py_datasets
+from tfdist.data_shares import strategy_order
 
 _AutoShardPolicy = tf.data.experimental.AutoShardPolicy
 # Numbers of the calls of this process in training loops of the user's.
@@ -67,6 +68,8 @@ def distribute(
             f"dataset={type(dataset).__name__}"
         )
     _check_made_after_strategy(dataset)
+    if config.is_local:
+        strategy_order.warn_if_made_before(dataset)
     request = private_keras_calls.data_request()
     purpose, frame, adapter = request
     policy = dataset.options().experimental_distribute.auto_shard_policy

@@ -72,6 +72,7 @@ class AllReduceStrategy(tf.distribute.Strategy):
         connections = construction.connect(
             config, look_up, config.num_workers == 1, tolerance
         )
+        construction.begin_program(config)
         construction.set_seed(config, seed)
         self._cluster = config
         self._reports = reports.OwnReports(config)

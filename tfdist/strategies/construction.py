@@ -17,8 +17,10 @@ from tfdist.cluster import peers
 from tfdist.cluster import preemption
 from tfdist.cluster import registration
 from tfdist.cluster import tf_config
+from tfdist.data_shares import strategy_order
 from tfdist.runtime import compose
 from tfdist.runtime.keras_hooks import chief_decisions
+from tfdist.runtime.keras_hooks import outside_scope
 from tfdist.runtime.keras_hooks import preemption_exit
 
 _strategies = itertools.count()
@@ -199,6 +201,17 @@ def namespace(config):
     # order, so they agree on the number.
     number = next(_strategies)
     return f"tfdist/{'local' if config.is_local else 'cluster'}/{number}"
+
+
+def begin_program(config):
+    """Takes note of the strategy, and of what was made without it.
+
+    Args:
+      config: The `ClusterConfig`.
+    """
+    strategy_order.note_strategy()
+    if not config.is_local and config.is_worker:
+        outside_scope.refuse_to_fit()
 
 
 def set_seed(config, seed):

@@ -172,6 +172,7 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
         connections = construction.connect(
             config, look_up, resolved.needs_servers, tolerance
         )
+        construction.begin_program(config)
         construction.set_seed(config, seed)
         self._begin(config, connections, tolerance)
         self._runtime = compose.compose(

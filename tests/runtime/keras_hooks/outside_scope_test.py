@@ -1,0 +1,59 @@
+"""Models that were made outside `strategy.scope()` do not train alone."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.runtime.keras_hooks import outside_scope
+
+X = np.ones([8, 3], np.float32)
+Y = np.ones([8, 1], np.float32)
+
+
+def made(optimizer, **kwargs):
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(optimizer, "mse", **kwargs)
+    return model
+
+
+@pytest.fixture
+def refusing():
+    """As on a worker of a cluster, for the test alone."""
+    outside_scope.refuse_to_fit()
+    outside_scope.refuse_to_fit()
+    yield
+    outside_scope._open.pop().__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    "optimizer, metrics", [("adam", None), ("sgd", ["mae"])]
+)
+def test_a_model_that_no_strategy_knows_of_is_refused(
+    refusing, optimizer, metrics
+):
+    model = made(optimizer, metrics=metrics)
+    with pytest.raises(ValueError, match="below `with strategy.scope"):
+        model.fit(X, Y, verbose=0)
+
+
+def test_models_of_a_scope_train(refusing):
+    with tfdist.AsyncStrategy().scope():
+        model = made("adam")
+    model.fit(X, Y, verbose=0)
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        own = made("adam")
+    own.fit(X, Y, verbose=0)
+
+
+def test_a_model_outside_may_be_used(refusing):
+    model = made("adam")
+    model(X)
+    model.evaluate(X, Y, verbose=0)
+    assert model.predict(X, verbose=0).shape == (8, 1)
+
+
+def test_in_one_process_a_model_outside_trains():
+    tfdist.AsyncStrategy()
+    made("adam").fit(X, Y, verbose=0)
