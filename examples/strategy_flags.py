@@ -17,8 +17,8 @@ from absl import flags
 import tensorflow as tf
 
 import tfdist
+from tfdist import method_text
 from tfdist import testing
-from tfdist.strategies import method_text
 from tfdist.strategies import registry
 
 FLAGS = flags.FLAGS

@@ -39,6 +39,7 @@ _MODULES = (
     "callbacks",
     "cluster",
     "codistillation",
+    "compression",
     "correction",
     "datasets",
     "pipeline",

@@ -8,6 +8,7 @@ from tfdist import averaging as averaging
 from tfdist import callbacks as callbacks
 from tfdist import cluster as cluster
 from tfdist import codistillation as codistillation
+from tfdist import compression as compression
 from tfdist import correction as correction
 from tfdist import datasets as datasets
 from tfdist import pipeline as pipeline

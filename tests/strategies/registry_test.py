@@ -12,13 +12,13 @@ from tests import waits
 from tests.strategies import registered
 import tfdist
 from tfdist import correction
+from tfdist import method_text
 from tfdist import synchronization
+from tfdist.method_text import Spec
 from tfdist.simulation.methods import as_method
 from tfdist.strategies import catalogue
 from tfdist.strategies import entry as entry_lib
-from tfdist.strategies import method_text
 from tfdist.strategies import registry
-from tfdist.strategies.method_text import Spec
 
 ENTRIES = {entry.name: entry for entry in catalogue.ENTRIES}
 PRESETS = [name for name, entry in ENTRIES.items() if entry.preset]

@@ -20,8 +20,8 @@ NAMES = {
         FaultTolerance ModelFreedError ParameterAveragingStrategy
         ParameterServerStrategy PipelineStrategy SidecarEvaluator
         SoftSyncStrategy __version__
-        averaging callbacks cluster codistillation correction datasets pipeline
-        placement register simulation synchronization testing
+        averaging callbacks cluster codistillation compression correction
+        datasets pipeline placement register simulation synchronization testing
     """,
     "tfdist.averaging": """
         AccruedGradients DelayedNesterov ElasticAveraging LocalSteps
@@ -34,6 +34,7 @@ NAMES = {
         Codistilled Exchange Group PeerServers PeerUnavailableError
         SharedDirectory UnusableCheckpointError
     """,
+    "tfdist.compression": "Cast Codec Message Threshold parse",
     "tfdist.correction": """
         Copies Correction DANA DelayCompensation FASGD GapAware
         InverseStaleness LateGradient Slots

@@ -15,12 +15,12 @@ from typing import Any
 
 from absl import logging
 
+from tfdist import method_text
 from tfdist import user_modules
+from tfdist.method_text import Spec
 from tfdist.strategies import catalogue
 from tfdist.strategies import entry as entry_lib
-from tfdist.strategies import method_text
 from tfdist.strategies.entry import Entry
-from tfdist.strategies.method_text import Spec
 
 if typing.TYPE_CHECKING:
     from tfdist.strategies.method import Method

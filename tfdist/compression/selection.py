@@ -1,0 +1,131 @@
+"""Elements above a threshold, fast: passes that XLA compiles, and `tf.where`.
+
+One pass makes a vector of signs, one byte for each element. Eight of them are
+looked at as one integer, so that `tf.where` finds the few words that are not
+zero in an eighth of the time, and then the elements in them.
+"""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfdist.compression import elias_fano
+
+_WORD = 8
+# Elements at least that a quantile is taken of, and those above it.
+_SAMPLE, _ABOVE = 8192, 64
+
+
+class Words(NamedTuple):
+    """The words of eight elements of which one or more have passed.
+
+    Attributes:
+      places: `[w]` int64, ascending: their numbers.
+      signs: `[w, 8]` int8, the signs in them.
+      count: Scalar int64, elements that have passed.
+    """
+
+    places: tf.Tensor
+    signs: tf.Tensor
+    count: tf.Tensor
+
+
+@tf.function(jit_compile=True, autograph=False)
+def above(
+    residual: tf.Tensor, vector: tf.Tensor, tau: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Compares `residual + vector` with a threshold.
+
+    Args:
+      residual: `[size]`.
+      vector: `[size]`.
+      tau: Scalar.
+
+    Returns:
+      The signs, int8: 1, 0 or -1 for each element, and zeros up to a multiple
+      of 8. And `[size]`: the sum less `tau * signs`.
+    """
+    total = residual + vector
+    signs = tf.cast(total > tau, tf.int8) - tf.cast(total < -tau, tf.int8)
+    left = total - tau * tf.cast(signs, total.dtype)
+    return tf.pad(signs, [[0, -vector.shape[0] % _WORD]]), left
+
+
+def words(signs: tf.Tensor) -> Words:
+    """Returns the words of signs that are not zero.
+
+    Args:
+      signs: Of `above`.
+    """
+    rows = tf.reshape(signs, [-1, _WORD])
+    places = tf.where(tf.bitcast(rows, tf.int64))[:, 0]
+    rows = tf.gather(rows, places)
+    return Words(places, rows, tf.math.count_nonzero(rows))
+
+
+def entries(found: Words) -> tf.Tensor:
+    """Returns the entries of elements that have passed, int32, ascending."""
+    inside = tf.where(found.signs)
+    negative = tf.gather_nd(found.signs, inside) < 0
+    places = tf.gather(found.places, inside[:, 0]) * _WORD + inside[:, 1]
+    return elias_fano.entries(places, negative)
+
+
+@tf.function(jit_compile=True, autograph=False)
+def two_bits(signs: tf.Tensor) -> tf.Tensor:
+    """Returns two bits for each sign, four in a byte, the first lowest.
+
+    Args:
+      signs: Of `above`.
+    """
+    bits = tf.bitwise.bitwise_and(tf.cast(signs, tf.uint8), 3)
+    weights = tf.constant([1, 4, 16, 64], tf.uint8)
+    return tf.reduce_sum(tf.reshape(bits, [-1, 4]) * weights, 1)
+
+
+def from_two_bits(data: tf.Tensor, tau: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns the vector `[size]` of `tau * signs`.
+
+    Args:
+      data: What `two_bits` returned.
+      tau: Scalar.
+      size: Elements of the vector.
+    """
+    padded = size + -size % _WORD
+    return _spread(tf.ensure_shape(data, [padded // 4]), tau)[:size]
+
+
+@tf.function(jit_compile=True, autograph=False)
+def _spread(data, tau):
+    shifts = tf.constant([0, 2, 4, 6], tf.uint8)
+    bits = tf.bitwise.bitwise_and(
+        tf.bitwise.right_shift(data[:, None], shifts), 3
+    )
+    values = tf.where(bits == 1, tau, tf.where(bits == 3, -tau, 0))
+    return tf.reshape(values, [-1])
+
+
+def quantile(
+    residual: tf.Tensor, vector: tf.Tensor, density: float, messages: tf.Tensor
+) -> tf.Tensor:
+    """Returns the bound above which about a share of the elements are.
+
+    It is taken of a sample, other elements for each message. Where fewer than
+    that share differ from 0, it is the mean of those that do; without any, 0.
+
+    Args:
+      residual: `[size]`.
+      vector: `[size]`; the elements are those of `residual + vector`.
+      density: The share.
+      messages: Scalar int64, number of the message.
+    """
+    size = vector.shape[0]
+    # An odd stride: it visits all columns of most matrices.
+    stride = max(size // max(_SAMPLE, round(_ABOVE / density)), 1) | 1
+    begin = tf.cast(messages % stride, tf.int32)
+    sample = tf.abs(residual[begin::stride] + vector[begin::stride])
+    count = max(round(density * (size // stride)), 1)
+    least = tf.math.top_k(sample, count, sorted=True).values[-1]
+    used = tf.cast(tf.math.count_nonzero(sample), sample.dtype)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(sample), used)
+    return tf.where(least > 0, least, mean)
