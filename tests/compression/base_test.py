@@ -13,9 +13,14 @@ SIZE = 128
 # One for each, which encodes so small a vector.
 CODECS = {
     "cast": compression.Cast("float16"),
+    "int8": compression.Int8("stochastic", seed=3, dense_below=0),
     "threshold": compression.Threshold(
         1.0, density=1 / 30, clip=100.0, dense_below=0
     ),
+    "top_k": compression.TopK(0.1, momentum=0.5, warmup=2, dense_below=0),
+    "one_bit": compression.OneBit(dense_below=0),
+    "sign": compression.Sign(dense_below=0),
+    "power_sgd": compression.PowerSGD(2, dense_below=0),
 }
 
 

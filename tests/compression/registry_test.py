@@ -3,7 +3,12 @@
 import pytest
 
 from tfdist.compression import Cast
+from tfdist.compression import Int8
+from tfdist.compression import OneBit
+from tfdist.compression import PowerSGD
+from tfdist.compression import Sign
 from tfdist.compression import Threshold
+from tfdist.compression import TopK
 from tfdist.compression import registry
 
 
@@ -15,6 +20,11 @@ from tfdist.compression import registry
         ("threshold", Threshold(density=1 / 250)),
         ("cast(dtype=float16)", Cast("float16")),
         ("cast", Cast("bfloat16")),
+        ("int8(rounding=stochastic)", Int8("stochastic")),
+        ("top_k(ratio=0.01,momentum=0.9)", TopK(0.01, momentum=0.9)),
+        ("one_bit", OneBit()),
+        ("sign(error_feedback=false)", Sign(error_feedback=False)),
+        ("power_sgd:rank=2", PowerSGD(2)),
     ],
 )
 def test_texts_name_codecs(text, codec):

@@ -34,7 +34,9 @@ NAMES = {
         Codistilled Exchange Group PeerServers PeerUnavailableError
         SharedDirectory UnusableCheckpointError
     """,
-    "tfdist.compression": "Cast Codec Message Threshold parse",
+    "tfdist.compression": """
+        Cast Codec Int8 Message OneBit PowerSGD Sign Threshold TopK parse
+    """,
     "tfdist.correction": """
         Copies Correction DANA DelayCompensation FASGD GapAware
         InverseStaleness LateGradient Slots

@@ -10,7 +10,12 @@ from tfdist.compression.base import Codec
 
 _PLACES = {
     "cast": "tfdist.compression.cast:Cast",
+    "int8": "tfdist.compression.int8:Int8",
     "threshold": "tfdist.compression.threshold:Threshold",
+    "top_k": "tfdist.compression.top_k:TopK",
+    "one_bit": "tfdist.compression.one_bit:OneBit",
+    "sign": "tfdist.compression.sign:Sign",
+    "power_sgd": "tfdist.compression.power_sgd:PowerSGD",
 }
 _EXAMPLE = "a codec such as threshold(tau=0.03)"
 

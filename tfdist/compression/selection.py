@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.compression import elias_fano
 
 _WORD = 8
-# Elements at least that a quantile is taken of, and those above it.
+# Elements of a sample, and those of them above a quantile.
 _SAMPLE, _ABOVE = 8192, 64
 
 
@@ -105,26 +105,37 @@ def _spread(data, tau):
     return tf.reshape(values, [-1])
 
 
-def quantile(
-    residual: tf.Tensor, vector: tf.Tensor, density: float, messages: tf.Tensor
+def sample(
+    vectors: list[tf.Tensor], density: float, messages: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the bound above which about a share of the elements are.
-
-    It is taken of a sample, other elements for each message. Where fewer than
-    that share differ from 0, it is the mean of those that do; without any, 0.
+    """Returns some elements of the sum of vectors, others for each message.
 
     Args:
-      residual: `[size]`.
-      vector: `[size]`; the elements are those of `residual + vector`.
-      density: The share.
+      vectors: Each `[size]`.
+      density: The least share whose quantile is to be taken.
       messages: Scalar int64, number of the message.
     """
-    size = vector.shape[0]
+    least = max(_SAMPLE, round(_ABOVE / density))
     # An odd stride: it visits all columns of most matrices.
-    stride = max(size // max(_SAMPLE, round(_ABOVE / density)), 1) | 1
+    stride = max(vectors[0].shape[0] // least, 1) | 1
     begin = tf.cast(messages % stride, tf.int32)
-    sample = tf.abs(residual[begin::stride] + vector[begin::stride])
-    count = max(round(density * (size // stride)), 1)
+    return tf.add_n([vector[begin::stride] for vector in vectors])
+
+
+def quantile(sample: tf.Tensor, density: tf.Tensor | float) -> tf.Tensor:
+    """Returns the magnitude that about a share of the elements reach.
+
+    Where fewer than that share differ from 0, it is the mean of those that do;
+    without any, 0.
+
+    Args:
+      sample: Vector.
+      density: The share, a number or scalar tensor.
+    """
+    sample = tf.abs(sample)
+    size = tf.cast(tf.size(sample), tf.float64)
+    share = tf.cast(density, tf.float64) * size
+    count = tf.maximum(tf.cast(tf.round(share), tf.int32), 1)
     least = tf.math.top_k(sample, count, sorted=True).values[-1]
     used = tf.cast(tf.math.count_nonzero(sample), sample.dtype)
     mean = tf.math.divide_no_nan(tf.reduce_sum(sample), used)

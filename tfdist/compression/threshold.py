@@ -127,9 +127,10 @@ class Threshold(base.Codec):
 
     def _adapted(self, vector, state):
         """The threshold of this message."""
-        wanted = selection.quantile(
-            state["residual"], vector, self.density, state["messages"]
+        some = selection.sample(
+            [state["residual"], vector], self.density, state["messages"]
         )
+        wanted = selection.quantile(some, self.density)
         tau = state["tau"]
         moved = tau * tf.pow(wanted / tau, tf.constant(_GAIN, tau.dtype))
         # Nothing to start from, or nothing to compare with.
