@@ -29,6 +29,8 @@ def test_elements_are_rounded_to_the_nearest(dtype, oracle):
     (vector,) = runs.vectors(SIZE, 1)
     # Ties, in both types.
     vector[:4] = 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-11, -1 - 3 * 2.0**-11
+    # Below the least normal number of float16, and below all of them.
+    vector[4:8] = 3e-5, -1e-6, 4e-8, 1e-9
     message = run.encode(vector)
     runs.same(run.decode(message), oracle(vector))
     assert int(run.codec.bytes(message)) == 4 + 2 * SIZE

@@ -46,9 +46,28 @@ def above(
       of 8. And `[size]`: the sum less `tau * signs`.
     """
     total = residual + vector
-    signs = tf.cast(total > tau, tf.int8) - tf.cast(total < -tau, tf.int8)
+    signs = _signs(total, tau)
     left = total - tau * tf.cast(signs, total.dtype)
-    return tf.pad(signs, [[0, -vector.shape[0] % _WORD]]), left
+    return _whole_words(signs), left
+
+
+@tf.function(jit_compile=True, autograph=False)
+def signs_above(vector: tf.Tensor, tau: tf.Tensor) -> tf.Tensor:
+    """Returns the signs that `above` does, of a vector without a residual.
+
+    Args:
+      vector: `[size]`.
+      tau: Scalar.
+    """
+    return _whole_words(_signs(vector, tau))
+
+
+def _signs(vector, tau):
+    return tf.cast(vector > tau, tf.int8) - tf.cast(vector < -tau, tf.int8)
+
+
+def _whole_words(signs):
+    return tf.pad(signs, [[0, -signs.shape[0] % _WORD]])
 
 
 def words(signs: tf.Tensor) -> Words:

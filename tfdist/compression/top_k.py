@@ -115,7 +115,7 @@ class TopK(base.Codec):
         return base.Message(tf.constant(kind), values, data), new, finite
 
     def _accumulated(self, vector, state):
-        """What is sent of, and the state of the momentum."""
+        """The vector that elements are sent of, and the momentum's state."""
         new = {}
         if self.momentum:
             momentum = state["momentum"] * self.momentum
@@ -137,11 +137,10 @@ class TopK(base.Codec):
             top = tf.math.top_k(tf.abs(total), count, sorted=False)
             indices = tf.sort(top.indices)
             return elias_fano.entries(indices, tf.gather(total, indices) < 0)
-        zeros = tf.zeros([], total.dtype)
         some = selection.sample([total], self.ratio, messages)
         bound = selection.quantile(some, ratio)
         # The bound itself passes: all elements may be equal.
-        signs, _ = selection.above(zeros, total, bound * (1 - 2.0**-20))
+        signs = selection.signs_above(total, bound * (1 - 2.0**-20))
         return selection.entries(selection.words(signs))
 
     def _ratio(self, messages):
