@@ -229,7 +229,7 @@ def test_a_worker_dies_between_two_averagings_and_one_comes_back(cluster):
     assert others[0].report()["local_steps"] == [PERIOD] * 8
 
 
-@pytest.mark.smoke
+@pytest.mark.nightly
 def test_data_that_ends_at_different_times(cluster):
     """What is left of a period counts by its examples; nobody hangs."""
     made = start_cluster(cluster)
