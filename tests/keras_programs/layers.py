@@ -273,13 +273,27 @@ def added_loss(strategy, worker):
     return _trained(strategy, worker, Added, ((1.0, 2.0), (4.0, 8.0)))
 
 
+_REFUSED_BESIDE = of(
+    ("backup_workers", "sync", "softsync"), Refused("constraint")
+)
+_CLIPPED_LOCALLY = Documented(
+    [-255.0, 0.0],
+    "averaging.md",
+    "weights that code of yours clips, stay local",
+)
+
+
 @row(
-    {kind: [0.0, -linear(OWN)[kind]] for kind in ("sum", "mean", "half")},
-    **of(AVERAGING, Refused("constraint")),
+    {
+        kind: [0.0, -value]
+        for kind, value in linear(OWN).items()
+        if kind != "alone"
+    },
+    downpour=_CLIPPED_LOCALLY,
+    **_REFUSED_BESIDE,
 )
 def constrained(strategy, worker):
     """A constraint (`NonNeg`): first it holds, then it need not."""
-    model = kit.compiled(strategy)
     with strategy.scope():
         layer = kit.zeros(kernel_constraint="non_neg")
         model = keras.Sequential([keras.Input([1]), layer])

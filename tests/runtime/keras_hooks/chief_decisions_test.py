@@ -226,6 +226,32 @@ def test_a_callback_cannot_take_back_what_the_chief_has_stopped():
     assert worker.model.stop_training
 
 
+def test_with_local_steps_a_callback_s_rate_lasts_until_an_exchange():
+    worker = Worker(1)
+    worker.runtime.local = types.SimpleNamespace(keeps_own_values=True)
+    rate = tf.Variable(1.0)
+    worker.begin(1).rates = [rate]
+
+    def step(exchanges):
+        if exchanges:
+            worker.version += 1
+            worker.runtime.journal.count += 1
+            word = fit_progress.Word(fit_progress.begun(1), rates=(0.5,))
+            worker.chief_decisions._told.assign(word.pack())
+
+    def call(exchanges):
+        worker.chief_decisions.call(lambda function: function(exchanges), step)
+
+    call(exchanges=True)
+    assert rate.numpy() == 0.5
+    # As at the beginning of an epoch.
+    rate.assign(0.125)
+    call(exchanges=False)
+    assert rate.numpy() == 0.125
+    call(exchanges=True)
+    assert rate.numpy() == 0.5
+
+
 def test_rates_of_all_optimizers_of_a_model_are_known():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.5), "mse")

@@ -213,6 +213,9 @@ class ChiefDecisions:
         result = call(function, *args)
         if not self.is_chief:
             self._look(fit)
+            if self._runtime.local.keeps_own_values:
+                # Now: what callbacks set after this step lasts.
+                self._adopt_rates(fit)
         return result
 
     def before_write(self):
