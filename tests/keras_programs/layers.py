@@ -13,6 +13,7 @@ from tests.keras_programs.arithmetic import updates
 from tests.keras_programs.columns import AVERAGING
 from tests.keras_programs.table import Documented
 from tests.keras_programs.table import Each
+from tests.keras_programs.table import Loose
 from tests.keras_programs.table import Refused
 from tests.keras_programs.table import of
 from tests.keras_programs.table import row
@@ -114,7 +115,12 @@ def _newest(value):
 _COUNTS = {kind: float(n) for kind, n in updates(4).items()}
 
 
-@row(_COUNTS, sync=_newest(8.0), softsync=_newest(8.0))
+@row(
+    _COUNTS,
+    sync=_newest(8.0),
+    softsync=_newest(8.0),
+    easgd=Loose(8.0),
+)
 def counting_layer(strategy, worker):
     """A layer that counts its calls in a float of `add_weight`."""
     return _counted(strategy, worker, "float32")
@@ -134,7 +140,12 @@ def _moving(number):
 _MOVING = {kind: _moving(n) for kind, n in updates(4).items()}
 
 
-@row(_MOVING, sync=_newest(_moving(8)), softsync=_newest(_moving(8)))
+@row(
+    _MOVING,
+    sync=_newest(_moving(8)),
+    softsync=_newest(_moving(8)),
+    easgd=Loose(_moving(8)),
+)
 def batch_normalization(strategy, worker):
     """`BatchNormalization`: the moving mean of equal batches."""
     model = kit.of_layers(

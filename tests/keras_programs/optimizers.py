@@ -230,7 +230,13 @@ def muon():
     return keras.optimizers.Muon(0.5, weight_decay=0.0)
 
 
-@row(scaled(linear(OWN), 0.5))
+# Elastic averaging and Downpour.
+_EACH_STEP = of(
+    ("easgd", "downpour"), Refused("needs the gradients of every step")
+)
+
+
+@row(scaled(linear(OWN), 0.5), **_EACH_STEP)
 def accumulated(strategy, worker):
     """`gradient_accumulation_steps=2`."""
     model = kit.compiled(
@@ -241,7 +247,10 @@ def accumulated(strategy, worker):
     return kit.weight(strategy, model)
 
 
-@row(together(scaled(linear(_TWO), 0.5), scaled(linear(_TWO, _TWO), 0.5)))
+@row(
+    together(scaled(linear(_TWO), 0.5), scaled(linear(_TWO, _TWO), 0.5)),
+    **_EACH_STEP,
+)
 def accumulated_over_fits(strategy, worker):
     """The same over two calls of `fit`, and `compile` in between."""
     model = kit.compiled(
