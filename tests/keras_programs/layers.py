@@ -290,7 +290,7 @@ _REFUSED_BESIDE = of(
 _CLIPPED_LOCALLY = Documented(
     [-255.0, 0.0],
     "averaging.md",
-    "weights that code of yours clips, stay local",
+    "so do weights that your code clips",
 )
 
 
