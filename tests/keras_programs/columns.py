@@ -18,11 +18,11 @@ PERIOD = 2
 
 KINDS = {
     "sum": "each gradient is an update",
-    "mean": "an update is the mean of one gradient of each worker",
-    "half": "each gradient counts half, whenever it arrives",
-    "local": "the mean of the workers' weights, every two local steps",
-    "alone": "each group trains by itself",
-    "loose": "the weight depends on who is late; counts and signs are exact",
+    "mean": "an update is the mean of one gradient per worker",
+    "half": "each gradient counts half when it arrives",
+    "local": "the workers' weights are averaged every two local steps",
+    "alone": "each group trains alone",
+    "loose": "weights depend on which gradient is late; counts and signs are exact",
 }
 
 

@@ -17,21 +17,21 @@ _STATES = {Refused: "r", Documented: "d", Wrong: "-", NotTried: "."}
 _BEGINNING = """\
 # What works under what
 
-Made by `python -m tests.keras_programs.main --write_docs` from the table of
-programs and methods in `tests/keras_programs/`. `make nightly` runs each
-program under each method on two workers, and compares what comes of it with
-exact arithmetic; `make test` runs a tenth, under every method.
+Each row is a Keras program, each column a method. Every cell was found by
+running the program with that method on two workers, and comparing the result
+with exact arithmetic. `make nightly` runs all cells; `make test` runs one
+program per method. `python -m tests.keras_programs.main --write_docs` makes
+this page from the table in `tests/keras_programs/`.
 
 | | |
 | --- | --- |
-| + | right: what the arithmetic of the method says, on both workers |
-| r | refused, with an error that says so |
-| d | something else, which these documents say |
+| + | right: exactly what the method's arithmetic predicts, on both workers |
+| r | refused with an error; the note below quotes it |
+| d | different, as documented; the note below quotes the sentence |
 | - | wrong, and known |
-| . | means nothing there |
+| . | does not apply |
 
-The methods, in the order of the columns. "Kind" is what two workers' gradients
-become:
+The columns, and what each method makes of two workers' gradients:
 
 """
 

@@ -5,7 +5,7 @@ import importlib
 from tests.keras_programs.table import ROWS
 
 GROUPS = {
-    "fits": "Calls of `fit`, and loops of one's own",
+    "fits": "Calls of `fit`, and your own loops",
     "optimizers": "Optimizers",
     "layers": "Layers, and their state",
     "callbacks": "Callbacks",
