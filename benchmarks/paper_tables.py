@@ -37,8 +37,8 @@ _DELAYED = {
     "ASGD": "async",
     "SSGD, the same rate": "sync",
     "SSGD, M times the rate": "sync",
-    "DC-ASGD-c, lambda_0 = 0.04": "dc_asgd:lambda_0=0.04",
-    "DC-ASGD-c, lambda_0 = 10": "dc_asgd:lambda_0=10",
+    "DC-ASGD-c, lambda_0 = 0.04": "dc_asgd:lambda_0=0.04:variance_decay=none",
+    "DC-ASGD-c, lambda_0 = 10": "dc_asgd:lambda_0=10:variance_decay=none",
     "DC-ASGD-a, lambda_0 = 2": "dc_asgd:lambda_0=2:variance_decay=0.95",
 }
 _MOMENTUM = {

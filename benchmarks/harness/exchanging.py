@@ -13,13 +13,13 @@ TOPOLOGIES = ("parameter_server", "ring")
 CORRECTIONS = {
     "none": lambda correction: None,
     "InverseStaleness()": lambda c: c.InverseStaleness(),
+    "DelayCompensation(variance_decay=None)": lambda c: c.DelayCompensation(
+        variance_decay=None
+    ),
+    "DelayCompensation(variance_decay=None, backups='worker')": (
+        lambda c: c.DelayCompensation(variance_decay=None, backups="worker")
+    ),
     "DelayCompensation()": lambda c: c.DelayCompensation(),
-    "DelayCompensation(backups='worker')": lambda c: c.DelayCompensation(
-        backups="worker"
-    ),
-    "DelayCompensation(variance_decay=0.95)": lambda c: c.DelayCompensation(
-        variance_decay=0.95
-    ),
     "GapAware()": lambda c: c.GapAware(),
     "FASGD()": lambda c: c.FASGD(),
     "DANA('slim')": lambda c: c.DANA("slim"),

@@ -142,7 +142,7 @@ CORRECTIONS = {
         lambda: corrected.InverseStaleness(0.5),
     ),
     "delay compensation": (
-        lambda: correction.DelayCompensation(0.8),
+        lambda: correction.DelayCompensation(0.8, None),
         lambda: corrected.DelayCompensation(0.8),
     ),
     "DANA-Zero": (

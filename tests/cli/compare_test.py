@@ -189,6 +189,7 @@ WRONG = {
     "workers_many": (["--num_workers=99"], ["--num_workers=99", "at most 90"]),
     "rates": (["--learning_rates=0.1,0"], ["=0.1,0", "numbers above 0"]),
     "rates_inf": (["--learning_rates=inf"], ["=inf", "numbers above 0"]),
+    "extra": (["--extra_rates=-1"], ["=-1", "at least 0"]),
     "seeds": (["--seeds=1,-1"], ["--seeds=1,-1", "at least 0"]),
     "seeds_twice": (["--seeds=1,1"], ["--seeds=1,1", "each once"]),
     "target": (["--target=nan"], ["--target=nan", "finite"]),

@@ -21,7 +21,7 @@ CASES = {
         lambda: oracles.InverseStaleness(0.5),
     ),
     "delay compensation": (
-        lambda: correction.DelayCompensation(0.7),
+        lambda: correction.DelayCompensation(0.7, None),
         lambda: oracles.DelayCompensation(0.7),
     ),
     "adaptive delay compensation": (

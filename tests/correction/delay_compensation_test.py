@@ -9,6 +9,7 @@ import pytest
 from tests.correction.eager_server import late
 from tests.correction.eager_server import make_slots
 from tfdist.correction import DelayCompensation
+from tfdist.strategies import registry
 
 
 def correct(correction, slots, *args, **kwargs):
@@ -17,7 +18,7 @@ def correct(correction, slots, *args, **kwargs):
 
 def test_first_updates_of_the_constant_variant():
     """G + 0.04 g^2 d, by hand: g = 5, d = 2 -> 5 + 0.04 * 25 * 2 = 7."""
-    correction = DelayCompensation()
+    correction = DelayCompensation(variance_decay=None)
     slots = make_slots(correction, [2])
     found = correct(correction, slots, [5.0, -5.0], now=[3.0, 3.0], then=[1, 1])
     np.testing.assert_allclose(found, [7.0, -3.0], rtol=1e-6)
@@ -32,7 +33,7 @@ def test_first_updates_of_the_adaptive_variant():
     g = 2: 0.2 and 0.39; lambda = 2 / sqrt(.), so with d = 0.5 the gradient
     grows by lambda * 4 * 0.5.
     """
-    correction = DelayCompensation(variance_decay=0.95)
+    correction = DelayCompensation()
     slots = make_slots(correction, [1])
     for mean_square in (0.2, 0.39):
         found = correct(correction, slots, [2.0], now=[1.5], then=[1.0])
@@ -45,7 +46,7 @@ def test_hessian_of_a_quadratic_gives_the_gradient_of_now():
     hessian, b = 1.5, -0.25
     then, now = 2.0, -1.0
     g = hessian * then + b
-    correction = DelayCompensation(hessian / g**2)
+    correction = DelayCompensation(hessian / g**2, None)
     found = correct(
         correction, make_slots(correction, [1]), [g], now=[now], then=[then]
     )
@@ -87,14 +88,38 @@ def test_large_gradients_do_not_overflow():
 
 
 def test_defaults_are_those_of_the_paper():
-    assert repr(DelayCompensation()) == (
+    assert repr(DelayCompensation(backups="worker")) == (
+        "DelayCompensation(lambda_0=2, variance_decay=0.95, epsilon=1e-07, "
+        "backups='worker')"
+    )
+    constant = DelayCompensation(variance_decay=None)
+    assert repr(constant) == (
         "DelayCompensation(lambda_0=0.04, variance_decay=None, epsilon=1e-07, "
         "backups='server')"
     )
-    adaptive = DelayCompensation(variance_decay=0.95, backups="worker")
-    assert repr(adaptive) == (
-        "DelayCompensation(lambda_0=2, variance_decay=0.95, epsilon=1e-07, "
-        "backups='worker')"
+    assert registry.settings("dc_asgd")["variance_decay"] == 0.95
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_default_compensates_whatever_the_size_of_gradients(scale):
+    """Its share of the gradient does not depend on the loss's scale.
+
+    A constant lambda's does: at 1e-3 it is below 1 part in 10,000.
+    """
+    gradient = [scale, -2.0 * scale]
+    moved = {"now": [0.1, 0.1], "then": [0.0, 0.0]}
+
+    def share(correction):
+        slots = make_slots(correction, [2])
+        for _ in range(200):  # Until the mean squares are those of `gradient`.
+            found = correct(correction, slots, gradient, **moved)
+        return np.abs(found / gradient - 1)
+
+    # lambda_0 * |d|, as g^2 / sqrt(mean of g^2) is |g|.
+    np.testing.assert_allclose(share(DelayCompensation()), 0.2, rtol=0.06)
+    constant = share(DelayCompensation(variance_decay=None))
+    np.testing.assert_allclose(
+        constant, 0.04 * 0.1 * np.abs(gradient), rtol=0.05, atol=1e-6
     )
 
 

@@ -40,7 +40,7 @@ SLOW_CASES = {
         oracles.InverseStaleness,
     ),
     "delay compensation": (
-        ("DelayCompensation", {"lambda_0": 4.0}),
+        ("DelayCompensation", {"lambda_0": 4.0, "variance_decay": None}),
         lambda: oracles.DelayCompensation(4.0),
     ),
     "DANA-Zero": (

@@ -46,6 +46,7 @@ def compared():
         ["async"],
         [2],
         learning_rates=[0.001, 0.5],
+        extra_rates=0,
         seeds=[1, 2],
         batch_size=8,
         epochs=2,
@@ -220,6 +221,64 @@ def test_the_best_rate_at_the_edge_of_the_grid_is_marked():
     assert "* 2 of 4 did best with the least or the greatest" in text
 
 
+def trained_rates(monkeypatch, best, **arguments):
+    """Compares methods whose accuracy falls with the distance to `best`.
+
+    Returns:
+      A `Comparison` of one seed, whose learning rates are 0.1, 0.2 and 0.4.
+    """
+    tried = []
+
+    def model_fn_of(rate, momentum):
+        tried.append(rate)
+        return small_model(rate)
+
+    def simulated(model_fn, data, method, *, num_workers, seed, **others):
+        distance = abs(math.log2(tried[-1] / best[method.name]))
+        final = 1.0 - 0.05 * distance
+        return made(method.name, num_workers, values=(0.1, final), seed=seed)
+
+    monkeypatch.setattr(comparison_lib, "simulate", simulated)
+    return simulation.compare(
+        model_fn_of,
+        small_data(64),
+        list(best),
+        [2],
+        learning_rates=[0.1, 0.2, 0.4],
+        single=False,
+        batch_size=8,
+        **arguments,
+    )
+
+
+def test_the_grid_is_widened_until_the_best_rate_is_inside(monkeypatch):
+    best = {"async": 0.2, "sync": 0.8, "softsync": 0.025}
+    compared = trained_rates(monkeypatch, best)
+    assert {key[0]: rate for key, rate in compared.picked.items()} == best
+    assert compared.at_the_edge() == []
+    # One beyond the best shows that it is the best.
+    assert compared.added_rates == {
+        ("sync", 2): [0.8, 1.6],
+        ("softsync", 2): [0.05, 0.025, 0.0125],
+    }
+    text = " ".join(compared.table().split())
+    assert (
+        "2 of 3 did best at the edge of the given learning rates, so up to 3 "
+        "more were tried for each: 0.0125, 0.025, 0.05, 0.8, 1.6." in text
+    )
+    assert "*" not in text
+
+
+def test_the_grid_is_widened_no_more_than_is_allowed(monkeypatch):
+    compared = trained_rates(monkeypatch, {"sync": 100.0}, extra_rates=2)
+    assert compared.added_rates == {("sync", 2): [0.8, 1.6]}
+    assert compared.at_the_edge() == [("sync", 2)]
+    assert "1.6*" in compared.table()
+    compared = trained_rates(monkeypatch, {"sync": 100.0}, extra_rates=0)
+    assert compared.added_rates == {}
+    assert compared.picked == {("sync", 2): 0.4}
+
+
 def test_numbers_that_are_none_can_be_written(tmp_path):
     runs = {
         ("a", 2): {
@@ -282,6 +341,7 @@ WRONG = {
         "does not fit the model",
     ),
     "seed": ({"seed": 1}, "compare takes seed as a list"),
+    "extra": ({"extra_rates": -1}, "`extra_rates` must be an integer of"),
 }
 
 

@@ -87,7 +87,7 @@ def test_delayed_nesterov_takes_its_turn_with_the_last_of_all_workers(c):
 def test_corrections_see_the_change_and_what_it_was_made_from():
     history = simulate(
         Method(
-            correction=correction.DelayCompensation(0.7),
+            correction=correction.DelayCompensation(0.7, None),
             local_steps=averaging.ParameterAveraging(2, SGD(0.4)),
         ),
         WORKERS,

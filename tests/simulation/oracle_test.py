@@ -38,11 +38,11 @@ CASES = {
         oracles.InverseStaleness,
     ),
     "delay compensation": (
-        lambda: correction.DelayCompensation(0.7),
+        lambda: correction.DelayCompensation(0.7, None),
         lambda: oracles.DelayCompensation(0.7),
     ),
     "delay compensation, copies from workers": (
-        lambda: correction.DelayCompensation(0.7, backups="worker"),
+        lambda: correction.DelayCompensation(0.7, None, backups="worker"),
         lambda: oracles.DelayCompensation(0.7),
     ),
     "adaptive delay compensation": (

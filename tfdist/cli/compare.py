@@ -27,10 +27,10 @@ Examples: tfdist compare --strategies=sync,async,dc_asgd \\
               --stage_times=10,12,9,11
 
 Each method on each number of workers trains with every learning rate and
-seed, and is judged by the learning rate that suits it best. Speed-ups are
-over one worker alone without a network, which trains as well. With
---pipelines nothing is trained: schedules of a pipeline are played, with given
-times of its stages.
+seed, and is judged by the learning rate that suits it best. Where that is the
+least or the greatest rate, further ones are tried. Speed-ups are over one
+worker alone without a network, which trains as well. With --pipelines nothing
+is trained: schedules of a pipeline are played, with given times of its stages.
 """
 
 
@@ -58,6 +58,14 @@ def define_flags() -> flags.FlagValues:
         "Learning rates, separated by commas. Default: a tenth, a third and "
         "the whole of the one that suits one worker of the task, or that is "
         "your own model's.",
+        **define,
+    )
+    flags.DEFINE_integer(
+        "extra_rates",
+        3,
+        "How many further learning rates to try, at most, for a method whose "
+        "best one so far is the least or the greatest. 0: the given ones "
+        "alone.",
         **define,
     )
     flags.DEFINE_list("seeds", ["0"], "Seeds, separated by commas.", **define)
@@ -131,6 +139,12 @@ def main(argv: Sequence[str]) -> int:
     learning_rates = []
     if values.learning_rates:
         learning_rates = _numbers(values, "learning_rates", float, 0)
+    usage.check(
+        values.extra_rates >= 0,
+        "extra_rates",
+        "be at least 0",
+        values.extra_rates,
+    )
     for name in ("target", "at_seconds"):
         value = values[name].value
         finite = value is None or math.isfinite(value)
@@ -161,6 +175,7 @@ def main(argv: Sequence[str]) -> int:
         values.strategies,
         num_workers,
         learning_rates=learning_rates or _default_rates(trained),
+        extra_rates=values.extra_rates,
         momentum=trained.momentum,
         seeds=seeds,
         single=values.single,

@@ -95,6 +95,7 @@ class DANA(base.Correction):
         if variant == "dc":
             self._compensation = DelayCompensation(
                 2.0 if lambda_0 is None else lambda_0,
+                variance_decay=None,
                 backups="server" if backups is None else backups,
             )
             self.copies = self._compensation.copies

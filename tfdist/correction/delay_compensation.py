@@ -19,14 +19,21 @@ class DelayCompensation(base.Correction):
 
     where `w_pulled` is what this worker had computed `g` from. `g * g` stands
     for the diagonal of the Hessian, so this is the first-order estimate of
-    the gradient at `w_now`. With `variance_decay=m` (DC-ASGD-a)
+    the gradient at `w_now`. By default lambda is adaptive (DC-ASGD-a): with
+    `variance_decay=m`
 
         mean_square <- m * mean_square + (1 - m) * g * g
         lambda = lambda_0 / sqrt(mean_square + epsilon)
 
-    else `lambda = lambda_0` (DC-ASGD-c). A gradient that is not late is
-    passed on as it is; `lambda_0=0` is asynchronous SGD (for finite
-    gradients). Too large a lambda adds noise and may diverge.
+    With `variance_decay=None` it is constant, `lambda = lambda_0`
+    (DC-ASGD-c). A constant has to be tuned: the change grows as the square of
+    the gradients, so a lambda that helps one model does nothing on another,
+    whose gradients are small. The adaptive change grows as the gradients, as
+    the gradient itself does.
+
+    A gradient that is not late is passed on as it is; `lambda_0=0` is
+    asynchronous SGD (for finite gradients). Too large a lambda adds noise and
+    may diverge.
 
     For any optimizer (the paper's is SGD without momentum). Weight decay of
     the optimizer is not part of `g`; a regularizer of the loss is. Rows of
@@ -46,10 +53,11 @@ class DelayCompensation(base.Correction):
     whole.
 
     Args:
-      lambda_0: At least 0; default: 0.04, with `variance_decay` 2.0, which
-        the paper uses for CIFAR-10.
-      variance_decay: None, or the paper's m, 0 or more and less than 1
-        (CIFAR-10: 0.95, ImageNet: 0). Costs another M bytes on the servers.
+      lambda_0: At least 0; default: 2.0, or 0.04 with
+        `variance_decay=None`. The paper uses both for CIFAR-10.
+      variance_decay: The paper's m, 0 or more and less than 1 (CIFAR-10:
+        0.95, ImageNet: 0), or None for a constant lambda. Unless it is None,
+        another M bytes on the servers.
       epsilon: Positive.
       backups: "server" or "worker".
 
@@ -62,7 +70,7 @@ class DelayCompensation(base.Correction):
     def __init__(
         self,
         lambda_0: float | None = None,
-        variance_decay: float | None = None,
+        variance_decay: float | None = 0.95,
         *,
         epsilon: float = 1e-7,
         backups: Literal["server", "worker"] = "server",

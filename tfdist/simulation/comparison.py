@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 import gc
+import itertools
+import numbers
 import re
 from typing import Any
 
@@ -31,6 +33,7 @@ def compare(
     num_workers: Sequence[int],
     *,
     learning_rates: Sequence[Any] = (None,),
+    extra_rates: int = 3,
     momentum: float | None = None,
     seeds: Sequence[int] = (0,),
     single: bool = True,
@@ -59,6 +62,10 @@ def compare(
       strategies: List of what `simulate` takes, of different names.
       num_workers: List of numbers of workers.
       learning_rates: List of numbers.
+      extra_rates: How many further rates are tried at most for a method on a
+        number of workers while its best one is the least or the greatest that
+        it was tried with. Each is as far from that as that is from its
+        neighbour, as a ratio. With a single rate there are none.
       momentum: Of the optimizer; of DANA where that corrects, the optimizer
         then has none. None: 0, and DANA's own. A text that says
         `dana:momentum=0.5` has the last word.
@@ -106,6 +113,7 @@ def compare(
                 f"cluster, from 0 to {min(num_workers) - 1}. Received: "
                 f"failures={failure}"
             )
+    checks.count("extra_rates", extra_rates, least=0)
     data = data_lib.Data(dataset, batch_size)
     settings = _settings(
         strategies,
@@ -129,16 +137,14 @@ def compare(
         )
         settings.insert(0, alone)
     runs = {setting.key: {} for setting in settings}
-    plan = [
-        (setting, rate, seed)
-        for setting in settings
-        for rate in learning_rates
-        for seed in seeds
-    ]
     steps = data.num_batches * epochs
-    bar = tqdm.tqdm(total=len(plan) * steps, unit="step", disable=not progress)
-    with bar, _without_warnings():
-        for number, (setting, rate, seed) in enumerate(plan):
+    bar = tqdm.tqdm(total=0, unit="step", disable=not progress)
+
+    def train(pairs):
+        """Trains with each seed, for pairs of a setting and a rate."""
+        end = bar.total
+        bar.total += len(pairs) * len(seeds) * steps
+        for (setting, rate), seed in itertools.product(pairs, seeds):
             bar.set_description(_description(setting, rate, seed))
             history = simulate(
                 model_fn_of(rate, setting.momentum),
@@ -158,10 +164,34 @@ def compare(
             runs[setting.key].setdefault(rate, []).append(history)
             # A run may compute more gradients than there are batches
             # (retries), or fewer (it diverged).
-            bar.update((number + 1) * steps - bar.n)
+            end += steps
+            bar.update(end - bar.n)
             # Models and their functions refer to each other in circles.
             gc.collect()
-    return Comparison(runs, metric=metric, target=target, at_seconds=at_seconds)
+
+    added = {}
+    with bar, _without_warnings():
+        train(list(itertools.product(settings, learning_rates)))
+        if not all(isinstance(r, numbers.Real) for r in learning_rates):
+            extra_rates = 0
+        for _ in range(extra_rates):
+            so_far = Comparison(runs, metric=metric)
+            beyond = {
+                key: _beyond(runs[key], so_far.picked[key])
+                for key in so_far.at_the_edge()
+            }
+            if not beyond:
+                break
+            train([(s, beyond[s.key]) for s in settings if s.key in beyond])
+            for key, rate in beyond.items():
+                added.setdefault(key, []).append(rate)
+    return Comparison(
+        runs,
+        metric=metric,
+        target=target,
+        at_seconds=at_seconds,
+        added_rates=added,
+    )
 
 
 def with_momentum(strategy, momentum):
@@ -257,6 +287,20 @@ def _check_settings(settings, data, model_fn_of, learning_rate):
             model = model_fn_of(learning_rate, setting.momentum)()
             data_lib.check_model(model)
             check_fits(setting.method, setting.num_workers, model)
+
+
+def _beyond(rates, edge):
+    """The next rate beyond the least or the greatest of several.
+
+    Args:
+      rates: Numbers above 0, at least two.
+      edge: The least or the greatest of them.
+
+    Returns:
+      A float of six significant digits.
+    """
+    neighbour = min(set(rates) - {edge}, key=lambda rate: abs(rate - edge))
+    return float(f"{edge * edge / neighbour:.6g}")
 
 
 def check_metric(metric, model, validation_data):

@@ -32,6 +32,9 @@ class Comparison:
         one machine aside.
       at_seconds: Virtual time at which the metric is compared; default: the
         end of the fastest training that did not diverge.
+      added_rates: Dict of (method, number of workers) to the learning rates
+        that were tried beyond the given ones, as the best one so far was at
+        the edge.
 
     Attributes:
       metric: Its name.
@@ -41,6 +44,7 @@ class Comparison:
       keys: List of (method, number of workers).
       picked: Dict of these to the learning rate with the best mean final
         metric, over those where fewer runs diverged.
+      added_rates: Dict of those for which rates were added, to these.
     """
 
     def __init__(
@@ -50,8 +54,10 @@ class Comparison:
         metric: str | None = None,
         target: float | None = None,
         at_seconds: float | None = None,
+        added_rates: Any = None,
     ):
         self._runs = runs
+        self.added_rates = dict(added_rates or {})
         everything = [h for rates in runs.values() for h in _flat(rates)]
         self.keys = list(runs)
         names = {name for h in everything for name in h.evaluations[-1]}

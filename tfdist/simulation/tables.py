@@ -1,5 +1,7 @@
 """Figures of simulated runs as text for a person."""
 
+import textwrap
+
 from tfdist.tables import NONE
 from tfdist.tables import aligned
 from tfdist.tables import amount
@@ -72,19 +74,27 @@ def of_comparison(comparison):
             for row in rows
         ],
     )
-    warning = ""
+    notes = ""
+    if added := comparison.added_rates:
+        rates = sorted({rate for some in added.values() for rate in some})
+        most = max(map(len, added.values()))
+        notes = _paragraph(
+            f"{len(added)} of {len(rows)} did best at the edge of the given "
+            f"learning rates, so up to {most} more were tried for each: "
+            f"{', '.join(map(_rate, rates))}."
+        )
     if at_the_edge:
-        warning = (
-            f"\n\n* {len(at_the_edge)} of {len(rows)} did best with the least "
-            "or the greatest learning rate that was\n  tried: a better one may "
-            "lie beyond it. Widen --learning_rates (learning_rates=)\n  before "
-            "methods are compared."
+        notes += _paragraph(
+            f"* {len(at_the_edge)} of {len(rows)} did best with the least or "
+            "the greatest learning rate that was tried: a better one may lie "
+            "beyond it. Widen --learning_rates (learning_rates=), or raise "
+            "--extra_rates (extra_rates=), before you compare these."
         )
     return (
         f"What is learned: {metric} on the validation data, {better} is "
         f"better, target {number(comparison.target)}\n"
         f"(all seconds are virtual; rate: the best of those tried)\n\n"
-        f"{learned}{warning}\n\nWhat it takes\n\n{taken}"
+        f"{learned}{notes}\n\nWhat it takes\n\n{taken}"
     ).replace("train_loss on the validation data", "train_loss")
 
 
@@ -125,6 +135,10 @@ def of_history(history):
         ],
     )
     return f"{figures}\n\n{evaluations}"
+
+
+def _paragraph(text):
+    return "\n\n" + textwrap.fill(text, 79)
 
 
 def _with_spread(row):

@@ -16,7 +16,7 @@ ENTRIES = (
         "sync",
         "tfdist.synchronization:Sync",
         "synchronization",
-        help="the mean of one gradient of every worker",
+        help="the mean of one gradient from every worker",
     ),
     Entry(
         "backup_workers",
@@ -33,7 +33,7 @@ ENTRIES = (
         "tfdist.synchronization:SoftSync",
         "synchronization",
         paper="Zhang et al. 2016",
-        help="the mean of the next s gradients, whoever sends them",
+        help="the mean of the next s gradients from any worker",
         preset="SoftSyncStrategy",
     ),
     Entry(
@@ -41,7 +41,7 @@ ENTRIES = (
         "tfdist.synchronization:BoundedStaleness",
         "synchronization",
         paper="Ho et al. 2013",
-        help="each gradient; nobody is far ahead of the slowest",
+        help="each gradient; no worker runs far ahead of the slowest",
         preset="BoundedStalenessStrategy",
     ),
     Entry(
@@ -49,7 +49,7 @@ ENTRIES = (
         "tfdist.synchronization:Async",
         "synchronization",
         paper="Dean et al. 2012",
-        help="each gradient when it arrives; nobody waits",
+        help="each gradient on arrival; no worker waits",
         preset="AsyncStrategy",
     ),
     Entry(
@@ -57,7 +57,7 @@ ENTRIES = (
         "tfdist.correction:InverseStaleness",
         "correction",
         paper="Zhang et al. 2016",
-        help="a gradient counts less the later it is",
+        help="each gradient, divided by its staleness",
     ),
     Entry(
         "dc_asgd",
@@ -72,21 +72,21 @@ ENTRIES = (
         "tfdist.correction:GapAware",
         "correction",
         paper="Barkai et al. 2020",
-        help="a gradient counts less the more its parameters moved",
+        help="each gradient, reduced where its parameters have moved",
     ),
     Entry(
         "fasgd",
         "tfdist.correction:FASGD",
         "correction",
         paper="Odena 2016",
-        help="a rate for each element, by deviation and staleness",
+        help="each gradient, divided by its deviation and staleness",
     ),
     Entry(
         "dana",
         "tfdist.correction:DANA",
         "correction",
         paper="Hakimi et al. 2019",
-        help="each gradient, with momentum that looks ahead; for SGD",
+        help="each gradient, with look-ahead momentum; SGD only",
         preset="DANAStrategy",
     ),
     Entry(
@@ -104,7 +104,7 @@ ENTRIES = (
         "local_steps",
         {"synchronization": "sync"},
         paper="Chen and Huo 2016",
-        help="the same, with momentum between blocks of steps",
+        help="parameter averaging with momentum between averages",
         preset="BMUFStrategy",
     ),
     Entry(
@@ -113,7 +113,7 @@ ENTRIES = (
         "local_steps",
         {"synchronization": "sync"},
         paper="Douillard et al. 2023",
-        help="the same, through an outer Nesterov's momentum",
+        help="parameter averaging through outer Nesterov momentum",
         preset="DiLoCoStrategy",
     ),
     Entry(
@@ -122,7 +122,7 @@ ENTRIES = (
         "local_steps",
         {"synchronization": "async"},
         paper="Liu et al. 2024",
-        help="each worker's change, with delayed Nesterov's momentum",
+        help="each worker's change, with delayed Nesterov momentum",
         preset="AsyncLocalSGDStrategy",
     ),
     Entry(
@@ -131,7 +131,7 @@ ENTRIES = (
         "local_steps",
         {"synchronization": "async"},
         paper="Zhang et al. 2015",
-        help="a worker and the centre, drawn towards each other",
+        help="each worker and a central copy pull each other closer",
         preset="ElasticAveragingStrategy",
     ),
     Entry(

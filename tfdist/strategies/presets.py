@@ -94,9 +94,10 @@ class DCASGDStrategy(ParameterServerStrategy):
     See `tfdist.correction.DelayCompensation`.
 
     Args:
-      lambda_0: Its strength; default: 0.04, with `variance_decay` 2.0.
-      variance_decay: None for the constant variant (DC-ASGD-c), or the m of
-        the adaptive one (DC-ASGD-a), such as 0.95.
+      lambda_0: Its strength; default: 2.0, or 0.04 with
+        `variance_decay=None`.
+      variance_decay: The m of the adaptive variant (DC-ASGD-a), or None for
+        the constant one (DC-ASGD-c), whose `lambda_0` has to be tuned.
       backups: Where the parameters are kept that gradients were computed
         from: "server" (memory for a model per worker) or "worker" (twice the
         traffic of a push).
@@ -107,7 +108,7 @@ class DCASGDStrategy(ParameterServerStrategy):
     def __init__(
         self,
         lambda_0: float | None = None,
-        variance_decay: float | None = None,
+        variance_decay: float | None = 0.95,
         *,
         backups: Literal["server", "worker"] = "server",
         **kwargs: Unpack[options.AnySynchronization],

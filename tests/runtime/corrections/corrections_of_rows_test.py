@@ -26,7 +26,7 @@ ROWS, WIDTH = 6, 2
 def test_rows_of_tables_are_compensated(backups):
     """Row by row g + lambda g^2 d, where a row's gradient is the sum."""
     strength = 3.0
-    made = correction.DelayCompensation(strength, backups=backups)
+    made = correction.DelayCompensation(strength, None, backups=backups)
     layers = [
         lambda: keras.layers.Embedding(
             ROWS, WIDTH, embeddings_initializer="ones"

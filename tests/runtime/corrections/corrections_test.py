@@ -49,12 +49,12 @@ CASES = {
         ANY,
     ),
     "delay compensation": Case(
-        lambda: correction.DelayCompensation(0.3),
+        lambda: correction.DelayCompensation(0.3, None),
         lambda s: oracles.DelayCompensation(0.3),
         ANY,
     ),
     "delay compensation by workers": Case(
-        lambda: correction.DelayCompensation(0.3, backups="worker"),
+        lambda: correction.DelayCompensation(0.3, None, backups="worker"),
         lambda s: oracles.DelayCompensation(0.3),
         ANY,
     ),
@@ -214,7 +214,7 @@ def test_no_compensation_is_asynchronous_sgd_to_the_bit():
             seen.append(workers[k].weights())
         return seen
 
-    none = correction.DelayCompensation(0)
+    none = correction.DelayCompensation(0, None)
     np.testing.assert_array_equal(
         trajectory(none, Async()), trajectory(None, None)
     )
@@ -269,7 +269,7 @@ def test_traffic_of_copies():
 def test_copy_is_of_what_the_worker_pulled_not_of_what_it_then_changed():
     """Muon's weight decay changes the replica before the update."""
     for backups in ("server", "worker"):
-        made = correction.DelayCompensation(1e3, backups=backups)
+        made = correction.DelayCompensation(1e3, None, backups=backups)
         run = f"corrections {next(_runs)}"
         (worker,) = make_workers(
             run, 1, Async(), made, lambda: delay_test.Shrinking(RATE)
@@ -287,7 +287,7 @@ def test_copy_is_of_what_the_worker_pulled_not_of_what_it_then_changed():
 def test_what_the_chief_sets_is_what_it_pulled():
     """New weights are no delay of the chief's own gradient."""
     for backups in ("server", "worker"):
-        made = correction.DelayCompensation(1e3, backups=backups)
+        made = correction.DelayCompensation(1e3, None, backups=backups)
         (worker,) = make_workers(f"corrections {next(_runs)}", 1, Async(), made)
         (first, second) = delay_test.batches(2, seed=0)
         worker.step(*first)
@@ -300,7 +300,7 @@ def test_what_the_chief_sets_is_what_it_pulled():
 
 def test_half_precision_does_not_lose_the_compensation():
     """2e-4 squared, times 1e6: neither factor fits float16; 0.08 does."""
-    made = correction.DelayCompensation(1e6)
+    made = correction.DelayCompensation(1e6, None)
     keras.config.set_floatx("float16")
     try:
         early, late = make_workers(

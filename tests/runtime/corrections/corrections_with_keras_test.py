@@ -45,7 +45,7 @@ def corrected(request, monkeypatch):
             (correction.GapAware(), "Muon"),
             (correction.GapAware(), "LossScaleOptimizer"),
             (
-                correction.DelayCompensation(9.0, backups="worker"),
+                correction.DelayCompensation(9.0, None, backups="worker"),
                 "MultiOptimizer",
             ),
         ],
@@ -60,7 +60,7 @@ def test_one_worker_trains_as_without_a_strategy(corrected, name):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "corrected", [correction.DelayCompensation(9.0)], indirect=True
+    "corrected", [correction.DelayCompensation(9.0, None)], indirect=True
 )
 @pytest.mark.parametrize(
     "feature",
@@ -206,7 +206,7 @@ def test_validation_is_of_the_parameters_not_of_a_look_ahead():
     [
         correction.DANA("zero"),
         correction.DANA("dc"),
-        correction.DelayCompensation(2.0),
+        correction.DelayCompensation(2.0, None),
         correction.FASGD(),
         correction.GapAware(),
     ],
