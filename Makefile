@@ -87,10 +87,19 @@ $(BIN)/python:
 	@"$(PYTHON)" -c 'import ensurepip, venv' || { echo "$(PYTHON) cannot" \
 		"make virtual environments: install the package python3-venv, or" \
 		"set PYTHON to another interpreter." >&2; exit 1; }
-	@echo "Installing what tfdist needs into $(VENV), about a minute"
+	@echo "Step 1 of 3: an environment for Python in $(VENV)"
 	@"$(PYTHON)" -m venv --clear "$(VENV)"
 
+# Shows pip's lines about large packages only. The status of a pipe is that of
+# its last command, so pip's own is passed on in a file.
 $(STAMP): setup.py tfdist/version.py | $(BIN)/python
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-e '.[plots,test]'
+	@echo "Step 2 of 3: TensorFlow, Keras and others, about a minute"
+	@{ $(BIN)/python -m pip install --disable-pip-version-check \
+		--progress-bar=off -e '.[plots,test]'; echo $$? >$@.status; } | \
+	while IFS= read -r line; do case "$$line" in \
+		*\([0-9][0-9]*" MB)"*) echo "  $${line#"$${line%%[! ]*}"}";; \
+		"Installing collected packages"*) \
+			echo "Step 3 of 3: unpacking them";; \
+	esac; done
+	@status=$$(cat $@.status); rm $@.status; test "$$status" = 0
 	@touch $@

@@ -20,18 +20,17 @@ Groups that teach each other train on a part of the images each, and write to
 """
 
 import json
-import pathlib
 import sys
 import time
 from typing import Any
 
 from absl import app
 from absl import flags
-from absl import logging
 import codistillation_flags
 import keras
 import strategy_flags
 import tensorflow as tf
+import training_picture
 
 import tfdist
 from tfdist import codistillation
@@ -176,8 +175,10 @@ def main(argv: list[str]) -> None:
         summary["codistillation"] = codistillation_flags.report(codistilling)
     text = json.dumps(summary, indent=2, default=float)
     (output_dir / "summary.json").write_text(text + "\n")
-    steps = read_steps(monitor.jsonl_path) if monitor else []
-    plot(history.history, steps, summary, output_dir / "training.png")
+    steps = training_picture.read_steps(output_dir) if monitor else {}
+    training_picture.draw(
+        history.history, steps, summary, output_dir / "training.png"
+    )
     print(
         f"Test accuracy {test_accuracy:.4f} after {FLAGS.epochs} epochs and "
         f"{summary['updates_applied']} updates in {wall_seconds:.1f} s. "
@@ -287,58 +288,6 @@ def one_process_summary(model: keras.Model) -> dict[str, Any]:
         "waited_seconds": 0.0,
         "staleness": {"mean": 0.0, "p95": 0.0, "max": 0},
     }
-
-
-def read_steps(path: str) -> list[dict[str, Any]]:
-    """Reads the monitor's record of this worker's steps, one per line."""
-    with open(path, encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
-def plot(
-    history: dict[str, list[float]],
-    steps: list[dict[str, Any]],
-    summary: dict[str, Any],
-    path: pathlib.Path,
-) -> None:
-    """Draws accuracy per epoch, and staleness over time, as a PNG.
-
-    Args:
-        history: Keras's history: metric -> value per epoch.
-        steps: one dictionary per step, with `time` (seconds) and `staleness`
-            (updates); empty without a cluster.
-        summary: the content of `summary.json`.
-        path: of the PNG.
-    """
-    try:
-        from matplotlib import figure
-    except ImportError:
-        logging.warning("No %s: matplotlib is not installed.", path.name)
-        return
-    picture = figure.Figure(figsize=(10, 4), layout="constrained")
-    left, right = picture.subplots(1, 2)
-    epochs = range(1, len(history["accuracy"]) + 1)
-    left.plot(epochs, history["accuracy"], "o-", label="training, this worker")
-    left.plot(epochs, history["val_accuracy"], "o-", label="validation")
-    left.axhline(
-        summary["test_accuracy"],
-        color="black",
-        linestyle=":",
-        label=f"test, at the end: {summary['test_accuracy']:.3f}",
-    )
-    left.set(xlabel="epoch", ylabel="accuracy", title=FLAGS.dataset)
-    left.legend()
-    seconds = [step["time"] for step in steps] or [0, summary["wall_seconds"]]
-    staleness = [step["staleness"] for step in steps] or [0, 0]
-    right.plot(seconds, staleness, "." if steps else "-")
-    right.set_ylim(-0.1, max(1, *staleness) + 0.1)
-    mean = summary["staleness"]["mean"]
-    right.set(
-        xlabel="seconds",
-        ylabel="staleness in updates",
-        title=f"{FLAGS.strategy}: mean staleness {mean:.2f}",
-    )
-    picture.savefig(path)
 
 
 if __name__ == "__main__":
