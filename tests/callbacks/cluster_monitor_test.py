@@ -140,7 +140,7 @@ def test_summary_is_printed_unless_told_not_to(capsys):
     fit(ClusterMonitor(), batches=3)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Updates applied: 3; gradients pushed: 3, dropped: 0."
-    assert lines[-1].split()[:2] == ["/job:worker/task:0", "3"]
+    assert lines[-1].split()[:3] == ["worker", "0", "3"]
     fit(ClusterMonitor(verbose=0), batches=3)
     assert capsys.readouterr().out == ""
 

@@ -203,20 +203,20 @@ def test_the_table_shows_each_worker_and_the_whole():
     assert lines[0] == ("Updates applied: 5; gradients pushed: 5, dropped: 0.")
     assert lines[1] == "Staleness: mean 2.00, p95 3, max 3."
     assert lines[2] == (
-        "Share of the workers' time: exchange 0.0%, waiting 0.0%."
+        "Share of the workers' time: communication 0.0%, waiting 0.0%."
     )
     assert lines[3].split() == [
         "worker",
         "steps",
         "steps/s",
         "staleness",
-        "exchange",
+        "communication",
         "waited",
         "s",
     ]
     assert [line.split() for line in lines[4:]] == [
-        ["/job:chief/task:0", "2", "2.0", "0.50", "0.0%", "0.0"],
-        ["/job:worker/task:0", "3", "1.5", "3.00", "0.0%", "0.0"],
+        ["chief", "0", "2", "2.0", "0.50", "0.0%", "0.0"],
+        ["worker", "0", "3", "1.5", "3.00", "0.0%", "0.0"],
     ]
     # Columns stand below each other.
     assert len({len(line) for line in lines[3:]}) == 1
@@ -234,9 +234,9 @@ def test_the_table_shows_what_was_dropped_within_80_columns():
     lines = summary_lib.table(summary).splitlines()
     assert lines[0].endswith("gradients pushed: 123458, dropped: 100000.")
     assert lines[3].split()[:4] == ["worker", "steps", "accepted", "dropped"]
-    assert [line.split()[:4] for line in lines[4:]] == [
-        ["/job:worker/task:11", "123456", "23456", "100000"],
-        ["/job:worker/task:12", "2", "2", "0"],
+    assert [line.split()[:5] for line in lines[4:]] == [
+        ["worker", "11", "123456", "23456", "100000"],
+        ["worker", "12", "2", "2", "0"],
     ]
     (width,) = {len(line) for line in lines[3:]}
     assert width <= 80

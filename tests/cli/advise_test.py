@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+from tests.simulation.histories import made
 from tfdist.cli import advise
 from tfdist.cli import simulation_flags
 from tfdist.cli.main import main
+from tfdist.simulation import comparison
 from tfdist.simulation.advise import OVERHEAD_SECONDS
 from tfdist.simulation.verdict import MIN_SPEED_UP
 from tfdist.strategies import registry
@@ -63,7 +65,9 @@ def test_a_step_of_another_machine_and_stragglers(tmp_path, capsys):
     assert rates["async", 4] == pytest.approx(3 + 1 / 3, rel=0.05)
     assert figures["recommended"]["method"] == "async"
     text = " ".join(capsys.readouterr().out.split())
-    assert "Use async with 4 workers" in text
+    assert "By speed alone, use async with 4 workers" in text
+    assert "is not known, as nothing was trained" in text
+    assert figures["learning"] is None
     for assumption in (
         "The cluster: 1 server",
         "takes 1e+03 ms (--step_seconds), with --slow=0:3",
@@ -118,6 +122,32 @@ def test_an_own_model_is_measured(tmp_path, capsys):
     assert figures["recommended"]["method"] == "async"
 
 
+def test_with_epochs_the_verdict_is_of_a_target(tmp_path, monkeypatch, capsys):
+    """The most examples per second are not the soonest at a target."""
+
+    def simulated(model_fn, data, method, *, num_workers, **others):
+        final = {"sync": (0.1, 0.2, 0.9), "async": (0.1, 0.9, 0.9)}
+        values = final.get(method.name, (0.1, 0.1, 0.9))
+        seconds = 2.0 if num_workers > 1 else 10.0
+        return made(method.name, num_workers, values=values, seconds=seconds)
+
+    monkeypatch.setattr(comparison, "simulate", simulated)
+    figures = _figures(
+        tmp_path, *_TASK, "--num_workers=4", "--step_seconds=1", "--epochs=1"
+    )
+    text = " ".join(capsys.readouterr().out.split())
+    assert "not known" not in text
+    # Evaluated at 0, a half and a whole of one epoch; 95 % of 0.9.
+    assert (
+        "Use async with 4 workers: it reaches accuracy 0.855 after 0.50 epochs "
+        "(2.00 updates, 1.00 s), at " in text
+    )
+    assert "One machine takes 1.00 epochs (4.00 updates, 10.0 s), 10.0" in text
+    rows = {row["method"]: row for row in figures["learning"]["rows"]}
+    assert rows["sync"]["epochs_to_target"] == 1.0
+    assert rows["async"]["updates_to_target"] == 2.0
+
+
 WRONG = {
     "workers": (["--num_workers=2,two"], ["--num_workers", "2,two"]),
     "no_workers": (["--num_workers=0"], ["--num_workers", "at least 1"]),
@@ -131,6 +161,7 @@ WRONG = {
         ["--strategies=backup_workers", "--num_workers=3"],
         ["--strategies", "less than 4 workers"],
     ),
+    "epochs": (["--epochs=0"], ["--epochs=0", "at least 1"]),
     "steps": (["--steps_measured=0"], ["--steps_measured", "at least 1"]),
     "step_seconds": (["--step_seconds=0"], ["--step_seconds", "above 0"]),
     "overhead": (["--overhead_ms=-1"], ["--overhead_ms", "at least 0"]),
@@ -157,9 +188,23 @@ def test_wrong_arguments_are_refused(name, capsys):
 def test_help_names_every_flag(capsys):
     assert main(["advise", "--help"]) == 0
     text = capsys.readouterr().out
-    for name in advise.define_flags():
-        if name != "h":
-            assert f"--{name}" in text or f"--[no]{name}" in text
+    for name in set(advise.define_flags()) - {"h", *advise._UNUSED}:
+        assert f"--{name}:" in text or f"--[no]{name}:" in text
+
+
+def test_help_has_the_defaults_of_this_command_alone(capsys):
+    assert main(["advise", "--help"]) == 0
+    advised = " ".join(capsys.readouterr().out.split())
+    assert main(["simulate", "--help"]) == 0
+    simulated = " ".join(capsys.readouterr().out.split())
+    assert "Default: measured on this machine." in advised
+    assert "gamma:0.1:100" not in advised and "--model, 2" not in advised
+    assert "repository measures it. Default: 2." in advised
+    assert "Default: 0; with --model, 2." in simulated
+    for text in (advised, simulated):
+        assert "repeat this option" not in text
+        assert "(default:" not in text
+        assert "a comma separated list" not in text
 
 
 def test_defaults_are_those_of_the_library():

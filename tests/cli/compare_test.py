@@ -85,7 +85,7 @@ def test_the_slow_worker_is_not_the_one_machine(ran):
 def test_it_prints_the_rows(ran):
     text, directory = ran
     rows = json.loads((directory / "comparison.json").read_text())["rows"]
-    learned, taken = text.split("What it takes")
+    learned, taken = text.split("Until accuracy 0.500 is reached")
     for row in rows:
         start = f"{row['method']} "
         (line,) = (

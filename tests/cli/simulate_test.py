@@ -74,8 +74,10 @@ def test_it_prints_the_figures_and_the_evaluations(ran):
     figures = {k.strip(): v.strip() for k, v in figures.items()}
     assert figures["gradients"] == "16"
     assert figures["updates"] == str(history["updates"])
-    assert figures["staleness, mean"] == f"{history['staleness_mean']:.2f}"
-    assert figures["utilization"] == f"{100 * history['utilization']:.1f} %"
+    assert figures["staleness mean"] == f"{history['staleness_mean']:.2f}"
+    assert figures["staleness p95"] == f"{history['staleness_p95']:.1f}"
+    share = f"{100 * history['utilization']:.1f} %"
+    assert figures["compute, share of time"] == share
     last = result.stdout.strip().splitlines()[-3].split()
     assert last[0] == f"{history['evaluations'][-1]['epoch']:.2f}"
     assert f"{history['final_accuracy']:.4f}" in last

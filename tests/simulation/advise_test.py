@@ -135,7 +135,7 @@ def test_latency_and_overhead_lengthen_each_step():
     network = Network(latency_seconds=0.05)
     found = played(measured(), "sync", "async", network=network)
     assert [p.speed_up for p in found.values()] == pytest.approx([2, 2])
-    assert found["sync"].talking == pytest.approx(0.5)
+    assert found["sync"].communicating == pytest.approx(0.5)
     found = played(measured(), "async", overhead_seconds=0.3)
     assert found["async"].speed_up == pytest.approx(1)
     assert found["async"].bound == "overhead"
@@ -188,7 +188,9 @@ def test_heavy_computation_on_a_fast_network_is_worth_a_cluster():
     assert advice.recommended.num_workers == 8
     assert advice.recommended.method == "sync"
     assert advice.recommended.speed_up > 7.5
-    assert advice.verdict[0].startswith("Use sync with 8 workers")
+    assert advice.verdict[0].startswith(
+        "By speed alone, use sync with 8 workers"
+    )
 
 
 def _with_tail(base):
@@ -336,6 +338,15 @@ def test_the_table_and_the_figures_name_what_is_recommended():
     )
     table = advice.table()
     assert max(map(len, table.split("\n\n")[0].splitlines())) <= 80
+    for word in (
+        "staleness p95",
+        "compute",
+        "waiting",
+        "communication",
+        "Gbit/s per direction",
+        "not known, as nothing was trained",
+    ):
+        assert word in " ".join(table.split())
     (line,) = [k for k in table.splitlines() if k.endswith("recommended")]
     assert line.split()[:2] == ["sync", "4"]
     assert [p.num_workers for p in advice.predictions] == [2, 2, 4, 4]

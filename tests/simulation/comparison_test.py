@@ -124,7 +124,9 @@ def test_the_table_shows_the_figures(compared):
     text = compared.table()
     row = compared.rows()[1]
     lines = [line for line in text.splitlines() if line.startswith("async")]
-    learned, taken = (line.split() for line in lines)
+    learned, reached, taken = (line.split() for line in lines)
+    assert "staleness  staleness p95  dropped" in text
+    assert reached[2] == f"{row['epochs_to_target']:.2f}"
     # Of the two rates that were tried the greater was best.
     assert learned[1:4] == ["2", "0.5*", f"{row['final_mean']:.3f}"]
     assert f"{row['staleness_mean']:.2f}" in taken
@@ -151,6 +153,7 @@ def test_areas_and_times():
     assert second["mean_at_seconds"] == pytest.approx(0.5)
     assert first["seconds_to_target"] == 2.0
     assert second["seconds_to_target"] == 1.0
+    assert (first["epochs_to_target"], first["updates_to_target"]) == (0.5, 2)
     assert first["dropped"] == 0
     assert second["dropped"] == pytest.approx(2 / 8)
     assert first["examples_per_second"] == pytest.approx(8 * 10 / 4)

@@ -29,7 +29,7 @@ def row(method, speed_up, **changes):
         speed_up=speed_up,
         updates_per_second=1.0,
         computing=0.4,
-        talking=0.0,
+        communicating=0.0,
         server_gbps=0.0,
         parts={**dict.fromkeys(BOUNDS, 0.0), figures["bound"]: 0.01},
         **figures,

@@ -1,6 +1,7 @@
 """The figures of a cluster's training, from those of its workers."""
 
 import collections
+import re
 
 from tfdist import tables
 
@@ -24,7 +25,7 @@ _COLUMNS = (
     ("dropped", "gradients_dropped", "{}"),
     ("steps/s", "steps_per_second", "{:.1f}"),
     ("staleness", "staleness_mean", "{:.2f}"),
-    ("exchange", "exchange_share", "{:.1%}"),
+    ("communication", "exchange_share", "{:.1%}"),
     ("waited s", "waited_seconds", "{:.1f}"),
 )
 _OF_DROPPING = ("gradients_accepted", "gradients_dropped")
@@ -157,7 +158,7 @@ def table(summary):
         f"{summary['gradients_dropped']}.",
         f"Staleness: mean {staleness['mean']:.2f}, p95 {staleness['p95']}, "
         f"max {staleness['max']}.",
-        f"Share of the workers' time: exchange "
+        f"Share of the workers' time: communication "
         f"{summary['exchange_share']:.1%}, waiting "
         f"{summary['wait_share']:.1%}.",
     ]
@@ -169,6 +170,9 @@ def table(summary):
     titles, keys, forms = zip(*columns, strict=True)
     rows = []
     for worker in summary["workers"]:
+        # "worker 1", as `tfdist launch` calls it.
+        task = re.sub(r"^/job:(\w+)/task:", r"\1 ", worker["name"])
+        worker = {**worker, "name": task}
         pairs = zip(keys, forms, strict=True)
         rows.append([form.format(worker[key]) for key, form in pairs])
     shown = tables.aligned(titles, rows, gap=1, ruled=False)

@@ -63,6 +63,7 @@ def make(
         trained.model_fn_of(trained.learning_rate, trained.momentum or 0.0)(),
         *trained.train[:2],
         batch_size=trained.batch_size,
+        progress=simulation_flags.show_progress(values),
     )
     overhead = simulation_flags.overhead_seconds(values)
     network = simulation.prediction.Cluster(
@@ -130,7 +131,7 @@ def describe(
         update = f"{1e3 * shared:.3g} ms ({here}; --server_ms)"
     links = "links without a limit"
     if values.bandwidth_gbps is not None:
-        links = f"links of {values.bandwidth_gbps:g} Gbit/s"
+        links = f"links of {values.bandwidth_gbps:g} Gbit/s per direction"
     if values.server_bandwidth_gbps is not None:
         links += f", a server's of {values.server_bandwidth_gbps:g} Gbit/s"
     servers = "server" if values.num_servers == 1 else "servers"

@@ -174,7 +174,7 @@ def main(argv: Sequence[str]) -> int:
         trained.train,
         values.strategies,
         num_workers,
-        learning_rates=learning_rates or _default_rates(trained),
+        learning_rates=learning_rates or trained.learning_rates,
         extra_rates=values.extra_rates,
         momentum=trained.momentum,
         seeds=seeds,
@@ -198,13 +198,6 @@ def main(argv: Sequence[str]) -> int:
     _draw(comparison, output_dir)
     print(f"\nResults: {output_dir}")
     return 0
-
-
-def _default_rates(trained: Any) -> list[float | None]:
-    """Rates to choose from: with many workers or momentum less is better."""
-    if trained.learning_rate is None:  # A schedule.
-        return [None]
-    return [trained.learning_rate / part for part in (10, 3, 1)]
 
 
 def _draw(comparison: Any, output_dir: Any) -> None:

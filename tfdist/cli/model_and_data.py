@@ -46,6 +46,16 @@ class ModelAndData:
         """Gradients of one epoch."""
         return -(-len(self.train[0]) // self.batch_size)
 
+    @property
+    def learning_rates(self) -> list[float | None]:
+        """Rates to choose from; with many workers or momentum less is better.
+
+        None alone where the model has a schedule.
+        """
+        if self.learning_rate is None:
+            return [None]
+        return [self.learning_rate / part for part in (10, 3, 1)]
+
     def check_workers(self, num_workers: int) -> None:
         """Refuses more workers than there are batches."""
         usage.check(

@@ -136,9 +136,7 @@ def is_asked_for(values: flags.FlagValues) -> bool:
 
 def listing(values: flags.FlagValues) -> str:
     """Returns the help of the flags of pipelines."""
-    return (
-        f"Flags of pipelines:{values.module_help(__name__).partition(':')[2]}"
-    )
+    return f"Flags of pipelines:\n{usage.listing(values, __name__)}"
 
 
 def show(values: flags.FlagValues) -> None:

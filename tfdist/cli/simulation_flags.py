@@ -124,95 +124,120 @@ def define_training(values: flags.FlagValues) -> None:
         "Each worker takes the next batch that nobody has taken, instead of "
         "having a share of its own, as with `fit` on a cluster.",
     )
-    define.bool(
+    define_progress(values)
+
+
+def define_progress(values: flags.FlagValues) -> None:
+    """Defines whether a progress bar is shown: `show_progress` says so."""
+    usage.Definer(values, __name__).bool(
         "progress",
         None,
-        "Show a progress bar. Default: where standard error is a terminal.",
+        "Show a progress bar. Default: if standard error is a terminal.",
     )
 
 
-def define_cluster(values: flags.FlagValues) -> None:
-    """Defines the virtual cluster: `make_cluster` makes it."""
+def define_cluster(values: flags.FlagValues, measures: bool = False) -> None:
+    """Defines the virtual cluster: `make_cluster` makes it.
+
+    Args:
+        values: of the sub-command.
+        measures: whether the sub-command measures tasks, too, and not only
+            the user's own model.
+    """
+
+    def default(of_a_task: str, measured: str) -> str:
+        if measures:
+            return f"Default: {measured}."
+        return f"Default: {of_a_task}; with --model, {measured}."
+
     define = usage.Definer(values, __name__)
     define.integer("num_servers", 1, "Parameter servers.")
     define.string(
         "compute",
         "gamma:0.1:100",
-        "How long a gradient takes: DISTRIBUTION:SECONDS[:SHAPE] with "
-        "constant, gamma, lognormal or pareto, and the mean in seconds. For "
-        "--model, and in `advise`, what was measured unless this is given.",
+        "Time that a gradient takes: DISTRIBUTION:SECONDS[:SHAPE] with "
+        "constant, gamma, lognormal or pareto, and the mean in seconds. "
+        + default("gamma:0.1:100", "measured on this machine"),
     )
     define.string(
         "trace",
         None,
         "Instead of --compute: a directory with the records of a "
-        "ClusterMonitor, whose compute times are played again.",
+        "ClusterMonitor, whose compute times are used again.",
     )
     define.multi_string(
         "straggler",
         [],
-        "WORKER:SECONDS[:DISTRIBUTION]: each step of this worker takes so "
-        "much longer on average; constant (the default), lognormal, pareto "
+        "WORKER:SECONDS[:DISTRIBUTION]: each step of this worker takes "
+        "SECONDS longer on average; constant unless given, lognormal, pareto "
         "or gamma. May be repeated.",
     )
     define.multi_string(
         "slow",
         [],
-        "WORKER:FACTOR: this worker takes so many times as long. May be "
+        "WORKER:FACTOR: this worker takes FACTOR times as long. May be "
         "repeated.",
     )
     define.string(
         "tail",
         None,
         "PROBABILITY:SECONDS: with this probability a step, of any worker, "
-        "takes so much longer.",
+        "takes SECONDS longer.",
     )
     define.multi_string(
         "failure",
         [],
-        "WORKER:AT[:UNTIL]: this worker dies at so many seconds, and comes "
-        "back; without UNTIL it does not. May be repeated.",
+        "WORKER:AT[:UNTIL]: this worker dies AT seconds after the start and "
+        "returns at UNTIL; without UNTIL it never does. May be repeated.",
     )
     define.float(
         "worker_timeout",
         10.0,
-        "Seconds after which nobody waits for a silent worker.",
+        "Seconds after which the others stop waiting for a silent worker.",
     )
     define.float("latency_ms", 0.0, "Milliseconds that a message travels.")
     define.float(
         "bandwidth_gbps",
         None,
-        "Gigabits per second of each worker's link. Default: no limit.",
+        "Gbit/s of each worker's link, per direction. Default: no limit.",
     )
     define.float(
         "server_bandwidth_gbps",
         None,
-        "The same of each server's link. Default: as the workers'.",
+        "Gbit/s of each server's link, per direction. Default: "
+        "--bandwidth_gbps.",
     )
     define.float(
         "server_ms",
         0.0,
-        "Milliseconds that a server is busy with each update. For --model, "
-        "and in `advise`, 0 means what the optimizer was measured to take.",
+        "Milliseconds that an update occupies a server. "
+        + default("0", "measured on this machine"),
     )
     define.float(
         "overhead_ms",
         None,
-        "Milliseconds that an exchange takes a worker beside the network and "
-        "the update; benchmarks/step_overhead.py in tfdist's repository "
-        "measures it. Default: "
-        f"{OVERHEAD_MS:g} for --model and in `advise`, 0 for a task.",
+        "Worker-side overhead per exchange, in milliseconds; "
+        "benchmarks/step_overhead.py in tfdist's repository measures it. "
+        + default("0", f"{OVERHEAD_MS:g}"),
     )
 
 
-def listing(values: flags.FlagValues, module_name: str) -> str:
-    """Returns the help of a sub-command's own flags, then of those here."""
+def listing(
+    values: flags.FlagValues, module_name: str, hidden: Sequence[str] = ()
+) -> str:
+    """Returns the help of a sub-command's own flags, then of those here.
+
+    Args:
+        values: the sub-command's flags.
+        module_name: of the sub-command.
+        hidden: names of flags to leave out.
+    """
     own, shared = (
-        values.module_help(name).partition(":")[2]
-        for name in (module_name, __name__)
+        usage.listing(values, name, hidden) for name in (module_name, __name__)
     )
     return (
-        f"Flags:{own}\n\nFlags of the model, the data and the cluster:{shared}"
+        f"Flags:\n{own}\n\nFlags of the model, the data and the cluster:\n"
+        f"{shared}"
     )
 
 

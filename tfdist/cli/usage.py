@@ -6,8 +6,11 @@ the script's.
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Sequence
 import functools
+import re
+import textwrap
 from typing import Any
 
 from absl import flags
@@ -69,9 +72,62 @@ def shows_help(
         Whether it was.
     """
     if flag_values.help:
-        listing = flag_values.module_help(module_name).partition(":")[2]
-        print(f"{text}\nFlags:{listing}")
+        print(f"{text}\nFlags:\n{listing(flag_values, module_name)}")
     return flag_values.help
+
+
+def listing(
+    flag_values: flags.FlagValues,
+    module_name: str,
+    hidden: Collection[str] = (),
+) -> str:
+    """Returns the help of a module's flags, by name, each with its default.
+
+    The default is that of this command, unless the help says it in words:
+    "Default: measured."
+
+    Args:
+        flag_values: the sub-command's flags.
+        module_name: of the module whose flags they are.
+        hidden: names of flags to leave out.
+    """
+    shown = flag_values.flags_by_module_dict().get(module_name, [])
+    texts = [
+        textwrap.fill(
+            f"{_names(flag)}: {_explained(flag)}",
+            79,
+            initial_indent="  ",
+            subsequent_indent="      ",
+            break_on_hyphens=False,
+        )
+        for flag in sorted(shown, key=lambda flag: flag.name)
+        if flag.name not in hidden
+    ]
+    return "\n".join(texts)
+
+
+def _names(flag: flags.Flag) -> str:
+    name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"
+    return f"-{flag.short_name}, {name}" if flag.short_name else name
+
+
+def _explained(flag: flags.Flag) -> str:
+    # absl's own ending of flags that may be repeated.
+    text = re.sub(r";\s*repeat this option.*$", "", flag.help, flags=re.DOTALL)
+    default = flag.default
+    if re.search(r"\bdefault:", text, re.IGNORECASE):
+        return text
+    if default in (None, False, "", []):
+        # Zero equals False.
+        if default is False or default != 0:
+            return text
+    if isinstance(default, list):
+        default = ",".join(map(str, default))
+    elif isinstance(default, bool):
+        default = str(default).lower()
+    elif isinstance(default, float):
+        default = f"{default:g}"
+    return f"{text} Default: {default}."
 
 
 def refuse_arguments(rest: Sequence[str]) -> None:

@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 import dataclasses
+import itertools
 import numbers
 import textwrap
 from typing import Any
 
+import tqdm
+
 from tfdist import checks
 from tfdist import tables
+from tfdist.simulation import learning as learning_lib
 from tfdist.simulation import verdict as verdict_lib
 from tfdist.simulation.compute import ComputeTime
 from tfdist.simulation.measurement import Measurement
@@ -36,6 +40,10 @@ class Advice:
       remedies: List of `Remedy`: what would make a cluster worth it, or the
         recommended one faster.
       verdict: List of texts.
+      cluster: The `prediction.Cluster` of the predictions.
+      methods: Dict of their methods' names to `Method`s.
+      min_speed_up: What a cluster has to give.
+      learning: The `Comparison` of what was trained, or None.
     """
 
     measurement: Measurement
@@ -43,6 +51,26 @@ class Advice:
     recommended: object
     remedies: list
     verdict: list
+    cluster: Cluster
+    methods: dict
+    min_speed_up: float
+    learning: object = None
+
+    def with_learning(self, comparison: Any) -> "Advice":
+        """Returns this advice with what training has shown.
+
+        Args:
+          comparison: The `Comparison` that `learning.learn` returns.
+        """
+        learned = learning_lib.sentence(comparison, self.min_speed_up)
+        return dataclasses.replace(
+            self,
+            learning=comparison,
+            verdict=[
+                learned if text == learning_lib.UNKNOWN else text
+                for text in self.verdict
+            ],
+        )
 
     def table(self) -> str:
         """Predictions and verdict for a person, a text of several lines."""
@@ -55,8 +83,14 @@ class Advice:
         ]
         texts = [self._measured(), *self.verdict]
         measured, *verdict = [textwrap.fill(text, 79) for text in texts]
+        trained = [self.learning.table()] if self.learning else []
         return "\n\n".join(
-            [measured, tables.aligned([*_COLUMNS, ""], rows), *verdict]
+            [
+                measured,
+                tables.aligned([*_COLUMNS, ""], rows),
+                *trained,
+                *verdict,
+            ]
         )
 
     def _measured(self):
@@ -77,6 +111,7 @@ class Advice:
             "recommended": self.recommended and self.recommended.as_dict(),
             "remedies": [dataclasses.asdict(r) for r in self.remedies],
             "verdict": list(self.verdict),
+            "learning": self.learning and self.learning.as_dict(),
         }
 
 
@@ -93,8 +128,9 @@ def advise(
     min_speed_up: float = verdict_lib.MIN_SPEED_UP,
     seed: int = 0,
     one_machine_seconds: float | None = None,
+    progress: bool = False,
 ) -> Advice:
-    """Plays methods on clusters, and recommends one or none.
+    """Plays methods on clusters, and recommends one or none, by speed alone.
 
     Rates are those while all workers train. One machine has no network and no
     server, and nobody is slow. The rules of the recommendation are those of
@@ -130,6 +166,7 @@ def advise(
       one_machine_seconds: A training step of one machine. Default: what was
         measured; where `compute` is a `ComputeTime`, so that workers are other
         machines, the least of the workers' means and the measured update.
+      progress: Whether to show a bar.
 
     Returns:
       An `Advice`.
@@ -189,13 +226,22 @@ def advise(
         seed,
     )
     predictions, methods = [], {}
-    for number in several:
-        for strategy in strategies:
+    pairs = list(itertools.product(several, strategies))
+    # Time goes with the number of workers.
+    bar = tqdm.tqdm(
+        total=sum(number for number, _ in pairs),
+        desc="Simulating the cluster",
+        bar_format="{desc}: {percentage:3.0f} %|{bar}| {elapsed}",
+        disable=not progress,
+    )
+    with bar:
+        for number, strategy in pairs:
             options = [as_method(o) for o in _options(strategy, number)]
             played = [predict(measurement, o, number, cluster) for o in options]
             methods.update({option.name: option for option in options})
             if played:
                 predictions.append(max(played, key=lambda p: p.speed_up))
+            bar.update(number)
     if not predictions:
         raise ValueError(
             f"Argument `strategies` must have one that num_workers={several} "
@@ -206,12 +252,18 @@ def advise(
             measurement, cluster, predictions, methods, min_speed_up
         )
     )
+    verdict = verdict_lib.sentences(case)
+    if case.chosen is not None:
+        verdict.append(learning_lib.UNKNOWN)
     return Advice(
         measurement=measurement,
         predictions=predictions,
         recommended=case.chosen,
         remedies=case.remedies,
-        verdict=verdict_lib.sentences(case),
+        verdict=verdict,
+        cluster=cluster,
+        methods=methods,
+        min_speed_up=min_speed_up,
     )
 
 
@@ -229,12 +281,12 @@ _COLUMNS = {
     "speed-up": lambda p: tables.number(p.speed_up, 2),
     "updates/s": lambda p: tables.amount(p.updates_per_second),
     "staleness": lambda p: tables.number(p.staleness_mean, 2),
-    "its 95 %": lambda p: tables.number(p.staleness_p95, 1),
+    "staleness p95": lambda p: tables.number(p.staleness_p95, 1),
     "compute": lambda p: tables.percent(p.computing, 0),
-    "wait": lambda p: tables.percent(p.waiting, 0),
-    "talk": lambda p: tables.percent(p.talking, 0),
+    "waiting": lambda p: tables.percent(p.waiting, 0),
+    "communication": lambda p: tables.percent(p.communicating, 0),
     "dropped": lambda p: tables.percent(p.dropped, 0),
-    "Gbit/s": lambda p: tables.amount(p.server_gbps),
+    "Gbit/s per direction": lambda p: tables.amount(p.server_gbps),
     "bound by": lambda p: p.bound,
 }
-"""Heading -> what stands below; `Gbit/s` is at the busiest server."""
+"""Heading -> what stands below; Gbit/s are those of the busiest server."""

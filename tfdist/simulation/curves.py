@@ -38,7 +38,7 @@ def curve(history, metric, axis="epoch"):
     Args:
       history: A `History`.
       metric: Name in its evaluations.
-      axis: `epoch` or `seconds`.
+      axis: `epoch`, `updates` or `seconds`.
 
     Returns:
       Two float vectors, of the axis and of the metric; evaluations that do
@@ -92,9 +92,16 @@ def last(history, metric):
     return float(y[-1]) if len(y) else float("nan")
 
 
-def seconds_to(history, metric, value):
-    """Seconds until a metric was seen at a value or better, or None."""
-    x, y = curve(history, metric, "seconds")
+def first_at(history, metric, value, axis="seconds"):
+    """Place at which a metric was first seen at a value or better, or None.
+
+    Args:
+      history: A `History`.
+      metric: Name in its evaluations.
+      value: At least this; of a loss or an error at most this.
+      axis: `epoch`, `updates` or `seconds`.
+    """
+    x, y = curve(history, metric, axis)
     there = y <= value if smaller_is_better(metric) else y >= value
     return float(x[np.argmax(there)]) if there.any() else None
 

@@ -128,7 +128,7 @@ class History:
           metric: Name in `evaluations`.
           value: At least this; of a loss or an error at most this.
         """
-        return curves.seconds_to(self, metric, value)
+        return curves.first_at(self, metric, value)
 
     def summary(self) -> dict[str, Any]:
         """Its figures, a dict that JSON can hold."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
+import tqdm
 
 from tfdist import checks
 from tfdist import one_replica
@@ -133,6 +134,7 @@ def measure(
     batch_size: int,
     steps: int = 20,
     step_seconds: float | None = None,
+    progress: bool = False,
 ) -> Measurement:
     """Measures a model's training step on this machine.
 
@@ -152,6 +154,7 @@ def measure(
       step_seconds: Seconds of a training step on the machine that is meant,
         where this is another: taken for the whole step and for a gradient,
         and only the update is measured.
+      progress: Whether to show a bar.
 
     Returns:
       A `Measurement`.
@@ -169,7 +172,7 @@ def measure(
     batches = [data.take(data.rows(k))[:2] for k in range(min(full, steps))]
     with _as_it_was(model):
         compute, update, whole = _times(
-            model, batches, steps, step_seconds is None
+            model, batches, steps, step_seconds is None, progress
         )
     if step_seconds is not None:
         compute, whole = [step_seconds], [step_seconds]
@@ -185,7 +188,7 @@ def measure(
     )
 
 
-def _times(model, batches, steps, all_three):
+def _times(model, batches, steps, all_three, progress):
     """Seconds of gradients, updates and whole steps, three lists."""
     parameters = model.trainable_variables
 
@@ -205,7 +208,13 @@ def _times(model, batches, steps, all_three):
     seconds = [], [], []
     # Where the gradient's own time is not wanted, one will do.
     found = gradients(*batches[0])
-    for number in range(_WARM_UP + steps):
+    numbers = tqdm.tqdm(
+        range(_WARM_UP + steps),
+        desc="Measuring a training step",
+        bar_format="{desc}: {percentage:3.0f} %|{bar}| {elapsed}",
+        disable=not progress,
+    )
+    for number in numbers:
         x, y = batches[number % len(batches)]
         taken = [0.0, 0.0, 0.0]
         if all_three:

@@ -89,7 +89,7 @@ class Prediction:
       staleness_p95: The same, the 95th percentile.
       computing: Share of the workers' time in which they compute.
       waiting: In which they wait for others.
-      talking: In which they wait for messages.
+      communicating: In which they wait for messages.
       dropped: Share of the gradients that are dropped.
       server_gbps: Gigabits per second at the busiest server, in the busier
         direction.
@@ -107,7 +107,7 @@ class Prediction:
     staleness_p95: float
     computing: float
     waiting: float
-    talking: float
+    communicating: float
     dropped: float
     server_gbps: float
     bound: str
@@ -177,7 +177,9 @@ def predict(measurement, strategy, num_workers, cluster):
         staleness_p95=float(np.percentile(counted["staleness"], 95)),
         computing=float(computing.sum() / whole.sum()),
         waiting=float(waiting.sum() / whole.sum()),
-        talking=float(1 - (computing.sum() + waiting.sum()) / whole.sum()),
+        communicating=float(
+            1 - (computing.sum() + waiting.sum()) / whole.sum()
+        ),
         dropped=1 - len(counted) / len(jobs),
         server_gbps=float(8e-9 * most_bytes * len(jobs) / (end - begin)),
         bound=max(BOUNDS, key=parts.get),

@@ -150,8 +150,9 @@ class Comparison:
         of the metric `final_mean` and `final_std` (of the sample),
         `best_mean`, `mean_over_epochs` (the area under its curve, divided by
         the epochs), `at_seconds` (that time) and `mean_at_seconds`;
-        `target`, `seconds_to_target` (the mean; None unless every seed
-        reached it), `seconds`, `examples_per_second`, and over one machine
+        `target`, `epochs_to_target`, `updates_to_target` and
+        `seconds_to_target` (means; None unless every seed reached it),
+        `seconds`, `examples_per_second`, and over one machine
         `speed_up` (of examples per second) and `speed_up_to_target`;
         `staleness_mean` and `staleness_p95` of the gradients that count,
         `dropped` (share of the gradients), `gigabytes`, `utilization`.
@@ -175,12 +176,6 @@ class Comparison:
         histories = self.histories(method, num_workers)
         metric = self.metric
         finals = [curves.last(history, metric) for history in histories]
-        reached = [
-            None
-            if self.target is None
-            else curves.seconds_to(history, metric, self.target)
-            for history in histories
-        ]
         staleness = np.concatenate([h.staleness for h in histories])
         accepted = np.concatenate([h.jobs["accepted"] for h in histories])
         alone = method == ONE_MACHINE
@@ -204,7 +199,14 @@ class Comparison:
                 for h in histories
             ),
             "target": self.target,
-            "seconds_to_target": None if None in reached else _mean(reached),
+            **{
+                f"{name}_to_target": self._mean_to_target(histories, axis)
+                for name, axis in (
+                    ("epochs", "epoch"),
+                    ("updates", "updates"),
+                    ("seconds", "seconds"),
+                )
+            },
             "seconds": _mean(h.seconds for h in histories),
             "examples_per_second": _mean(
                 h.examples_per_second for h in histories
@@ -221,8 +223,17 @@ class Comparison:
             "utilization": _mean(h.utilization for h in histories),
         }
 
+    def _mean_to_target(self, histories, axis):
+        if self.target is None:
+            return None
+        reached = [
+            curves.first_at(history, self.metric, self.target, axis)
+            for history in histories
+        ]
+        return None if None in reached else _mean(reached)
+
     def table(self) -> str:
-        """Two tables for a person: what is learned, and what it takes."""
+        """Tables for a person: what is learned, how soon, what it takes."""
         return tables.of_comparison(self)
 
     def write_csv(self, path: str | os.PathLike[str]) -> None:

@@ -24,8 +24,6 @@ def of_comparison(comparison):
             "best",
             "mean over epochs",
             f"at {amount(comparison.at_seconds)} s",
-            "s to target",
-            "speed-up to it",
             "diverged",
         ],
         [
@@ -38,9 +36,21 @@ def of_comparison(comparison):
                 number(row["best_mean"]),
                 number(row["mean_over_epochs"]),
                 number(row["mean_at_seconds"]),
+                f"{row['diverged']} of {row['seeds']}",
+            ]
+            for row in rows
+        ],
+    )
+    reached = aligned(
+        ["method", "workers", "epochs", "updates", "seconds", "speed-up"],
+        [
+            [
+                row["method"],
+                str(row["num_workers"]),
+                number(row["epochs_to_target"], 2),
+                amount(row["updates_to_target"]),
                 amount(row["seconds_to_target"]),
                 number(row["speed_up_to_target"], 2),
-                f"{row['diverged']} of {row['seeds']}",
             ]
             for row in rows
         ],
@@ -53,10 +63,10 @@ def of_comparison(comparison):
             "examples/s",
             "speed-up",
             "staleness",
-            "its 95 %",
+            "staleness p95",
             "dropped",
             "GB",
-            "utilization",
+            "compute",
         ],
         [
             [
@@ -94,7 +104,8 @@ def of_comparison(comparison):
         f"What is learned: {metric} on the validation data, {better} is "
         f"better, target {number(comparison.target)}\n"
         f"(all seconds are virtual; rate: the best of those tried)\n\n"
-        f"{learned}{notes}\n\nWhat it takes\n\n{taken}"
+        f"{learned}{notes}\n\nUntil {metric} {number(comparison.target)} is "
+        f"reached\n\n{reached}\n\nWhat it takes\n\n{taken}"
     ).replace("train_loss on the validation data", "train_loss")
 
 
@@ -109,12 +120,12 @@ def of_history(history):
             ["gradients", str(some["gradients"])],
             ["  of these dropped", str(some["dropped"])],
             ["examples per second", amount(some["examples_per_second"])],
-            ["staleness, mean", number(some["staleness_mean"], 2)],
-            ["  of 95 % at most", number(some["staleness_p95"], 1)],
-            ["  at most", str(some["staleness_max"])],
-            ["utilization", percent(some["utilization"])],
-            ["wait for a decision, s", amount(some["waited_mean"])],
-            ["gigabytes", amount(some["gigabytes"])],
+            ["staleness mean", number(some["staleness_mean"], 2)],
+            ["staleness p95", number(some["staleness_p95"], 1)],
+            ["staleness max", str(some["staleness_max"])],
+            ["compute, share of time", percent(some["utilization"])],
+            ["waiting per gradient, s", amount(some["waited_mean"])],
+            ["GB", amount(some["gigabytes"])],
             ["diverged", "yes" if some["diverged"] else "no"],
         ],
     )

@@ -1,6 +1,7 @@
 """The verdict: a method and a number of workers, or none, and why.
 
-It knows nothing of accuracy: that is trained, by `simulate` and `compare`.
+It knows of speed alone; `learning` trains, and knows how soon a target is
+reached.
 """
 
 import dataclasses
@@ -134,16 +135,15 @@ def sentences(case):
       A list of texts.
     """
     first = _staying if case.chosen is None else _recommendation
-    return [
-        text for text in (first(case), _reason(case), _changes(case)) if text
-    ]
+    texts = (first(case), _reason(case), _changes(case))
+    return [text for text in texts if text]
 
 
 def _recommendation(case):
     """The recommended method, its number of workers, the speed given up."""
     chosen, fastest = case.chosen, case.fastest
     text = (
-        f"Use {chosen.method} with {_workers(chosen)}: "
+        f"By speed alone, use {chosen.method} with {_workers(chosen)}: "
         f"{chosen.examples_per_second:,.0f} examples/s, "
         f"{chosen.speed_up:.1f} times one machine's "
         f"{case.measurement.examples_per_second:,.0f}."
