@@ -28,6 +28,7 @@ OWN = {
     "averaging",
     "checkpoints",
     "codistillation",
+    "compression",
     "custom_loops",
     "monitoring",
     "pipelines",
@@ -123,6 +124,13 @@ def test_program_of_the_simulator_runs(tmp_path):
     # The worker that died lost one gradient and came back.
     assert seen[names[1]] == 1
     assert seen[accuracies][-1] > seen[accuracies][0]
+
+
+def test_program_of_compression_runs(capsys):
+    (program,) = programs(DOCS / "compression.md")
+    exec(compile(program, "docs/compression.md", "exec"), {})
+    sent, *_, dense = re.findall(r"\d+", capsys.readouterr().out)
+    assert 100 * int(sent) < int(dense) == 40_000
 
 
 @pytest.mark.nightly

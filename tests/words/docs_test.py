@@ -6,11 +6,13 @@ import re
 
 import pytest
 
+from tfdist import compression
 from tfdist.cli import advise
 from tfdist.cli import compare
 from tfdist.cli import doctor
 from tfdist.cli import isolation
 from tfdist.cli import simulate
+from tfdist.compression import registry as codecs
 from tfdist.strategies import catalogue
 from tfdist.strategies import local_presets
 from tfdist.strategies import registry
@@ -109,6 +111,20 @@ def test_table_of_corrections_has_all_of_them():
         entry.place.partition(":")[2]
         for entry in catalogue.ENTRIES
         if entry.axis == "correction"
+    }
+
+
+def test_table_of_codecs_has_all_of_them():
+    text = (DOCS / "compression.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`.*?) \| `(\w+)\(", text, re.MULTILINE)
+    shown = [
+        (compression.parse(example), name)
+        for examples, name in rows
+        for example in re.findall(r"`(.*?)`", examples)
+    ]
+    assert [type(codec).__name__ for codec, _ in shown] == [n for _, n in shown]
+    assert {name for _, name in shown} == {
+        type(codecs.parse(name)).__name__ for name in codecs.names()
     }
 
 

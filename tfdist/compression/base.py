@@ -61,10 +61,10 @@ class Codec(comparable.Comparable, abc.ABC):
     the residual as well; pass updates, which have rate, decay and momentum in
     them once, and the residual keeps the scale that it was made at.
 
-    A vector with NaN or Inf in it, or whose sum with the residual is not
-    finite, makes a message of kind `NOTHING`, of which nothing is decoded, and
-    leaves the state as it was: all of the update is left out, as
-    `nonfinite="drop"` does. `is_nothing` tells.
+    A vector with NaN or Inf in it, or so large that encoding it overflows,
+    makes a message of kind `NOTHING`, of which nothing is decoded, and leaves
+    the state as it was: all of the update is left out, as `nonfinite="drop"`
+    does. `is_nothing` tells.
 
     A vector of fewer than `dense_below` elements travels as it is.
 

@@ -132,7 +132,8 @@ class Threshold(base.Codec):
         )
         wanted = selection.quantile(some, self.density)
         tau = state["tau"]
-        moved = tau * tf.pow(wanted / tau, tf.constant(_GAIN, tau.dtype))
+        gain = tf.constant(_GAIN, tau.dtype)
+        moved = tf.pow(tau, 1 - gain) * tf.pow(wanted, gain)
         # Nothing to start from, or nothing to compare with.
         known = (tau > 0) & (wanted > 0)
         return tf.where(known, moved, tf.maximum(tau, wanted))
