@@ -11,6 +11,7 @@ from tests.keras_programs.arithmetic import linear
 from tests.keras_programs.arithmetic import scaled
 from tests.keras_programs.arithmetic import together
 from tests.keras_programs.columns import RINGS
+from tests.keras_programs.table import Documented
 from tests.keras_programs.table import Refused
 from tests.keras_programs.table import of
 from tests.keras_programs.table import row
@@ -181,6 +182,7 @@ _ONE_AT_A_TIME = Refused("one optimizer trains at a time")
 
 @row(
     together(linear(OWN), scaled(linear(OWN), 2.0)),
+    downpour=Documented([-255.0] * 2, "averaging.md", "it counts for nothing"),
     **of(RINGS, _ONE_AT_A_TIME),
 )
 def two_optimizers_in_a_step(strategy, worker):

@@ -196,7 +196,13 @@ class Seen(keras.metrics.Metric):
         return keras.ops.convert_to_tensor(self.total)
 
 
-@row(alike(Each((15.0, 240.0))))
+_SEEN = Each((15.0, 240.0))
+_ATTEMPTS = Documented(
+    Loose(_SEEN), "strategies.md", "metrics then count each attempt"
+)
+
+
+@row(alike(_SEEN), backup_workers=_ATTEMPTS)
 def metric_with_a_variable(strategy, worker):
     """A metric with a `keras.Variable` made by hand: each worker's own."""
     with strategy.scope():

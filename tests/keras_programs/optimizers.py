@@ -16,6 +16,7 @@ from tests.keras_programs.arithmetic import together
 from tests.keras_programs.arithmetic import updates
 from tests.keras_programs.columns import AVERAGING
 from tests.keras_programs.table import Documented
+from tests.keras_programs.table import Loose
 from tests.keras_programs.table import Refused
 from tests.keras_programs.table import of
 from tests.keras_programs.table import row
@@ -56,11 +57,13 @@ def plain(make, epochs=1, callbacks=lambda: [], **settings):
     return weight
 
 
-def _optimizer(sgd=False, **others):
+def _optimizer(sgd=False, looks=False, **others):
     """Makes a row of a function that makes an optimizer.
 
     Args:
         sgd: whether it is SGD without momentum.
+        looks: whether its steps depend on the weights: with asynchronous
+            local steps, on who is late.
         **others: as in `row`.
     """
 
@@ -75,6 +78,8 @@ def _optimizer(sgd=False, **others):
 
         expected = by_updates(STEPS, lambda n: functools.partial(weight, n))
         refused = {} if sgd else _SGD_ALONE
+        if looks:
+            refused = {**refused, "async_local_sgd": Loose(expected["half"])}
         cells = {"downpour": _IGNORED, **refused, **others}
         return row(expected, **cells)(program)
 
@@ -87,7 +92,7 @@ def adam():
     return keras.optimizers.Adam(0.5)
 
 
-@_optimizer()
+@_optimizer(looks=True)
 def adamw():
     """AdamW, whose weights decay."""
     return keras.optimizers.AdamW(0.5, weight_decay=0.25)
@@ -129,7 +134,7 @@ def adamax():
     return keras.optimizers.Adamax(0.5)
 
 
-@_optimizer()
+@_optimizer(looks=True)
 def ftrl():
     """FTRL."""
     return keras.optimizers.Ftrl(0.5)
@@ -141,13 +146,13 @@ def lion():
     return keras.optimizers.Lion(0.5)
 
 
-@_optimizer()
+@_optimizer(looks=True)
 def lamb():
     """LAMB."""
     return keras.optimizers.Lamb(0.5)
 
 
-@_optimizer()
+@_optimizer(looks=True)
 def adafactor():
     """Adafactor."""
     return keras.optimizers.Adafactor(0.5)
@@ -167,7 +172,7 @@ def clipped():
     return keras.optimizers.SGD(1.0, clipnorm=0.25)
 
 
-@_optimizer(sgd=True)
+@_optimizer(sgd=True, looks=True)
 def decayed():
     """SGD with `weight_decay`."""
     return keras.optimizers.SGD(0.5, weight_decay=0.25)
