@@ -182,7 +182,9 @@ _ONE_AT_A_TIME = Refused("one optimizer trains at a time")
 
 @row(
     together(linear(OWN), scaled(linear(OWN), 2.0)),
-    downpour=Documented([-255.0] * 2, "averaging.md", "it counts for nothing"),
+    downpour=Documented(
+        [-255.0] * 2, "averaging.md", "with `n_fetch=1` it has no effect"
+    ),
     **of(RINGS, _ONE_AT_A_TIME),
 )
 def two_optimizers_in_a_step(strategy, worker):
