@@ -112,6 +112,16 @@ def _newest(value):
     )
 
 
+def _shared(value):
+    """State of methods with local steps that do not average."""
+    cell = Documented(
+        Loose(value),
+        "averaging.md",
+        "worker moves the servers' values by 1/N of the difference",
+    )
+    return of(("downpour", "async_local_sgd", "easgd"), cell)
+
+
 _COUNTS = {kind: float(n) for kind, n in updates(4).items()}
 
 
@@ -119,7 +129,7 @@ _COUNTS = {kind: float(n) for kind, n in updates(4).items()}
     _COUNTS,
     sync=_newest(8.0),
     softsync=_newest(8.0),
-    easgd=Loose(8.0),
+    **_shared(8.0),
 )
 def counting_layer(strategy, worker):
     """A layer that counts its calls in a float of `add_weight`."""
@@ -144,7 +154,7 @@ _MOVING = {kind: _moving(n) for kind, n in updates(4).items()}
     _MOVING,
     sync=_newest(_moving(8)),
     softsync=_newest(_moving(8)),
-    easgd=Loose(_moving(8)),
+    **_shared(_moving(8)),
 )
 def batch_normalization(strategy, worker):
     """`BatchNormalization`: the moving mean of equal batches."""
