@@ -56,6 +56,10 @@ WRONG = {
         ["--grace_seconds=nan", "SCRIPT"],
         ["--grace_seconds", "at least 0", "nan"],
     ),
+    "snapshot_seconds": (
+        ["--snapshot_seconds=-1", "SCRIPT"],
+        ["--snapshot_seconds", "at least 0", "-1"],
+    ),
     "terminate_seconds": (
         ["--terminate_seconds=inf", "SCRIPT"],
         ["--terminate_seconds", "at least 0", "inf"],

@@ -345,6 +345,27 @@ def test_the_others_go_on_without_a_worker_that_cannot_be_had(script):
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("seconds", [0, 7])
+def test_servers_have_a_place_for_snapshots_as_long_as_the_run(script, seconds):
+    path = script(
+        """
+        if job == "ps":
+            print("place", os.environ.get("TFDIST_SNAPSHOT_DIR"),
+                  os.environ.get("TFDIST_SNAPSHOT_EVERY"), flush=True)
+        """
+    )
+    with Launched(f"--snapshot_seconds={seconds}", path) as run:
+        _, place, every = run.expect(r"place (\S+) (\S+)")[0].split()
+        assert run.finish()[0] == 0
+        if not seconds:
+            assert place == every == "None"
+            return
+        assert float(every) == seconds
+        assert place.startswith(os.path.join(run.tmp, "tfdist-snapshots-"))
+        assert not os.path.exists(os.path.dirname(place))
+
+
+@pytest.mark.nightly
 def test_time_is_up(script):
     with Launched("--timeout=0.5", script("forever()")) as run:
         status, text = run.finish()

@@ -44,3 +44,21 @@ def test_one_way_at_a_time():
 
 def test_nothing_given_is_the_default():
     assert lib.given(None, {}) == FaultTolerance()
+
+
+def test_a_misspelt_argument_is_answered_with_those_that_there_are():
+    with pytest.raises(
+        TypeError, match="SoftSyncStrategy got .*'k'.* are: s, n,"
+    ):
+        tfdist.SoftSyncStrategy(k=2)
+    with pytest.raises(TypeError, match="Did you mean `nonfinite`"):
+        tfdist.AsyncStrategy(nonfinit="drop")
+
+
+def test_the_launchers_place_for_snapshots_counts_unless_one_is_given():
+    launched = {"TFDIST_SNAPSHOT_DIR": "run", "TFDIST_SNAPSHOT_EVERY": "7.0"}
+    given = tfdist.FaultTolerance(snapshot_dir="own", snapshot_every=9.0)
+    found = lib.snapshots_of
+    assert found(tfdist.FaultTolerance(), launched) == ("run", 7.0)
+    assert found(given, launched) == ("own", 9.0)
+    assert found(tfdist.FaultTolerance(), {}) == (None, 30.0)

@@ -9,6 +9,7 @@ import pathlib
 import re
 import shutil
 import sys
+import tempfile
 
 from absl import flags
 
@@ -136,6 +137,15 @@ def define_flags() -> flags.FlagValues:
     define.float(
         "grace_seconds",
         10.0,
+    define.float(
+        "snapshot_seconds",
+        10.0,
+        "Parameter servers write what they hold (parameters, optimizer state) "
+        "to a temporary directory, so often where there is anything new, and "
+        "at most a twentieth of the time; the last two are kept until the run "
+        "ends. One that dies goes on from its last. 0 for none. Where the "
+        "program has a snapshot_dir, that counts.",
+    )
         "How long tasks may end by themselves after the first failure, and "
         "servers after the end of the training.",
     )
@@ -240,9 +250,23 @@ def main(argv: Sequence[str]) -> int:
             environ = _environment(os.environ, extra, task.tf_config)
             ClusterConfig.from_tf_config(environ, needs_servers=False)
             Group.from_tf_config(environ)
+        snapshots = None
+        if values.snapshot_seconds and values.num_ps:
+            snapshots = stack.enter_context(
+                tempfile.TemporaryDirectory(
+                    prefix="tfdist-snapshots-", ignore_cleanup_errors=True
+                )
+            )
             groups[task.group or 0].append(
                 Task(
                     task.label,
+            if snapshots is not None:
+                environ[environment.SNAPSHOT_DIR] = os.path.join(
+                    snapshots, f"group-{task.group or 0}"
+                )
+                environ[environment.SNAPSHOT_EVERY] = str(
+                    values.snapshot_seconds
+                )
                     task.address,
                     command,
                     environ,
@@ -273,7 +297,13 @@ def _check_flags(values: flags.FlagValues) -> None:
     usage.check(
         values.num_groups >= 1, "num_groups", "be at least 1", values.num_groups
     )
-    seconds = ("grace_seconds", "terminate_seconds", "leave_seconds", "timeout")
+    seconds = (
+        "grace_seconds",
+        "terminate_seconds",
+        "leave_seconds",
+        "snapshot_seconds",
+        "timeout",
+    )
     for name in seconds:
         value = values[name].value
         usage.check(

@@ -11,6 +11,10 @@ import os
 import sys
 import warnings
 
+# Set by `tfdist launch`: where servers keep snapshots, and every how many
+# seconds, unless the program says so.
+SNAPSHOT_DIR = "TFDIST_SNAPSHOT_DIR"
+SNAPSHOT_EVERY = "TFDIST_SNAPSHOT_EVERY"
 _CHANNELS = "TF_GRPC_DEFAULT_OPTIONS"
 _KEEPALIVE = "grpc.keepalive_time_ms=5000"
 # gRPC takes one ping in 300 s on a connection that nothing else goes through;

@@ -24,6 +24,8 @@ _META = "meta.json"
 _DATA = "data"
 # The last one may be unreadable, if the machine has died with it.
 _KEPT = 2
+# Pauses are at least so many times as long as a snapshot takes.
+_MOST_OF_TIME = 20
 
 
 def build_is_from_snapshot(value=None):
@@ -243,11 +245,15 @@ class Snapshots:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def _run(self):
-        while not self._stop.wait(self._every):
+        pause = self._every
+        while not self._stop.wait(pause):
+            began = time.monotonic()
             try:
                 self.write()
             except Exception:
                 logging.exception("%s: a snapshot has failed.", self._name)
+            took = time.monotonic() - began
+            pause = max(self._every, _MOST_OF_TIME * took)
 
     def _found(self):
         """The snapshots that are there, oldest first."""

@@ -9,6 +9,7 @@ from tfdist import deprecated
 from tfdist.cluster import member_table
 
 _ON_PREEMPTION = ("exit", "note")
+from tfdist.cluster import environment
 ON_STALL = ("drop", "fail", "wait")
 
 
@@ -48,8 +49,10 @@ class FaultTolerance:
       snapshot_dir: Directory in which servers keep snapshots of what they
         hold, and find them when they are started again: optimizer slots and
         the state of algorithms, which no worker has. Seen by servers alone.
-        When training has ended the snapshots are removed. Default: none.
-      snapshot_every: Seconds between two snapshots.
+        When training has ended the snapshots are removed. Default: none, but
+        under `tfdist launch`, which has a directory of its own.
+      snapshot_every: Seconds between two snapshots; more where one takes
+        longer than a twentieth of that.
 
     Raises:
       TypeError: An argument is of a wrong type.
@@ -110,6 +113,21 @@ class FaultTolerance:
 def given(
     fault_tolerance: FaultTolerance | None, old: dict[str, Any]
 ) -> FaultTolerance:
+def snapshots_of(
+    tolerance: FaultTolerance, environ: Mapping[str, str]
+) -> tuple[str | os.PathLike[str] | None, float]:
+    """Directory of a server's snapshots, or None, and seconds between them.
+
+    Args:
+      tolerance: The program's `FaultTolerance`.
+      environ: The environment, in which `tfdist launch` says its own.
+    """
+    directory = environ.get(environment.SNAPSHOT_DIR)
+    if tolerance.snapshot_dir is not None or not directory:
+        return tolerance.snapshot_dir, tolerance.snapshot_every
+    return directory, float(environ[environment.SNAPSHOT_EVERY])
+
+
     """The `FaultTolerance` of a strategy's arguments.
 
     Args:

@@ -164,11 +164,14 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
                 server.serve(
                     config,
                     start_timeout=tolerance.start_timeout,
-                    snapshot_dir=tolerance.snapshot_dir,
-                    snapshot_every=tolerance.snapshot_every,
+                    snapshot_dir=snapshot_dir,
+                    snapshot_every=snapshot_every,
                 )
             )
         self._resolver = construction.resolver_of(cluster_resolver, config)
+            snapshot_dir, snapshot_every = fault_tolerance_lib.snapshots_of(
+                tolerance, os.environ
+            )
         connections = construction.connect(
             config, look_up, resolved.needs_servers, tolerance
         )

@@ -120,7 +120,10 @@ class Election:
             slots += f"state) are from its snapshot of update {restored.before}"
         if restored.stale:
             slots += f"; {restored.stale} of its other variables (optimizer "
-            slots += "state) start afresh, for want of a snapshot"
+            slots += (
+                "state) start afresh, for want of a snapshot (FaultTolerance("
+            )
+            slots += "snapshot_dir=...) makes servers keep some)"
         logging.warning(
             "%s restored %s, %.1f s after it was missed: parameters from this "
             "worker's replicas, as of update %d%s. Updates that no worker had "
