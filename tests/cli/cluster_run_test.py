@@ -127,6 +127,36 @@ def test_the_others_go_on_when_a_worker_has_used_up_its_restarts(clock):
     assert run.phase > RunPhase.RUNNING
 
 
+def test_servers_are_told_to_end_after_the_workers(clock):
+    tasks = [Server(), StandIn(0), StandIn(1)]
+    run, said = started(tasks, terminate_seconds=16.0)
+    run.go_on(RunPhase.TERMINATING)
+    assert [task.got for task in tasks] == [[], [15], [15]]
+    assert said[-1] == "terminating worker 0, worker 1"
+    end(run, tasks[1], 0)
+    clock.now += 5.0
+    run.look_at_time()
+    assert said[-1] == "waiting for ps 0, worker 1 to end: 11 s left"
+    assert tasks[0].got == []
+    end(run, tasks[2], 0)
+    assert tasks[0].got == [15]
+    end(run, tasks[0], 143)
+    assert run.is_over
+
+
+def test_servers_are_told_to_end_where_a_worker_does_not(clock):
+    tasks = [Server(), StandIn(0)]
+    run, _ = started(tasks, terminate_seconds=16.0)
+    run.go_on(RunPhase.TERMINATING)
+    clock.now += 12.0
+    run.look_at_time()
+    assert [task.got for task in tasks] == [[15], [15]]
+    clock.now += 4.0
+    run.look_at_time()
+    assert [task.got for task in tasks] == [[15, 9], [15, 9]]
+    assert run.phase == RunPhase.KILLING
+
+
 def test_nobody_goes_on_without_a_worker_where_there_are_no_servers(clock):
     tasks = [StandIn(0), StandIn(1)]
     run, _ = started(tasks, max_restarts=0)

@@ -115,7 +115,7 @@ def test_first_failure_is_the_status(script):
         status, text = run.finish()
     assert status == 3
     assert "worker 1 exited with status 3" in text
-    assert "terminating ps 0, worker 0" in text
+    assert text.index("terminating worker 0") < text.index("terminating ps 0")
     assert "killing" not in text
 
 

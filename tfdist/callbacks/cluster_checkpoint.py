@@ -25,6 +25,9 @@ class ClusterCheckpoint(keras.callbacks.Callback):
     computes what it would have without the stop, if the data of an epoch does
     not depend on the epochs before.
 
+    A chief that gets SIGTERM (as by Ctrl-C under `tfdist launch`) saves after
+    the step that it is in.
+
     A file is there as a whole or not at all, whenever the chief is killed; a
     damaged one is passed over with a warning. If the disk is full, an error is
     logged and the training goes on. All workers have to see the directory.
@@ -84,6 +87,8 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         self._delete = delete_checkpoint
         self._verbose = verbose
         self.resumed_epoch = 0
+        # Batches since the last save.
+        self._since_save = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         del logs
@@ -179,6 +184,11 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         del logs
         self._epoch, self._batches = epoch + 1, 0
         self._save()
+
+    def on_preemption(self) -> None:
+        """Saves: this process ends after this step, as SIGTERM told it to."""
+        if self._since_save:
+            self._save()
 
     def _save(self):
         self._since_save = 0

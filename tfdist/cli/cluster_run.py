@@ -2,8 +2,9 @@
 
 A run goes through the phases RUNNING, ENDING (a task has failed, or the
 training is over: the tasks have some time to end by themselves), TERMINATING
-(they got SIGTERM) and KILLING (they got SIGKILL), never backwards. The
-clusters of several groups do so each for itself.
+(they got SIGTERM; servers when nobody needs them any more) and KILLING (they
+got SIGKILL), never backwards. The clusters of several groups do so each for
+itself.
 """
 
 import collections
@@ -24,6 +25,10 @@ _SECONDS_AFTER_KILL = 5.0
 _SECONDS_BEFORE_RESTART = 0.5
 _MOST_SECONDS_BEFORE_RESTART = 30.0
 _EXCUSED_PER_RESTART = 4
+# Between two lines that say what is waited for.
+_REPORT_SECONDS = 5.0
+# Of the time to terminate: after that servers are told, too.
+_WORKERS_PART = 0.75
 
 
 class RunPhase(enum.IntEnum):
@@ -56,7 +61,7 @@ class Limits:
     max_restarts: int = 0
     fail_fast: bool = False
     grace_seconds: float = 10.0
-    terminate_seconds: float = 5.0
+    terminate_seconds: float = 15.0
     leave_seconds: float = 30.0
     min_workers: int = 1
     timeout: float = 0.0
@@ -144,6 +149,9 @@ class ClusterRun:
         # Restarts of tasks that failed because another one had.
         self._excused: collections.Counter[Task] = collections.Counter()
         self._has_failed = False
+        # When servers are told to end, and when what is waited for is said
+        # again, in seconds of `time.monotonic`.
+        self._servers_due = self._report_due = float("inf")
 
     @property
     def running(self) -> list[Task]:
@@ -161,7 +169,7 @@ class ClusterRun:
     def next_time(self) -> float:
         """Moment at which `look_at_time` is due, by `time.monotonic`."""
         times = [*self._restarts.values(), *self._leaving.values()]
-        return min([self.deadline, *times])
+        return min([self.deadline, self._servers_due, self._report_due, *times])
 
     def start(self, guard: Guard) -> None:
         """Starts all tasks that are wanted.
@@ -235,6 +243,8 @@ class ClusterRun:
             status = task.ended()
             if status is not None:
                 self._on_end(task, status)
+        if self._only_servers_run and self._servers_due != float("inf"):
+            self._terminate_servers()
 
     def look_at_time(self) -> None:
         """Does what is due: restarts, and the next phase."""
@@ -246,7 +256,17 @@ class ClusterRun:
             self._leaving[task] = float("inf")
             self._report.say(f"{task.label} has not left: killing it")
             task.signal(signal.SIGKILL)
-        if self.is_over or time.monotonic() < self.deadline:
+        if self.is_over:
+            return
+        if now >= self._servers_due:
+            self._terminate_servers()
+        if now >= self._report_due:
+            self._report_due = now + _REPORT_SECONDS
+            left = max(0.0, self.deadline - now)
+            self._report.say(
+                f"waiting for {self._names()} to end: {left:.0f} s left"
+            )
+        if now < self.deadline:
             return
         if self.phase == RunPhase.ENDING:
             seconds = self._limits.grace_seconds
@@ -274,13 +294,21 @@ class ClusterRun:
             return
         self.phase = phase
         self._restarts.clear()
+        self._servers_due = self._report_due = float("inf")
         if phase == RunPhase.ENDING:
             self._allow(self._limits.grace_seconds)
         elif phase == RunPhase.TERMINATING:
-            self._signal(signal.SIGTERM, "terminating")
-            self._allow(self._limits.terminate_seconds)
+            now, seconds = time.monotonic(), self._limits.terminate_seconds
+            self._allow(seconds)
+            self._report_due = now + _REPORT_SECONDS
+            self._servers_due = now + _WORKERS_PART * seconds
+            # A worker's last step, and the chief's checkpoint, need servers.
+            others = [task for task in self.running if not task.is_server]
+            self._signal(others, signal.SIGTERM, "terminating")
+            if not others:
+                self._terminate_servers()
         elif phase == RunPhase.KILLING:
-            self._signal(signal.SIGKILL, "killing")
+            self._signal(self.running, signal.SIGKILL, "killing")
             self._allow(_SECONDS_AFTER_KILL)
         else:
             self._report.say(
@@ -400,10 +428,16 @@ class ClusterRun:
         self._report.fail(status, why, task.log_path)
         self._end()
 
-    def _signal(self, number: int, what: str) -> None:
-        if self.running:
-            self._report.say(f"{what} {self._names()}")
-        for task in self.running:
+    def _terminate_servers(self) -> None:
+        self._servers_due = float("inf")
+        servers = [task for task in self.running if task.is_server]
+        self._signal(servers, signal.SIGTERM, "terminating")
+
+    def _signal(self, tasks: Sequence[Task], number: int, what: str) -> None:
+        if tasks:
+            labels = ", ".join(task.label for task in tasks)
+            self._report.say(f"{what} {labels}")
+        for task in tasks:
             task.line_filter.is_ending = True
             task.signal(number)
 

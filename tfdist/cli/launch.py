@@ -49,6 +49,9 @@ for all (Sync without backup workers) go on when the worker is back or has been
 silent for `worker_timeout` (10 s). Workers without servers (AllReduceStrategy)
 all begin again, from their checkpoint.
 
+One Ctrl-C ends all tasks after their step: the chief's ClusterCheckpoint saves,
+servers end last. A second one ends them at once.
+
 The exit status is 0 when all tasks succeed, else that of the first task that
 failed (128 + n where signal n ended it), 128 + n when signal n ended the
 launcher, 124 when --timeout is over, 2 for bad usage.
@@ -135,9 +138,6 @@ def define_flags() -> flags.FlagValues:
         "Start nothing again: the first task that fails ends the run.",
     )
     define.float(
-        "grace_seconds",
-        10.0,
-    define.float(
         "snapshot_seconds",
         10.0,
         "Parameter servers write what they hold (parameters, optimizer state) "
@@ -146,13 +146,18 @@ def define_flags() -> flags.FlagValues:
         "ends. One that dies goes on from its last. 0 for none. Where the "
         "program has a snapshot_dir, that counts.",
     )
+    define.float(
+        "grace_seconds",
+        10.0,
         "How long tasks may end by themselves after the first failure, and "
         "servers after the end of the training.",
     )
     define.float(
         "terminate_seconds",
-        5.0,
-        "How long tasks have between SIGTERM and SIGKILL.",
+        15.0,
+        "How long tasks have between SIGTERM and SIGKILL. Workers get it "
+        "first, and end after their step; servers when these have ended, or "
+        "after three quarters of that time.",
     )
     define.float(
         "leave_seconds",
@@ -245,11 +250,6 @@ def main(argv: Sequence[str]) -> int:
             )
         )
         log_dir = values.log_dir or output.temporary_log_dir(report.say)
-        groups: list[list[Task]] = [[] for _ in range(values.num_groups)]
-        for number, task in enumerate(cluster.tasks):
-            environ = _environment(os.environ, extra, task.tf_config)
-            ClusterConfig.from_tf_config(environ, needs_servers=False)
-            Group.from_tf_config(environ)
         snapshots = None
         if values.snapshot_seconds and values.num_ps:
             snapshots = stack.enter_context(
@@ -257,9 +257,9 @@ def main(argv: Sequence[str]) -> int:
                     prefix="tfdist-snapshots-", ignore_cleanup_errors=True
                 )
             )
-            groups[task.group or 0].append(
-                Task(
-                    task.label,
+        groups: list[list[Task]] = [[] for _ in range(values.num_groups)]
+        for number, task in enumerate(cluster.tasks):
+            environ = _environment(os.environ, extra, task.tf_config)
             if snapshots is not None:
                 environ[environment.SNAPSHOT_DIR] = os.path.join(
                     snapshots, f"group-{task.group or 0}"
@@ -267,6 +267,11 @@ def main(argv: Sequence[str]) -> int:
                 environ[environment.SNAPSHOT_EVERY] = str(
                     values.snapshot_seconds
                 )
+            ClusterConfig.from_tf_config(environ, needs_servers=False)
+            Group.from_tf_config(environ)
+            groups[task.group or 0].append(
+                Task(
+                    task.label,
                     task.address,
                     command,
                     environ,

@@ -153,6 +153,11 @@ class Supervisor:
             name = signal.Signals(number).name
             if not self._is_terminating():
                 self._end_all(128 + number, f"got {name}")
+                self._report.say(
+                    "tasks end after their step, in "
+                    f"{self._limits.terminate_seconds:g} s at most; the same "
+                    "signal again ends them at once"
+                )
             else:
                 self._report.say(f"got {name} again")
                 for cluster in self._clusters:

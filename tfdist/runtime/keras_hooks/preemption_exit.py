@@ -11,10 +11,21 @@ from tfdist.cluster import preemption
 
 
 class _Leave(keras.callbacks.Callback):
-    """Ends the process at the next call of Keras's, after other callbacks."""
+    """Ends the process at the next call of Keras's, after other callbacks.
+
+    Args:
+      others: Those, of which such as have `on_preemption` are told before.
+    """
+
+    def __init__(self, others):
+        super().__init__()
+        self._others = others
 
     def _leave(self, *args, **kwargs):
         del args, kwargs
+        for one in self._others:
+            if hasattr(one, "on_preemption"):
+                one.on_preemption()
         preemption.leave()
 
     on_epoch_begin = on_epoch_end = _leave
@@ -38,5 +49,5 @@ def stop_loops(frame):
     loops = private_keras_calls.loops_from(frame)
     for callbacks in loops:
         if not any(isinstance(one, _Leave) for one in callbacks.callbacks):
-            callbacks.callbacks.append(_Leave())
+            callbacks.callbacks.append(_Leave(list(callbacks.callbacks)))
     return bool(loops)
