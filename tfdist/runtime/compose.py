@@ -65,6 +65,7 @@ def compose(
     nonfinite,
     decisions,
     stalled_after,
+    starts_together=False,
 ):
     """Makes the parts of the axes that a strategy uses.
 
@@ -79,6 +80,7 @@ def compose(
       decisions: One of `chief_decisions.CHOICES`.
       stalled_after: Callable that gives the seconds without an update after
         which training has stalled.
+      starts_together: See `ChiefDecisions`.
 
     Returns:
       A `Runtime`.
@@ -118,6 +120,7 @@ def compose(
     ):
         parts["chief_decisions"] = functools.partial(
             chief_decisions.ChiefDecisions,
+            starts_together=starts_together,
             membership=membership,
             config=config,
             worker_timeout=tolerance.worker_timeout,

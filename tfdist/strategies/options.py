@@ -45,7 +45,7 @@ class Options(WithoutServers, total=False):
     communication: Literal["parameter_server", "ring"]
     variable_partitioner: Callable[..., Any] | None
     warmup_worker_steps: int
-    worker_start: Literal["together", "staggered"]
+    worker_start: Literal["together", "staggered", "independent"]
     decisions: Literal["chief", "each"]
 
 

@@ -78,8 +78,12 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
         others begin (Dean et al. 2012); 0 for none. For synchronizations
         without waiting. `fit` waits by itself, a loop of one's own calls
         `wait_for_warm_start`.
-      worker_start: How the remaining workers start: "together", or
-        "staggered", each `warmup_worker_steps` after the one before.
+      worker_start: How the workers start. "together": in `fit`, none makes
+        its first step before the others are there (a minute for one that
+        nobody has seen, `start_timeout` for one that prepares its data);
+        with `warmup_worker_steps` all but the first after these. "staggered":
+        each `warmup_worker_steps` after the one before. "independent": each
+        when it is there. Who is started again, or joins later, never waits.
       nonfinite: What is done about an update that has NaN or Inf: "drop"
         leaves all of it out, on all servers, and logs it; "fail" makes the
         worker whose update it is raise `tf.errors.InvalidArgumentError`
@@ -118,7 +122,9 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
         communication: Literal["parameter_server", "ring"] = "parameter_server",
         variable_partitioner: Callable[..., Any] | None = None,
         warmup_worker_steps: int = 0,
-        worker_start: Literal["together", "staggered"] = "together",
+        worker_start: Literal[
+            "together", "staggered", "independent"
+        ] = "together",
         nonfinite: Literal["drop", "fail", "ignore"] = "drop",
         decisions: Literal["chief", "each"] = "chief",
         fault_tolerance: FaultTolerance | None = None,
@@ -191,6 +197,7 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
         )
         atexit.register(
             construction.end_local_steps, weakref.ref(self._runtime.local)
+            starts_together=self._warm_start.starts_together,
         )
         super().__init__(
             extended.ParameterServerExtended(self, self._runtime, config)

@@ -175,3 +175,46 @@ def test_a_callback_that_resumes_is_not_interfered_with(tmp_path):
     callback = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     model, made = keras.Sequential(), position()
     assert begun(model, made, callbacks=[callback]) == ((0, 0), None)
+
+
+def waits(worker, tables, former=None):
+    """Number of looks at the table before a worker begins to train."""
+    looks = iter(tables)
+    made = turns(worker, None, never() if former is None else former)
+    seen = []
+    made._membership.read = lambda: seen.append(0) or next(looks)
+    made.wait_for_start()
+    return len(seen)
+
+
+def test_workers_begin_when_all_are_there():
+    """One is not there, then it prepares its data, then it begins."""
+    prepares = row(reached=0)
+    tables = [
+        [row(), row(), never()],
+        [row(), row(), prepares],
+        [row(), row(), row()],
+    ]
+    assert waits(0, tables) == 3
+    assert waits(1, tables) == 3
+
+
+def test_who_comes_when_others_train_does_not_wait():
+    assert waits(2, [[row(0, 1), never(), row()]]) == 1
+
+
+def test_who_was_started_again_does_not_wait():
+    assert waits(1, [], former=row(2, 1)) == 0
+
+
+def test_who_is_gone_is_not_waited_for():
+    failed = row(reached=0, state=MemberState.FAILED)
+    assert waits(0, [[row(), failed, row(silent=11.0, reached=0)]]) == 1
+
+
+def test_nobody_waits_for_ever(caplog, monkeypatch):
+    found = turns(0, [row(), never(), never()], never())
+    found._start_timeout = 0.01
+    found.wait_for_start()
+    assert "one, two to begin to train as well" in caplog.text
+    assert 'worker_start="independent"' in caplog.text

@@ -64,14 +64,19 @@ class ChiefDecisions:
       runtime: The `Runtime`.
       membership: The `Membership`.
       config: The `ClusterConfig`.
+      starts_together: Whether workers wait for each other before the first
+        step of all.
       **patience: Those of `FitTurns`.
 
     Attributes:
       position: The `FitPosition`.
     """
 
-    def __init__(self, runtime, membership, config, **patience):
+    def __init__(
+        self, runtime, membership, config, *, starts_together=False, **patience
+    ):
         self._runtime = runtime
+        self._starts_together = starts_together
         self._store = runtime.store
         self._membership = membership
         self._fits = membership.fits
@@ -283,6 +288,15 @@ class ChiefDecisions:
         fit.is_in_loop = fit.has_begun = True
         fit.rates = _rates_of(fit.model)[: fit_progress.MAX_RATES]
         fit.exchanges = self._runtime.journal.count
+        self._tell_begun(fit)
+        if self._starts_together and fit.number == 1:
+            if self.is_chief:
+                # Others may wait for its variables before they come to this.
+                self._runtime.commit()
+            self._turns.wait_for_start()
+
+    def _tell_begun(self, fit):
+        """Tells that a call of `fit` begins; waits until the chief's has."""
         if self.is_chief:
             self._tell(
                 reached=fit_progress.begun(fit.number),

@@ -4,12 +4,17 @@ Who waits for the chief's call, or for those of all others: as long as they are
 there and get on, and no longer.
 """
 
+from absl import logging
+
 from tfdist.cluster import fit_progress
 from tfdist.cluster import member_table
 from tfdist.cluster import termination
 from tfdist.cluster import waiting
 
 CHIEF = 0
+# How long the others put off their first step for a worker of which nobody has
+# seen anything.
+_UNSEEN_SECONDS = 60.0
 _NEVER_SEEN = member_table.MemberState.UNKNOWN
 
 
@@ -48,6 +53,10 @@ class FitTurns:
         self._worker = config.worker_id
         self._worker_timeout = worker_timeout
         self._initial_workers = config.initial_workers
+        self._start_timeout = start_timeout
+        self._first = termination.Expected(
+            config.initial_workers, min(start_timeout, _UNSEEN_SECONDS)
+        )
         self._expected = termination.Expected(
             config.initial_workers, start_timeout
         )
@@ -107,6 +116,46 @@ class FitTurns:
         if not is_new:
             words.append(former.word)
         return max((word.position(number) for word in words), default=(0, 0))
+
+    def wait_for_start(self):
+        """Waits until the first workers are in their first call of `fit`.
+
+        So that none has trained for long when the others begin. One that was
+        started again, or comes when others train, does not wait.
+        """
+        former = self._membership.former
+        if former is None or former.state is not _NEVER_SEEN:
+            return
+        late = []
+
+        def all_begin():
+            rows = self._store.call(self._membership.read)[: len(self._names)]
+            others = [
+                (worker, member)
+                for worker, member in enumerate(rows)
+                if worker != self._worker
+            ]
+            late[:] = [
+                self._names[worker]
+                for worker, member in others
+                if self._first.includes(worker, member, self._worker_timeout)
+                and member.word.reached < fit_progress.begun(1)
+            ]
+            return not late or any(
+                member.word.position(1) > (0, 0) for _, member in others
+            )
+
+        try:
+            waiting.wait_until(
+                all_begin,
+                what=lambda: (
+                    f"{', '.join(late)} to begin to train as well "
+                    '(worker_start="independent" does not wait)'
+                ),
+                timeout=self._start_timeout,
+            )
+        except TimeoutError as error:
+            logging.warning("%s Beginning without.", error)
 
     def are_over(self):
         """Whether all others have finished, and none is expected."""

@@ -10,10 +10,17 @@ from tfdist.cluster import waiting
 
 
 class WorkerStart(enum.Enum):
-    """Start of the remaining workers: together, or each some steps later."""
+    """Start of the workers.
+
+    TOGETHER: none before the others are there, or all but the first after its
+      steps.
+    STAGGERED: each some steps after the one before.
+    INDEPENDENT: each when it is there.
+    """
 
     TOGETHER = "together"
     STAGGERED = "staggered"
+    INDEPENDENT = "independent"
 
 
 class WarmStart:
@@ -53,9 +60,14 @@ class WarmStart:
         self._stalled_after = stalled_after
         self._worker_start = WorkerStart(worker_start)
 
+    @property
+    def starts_together(self):
+        """Whether no worker begins before the others are there."""
+        return not self._steps and self._worker_start is WorkerStart.TOGETHER
+
     def steps_before(self, worker_id):
         """After how many steps of the others a worker begins, an int."""
-        if self._worker_start is WorkerStart.TOGETHER:
+        if self._worker_start is not WorkerStart.STAGGERED:
             return self._steps * min(worker_id, 1)
         return self._steps * worker_id
 
