@@ -13,6 +13,7 @@ from tfdist import private_keras_calls
 from tfdist import private_pipelines
 from tfdist import private_tensorflow
 from tfdist import quiet
+from tfdist.data_shares import batches
 from tfdist.data_shares import epoch_data
 from tfdist.data_shares import fresh_pipelines
 from tfdist.data_shares import generators
@@ -95,6 +96,7 @@ def distribute(
     if adapter is None:
         return shared
     model = private_keras_calls.model_of(frame)
+    batches.check(dataset, model)
     readers = py_datasets.Readers(adapter, steps_per_epoch, number)
     return epoch_data.EpochData(shared, dataset, model, readers, left_out)
 

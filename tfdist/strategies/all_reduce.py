@@ -65,7 +65,9 @@ class AllReduceStrategy(tf.distribute.Strategy):
         **old_arguments,
     ):
         construction.check_arguments(None, nonfinite, "chief")
-        tolerance = fault_tolerance_lib.given(fault_tolerance, old_arguments)
+        tolerance = fault_tolerance_lib.given(
+            fault_tolerance, old_arguments, type(self)
+        )
         config, look_up = construction.cluster(cluster_resolver, False)
         construction.check_without_servers(config, None)
         self._resolver = construction.resolver_of(cluster_resolver, config)

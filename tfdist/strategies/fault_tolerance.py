@@ -1,15 +1,18 @@
 """Fault tolerance: timeouts, preemption, and the servers' snapshots."""
 
+from collections.abc import Mapping
 import dataclasses
+import difflib
+import inspect
 import os
 from typing import Any
 from typing import Literal
 
 from tfdist import deprecated
+from tfdist.cluster import environment
 from tfdist.cluster import member_table
 
 _ON_PREEMPTION = ("exit", "note")
-from tfdist.cluster import environment
 ON_STALL = ("drop", "fail", "wait")
 
 
@@ -110,9 +113,6 @@ class FaultTolerance:
         return dataclasses.asdict(self)
 
 
-def given(
-    fault_tolerance: FaultTolerance | None, old: dict[str, Any]
-) -> FaultTolerance:
 def snapshots_of(
     tolerance: FaultTolerance, environ: Mapping[str, str]
 ) -> tuple[str | os.PathLike[str] | None, float]:
@@ -128,12 +128,18 @@ def snapshots_of(
     return directory, float(environ[environment.SNAPSHOT_EVERY])
 
 
+def given(
+    fault_tolerance: FaultTolerance | None,
+    old: dict[str, Any],
+    strategy: type,
+) -> FaultTolerance:
     """The `FaultTolerance` of a strategy's arguments.
 
     Args:
       fault_tolerance: As it was given, or None.
       old: Keyword arguments that no strategy has by name: in the release
         before, those of `FaultTolerance` were arguments of strategies.
+      strategy: The class, whose arguments the error names.
 
     Raises:
       TypeError: There is no such argument, or both ways are used.
@@ -149,9 +155,13 @@ def snapshots_of(
         return fault_tolerance or FaultTolerance()
     known = {field.name for field in dataclasses.fields(FaultTolerance)}
     if unknown := sorted(set(old) - known):
+        names = list(inspect.signature(strategy).parameters)
+        close = difflib.get_close_matches(unknown[0], names, 1)
+        hint = f" Did you mean `{close[0]}`?" if close else ""
         raise TypeError(
-            "A strategy got an unexpected keyword argument "
-            f"{', '.join(map(repr, unknown))}."
+            f"{strategy.__name__} got an unexpected keyword argument "
+            f"{', '.join(map(repr, unknown))}.{hint} Its arguments are: "
+            f"{', '.join(names)}."
         )
     written = ", ".join(f"{name}={value!r}" for name, value in old.items())
     if fault_tolerance is not None:

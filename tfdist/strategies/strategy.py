@@ -139,7 +139,9 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
             worker_start,
             {"at_once": "together", "one_by_one": "staggered"},
         )
-        tolerance = fault_tolerance_lib.given(fault_tolerance, old_arguments)
+        tolerance = fault_tolerance_lib.given(
+            fault_tolerance, old_arguments, type(self)
+        )
         self._method = Method(
             Async() if synchronization is None else synchronization,
             correction,
