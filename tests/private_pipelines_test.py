@@ -193,3 +193,12 @@ def test_sources_are_those_of_all_stages():
     found = private_pipelines.sources(last)
     assert len(found) == 3
     assert any(one is tf.data.experimental.to_variant(first) for one in found)
+
+
+def test_files_are_known_where_they_are_read(tmp_path):
+    names = Dataset.from_tensor_slices([str(tmp_path / "a")])
+    read = private_pipelines.may_read_files
+    assert read(tf.data.TextLineDataset(names))
+    assert read(names.interleave(tf.data.TextLineDataset).batch(2))
+    assert not read(names)
+    assert not read(Dataset.from_generator(lambda: [1], tf.int64).batch(2))

@@ -110,6 +110,16 @@ def sources(dataset):
     return [tf.data.experimental.to_variant(one) for one in _stages(dataset)]
 
 
+def may_read_files(dataset):
+    """Whether TensorFlow may find files to share out in a data set."""
+    return any(
+        _name(stage) in _READERS
+        or _name(stage) in _UNKNOWN
+        or any(node.op in _READING for node in _nodes(stage))
+        for stage in _stages(dataset)
+    )
+
+
 def stage_not_by_file(dataset):
     """The first stage that differs where each worker has files of its own.
 

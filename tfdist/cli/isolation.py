@@ -71,12 +71,10 @@ def keep_others_out(
             rule = stack.enter_context(firewall.PortRule(ports))
         except firewall.FirewallError as error:
             say(
-                "warning: whoever reaches this machine (by "
-                f"{', '.join(interfaces)}) can make the tasks run anything, "
-                f"without a password: TensorFlow listens on ports {listed} of "
-                "every interface. --isolate=always closes them, and takes "
-                "the network from the tasks; see docs/security.md. (No "
-                f"firewall rule: {error}.)"
+                f"warning: ports {listed} are open to whoever reaches this "
+                f"machine (by {', '.join(interfaces)}; no firewall rule: "
+                f"{error}). --isolate=always closes them, --isolate=never "
+                "silences this; see docs/security.md"
             )
         else:
             say(

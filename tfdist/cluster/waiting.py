@@ -40,17 +40,24 @@ def wait_until(condition, *, what, timeout, hint=""):
         described = what() if callable(what) else what
         bound = preemption.bounded(timeout)
         if now - started > bound:
-            message = f"Gave up after {bound:g} s waiting for {described}."
+            message = (
+                f"Gave up after {_seconds(bound)} s waiting for {described}."
+            )
             raise TimeoutError(f"{message} {hint}".strip())
         if now - reported > REPORT_SECONDS:
             reported = now
             logging.warning(
-                "Waiting for %s (%.0f s of at most %g s).",
+                "Waiting for %s (%.0f s of at most %s s).",
                 described,
                 now - started,
-                timeout,
+                _seconds(timeout),
             )
         time.sleep(_POLL_SECONDS)
+
+
+def _seconds(number):
+    """Seconds as people say them: whole ones, but for short times."""
+    return f"{number:.0f}" if number >= 10 else f"{number:.3g}"
 
 
 def wait_while_it_gets_on(condition, *, what, stalled_after, progress):

@@ -241,6 +241,9 @@ def _auto_shard(dataset, policy, num_workers, index):
 def _reads_files(dataset):
     if private_tensorflow.is_from_memory(dataset):
         return False
+    if not private_pipelines.may_read_files(dataset):
+        # TensorFlow would find none, and print the whole pipeline.
+        return False
     try:
         # Nothing is looked for where there is one worker.
         _auto_shard(dataset, _AutoShardPolicy.FILE, 2, 0)
