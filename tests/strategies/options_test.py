@@ -53,3 +53,10 @@ def test_a_users_own_preset_shows_what_it_takes():
             super().__init__(period)
 
     assert list(inspect.signature(Mine).parameters) == ["period"]
+
+
+def test_a_strategy_shows_its_method_and_its_cluster():
+    assert repr(tfdist.SoftSyncStrategy(3)) == (
+        "<SoftSyncStrategy: SoftSync(s=3); one process>"
+    )
+    assert "Sync(" in repr(tfdist.AllReduceStrategy())

@@ -100,6 +100,9 @@ class AllReduceStrategy(tf.distribute.Strategy):
         super().__init__(made)
         atexit.register(_end, weakref.ref(self._engine))
 
+    def __repr__(self) -> str:
+        return construction.described(self, self.synchronization)
+
     @property
     def cluster(self) -> cluster_config.ClusterConfig:
         """The `ClusterConfig`: who this task is, who the others are."""

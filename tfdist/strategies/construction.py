@@ -214,6 +214,24 @@ def begin_program(config):
         outside_scope.refuse_to_fit()
 
 
+def described(strategy, *axes):
+    """Text of a strategy for `repr`: its method and its cluster.
+
+    Args:
+      strategy: The strategy.
+      *axes: What it is made of; None for what it lacks.
+    """
+    config = strategy.cluster
+    where = "one process"
+    if not config.is_local:
+        where = (
+            f"{config.task_name} of {config.num_workers} workers and "
+            f"{config.num_ps} parameter servers"
+        )
+    method = ", ".join(repr(axis) for axis in axes if axis is not None)
+    return f"<{type(strategy).__name__}: {method}; {where}>"
+
+
 def set_seed(config, seed):
     """Seeds all random generators, the same on all workers.
 

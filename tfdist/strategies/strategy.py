@@ -3,6 +3,7 @@
 import atexit
 from collections.abc import Callable
 from collections.abc import Sequence
+import os
 import sys
 from typing import Any
 from typing import Literal
@@ -168,6 +169,9 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
             construction.check_without_servers(config, variable_partitioner)
         resolved = construction.resolve(self._method, config)
         if config.is_ps:
+            snapshot_dir, snapshot_every = fault_tolerance_lib.snapshots_of(
+                tolerance, os.environ
+            )
             sys.exit(
                 server.serve(
                     config,
@@ -177,9 +181,6 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
                 )
             )
         self._resolver = construction.resolver_of(cluster_resolver, config)
-            snapshot_dir, snapshot_every = fault_tolerance_lib.snapshots_of(
-                tolerance, os.environ
-            )
         connections = construction.connect(
             config, look_up, resolved.needs_servers, tolerance
         )
@@ -196,13 +197,18 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
             nonfinite=nonfinite,
             decisions=decisions,
             stalled_after=self._stalled_after,
+            starts_together=self._warm_start.starts_together,
         )
         atexit.register(
             construction.end_local_steps, weakref.ref(self._runtime.local)
-            starts_together=self._warm_start.starts_together,
         )
         super().__init__(
             extended.ParameterServerExtended(self, self._runtime, config)
+        )
+
+    def __repr__(self) -> str:
+        return construction.described(
+            self, self.synchronization, self.correction, self.local_steps
         )
 
     @property
