@@ -43,7 +43,7 @@ def test_one_way_at_a_time():
 
 
 def test_nothing_given_is_the_default():
-    assert lib.given(None, {}) == FaultTolerance()
+    assert lib.given(None, {}, tfdist.AsyncStrategy) == FaultTolerance()
 
 
 def test_a_misspelt_argument_is_answered_with_those_that_there_are():
