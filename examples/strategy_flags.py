@@ -53,10 +53,16 @@ SNAPSHOTS = ("snapshot_dir", "snapshot_every")
 FAULT_TOLERANCE = ("worker_timeout", *SNAPSHOTS)
 # Flag -> what it needs of the method, and that in words.
 FITS = {
-    "worker_timeout": (lambda method: method.waits, "wait for each other"),
+    "worker_timeout": (
+        lambda method: method.waits or method.sends_to_peers,
+        "wait for each other",
+    ),
     **dict.fromkeys(
         ("warmup_worker_steps", "worker_start"),
-        (lambda method: not method.waits, "do not wait for each other"),
+        (
+            lambda method: not method.waits and method.needs_servers,
+            "do not wait for each other",
+        ),
     ),
     **dict.fromkeys(SNAPSHOTS, (lambda method: True, "train together")),
 }
@@ -139,6 +145,8 @@ def make_strategy() -> tf.distribute.Strategy:
         }
         if method.all_reduces_gradients:
             return tfdist.AllReduceStrategy(**others)
+        if method.sends_to_peers:
+            return tfdist.PeerToPeerStrategy(method.compression, **others)
         return tfdist.ParameterServerStrategy(**method.arguments, **others)
     except ValueError as error:
         sys.exit(f"--strategy={text}: {error}")

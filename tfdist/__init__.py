@@ -29,6 +29,7 @@ _HOMES = {
     "ModelFreedError": "tfdist.runtime.variables.unused_models",
     "ParameterAveragingStrategy": "tfdist.strategies.local_presets",
     "ParameterServerStrategy": "tfdist.strategies.strategy",
+    "PeerToPeerStrategy": "tfdist.strategies.peer_to_peer",
     "PipelineStrategy": "tfdist.pipeline.strategy",
     "SidecarEvaluator": "tfdist.strategies.evaluator",
     "SoftSyncStrategy": "tfdist.strategies.presets",

@@ -35,6 +35,9 @@ from tfdist.strategies.local_presets import (
 from tfdist.strategies.local_presets import (
     ParameterAveragingStrategy as ParameterAveragingStrategy,
 )
+from tfdist.strategies.peer_to_peer import (
+    PeerToPeerStrategy as PeerToPeerStrategy,
+)
 from tfdist.strategies.presets import AsyncStrategy as AsyncStrategy
 from tfdist.strategies.presets import (
     BackupWorkersStrategy as BackupWorkersStrategy,

@@ -7,13 +7,20 @@ SECONDS = 800.0
 
 
 def of_two_workers(zygote, tmp_path_factory, target, **arguments):
-    """Runs a target of `tests.all_reduce` on two workers; returns reports."""
+    """Runs a target of `tests.all_reduce` on two workers; returns reports.
+
+    Args:
+        zygote: A `Zygote`.
+        tmp_path_factory: As of pytest.
+        target: Of `tests.all_reduce`, or with the name of its package.
+        **arguments: Of the target.
+    """
     with real_cluster.ClusterUnderTest(
         zygote, tmp_path_factory.mktemp("programs"), num_ps=0, num_workers=2
     ) as cluster:
-        workers = cluster.start_workers(
-            f"tests.all_reduce.{target}", **arguments
-        )
+        if not target.startswith("tests."):
+            target = f"tests.all_reduce.{target}"
+        workers = cluster.start_workers(target, **arguments)
         cluster.finish(SECONDS)
         return [worker.report() for worker in workers]
 

@@ -17,7 +17,8 @@ class Link(contextlib.AbstractContextManager):
         """
         self._there = _pair(there)
         self._open = threading.Event()
-        self._open.set()
+        self._back_is_open = threading.Event()
+        self.heal()
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._listener.bind(_pair(here))
@@ -32,10 +33,16 @@ class Link(contextlib.AbstractContextManager):
     def cut(self):
         """Holds up all data, both ways; connections stay."""
         self._open.clear()
+        self._back_is_open.clear()
+
+    def cut_way_back(self):
+        """Holds up what comes back alone: requests arrive unanswered."""
+        self._back_is_open.clear()
 
     def heal(self):
         """Lets all data go on."""
         self._open.set()
+        self._back_is_open.set()
 
     def _accept(self):
         with contextlib.suppress(OSError):
@@ -52,16 +59,18 @@ class Link(contextlib.AbstractContextManager):
             except OSError:
                 return  # Nobody is there: the connection ends.
             back = threading.Thread(
-                target=self._pass_on, args=(far, near), daemon=True
+                target=self._pass_on,
+                args=(far, near, self._back_is_open),
+                daemon=True,
             )
             back.start()
-            self._pass_on(near, far)
+            self._pass_on(near, far, self._open)
             back.join()
 
-    def _pass_on(self, source, target):
+    def _pass_on(self, source, target, is_open):
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                self._open.wait()
+                is_open.wait()
                 target.sendall(data)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)

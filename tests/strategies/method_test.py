@@ -6,6 +6,7 @@ import pytest
 
 import tfdist
 from tfdist import averaging
+from tfdist import compression
 from tfdist import correction
 from tfdist import simulation
 from tfdist import synchronization
@@ -64,6 +65,7 @@ ENGINES = {
     "easgd:synchronization=sync": (True, True),
     # All-reduce has no servers that could agree.
     "diloco:communication=ring": (True, False),
+    "peer_to_peer": (False, False),
 }
 
 
@@ -71,7 +73,8 @@ ENGINES = {
 def test_a_method_says_which_engine_it_needs(text):
     method = registry.method(text)
     assert (method.waits, method.needs_order) == ENGINES[text]
-    assert method.needs_servers == ("ring" not in text)
+    without = "ring" in text or text == "peer_to_peer"
+    assert method.needs_servers == (not without)
 
 
 def test_what_is_kept_and_sent_is_known():
@@ -164,6 +167,24 @@ def test_a_momentum_of_its_own_is_set():
         Method().with_momentum(0.3)
 
 
-def test_a_ring_is_not_simulated():
+@pytest.mark.parametrize("method", [RING, "peer_to_peer"])
+def test_methods_without_servers_are_not_simulated(method):
     with pytest.raises(ValueError, match="method with servers"):
-        simulation.timing(RING, num_workers=2, steps=2)
+        simulation.timing(method, num_workers=2, steps=2)
+
+
+def test_updates_between_peers_have_a_codec():
+    method = registry.method("peer_to_peer:compression=threshold(tau=0.5)")
+    assert method.sends_to_peers and not method.all_reduces_gradients
+    assert method.compression == compression.Threshold(0.5)
+    assert method.resolve(4) == method
+    with pytest.raises(ValueError, match="PeerToPeerStrategy"):
+        tfdist.ParameterServerStrategy(**method.arguments)
+    for text, name in (
+        ("sync:communication=peers", "synchronization"),
+        ("peer_to_peer:correction=gap_aware", "correction"),
+        ("peer_to_peer:local_steps=4", "local_steps"),
+        ("async:compression=cast", "compression"),
+    ):
+        with pytest.raises(ValueError, match=f"`{name}` must be"):
+            registry.method(text).resolve(4)

@@ -38,13 +38,20 @@ def test_presets_show_all_arguments_with_their_defaults(preset):
             preset(**{name: None})
 
 
-def test_all_reduce_shows_what_is_not_about_servers():
-    shown = inspect.signature(tfdist.AllReduceStrategy).parameters
+@pytest.mark.parametrize(
+    ("strategy", "own"),
+    [
+        (tfdist.AllReduceStrategy, set()),
+        (tfdist.PeerToPeerStrategy, {"compression"}),
+    ],
+)
+def test_without_servers_nothing_is_shown_that_is_about_them(strategy, own):
+    shown = inspect.signature(strategy).parameters
     old = set(options.Deprecated.__annotations__)
-    assert set(shown) == set(options.WithoutServers.__annotations__) - old
+    assert set(shown) == set(options.WithoutServers.__annotations__) - old | own
     for name in ("synchronization", "communication"):
         with pytest.raises(TypeError, match=name):
-            tfdist.AllReduceStrategy(**{name: None})
+            strategy(**{name: None})
 
 
 def test_a_users_own_preset_shows_what_it_takes():

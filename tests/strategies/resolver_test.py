@@ -16,6 +16,7 @@ STRATEGIES = [
     tfdist.BackupWorkersStrategy,
     tfdist.ParameterAveragingStrategy,
     tfdist.ParameterServerStrategy,
+    tfdist.PeerToPeerStrategy,
 ]
 
 

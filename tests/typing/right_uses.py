@@ -30,6 +30,7 @@ def strategies() -> list[tfdist.ParameterServerStrategy]:
     return [
         tfdist.AsyncStrategy(correction=correction.InverseStaleness()),
         tfdist.AllReduceStrategy(nonfinite="fail", seed=1),
+        tfdist.PeerToPeerStrategy("threshold(tau=0.03)", seed=1),
         tfdist.BackupWorkersStrategy(
             1,
             on_drop="retry",

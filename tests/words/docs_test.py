@@ -97,8 +97,12 @@ def test_table_of_strategies_has_the_presets_and_their_papers():
     table = STRATEGIES.partition("\n\n")[2].partition("\n\n")[0]
     rows = dict(re.findall(r"^\| `(\w+)\(.*\|(.*)\|$", table, re.MULTILINE))
     presets = {e.preset: e.paper for e in catalogue.ENTRIES if e.preset}
-    # Of all-reduce the method is Sync, by another way of communication.
-    bases = {"ParameterServerStrategy", "AllReduceStrategy"}
+    # Engines of their own, for Sync and Async by other ways.
+    bases = {
+        "ParameterServerStrategy",
+        "AllReduceStrategy",
+        "PeerToPeerStrategy",
+    }
     assert set(rows) - bases == set(presets)
     for preset, paper in presets.items():
         assert paper in rows[preset]

@@ -18,8 +18,8 @@ NAMES = {
         BackupWorkersStrategy BoundedStalenessStrategy DANAStrategy
         DCASGDStrategy DiLoCoStrategy DownpourStrategy ElasticAveragingStrategy
         FaultTolerance ModelFreedError ParameterAveragingStrategy
-        ParameterServerStrategy PipelineStrategy SidecarEvaluator
-        SoftSyncStrategy __version__
+        ParameterServerStrategy PeerToPeerStrategy PipelineStrategy
+        SidecarEvaluator SoftSyncStrategy __version__
         averaging callbacks cluster codistillation compression correction
         datasets pipeline placement register simulation synchronization testing
     """,

@@ -33,8 +33,6 @@ class Engine:
       consistency: The `Consistency`.
       fits: The `FitCalls`.
       journal: The `StepJournal`.
-      note: Builds the note of the `Tail` of a step, see `Told`.
-      read_told: Returns what was noted.
       wrote: A variable: 1.0 if this worker's code has assigned shared
         variables eagerly since its last step.
       is_applying: Whether Keras's own step is under way.
@@ -55,8 +53,7 @@ class Engine:
         )
         self.journal = journal_lib.StepJournal(self.num_workers)
         self.wrote = private_tensorflow.hidden_variable(0.0)
-        told = tail_lib.Told()
-        self.note, self.read_told = told.note, told.read
+        self._told = tail_lib.Told()
         self.fits = fit_lib.FitCalls(self)
         self.is_applying = False
         self.update = None
@@ -118,6 +115,14 @@ class Engine:
         if model is not None:
             self._sequences[model] = lanes
 
+    def note(self, tail):
+        """Builds the note of the `Tail` of a step; see `Told`."""
+        self._told.note(tail)
+
+    def read_told(self):
+        """Returns what was noted; see `Told.read`."""
+        return self._told.read()
+
     def step_of(self, optimizer):
         """The step under way, in which an optimizer acts."""
         if self._step is None:
@@ -153,19 +158,30 @@ class Engine:
         key = (*map(id, variables), *have_rows, *map(id, states))
         if key not in lanes:
             with tf.init_scope(), private_tensorflow.outside_of_functions():
-                lane = lanes[key] = lane_lib.Lane(
-                    self,
+                lane = lanes[key] = self.make_lane(
                     optimizer,
                     variables,
                     states,
                     have_rows,
                     next(self._numbers),
                 )
-                if not all(variable.is_agreed for variable in lane.shared):
-                    self._adopt(consistency_lib.Moment.STEP, lane.shared)
+                if not all(variable.is_agreed for variable in lane.agreeing):
+                    self.adopt(consistency_lib.Moment.STEP, lane.shared)
         return lanes[key]
 
-    def _adopt(self, moment, variables, settings=""):
+    def make_lane(self, optimizer, variables, states, have_rows, number):
+        """Makes a `Lane`; see there."""
+        return lane_lib.Lane(
+            self, optimizer, variables, states, have_rows, number
+        )
+
+    @property
+    def takes_rows(self):
+        """Whether lanes take gradients that are rows of a table."""
+        return self.num_workers > 1
+
+    def adopt(self, moment, variables, settings=""):
+        """Gives all workers the chief's values; see `Consistency`."""
         with self.applying():
             self.consistency.adopt(moment, variables, settings)
 
@@ -187,7 +203,7 @@ class Engine:
           ModelMismatchError: Another worker's model differs.
           ValueError: Another worker trains in another way.
         """
-        self._adopt(
+        self.adopt(
             moment,
             variables_lib.shared_by(model),
             consistency_lib.described(optimizers),
@@ -222,11 +238,11 @@ class Engine:
         """Waits for all workers, and takes part in their steps until then."""
         self.fits.end_abandoned()
         if not self.fits.is_running:
-            self._follow_loops()
+            self.follow_loops()
         self.consistency.meet(consistency_lib.Moment.BARRIER)
         self.note_met()
 
-    def _follow_loops(self):
+    def follow_loops(self):
         """Follows steps of loops of the user's own, if one model has them.
 
         Where several models train in loops, nobody knows which steps the

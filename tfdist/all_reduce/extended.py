@@ -152,9 +152,8 @@ class AllReduceExtended(one_replica.OneReplicaExtended):
             )
         raise NotImplementedError(
             "`all_reduce` of a replica context must not be called in a step "
-            "of AllReduceStrategy: at the end of its data a worker would not "
-            "take part. Use an optimizer, or assign non-trainable weights, "
-            "which get the mean over the workers."
+            f"of {type(self._container_strategy()).__name__}: at the end of "
+            "its data a worker would not take part. Use an optimizer."
         )
 
     def _replica_ctx_update(self, var, fn, args=(), kwargs=None, group=True):

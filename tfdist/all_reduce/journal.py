@@ -16,17 +16,17 @@ class StepJournal:
 
     Args:
       num_workers: Number of workers.
+      extras: Number of the figures of a step that `figures` makes sense of.
     """
 
-    def __init__(self, num_workers):
+    def __init__(self, num_workers, extras=1):
         # Bytes by number of a lane; each row has its lane's number.
         self._bytes = []
         self._num_workers = num_workers
         hidden = private_tensorflow.hidden_variable
         # When a step began to wait for others, and when it ended, in seconds
-        # since the epoch; updates by then; whether it counts; its lane; bytes
-        # of rows.
-        self._rows = hidden(tf.zeros([CAPACITY, 6], tf.float64))
+        # since the epoch; updates by then; whether it counts; its lane; extras.
+        self._rows = hidden(tf.zeros([CAPACITY, 5 + extras], tf.float64))
         self._count = hidden(tf.zeros([], tf.int64))
         self._dropped = hidden(tf.zeros([], tf.int64))
         self._updates = hidden(tf.zeros([], tf.int64))
@@ -39,7 +39,7 @@ class StepJournal:
         self._bytes.append(sent)
         return len(self._bytes) - 1
 
-    def write(self, *, began, ended, accepted, lane, row_bytes=0.0):
+    def write(self, *, began, ended, accepted, lane, extras):
         """Builds the note of a step.
 
         Args:
@@ -47,11 +47,11 @@ class StepJournal:
           ended: Any tensor that is there when the sums are.
           accepted: Whether this worker's part counts, scalar bool.
           lane: Number of the lane, from `add`.
-          row_bytes: Sent beside its vectors.
+          extras: Scalars, as many as there are.
         """
         with tf.control_dependencies([ended]):
             now = tf.timestamp()
-            row = [began, now, self._updates, accepted, lane, row_bytes]
+            row = [began, now, self._updates, accepted, lane, *extras]
             row = tf.stack([tf.cast(x, tf.float64) for x in row])
             place = self._count.read_value() % CAPACITY
             self._rows.scatter_update(tf.IndexedSlices(row[None], place[None]))
@@ -98,22 +98,32 @@ class StepJournal:
         rows = self._rows.numpy()[numbers % CAPACITY]
         return [self._record(*row) for row in rows.tolist()]
 
-    def _record(self, began, ended, updates, accepted, lane, row_bytes):
+    def _record(self, began, ended, updates, accepted, lane, *extras):
         before, self._ended = self._ended, ended
-        size = self._bytes[int(lane)] + int(row_bytes)
+        staleness, sent, received = self.figures(int(lane), *extras)
         return ExchangeRecord(
             time=ended,
             version=int(updates),
             pulled=int(updates) - 1,
             arrival=-1,
-            staleness=0,
+            staleness=staleness,
             accepted=bool(accepted),
             compute_seconds=began - before if before else 0.0,
             exchange_seconds=ended - began,
             wait_seconds=0.0,
-            bytes_sent=size,
-            bytes_received=size,
+            bytes_sent=sent,
+            bytes_received=received,
             local_steps=1,
             nonfinite=not accepted,
             pulled_by_server=(int(updates) - 1,),
         )
+
+    def figures(self, lane, row_bytes):
+        """Staleness of a step, bytes sent and received.
+
+        Args:
+          lane: Number of the lane.
+          row_bytes: Sent beside its vectors.
+        """
+        size = self._bytes[lane] + int(row_bytes)
+        return 0, size, size

@@ -77,6 +77,11 @@ class Lane:
         slots = () if self.optimizer is None else self.optimizer.variables
         return [*map(plain, [*self.variables, *slots]), *self.states]
 
+    @property
+    def agreeing(self):
+        """Variables whose values all workers have to hold before a step."""
+        return self.shared
+
     def step(self, gradients, before):
         """Builds a step, or takes it when executing eagerly.
 
@@ -109,7 +114,7 @@ class Lane:
                 ended=tail.present,
                 accepted=counts,
                 lane=self.number,
-                row_bytes=row_bytes,
+                extras=[row_bytes],
             )
 
     def _parted(self, of_variables):

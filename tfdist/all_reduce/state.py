@@ -38,7 +38,7 @@ class AllReduceState(tf.train.experimental.PythonState):
         arrays = {
             f"variable/{number}": variable.numpy()
             for number, variable in found.items()
-            if everything or variable.is_seed
+            if everything or variable.is_seed or variable.is_hidden
         }
         header = {
             "updates": self._engine.journal.updates,

@@ -77,7 +77,7 @@ class TrainingStep:
     def _as_it_travels(self, gradient, variable):
         travels_as_rows = (
             not self._eagerly
-            and self._engine.num_workers > 1
+            and self._engine.takes_rows
             and rows.are_worth_it(gradient, plain(variable))
         )
         return gradient if travels_as_rows else tf.convert_to_tensor(gradient)

@@ -58,6 +58,8 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
         self.kind = kind
         # Whether all workers have held the same value of it.
         self.is_agreed = False
+        # Whether it is the engine's own, which Keras does not save.
+        self.is_hidden = False
         super().__init__(**kwargs)
 
     @property

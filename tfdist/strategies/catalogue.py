@@ -53,6 +53,14 @@ ENTRIES = (
         preset="AsyncStrategy",
     ),
     Entry(
+        "peer_to_peer",
+        "tfdist.synchronization:Async",
+        "synchronization",
+        paper="Strom 2015",
+        help="each worker's updates, sent to all others; no servers",
+        communication="peers",
+    ),
+    Entry(
         "inverse_staleness",
         "tfdist.correction:InverseStaleness",
         "correction",

@@ -65,7 +65,7 @@ def check_without_servers(config, partitioner):
     for job in ("ps", "evaluator"):
         if job in config.spec:
             raise tf_config.ClusterConfigError(
-                f'communication="ring" is for workers alone: TF_CONFIG'
+                "A strategy without servers is for workers alone: TF_CONFIG"
                 f'["cluster"] must have no job "{job}" (`tfdist launch '
                 f"{_LAUNCHED_WITHOUT[job]}`). Received: jobs "
                 f"{list(config.spec)}."

@@ -39,6 +39,8 @@ class Entry:
       variants: Callable that is given the number of workers and returns the
         settings, a list of dicts, of which `advise` takes the fastest where
         none are given. Default: the defaults alone.
+      communication: As of `Method`; another one than "parameter_server" makes
+        it a method of its own, and no value of its axis.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Entry:
     help: str = ""
     preset: str = ""
     variants: Callable[[int], Sequence[Mapping[str, Any]]] | None = None
+    communication: str = "parameter_server"
 
     def __post_init__(self):
         name = self.name
@@ -84,11 +87,17 @@ class Entry:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The factory's settings: name -> default.
+        """The settings: name -> default.
 
         Raises:
-          TypeError: One has no default.
+          TypeError: One of the factory's has no default.
         """
+        if self.communication == "peers":
+            return {**self._of_factory, "compression": None}
+        return self._of_factory
+
+    @property
+    def _of_factory(self):
         found = {}
         signature = inspect.signature(self._callable())
         for name, parameter in signature.parameters.items():
@@ -123,7 +132,7 @@ class Entry:
         Raises:
           TypeError: The factory makes something else.
         """
-        made = self._callable()(**{**self.settings, **settings})
+        made = self._callable()(**{**self._of_factory, **settings})
         if not isinstance(made, _load(AXES[self.axis])):
             raise TypeError(
                 f"Argument `factory` of the method {self.name!r} must make a "

@@ -9,12 +9,14 @@ import keras
 from tfdist.averaging import LocalSteps
 from tfdist.averaging import ParameterAveraging
 from tfdist.averaging.base import Pushed
+from tfdist.compression import Codec
+from tfdist.compression import parse
 from tfdist.correction import Copies
 from tfdist.correction import Correction
 from tfdist.synchronization import Async
 from tfdist.synchronization import Synchronization
 
-_COMMUNICATIONS = ("parameter_server", "ring")
+_COMMUNICATIONS = ("parameter_server", "ring", "peers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,20 +33,27 @@ class Method:
       name: For tables and pictures; default: from the others.
       local_steps: What workers do between two exchanges: a `LocalSteps`, or a
         number of steps; None: they push after each.
-      communication: "parameter_server", or "ring" for all-reduce between
-        workers.
+      communication: "parameter_server", "ring" for all-reduce between
+        workers, or "peers" where workers send each other updates.
+      compression: Codec of these updates, or a text that names one; None
+        sends them as they are.
     """
 
     synchronization: Synchronization = dataclasses.field(default_factory=Async)
     correction: Correction | None = None
     name: str = dataclasses.field(default="", compare=False, repr=False)
     local_steps: LocalSteps | int | None = None
-    communication: Literal["parameter_server", "ring"] = "parameter_server"
+    communication: Literal["parameter_server", "ring", "peers"] = (
+        "parameter_server"
+    )
+    compression: Codec | str | None = None
 
     def __post_init__(self):
         if type(self.local_steps) is int:
             steps = ParameterAveraging(self.local_steps)
             object.__setattr__(self, "local_steps", steps)
+        if isinstance(self.compression, str):
+            object.__setattr__(self, "compression", parse(self.compression))
         for name, kind, allowed in (
             (
                 "synchronization",
@@ -113,6 +122,14 @@ class Method:
         correction, local_steps = self.correction, self.local_steps
         if self.communication == "ring":
             self._check_ring()
+        if self.communication == "peers":
+            self._check_peers()
+        elif self.compression is not None:
+            raise ValueError(
+                "Argument `compression` must be None but with "
+                'communication="peers". Received: '
+                f"compression={self.compression!r}"
+            )
         if correction is not None:
             correction = correction.resolve(synchronization, num_workers)
         if local_steps is not None:
@@ -151,6 +168,20 @@ class Method:
                 f"correction={self.correction!r}"
             )
 
+    def _check_peers(self):
+        expected = {
+            "synchronization": Async(),
+            "correction": None,
+            "local_steps": None,
+        }
+        for name, value in expected.items():
+            if getattr(self, name) != value:
+                raise ValueError(
+                    f"Argument `{name}` must be {value!r} with "
+                    'communication="peers". Received: '
+                    f"{name}={getattr(self, name)!r}"
+                )
+
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of `ParameterServerStrategy` that make it."""
@@ -169,12 +200,17 @@ class Method:
     @property
     def needs_servers(self) -> bool:
         """Whether parameters are on servers."""
-        return self.communication != "ring"
+        return self.communication == "parameter_server"
 
     @property
     def all_reduces_gradients(self) -> bool:
         """Whether it is `AllReduceStrategy` that carries it out."""
-        return not self.needs_servers and self.local_steps is None
+        return self.communication == "ring" and self.local_steps is None
+
+    @property
+    def sends_to_peers(self) -> bool:
+        """Whether it is `PeerToPeerStrategy` that carries it out."""
+        return self.communication == "peers"
 
     @property
     def needs_order(self) -> bool:

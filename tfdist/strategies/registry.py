@@ -104,11 +104,15 @@ def names(axis: str | None = None) -> tuple[str, ...]:
     """Returns all names, in the order in which they were registered.
 
     Args:
-      axis: Those of one of `AXES` alone; default: all.
+      axis: Those of one of `AXES` alone, on servers; default: all.
     """
     _load_installed()
     return tuple(
-        name for name, entry in _entries.items() if axis in (None, entry.axis)
+        name
+        for name, entry in _entries.items()
+        if axis is None
+        or axis == entry.axis
+        and entry.communication == "parameter_server"
     )
 
 
@@ -179,7 +183,8 @@ def method(text: str) -> "Method":
     Args:
       text: A name, and settings after colons: `softsync:n=1`,
         `dana:variant=zero:momentum=0.9`, `easgd:synchronization=sync`,
-        `async:correction=dc_asgd(lambda_0=1)`.
+        `async:correction=dc_asgd(lambda_0=1)`,
+        `peer_to_peer:compression=threshold(tau=0.03)`.
 
     Raises:
       ValueError: There is no such method, or it has no such setting.
@@ -189,16 +194,22 @@ def method(text: str) -> "Method":
     spec = method_text.parse(str(text))
     entry = get(spec.name)
     settings = {**entry.axes, **spec.settings}
-    open_axes = [*entry.axes, "communication"]
+    open_axes = [*entry.axes, "communication", "compression"]
     parts = {axis: settings.pop(axis) for axis in entry.axes}
-    communication = settings.pop("communication", "parameter_server")
+    communication = settings.pop("communication", entry.communication)
+    compression = settings.pop("compression", None)
     _check_keys(spec, [*entry.settings, *open_axes], text)
     try:
         made = {axis: _part(axis, value, text) for axis, value in parts.items()}
         made[entry.axis] = entry.make(**settings)
         if made["synchronization"] is None:
             del made["synchronization"]
-        return Method(**made, name=str(text), communication=communication)
+        return Method(
+            **made,
+            name=str(text),
+            communication=communication,
+            compression=None if compression is None else str(compression),
+        )
     except TypeError as error:
         raise ValueError(f"{str(text)!r}: {error}") from error
     except ValueError as error:

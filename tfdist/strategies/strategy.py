@@ -149,6 +149,12 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
             local_steps=local_steps,
             communication=communication,
         )
+        if self._method.sends_to_peers:
+            raise ValueError(
+                "Argument `communication` must be parameter_server or ring. "
+                "For updates between workers use "
+                'tfdist.PeerToPeerStrategy(). Received: communication="peers"'
+            )
         if self._method.all_reduces_gradients:
             raise ValueError(
                 "Argument `local_steps` must be one of tfdist.averaging, or "

@@ -1,0 +1,73 @@
+"""One process: plain Keras without compression, Strom's rule with it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.peers import programs
+import tfdist
+
+TAU = 2.0**-4
+
+
+def weights_after(model, steps):
+    """The weights after each step with the gradients of worker 0."""
+    x, y = (np.float32(factor)[None] for factor in programs._factors(0))
+    found = []
+    for _ in range(steps):
+        model.train_on_batch(x, y)
+        found.append(model.get_weights()[0].ravel())
+    return found
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.Adam(0.1),
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=0.01),
+    ],
+    ids=["adam", "sgd"],
+)
+def test_without_compression_it_is_keras_to_the_bit(make):
+    found = []
+    for strategy in (tf.distribute.get_strategy(), tfdist.PeerToPeerStrategy()):
+        model = programs.model_of(strategy, make)
+        found.append(weights_after(model, 5))
+    np.testing.assert_array_equal(*found)
+
+
+def test_with_a_threshold_it_is_strom_s_rule():
+    strategy = tfdist.PeerToPeerStrategy(tfdist.compression.Threshold(TAU))
+    model = programs.model_of(
+        strategy, lambda: keras.optimizers.SGD(programs.RATE, momentum=0.5)
+    )
+    found = weights_after(model, 4)
+    model.optimizer.learning_rate = programs.RATE / 2
+    found += weights_after(model, 4)
+    # All numbers are exact in float32.
+    gradient = programs.gradient(0).ravel()
+    velocity, w, residual = (np.zeros(gradient.size) for _ in range(3))
+    expected = []
+    for step in range(8):
+        rate = programs.RATE / (1 if step < 4 else 2)
+        velocity = 0.5 * velocity - rate * gradient
+        # The rate is in the update, and not in what is kept back.
+        total = residual - velocity / rate
+        decoded = TAU * (1.0 * (total > TAU) - (total < -TAU))
+        residual = total - decoded
+        w = w - rate * decoded
+        expected.append(w)
+    np.testing.assert_array_equal(found, expected)
+    assert programs.residual(strategy) == residual.tolist()
+
+
+def test_the_argument_is_a_codec_or_its_text():
+    codec = tfdist.compression.Threshold(0.5)
+    assert tfdist.PeerToPeerStrategy(codec).compression is codec
+    text = "threshold(tau=0.5)"
+    assert tfdist.PeerToPeerStrategy(text).compression == codec
+    with pytest.raises(TypeError, match="`compression` must be"):
+        tfdist.PeerToPeerStrategy(0.5)
+    with pytest.raises(ValueError, match="compression"):
+        tfdist.PeerToPeerStrategy("zip")

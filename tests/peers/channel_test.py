@@ -1,0 +1,210 @@
+"""What a worker does with each message that comes."""
+
+import itertools
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.waits import wait_until
+from tfdist import compression
+from tfdist.cluster import ClusterConfig
+from tfdist.compression import Cast
+from tfdist.compression import Threshold
+from tfdist.peers import channel as channel_lib
+from tfdist.peers import flat
+from tfdist.peers import messages
+from tfdist.peers.roster import Roster
+from tfdist.strategies.fault_tolerance import FaultTolerance
+
+SIZE = 2048
+INCARNATION = 7
+_names = map("channel_test/{}".format, itertools.count())
+
+
+class Receiver:
+    """A channel of worker 0, into whose inbox a test puts messages."""
+
+    def __init__(self, codec=None):
+        """Makes one whose vector begins with zeros."""
+        addresses = [f"localhost:{port}" for port in (1, 2, 3)]
+        roster = Roster(
+            ClusterConfig({"worker": addresses}, "worker", 0), "test"
+        )
+        roster.known = dict.fromkeys(range(3), INCARNATION)
+        self.told = tf.Variable(tf.zeros([], tf.int64))
+        self.rate = tf.Variable(0.125)
+        engine = types.SimpleNamespace(
+            roster=roster,
+            known=tf.Variable(tf.fill([3], tf.constant(INCARNATION, tf.int64))),
+            told=self.told,
+            dense=Cast("float32"),
+            tolerance=FaultTolerance(),
+            device="/CPU:0",
+        )
+        self.codec = codec or Cast("float32")
+        state = self.codec.state(SIZE)
+        self.channel = channel_lib.Channel(
+            engine,
+            next(_names),
+            flat.FlatGroup(tf.float32, (0,), (tf.TensorShape([SIZE]),)),
+            codec,
+            {key: tf.Variable(value) for key, value in state.items()},
+            self.rate,
+        )
+        self.receive = tf.function(self.channel.receive, autograph=False)
+
+    def put(
+        self, vector, first, last, incarnation=INCARNATION, stop=0, sender=1
+    ):
+        """Puts in a message, with the scale 0.5 and the rate 0.25."""
+        header = np.zeros([messages.header_length(3)], np.int64)
+        rate = np.float64(0.25).view(np.int64)
+        fixed = [sender, incarnation, first, last, stop, rate]
+        header[: messages.SEEN] = fixed
+        message, _ = self.codec.encode(vector, self.codec.state(SIZE))
+        scale = tf.constant(0.5, tf.float64)
+        self.channel.transport.inbox.put([header, scale, *message])
+
+    def count(self, column):
+        """What is counted of worker 1."""
+        return self.channel.counts[1, column]
+
+    def sum(self):
+        """The first element; all are the same."""
+        vector = self.channel.vector().numpy()
+        assert (vector == vector[0]).all()
+        return vector[0]
+
+
+@pytest.fixture(params=[None, Threshold(1.0)], ids=["dense", "threshold"])
+def receiver(request):
+    made = Receiver(request.param)
+    yield made
+    made.channel.transport.close()
+
+
+ONES = tf.constant(np.full(SIZE, 1.0 + 2.0**-20, "float32"))
+
+
+def test_a_message_is_applied_once(receiver):
+    for _ in range(3):
+        receiver.put(ONES, 1, 1)
+    receiver.receive()
+    receiver.put(ONES, 1, 1)
+    receiver.receive()
+    assert receiver.sum() == pytest.approx(-0.5)
+    assert receiver.count(channel_lib.APPLIED) == 1
+    assert receiver.count(channel_lib.DUPLICATES) == 3
+    assert receiver.count(channel_lib.SEEN) == 1
+
+
+def test_messages_are_applied_in_their_order(receiver):
+    for first, last in ((1, 1), (2, 9), (10, 10)):
+        receiver.put(ONES, first, last)
+    count, _, _ = receiver.receive()
+    assert receiver.sum() == pytest.approx(-1.5)
+    assert count.numpy() == receiver.count(channel_lib.APPLIED) == 10
+    assert receiver.count(channel_lib.MISSED) == 0
+
+
+def test_what_never_comes_is_counted(receiver):
+    receiver.put(ONES, 4, 5)
+    receiver.receive()
+    assert receiver.count(channel_lib.APPLIED) == 2
+    assert receiver.count(channel_lib.MISSED) == 3
+
+
+def test_messages_of_another_process_do_not_count(receiver):
+    receiver.put(ONES, 1, 1, incarnation=8, stop=3)
+    receiver.receive()
+    assert receiver.sum() == 0.0
+    assert receiver.count(channel_lib.FOREIGN) == 1
+    assert receiver.count(channel_lib.SEEN) == receiver.told.numpy() == 0
+
+
+def test_a_message_without_an_update_may_stop(receiver):
+    receiver.put(ONES, 0, 0, stop=3)
+    receiver.receive()
+    assert receiver.told.numpy() == 3
+    assert receiver.sum() == 0.0
+    assert receiver.count(channel_lib.DUPLICATES) == 0
+
+
+def test_staleness_is_what_the_sender_did_not_know(receiver):
+    # Of this worker's five updates it had applied none.
+    receiver.channel._sent.assign(5)
+    receiver.put(ONES, 1, 1)
+    _, _, staleness = receiver.receive()
+    assert staleness.numpy() == 5
+    assert receiver.count(channel_lib.STALE) == 5
+
+
+@pytest.mark.parametrize(("sender", "rate"), [(0, 0.25), (2, 0.125)])
+def test_the_rate_is_the_chief_s(receiver, sender, rate):
+    receiver.put(ONES, 1, 1, sender=sender)
+    receiver.receive()
+    assert receiver.rate.numpy() == rate
+
+
+@pytest.mark.parametrize("codec", [None, Threshold(2.0**-4)])
+def test_a_step_s_own_update_is_what_others_decode(codec):
+    made = Receiver(codec)
+    rng = np.random.default_rng(0)
+    before = tf.constant(rng.integers(-8, 8, SIZE) * 2.0**-6, tf.float32)
+    update = tf.constant(rng.integers(-8, 8, SIZE) * 2.0**-5, tf.float32)
+    rate = tf.constant(0.25, tf.float64)
+    exchange = tf.function(made.channel.exchange, autograph=False)
+    vector, *_ = exchange(before, before - 0.25 * update, rate)
+    assert made.channel.sent == 1
+    # It goes to both others; nobody is there to take it.
+    sender = made.channel.transport.senders[0]
+    wait_until(
+        lambda: sender._in_flight is not None,
+        lambda: "a message is on its way",
+    )
+    update_sent = sender._in_flight
+    message = compression.Message(*map(tf.constant, update_sent[2:]))
+    decoded = made.codec.decode(message, SIZE)
+    expected = before - update_sent.scale.astype("float32") * decoded
+    np.testing.assert_array_equal(vector, expected)
+    if codec is None:
+        np.testing.assert_array_equal(vector, before - 0.25 * update)
+    else:
+        residual = made.channel._codec_state["residual"]
+        np.testing.assert_array_equal(decoded + residual, update)
+    made.channel.transport.close()
+
+
+def test_a_step_that_changes_nothing_sends_nothing(receiver):
+    exchange = tf.function(receiver.channel.exchange, autograph=False)
+    rate = tf.constant(0.25, tf.float64)
+    vector, other, *_ = exchange(ONES, ONES, rate)
+    np.testing.assert_array_equal(vector, ONES)
+    assert not other
+    assert receiver.channel.sent == 0
+
+
+def test_an_update_that_is_not_finite_is_dropped():
+    made = Receiver(Threshold(1.0))
+    exchange = tf.function(made.channel.exchange, autograph=False)
+    rate = tf.constant(0.25, tf.float64)
+    vector, *_ = exchange(ONES, ONES * np.nan, rate)
+    np.testing.assert_array_equal(vector, ONES)
+    assert made.channel.sent == 0
+    made.channel.transport.close()
+
+
+def test_bytes_are_those_of_the_message():
+    """What decoding expects of other messages changes nothing."""
+    made = Receiver(Threshold(2.0**-4))
+    update = np.zeros(SIZE, "float32")
+    update[:3] = 1.0
+    exchange = tf.function(made.channel.exchange, autograph=False)
+    rate = tf.constant(1.0, tf.float64)
+    _, _, sent, *_ = exchange(ONES, ONES - update, rate)
+    message, _ = made.codec.encode(tf.constant(update), made.codec.state(SIZE))
+    # With the header's nine numbers and the scale.
+    assert sent.numpy() == made.codec.bytes(message).numpy() + 8 * (9 + 1)
+    made.channel.transport.close()

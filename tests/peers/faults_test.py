@@ -1,0 +1,216 @@
+"""Every update counts once on each worker, whatever happens on its way."""
+
+import signal
+
+import numpy as np
+import pytest
+
+from tests.multi_process.link import Link
+from tests.peers import programs
+
+pytestmark = pytest.mark.nightly
+
+TRAIN = "tests.peers.faults:train"
+THRESHOLD = "threshold(tau=0.0625)"
+
+
+def sum_of(reports, applied=None):
+    """The weights with all updates of all workers.
+
+    Args:
+        reports: By number of a worker.
+        applied: Number of a lost worker -> its updates that count.
+    """
+    total = np.zeros(programs.ROWS * programs.COLUMNS)
+    for worker, report in reports.items():
+        total += report["steps"] * programs.gradient(worker).ravel()
+        total -= report["residual"]
+    for worker, number in (applied or {}).items():
+        total += number * programs.gradient(worker).ravel()
+    return -programs.RATE * total
+
+
+def check_all_is_there(reports):
+    """Each replica is the sum, and each message was applied once."""
+    expected = sum_of(reports).tolist()
+    for me, report in reports.items():
+        assert report["replica"] == expected
+        assert report["after"] == expected
+        for other, theirs in reports.items():
+            if other == me:
+                continue
+            name = f"/job:worker/task:{other}"
+            counts = report["counts"]
+            assert counts["applied"][name] == theirs["counts"]["sent"]
+            assert counts["delivered"][name] == counts["sent"]
+            assert counts["lost"][name] == counts["missed"][name] == 0
+
+
+def reports_of(workers):
+    return {k: worker.wait_for_report() for k, worker in enumerate(workers)}
+
+
+@pytest.mark.parametrize("compression", [None, THRESHOLD])
+def test_four_workers_end_at_the_sum_of_300_steps_each(cluster, compression):
+    running = cluster(num_ps=0, num_workers=4)
+    workers = running.start_workers(TRAIN, steps=300, compression=compression)
+    running.finish()
+    check_all_is_there(reports_of(workers))
+
+
+@pytest.mark.parametrize("compression", [None, THRESHOLD])
+def test_a_slow_receiver_with_a_small_queue_gets_everything(
+    cluster, compression
+):
+    running = cluster(num_ps=0, num_workers=2)
+    settings = {"compression": compression, "capacity": 2}
+    workers = [
+        running.start("worker", 0, TRAIN, steps=300, **settings),
+        running.start(
+            "worker", 1, TRAIN, steps=30, pace=0.03, hold=4, **settings
+        ),
+    ]
+    workers[0].wait_for_steps(300)
+    running.tell("go on worker-1")
+    running.finish()
+    reports = reports_of(workers)
+    check_all_is_there(reports)
+    # 300 dense updates in an inbox of four are summed up; of 2,048 elements
+    # as thresholds many fit into the bytes of one vector.
+    assert reports[0]["merged"] > 100
+
+
+def test_uneven_data_ends_with_all_updates_everywhere(cluster):
+    running = cluster(num_ps=0, num_workers=3)
+    workers = [
+        running.start("worker", k, TRAIN, steps=steps, compression=THRESHOLD)
+        for k, steps in enumerate((5, 200, 60))
+    ]
+    running.finish()
+    check_all_is_there(reports_of(workers))
+
+
+def test_a_worker_that_was_stopped_within_its_bound_gets_everything(cluster):
+    running = cluster(num_ps=0, num_workers=3)
+    workers = running.start_workers(
+        TRAIN, steps=300, pace=0.01, worker_timeout=60.0
+    )
+    for worker in workers:
+        worker.wait_for_steps(20)
+    workers[2].send(signal.SIGSTOP)
+    # The others train on.
+    for worker in workers[:2]:
+        worker.wait_for_steps(250)
+    workers[2].send(signal.SIGCONT)
+    running.finish()
+    check_all_is_there(reports_of(workers))
+
+
+def test_a_worker_that_was_stopped_for_longer_is_told(cluster):
+    running = cluster(num_ps=0, num_workers=3)
+    workers = running.start_workers(
+        TRAIN, steps=10**6, pace=0.01, until="stop", worker_timeout=3.0
+    )
+    for worker in workers:
+        worker.wait_for_steps(20)
+    workers[2].send(signal.SIGSTOP)
+    for worker in workers[:2]:
+        worker.expect("/job:worker/task:2 is given up")
+    workers[2].send(signal.SIGCONT)
+    running.tell("stop")
+    assert "was given up by" in workers[2].wait_for_report()["error"]
+    others = reports_of(workers[:2])
+    check_survivors(others, 2)
+
+
+def check_survivors(reports, lost):
+    """Replicas are the sum with what each has had of the lost worker."""
+    name = f"/job:worker/task:{lost}"
+    for report in reports.values():
+        applied = report["counts"]["applied"][name]
+        assert applied > 0
+        expected = sum_of(reports, {lost: applied})
+        assert report["replica"] == expected.tolist()
+        counts = report["counts"]
+        assert (
+            counts["delivered"][name] + counts["lost"][name] == (counts["sent"])
+        )
+        assert report["after"] == reports[0]["replica"]
+
+
+def test_the_others_go_on_without_a_worker_that_was_killed(cluster):
+    running = cluster(num_ps=0, num_workers=3)
+    workers = running.start_workers(
+        TRAIN, steps=10**6, pace=0.01, until="stop", worker_timeout=3.0
+    )
+    for worker in workers:
+        worker.wait_for_steps(20)
+    workers[2].kill()
+    for worker in workers[:2]:
+        worker.expect("/job:worker/task:2 is given up")
+    running.tell("stop")
+    running.finish()
+    check_survivors(reports_of(workers[:2]), 2)
+
+
+def test_a_message_that_arrives_twice_counts_once(cluster):
+    running = cluster(num_ps=0, num_workers=2)
+    there = [running.address("worker", index) for index in range(2)]
+    here = running.another_address()
+    # An attempt takes a third of the timeout.
+    settings = {"steps": 400, "pace": 0.02, "worker_timeout": 15.0}
+    # The first one reaches the second by a link.
+    workers = [
+        running.start_by_other_ways(
+            "worker", 0, {"worker": [there[0], here]}, TRAIN, **settings
+        ),
+        running.start("worker", 1, TRAIN, **settings),
+    ]
+    workers[0].expect("serves on port")
+    with Link(here, there[1]) as link:
+        for worker in workers:
+            worker.wait_for_steps(20)
+        link.cut_way_back()
+        workers[0].expect("/job:worker/task:1 does not answer")
+        link.heal()
+        running.finish()
+    reports = reports_of(workers)
+    check_all_is_there(reports)
+    assert reports[0]["counts"]["repeated"]["/job:worker/task:1"] > 0
+    assert reports[1]["counts"]["duplicates"]["/job:worker/task:0"] > 0
+
+
+def test_a_worker_that_is_started_again_is_refused(cluster):
+    running = cluster(num_ps=0, num_workers=2)
+    settings = {"pace": 0.01, "until": "stop", "worker_timeout": 3.0}
+    workers = running.start_workers(TRAIN, steps=10**6, **settings)
+    for worker in workers:
+        worker.wait_for_steps(20)
+    workers[1].kill()
+    again = running.start("worker", 1, TRAIN, steps=10, **settings)
+    assert "was started again" in again.wait_for_report()["error"]
+    running.tell("stop")
+    running.finish()
+
+
+def test_the_chief_s_residual_is_part_of_a_checkpoint(cluster):
+    running = cluster(num_ps=0, num_workers=2)
+
+    def train(directory, epochs):
+        workers = running.start_workers(
+            "tests.peers.faults:train_saved",
+            directory=directory,
+            epochs=epochs,
+        )
+        running.finish()
+        return [worker.report() for worker in workers]
+
+    whole = train("whole", 4)
+    train("parts", 2)
+    parts = train("parts", 4)
+    assert [report["resumed"] for report in parts] == [2, 2]
+    assert [report["updates"] for report in parts] == [[20], [20]]
+    assert any(whole[0]["residual"])
+    assert parts[0]["residual"] == whole[0]["residual"]
+    # Both have the same weights, whichever they are.
+    assert parts[0]["weights"] == parts[1]["weights"]

@@ -1,0 +1,131 @@
+"""Messages that a receiver has not taken yet, in bounded memory."""
+
+import collections
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+from tfdist.compression import base
+from tfdist.peers import messages
+
+
+class Backlog:
+    """The messages that wait for one receiver.
+
+    Messages wait one by one, as long as all of them together have fewer bytes
+    than the vector itself. Beyond that they are summed up in one vector, which
+    then travels as it is: nothing is lost and nothing kept back, and memory
+    and the bytes that are sent have a bound, however long the receiver takes.
+    (Encoding the sum again would keep a residual back for each receiver, for
+    bytes that matter only where a link is slow for long.)
+
+    Args:
+      codec: The `Codec` of the messages.
+      size: Elements of the vector.
+      dtype: Its `tf.DType`.
+    """
+
+    def __init__(self, codec, size, dtype):
+        self._codec = codec
+        self._size = size
+        self._dtype = dtype
+        self._waiting = collections.deque()
+        self._bytes = 0
+        self._sum = None
+        # The `PeerUpdate` whose header the sum will have; None without a sum.
+        self._summed = None
+        self._lock = threading.Lock()
+        self._add = None
+        self.merged = 0
+
+    def __len__(self):
+        return len(self._waiting) + (self._summed is not None)
+
+    @property
+    def updates(self):
+        """Number of updates that wait, int."""
+        with self._lock:
+            waiting = [*self._waiting]
+            if self._summed is not None:
+                waiting.append(self._summed)
+            return sum(update.count for update in waiting)
+
+    def put(self, update):
+        """Adds an `PeerUpdate`."""
+        with self._lock:
+            if self._summed is not None:
+                self._merge(update)
+                return
+            self._waiting.append(update)
+            self._bytes += update.bytes
+            most = self._size * self._dtype.size
+            if len(self._waiting) > 1 and self._bytes > most:
+                while self._waiting:
+                    self._merge(self._waiting.popleft())
+
+    def take(self):
+        """Takes out the next `PeerUpdate`; None if nothing waits."""
+        with self._lock:
+            if self._summed is not None:
+                update, self._summed = self._summed, None
+                values = np.array(self._sum.numpy())
+                self._sum.assign(tf.zeros_like(self._sum))
+                self._bytes = 0
+                return update._replace(
+                    scale=np.float64(1.0),
+                    kind=np.int32(base.DENSE),
+                    values=values,
+                    data=np.zeros([0], np.uint8),
+                )
+            if not self._waiting:
+                return None
+            update = self._waiting.popleft()
+            self._bytes -= update.bytes
+            return update
+
+    def clear(self):
+        """Forgets all that waits."""
+        with self._lock:
+            self._waiting.clear()
+            self._bytes, self._summed = 0, None
+
+    def _merge(self, update):
+        if self._sum is None:
+            self._make_sum()
+        message = update.kind, update.values, update.data
+        self._add(*map(tf.constant, message), tf.constant(update.scale))
+        first = update if self._summed is None else self._summed
+        header = np.array(update.header)
+        header[messages.FIRST] = first.header[messages.FIRST]
+        self._summed = update._replace(
+            header=header, values=np.zeros([0]), data=np.zeros([0], np.uint8)
+        )
+        self.merged += 1
+
+    def _make_sum(self):
+        self._sum = private_tensorflow.hidden_variable(
+            tf.zeros([self._size], self._dtype)
+        )
+        codec, total = self._codec, self._sum
+
+        def add(kind, values, data, scale):
+            message = base.Message(kind, values, data)
+            codec.decode_into(total, message, tf.cast(scale, total.dtype))
+
+        self._add = tf.function(
+            add,
+            input_signature=[
+                *(
+                    tf.TensorSpec([None] * rank, dtype)
+                    for rank, dtype in zip(
+                        (0, 1, 1),
+                        base.message_dtypes(self._dtype),
+                        strict=True,
+                    )
+                ),
+                tf.TensorSpec([], tf.float64),
+            ],
+            autograph=False,
+        )

@@ -1,0 +1,293 @@
+"""The engine of workers that send each other updates."""
+
+import weakref
+import zlib
+
+from absl import logging
+import numpy as np
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+from tfdist.all_reduce import engine as engine_lib
+from tfdist.all_reduce import tail as tail_lib
+from tfdist.all_reduce import variables as variables_lib
+from tfdist.all_reduce.consistency import Moment
+from tfdist.compression import cast
+from tfdist.peers import channel
+from tfdist.peers import journal as journal_lib
+from tfdist.peers import lane as lane_lib
+
+
+class PeerEngine(engine_lib.Engine):
+    """Steps of this worker, and what it hears of others.
+
+    What the workers of `all_reduce` do together in each step is done here
+    where they meet: at the beginning and at the end of `fit`, and in
+    `strategy.barrier`.
+
+    Args:
+      strategy: The `tf.distribute.Strategy`.
+      config: The `ClusterConfig`.
+      meetings: Callable of this that makes the `Meetings`, or
+        `NoCollectives`.
+      check: The `FiniteCheck`.
+      files: The `Files` of this task.
+      roster: The `Roster`.
+      name: Prefix of the names of all that it has on servers.
+      device: Of this worker.
+      codec: A `Codec`, or None.
+      tolerance: The `FaultTolerance`.
+
+    Attributes:
+      dense: The codec of messages that are vectors as they are.
+      known: int64 variable `(num_workers,)`, the incarnations whose messages
+        count.
+      told: int64 variable: the call of `fit` that the chief has stopped.
+    """
+
+    def __init__(
+        self,
+        strategy,
+        config,
+        meetings,
+        check,
+        files,
+        *,
+        roster,
+        name,
+        device,
+        codec,
+        tolerance,
+    ):
+        self.roster = roster
+        self.name = name
+        self.device = device
+        self.codec = codec
+        self.dense = cast.Cast("float32")
+        self.tolerance = tolerance
+        hidden = private_tensorflow.hidden_variable
+        self.known = hidden(tf.zeros([roster.num_workers], tf.int64))
+        self.told = hidden(tf.zeros([], tf.int64))
+        super().__init__(strategy, config, meetings(self), check, files)
+        self.journal = journal_lib.PeerJournal()
+        # Number of the meeting with which the call of `fit` began; it names
+        # the call.
+        self._fit = 0
+        # All lanes that there are, in order of creation.
+        self._made = []
+
+    # What other parts ask for.
+
+    def note_known(self):
+        """Called when the incarnation of another worker is known."""
+        known = self.roster.known
+        every = range(self.roster.num_workers)
+        self.known.assign([known.get(worker, 0) for worker in every])
+
+    def came_from(self, worker):
+        """Number of messages of another worker that have come, int."""
+        return sum(
+            int(one.counts[worker, channel.MESSAGES]) for one in self.channels
+        )
+
+    def codec_state(self, name, group):
+        """Variables for the state of a codec, a dict.
+
+        They are part of `strategy.state`.
+
+        Args:
+          name: Of the channel.
+          group: Its `flat.FlatGroup`.
+        """
+        if self.codec is None:
+            return {}
+        state = self.codec.state(group.size, group.dtype)
+        return {
+            key: self._variable(value, f"{name}/{key}")
+            for key, value in state.items()
+        }
+
+    def _variable(self, value, name):
+        """A variable of this worker's own that Keras does not know of."""
+        strategy = self._strategy()
+        made = variables_lib.WorkerVariable(
+            engine=self,
+            kind=variables_lib.Kind.OWN,
+            distribute_strategy=strategy,
+            initial_value=value,
+            trainable=False,
+            name=name,
+        )
+        made.is_hidden = True
+        self.variables.append(weakref.ref(made))
+        strategy.extended.on_variable(made)
+        return made
+
+    # Updates are vectors.
+    takes_rows = False
+
+    def make_lane(self, optimizer, variables, states, have_rows, number):
+        """Makes a `PeerLane`; see there."""
+        del states, have_rows, number
+        made = lane_lib.PeerLane(self, optimizer, variables, len(self._made))
+        self._made.append(weakref.ref(made))
+        return made
+
+    @property
+    def lanes(self):
+        """All `PeerLane`s, in order of creation, a list."""
+        found = [reference() for reference in self._made]
+        return [lane for lane in found if lane is not None]
+
+    @property
+    def channels(self):
+        """All channels of all lanes, a list."""
+        return [one for lane in self.lanes for one in lane.channels]
+
+    # Steps.
+
+    def before_assignment(self, variable):
+        """Called before a shared variable is assigned."""
+        if self.is_applying or self._step is None or not variable.trainable:
+            return
+        raise NotImplementedError(
+            f"Variable {variable.name!r} is trainable, and a training step "
+            "assigns it by other code than an optimizer, which the other "
+            "workers would not hear of. Make it with trainable=False: then "
+            "each worker has its own."
+        )
+
+    def read_told(self):
+        """Returns what all workers were told: never of eager writes.
+
+        Raises:
+          tf.errors.UnavailableError: Another worker has given up this one.
+        """
+        if self.roster.given_up_by is not None:
+            raise self.roster.left_behind(self.roster.given_up_by)
+        stops = self._fit and int(self.told.numpy()) == self._fit
+        return 0.0, tail_lib.STOPS if stops else tail_lib.TRAINS
+
+    # Between steps.
+
+    def adopt_model(self, moment, model, optimizers=()):
+        """Gives all workers the chief's values; see `Engine`."""
+        super().adopt_model(moment, model, optimizers)
+        if moment is Moment.FIT and self.roster.others:
+            self._fit = self.collectives.number
+
+    def compare_model(self, moment, model):
+        """Logs whether workers hold different values of a model."""
+        shared = [
+            variable
+            for variable in variables_lib.shared_by(model)
+            if variable.trainable
+        ]
+        parts = (np.ascontiguousarray(v.numpy()).tobytes() for v in shared)
+        number = 0
+        for part in parts:
+            number = zlib.crc32(part, number)
+        rows = self.consistency.meet(moment, number)
+        different = int((rows[:, 0] != rows[0, 0]).sum())
+        if different:
+            logging.info(
+                "%d of %d replicas differ from the first in the order of sums "
+                "or in last updates of a lost worker; all take its values.",
+                different,
+                len(rows),
+            )
+
+    def follow(self, lanes, *, over=0.0, chief=tail_lib.TRAINS, wrote=0.0):
+        """Tells the others what the chief decides, or waits for their end.
+
+        Args:
+          lanes: Those of the last step.
+          over: 1.0 at the end of training.
+          chief: The chief's `Tail.chief`.
+          wrote: Unused: eager writes stay here until the end of `fit`.
+
+        Returns:
+          A `Tail`: nobody steps together.
+        """
+        del wrote
+        if chief == tail_lib.STOPS:
+            for lane in lanes:
+                for one in lane.channels:
+                    one.transport.stop(self._fit)
+        _, told = self.read_told()
+        if not over:
+            return tail_lib.Tail(chief=told)
+        self.finish()
+        return tail_lib.Tail(over=self.num_workers, chief=told)
+
+    def follow_loops(self):
+        """Waits until all updates are everywhere; see `Engine.barrier`."""
+        self.finish()
+
+    def finish(self):
+        """Waits until all have ended, and all updates are everywhere.
+
+        What a lost worker has sent to some alone stays as it is until the
+        others take the leader's values.
+        """
+        if not self.roster.others:
+            return
+        self.collectives.flush(self._receive, self._is_flushed)
+        self.collectives.finish(
+            {one.name: one.sent for one in self.channels},
+            self._receive,
+            self._lacks,
+        )
+
+    def _is_flushed(self):
+        return all(one.is_flushed for one in self.channels)
+
+    def _receive(self):
+        for lane in self.lanes:
+            lane.receive()
+
+    def _lacks(self, worker, sent):
+        here = {
+            one.name: int(one.counts[worker, channel.SEEN])
+            for one in self.channels
+        }
+        return any(here.get(name, 0) < number for name, number in sent.items())
+
+    # Accounts.
+
+    def accounts(self):
+        """Returns where this worker's updates are, and others' are from.
+
+        Returns:
+          A dict: see `PeerToPeerStrategy.update_counts`.
+        """
+        names = self.roster.names
+        result = {
+            "sent": sum(one.sent for one in self.channels),
+            "delivered": dict.fromkeys(names, 0),
+            "lost": dict.fromkeys(names, 0),
+            "repeated": dict.fromkeys(names, 0),
+            "applied": dict.fromkeys(names, 0),
+            "missed": dict.fromkeys(names, 0),
+            "duplicates": dict.fromkeys(names, 0),
+            "foreign": dict.fromkeys(names, 0),
+        }
+        columns = {
+            "applied": channel.APPLIED,
+            "missed": channel.MISSED,
+            "duplicates": channel.DUPLICATES,
+            "foreign": channel.FOREIGN,
+        }
+        for one in self.channels:
+            counts = one.counts
+            for key, column in columns.items():
+                for worker, name in enumerate(names):
+                    result[key][name] += int(counts[worker, column])
+            for sender in one.transport.senders:
+                name = names[sender.worker]
+                result["delivered"][name] += sender.delivered
+                result["lost"][name] += sender.lost
+                result["repeated"][name] += sender.repeated
+        for key in ("delivered", "lost", "repeated", *columns):
+            del result[key][names[self.roster.worker_id]]
+        return result

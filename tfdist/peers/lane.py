@@ -1,0 +1,202 @@
+"""One optimizer's step on this worker, and what it exchanges with others."""
+
+import functools
+
+import keras
+import tensorflow as tf
+
+from tfdist import private_keras
+from tfdist.all_reduce import branches
+from tfdist.all_reduce.variables import plain
+from tfdist.peers import channel as channel_lib
+from tfdist.peers import flat
+
+
+class PeerLane:
+    """One optimizer, and the variables that it trains.
+
+    A step is Keras's own with this worker's gradients. With `w` the
+    parameters before it, `w'` after it, and `lr` the learning rate,
+
+        u = (w - w') / lr
+        m, r = encode(u + r)
+        w = w - lr * decode(m) - (lr * decode(m) of each message of others)
+
+    and `m` is sent with `lr`. Momentum, weight decay and clipping are in `u`,
+    and count once.
+
+    Args:
+      engine: The `PeerEngine`.
+      optimizer: A Keras optimizer.
+      variables: Keras variables that it trains, a list.
+      number: Of this lane, the same on all workers.
+    """
+
+    def __init__(self, engine, optimizer, variables, number):
+        self._engine = engine
+        self.optimizer = optimizer
+        self.variables = variables
+        self._plain = list(map(plain, variables))
+        _check(optimizer, variables)
+        # All lanes of the step that it was part of last, in order.
+        self.step_lanes = ()
+        self.number = engine.journal.add([])
+        self.channels = []
+        rate = private_keras.learning_rate_variable(optimizer)
+        for k, group in enumerate(flat.groups(self._plain)):
+            name = f"{engine.name}/lane{number}/{k}"
+            state = engine.codec_state(name, group)
+            self.channels.append(
+                channel_lib.Channel(
+                    engine,
+                    name,
+                    group,
+                    engine.codec,
+                    state,
+                    None if rate is None else rate.value,
+                )
+            )
+        self._step_eagerly = _traced(self._build_step)
+        self._receive_eagerly = _traced(self._build_receive)
+
+    @property
+    def shared(self):
+        """All variables that a worker takes over from the chief, a list."""
+        return [*self._plain, *map(plain, self.optimizer.variables)]
+
+    @property
+    def agreeing(self):
+        """Variables whose values all workers have to hold before a step."""
+        return self._plain
+
+    def step(self, gradients, before):
+        """Builds a step, or takes it when executing eagerly.
+
+        Args:
+          gradients: Tensors, one for each of `variables`.
+          before: Unused: state that a step assigns is the worker's own.
+        """
+        del before
+        if tf.executing_eagerly():
+            self._step_eagerly(gradients)
+        else:
+            self._build_step(gradients)
+
+    def _build_step(self, gradients):
+        began = tf.timestamp()
+        engine = self._engine
+        rate = tf.convert_to_tensor(self.optimizer.learning_rate)
+        rate = tf.cast(rate, tf.float64)
+        befores = self._vectors()
+        with tf.control_dependencies([*befores, rate]):
+            gradients = [tf.identity(gradient) for gradient in gradients]
+        counts = self._take(gradients)
+        afters = self._vectors()
+        sent, size, staleness = (tf.zeros([], tf.int64) for _ in range(3))
+        for channel, before, after in zip(
+            self.channels, befores, afters, strict=True
+        ):
+            vector, other, out, _, came, stale = channel.exchange(
+                before, after, rate
+            )
+            self._assign(channel, vector, other)
+            sent, size = sent + out, size + came
+            staleness = tf.maximum(staleness, stale)
+        sent *= len(engine.roster.others)
+        engine.journal.write(
+            began=began,
+            ended=tf.identity(size),
+            accepted=counts,
+            lane=self.number,
+            extras=[sent, size, staleness],
+        )
+
+    def _take(self, gradients):
+        """Builds Keras's step; returns whether the gradients count."""
+        engine, counts = self._engine, tf.constant(True)
+        # A loss scale overflows on purpose, and has to see it.
+        if not engine.check.looks or isinstance(
+            self.optimizer, keras.optimizers.LossScaleOptimizer
+        ):
+            self._apply(*gradients)
+            return counts
+        gradients, counts = engine.check.checked(
+            gradients,
+            list,
+            [v.name for v in self._plain],
+            lambda tensors: [tf.zeros_like(tensor) for tensor in tensors],
+        )
+        branches.choose(counts, self._apply, lambda *tensors: [], gradients)
+        return counts
+
+    def _apply(self, *gradients):
+        engine = self._engine
+        with engine.applying(), engine.replica_context(), engine.updating():
+            self.optimizer.apply(list(gradients), self.variables)
+            engine.journal.count_update()
+        return []
+
+    def _vectors(self):
+        """Builds the parameters as flat vectors, one for each channel."""
+        return [
+            channel.group.vector(
+                [self._plain[k].read_value() for k in channel.group.places]
+            )
+            for channel in self.channels
+        ]
+
+    def _assign(self, channel, vector, condition):
+        """Builds the assignment of the parameters, on a condition."""
+        variables = [self._plain[k] for k in channel.group.places]
+
+        def assign():
+            dtypes = [variable.dtype for variable in variables]
+            values = channel.group.tensors(vector, dtypes)
+            with self._engine.applying():
+                for variable, value in zip(variables, values, strict=True):
+                    variable.assign(value, read_value=False)
+            return tf.constant(True)
+
+        tf.cond(condition, assign, lambda: tf.constant(False))
+
+    # Between steps.
+
+    def receive(self):
+        """Applies what others have sent; returns the number of updates."""
+        return int(self._receive_eagerly().numpy())
+
+    def _build_receive(self):
+        total = tf.zeros([], tf.int64)
+        for channel, vector in zip(self.channels, self._vectors(), strict=True):
+            channel.begin(vector)
+            count, _, _ = channel.receive()
+            self._assign(channel, channel.vector(), count > 0)
+            total += count
+        return total
+
+
+def _check(optimizer, variables):
+    """Refuses what would not be the same on all workers, or what is lost.
+
+    Raises:
+      NotImplementedError: The optimizer or a variable is not supported.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if getattr(inner, "use_ema", False):
+        raise NotImplementedError(
+            "PeerToPeerStrategy sends updates, and an average of the weights "
+            "that replaces them is none: use optimizers without `use_ema`. "
+            f"Received: {optimizer.name!r} with use_ema=True."
+        )
+    for variable in variables:
+        if getattr(variable, "constraint", None) is not None:
+            raise NotImplementedError(
+                "PeerToPeerStrategy adds other workers' updates to weights, "
+                "after which a constraint does not hold. Received: "
+                f"{variable.name!r} with constraint={variable.constraint!r}."
+            )
+
+
+def _traced(method):
+    # TensorFlow warns of a method that is traced for many objects.
+    return tf.function(functools.partial(method), autograph=False)

@@ -1,0 +1,308 @@
+"""The places where workers wait for each other, without those that are lost.
+
+Each leaves on its own server a *status*: the numbers that it has brought to
+its last two meetings, and how far it is. The others read it. A worker goes on
+from a meeting when it has read the numbers of all that are not lost; so nobody
+is two meetings ahead of a worker that takes part.
+"""
+
+import json
+import time
+
+from absl import logging
+import numpy as np
+import tensorflow as tf
+
+from tfdist.peers import board as board_lib
+
+_POLL_SECONDS = 0.02
+_REPORT_SECONDS = 10.0
+_FAREWELL_SECONDS = 5.0
+
+
+class Meetings:
+    """The meetings of all workers; it has the methods of `Collectives`.
+
+    Args:
+      roster: The `Roster`.
+      name: Prefix of the names of its texts.
+      device: Of this worker.
+      tolerance: The `FaultTolerance`.
+      engine: Weak reference to the `PeerEngine`.
+    """
+
+    def __init__(self, roster, name, device, tolerance, engine):
+        self.num_workers = roster.num_workers
+        self._roster = roster
+        self._status_name = f"{name}/status"
+        self._values_name = f"{name}/values"
+        self._tolerance = tolerance
+        self._engine = engine
+        self._board = board_lib.Board(device)
+        roster.membership = board_lib.MembershipNote(name, device)
+        roster.post()
+        self._readers = {
+            worker: board_lib.BoardReader(*roster.places[worker])
+            for worker in roster.others
+        }
+        # Since when a worker has not answered.
+        self._silent = {}
+        # Of this worker; see `_post`.
+        self.number = 0
+        self._rows = {}
+        self._done = self._over = self._values = 0
+        self._sent = {}
+        self._post()
+
+    def _post(self):
+        status = {
+            "incarnation": self._roster.incarnation,
+            # The last meeting that it has come to; the last one that it has
+            # left; the one that it comes to next, when its training is over.
+            "number": self.number,
+            "done": self._done,
+            "over": self._over,
+            # By number of a meeting: its name, and this worker's numbers.
+            "rows": self._rows,
+            # By channel: the number of its last update.
+            "sent": self._sent,
+            # Number of the values that it has left.
+            "values": self._values,
+            "lost": self._roster.lost,
+            "known": {str(k): v for k, v in self._roster.known.items()},
+        }
+        self._board.post(self._status_name, json.dumps(status))
+
+    # As of `Collectives`.
+
+    def call(self, function, *args):
+        """Calls a function."""
+        return function(*args)
+
+    def gather(self, row, name):
+        """Waits for all workers; returns their rows of whole numbers.
+
+        Args:
+          row: Sequence of ints, as long on all workers.
+          name: That tells which rows belong together.
+
+        Returns:
+          An int64 array `(num_workers, len(row))`; of a worker that is lost
+          the leader's row.
+
+        Raises:
+          tf.errors.UnavailableError: The others have given up this worker.
+          tf.errors.DeadlineExceededError: One has not come in time.
+          RuntimeError: One is elsewhere in its program.
+        """
+        self.number += 1
+        mine = [int(x) for x in row]
+        self._rows = {
+            k: v for k, v in self._rows.items() if k == self.number - 1
+        }
+        self._rows[self.number] = [name, mine]
+        self._post()
+        found = {self._roster.worker_id: mine}
+
+        def read(worker, status):
+            if status["number"] < self.number:
+                return False
+            theirs = status["rows"].get(str(self.number))
+            if theirs is None:
+                raise self._roster.left_behind(worker)
+            if theirs[0] != name or len(theirs[1]) != len(mine):
+                raise RuntimeError(
+                    f"{self._roster.names[worker]} is elsewhere in its "
+                    "program: all workers must run the same, call for call."
+                )
+            found[worker] = theirs[1]
+            return True
+
+        self._wait(read, self._tolerance.start_timeout)
+        self._done = self.number
+        self._post()
+        leader = found[min(found)]
+        every = range(self.num_workers)
+        return np.array([found.get(k, leader) for k in every], np.int64)
+
+    def from_chief(self, words):
+        """Returns the leader's `words`, an int32 vector as long on all."""
+        roster = self._roster
+        self._values += 1
+        if roster.leader == roster.worker_id:
+            self._board.post(self._values_name, words.tobytes())
+            self._post()
+            self.gather([0], "values")
+            return words
+        values = {}
+
+        def read(worker, status):
+            if worker != roster.leader or values:
+                return True
+            if status["values"] < self._values:
+                return False
+            try:
+                text = self._readers[worker].read(
+                    self._values_name, self._tolerance.start_timeout
+                )
+            except (tf.errors.OpError, OSError):
+                return False
+            values[worker] = np.frombuffer(text, np.int32)
+            return True
+
+        self._wait(read, self._tolerance.start_timeout)
+        if not values:  # The leader is lost, and this is the next.
+            values[roster.worker_id] = words
+        self.gather([0], "values")
+        return next(iter(values.values()))
+
+    # At the end of training.
+
+    def flush(self, receive, is_flushed):
+        """Waits until all that are not lost have taken this one's updates.
+
+        Args:
+          receive: As of `finish`: others wait for room in this one's inbox.
+          is_flushed: Whether all have.
+        """
+        while not is_flushed():
+            receive()
+            time.sleep(_POLL_SECONDS / 4)
+
+    def finish(self, sent, receive, lacks):
+        """Waits until all have ended, and what they have sent is here.
+
+        Args:
+          sent: Name of a channel -> number of this worker's last update.
+          receive: Called again and again: applies what has come.
+          lacks: Called with a worker's number and what it has sent: whether
+            some of that is not here.
+
+        Raises:
+          tf.errors.UnavailableError: The others have given up this worker.
+        """
+        self._over = self.number + 1
+        self._sent = sent
+        self._post()
+
+        def read(worker, status):
+            receive()
+            is_over = max(status["over"], status["number"]) >= self._over
+            return is_over and not lacks(worker, status["sent"])
+
+        # Others may have more to train on: no bound while they get on.
+        self._wait(read, None)
+        receive()
+
+    def leave(self):
+        """Waits a moment for those that read what this worker has left."""
+        end = time.monotonic() + _FAREWELL_SECONDS
+        for worker in self._roster.live:
+            while time.monotonic() < end:
+                try:
+                    status = self._read(worker)
+                except (tf.errors.OpError, OSError):
+                    break
+                if status is None or status["done"] >= self._done:
+                    break
+                time.sleep(_POLL_SECONDS)
+        for reader in self._readers.values():
+            reader.close()
+
+    # How others are asked.
+
+    def _wait(self, read, seconds):
+        """Waits until `read` is true of each worker that is not lost.
+
+        Args:
+          read: Callable of a worker's number and status.
+          seconds: That a worker which answers may take; None for the bound
+            of a worker that does not get on.
+        """
+        bound = self._tolerance.stall_timeout if seconds is None else seconds
+        if self._tolerance.on_stall == "wait" and seconds is None:
+            bound = float("inf")
+        left = set(self._roster.live)
+        moved = reported = time.monotonic()
+        before = {}
+        while left := left & set(self._roster.live):
+            for worker in sorted(left):
+                status = self._ask(worker)
+                if status is not None and read(worker, status):
+                    left.discard(worker)
+                progress = status and self._progress(worker, status)
+                if progress != before.get(worker):
+                    before[worker] = progress
+                    moved = time.monotonic()
+            now = time.monotonic()
+            names = ", ".join(self._roster.names[k] for k in sorted(left))
+            if left and now - moved > bound and seconds is None:
+                for worker in sorted(left):
+                    self._roster.give_up(
+                        worker, f"it does not get on for {bound:g} s"
+                    )
+            elif left and now - moved > bound:
+                raise tf.errors.DeadlineExceededError(
+                    None,
+                    None,
+                    f"{names} answered, and did not come to the same call "
+                    f"within {bound:g} s. Do all run the same program? "
+                    "Where a worker needs longer: fault_tolerance=tfdist."
+                    "FaultTolerance(start_timeout=..., stall_timeout=...).",
+                )
+            if left and now - reported > _REPORT_SECONDS:
+                reported = now
+                logging.warning("Waiting for %s.", names)
+            if left:
+                time.sleep(_POLL_SECONDS)
+
+    def _progress(self, worker, status):
+        said = status["number"], status["over"], status["values"]
+        return said, self._engine().came_from(worker)
+
+    def _ask(self, worker):
+        """Returns a worker's status; None where there is none.
+
+        A worker that does not answer for `worker_timeout` is given up; before
+        its first answer, for `start_timeout`.
+        """
+        try:
+            status, reason = self._read(worker), "it has not begun"
+        except (tf.errors.OpError, OSError) as error:
+            status, reason = None, type(error).__name__
+        now = time.monotonic()
+        if status is None:
+            bound = self._tolerance.worker_timeout
+            if worker not in self._roster.known:
+                bound = self._tolerance.start_timeout
+            if now - self._silent.setdefault(worker, now) > bound:
+                self._roster.give_up(worker, f"{reason} for {bound:g} s")
+            return None
+        self._silent.pop(worker, None)
+        self._check(worker, status)
+        return status
+
+    def _read(self, worker):
+        text = self._readers[worker].read(self._status_name)
+        return None if text is None else json.loads(text)
+
+    def _check(self, worker, status):
+        roster, me = self._roster, self._roster.worker_id
+        theirs = status["known"].get(str(me))
+        if theirs not in (None, roster.incarnation):
+            raise tf.errors.UnavailableError(
+                None,
+                None,
+                f"{roster.names[me]} was started again, and "
+                f"{roster.names[worker]} trains on without it: workers "
+                "without servers take nobody in that comes later. Start all "
+                "again, from a checkpoint.",
+            )
+        if me in status["lost"]:
+            raise roster.left_behind(worker)
+        if worker not in roster.known:
+            roster.known[worker] = status["incarnation"]
+            self._engine().note_known()
+            self._post()
+        elif roster.known[worker] != status["incarnation"]:
+            roster.give_up(worker, "it was started again")

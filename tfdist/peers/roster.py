@@ -1,0 +1,112 @@
+"""The workers of a cluster without servers, and which of them are lost."""
+
+import random
+import threading
+
+from absl import logging
+import tensorflow as tf
+
+
+class Roster:
+    """The workers, as this one sees them.
+
+    Args:
+      config: The `ClusterConfig`.
+      name: Prefix of the names of all that a worker has on its server.
+
+    Attributes:
+      name: As it was given.
+      worker_id: Number of this worker.
+      num_workers: Number of all.
+      names: Task names, by number.
+      places: (address, job, task) by number.
+      incarnation: Number that this process has drawn, which its messages have.
+      known: Worker -> the incarnation that this worker has met, a dict.
+      given_up_by: Number of a worker that has given up this one, or None.
+      membership: The `MembershipNote` of this worker; None without a cluster.
+    """
+
+    def __init__(self, config, name):
+        self.name = name
+        self.given_up_by = None
+        self.membership = None
+        self.worker_id = config.worker_id
+        self.num_workers = config.num_workers
+        self.names = config.worker_names
+        addresses = (
+            *config.spec.get("chief", ()),
+            *config.spec.get("worker", ()),
+        )
+        # None of one process without a cluster.
+        self.places = []
+        for name, address in zip(self.names, addresses, strict=False):
+            job, _, task = name.removeprefix("/job:").partition("/task:")
+            self.places.append((address, job, int(task)))
+        self.incarnation = random.SystemRandom().randrange(1, 2**31)
+        self.known = {self.worker_id: self.incarnation}
+        self._lost = {}
+        self._lock = threading.Lock()
+
+    @property
+    def others(self):
+        """Numbers of all others, lost or not, a list."""
+        every = range(self.num_workers)
+        return [worker for worker in every if worker != self.worker_id]
+
+    @property
+    def live(self):
+        """Numbers of the others that are not lost, a list."""
+        return [worker for worker in self.others if worker not in self._lost]
+
+    @property
+    def lost(self):
+        """Numbers of those that are, a list."""
+        return sorted(self._lost)
+
+    @property
+    def leader(self):
+        """The lowest number of a worker that is not lost."""
+        return min([self.worker_id, *self.live])
+
+    def post(self):
+        """Tells those that send to this worker whom it has given up."""
+        if self.membership is not None:
+            lost = [k in self._lost for k in range(self.num_workers)]
+            self.membership.post(self.incarnation, lost)
+
+    def left_behind(self, worker):
+        """The error of this worker, which another one has given up.
+
+        Args:
+          worker: Number of the other one.
+        """
+        return tf.errors.UnavailableError(
+            None,
+            None,
+            f"{self.names[self.worker_id]} was given up by "
+            f"{self.names[worker]}, whose updates it lacks: it did not answer "
+            "for `worker_timeout`. Where a worker may stand still for longer: "
+            "fault_tolerance=tfdist.FaultTolerance(worker_timeout=...).",
+        )
+
+    def is_lost(self, worker):
+        """Whether a worker has been given up."""
+        return worker in self._lost
+
+    def give_up(self, worker, reason):
+        """Notes that a worker is lost: nobody waits for it any more.
+
+        Args:
+          worker: Its number.
+          reason: Text for the log.
+        """
+        with self._lock:
+            if worker in self._lost:
+                return
+            self._lost[worker] = reason
+            self.post()
+        logging.warning(
+            "%s is given up (%s): the other workers go on without it.",
+            self.names[worker],
+            reason,
+        )

@@ -1,0 +1,246 @@
+"""The thread that sends updates to one other worker."""
+
+import contextlib
+import threading
+import time
+
+from absl import logging
+import numpy as np
+import tensorflow as tf
+
+from tfdist.cluster import sessions
+from tfdist.compression import base
+from tfdist.peers import board
+from tfdist.peers import messages
+
+# Seconds between two attempts, where the receiver's queue is full and where
+# its server does not answer.
+_FULL_SECONDS = 0.005
+_SILENT_SECONDS = 0.1
+
+
+class PeerSender:
+    """Sends what waits for one receiver, in order, each update exactly once.
+
+    A message whose fate is unknown, as the receiver's server did not answer in
+    time, is sent again as it was; the receiver drops what has a number that it
+    has seen. A receiver that does not answer for `timeout` seconds is given
+    up, as is one that answers and takes nothing for `stall` seconds. What was
+    on the way to it then counts as lost, whether it has arrived or not.
+
+    Args:
+      roster: The `Roster`.
+      worker: Number of the receiver.
+      queue: The `Queue` there.
+      backlog: The `Backlog`.
+      timeout: Seconds.
+      stall: Seconds; None for no bound.
+
+    Attributes:
+      delivered: Number of updates that have been taken.
+      lost: Number of those that never will be.
+      sent_messages, sent_bytes, repeated: Counts of messages and bytes that
+        have been taken, and of those that were sent again.
+    """
+
+    def __init__(self, roster, worker, queue, backlog, timeout, stall):
+        self._roster = roster
+        self.worker = worker
+        self._queue = queue
+        self._backlog = backlog
+        self._timeout = timeout
+        self._stall = stall
+        self._changed = threading.Condition()
+        self._in_flight = None
+        # Number of the call of `fit` that is to stop; of the one for which
+        # the receiver knows it.
+        self._stop = self._told = 0
+        self._closes = False
+        self._session = self._call = None
+        self.delivered = self.lost = 0
+        self.sent_messages = self.sent_bytes = self.repeated = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def put(self, update):
+        """Hands over an `PeerUpdate`."""
+        with self._changed:
+            if self._roster.is_lost(self.worker):
+                self.lost += update.count
+                return
+            self._backlog.put(update)
+            self._changed.notify()
+
+    def stop(self, number):
+        """Tells the receiver that a call of `fit` is to stop.
+
+        Args:
+          number: Of that call.
+        """
+        with self._changed:
+            self._stop = number
+            self._changed.notify()
+
+    @property
+    def is_idle(self):
+        """Whether nothing waits and nothing is on the way."""
+        with self._changed:
+            untold = self._told != self._stop
+            return not (
+                len(self._backlog)
+                or self._in_flight is not None
+                or untold
+                and not self._roster.is_lost(self.worker)
+            )
+
+    @property
+    def is_alive(self):
+        """Whether the thread is there."""
+        return self._thread.is_alive()
+
+    def close(self):
+        """Ends the thread, when it has sent what it is sending."""
+        with self._changed:
+            self._closes = True
+            self._changed.notify()
+
+    def join(self, seconds):
+        """Waits until the thread has ended, for some seconds."""
+        self._thread.join(seconds)
+
+    def _run(self):
+        while (update := self._next()) is not None:
+            self._deliver(update)
+        self._end_session()
+
+    def _next(self):
+        """Waits for the next message; None at the end."""
+        with self._changed:
+            while True:
+                if self._closes:
+                    return None
+                if self._roster.is_lost(self.worker):
+                    self._forget()
+                self._in_flight = self._backlog.take() or self._stop_message()
+                if self._in_flight is not None:
+                    header = np.array(self._in_flight.header)
+                    header[messages.STOP] = self._stop
+                    self._in_flight = self._in_flight._replace(header=header)
+                    return self._in_flight
+                self._changed.wait()
+
+    def _stop_message(self):
+        if self._told == self._stop or self._roster.is_lost(self.worker):
+            return None
+        roster = self._roster
+        length = messages.header_length(roster.num_workers)
+        header = np.zeros([length], np.int64)
+        header[messages.SENDER] = roster.worker_id
+        header[messages.INCARNATION] = roster.incarnation
+        return messages.PeerUpdate(
+            header,
+            np.float64(0.0),
+            np.int32(base.NOTHING),
+            np.zeros([0], self._queue.dtypes[3].as_numpy_dtype),
+            np.zeros([0], np.uint8),
+        )
+
+    def _forget(self):
+        self.lost += self._backlog.updates
+        self._backlog.clear()
+
+    def _deliver(self, update):
+        """Sends one message until it is taken, or the receiver given up."""
+        # Of the time in which this process itself was stopped little counts.
+        silent = full = 0.0
+        again, is_answering = False, True
+        before = time.monotonic()
+        while not (self._roster.is_lost(self.worker) or self._closes):
+            error, is_taken = "its queue is full", False
+            try:
+                if self._session is None:
+                    self._open()
+                is_taken, membership = self._call(*update)
+                self._look(membership)
+                silent, is_answering = 0.0, True
+            except (tf.errors.OpError, RuntimeError, OSError) as raised:
+                self._end_session()
+                error = type(raised).__name__
+                if is_answering:
+                    logging.warning(
+                        "%s does not answer (%s): updates wait for it.",
+                        self._roster.names[self.worker],
+                        error,
+                    )
+                again, is_answering = True, False
+            if is_taken:
+                self.repeated += again
+                self._count(update)
+                return
+            time.sleep(_FULL_SECONDS if is_answering else _SILENT_SECONDS)
+            now = time.monotonic()
+            passed = min(now - before, self._timeout / 3 + 1.0)
+            before, full = now, full + passed
+            if not is_answering:
+                silent += passed
+            if silent > self._timeout:
+                self._give_up(f"{error} for {self._timeout:g} s")
+            elif self._stall is not None and full > self._stall:
+                self._give_up(f"it takes no updates for {self._stall:g} s")
+        with self._changed:
+            self.lost += update.count
+            self._in_flight = None
+
+    def _look(self, membership):
+        """Looks at what the receiver says of itself, and of this worker."""
+        roster = self._roster
+        if membership[0] != roster.known[self.worker]:
+            self._give_up("it was started again")
+        elif membership[1 + roster.worker_id]:
+            roster.given_up_by = self.worker
+
+    def _give_up(self, reason):
+        waiting = self._backlog.updates + self._in_flight.count
+        self._roster.give_up(
+            self.worker, f"{reason}; {waiting} updates are undelivered"
+        )
+
+    def _count(self, update):
+        with self._changed:
+            self.delivered += update.count
+            self.sent_messages += 1
+            self.sent_bytes += update.bytes
+            self._told = int(update.header[messages.STOP])
+            self._in_flight = None
+
+    def _open(self):
+        address, job, task = self._roster.places[self.worker]
+        graph = tf.Graph()
+        with (
+            graph.as_default(),
+            tf.device(f"/job:{job}/replica:0/task:{task}/device:CPU:0"),
+        ):
+            length = messages.header_length(self._roster.num_workers)
+            shapes = [[length], [], [], [None], [None]]
+            feeds = [
+                tf.compat.v1.placeholder(dtype, shape)
+                for dtype, shape in zip(self._queue.dtypes, shapes, strict=True)
+            ]
+            membership = board.build_membership(self._roster.name)
+            done = self._queue.put_if(
+                feeds,
+                tf.equal(membership[0], self._roster.known[self.worker]),
+                self._roster.num_workers,
+            )
+        # Several attempts fit into the time after which it is given up.
+        self._session = sessions.open_session(
+            address, job, task, graph, sessions.Deadline(self._timeout / 3)
+        )
+        fetches = [done, membership]
+        self._call = self._session.make_callable(fetches, feeds)
+
+    def _end_session(self):
+        session, self._session = self._session, None
+        if session is not None:
+            with contextlib.suppress(tf.errors.OpError):
+                session.close()

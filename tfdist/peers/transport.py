@@ -1,0 +1,150 @@
+"""The way of one channel's messages to all other workers."""
+
+import threading
+import weakref
+
+from absl import logging
+import tensorflow as tf
+
+from tfdist.peers import backlog
+from tfdist.peers import messages
+from tfdist.peers import sender
+
+# Messages that a worker's own steps may be ahead of its threads.
+_OUTBOX = 64
+# Seconds that a thread has to end in, when the process does.
+_END_SECONDS = 5.0
+
+# All transports of this process.
+_all = weakref.WeakSet()
+
+
+class Transport:
+    """A queue that steps put messages in, and threads that send them.
+
+    Args:
+      roster: The `Roster`.
+      name: Of the channel, the same on all workers.
+      codec: The `Codec` of its messages.
+      size: Elements of its vector.
+      dtype: Its `tf.DType`.
+      tolerance: The `FaultTolerance`.
+      device: Of this worker.
+
+    Attributes:
+      inbox: The `Queue` in which this worker gets messages.
+      outbox: The `Queue` of messages that its steps have made.
+      senders: List of `PeerSender`, one for each other worker.
+    """
+
+    def __init__(self, roster, name, codec, size, dtype, tolerance, device):
+        self.inbox = messages.Queue(
+            f"{name}/inbox", dtype, messages.CAPACITY + roster.num_workers
+        )
+        self.outbox = messages.Queue(f"{name}/outbox", dtype, _OUTBOX)
+        self._device = device
+        self._roster = roster
+        self._dispatched = 0
+        self._take = _function(self.outbox.take, device)
+        self._close = _function(self.outbox.close, device)
+        _function(self.inbox.size, device)()  # Now it is there.
+        stall = None
+        if tolerance.on_stall != "wait":
+            stall = tolerance.stall_timeout
+        self.senders = [
+            sender.PeerSender(
+                roster,
+                worker,
+                self.inbox,
+                backlog.Backlog(codec, size, dtype),
+                tolerance.worker_timeout,
+                stall,
+            )
+            for worker in roster.others
+        ]
+        self._thread = threading.Thread(target=self._dispatch, daemon=True)
+        if self.senders:
+            self._thread.start()
+            _all.add(self)
+
+    def _dispatch(self):
+        while True:
+            try:
+                tensors = self._take()
+            except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
+                return
+            update = messages.PeerUpdate(
+                *(tensor.numpy() for tensor in tensors)
+            )
+            for one in self.senders:
+                one.put(update)
+            self._dispatched = int(update.header[messages.LAST])
+
+    def is_flushed(self, sent):
+        """Whether all live workers have taken what was sent.
+
+        Args:
+          sent: Number of the last update of this worker's steps.
+
+        Raises:
+          RuntimeError: A thread has failed, which has logged why.
+        """
+        if not self.senders:
+            return True
+        if not all(one.is_alive for one in (self, *self.senders)):
+            raise RuntimeError("A thread that sends updates has failed.")
+        return self._dispatched == sent and all(
+            one.is_idle for one in self.senders
+        )
+
+    def stop(self, number):
+        """Tells all others that a call of `fit` is to stop."""
+        for one in self.senders:
+            one.stop(number)
+
+    @property
+    def is_alive(self):
+        """Whether the thread that hands out messages is there."""
+        return self._thread.is_alive()
+
+    def close(self):
+        """Has the threads end."""
+        for one in self.senders:
+            one.close()
+        if self.senders:
+            try:
+                self._close()
+            except tf.errors.OpError as error:
+                logging.info("An outbox was not closed: %s", error)
+
+    def join(self):
+        """Waits until the threads have ended."""
+        if self.senders:
+            self._thread.join(_END_SECONDS)
+        for one in self.senders:
+            one.join(_END_SECONDS)
+
+
+def end_all():
+    """Ends all threads, when the process ends.
+
+    One that was inside TensorFlow when Python is gone would abort the process.
+    """
+    for one in list(_all):
+        one.close()
+    for one in list(_all):
+        one.join()
+
+
+def _function(build, device):
+    """A function of what `build` builds on a device."""
+
+    @tf.function(autograph=False)
+    def function():
+        with tf.device(device):
+            result = build()
+        if isinstance(result, tf.Operation):
+            return None
+        return tuple(result) if isinstance(result, tuple) else result
+
+    return function

@@ -1,0 +1,162 @@
+"""Asynchronous training without servers, as users construct it."""
+
+import atexit
+from typing import Any
+import weakref
+
+from typing_extensions import Unpack
+
+from tfdist import compression as compression_lib
+from tfdist.all_reduce import collectives as collectives_lib
+from tfdist.all_reduce import extended
+from tfdist.all_reduce import nonfinite as nonfinite_lib
+from tfdist.all_reduce import state as state_lib
+from tfdist.cluster import reports
+from tfdist.peers import engine as engine_lib
+from tfdist.peers import meetings as meetings_lib
+from tfdist.peers import roster as roster_lib
+from tfdist.peers import serving
+from tfdist.peers import transport
+from tfdist.saving import files
+from tfdist.saving import refusals
+from tfdist.strategies import construction
+from tfdist.strategies import fault_tolerance as fault_tolerance_lib
+from tfdist.strategies import options
+from tfdist.strategies import strategy as strategy_lib
+from tfdist.strategies import without_servers
+from tfdist.synchronization import Async
+
+
+class PeerToPeerStrategy(without_servers.StrategyWithoutServers):
+    """Asynchronous SGD without servers: workers send each other updates.
+
+    Each worker holds all parameters and an optimizer of its own. It makes a
+    step of its own gradients, encodes the update, applies what is decoded of
+    it at once, and sends it to all others, which apply it when it comes. No
+    step waits for another worker. `TF_CONFIG` has workers alone. A worker that
+    has died is left out after `worker_timeout`, and the others go on. What
+    holds and what does not: docs/peers.md.
+
+    Args:
+      compression: A codec of `tfdist.compression`, or a text such as
+        "threshold(tau=0.03)". None sends all of an update as it is.
+      **kwargs: Arguments of `ParameterServerStrategy`, documented there, that
+        are not about servers. Of `fault_tolerance`: `start_timeout`,
+        `worker_timeout`, the seconds without an answer after which a worker
+        is left out for good, and `stall_timeout`, those without any progress.
+
+    References:
+      Strom, "Scalable distributed DNN training using commodity GPU cloud
+      computing", Interspeech 2015.
+    """
+
+    def __init__(
+        self,
+        compression: compression_lib.Codec | str | None = None,
+        **kwargs: Unpack[options.WithoutServers],
+    ):
+        self._construct(_codec(compression), **kwargs)
+
+    def _construct(
+        self,
+        codec,
+        cluster_resolver=None,
+        nonfinite="drop",
+        fault_tolerance=None,
+        seed=None,
+        **old_arguments,
+    ):
+        construction.check_arguments(None, nonfinite, "chief")
+        tolerance = fault_tolerance_lib.given(
+            fault_tolerance, old_arguments, type(self)
+        )
+        config, look_up = construction.cluster(cluster_resolver, False)
+        construction.check_without_servers(config, None)
+        self._compression = codec
+        self._resolver = construction.resolver_of(cluster_resolver, config)
+        if config.num_workers > 1:
+            serving.start(config, tolerance.start_timeout)
+            # Runs after what is registered later.
+            atexit.register(transport.end_all)
+        connections = construction.connect(config, look_up, True, tolerance)
+        construction.set_seed(config, seed)
+        self._cluster = config
+        self._reports = reports.OwnReports(config)
+        if not config.is_chief:
+            refusals.refuse_to_open()
+        name = f"{construction.namespace(config)}/peers"
+        roster = roster_lib.Roster(config, name)
+        device = connections.worker_device
+
+        def make_meetings(engine):
+            if config.num_workers == 1:
+                return collectives_lib.NoCollectives()
+            made = meetings_lib.Meetings(
+                roster, name, device, tolerance, weakref.ref(engine)
+            )
+            atexit.register(made.leave)
+            return made
+
+        def make_engine(strategy):
+            return engine_lib.PeerEngine(
+                strategy,
+                config,
+                make_meetings,
+                nonfinite_lib.FiniteCheck(nonfinite, config.task_name),
+                files.of(config),
+                roster=roster,
+                name=name,
+                device=device,
+                codec=codec,
+                tolerance=tolerance,
+            )
+
+        made = extended.AllReduceExtended(self, make_engine, device)
+        self._engine = made.engine
+        self._run_state = state_lib.AllReduceState(self._engine)
+        made.on_variable = self._run_state.variable_was_made
+        super().__init__(made)
+        atexit.register(without_servers.end, weakref.ref(self._engine))
+
+    def _axes(self):
+        return self.synchronization, self._compression
+
+    @property
+    def synchronization(self) -> Async:
+        """`Async()`: nobody waits."""
+        return Async()
+
+    @property
+    def compression(self) -> compression_lib.Codec | None:
+        """The codec of updates, or None."""
+        return self._compression
+
+    def update_counts(self) -> dict[str, Any]:
+        """Returns where this worker's updates are, and others' in here.
+
+        Returns:
+          A dict: `sent`, the number of updates that this worker has made; by
+          the name of each other worker `delivered` (it has taken so many of
+          them), `lost` (it was given up before it had), and `repeated`
+          (messages that were sent again, as nobody answered in time); and of
+          its updates `applied` here, `missed` (it had given up this worker),
+          `duplicates` (messages that came twice, and were dropped) and
+          `foreign` (messages of a process that was replaced).
+        """
+        return self._engine.accounts()
+
+
+options.write_out(PeerToPeerStrategy, strategy_lib.ParameterServerStrategy)
+
+
+def _codec(compression):
+    """The codec of an argument."""
+    if compression is None or isinstance(compression, compression_lib.Codec):
+        return compression
+    if isinstance(compression, str):
+        return compression_lib.parse(compression)
+    raise TypeError(
+        "Argument `compression` must be a tfdist.compression.Codec, a text "
+        "such as 'threshold(tau=0.03)', or None. Received: "
+        f"compression={compression!r}"
+    )

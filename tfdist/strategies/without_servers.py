@@ -1,0 +1,223 @@
+"""The base of strategies without servers."""
+
+from collections.abc import Callable
+import contextlib
+import sys
+from typing import Any
+
+from absl import logging
+import keras
+import tensorflow as tf
+
+from tfdist import cluster_metrics
+from tfdist import deprecated
+from tfdist.all_reduce import journal as journal_lib
+from tfdist.all_reduce import state as state_lib
+from tfdist.cluster import config as cluster_config
+from tfdist.strategies import construction
+from tfdist.strategies.training import METRICS
+
+
+class StrategyWithoutServers(tf.distribute.Strategy):
+    """A base: each worker has a replica and an optimizer of its own.
+
+    A class that derives from it sets `_cluster`, `_resolver`, `_reports`,
+    `_engine` and `_run_state`.
+    """
+
+    def __repr__(self) -> str:
+        return construction.described(self, *self._axes())
+
+    def _axes(self):
+        """What the strategy is made of, for `repr`."""
+        return (self.synchronization,)
+
+    @property
+    def cluster(self) -> cluster_config.ClusterConfig:
+        """The `ClusterConfig`: who this task is, who the others are."""
+        return self._cluster
+
+    @property
+    def cluster_resolver(
+        self,
+    ) -> tf.distribute.cluster_resolver.ClusterResolver | None:
+        """The resolver that was given, else one of `TF_CONFIG`.
+
+        None in one process without either.
+        """
+        return self._resolver
+
+    @property
+    def journal(self) -> journal_lib.StepJournal:
+        """The record of this worker's steps, a `StepJournal`."""
+        return self._engine.journal
+
+    @property
+    def state(self) -> state_lib.AllReduceState:
+        """All that the training has come to, an `AllReduceState`.
+
+        Also trackable: `tf.train.Checkpoint(model=model, state=strategy.state)`
+        saves with the model what Keras does not know of.
+        """
+        return self._run_state
+
+    @property
+    def data_shares(self) -> int | None:
+        """Into how many shares the data of the last `fit` was divided, int.
+
+        None where it was not: each worker has all that it is given.
+        """
+        return self.extended.data_shares
+
+    @property
+    def uses_lookahead(self) -> bool:
+        """False: workers compute with the parameters."""
+        return False
+
+    @property
+    def preempted(self) -> bool:
+        """False: without servers SIGTERM is left as it is."""
+        return False
+
+    @property
+    def recoveries(self) -> list[Any]:
+        """Losses of servers: none."""
+        return []
+
+    def updates_applied(self) -> list[int]:
+        """Updates made so far, a list of one int: those of each worker."""
+        return [self._engine.journal.updates]
+
+    def updates_pulled(self) -> int:
+        """The same, an int: no worker is ever behind."""
+        return self._engine.journal.updates
+
+    def gradient_counts(self) -> dict[str, dict[str, int]]:
+        """Returns the fate of this worker's gradients.
+
+        Returns:
+          A dict of this worker's name to a dict with `pushed`, `accepted`,
+          `dropped`, `nonfinite` (those that were dropped had NaN or Inf) and
+          `staleness` (0), ints.
+        """
+        journal = self._engine.journal
+        return {
+            self._cluster.task_name: {
+                "pushed": journal.count,
+                "accepted": journal.count - journal.dropped,
+                "dropped": journal.dropped,
+                "nonfinite": journal.dropped,
+                "staleness": 0,
+            }
+        }
+
+    def push_counts(self) -> dict[str, Any]:
+        """Returns the same as `ParameterServerStrategy` does."""
+        journal = self._engine.journal
+        return {
+            "pushed": journal.count,
+            "dropped": journal.dropped,
+            "applied": [journal.count - journal.dropped],
+            "elsewhere": [0],
+            "lost": [0],
+        }
+
+    def training_is_over(self) -> bool:
+        """Whether this worker has seen the end of the training of all."""
+        return not (self._engine.fits.is_running or self._engine.has_trained)
+
+    def barrier(self) -> None:
+        """Waits until all workers have reached their own call of this.
+
+        A worker whose loop has ended before those of others takes part in
+        their steps until then, if one model is trained in loops; several
+        models must be trained for the same number of steps on all workers.
+
+        Raises:
+          tf.errors.UnavailableError: A worker is gone.
+          RuntimeError: A worker is elsewhere in its program.
+        """
+        self._engine.barrier()
+
+    def own_files(self) -> contextlib.AbstractContextManager[None]:
+        """Scope in which this task writes what it saves, chief or not.
+
+        See `ParameterServerStrategy.own_files`.
+        """
+        return self._engine.files.own()
+
+    def retry_on_server_failure(
+        self, function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Returns `function`: there are no servers."""
+        return function
+
+    def commit(self) -> None:
+        """Does nothing: the first step or `fit` begins with equal values."""
+
+    def pull(self) -> None:
+        """Does nothing: each worker has the newest values."""
+
+    def flush(self) -> None:
+        """Does nothing: no step is local."""
+
+    def deregister(self) -> None:
+        """Does nothing: all workers are needed for each step."""
+
+    def wait_for_warm_start(self) -> None:
+        """Does nothing: all workers begin together."""
+
+    def publish(self, topic: str, content: Any) -> None:
+        """Leaves `content` for `collect` on this worker.
+
+        Args:
+          topic: Short string.
+          content: Anything that JSON can hold.
+        """
+        self._reports.publish(topic, content)
+
+    def collect(self, topic: str) -> dict[str, Any]:
+        """Returns what this worker has published under `topic`.
+
+        Returns:
+          A dict of this task's name to content.
+        """
+        return self._reports.collect(topic)
+
+    def publish_metrics(self, model: keras.Model) -> None:
+        """Leaves the state of this worker's metrics for `cluster_metrics`."""
+        self.publish(METRICS, cluster_metrics.state(model))
+
+    def cluster_metrics(self, model: keras.Model) -> dict[str, float]:
+        """The metrics over the data of this worker.
+
+        Args:
+          model: The compiled `keras.Model`.
+
+        Returns:
+          A dict of metric name to value, like Keras's logs.
+        """
+        states = self.collect(METRICS).values()
+        return cluster_metrics.total(model, states)
+
+    settle = deprecated.OldName("barrier")
+    leave = deprecated.OldName("deregister")
+    refresh = deprecated.OldName("pull")
+    resilient = deprecated.OldName("retry_on_server_failure")
+    looks_ahead = deprecated.OldName("uses_lookahead")
+
+
+def end(reference):
+    """At the end of the process: others may still need this worker.
+
+    Args:
+      reference: Weak reference to the engine.
+    """
+    engine = reference()
+    raised = getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
+    if engine is None or raised or not engine.has_trained:
+        return
+    try:
+        engine.barrier()
+    except (tf.errors.OpError, RuntimeError) as error:
+        logging.warning("The workers did not end together: %s", error)
