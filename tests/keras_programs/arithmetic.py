@@ -5,6 +5,7 @@ and a loss whose gradient is the datum. Powers of two make sums that tell which
 batches counted.
 """
 
+import functools
 import itertools
 
 from tests.keras_programs.columns import KINDS
@@ -88,6 +89,7 @@ def updates(steps):
         "half": steps,
         "local": steps,
         "alone": steps,
+        "sent": steps,
         "loose": 2 * steps,
     }
 
@@ -101,4 +103,10 @@ def by_updates(steps, function):
     """
     counts = updates(steps)
     del counts["loose"]
-    return {kind: function(number) for kind, number in counts.items()}
+    made = {kind: function(number) for kind, number in counts.items()}
+    return {**made, "sent": functools.partial(_twice, made["sent"])}
+
+
+def _twice(value):
+    """What two workers come to that each come to `value`."""
+    return 2 * (value() if callable(value) else value)

@@ -14,6 +14,7 @@ from tests.keras_programs.arithmetic import linear
 from tests.keras_programs.arithmetic import scaled
 from tests.keras_programs.arithmetic import together
 from tests.keras_programs.columns import COLUMNS
+from tests.keras_programs.table import Documented
 from tests.keras_programs.table import Loose
 from tests.keras_programs.table import Refused
 from tests.keras_programs.table import of
@@ -84,7 +85,10 @@ def averages_swapped_for_validation(strategy, worker):
     return _swapped(strategy, worker, False)
 
 
-_NO_SWAP = of(COLUMNS, Refused("swap_on_epoch"))
+_NO_SWAP = {
+    **of(COLUMNS, Refused("swap_on_epoch")),
+    "peer_to_peer": Refused("use_ema"),
+}
 
 
 _PLAIN = _plain(True)
@@ -144,7 +148,19 @@ def stopped_early(strategy, worker):
     return 2 if worker else len(epochs), len(epochs) < 200
 
 
-@row(together(linear(OWN), linear(OWN)))
+def _own_replica(value):
+    """What callbacks within `fit` see, where nobody waits for updates."""
+    return Documented(
+        Loose(value),
+        "peers.md",
+        "`evaluate` and callbacks see the worker's own replica",
+    )
+
+
+_SAVED = together(linear(OWN), linear(OWN))
+
+
+@row(_SAVED, peer_to_peer=_own_replica(_SAVED["sum"]))
 def checkpointed(strategy, worker):
     """`ModelCheckpoint`, loaded after `fit`."""
     model = kit.compiled(strategy)
@@ -170,7 +186,10 @@ class _Stop(Exception):
     """What ends a `fit`."""
 
 
-@row(linear(_SECOND, _SECOND))
+_TWICE = linear(_SECOND, _SECOND)
+
+
+@row(_TWICE, peer_to_peer=_own_replica(_TWICE["sum"]))
 def backed_up(strategy, worker):
     """`BackupAndRestore`: the chief's `fit` goes on in its second epoch."""
     model = kit.compiled(strategy)

@@ -22,7 +22,8 @@ KINDS = {
     "half": "each gradient counts half when it arrives",
     "local": "the workers' weights are averaged every two local steps",
     "alone": "each group trains alone",
-    "loose": "weights depend on which gradient is late; counts and signs are exact",
+    "sent": "each worker's optimizer makes updates, and all workers apply them",
+    "loose": "weights depend on who is late; counts and signs are exact",
 }
 
 
@@ -123,6 +124,13 @@ _ALL = (
     _registered("inverse_staleness", "loose"),
     _registered("gap_aware", "loose"),
     _registered("fasgd", "loose"),
+    Column(
+        "peer_to_peer",
+        "sent",
+        tfdist.PeerToPeerStrategy,
+        0,
+        "PeerToPeerStrategy()",
+    ),
     Column(
         "codistillation",
         "alone",

@@ -241,7 +241,7 @@ class Codebook(keras.Model):
 _REFUSED = Refused("assigned beside|trainable=False|code of yours")
 
 
-@row(linear(OWN), all_reduce=_REFUSED, **of(AVERAGING, _REFUSED))
+@row(linear(OWN), **of(("all_reduce", "peer_to_peer", *AVERAGING), _REFUSED))
 def trainable_weight_assigned_in_a_step(strategy, worker):
     """A trainable weight that `train_step` assigns itself."""
     with strategy.scope():
@@ -301,7 +301,8 @@ def added_loss(strategy, worker):
 
 
 _REFUSED_BESIDE = of(
-    ("backup_workers", "sync", "softsync"), Refused("constraint")
+    ("backup_workers", "sync", "softsync", "peer_to_peer"),
+    Refused("constraint"),
 )
 _CLIPPED_LOCALLY = Documented(
     [-255.0, 0.0],

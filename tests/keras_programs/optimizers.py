@@ -79,7 +79,11 @@ def _optimizer(sgd=False, looks=False, **others):
         expected = by_updates(STEPS, lambda n: functools.partial(weight, n))
         refused = {} if sgd else _SGD_ALONE
         if looks:
-            refused = {**refused, "async_local_sgd": Loose(expected["half"])}
+            depends = {
+                "async_local_sgd": Loose(expected["half"]),
+                "peer_to_peer": Loose(expected["sent"]),
+            }
+            refused = {**refused, **depends}
         cells = {"downpour": _IGNORED, **refused, **others}
         return row(expected, **cells)(program)
 
@@ -206,7 +210,7 @@ def own_scalar():
     return CountsItself(0.5)
 
 
-NO_EMA = of(AVERAGING, Refused("use_ema"))
+NO_EMA = of((*AVERAGING, "peer_to_peer"), Refused("use_ema"))
 
 
 @_optimizer(sgd=True, **NO_EMA)

@@ -121,6 +121,8 @@ class Row:
                 return self.expected[key]
         if COLUMNS[column].kind == "loose":
             return Loose(self.expected["sum"])
+        if COLUMNS[column].kind == "sent":
+            return self.expected["sum"]
         raise KeyError(f"{self.name} says nothing of {column}")
 
     def problem(self, column, reports):

@@ -9,9 +9,13 @@ pytestmark = pytest.mark.smoke
 
 PROGRAMS = ("constant_gradients",)
 STEPS = 40
+CODECS = [
+    "threshold(tau=0.0625)",
+    pytest.param(None, marks=pytest.mark.nightly),
+]
 
 
-@pytest.fixture(scope="module", params=[None, "threshold(tau=0.0625)"])
+@pytest.fixture(scope="module", params=CODECS)
 def reports(request, zygote, tmp_path_factory):
     """Of both workers, by program."""
     return reports_lib.of_two_workers(

@@ -189,11 +189,13 @@ def _check(optimizer, variables):
             f"Received: {optimizer.name!r} with use_ema=True."
         )
     for variable in variables:
-        if getattr(variable, "constraint", None) is not None:
+        constraint = getattr(variable, "constraint", None)
+        if constraint is not None:
             raise NotImplementedError(
                 "PeerToPeerStrategy adds other workers' updates to weights, "
                 "after which a constraint does not hold. Received: "
-                f"{variable.name!r} with constraint={variable.constraint!r}."
+                f"{variable.path!r} with constraint="
+                f"{type(constraint).__name__}."
             )
 
 

@@ -29,7 +29,7 @@ class StrategyWithoutServers(tf.distribute.Strategy):
         return construction.described(self, *self._axes())
 
     def _axes(self):
-        """What the strategy is made of, for `repr`."""
+        """Returns the parts of the method that `repr` shows."""
         return (self.synchronization,)
 
     @property
