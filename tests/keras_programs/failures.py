@@ -12,6 +12,8 @@ from tests.keras_programs.arithmetic import OWN
 from tests.keras_programs.arithmetic import left_over
 from tests.keras_programs.arithmetic import linear
 from tests.keras_programs.columns import COLUMNS
+from tests.keras_programs.table import Documented
+from tests.keras_programs.table import Loose
 from tests.keras_programs.table import Refused
 from tests.keras_programs.table import of
 from tests.keras_programs.table import row
@@ -165,10 +167,20 @@ def batch_that_is_not_finite(strategy, worker):
 _DEAD = Refused("task:1")
 
 
+_SURVIVED = linear((OWN[0], OWN[1][:2]), (_SECOND[0], ()))
+
+
 @row(
-    linear((OWN[0], OWN[1][:2]), (_SECOND[0], ())),
+    _SURVIVED,
     dies=True,
-    **of([name for name in COLUMNS if COLUMNS[name].num_ps == 0], _DEAD),
+    **{
+        **of([name for name in COLUMNS if COLUMNS[name].num_ps == 0], _DEAD),
+        "peer_to_peer": Documented(
+            Loose(_SURVIVED["sum"]),
+            "peers.md",
+            "workers may have received last updates of a dead worker",
+        ),
+    },
 )
 def fit_after_a_death(strategy, worker):
     """A worker is killed in `fit`: the other one ends it, and fits again."""

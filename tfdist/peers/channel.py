@@ -70,7 +70,7 @@ class Channel:
             engine.tolerance,
             engine.device,
         )
-        # At the end of the process `Engine.close` does.
+        # At the end of the process `transport.end_all` does.
         weakref.finalize(self, self.transport.close).atexit = False
 
     # Within a step.
