@@ -122,6 +122,19 @@ def test_an_own_model_is_measured(tmp_path, capsys):
     assert figures["recommended"]["method"] == "async"
 
 
+def test_where_one_machine_is_best_nothing_is_trained(tmp_path, capsys):
+    figures = _figures(
+        tmp_path,
+        *_TASK,
+        "--num_workers=2",
+        "--step_seconds=1",
+        "--overhead_ms=9000",
+        "--epochs=1",
+    )
+    assert figures["recommended"] is figures["learning"] is None
+    assert "Nothing was trained: --epochs is" in capsys.readouterr().out
+
+
 def test_with_epochs_the_verdict_is_of_a_target(tmp_path, monkeypatch, capsys):
     """The most examples per second are not the soonest at a target."""
 

@@ -171,6 +171,11 @@ def main(argv: Sequence[str]) -> int:
     )
     print(f"{textwrap.fill(description, 79)}\n")
     print(advice.table())
+    if values.epochs and advice.learning is None:
+        print(
+            "\nNothing was trained: --epochs is for methods that give enough "
+            "examples/s\n(--min_speed_up)."
+        )
     if values.json is not None:
         _write(values.json, advice.as_dict())
     return 0
