@@ -17,11 +17,11 @@ _STATES = {Refused: "r", Documented: "d", Wrong: "-", NotTried: "."}
 _BEGINNING = """\
 # What works under what
 
-Each row is a Keras program, each column a method. Every cell was found by
-running the program with that method on two workers, and comparing the result
-with exact arithmetic. `make nightly` runs all cells; `make test` runs one
-program per method. `python -m tests.keras_programs.main --write_docs` makes
-this page from the table in `tests/keras_programs/`.
+Each row is a Keras program, each column a method. A cell is the expected
+outcome on two workers, by exact arithmetic. `make nightly` runs all cells and
+compares; `make test` runs one program per method. `python -m
+tests.keras_programs.main --write_docs` makes this page from the table in
+`tests/keras_programs/`.
 
 | | |
 | --- | --- |
