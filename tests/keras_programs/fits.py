@@ -185,6 +185,7 @@ _ONE_AT_A_TIME = Refused("one optimizer trains at a time")
     downpour=Documented(
         [-255.0] * 2, "averaging.md", "with `n_fetch=1` it has no effect"
     ),
+    backup_workers=Refused("several optimizers"),
     **of(RINGS, _ONE_AT_A_TIME),
 )
 def two_optimizers_in_a_step(strategy, worker):
