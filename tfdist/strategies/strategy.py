@@ -79,12 +79,13 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
         others begin (Dean et al. 2012); 0 for none. For synchronizations
         without waiting. `fit` waits by itself, a loop of one's own calls
         `wait_for_warm_start`.
-      worker_start: How the workers start. "together": in `fit`, none makes
-        its first step before the others are there (a minute for one that
-        nobody has seen, `start_timeout` for one that prepares its data);
-        with `warmup_worker_steps` all but the first after these. "staggered":
-        each `warmup_worker_steps` after the one before. "independent": each
-        when it is there. Who is started again, or joins later, never waits.
+      worker_start: How the workers start. "together": in `fit`, each waits
+        after its first step until the others have made theirs (a minute for
+        a worker that never came, `start_timeout` for one that is preparing);
+        with `warmup_worker_steps` all but the first start after these.
+        "staggered": each starts `warmup_worker_steps` after the one before.
+        "independent": no worker waits. A worker that is restarted or joins
+        later never waits.
       nonfinite: What is done about an update that has NaN or Inf: "drop"
         leaves all of it out, on all servers, and logs it; "fail" makes the
         worker whose update it is raise `tf.errors.InvalidArgumentError`

@@ -188,19 +188,19 @@ def waits(worker, tables, former=None):
 
 
 def test_workers_begin_when_all_are_there():
-    """One is not there, then it prepares its data, then it begins."""
-    prepares = row(reached=0)
+    """One is not there, then it prepares its first step, then it makes it."""
     tables = [
-        [row(), row(), never()],
-        [row(), row(), prepares],
-        [row(), row(), row()],
+        [row(0, 1), row(0, 1), never()],
+        [row(0, 1), row(0, 1), row(reached=0)],
+        [row(0, 1), row(0, 1), row()],
+        [row(0, 1), row(0, 1), row(0, 1)],
     ]
-    assert waits(0, tables) == 3
-    assert waits(1, tables) == 3
+    assert waits(0, tables) == 4
+    assert waits(1, tables) == 4
 
 
 def test_who_comes_when_others_train_does_not_wait():
-    assert waits(2, [[row(0, 1), never(), row()]]) == 1
+    assert waits(2, [[row(0, 2), never(), row()]]) == 1
 
 
 def test_who_was_started_again_does_not_wait():
@@ -209,7 +209,7 @@ def test_who_was_started_again_does_not_wait():
 
 def test_who_is_gone_is_not_waited_for():
     failed = row(reached=0, state=MemberState.FAILED)
-    assert waits(0, [[row(), failed, row(silent=11.0, reached=0)]]) == 1
+    assert waits(0, [[row(0, 1), failed, row(silent=11.0, reached=0)]]) == 1
 
 
 def test_nobody_waits_for_ever(caplog, monkeypatch):

@@ -216,6 +216,12 @@ class ChiefDecisions:
         else:
             self._adopt_rates(fit)
         result = call(function, *args)
+        if self._starts_together and fit.number == 1 and not fit.has_stepped:
+            # Not before its first step: tracing takes longer here than there.
+            fit.has_stepped = True
+            self.position.end_batch(0)
+            self._tell()
+            self._turns.wait_for_start()
         if not self.is_chief:
             self._look(fit)
             if self._runtime.local.keeps_own_values:
@@ -289,11 +295,6 @@ class ChiefDecisions:
         fit.rates = _rates_of(fit.model)[: fit_progress.MAX_RATES]
         fit.exchanges = self._runtime.journal.count
         self._tell_begun(fit)
-        if self._starts_together and fit.number == 1:
-            if self.is_chief:
-                # Others may wait for its variables before they come to this.
-                self._runtime.commit()
-            self._turns.wait_for_start()
 
     def _tell_begun(self, fit):
         """Tells that a call of `fit` begins; waits until the chief's has."""

@@ -27,6 +27,8 @@ class FitCall:
         self.data = 0
         # Whether it has come to its first step.
         self.has_begun = False
+        # Whether it has made its first step.
+        self.has_stepped = False
         # Whether the chief has stopped it.
         self.stopped = False
         # What the chief had told by an exchange, what of it counts here, and

@@ -118,7 +118,7 @@ class FitTurns:
         return max((word.position(number) for word in words), default=(0, 0))
 
     def wait_for_start(self):
-        """Waits until the first workers are in their first call of `fit`.
+        """Waits until the first workers have made their first step in `fit`.
 
         So that none has trained for long when the others begin. One that was
         started again, or comes when others train, does not wait.
@@ -139,10 +139,10 @@ class FitTurns:
                 self._names[worker]
                 for worker, member in others
                 if self._first.includes(worker, member, self._worker_timeout)
-                and member.word.reached < fit_progress.begun(1)
+                and member.word.position(1) == (0, 0)
             ]
             return not late or any(
-                member.word.position(1) > (0, 0) for _, member in others
+                member.word.position(1) > (0, 1) for _, member in others
             )
 
         try:
