@@ -177,6 +177,8 @@ class TwoOptimizers(Two):
         return {"loss": loss}
 
 
+# With on_drop="retry".
+_NOT_AGAIN = Refused("several optimizer steps")
 _ONE_AT_A_TIME = Refused("one optimizer trains at a time")
 
 
@@ -185,7 +187,7 @@ _ONE_AT_A_TIME = Refused("one optimizer trains at a time")
     downpour=Documented(
         [-255.0] * 2, "averaging.md", "with `n_fetch=1` it has no effect"
     ),
-    backup_workers=Refused("several optimizers"),
+    backup_workers=_NOT_AGAIN,
     **of(RINGS, _ONE_AT_A_TIME),
 )
 def two_optimizers_in_a_step(strategy, worker):
@@ -347,7 +349,7 @@ class TwoSteps(keras.Model):
         return {"loss": loss}
 
 
-@row(scaled(linear(OWN), 2.0))
+@row(scaled(linear(OWN), 2.0), backup_workers=_NOT_AGAIN)
 def optimizer_twice_in_a_step(strategy, worker):
     """Two steps of one optimizer in one `train_step`."""
     with strategy.scope():

@@ -102,6 +102,8 @@ class Step:
         self._over = []
         # Ordinals of step counters whose local value is this step's ticket.
         self._ticketed = set(ticketed)
+        # Steps of optimizers that have been exchanged.
+        self.num_updates = len(self._ticketed)
         if not ticketed:
             runtime.nonfinite.begin_step()
 
@@ -205,11 +207,6 @@ class Step:
             return
         pending.records.append(records.Mutation(variable, kind, value, before))
 
-    @property
-    def num_optimizers(self):
-        """Of how many optimizers a step has been exchanged."""
-        return len(self._ticketed)
-
     def finish(self):
         """Exchanges what is left when the user's step function has ended."""
         for graph, pending in self._pending.items():
@@ -244,6 +241,7 @@ class Step:
         self.exchange(graph, recorded, optimizer, pending.barriers, settled)
         if counter is not None:
             self._ticketed.add(counter.ordinal)
+            self.num_updates += 1
             for other, known in self._pending.items():
                 known.settled = len(other.get_operations())
 

@@ -179,10 +179,10 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             ):
                 result = compiled_parts.call(fn, args, kwargs)
                 active.step.finish()
-            if single and step is None and active.step.num_optimizers > 1:
+            if single and step is None and active.step.num_updates > 1:
                 raise ValueError(
                     'on_drop="retry" takes a step again as a whole, and this '
-                    "one has several optimizers, of which only one may have "
+                    "one has several optimizer steps, some of which may have "
                     'been dropped: use on_drop="next".'
                 )
         finally:

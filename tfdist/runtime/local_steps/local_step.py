@@ -37,8 +37,8 @@ class LocalStep:
 
     is_local = True
     is_eager = False
-    # Of how many optimizers a step may have been dropped.
-    num_optimizers = 0
+    # Steps of optimizers that may have been dropped.
+    num_updates = 0
 
     def __init__(self, local, state, arguments):
         self._local = local
