@@ -239,10 +239,12 @@ def muon():
     return keras.optimizers.Muon(0.5, weight_decay=0.0)
 
 
-# Elastic averaging and Downpour.
-_EACH_STEP = of(
-    ("easgd", "downpour"), Refused("needs the gradients of every step")
-)
+_EACH_STEP = {
+    # Elastic averaging and Downpour.
+    **of(("easgd", "downpour"), Refused("needs the gradients of every step")),
+    # With on_drop="retry".
+    "backup_workers": Refused("accumulates gradients"),
+}
 
 
 @row(scaled(linear(OWN), 0.5), **_EACH_STEP)

@@ -104,6 +104,8 @@ class Step:
         self._ticketed = set(ticketed)
         # Steps of optimizers that have been exchanged.
         self.num_updates = len(self._ticketed)
+        # Whether one of them has accumulated gradients of earlier steps.
+        self.accumulates = False
         if not ticketed:
             runtime.nonfinite.begin_step()
 
@@ -242,6 +244,9 @@ class Step:
         if counter is not None:
             self._ticketed.add(counter.ordinal)
             self.num_updates += 1
+            rule = getattr(optimizer, "inner_optimizer", optimizer)
+            if getattr(rule, "gradient_accumulation_steps", None):
+                self.accumulates = True
             for other, known in self._pending.items():
                 known.settled = len(other.get_operations())
 

@@ -179,12 +179,8 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             ):
                 result = compiled_parts.call(fn, args, kwargs)
                 active.step.finish()
-            if single and step is None and active.step.num_updates > 1:
-                raise ValueError(
-                    'on_drop="retry" takes a step again as a whole, and this '
-                    "one has several optimizer steps, some of which may have "
-                    'been dropped: use on_drop="next".'
-                )
+            if single and step is None:
+                _check_may_be_retried(active.step)
         finally:
             active.step = None
         return result
@@ -290,3 +286,26 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
     @property
     def should_save_summary(self):
         return self._config.is_chief
+
+
+def _check_may_be_retried(step):
+    """Refuses a step that does more when it is taken again.
+
+    Raises:
+      ValueError: It does.
+    """
+    reason = None
+    if step.num_updates > 1:
+        reason = (
+            "has several optimizer steps, some of which may have been dropped"
+        )
+    elif step.accumulates:
+        reason = (
+            "accumulates gradients (gradient_accumulation_steps), those of its "
+            "batch once more"
+        )
+    if reason is not None:
+        raise ValueError(
+            'on_drop="retry" takes a step again as a whole, and this one '
+            f'{reason}: use on_drop="next".'
+        )

@@ -39,6 +39,7 @@ class LocalStep:
     is_eager = False
     # Steps of optimizers that may have been dropped.
     num_updates = 0
+    accumulates = False
 
     def __init__(self, local, state, arguments):
         self._local = local
