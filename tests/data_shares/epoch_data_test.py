@@ -194,7 +194,7 @@ def _epochs(kind, left_out, number):
     epochs = []
     strategy = model.distribute_strategy
     strategy.extended._config = types.SimpleNamespace(
-        num_workers=2, data_share=(2, 0)
+        num_workers=2, data_share=(2, 0), is_local=False
     )
     decisions = strategy._runtime.chief_decisions
     decisions.begin_data = lambda size, skips: left_out

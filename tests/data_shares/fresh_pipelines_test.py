@@ -32,7 +32,7 @@ def powers():
 def share_of(dataset, worker, call=1):
     """Returns a worker's share of a data set in that call of `fit`."""
     config = types.SimpleNamespace(
-        num_workers=WORKERS, data_share=(WORKERS, worker)
+        num_workers=WORKERS, data_share=(WORKERS, worker), is_local=False
     )
     return shares.distribute(dataset, config, lambda request, number: call)
 

@@ -148,7 +148,9 @@ def sums(make, names, policy=None):
             dataset = dataset.with_options(options)
         if worker == 0:
             whole = sum(int(x) for x in dataset.as_numpy_iterator())
-        config = types.SimpleNamespace(num_workers=2, data_share=(2, worker))
+        config = types.SimpleNamespace(
+            num_workers=2, data_share=(2, worker), is_local=False
+        )
         part = shares.distribute(dataset, config, lambda *_: 1)
         found.append(sum(int(x) for x in part.as_numpy_iterator()))
     return whole, found

@@ -138,7 +138,9 @@ def linear_model():
     return model
 
 
-@pytest.mark.parametrize("method", ["async", "dc_asgd:lambda_0=2.0"])
+@pytest.mark.parametrize(
+    "method", ["async", "dc_asgd:lambda_0=2.0:variance_decay=none"]
+)
 def test_servers_give_parameters_of_different_versions(method):
     trace = trace_of(
         [step(0, 0, 0, (0, 0)), step(2, 1, 1, (1, 2))],

@@ -184,7 +184,8 @@ def test_updates_between_peers_have_a_codec():
         ("sync:communication=peers", "synchronization"),
         ("peer_to_peer:correction=gap_aware", "correction"),
         ("peer_to_peer:local_steps=4", "local_steps"),
-        ("async:compression=cast", "compression"),
     ):
         with pytest.raises(ValueError, match=f"`{name}` must be"):
             registry.method(text).resolve(4)
+    with pytest.raises(ValueError, match="async has the settings .*ression'"):
+        registry.method("async:compression=cast")

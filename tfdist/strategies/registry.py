@@ -194,7 +194,8 @@ def method(text: str) -> "Method":
     spec = method_text.parse(str(text))
     entry = get(spec.name)
     settings = {**entry.axes, **spec.settings}
-    open_axes = [*entry.axes, "communication", "compression"]
+    # Of updates between peers `compression` is a setting of the entry's own.
+    open_axes = [*entry.axes, "communication"]
     parts = {axis: settings.pop(axis) for axis in entry.axes}
     communication = settings.pop("communication", entry.communication)
     compression = settings.pop("compression", None)
