@@ -122,7 +122,7 @@ _ALL_BUT_ONE = linear((OWN[0][1:], OWN[1]))
 
 @row(
     _ALL_BUT_ONE,
-    all_reduce=Refused("tf.cond"),
+    **of(("all_reduce", "peer_to_peer"), Refused("tf.cond")),
     softsync=left_over(_ALL_BUT_ONE),
 )
 def step_within_cond(strategy, worker):
