@@ -11,6 +11,7 @@ import time
 import pytest
 
 from tests.all_reduce import failures
+from tests.all_reduce import reports as reports_lib
 from tests.multi_process.link import Link
 
 pytestmark = pytest.mark.nightly
@@ -111,21 +112,9 @@ def test_nan_is_an_error_of_the_worker_that_has_it(cluster):
 
 
 def test_training_goes_on_from_a_checkpoint_bit_for_bit(cluster):
-    running = cluster(num_ps=0, num_workers=2)
-
-    def train(directory, epochs):
-        workers = running.start_workers(
-            "tests.all_reduce.failures:train",
-            directory=directory,
-            epochs=epochs,
-        )
-        running.finish()
-        return [worker.report() for worker in workers]
-
-    whole = train("whole", 4)
-    train("parts", 2)
-    parts = train("parts", 4)
-    assert [report["resumed"] for report in parts] == [2, 2]
+    whole, parts = reports_lib.whole_and_parts(
+        cluster, "all_reduce.failures:train"
+    )
     for report in (*whole, *parts):
         assert report["bits"] == whole[0]["bits"]
         # Three steps in each of four epochs.

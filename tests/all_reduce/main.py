@@ -30,6 +30,16 @@ def run(modules, period=None, **more):
         strategy = tfdist.ParameterAveragingStrategy(
             period, communication="ring", **settings
         )
+    run_programs(strategy, modules)
+
+
+def run_programs(strategy, modules):
+    """The same under a strategy.
+
+    Args:
+        strategy: the strategy.
+        modules: as of `run`.
+    """
     worker = strategy.cluster.worker_id
     results = {}
     for module, names in modules.items():

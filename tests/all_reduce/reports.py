@@ -30,3 +30,29 @@ def both(reports, name):
     first, second = (report[name] for report in reports)
     assert first == second
     return first
+
+
+def whole_and_parts(cluster, target):
+    """Trains for four epochs, and for two and then four in another directory.
+
+    Args:
+        cluster: the fixture.
+        target: of `tests`, with arguments `directory` and `epochs`.
+
+    Returns:
+        The reports of both workers, of the first and of the last training.
+    """
+    running = cluster(num_ps=0, num_workers=2)
+
+    def train(directory, epochs):
+        workers = running.start_workers(
+            f"tests.{target}", directory=directory, epochs=epochs
+        )
+        running.finish()
+        return [worker.report() for worker in workers]
+
+    whole = train("whole", 4)
+    train("parts", 2)
+    parts = train("parts", 4)
+    assert [report["resumed"] for report in parts] == [2, 2]
+    return whole, parts

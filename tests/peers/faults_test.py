@@ -5,6 +5,7 @@ import signal
 import numpy as np
 import pytest
 
+from tests.all_reduce import reports as reports_lib
 from tests.multi_process.link import Link
 from tests.peers import programs
 
@@ -194,21 +195,9 @@ def test_a_worker_that_is_started_again_is_refused(cluster):
 
 
 def test_the_chief_s_residual_is_part_of_a_checkpoint(cluster):
-    running = cluster(num_ps=0, num_workers=2)
-
-    def train(directory, epochs):
-        workers = running.start_workers(
-            "tests.peers.faults:train_saved",
-            directory=directory,
-            epochs=epochs,
-        )
-        running.finish()
-        return [worker.report() for worker in workers]
-
-    whole = train("whole", 4)
-    train("parts", 2)
-    parts = train("parts", 4)
-    assert [report["resumed"] for report in parts] == [2, 2]
+    whole, parts = reports_lib.whole_and_parts(
+        cluster, "peers.faults:train_saved"
+    )
     assert [report["updates"] for report in parts] == [[20], [20]]
     assert any(whole[0]["residual"])
     assert parts[0]["residual"] == whole[0]["residual"]

@@ -1,11 +1,6 @@
 """Programs that each worker runs one after the other in one process."""
 
-import importlib
-import traceback
-
-import keras
-
-from tests.multi_process import handshake
+from tests.all_reduce import main as programs
 import tfdist
 
 
@@ -32,18 +27,4 @@ def run(modules, compression=None, **tolerance):
         compression: as of `strategy_of`.
         **tolerance: as of `strategy_of`.
     """
-    strategy = strategy_of(compression, **tolerance)
-    worker = strategy.cluster.worker_id
-    results = {}
-    for module, names in modules.items():
-        programs = importlib.import_module(f"tests.{module}")
-        for name in names:
-            keras.backend.clear_session()
-            print("program", name, flush=True)
-            try:
-                results[name] = getattr(programs, name)(strategy, worker)
-            except Exception as error:  # The test of this program shows it.
-                traceback.print_exc()
-                results[name] = f"{type(error).__name__}: {error}"
-            strategy.barrier()
-    handshake.report(**results)
+    programs.run_programs(strategy_of(compression, **tolerance), modules)

@@ -1,4 +1,4 @@
-"""A bare server, for others to measure the way to it."""
+"""A server of which nobody else needs to be there."""
 
 import time
 
@@ -10,12 +10,11 @@ from tfdist.cluster import connection
 from tfdist.cluster import versions
 
 
-def serve(config, seconds):
-    """Runs TensorFlow's server at this task's address.
+def start(config):
+    """Starts TensorFlow's server at this task's address.
 
     Args:
       config: The `ClusterConfig` of any task that has an address.
-      seconds: How long.
 
     Raises:
       OSError: The address cannot be served on.
@@ -32,9 +31,22 @@ def serve(config, seconds):
     versions.leave(config)
     logging.warning(
         "%s serves on port %s of every network interface, without "
-        "authentication or encryption, for %g s.",
+        "authentication or encryption: keep it in a private network.",
         config.task_name,
         config.address.rsplit(":", 1)[1],
-        seconds,
     )
+
+
+def serve(config, seconds):
+    """Runs a server for others to measure the way to it.
+
+    Args:
+      config: As of `start`.
+      seconds: How long.
+
+    Raises:
+      OSError: The address cannot be served on.
+    """
+    start(config)
+    logging.info("Ends in %g s.", seconds)
     time.sleep(seconds)

@@ -1,20 +1,11 @@
 """Synchronous training without servers, as users construct it."""
 
-import atexit
-import weakref
-
 from typing_extensions import Unpack
 
 from tfdist.all_reduce import collectives as collectives_lib
 from tfdist.all_reduce import engine as engine_lib
-from tfdist.all_reduce import extended
-from tfdist.all_reduce import nonfinite as nonfinite_lib
-from tfdist.all_reduce import state as state_lib
-from tfdist.cluster import reports
 from tfdist.saving import files
-from tfdist.saving import refusals
 from tfdist.strategies import construction
-from tfdist.strategies import fault_tolerance as fault_tolerance_lib
 from tfdist.strategies import options
 from tfdist.strategies import strategy as strategy_lib
 from tfdist.strategies import without_servers
@@ -45,49 +36,25 @@ class AllReduceStrategy(without_servers.StrategyWithoutServers):
     def __init__(self, **kwargs: Unpack[options.WithoutServers]):
         self._construct(**kwargs)
 
-    def _construct(
-        self,
-        cluster_resolver=None,
-        nonfinite="drop",
-        fault_tolerance=None,
-        seed=None,
-        **old_arguments,
-    ):
-        construction.check_arguments(None, nonfinite, "chief")
-        tolerance = fault_tolerance_lib.given(
-            fault_tolerance, old_arguments, type(self)
-        )
-        config, look_up = construction.cluster(cluster_resolver, False)
-        construction.check_without_servers(config, None)
-        self._resolver = construction.resolver_of(cluster_resolver, config)
-        connections = construction.connect(
+    def _connect(self, look_up, tolerance):
+        config = self._cluster
+        return construction.connect(
             config, look_up, config.num_workers == 1, tolerance
         )
-        construction.begin_program(config)
-        construction.set_seed(config, seed)
-        self._cluster = config
-        self._reports = reports.OwnReports(config)
-        collectives = collectives_lib.of(connections.peers, tolerance)
-        if not config.is_chief:
-            refusals.refuse_to_open()
 
-        def make_engine(strategy):
+    def _engine_of(self, connections, tolerance, check):
+        collectives = collectives_lib.of(connections.peers, tolerance)
+
+        def make(strategy):
             return engine_lib.Engine(
                 strategy,
-                config,
+                self._cluster,
                 collectives,
-                nonfinite_lib.FiniteCheck(nonfinite, config.task_name),
-                files.of(config),
+                check,
+                files.of(self._cluster),
             )
 
-        made = extended.AllReduceExtended(
-            self, make_engine, connections.worker_device
-        )
-        self._engine = made.engine
-        self._run_state = state_lib.AllReduceState(self._engine)
-        made.on_variable = self._run_state.variable_was_made
-        super().__init__(made)
-        atexit.register(without_servers.end, weakref.ref(self._engine))
+        return make
 
     @property
     def synchronization(self) -> Sync:

@@ -8,19 +8,13 @@ from typing_extensions import Unpack
 
 from tfdist import compression as compression_lib
 from tfdist.all_reduce import collectives as collectives_lib
-from tfdist.all_reduce import extended
-from tfdist.all_reduce import nonfinite as nonfinite_lib
-from tfdist.all_reduce import state as state_lib
-from tfdist.cluster import reports
 from tfdist.peers import engine as engine_lib
 from tfdist.peers import meetings as meetings_lib
 from tfdist.peers import roster as roster_lib
 from tfdist.peers import serving
 from tfdist.peers import transport
 from tfdist.saving import files
-from tfdist.saving import refusals
 from tfdist.strategies import construction
-from tfdist.strategies import fault_tolerance as fault_tolerance_lib
 from tfdist.strategies import options
 from tfdist.strategies import strategy as strategy_lib
 from tfdist.strategies import without_servers
@@ -55,38 +49,21 @@ class PeerToPeerStrategy(without_servers.StrategyWithoutServers):
         compression: compression_lib.Codec | str | None = None,
         **kwargs: Unpack[options.WithoutServers],
     ):
-        self._construct(_codec(compression), **kwargs)
+        self._compression = _codec(compression)
+        self._construct(**kwargs)
 
-    def _construct(
-        self,
-        codec,
-        cluster_resolver=None,
-        nonfinite="drop",
-        fault_tolerance=None,
-        seed=None,
-        **old_arguments,
-    ):
-        construction.check_arguments(None, nonfinite, "chief")
-        tolerance = fault_tolerance_lib.given(
-            fault_tolerance, old_arguments, type(self)
-        )
-        config, look_up = construction.cluster(cluster_resolver, False)
-        construction.check_without_servers(config, None)
-        self._compression = codec
-        self._resolver = construction.resolver_of(cluster_resolver, config)
+    def _connect(self, look_up, tolerance):
+        config = self._cluster
         if config.num_workers > 1:
             serving.start(config, tolerance.start_timeout)
             # Runs after what is registered later.
             atexit.register(transport.end_all)
-        connections = construction.connect(config, look_up, True, tolerance)
-        construction.set_seed(config, seed)
-        self._cluster = config
-        self._reports = reports.OwnReports(config)
-        if not config.is_chief:
-            refusals.refuse_to_open()
+        return construction.connect(config, look_up, True, tolerance)
+
+    def _engine_of(self, connections, tolerance, check):
+        config, device = self._cluster, connections.worker_device
         name = f"{construction.namespace(config)}/peers"
         roster = roster_lib.Roster(config, name)
-        device = connections.worker_device
 
         def make_meetings(engine):
             if config.num_workers == 1:
@@ -97,26 +74,21 @@ class PeerToPeerStrategy(without_servers.StrategyWithoutServers):
             atexit.register(made.leave)
             return made
 
-        def make_engine(strategy):
+        def make(strategy):
             return engine_lib.PeerEngine(
                 strategy,
                 config,
                 make_meetings,
-                nonfinite_lib.FiniteCheck(nonfinite, config.task_name),
+                check,
                 files.of(config),
                 roster=roster,
                 name=name,
                 device=device,
-                codec=codec,
+                codec=self._compression,
                 tolerance=tolerance,
             )
 
-        made = extended.AllReduceExtended(self, make_engine, device)
-        self._engine = made.engine
-        self._run_state = state_lib.AllReduceState(self._engine)
-        made.on_variable = self._run_state.variable_was_made
-        super().__init__(made)
-        atexit.register(without_servers.end, weakref.ref(self._engine))
+        return make
 
     def _axes(self):
         return self.synchronization, self._compression

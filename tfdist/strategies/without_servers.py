@@ -1,9 +1,11 @@
 """The base of strategies without servers."""
 
+import atexit
 from collections.abc import Callable
 import contextlib
 import sys
 from typing import Any
+import weakref
 
 from absl import logging
 import keras
@@ -11,19 +13,79 @@ import tensorflow as tf
 
 from tfdist import cluster_metrics
 from tfdist import deprecated
+from tfdist.all_reduce import extended
 from tfdist.all_reduce import journal as journal_lib
+from tfdist.all_reduce import nonfinite as nonfinite_lib
 from tfdist.all_reduce import state as state_lib
 from tfdist.cluster import config as cluster_config
+from tfdist.cluster import reports
+from tfdist.saving import refusals
 from tfdist.strategies import construction
+from tfdist.strategies import fault_tolerance as fault_tolerance_lib
 from tfdist.strategies.training import METRICS
 
 
 class StrategyWithoutServers(tf.distribute.Strategy):
     """A base: each worker has a replica and an optimizer of its own.
 
-    A class that derives from it sets `_cluster`, `_resolver`, `_reports`,
-    `_engine` and `_run_state`.
+    A class that derives from it has `_connect` and `_engine_of`.
     """
+
+    def _construct(
+        self,
+        cluster_resolver=None,
+        nonfinite="drop",
+        fault_tolerance=None,
+        seed=None,
+        **old_arguments,
+    ):
+        construction.check_arguments(None, nonfinite, "chief")
+        tolerance = fault_tolerance_lib.given(
+            fault_tolerance, old_arguments, type(self)
+        )
+        config, look_up = construction.cluster(cluster_resolver, False)
+        construction.check_without_servers(config, None)
+        self._cluster = config
+        self._resolver = construction.resolver_of(cluster_resolver, config)
+        self._reports = reports.OwnReports(config)
+        connections = self._connect(look_up, tolerance)
+        construction.begin_program(config)
+        construction.set_seed(config, seed)
+        if not config.is_chief:
+            refusals.refuse_to_open()
+        check = nonfinite_lib.FiniteCheck(nonfinite, config.task_name)
+        made = extended.AllReduceExtended(
+            self,
+            self._engine_of(connections, tolerance, check),
+            connections.worker_device,
+        )
+        self._engine = made.engine
+        self._run_state = state_lib.AllReduceState(self._engine)
+        made.on_variable = self._run_state.variable_was_made
+        super().__init__(made)
+        atexit.register(_end, weakref.ref(self._engine))
+
+    def _connect(self, look_up, tolerance):
+        """Connects this process to the others.
+
+        Args:
+          look_up: As of `construction.connect`.
+          tolerance: The `FaultTolerance`.
+
+        Returns:
+          The connections, of `construction.connect`.
+        """
+        raise NotImplementedError
+
+    def _engine_of(self, connections, tolerance, check):
+        """Returns a callable of the strategy that makes the `Engine`.
+
+        Args:
+          connections: From `_connect`.
+          tolerance: The `FaultTolerance`.
+          check: The `FiniteCheck`.
+        """
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return construction.described(self, *self._axes())
@@ -89,7 +151,7 @@ class StrategyWithoutServers(tf.distribute.Strategy):
         return [self._engine.journal.updates]
 
     def updates_pulled(self) -> int:
-        """The same, an int: no worker is ever behind."""
+        """The same, an int: what this worker has applied."""
         return self._engine.journal.updates
 
     def gradient_counts(self) -> dict[str, dict[str, int]]:
@@ -156,7 +218,7 @@ class StrategyWithoutServers(tf.distribute.Strategy):
         """Does nothing: the first step or `fit` begins with equal values."""
 
     def pull(self) -> None:
-        """Does nothing: each worker has the newest values."""
+        """Does nothing: each worker computes with its own parameters."""
 
     def flush(self) -> None:
         """Does nothing: no step is local."""
@@ -207,7 +269,7 @@ class StrategyWithoutServers(tf.distribute.Strategy):
     looks_ahead = deprecated.OldName("uses_lookahead")
 
 
-def end(reference):
+def _end(reference):
     """At the end of the process: others may still need this worker.
 
     Args:
