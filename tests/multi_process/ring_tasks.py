@@ -100,7 +100,6 @@ def _fit(strategy, optimizer, batches=(EVEN,) * 3, fits=1, **compile_arguments):
         "updates": strategy.updates_applied()[0],
         "local_steps": [e.local_steps for e in exchanges],
         "bytes": [[e.bytes_sent, e.bytes_received] for e in exchanges],
-        "parameters": model.count_params(),
         "over": bool(strategy.training_is_over()),
     }
 
