@@ -22,8 +22,8 @@ class AllReduceStrategy(without_servers.StrategyWithoutServers):
     workers alone. Gradients are averaged before Keras's own step, so that
     clipping, accumulation and loss scales see the mean. Where a worker has
     died, the others raise `tf.errors.UnavailableError`, which names it, within
-    about `worker_timeout`; with `ClusterCheckpoint` and `tfdist launch
-    --max_restarts=2` all begin again where it was saved. Moving statistics,
+    about `worker_timeout`; with `ClusterCheckpoint`, `tfdist launch` starts all
+    again where it was saved. Moving statistics,
     the ends of epochs, and rules for callbacks: docs/strategies.md.
 
     Args:
