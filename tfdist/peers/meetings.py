@@ -165,8 +165,15 @@ class Meetings:
           receive: As of `finish`: others wait for room in this one's inbox.
           is_flushed: Whether all have.
         """
+        # A sender gives up a receiver that takes nothing: this has an end.
+        reported = time.monotonic()
         while not is_flushed():
             receive()
+            if time.monotonic() - reported > _REPORT_SECONDS:
+                reported = time.monotonic()
+                logging.warning(
+                    "Waiting until the other workers have taken all updates."
+                )
             time.sleep(_POLL_SECONDS / 4)
 
     def finish(self, sent, receive, lacks):
