@@ -137,6 +137,8 @@ def test_the_cluster_is_the_sum_of_its_workers():
             "exchange_share": 0.25,
             "wait_share": 0.125,
             "waited_seconds": 1.0,
+            "bytes_sent": 400,
+            "bytes_received": 800,
             **gradients(4, 4, 0),
         },
         {
@@ -148,6 +150,8 @@ def test_the_cluster_is_the_sum_of_its_workers():
             "exchange_share": 0.0,
             "wait_share": 0.0,
             "waited_seconds": 0.0,
+            "bytes_sent": 0,
+            "bytes_received": 0,
             **gradients(1, 1, 0),
         },
         {
@@ -159,6 +163,8 @@ def test_the_cluster_is_the_sum_of_its_workers():
             "exchange_share": 0.0,
             "wait_share": 0.0,
             "waited_seconds": 0.0,
+            "bytes_sent": 0,
+            "bytes_received": 0,
             **gradients(0, 0, 0),
         },
     ]
@@ -195,7 +201,11 @@ def test_p95_is_the_least_value_that_95_percent_do_not_exceed(values):
 
 def test_the_table_shows_each_worker_and_the_whole():
     reports = {
-        "/job:chief/task:0": report_of([0, 1]),
+        "/job:chief/task:0": {
+            **report_of([0, 1]),
+            "bytes_sent": 12_500_000,
+            "bytes_received": 1_500_000,
+        },
         "/job:worker/task:0": report_of([3, 3, 3], seconds=2.0),
     }
     summary = summary_lib.summarize(reports, [5])
@@ -205,7 +215,8 @@ def test_the_table_shows_each_worker_and_the_whole():
     assert lines[2] == (
         "Share of the workers' time: communication 0.0%, waiting 0.0%."
     )
-    assert lines[3].split() == [
+    assert lines[3] == "Sent 12.5 MB, received 1.50 MB."
+    assert lines[4].split() == [
         "worker",
         "steps",
         "steps/s",
@@ -213,13 +224,14 @@ def test_the_table_shows_each_worker_and_the_whole():
         "communication",
         "waited",
         "s",
+        "MB",
     ]
-    assert [line.split() for line in lines[4:]] == [
-        ["chief", "0", "2", "2.0", "0.50", "0.0%", "0.0"],
-        ["worker", "0", "3", "1.5", "3.00", "0.0%", "0.0"],
+    assert [line.split() for line in lines[5:]] == [
+        ["chief", "0", "2", "2.0", "0.50", "0.0%", "0.0", "14.0"],
+        ["worker", "0", "3", "1.5", "3.00", "0.0%", "0.0", "0"],
     ]
     # Columns stand below each other.
-    assert len({len(line) for line in lines[3:]}) == 1
+    assert len({len(line) for line in lines[4:]}) == 1
 
 
 def test_the_table_shows_what_was_dropped_within_80_columns():
@@ -233,12 +245,12 @@ def test_the_table_shows_what_was_dropped_within_80_columns():
     )
     lines = summary_lib.table(summary).splitlines()
     assert lines[0].endswith("gradients pushed: 123458, dropped: 100000.")
-    assert lines[3].split()[:4] == ["worker", "steps", "accepted", "dropped"]
-    assert [line.split()[:5] for line in lines[4:]] == [
+    assert lines[4].split()[:4] == ["worker", "steps", "accepted", "dropped"]
+    assert [line.split()[:5] for line in lines[5:]] == [
         ["worker", "11", "123456", "23456", "100000"],
         ["worker", "12", "2", "2", "0"],
     ]
-    (width,) = {len(line) for line in lines[3:]}
+    (width,) = {len(line) for line in lines[4:]}
     assert width <= 80
 
 

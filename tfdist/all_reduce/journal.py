@@ -31,7 +31,6 @@ class StepJournal:
         self._dropped = hidden(tf.zeros([], tf.int64))
         self._updates = hidden(tf.zeros([], tf.int64))
         self._read = 0
-        self._ended = 0.0
 
     def add(self, sizes):
         """Returns the number of a new lane that sums vectors of such bytes."""
@@ -90,16 +89,34 @@ class StepJournal:
 
     def read_new(self):
         """Steps since the last call, `ExchangeRecord`s; oldest may be lost."""
-        count = self.count
-        numbers = np.arange(max(self._read, count - CAPACITY), count)
-        self._read = count
-        if not len(numbers):
-            return []
-        rows = self._rows.numpy()[numbers % CAPACITY]
-        return [self._record(*row) for row in rows.tolist()]
+        records, self._read = self.read_from(self._read)
+        return records
 
-    def _record(self, began, ended, updates, accepted, lane, *extras):
-        before, self._ended = self._ended, ended
+    def read_from(self, first):
+        """Steps from a number on; the oldest may be lost.
+
+        Args:
+          first: The number, from 0.
+
+        Returns:
+          A list of `ExchangeRecord`, and the number of the next step.
+        """
+        count = self.count
+        first = max(first, count - CAPACITY)
+        if first == count:
+            return [], count
+        # The step before, if it is known, says when the computation began.
+        start = max(0, first - 1, count - CAPACITY)
+        rows = self._rows.numpy()[np.arange(start, count) % CAPACITY].tolist()
+        ended = [row[1] for row in rows]
+        if start == first:
+            ended.insert(0, 0.0)
+        else:
+            del rows[0]
+        pairs = zip(ended, rows, strict=False)
+        return [self._record(before, *row) for before, row in pairs], count
+
+    def _record(self, before, began, ended, updates, accepted, lane, *extras):
         staleness, sent, received = self.figures(int(lane), *extras)
         return ExchangeRecord(
             time=ended,

@@ -27,6 +27,7 @@ _COLUMNS = (
     ("staleness", "staleness_mean", "{:.2f}"),
     ("communication", "exchange_share", "{:.1%}"),
     ("waited s", "waited_seconds", "{:.1f}"),
+    ("MB", "megabytes", "{}"),
 )
 _OF_DROPPING = ("gradients_accepted", "gradients_dropped")
 
@@ -88,10 +89,10 @@ def summarize(reports, versions, counts=None):
       (of the workers' time, 0 to 1), `waited_seconds` (sum over workers),
       `bytes_sent`, `bytes_received`, and `workers`, a list of dicts with
       `name`, `steps`, `seconds`, `steps_per_second`, `staleness_mean`,
-      `exchange_share`, `wait_share`, `waited_seconds` and the three counts
-      of gradients. What a worker has pushed and not reported is part of its
-      steps, its mean staleness (and the cluster's) and its counts, and of
-      nothing else.
+      `exchange_share`, `wait_share`, `waited_seconds`, `bytes_sent`,
+      `bytes_received` and the three counts of gradients. What a worker has
+      pushed and not reported is part of its steps, its mean staleness (and the
+      cluster's) and its counts, and of nothing else.
     """
     counts = counts or {}
     staleness = collections.Counter()
@@ -124,6 +125,8 @@ def summarize(reports, versions, counts=None):
                 ),
                 "wait_share": _ratio(waited, seconds),
                 "waited_seconds": waited,
+                "bytes_sent": report.get("bytes_sent", 0),
+                "bytes_received": report.get("bytes_received", 0),
                 **{f"gradients_{n}": gradients[n] for n in _GRADIENTS},
             }
         )
@@ -161,6 +164,8 @@ def table(summary):
         f"Share of the workers' time: communication "
         f"{summary['exchange_share']:.1%}, waiting "
         f"{summary['wait_share']:.1%}.",
+        f"Sent {tables.amount(summary['bytes_sent'] / 1e6)} MB, received "
+        f"{tables.amount(summary['bytes_received'] / 1e6)} MB.",
     ]
     columns = [
         column
@@ -173,6 +178,8 @@ def table(summary):
         # "worker 1", as `tfdist launch` calls it.
         task = re.sub(r"^/job:(\w+)/task:", r"\1 ", worker["name"])
         worker = {**worker, "name": task}
+        both = worker["bytes_sent"] + worker["bytes_received"]
+        worker["megabytes"] = tables.amount(both / 1e6)
         pairs = zip(keys, forms, strict=True)
         rows.append([form.format(worker[key]) for key, form in pairs])
     shown = tables.aligned(titles, rows, gap=1, ruled=False)

@@ -14,6 +14,8 @@ import socket
 import stat
 import tempfile
 
+from tfdist.cli import usage
+
 _SECONDS = 2.0
 _MOST_BYTES = 4096
 
@@ -83,6 +85,35 @@ def launchers() -> list[int]:
         else:
             found.append(int(path.stem))
     return sorted(found)
+
+
+def only_launcher(pid: int | None) -> int:
+    """Returns the process id of the launcher that is meant.
+
+    Args:
+        pid: the flag `--pid`; `None` where one launcher runs.
+
+    Raises:
+        UsageError: if there is no such launcher, or there are several.
+    """
+    running = launchers()
+    if pid is None:
+        if not running:
+            raise usage.UsageError("No `tfdist launch` of this user runs here.")
+        if len(running) > 1:
+            raise usage.UsageError(
+                "Flag --pid must say which launcher is meant: several run, "
+                f"{', '.join(map(str, running))}."
+            )
+        (pid,) = running
+    usage.check(
+        pid in running,
+        "pid",
+        "be that of a `tfdist launch` of this user that runs here "
+        f"({', '.join(map(str, running)) or 'none does'})",
+        pid,
+    )
+    return pid
 
 
 def ask(pid: int, question: Mapping) -> str:

@@ -21,6 +21,7 @@ from tfdist.cli import usage
 from tfdist.cli.cluster_run import Limits
 from tfdist.cli.cluster_run import RunReport
 from tfdist.cli.local_cluster import LocalCluster
+from tfdist.cli.local_cluster import LocalTask
 from tfdist.cli.shown_output import LineFilter
 from tfdist.cli.supervisor import Supervisor
 from tfdist.cli.task import Task
@@ -66,6 +67,8 @@ _LAUNCHED_ENVIRONMENT = {
     # process takes all of their memory.
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
 }
+# Between two lines about the workers, on a terminal.
+_STATUS_SECONDS = 10.0
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -166,6 +169,13 @@ def define_flags() -> flags.FlagValues:
         "and SIGKILL.",
     )
     define.float("timeout", 0.0, "Seconds for the whole run; 0 for no limit.")
+    define.float(
+        "status_seconds",
+        None,
+        "How often a line says how the workers get on: who runs, steps per "
+        "second, staleness, bytes, who waits; 0 for never. Default: 10 on a "
+        "terminal, else 0.",
+    )
     define.multi_string(
         "env",
         [],
@@ -250,6 +260,11 @@ def main(argv: Sequence[str]) -> int:
             )
         )
         log_dir = values.log_dir or output.temporary_log_dir(report.say)
+        told = stack.enter_context(
+            tempfile.TemporaryDirectory(
+                prefix="tfdist-status-", ignore_cleanup_errors=True
+            )
+        )
         snapshots = None
         if values.snapshot_seconds and values.num_ps:
             snapshots = stack.enter_context(
@@ -282,16 +297,27 @@ def main(argv: Sequence[str]) -> int:
                     ),
                     color=output.COLORS[number % len(output.COLORS)],
                     log_dir=log_dir,
+                    status_path=_status_path(told, task),
                     line_filter=LineFilter(
                         shown_output.includes(show, task, values.chief),
                         is_verbose,
                     ),
                 )
             )
-        status = Supervisor(groups, out, err, limits, log_dir).run()
+        seconds = values.status_seconds
+        if seconds is None:
+            seconds = _STATUS_SECONDS if os.isatty(err.fileno()) else 0.0
+        status = Supervisor(groups, out, err, limits, log_dir, seconds).run()
         if not status and log_dir and not values.log_dir:
             shutil.rmtree(log_dir, ignore_errors=True)
         return status
+
+
+def _status_path(directory: str, task: LocalTask) -> str | None:
+    """Returns the file in which a task that trains tells how it gets on."""
+    if task.job not in ("chief", "worker"):
+        return None
+    return os.path.join(directory, task.label.replace(" ", "-"))
 
 
 def _check_flags(values: flags.FlagValues) -> None:
@@ -307,12 +333,16 @@ def _check_flags(values: flags.FlagValues) -> None:
         "terminate_seconds",
         "leave_seconds",
         "snapshot_seconds",
+        "status_seconds",
         "timeout",
     )
     for name in seconds:
         value = values[name].value
         usage.check(
-            math.isfinite(value) and value >= 0, name, "be at least 0", value
+            value is None or math.isfinite(value) and value >= 0,
+            name,
+            "be at least 0",
+            value,
         )
     usage.check(
         values.color in ("auto", "always", "never"),

@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "advise": "predict what each method would give a cluster",
     "launch": "run a cluster of processes on this machine",
     "doctor": "check a cluster before a run, or beside one",
+    "top": "show the workers of a running cluster",
     "scale": "add workers to a launched cluster, or remove some",
     "simulate": "train on a virtual cluster, in virtual time",
     "compare": "simulate several methods, and judge them",

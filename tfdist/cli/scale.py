@@ -65,24 +65,7 @@ def main(argv: Sequence[str]) -> int:
         "be given, and at least 0",
         values.workers,
     )
-    running = control_socket.launchers()
-    pid = values.pid
-    if pid is None:
-        if not running:
-            raise usage.UsageError("No `tfdist launch` of this user runs here.")
-        if len(running) > 1:
-            raise usage.UsageError(
-                "Flag --pid must say which launcher is meant: several run, "
-                f"{', '.join(map(str, running))}."
-            )
-        (pid,) = running
-    usage.check(
-        pid in running,
-        "pid",
-        "be that of a `tfdist launch` of this user that runs here "
-        f"({', '.join(map(str, running)) or 'none does'})",
-        pid,
-    )
+    pid = control_socket.only_launcher(values.pid)
     try:
         print(control_socket.ask(pid, {"workers": values.workers}))
     except control_socket.RefusedError as error:

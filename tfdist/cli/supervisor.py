@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
+import dataclasses
+import json
 import select
 import signal
 import socket
 import time
 
 from tfdist.cli import control_socket
+from tfdist.cli import launched_status
 from tfdist.cli.cluster_run import ClusterRun
 from tfdist.cli.cluster_run import Limits
 from tfdist.cli.cluster_run import RunPhase
@@ -42,6 +45,7 @@ class Supervisor:
         err: OutputStream,
         limits: Limits,
         log_dir: str | None = None,
+        status_seconds: float = 0.0,
     ):
         """Prepares a run.
 
@@ -53,6 +57,7 @@ class Supervisor:
             err: where standard error and the launcher's messages go.
             limits: what the run may take.
             log_dir: where the tasks' output can be read afterwards.
+            status_seconds: between two lines about the workers; 0 for none.
         """
         self._log_dir = log_dir
         self._out, self._err = out, err
@@ -62,6 +67,10 @@ class Supervisor:
             ClusterRun(tasks, out, err, limits, self._report)
             for tasks in clusters
         ]
+        self._tasks = clusters
+        self._status = launched_status.StatusLines(
+            clusters, status_seconds, self._report.say
+        )
         self._end_of_time = float("inf")
         self._control: control_socket.ControlSocket | None = None
 
@@ -85,7 +94,9 @@ class Supervisor:
                     control_socket.ControlSocket()
                 )
             except OSError as error:
-                self._report.say(f"`tfdist scale` cannot reach this: {error}")
+                self._report.say(
+                    f"`tfdist scale` and `top` cannot reach this: {error}"
+                )
             for cluster in self._clusters:
                 cluster.start(guard)
             while not all(cluster.is_over for cluster in self._clusters):
@@ -143,7 +154,7 @@ class Supervisor:
         left = [run for run in self._clusters if not run.is_over]
         deadlines = [run.next_time for run in left]
         if any(run.phase == RunPhase.RUNNING for run in left):
-            deadlines.append(self._end_of_time)
+            deadlines += [self._end_of_time, self._status.due]
         return min(deadlines)
 
     def _on_signals(self, numbers: bytes) -> None:
@@ -164,7 +175,12 @@ class Supervisor:
                     cluster.go_on(RunPhase.KILLING)
 
     def _on_question(self, question: Mapping) -> str:
-        """Does what `tfdist scale` asks for; returns the answer."""
+        """Answers `tfdist scale` and `tfdist top`."""
+        if question.get("status"):
+            found = map(launched_status.readings, self._tasks)
+            return json.dumps(
+                [[dataclasses.asdict(one) for one in group] for group in found]
+            )
         workers = question.get("workers")
         if isinstance(workers, bool) or not isinstance(workers, int):
             raise control_socket.RefusedError(
@@ -187,6 +203,8 @@ class Supervisor:
             return
         for cluster in self._clusters:
             cluster.look_at_time()
+        if not self._is_terminating():
+            self._status.look_at_time()
 
     def _end_all(self, status: int, why: str) -> None:
         """Ends all clusters, whatever they do."""

@@ -19,6 +19,7 @@ from tfdist.cli.line_assembler import LineAssembler
 from tfdist.cli.output import LogFile
 from tfdist.cli.output import OutputStream
 from tfdist.cli.shown_output import LineFilter
+from tfdist.cluster import environment
 
 _LIFELINE = (sys.executable, "-I", "-S", parent_death.__file__)
 _READ_BYTES = 1 << 16
@@ -90,6 +91,7 @@ class Task:
         is_done: whether it has ended with status 0.
         restarts: how often it was started again.
         log_path: the file of its output, if there is one.
+        status_path: the file in which a worker tells how it trains.
         line_filter: which of its lines are shown.
     """
 
@@ -105,6 +107,7 @@ class Task:
         is_wanted: bool = True,
         color: int | None = None,
         log_dir: str | None = None,
+        status_path: str | None = None,
         line_filter: LineFilter | None = None,
     ):
         """Describes the task; `start` starts it.
@@ -119,6 +122,7 @@ class Task:
             is_wanted: whether it is started with the others.
             color: the code of its label's colour.
             log_dir: where its output goes as well, as `worker-0.log`.
+            status_path: the file in which a worker tells how it trains.
             line_filter: which of its lines are shown; all by default.
         """
         self.label = label
@@ -128,6 +132,7 @@ class Task:
         self.is_wanted = is_wanted
         self.is_done = False
         self.restarts = 0
+        self.status_path = status_path
         self._command = command
         self._environ = environ
         self._color = color
@@ -167,12 +172,13 @@ class Task:
             err: where its standard error goes.
             guard: who kills the group if the launcher is killed.
         """
+        told = {environment.STATUS_FILE: self.status_path or ""}
         self._process = subprocess.Popen(
             [*_LIFELINE, "exec", str(os.getpid()), *self._command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**self._environ, parent_death.MARK: guard.mark},
+            env={**self._environ, **told, parent_death.MARK: guard.mark},
             start_new_session=True,
             bufsize=0,
         )

@@ -15,6 +15,8 @@ import warnings
 # seconds, unless the program says so.
 SNAPSHOT_DIR = "TFDIST_SNAPSHOT_DIR"
 SNAPSHOT_EVERY = "TFDIST_SNAPSHOT_EVERY"
+# Set by it, too: the file of `tfdist.cluster.status_file`.
+STATUS_FILE = "TFDIST_STATUS_FILE"
 _CHANNELS = "TF_GRPC_DEFAULT_OPTIONS"
 _KEEPALIVE = "grpc.keepalive_time_ms=5000"
 # gRPC takes one ping in 300 s on a connection that nothing else goes through;

@@ -17,12 +17,14 @@ import tensorflow as tf
 from tfdist.cluster import fit_progress
 from tfdist.cluster import server_client
 from tfdist.cluster import sessions
+from tfdist.cluster import step_figures
 from tfdist.cluster import waiting
 
 _NAME = "tfdist/members"
-# State, seen, arrivals, entered; and what it tells of its training.
+# State, seen, arrivals, entered; what it tells of its training; its figures.
 _OWN_COLUMNS = 4
-_COLUMNS = _OWN_COLUMNS + fit_progress.SIZE
+_WORD_END = _OWN_COLUMNS + fit_progress.SIZE
+_COLUMNS = _WORD_END + step_figures.SIZE
 HEARTBEAT_SECONDS = 1.0
 # Between attempts to enter the table of a server that has none yet.
 _RETRY_SECONDS = 0.1
@@ -63,6 +65,9 @@ class Member:
         for each other.
       entered: When its process did, seconds since the epoch; 0 for never.
       word: What it tells of its training, a `fit_progress.Word`.
+      figures: Those of its steps, a `step_figures.StepFigures`.
+      seen: When its last sign of life came, seconds since the epoch by the
+        server's clock; 0 for never.
     """
 
     name: str
@@ -71,6 +76,8 @@ class Member:
     arrivals: int
     entered: float = 0.0
     word: fit_progress.Word = fit_progress.Word()
+    figures: step_figures.StepFigures = step_figures.StepFigures()
+    seen: float = 0.0
 
 
 def names_of(config):
@@ -105,19 +112,7 @@ class MemberTable:
 
     def members(self, rows, now):
         """The rows that `build_rows` has read, a list of `Member`."""
-        return [
-            Member(
-                name,
-                MemberState(int(state)),
-                now - seen if seen else float("inf"),
-                int(arrivals),
-                float(entered),
-                fit_progress.Word.unpack(word),
-            )
-            for name, (state, seen, arrivals, entered, *word) in zip(
-                self._names, rows, strict=True
-            )
-        ]
+        return parse(self._names, rows, now)
 
     def build_write(self, index, values):
         """Builds, in the scope's device: a member has been seen now.
@@ -125,7 +120,8 @@ class MemberTable:
         Args:
           index: Number of its row.
           values: Its `MemberState`, its arrivals (see `Member`), the seconds
-            since its process entered and its `Word`, packed, a float64 tensor.
+            since its process entered, its `Word` and its `StepFigures`,
+            packed, a float64 tensor.
         """
         now = tf.timestamp()
         own = tf.stack([values[0], now, values[1], now - values[2]])
@@ -159,7 +155,7 @@ class MemberTable:
             resource=self._handle(), dtype=tf.float64
         )
         rows = tf.reshape(rows, [len(self._names), _COLUMNS])
-        return rows[index, _OWN_COLUMNS:]
+        return rows[index, _OWN_COLUMNS:_WORD_END]
 
     def build_attendance(self, number):
         """Builds what is known of the first rows, in the scope's device.
@@ -229,6 +225,56 @@ class MemberTable:
             return tf.identity(rows), now + 0.0
 
 
+def parse(names, rows, now):
+    """Parses the rows of a table.
+
+    Args:
+      names: Names of the tasks, in the order of rows.
+      rows: Array `(len(names), columns)` of a server of this version.
+      now: Time on the server.
+
+    Returns:
+      A list of `Member`.
+
+    Raises:
+      ValueError: The table is not of this version of tfdist.
+    """
+    if rows.shape != (len(names), _COLUMNS):
+        raise ValueError(
+            f"Argument `rows` must be {len(names)} rows of {_COLUMNS} numbers. "
+            f"Received: shape {rows.shape}"
+        )
+    return [
+        Member(
+            name,
+            MemberState(int(row[0])),
+            now - row[1] if row[1] else float("inf"),
+            int(row[2]),
+            float(row[3]),
+            fit_progress.Word.unpack(row[_OWN_COLUMNS:_WORD_END]),
+            step_figures.StepFigures.unpack(row[_WORD_END:]),
+            float(row[1]),
+        )
+        for name, row in zip(names, rows, strict=True)
+    ]
+
+
+def build_read():
+    """Builds the reading of a table of unknown size, in the scope's device.
+
+    For who is not part of the cluster; see `parse`.
+
+    Returns:
+      The rows, a float64 matrix, and the time on the server.
+    """
+    handle = tf.raw_ops.VarHandleOp(
+        dtype=tf.float64, shape=None, shared_name=_NAME
+    )
+    return tf.raw_ops.ReadVariableOp(
+        resource=handle, dtype=tf.float64
+    ), tf.timestamp()
+
+
 def _here():
     return tf.config.list_logical_devices("CPU")[0].name
 
@@ -267,6 +313,7 @@ class Membership:
         self.former = None
         self._arrivals = 0
         self.fits = fit_progress.Fits()
+        self._meter = step_figures.StepMeter()
         # By server: so that nothing older is written after what is newer.
         self._writing = [threading.Lock() for _ in self.tables]
         # Servers that have moved, and whose beats wait for where they were.
@@ -290,7 +337,8 @@ class Membership:
             self.tables[server].build_write(self.row, values)
 
         return self.clients[server].function(
-            build, [tf.TensorSpec([3 + fit_progress.SIZE], tf.float64)]
+            build,
+            [tf.TensorSpec([3 + _COLUMNS - _OWN_COLUMNS], tf.float64)],
         )
 
     def _beat(self, server, entered):
@@ -314,7 +362,8 @@ class Membership:
             return  # The last word has been left.
         age = time.monotonic() - self._began
         own = [float(state), float(self._arrivals), age]
-        self._writes[server](np.array([*own, *self.fits.pack()]))
+        figures = self._meter.figures.pack()
+        self._writes[server](np.array([*own, *self.fits.pack(), *figures]))
         self._answered[server] = time.monotonic()
 
     def _call_on_beat(self):
@@ -337,6 +386,16 @@ class Membership:
             # The next beat tries again.
             return False
         return True
+
+    def told(self):
+        """Returns the `Word` that this worker tells of its training."""
+        return self.fits.word
+
+    def tell_figures(self, meter):
+        """Tells the figures of a `StepMeter` with each heartbeat from now."""
+        if self._meter is not meter:
+            self._meter = meter
+            self.on_beat.append(meter.read)
 
     def wait_until_entered(self, timeout, mend):
         """Waits until this worker is in the tables of all servers.

@@ -12,6 +12,7 @@ from absl import logging
 import keras
 import tensorflow as tf
 
+from tfdist.cluster import member_table
 from tfdist.cluster import refusal
 from tfdist.cluster import tf_config
 from tfdist.version import __version__
@@ -37,7 +38,11 @@ def leave(config):
     Args:
       config: Its `ClusterConfig`.
     """
-    told = {"cluster": config.fingerprint, "workers": _workers(config)}
+    told = {
+        "cluster": config.fingerprint,
+        "workers": _workers(config),
+        "members": member_table.names_of(config),
+    }
     text = json.dumps({**own(), **told})
 
     @tf.function(autograph=False)

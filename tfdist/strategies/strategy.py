@@ -18,6 +18,7 @@ from tfdist.averaging import LocalSteps
 from tfdist.cluster import config as cluster_config
 from tfdist.cluster import preemption
 from tfdist.cluster import server
+from tfdist.cluster import status_file
 from tfdist.correction import Correction
 from tfdist.runtime import compose
 from tfdist.runtime.checkpoint.training_state import TrainingState
@@ -209,6 +210,7 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
         atexit.register(
             construction.end_local_steps, weakref.ref(self._runtime.local)
         )
+        status_file.watch(self._runtime.journal, connections.membership)
         super().__init__(
             extended.ParameterServerExtended(self, self._runtime, config)
         )

@@ -19,6 +19,7 @@ from tfdist.all_reduce import nonfinite as nonfinite_lib
 from tfdist.all_reduce import state as state_lib
 from tfdist.cluster import config as cluster_config
 from tfdist.cluster import reports
+from tfdist.cluster import status_file
 from tfdist.saving import refusals
 from tfdist.strategies import construction
 from tfdist.strategies import fault_tolerance as fault_tolerance_lib
@@ -60,6 +61,7 @@ class StrategyWithoutServers(tf.distribute.Strategy):
             connections.worker_device,
         )
         self._engine = made.engine
+        status_file.watch(self._engine.journal)
         self._run_state = state_lib.AllReduceState(self._engine)
         made.on_variable = self._run_state.variable_was_made
         super().__init__(made)

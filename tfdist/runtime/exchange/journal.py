@@ -168,13 +168,24 @@ class Journal:
 
     def read_new(self):
         """Exchanges since the last call, a list; the oldest may be lost."""
+        records, self._read = self.read_from(self._read)
+        return records
+
+    def read_from(self, first):
+        """Exchanges from a number on; the oldest may be lost.
+
+        Args:
+          first: The number, from 0.
+
+        Returns:
+          A list of `ExchangeRecord`, and the number of the next exchange.
+        """
         count = self.count
-        first = max(self._read, count - CAPACITY)
-        self._read = count
+        first = max(first, count - CAPACITY)
         if first == count:
-            return []
+            return [], count
         rows = self._rows.numpy()[np.arange(first, count) % CAPACITY]
-        return [_exchange(row) for row in rows]
+        return [_exchange(row) for row in rows], count
 
 
 def _exchange(row):
