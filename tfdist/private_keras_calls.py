@@ -243,6 +243,16 @@ def fit_under_way():
     return None
 
 
+def compiling_model():
+    """Returns the Keras model whose `compile` is under way, or None."""
+    for frame in _frames():
+        if frame.f_code.co_name == "compile" and isinstance(
+            _self_of(frame), _TRAINER
+        ):
+            return model_of(frame)
+    return None
+
+
 def current_frame():
     """Returns the frame of the caller, from which calls are found."""
     return sys._getframe(1)

@@ -38,6 +38,22 @@ def test_a_model_that_no_strategy_knows_of_is_refused(
         model.fit(X, Y, verbose=0)
 
 
+@pytest.mark.parametrize("compiles_for", ["fit", "evaluate"])
+def test_what_makes_no_variable_in_fit_is_seen_soon(
+    refusing, caplog, compiles_for
+):
+    """Plain SGD without metrics, of a model that is built."""
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    getattr(model, compiles_for)(X, Y, verbose=0)
+    outside_scope._watch.look()
+    trained = compiles_for == "fit"
+    assert trained == ("trains on this worker alone" in caplog.text)
+    caplog.clear()
+    outside_scope._watch.look()
+    assert not caplog.text
+
+
 def test_models_of_a_scope_train(refusing):
     with tfdist.AsyncStrategy().scope():
         model = made("adam")
