@@ -77,6 +77,8 @@ def main(directory, method):
     }[method]
     strategy = tfdist.ParameterServerStrategy(
         synchronization=synchronization,
+        # The second worker waits before its first step, for files.
+        worker_start="independent",
         fault_tolerance=tfdist.FaultTolerance(start_timeout=SECONDS),
     )
     with strategy.scope():

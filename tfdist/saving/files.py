@@ -8,8 +8,6 @@ import contextlib
 import os
 import tempfile
 
-from absl import logging
-
 
 def of(config):
     """The `Files` of a task; `Unshared` where no other task writes any.
@@ -82,7 +80,7 @@ class Files:
             self._own -= 1
 
     def leave_to_chief(self, call, path):
-        """Logs, once for a call and a directory, that nothing is written.
+        """Prints, once for a call and a directory, that nothing is written.
 
         Args:
           call: What was called, a string such as "model.save".
@@ -92,12 +90,11 @@ class Files:
         if key in self._told:
             return
         self._told.add(key)
-        logging.warning(
-            "%s of %s is left to the chief, %s. For files of this task's own: "
-            "`with strategy.own_files(): ...`",
-            call,
-            path,
-            self._chief,
+        # No warning: a program that every task runs is right as it is.
+        print(
+            f"{call} of {path} is left to the chief, {self._chief}. For files "
+            "of this task's own: `with strategy.own_files(): ...`",
+            flush=True,
         )
 
     def refusal(self, call, path):
