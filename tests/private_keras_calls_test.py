@@ -274,6 +274,43 @@ def test_the_fit_under_way_is_found(strategy):
     assert private_keras_calls.fit_under_way() is None
 
 
+def test_the_model_that_is_being_compiled_is_found():
+    seen = []
+
+    class Looks(keras.Sequential):
+        # `compile` sets it.
+        @property
+        def optimizer(self):
+            return None
+
+        @optimizer.setter
+        def optimizer(self, value):
+            seen.append(private_keras_calls.compiling_model())
+
+    model = Looks()
+    model.compile("sgd", "mse")
+    assert model in seen
+    assert private_keras_calls.compiling_model() is None
+
+
+def test_a_callback_of_keras_is_known_from_one_of_the_user_s(strategy):
+    model, seen = build(strategy), []
+
+    class Looks(keras.callbacks.LambdaCallback):
+        def on_epoch_end(self, epoch, logs=None):
+            seen.append(private_keras_calls.is_in_callback())
+
+    looks = keras.callbacks.LearningRateScheduler(
+        lambda epoch, rate: (
+            seen.append(private_keras_calls.is_in_callback()) or rate
+        )
+    )
+    model.fit(X, Y, callbacks=[Looks(), looks], verbose=0)
+    # The scheduler's begins the epoch.
+    assert seen == [True, False]
+    assert not private_keras_calls.is_in_callback()
+
+
 def test_a_first_step_that_is_not_known_is_not_guessed(strategy):
     model = keras_model(strategy, "def fit(self, look):\n    return look()\n")
     with pytest.raises(RuntimeError, match="variable `(begin_)?step` of `fit`"):

@@ -253,6 +253,14 @@ def compiling_model():
     return None
 
 
+def is_in_callback():
+    """Whether a callback of Keras itself is at work, as EarlyStopping."""
+    for frame in _frames():
+        if isinstance(_self_of(frame), keras.callbacks.Callback):
+            return _is_of(frame, "keras")
+    return False
+
+
 def current_frame():
     """Returns the frame of the caller, from which calls are found."""
     return sys._getframe(1)

@@ -57,6 +57,17 @@ def test_the_line_adds_up_workers_and_names_who_is_slow_and_who_waits():
     )
 
 
+def test_the_line_says_who_runs_and_makes_no_step():
+    before = named(*(reading(f"worker {k}", 100.0, 5) for k in range(2)))
+    now = [
+        reading("worker 0", 110.0, 105),
+        reading("worker 1", 110.0, 5),
+        Reading("worker 2", "runs", True),
+    ]
+    line = worker_rates.line(before, now)
+    assert line.endswith("; worker 1 makes no step; worker 2 makes no step")
+
+
 def test_the_line_says_who_is_down_and_since_when_nobody_makes_a_step():
     before = named(reading("worker 0", 100.0, 9), reading("worker 1", 100.0, 9))
     waits = dataclasses.replace(

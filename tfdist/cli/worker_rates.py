@@ -139,12 +139,26 @@ def line(before: Mapping[str, Reading], now: Sequence[Reading]) -> str:
             f"no step for {min(ends):.0f} s" if ends else "no step yet"
         )
     parts += [f"{one.name} {one.state}" for one in now if not one.is_alive]
+    if total:
+        parts += [
+            f"{one.name} makes no step"
+            for one in now
+            if one.is_alive and not _speed_of(known.get(one.name))
+        ]
     return "; ".join([*parts, *_remarks(known)])
+
+
+def _speed_of(rate: Rates | None) -> float:
+    return rate.steps_per_second if rate else 0.0
 
 
 def _remarks(known: Mapping[str, Rates]) -> list[str]:
     """Returns who is slow and who waits."""
-    speeds = {name: rate.steps_per_second for name, rate in known.items()}
+    speeds = {
+        name: rate.steps_per_second
+        for name, rate in known.items()
+        if rate.steps_per_second
+    }
     # Of two, the median would lie between them.
     middle = statistics.median_high(speeds.values()) if speeds else 0.0
     remarks = [

@@ -117,9 +117,16 @@ class StatusLog:
         left = sum(s != gone for s in status)
         wanted = self._method.gradients_per_update(ledger.num_enlisted)
         if 0 < left < wanted:
-            logging.warning(
-                "Each update takes %d gradients from now on, instead of %d: no "
-                "more workers than that are left.",
+            # At the end of training, workers with less data end first.
+            unplanned = any(
+                state.status[worker] == gone
+                and state.reason[worker] not in _AS_PLANNED
+                for worker in range(len(self._names))
+            )
+            logging.log(
+                logging.WARNING if unplanned else logging.INFO,
+                "Each update takes %d gradient(s) from now on, instead of %d: "
+                "no more workers than that are left.",
                 left,
                 wanted,
             )

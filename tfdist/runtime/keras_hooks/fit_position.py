@@ -97,7 +97,10 @@ class FitPosition:
         """Called at the first step, with the frame of `fit`."""
         self._release()
         epoch = private_keras_calls.epoch_of(frame)
-        self._fits.tell(epoch=epoch, batch=self._left_out)
+        place = {"epoch": epoch, "batch": self._left_out}
+        # A callback that resumes has had its say only now.
+        first = {f"first_{name}": value for name, value in place.items()}
+        self._fits.tell(**place, **first)
 
     def begin_epoch(self, epoch):
         """Called when a later epoch begins."""

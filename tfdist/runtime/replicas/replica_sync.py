@@ -217,7 +217,8 @@ class Synchronizer:
             self._traced.call(
                 ("write", variable.ordinal), lambda: self._build_write(variable)
             )
-        elif not self._warned:
+        elif not (self._warned or private_keras_calls.is_in_callback()):
+            # Keras's callbacks run on all workers, and the chief's count.
             self._warned = True
             logging.warning(
                 "Variable %r was assigned eagerly on a worker that is not the "

@@ -1,0 +1,45 @@
+"""A worker's log about the others, by states of the test's."""
+
+import logging
+import types
+
+import numpy as np
+import pytest
+
+from tfdist.runtime.coordination import status_log
+from tfdist.synchronization import Sync
+from tfdist.synchronization.state import Phase
+from tfdist.synchronization.state import Reason
+from tfdist.synchronization.state import Status
+
+
+class Ledger:
+    """What a ledger is asked here."""
+
+    num_enlisted = 2
+
+
+def state(*gone):
+    """Two workers that train; those of `gone`, pairs with reasons, do not."""
+    made = types.SimpleNamespace(
+        status=np.full([2], Status.JOINED),
+        reason=np.full([2], Reason.NONE),
+        phase=np.full([2], Phase.COMPUTING),
+        order=np.zeros([2], np.int64),
+    )
+    for worker, reason in gone:
+        made.status[worker], made.reason[worker] = Status.GONE, reason
+    return made
+
+
+@pytest.mark.parametrize(
+    "reason, warnings", [(Reason.LEFT, 0), (Reason.SILENT, 2)]
+)
+def test_the_end_of_a_workers_data_is_no_warning(caplog, reason, warnings):
+    ledger = Ledger()
+    log = status_log.StatusLog(Sync(), ("a", "b"), 0, 10.0, 600.0)
+    log.report(ledger, state())
+    with caplog.at_level(logging.INFO, "absl"):
+        log.report(ledger, state((1, reason)))
+    levels = [record.levelno for record in caplog.records]
+    assert levels == 2 * [logging.WARNING if warnings else logging.INFO]
