@@ -125,7 +125,7 @@ class StatusLog:
             )
             logging.log(
                 logging.WARNING if unplanned else logging.INFO,
-                "Each update takes %d gradient(s) from now on, instead of %d: "
+                "Each update takes %d gradients from now on, instead of %d: "
                 "no more workers than that are left.",
                 left,
                 wanted,
