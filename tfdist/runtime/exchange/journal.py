@@ -13,6 +13,7 @@ CAPACITY = 8192
 
 # In a row, what is of each server comes after all that is one number.
 _NUMBERS = dataclasses.fields(ExchangeRecord)[:-1]
+_TYPES = tuple(field.type for field in _NUMBERS)
 
 
 class Journal:
@@ -185,16 +186,13 @@ class Journal:
         if first == count:
             return [], count
         rows = self._rows.numpy()[np.arange(first, count) % CAPACITY]
-        return [_exchange(row) for row in rows], count
+        return [_exchange(row) for row in rows.tolist()], count
 
 
 def _exchange(row):
-    numbers = {
-        field.name: field.type(value)
-        for field, value in zip(_NUMBERS, row, strict=False)
-    }
-    pulled = tuple(map(int, row[len(_NUMBERS) :]))
-    return ExchangeRecord(**numbers, pulled_by_server=pulled)
+    numbers = (kind(value) for kind, value in zip(_TYPES, row, strict=False))
+    pulled = tuple(map(int, row[len(_TYPES) :]))
+    return ExchangeRecord(*numbers, pulled)
 
 
 def _total(sizes):
