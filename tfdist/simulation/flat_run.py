@@ -26,6 +26,7 @@ def simulate(
     model_fn,
     data,
     exchange,
+    name,
     *,
     shares,
     num_workers,
@@ -45,6 +46,7 @@ def simulate(
       model_fn: Callable that returns a compiled `keras.Model`.
       data: A `Data`.
       exchange: A `VirtualExchange`.
+      name: Of the method, for tables.
       shares: A `Shares`.
       num_workers: Number of workers.
       num_batches: Batches of all epochs together, for the bar.
@@ -77,7 +79,7 @@ def simulate(
 
     bar = tqdm.tqdm(
         total=num_batches,
-        desc=f"{exchange.name}, {num_workers} workers",
+        desc=f"{name}, {num_workers} workers",
         unit="step",
         disable=not progress,
     )
@@ -99,7 +101,7 @@ def simulate(
         )
         history = run.train()
     run.leave()
-    return dataclasses.replace(history, model=model)
+    return dataclasses.replace(history, model=model, method=name)
 
 
 class FlatRun:

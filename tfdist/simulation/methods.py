@@ -11,19 +11,22 @@ from tfdist.strategies.method import Method
 from tfdist.synchronization import Synchronization
 
 
-def as_exchange(strategy: Any) -> VirtualExchange | None:
-    """Returns the exchange that is meant, None if it is another method.
+def as_exchange(strategy: Any) -> tuple[VirtualExchange | None, str]:
+    """Returns the exchange that is meant, and its name.
 
     Args:
       strategy: As for `simulate`.
+
+    Returns:
+      None and "" if it is another method.
     """
     if isinstance(strategy, VirtualExchange):
-        return strategy
+        return strategy, strategy.name
     if isinstance(strategy, str):
         strategy = registry.method(strategy)
     if isinstance(strategy, Method) and strategy.sends_to_peers:
-        return PeerExchange(strategy.compression)
-    return None
+        return PeerExchange(strategy.compression), strategy.name
+    return None, ""
 
 
 def as_method(strategy: Any, takes_peers: bool = False) -> Method:

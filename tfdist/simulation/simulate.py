@@ -129,13 +129,14 @@ def simulate(
     shares = data_lib.Shares(
         data.num_batches, epochs, num_workers, dynamic_shares
     )
-    exchange = as_exchange(strategy)
+    exchange, name = as_exchange(strategy)
     if exchange is not None:
         _check_flat(num_servers, failures)
         return flat_run.simulate(
             model_fn,
             data,
             exchange,
+            name,
             shares=shares,
             num_workers=num_workers,
             num_batches=data.num_batches * epochs,
