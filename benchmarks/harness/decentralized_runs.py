@@ -251,10 +251,10 @@ class Results:
         return self._validation([runs[seed] for seed in seeds])
 
     def train(self, task, method, workers, gbps=GBPS):
-        """Trains with the best rate on all seeds, and looks for it before.
+        """Looks for the best rate, and trains with it on all seeds.
 
-        Elsewhere than at `GBPS` the rate is that of there, except for methods
-        of `TUNED_BY_NETWORK`.
+        Elsewhere than at `GBPS`, two seeds train with the rate of there, except
+        for methods of `TUNED_BY_NETWORK`.
         """
         key = (task.name, method, workers, gbps)
         if self._is_quick:
@@ -263,7 +263,7 @@ class Results:
             self._tune(task, key)
         else:
             exponent = self.best((task.name, method, workers, GBPS))
-            self._need(task, key, exponent, SEEDS)
+            self._need(task, key, exponent, TUNED_SEEDS)
 
     def _tune(self, task, key):
         def value(exponent):
