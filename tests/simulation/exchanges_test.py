@@ -17,11 +17,11 @@ from tfdist.simulation.exchange_together import SynchronousExchange
 DATA = quadratic.X, quadratic.Y
 SHORT = {"epochs": 2, "batch_size": quadratic.BATCH, "shuffle": False}
 EXCHANGES = [
-    ServerExchange(),
     PeerExchange(),
+    AveragingExchange(period=2),
+    ServerExchange(),
     GossipExchange(),
     SynchronousExchange(),
-    AveragingExchange(period=2),
 ]
 # A step is a power of 2, so that sums are exact in any order.
 DYADIC = 2.0**-5
@@ -52,7 +52,7 @@ def adam():
 
 @pytest.mark.parametrize(
     "exchange",
-    nightly.also(EXCHANGES[:2], EXCHANGES[2:]),
+    nightly.also(EXCHANGES[:1], EXCHANGES[1:]),
     ids=lambda exchange: exchange.name,
 )
 def test_one_worker_is_keras_fit(exchange):
@@ -65,7 +65,7 @@ def test_one_worker_is_keras_fit(exchange):
         model.get_weights()[0][:, 0],
         rtol=1e-5,
     )
-    assert history.updates == (12 if exchange == EXCHANGES[-1] else 24)
+    assert history.updates == (12 if exchange == EXCHANGES[1] else 24)
 
 
 @pytest.mark.parametrize(
