@@ -115,11 +115,15 @@ def test_short_programs_run(tmp_path, name):
 
 @pytest.mark.nightly
 def test_program_of_the_simulator_runs(tmp_path):
-    (program,) = programs(DOCS / "simulator.md")
+    program, compressed = programs(DOCS / "simulator.md")
     names = "history.num_workers", "history.summary()['dropped']"
     accuracies = "[e['accuracy'] for e in history.evaluations]"
-    script = write(tmp_path, with_names(program, *names, accuracies))
-    seen = found(run_alone(tmp_path, script))
+    program = with_names(program, *names, accuracies)
+    script = write(tmp_path, f"{program}\n{compressed}")
+    output = run_alone(tmp_path, script)
+    # Of 56 kB 1 in 250 elements, and the pulled parameters.
+    assert re.search(r"(?m)^1\d\d\.\d+ \d{7}$", output)
+    seen = found(output)
     assert seen[names[0]] == 16
     # The worker that died lost one gradient and came back.
     assert seen[names[1]] == 1

@@ -128,6 +128,10 @@ WRONG = {
     "output_dir": (["--output_dir=FILE/a"], ["--output_dir", "directory"]),
     "slow": (["--slow=4:2"], ["--slow=4:2", "from 0 to 3"]),
     "strategy": (["--strategy=sink"], ["--strategy", "'sink'"]),
+    "servers": (
+        ["--strategy=peer_to_peer", "--num_servers=2"],
+        ["--num_servers", "peer_to_peer"],
+    ),
     "backup": (
         ["--strategy=backup_workers", "--num_workers=1"],
         ["--strategy", "--num_workers"],

@@ -114,3 +114,21 @@ def test_a_message_of_another_codec_is_refused():
 def test_vectors_that_have_no_codec_are_refused(size, dtype, words):
     with pytest.raises(ValueError, match=words):
         CODECS["cast"].state(size, dtype)
+
+
+@pytest.mark.parametrize("name", ["threshold", "top_k"])
+def test_bytes_are_right_in_a_graph_that_decodes(name):
+    """A worker's step encodes, decodes and counts in one graph."""
+    codec = CODECS[name]
+    vector = runs.vectors(SIZE, 1)[0]
+    target = tf.Variable(tf.zeros([SIZE]))
+
+    @tf.function(autograph=False)
+    def step(vector):
+        message, _ = codec.encode(vector, codec.state(SIZE))
+        codec.decode_into(target, message)
+        return codec.bytes(message)
+
+    message, _ = codec.encode(tf.constant(vector), codec.state(SIZE))
+    expected = sum(tensor.numpy().nbytes for tensor in message)
+    assert int(step(tf.constant(vector))) == expected

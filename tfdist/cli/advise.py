@@ -149,6 +149,7 @@ def main(argv: Sequence[str]) -> int:
         min_speed_up=values.min_speed_up,
         seed=values.seed,
         one_machine_seconds=one_machine,
+        codec_cost=simulation.codec_costs.measure(measurement.num_parameters),
         progress=progress,
         **arguments,
     )

@@ -164,6 +164,7 @@ def main(argv: Sequence[str]) -> int:
     simulation_flags.check_methods(
         "strategies", values.strategies, num_workers, trained
     )
+    simulation_flags.check_without_servers(values, values.strategies)
     if values.metric is not None:
         _check_metric(values.metric, trained)
     cluster = assumed_cluster.make(values, trained, num_workers)

@@ -99,6 +99,7 @@ def main(argv: Sequence[str]) -> int:
     simulation_flags.check_methods(
         "strategy", [values.strategy], [values.num_workers], trained
     )
+    simulation_flags.check_without_servers(values, [values.strategy])
     cluster = assumed_cluster.make(values, trained, values.num_workers)
 
     simulation = user_function.import_quietly("tfdist.simulation")

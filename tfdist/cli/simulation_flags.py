@@ -380,6 +380,28 @@ def check_methods(
             raise usage.UsageError(f"Flag --{flag}: {error}") from error
 
 
+def check_without_servers(
+    values: flags.FlagValues, texts: Sequence[str]
+) -> None:
+    """Refuses flags of the cluster that peers are not simulated with.
+
+    Args:
+        values: parsed flags.
+        texts: methods that `check_methods` accepts.
+
+    Raises:
+        UsageError: with the flag.
+    """
+    peers = [t for t in texts if registry.method(t).sends_to_peers]
+    for name in ("num_servers", "failure"):
+        usage.check(
+            not (peers and values[name].present),
+            name,
+            f"not be given with {', '.join(peers)}",
+            values[name].value,
+        )
+
+
 def define_output(values: flags.FlagValues, default: str, what: str) -> None:
     """Defines where the results go."""
     usage.Definer(values, __name__).string(

@@ -190,8 +190,10 @@ class Codec(comparable.Comparable, abc.ABC):
 
     def bytes(self, message: Message) -> tf.Tensor:
         """Returns the bytes of a message's tensors, a scalar int64 tensor."""
-        return sum(
-            tf.size(tensor, tf.int64) * tensor.dtype.size for tensor in message
+        vectors = message.values, message.data
+        return message.kind.dtype.size + sum(
+            _length(_of_any_size(vector)) * vector.dtype.size
+            for vector in vectors
         )
 
     def _is_dense(self, size):
@@ -261,6 +263,14 @@ def _of_any_size(vector):
     return tf.raw_ops.PlaceholderWithDefault(
         input=vector, shape=tf.TensorShape([None])
     )
+
+
+# Not inlined: where a graph decodes the message as well, TensorFlow's constant
+# folding takes the length that one branch of `_switch` asks for to be that of
+# every message.
+@tf.function(autograph=False, experimental_attributes={"_noinline": True})
+def _length(vector):
+    return tf.size(vector, tf.int64)
 
 
 def as_bytes(tensor: tf.Tensor) -> tf.Tensor:

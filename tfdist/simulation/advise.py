@@ -13,6 +13,7 @@ from tfdist import checks
 from tfdist import tables
 from tfdist.simulation import learning as learning_lib
 from tfdist.simulation import verdict as verdict_lib
+from tfdist.simulation.codec_costs import CodecCost
 from tfdist.simulation.compute import ComputeTime
 from tfdist.simulation.measurement import Measurement
 from tfdist.simulation.methods import as_method
@@ -128,6 +129,7 @@ def advise(
     min_speed_up: float = verdict_lib.MIN_SPEED_UP,
     seed: int = 0,
     one_machine_seconds: float | None = None,
+    codec_cost: CodecCost | None = None,
     progress: bool = False,
 ) -> Advice:
     """Plays methods on clusters, and recommends one or none, by speed alone.
@@ -166,6 +168,8 @@ def advise(
       one_machine_seconds: A training step of one machine. Default: what was
         measured; where `compute` is a `ComputeTime`, so that workers are other
         machines, the least of the workers' means and the measured update.
+      codec_cost: A `CodecCost` of the model's size, for a sentence that says
+        on which network compression would pay.
       progress: Whether to show a bar.
 
     Returns:
@@ -255,6 +259,8 @@ def advise(
     verdict = verdict_lib.sentences(case)
     if case.chosen is not None:
         verdict.append(learning_lib.UNKNOWN)
+    if codec_cost is not None:
+        verdict.append(codec_cost.sentence(network.bandwidth_gbps))
     return Advice(
         measurement=measurement,
         predictions=predictions,

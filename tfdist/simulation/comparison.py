@@ -205,7 +205,7 @@ def with_momentum(strategy, momentum):
       A `Method`, not resolved, and a float. DANA takes all of it; unless it
       came as a text without `momentum=`, it has its own.
     """
-    method = as_method(strategy)
+    method = as_method(strategy, takes_peers=True)
     if method.correction is None or not method.correction.has_momentum:
         return method, momentum or 0.0
     if isinstance(strategy, str) and momentum is not None:

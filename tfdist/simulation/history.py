@@ -52,6 +52,9 @@ class History:
       push_bytes: Bytes of one push to all servers.
       pull_bytes: Bytes of one pull from all servers.
       fetched_bytes: Bytes of all fetches between two pushes.
+      update_bytes: Mean bytes of one encoded update, 0 if it is not known.
+      link_bytes: `(machines, 2)`, bytes that each machine has sent and
+        received: workers, then the server. None if they are not known.
       diverged: Whether the loss became infinite or NaN; then the training
         was ended.
       model: The trained `keras.Model`, None if time alone was simulated.
@@ -70,6 +73,8 @@ class History:
     push_bytes: int
     pull_bytes: int
     fetched_bytes: int = 0
+    update_bytes: float = 0.0
+    link_bytes: np.ndarray | None = None
     diverged: bool = False
     model: object = None
 
@@ -105,6 +110,11 @@ class History:
         pushed = np.count_nonzero(~np.isnan(self.jobs["arrived"]))
         pulled = len(self.jobs) * self.pull_bytes
         return int(pushed * self.push_bytes + pulled + self.fetched_bytes)
+
+    @property
+    def largest_link_bytes(self) -> int | None:
+        """Bytes of the busiest link, in its busier direction, if known."""
+        return None if self.link_bytes is None else int(self.link_bytes.max())
 
     @property
     def examples_per_second(self) -> float:
@@ -152,6 +162,8 @@ class History:
             "utilization": self.utilization,
             "waited_mean": float(self.waited.mean()) if some else 0.0,
             "gigabytes": self.total_bytes / 1e9,
+            "update_bytes": self.update_bytes,
+            "largest_link_bytes": self.largest_link_bytes,
             "diverged": self.diverged,
             **{f"final_{k}": v for k, v in last.items() if k not in known},
         }

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import time
 import types
 from typing import Any
@@ -81,6 +82,11 @@ class Measurement:
     def examples_per_second(self) -> float:
         """Of one machine that trains without a cluster."""
         return self.batch_size / self.step_seconds
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all trainable variables."""
+        return sum(math.prod(v.shape) for v in self.variables if v.trainable)
 
     @property
     def push_bytes(self) -> int:

@@ -4,18 +4,40 @@ from typing import Any
 
 from tfdist.averaging import LocalSteps
 from tfdist.correction import Correction
+from tfdist.simulation.exchange import VirtualExchange
+from tfdist.simulation.exchange_peers import PeerExchange
 from tfdist.strategies import registry
 from tfdist.strategies.method import Method
 from tfdist.synchronization import Synchronization
 
 
-def as_method(strategy: Any) -> Method:
+def as_exchange(strategy: Any) -> tuple[VirtualExchange | None, str]:
+    """Returns the exchange that is meant, and its name.
+
+    Args:
+      strategy: As for `simulate`.
+
+    Returns:
+      None and "" if it is another method.
+    """
+    if isinstance(strategy, VirtualExchange):
+        return strategy, strategy.name
+    if isinstance(strategy, str):
+        strategy = registry.method(strategy)
+    if isinstance(strategy, Method) and strategy.sends_to_peers:
+        return PeerExchange(strategy.compression), strategy.name
+    return None, ""
+
+
+def as_method(strategy: Any, takes_peers: bool = False) -> Method:
     """Returns the `Method` that is meant.
 
     Args:
       strategy: A `Method`, a text for `registry.method`, a `Synchronization`,
         a `Correction`, `LocalSteps`, or a strategy of tfdist (of its
         arguments, those three).
+      takes_peers: Whether it may be one of workers that send each other
+        updates.
 
     Raises:
       ValueError: It is a text that names none.
@@ -24,7 +46,9 @@ def as_method(strategy: Any) -> Method:
     if isinstance(strategy, str):
         strategy = registry.method(strategy)
     if isinstance(strategy, Method):
-        if not strategy.needs_servers:
+        if not strategy.needs_servers and not (
+            takes_peers and strategy.sends_to_peers
+        ):
             raise ValueError(
                 "Argument `strategy` must be a method with servers. Received: "
                 f"communication={strategy.communication!r}"

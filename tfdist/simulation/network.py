@@ -3,6 +3,8 @@
 import dataclasses
 import math
 
+import numpy as np
+
 from tfdist import checks
 
 
@@ -119,6 +121,35 @@ class Links:
                 )
             )
         return max(arrivals)
+
+
+class Nodes:
+    """Machines with a link each, and until when each direction is taken.
+
+    Args:
+      network: A `Network`; its latency counts.
+      gbps: Speed of each machine's link, gigabits per second, a list.
+
+    Attributes:
+      bytes: `(machines, 2)`, what each has sent and received so far.
+    """
+
+    def __init__(self, network, gbps):
+        self._latency = network.latency_seconds
+        self._speeds = [value * 1e9 / 8 for value in gbps]
+        self._out, self._in = ([0.0] * len(gbps) for _ in range(2))
+        self.bytes = np.zeros([len(gbps), 2])
+
+    def send(self, sender, receiver, num_bytes, now):
+        """Sends a message; returns the moment at which it has arrived."""
+        self.bytes[sender, 0] += num_bytes
+        self.bytes[receiver, 1] += num_bytes
+        return send(
+            (self._out, sender, num_bytes / self._speeds[sender]),
+            (self._in, receiver, num_bytes / self._speeds[receiver]),
+            self._latency,
+            now,
+        )
 
 
 def send(sender, receiver, latency, now):

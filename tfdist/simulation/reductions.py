@@ -11,24 +11,6 @@ from tfdist import checks
 from tfdist.simulation import network as network_lib
 
 
-class _Nodes:
-    """Machines with a link each, and until when each direction is taken."""
-
-    def __init__(self, network, gbps):
-        self._latency = network.latency_seconds
-        self._speeds = [value * 1e9 / 8 for value in gbps]
-        self._out, self._in = ([0.0] * len(gbps) for _ in range(2))
-
-    def send(self, sender, receiver, num_bytes, now):
-        """Returns the moment at which a message has arrived."""
-        return network_lib.send(
-            (self._out, sender, num_bytes / self._speeds[sender]),
-            (self._in, receiver, num_bytes / self._speeds[receiver]),
-            self._latency,
-            now,
-        )
-
-
 def servers(network, num_workers, num_bytes, num_servers=1, pieces=1):
     """Seconds of a sum on servers, which share the vector out evenly.
 
@@ -47,7 +29,7 @@ def servers(network, num_workers, num_bytes, num_servers=1, pieces=1):
     checks.count("pieces", pieces)
     server_gbps = network.server_bandwidth_gbps or network.bandwidth_gbps
     workers = range(num_workers)
-    nodes = _Nodes(
+    nodes = network_lib.Nodes(
         network,
         [network.bandwidth_gbps] * num_workers + [server_gbps] * num_servers,
     )
@@ -108,7 +90,7 @@ def tree(network, num_workers, num_bytes):
       num_bytes: Of the vector.
     """
     _check(num_workers, num_bytes)
-    nodes = _Nodes(network, [network.bandwidth_gbps] * num_workers)
+    nodes = network_lib.Nodes(network, [network.bandwidth_gbps] * num_workers)
     ready = [0.0] * num_workers
     distances = [1 << k for k in range((num_workers - 1).bit_length())]
     for up, steps in ((True, distances), (False, distances[::-1])):
@@ -157,7 +139,7 @@ def _rounds(network, num_workers, rounds):
       rounds: List of pairs: bytes, and a function of the sender that gives the
         receiver, modulo the number of workers.
     """
-    nodes = _Nodes(network, [network.bandwidth_gbps] * num_workers)
+    nodes = network_lib.Nodes(network, [network.bandwidth_gbps] * num_workers)
     ready = [0.0] * num_workers
     for num_bytes, receiver_of in rounds:
         arrived = list(ready)

@@ -13,6 +13,7 @@ from tfdist import checks
 from tfdist.cluster import member_table
 from tfdist.runtime.variables.sharding import ByteBalancer
 from tfdist.simulation import data as data_lib
+from tfdist.simulation import flat_run
 from tfdist.simulation import history as history_lib
 from tfdist.simulation import training_loop
 from tfdist.simulation.actions import Fetch
@@ -22,6 +23,7 @@ from tfdist.simulation.compute import Gamma
 from tfdist.simulation.failures import Failure
 from tfdist.simulation.gradients import num_bytes
 from tfdist.simulation.history import History
+from tfdist.simulation.methods import as_exchange
 from tfdist.simulation.methods import as_method
 from tfdist.simulation.network import Network
 from tfdist.simulation.schedule import Schedule
@@ -74,8 +76,8 @@ def simulate(
       dataset: Training examples in memory, `(x, y)` or `(x, y,
         sample_weight)`, or a finite `tf.data.Dataset` of examples.
       strategy: A `Method`, the text of one (`"softsync:n=1"`), an own
-        `Synchronization`, `Correction` or `LocalSteps`, or a strategy of
-        tfdist.
+        `Synchronization`, `Correction` or `LocalSteps`, a strategy of tfdist,
+        or a `VirtualExchange`.
       num_workers: Virtual workers.
       num_servers: Virtual servers; they share the bytes.
       batch_size: Examples of one gradient.
@@ -117,7 +119,6 @@ def simulate(
     cluster = _cluster(
         compute, network, failures, seed, worker_timeout, start_timeout
     )
-    method = as_method(strategy).resolve(num_workers)
     data = data_lib.Data(dataset, batch_size, shuffle=shuffle, seed=seed)
     if data.num_batches < num_workers:
         raise ValueError(
@@ -125,13 +126,37 @@ def simulate(
             f"{data.num_batches} batches of {batch_size} for "
             f"num_workers={num_workers}"
         )
+    shares = data_lib.Shares(
+        data.num_batches, epochs, num_workers, dynamic_shares
+    )
+    exchange, name = as_exchange(strategy)
+    if exchange is not None:
+        _check_flat(num_servers, failures)
+        return flat_run.simulate(
+            model_fn,
+            data,
+            exchange,
+            name,
+            shares=shares,
+            num_workers=num_workers,
+            num_batches=data.num_batches * epochs,
+            compute=cluster["compute"],
+            network=cluster["network"],
+            seed=seed,
+            validation_data=validation_data,
+            evaluate_every=evaluate_every,
+            max_seconds=max_seconds,
+            chunk=chunk,
+            progress=progress,
+        )
+    method = as_method(strategy).resolve(num_workers)
     model = training_loop.make_model(model_fn, seed, method)
     push, pull = traffic(model, method, num_servers)
     fetch = _fetch_traffic(model, num_servers)
     schedule = Schedule(
         method,
         num_workers,
-        data_lib.Shares(data.num_batches, epochs, num_workers, dynamic_shares),
+        shares,
         size_of=data.size,
         push_bytes=push,
         pull_bytes=pull,
@@ -240,6 +265,19 @@ def timing(
         pull_bytes=int(sum(pull)),
         fetched_bytes=int(fetches * sum(pull)),
     )
+
+
+def _check_flat(num_servers, failures):
+    """Refuses what is not simulated with a `VirtualExchange`."""
+    for name, value, allowed in (
+        ("num_servers", num_servers, 1),
+        ("failures", list(failures), []),
+    ):
+        if value != allowed:
+            raise ValueError(
+                f"Argument `{name}` must be {allowed} with peer_to_peer and "
+                f"exchanges. Received: {name}={value!r}"
+            )
 
 
 def _cluster(compute, network, failures, seed, worker_timeout, start_timeout):

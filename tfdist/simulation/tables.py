@@ -126,6 +126,7 @@ def of_history(history):
             ["compute, share of time", percent(some["utilization"])],
             ["waiting per gradient, s", amount(some["waited_mean"])],
             ["GB", amount(some["gigabytes"])],
+            *_of_links(some),
             ["diverged", "yes" if some["diverged"] else "no"],
         ],
     )
@@ -146,6 +147,16 @@ def of_history(history):
         ],
     )
     return f"{figures}\n\n{evaluations}"
+
+
+def _of_links(some):
+    """Rows that only runs with an exchange have."""
+    if some["largest_link_bytes"] is None:
+        return []
+    return [
+        ["bytes per update", amount(some["update_bytes"])],
+        ["busiest link, GB", amount(some["largest_link_bytes"] / 1e9)],
+    ]
 
 
 def _paragraph(text):

@@ -1,0 +1,306 @@
+"""Runs of methods with and without servers, and the choice of their rates."""
+
+import json
+import pathlib
+import time
+
+import numpy as np
+
+from tfdist.simulation import Gamma
+from tfdist.simulation import Network
+from tfdist.simulation import exchanges
+from tfdist.simulation import flat_model
+from tfdist.simulation import flat_run
+from tfdist.simulation.data import Data
+from tfdist.simulation.data import Shares
+
+SEEDS, TUNED_SEEDS = (1, 2, 3, 4, 5), (1, 2)
+BASE_RATE, FACTOR = 0.1, 1.5
+# Rates that are tried on all seeds.
+FINALISTS = 2
+# So fast that the network is never the limit.
+GBPS = 1000.0
+# Of 17 million elements, milliseconds to encode and to decode.
+CODEC_MS = {
+    "cast": (28, 48),
+    "threshold": (86, 10),
+    "top_k": (84, 4),
+    "power_sgd": (119, 34),
+}
+METHODS = {
+    "server": ("server", None),
+    "server, threshold 1/250": ("server", "threshold(density=0.004)"),
+    "peers": ("peers", None),
+    "peers, threshold 1/250": ("peers", "threshold(density=0.004)"),
+    "peers, top_k 1/250": ("peers", "top_k(ratio=0.004)"),
+    "gossip": ("gossip", None),
+    "synchronous": ("synchronous", None),
+    "synchronous, power_sgd": ("synchronous", "power_sgd(rank=4)"),
+    "local steps, 10": ("averaging", None),
+}
+CODECS = {
+    "peers, bfloat16": ("peers", "cast(dtype=bfloat16)"),
+    "peers, threshold 1/30": ("peers", "threshold(density=0.0333)"),
+    "peers, threshold 1/1000": ("peers", "threshold(density=0.001)"),
+    "peers, threshold 1/4000": ("peers", "threshold(density=0.00025)"),
+    "peers, tau=0.07": ("peers", "threshold(tau=0.07)"),
+    "peers, tau=0.5": ("peers", "threshold(tau=0.5)"),
+    "peers, tau=0.02": ("peers", "threshold(tau=0.02)"),
+}
+ALL = {**METHODS, **CODECS}
+# Whose staleness, and so whose best rate, depends on the network: its workers
+# do not wait until messages have left.
+TUNED_BY_NETWORK = ("peers",)
+
+_KINDS = {
+    "server": exchanges.ServerExchange,
+    "peers": exchanges.PeerExchange,
+    "gossip": exchanges.GossipExchange,
+    "synchronous": exchanges.SynchronousExchange,
+    "averaging": exchanges.AveragingExchange,
+}
+_CURVE = ("epoch", "seconds", "validation", "test")
+
+
+def exchange(method, size):
+    """A method's exchange, with its codec's time for so many elements."""
+    kind, codec = ALL[method]
+    if codec is None:
+        return _KINDS[kind]()
+    encode, decode = next(
+        ms for text, ms in CODEC_MS.items() if codec.startswith(text)
+    )
+    per_element = size * 1e-3 / 17e6
+    return _KINDS[kind](codec, encode * per_element, decode * per_element)
+
+
+class Laboratory:
+    """Runs of one task, whose functions are traced once for each seed.
+
+    Args:
+        task: a `decentralized_tasks.Task`.
+    """
+
+    def __init__(self, task):
+        self._task = task
+        self._prepared = {}
+
+    def run(self, method, workers, rate, seed, gbps):
+        """Trains once.
+
+        Args:
+            method: a name of `ALL`.
+            workers: their number.
+            rate: the learning rate.
+            seed: of the split of the data, first weights, the order of the
+                examples and compute times.
+            gbps: of each link.
+
+        Returns:
+            A dict that JSON can hold.
+        """
+        task = self._task
+        if seed not in self._prepared:
+            parts = task.split(seed)
+            data = Data(parts[0], task.batch_size, seed=seed)
+            model = _PlainSGD(task.model(seed), data)
+            self._prepared[seed] = model, data, parts[1:]
+        model, data, parts = self._prepared[seed]
+        model.scales.clear()
+        weights, state, slots = model.first(task.model(seed))
+        slots[_PlainSGD.RATE] = np.float32(rate)
+
+        def evaluate(weights, state):
+            del state
+            accuracies = [task.accuracy(weights, *part) for part in parts]
+            return dict(zip(_CURVE[2:], accuracies, strict=True))
+
+        begin = time.perf_counter()
+        run = flat_run.FlatRun(
+            model,
+            data,
+            exchange(method, model.size),
+            shares=Shares(data.num_batches, task.epochs, workers),
+            num_workers=workers,
+            compute=Gamma(1e-3),
+            network=Network(latency_seconds=5e-5, bandwidth_gbps=gbps),
+            seed=seed,
+            first=(weights, state, slots),
+            evaluate=evaluate,
+            evaluate_every=1 / task.evaluations,
+        )
+        history = run.train()
+        updates, _, elements = run.sent
+        return {
+            "task": task.name,
+            "method": method,
+            "workers": workers,
+            "rate": rate,
+            "seed": seed,
+            "gbps": gbps,
+            "parameters": model.size,
+            "curve": [
+                [round(row[name], 5) for name in _CURVE]
+                for row in history.evaluations
+            ],
+            "diverged": history.diverged,
+            "seconds": history.seconds,
+            "staleness": float(history.staleness.mean()),
+            "update_bytes": history.update_bytes,
+            "elements": elements / max(updates, 1),
+            "step_bytes": history.push_bytes,
+            "largest_link": history.largest_link_bytes,
+            "gradients": len(history.jobs),
+            # Root mean squares of gradients, in thirds of the training.
+            "rms": [
+                float(np.mean(part)) for part in np.array_split(model.scales, 3)
+            ],
+            "tau": float(run.codec_state(0).get("tau", 0.0)),
+            "took": time.perf_counter() - begin,
+        }
+
+
+class _PlainSGD(flat_model.FlatModel):
+    """Steps of plain SGD in NumPy, ten times as fast as in TensorFlow.
+
+    Attributes:
+        scales: root mean square of each gradient.
+    """
+
+    # Place of the learning rate among the optimizer's variables.
+    RATE = 1
+
+    def __init__(self, model, data):
+        super().__init__(model, data)
+        self.scales = []
+
+    def apply(self, weights, slots, gradient):
+        rate = slots[self.RATE]
+        return weights - rate * gradient, slots, rate
+
+    def gradients(self, jobs):
+        results = super().gradients(jobs)
+        self.scales += [np.sqrt(np.mean(g**2)) for g, _, _ in results]
+        return results
+
+
+def late(run, name):
+    """Accuracy of a run late in training, `validation` or `test`.
+
+    The mean over the last quarter of the evaluations, as one says little; 0 if
+    the run diverged.
+    """
+    values = [row[_CURVE.index(name)] for row in run["curve"][1:]]
+    last = values[-max(len(values) // 4, 1) :]
+    return 0.0 if run["diverged"] else float(np.mean(last))
+
+
+class Results:
+    """All runs, each a line of a file, and the search for rates.
+
+    Args:
+        path: of the file, which may exist.
+        is_quick: whether one seed and the first rate are enough.
+
+    Attributes:
+        runs: (task, method, workers, gbps) -> exponent of the rate -> seed ->
+            what `Laboratory.run` returned.
+    """
+
+    def __init__(self, path, is_quick=False):
+        self._path = pathlib.Path(path)
+        self._is_quick = is_quick
+        self._laboratories = {}
+        self.runs = {}
+        if self._path.exists():
+            for line in self._path.read_text().splitlines():
+                self._add(json.loads(line))
+
+    def _add(self, run):
+        key = tuple(run[k] for k in ("task", "method", "workers", "gbps"))
+        rates = self.runs.setdefault(key, {})
+        rates.setdefault(_exponent(run["rate"]), {})[run["seed"]] = run
+
+    def best(self, key):
+        """The exponent of the best rate of those with the most seeds."""
+        rates = self.runs[key]
+        most = max(map(len, rates.values()))
+        full = [e for e, runs in rates.items() if len(runs) == most]
+        return max(full, key=lambda e: self._validation(rates[e].values()))
+
+    @staticmethod
+    def _validation(runs):
+        return float(np.mean([late(run, "validation") for run in runs]))
+
+    def _need(self, task, key, exponent, seeds):
+        """Mean validation accuracy; runs that are missing are made."""
+        _, method, workers, gbps = key
+        for seed in seeds:
+            if seed in self.runs.get(key, {}).get(exponent, {}):
+                continue
+            laboratory = self._laboratories.get(task.name)
+            if laboratory is None:
+                laboratory = Laboratory(task)
+                self._laboratories[task.name] = laboratory
+            rate = float(f"{BASE_RATE * FACTOR**exponent:.4g}")
+            run = laboratory.run(method, workers, rate, seed, gbps)
+            with self._path.open("a") as file:
+                file.write(json.dumps(run) + "\n")
+            self._add(run)
+        runs = self.runs[key][exponent]
+        return self._validation([runs[seed] for seed in seeds])
+
+    def train(self, task, method, workers, gbps=GBPS):
+        """Looks for the best rate, and trains with it on all seeds.
+
+        Elsewhere than at `GBPS`, two seeds train with the rate of there, except
+        for methods of `TUNED_BY_NETWORK`.
+        """
+        key = (task.name, method, workers, gbps)
+        if self._is_quick:
+            self._need(task, key, self._guess(key), SEEDS[:1])
+        elif gbps == GBPS or method in TUNED_BY_NETWORK:
+            self._tune(task, key)
+        else:
+            exponent = self.best((task.name, method, workers, GBPS))
+            self._need(task, key, exponent, TUNED_SEEDS)
+
+    def _tune(self, task, key):
+        def value(exponent):
+            return self._need(task, key, exponent, TUNED_SEEDS)
+
+        centre = self._guess(key)
+        while True:
+            best = max((centre, centre - 1, centre + 1), key=value)
+            if best != centre:
+                centre = best
+                continue
+            ranked = sorted(self.runs[key], key=value, reverse=True)
+            for exponent in ranked[:FINALISTS]:
+                self._need(task, key, exponent, SEEDS)
+            centre = self.best(key)
+            if {centre - 1, centre + 1} <= self.runs[key].keys():
+                return
+
+    def _guess(self, key):
+        """The exponent to begin with: the best one of what is alike."""
+        task, method, workers, gbps = key
+        kind = ALL[method][0]
+        alike = [key, (task, method, workers, GBPS)]
+        alike += [
+            (task, other, workers, gbps)
+            for other, (its_kind, _) in METHODS.items()
+            if its_kind == kind
+        ]
+        for other in alike:
+            if other in self.runs:
+                return self.best(other)
+        # Updates that are means bear higher rates.
+        rate = {"digits": 0.1, "text": 0.4}[task]
+        return _exponent(
+            rate * {"server": 4 / workers, "peers": 4 / workers}.get(kind, 2)
+        )
+
+
+def _exponent(rate):
+    return round(np.log(rate / BASE_RATE) / np.log(FACTOR))

@@ -1,0 +1,240 @@
+"""Exchanges of virtual workers, against NumPy, Keras and `simulate`."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests import nightly
+from tests.simulation import quadratic
+from tfdist import simulation
+from tfdist.compression import Threshold
+from tfdist.simulation.exchange_gossip import GossipExchange
+from tfdist.simulation.exchange_peers import PeerExchange
+from tfdist.simulation.exchange_server import ServerExchange
+from tfdist.simulation.exchange_together import AveragingExchange
+from tfdist.simulation.exchange_together import SynchronousExchange
+
+DATA = quadratic.X, quadratic.Y
+SHORT = {"epochs": 2, "batch_size": quadratic.BATCH, "shuffle": False}
+EXCHANGES = [
+    PeerExchange(),
+    AveragingExchange(period=2),
+    ServerExchange(),
+    GossipExchange(),
+    SynchronousExchange(),
+]
+# A step is a power of 2, so that sums are exact in any order.
+DYADIC = 2.0**-5
+
+
+def constant_fn():
+    """A model whose gradient is the same for every batch."""
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
+            keras.layers.Reshape(()),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(DYADIC), lambda y, p: p)
+    return model
+
+
+ONES = np.ones((48, 3), "float32"), np.zeros(48, "float32")
+SLOW = simulation.Network(latency_seconds=1e-3, bandwidth_gbps=1e-6)
+TINY = Threshold(0.25, dense_below=0)
+
+
+def adam():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.7)
+    return keras.optimizers.Adam(schedule, clipnorm=0.5)
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    nightly.also(EXCHANGES[:1], EXCHANGES[1:]),
+    ids=lambda exchange: exchange.name,
+)
+def test_one_worker_is_keras_fit(exchange):
+    build = quadratic.model_fn(adam)
+    history = simulation.simulate(build, DATA, exchange, num_workers=1, **SHORT)
+    model = build()
+    quadratic.fit(model, epochs=2)
+    np.testing.assert_allclose(
+        quadratic.weights_of(history),
+        model.get_weights()[0][:, 0],
+        rtol=1e-5,
+    )
+    assert history.updates == (12 if exchange == EXCHANGES[1] else 24)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "strategy"),
+    [(ServerExchange(), "async"), (SynchronousExchange(), "sync")],
+    ids=["server", "all_reduce"],
+)
+def test_dense_exchanges_are_the_methods_of_the_other_simulator(
+    exchange, strategy
+):
+    arguments = dict(SHORT, num_workers=4, seed=3)
+    one, other = (
+        simulation.simulate(quadratic.model_fn(), DATA, method, **arguments)
+        for method in (exchange, strategy)
+    )
+    np.testing.assert_allclose(
+        quadratic.weights_of(one), quadratic.weights_of(other), rtol=1e-5
+    )
+    np.testing.assert_array_equal(one.staleness, other.staleness)
+    assert one.updates == other.updates
+    np.testing.assert_allclose(one.update_seconds, other.update_seconds)
+
+
+@pytest.mark.parametrize("codec", [None, TINY], ids=["dense", "threshold"])
+def test_peers_are_what_their_definition_says(codec):
+    # Less than a step: no update waits for the one before it.
+    latency = 0.07
+    history = simulation.simulate(
+        quadratic.model_fn(),
+        DATA,
+        PeerExchange(codec),
+        num_workers=3,
+        network=simulation.Network(latency_seconds=latency),
+        seed=5,
+        **SHORT,
+    )
+    jobs = history.jobs
+    residuals = np.zeros((3, quadratic.SIZE))
+    # Of all steps so far: worker, when they ended, what they changed.
+    made = []
+    for job in np.sort(jobs, order="computed"):
+        weights = quadratic.START.astype("float64")
+        staleness = 0
+        for worker, ended, change in made:
+            own = worker == job["worker"]
+            if own or ended + latency <= job["began"]:
+                weights += change
+            else:
+                staleness += 1
+        total = quadratic.gradient(weights, quadratic.rows_of(job["batch"]))
+        if codec is not None:
+            total += residuals[job["worker"]]
+            sent = TINY.tau * np.sign(total) * (abs(total) > TINY.tau)
+            residuals[job["worker"]] = total - sent
+            total = sent
+        made.append((job["worker"], job["computed"], -quadratic.RATE * total))
+        assert job["staleness"] == staleness
+    expected = quadratic.START + sum(change for _, _, change in made)
+    np.testing.assert_allclose(
+        quadratic.weights_of(history), expected, rtol=1e-4
+    )
+
+
+# Updates of 24 steps; of those that average, as many as each worker has.
+SUMS = [
+    (PeerExchange(), 24),
+    (PeerExchange(TINY), 24),
+    (GossipExchange(), 8),
+    (ServerExchange(TINY), 24),
+    (SynchronousExchange(TINY), 8),
+    (AveragingExchange(period=3), 8),
+]
+
+
+@pytest.mark.parametrize(
+    ("exchange", "steps"),
+    nightly.also(SUMS[:3], SUMS[3:]),
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_every_update_counts_once_where_links_are_far_too_slow(exchange, steps):
+    """12 bytes take 0.1 s, which is what a step takes."""
+    history = simulation.simulate(
+        constant_fn, ONES, exchange, num_workers=3, network=SLOW, **SHORT
+    )
+    # Gradients are 1, of which a threshold of 1/4 sends a quarter.
+    if exchange.compression is not None:
+        steps /= 4
+    weights = history.model.get_weights()[0]
+    np.testing.assert_allclose(weights, -DYADIC * steps, rtol=1e-6)
+    sent, received = history.link_bytes.sum(0)
+    assert sent == received
+
+
+def test_updates_that_wait_for_a_link_are_sent_as_one_vector():
+    dense = 4 * quadratic.SIZE
+    arguments = dict(SHORT, num_workers=3, seed=1)
+    fast = simulation.simulate(constant_fn, ONES, PeerExchange(), **arguments)
+    np.testing.assert_array_equal(fast.link_bytes[:3], 24 / 3 * 2 * dense)
+    assert fast.push_bytes == 2 * dense
+    assert fast.update_bytes == dense
+    assert fast.largest_link_bytes == 24 / 3 * 2 * dense
+    slow = simulation.simulate(
+        constant_fn,
+        ONES,
+        PeerExchange(),
+        network=simulation.Network(bandwidth_gbps=1e-7),
+        **arguments,
+    )
+    # A message takes about 10 steps: the second one has all that waited.
+    assert slow.link_bytes[:3].max() <= 3 * 2 * dense
+
+
+@pytest.mark.nightly
+def test_encoding_and_decoding_take_virtual_time():
+    def seconds(exchange):
+        return simulation.simulate(
+            constant_fn,
+            ONES,
+            exchange,
+            num_workers=2,
+            compute=simulation.Constant(1.0),
+            **SHORT,
+        ).seconds
+
+    # Twelve steps of each of two workers.
+    assert seconds(PeerExchange(TINY)) == pytest.approx(12)
+    assert seconds(PeerExchange(TINY, 0.5)) == pytest.approx(18)
+    # Nobody decodes after the last step.
+    assert seconds(PeerExchange(TINY, 0, 0.25)) == pytest.approx(
+        12 + 11 / 4, abs=0.3
+    )
+    # The server decodes one after the other.
+    assert seconds(ServerExchange(TINY, 0.5, 2.0)) == pytest.approx(
+        2 + 24 * 2, abs=2
+    )
+    assert seconds(SynchronousExchange(TINY, 0.5, 0.25)) == pytest.approx(24)
+
+
+def test_the_registered_name_means_peers():
+    text = "peer_to_peer:compression=threshold(tau=0.25:dense_below=0)"
+    arguments = dict(SHORT, num_workers=3, seed=2)
+    one, other = (
+        simulation.simulate(quadratic.model_fn(), DATA, method, **arguments)
+        for method in (text, PeerExchange(TINY))
+    )
+    np.testing.assert_array_equal(
+        quadratic.weights_of(one), quadratic.weights_of(other)
+    )
+    assert one.num_servers == 0
+
+
+def test_what_is_not_simulated_is_refused():
+    def simulate(exchange=None, **arguments):
+        simulation.simulate(
+            constant_fn,
+            ONES,
+            PeerExchange() if exchange is None else exchange,
+            **{"num_workers": 2, **SHORT, **arguments},
+        )
+
+    with pytest.raises(ValueError, match="`num_servers` must be 1"):
+        simulate(num_servers=2)
+    with pytest.raises(ValueError, match="`failures` must be"):
+        simulate(failures=[simulation.Failure(0, at=1.0)])
+    with pytest.raises(ValueError, match="`compression` must be None"):
+        GossipExchange("threshold(tau=1)")
+    with pytest.raises(ValueError, match="`encode_seconds` must be"):
+        PeerExchange(None, -1.0)
+    with pytest.raises(ValueError, match="`period` must be"):
+        AveragingExchange(period=0)
+    with pytest.raises(ValueError, match="method with servers"):
+        simulation.timing("peer_to_peer", num_workers=2, steps=4)
