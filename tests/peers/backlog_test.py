@@ -23,12 +23,11 @@ def updates_of(vectors, scales):
         zip(vectors, scales, strict=True), start=1
     ):
         message, state = CODEC.encode(tf.constant(vector), state)
-        header = np.array([0, 1, number, number, 0, 0, 0, 0], np.int64)
-        found.append(
-            messages.PeerUpdate(
-                header, np.float64(scale), *(part.numpy() for part in message)
-            )
-        )
+        bits = np.float64(scale).view(np.int64)
+        kind, *parts = (part.numpy() for part in message)
+        header = [0, 1, number, number, 0, 0, bits, kind, 0, 0]
+        header = np.array(header, np.int64)
+        found.append(messages.PeerUpdate(header, *parts))
     return found
 
 
@@ -36,7 +35,8 @@ def sum_of(updates):
     """The sum of what is decoded, `(SIZE,)` float64."""
     total = np.zeros([SIZE])
     for update in updates:
-        message = base.Message(*map(tf.constant, update[2:]))
+        parts = update.kind, update.values, update.data
+        message = base.Message(*map(tf.constant, parts))
         total += update.scale * CODEC.decode(message, SIZE).numpy()
     return total
 

@@ -61,11 +61,11 @@ class Receiver:
         """Puts in a message, with the scale 0.5 and the rate 0.25."""
         header = np.zeros([messages.header_length(3)], np.int64)
         rate = np.float64(0.25).view(np.int64)
-        fixed = [sender, incarnation, first, last, stop, rate]
-        header[: messages.SEEN] = fixed
         message, _ = self.codec.encode(vector, self.codec.state(SIZE))
-        scale = tf.constant(0.5, tf.float64)
-        self.channel.transport.inbox.put([header, scale, *message])
+        scale = np.float64(0.5).view(np.int64)
+        fixed = [sender, incarnation, first, last, stop, rate, scale]
+        header[: messages.SEEN] = [*fixed, message.kind.numpy()]
+        self.channel.transport.inbox.put([header, *message[1:]])
 
     def count(self, column):
         """What is counted of worker 1."""
@@ -161,11 +161,13 @@ def test_a_step_s_own_update_is_what_others_decode(codec):
     # It goes to both others; nobody is there to take it.
     sender = made.channel.transport.senders[0]
     wait_until(
-        lambda: sender._in_flight is not None,
+        lambda: sender._in_flight,
         lambda: "a message is on its way",
     )
-    update_sent = sender._in_flight
-    message = compression.Message(*map(tf.constant, update_sent[2:]))
+    (update_sent,) = sender._in_flight
+    message = compression.Message(
+        *map(tf.constant, (update_sent.kind, *update_sent[1:]))
+    )
     decoded = made.codec.decode(message, SIZE)
     expected = before - update_sent.scale.astype("float32") * decoded
     np.testing.assert_array_equal(vector, expected)
@@ -205,6 +207,6 @@ def test_bytes_are_those_of_the_message():
     rate = tf.constant(1.0, tf.float64)
     _, _, sent, *_ = exchange(ONES, ONES - update, rate)
     message, _ = made.codec.encode(tf.constant(update), made.codec.state(SIZE))
-    # With the header's nine numbers and the scale.
-    assert sent.numpy() == made.codec.bytes(message).numpy() + 8 * (9 + 1)
+    # With the header's eleven numbers, of which one is the kind.
+    assert sent.numpy() == made.codec.bytes(message).numpy() - 4 + 8 * 11
     made.channel.transport.close()

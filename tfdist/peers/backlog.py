@@ -73,11 +73,11 @@ class Backlog:
                 values = np.array(self._sum.numpy())
                 self._sum.assign(tf.zeros_like(self._sum))
                 self._bytes = 0
+                header = np.array(update.header)
+                header[messages.SCALE] = np.float64(1.0).view(np.int64)
+                header[messages.KIND] = base.DENSE
                 return update._replace(
-                    scale=np.float64(1.0),
-                    kind=np.int32(base.DENSE),
-                    values=values,
-                    data=np.zeros([0], np.uint8),
+                    header=header, values=values, data=np.zeros([0], np.uint8)
                 )
             if not self._waiting:
                 return None

@@ -39,15 +39,16 @@ class Transport:
 
     def __init__(self, roster, name, codec, size, dtype, tolerance, device):
         self.inbox = messages.Queue(
-            f"{name}/inbox", dtype, messages.CAPACITY + roster.num_workers
+            f"{name}/inbox",
+            dtype,
+            messages.CAPACITY + messages.TOGETHER * roster.num_workers,
         )
         self.outbox = messages.Queue(f"{name}/outbox", dtype, _OUTBOX)
         self._device = device
         self._roster = roster
         self._dispatched = 0
-        self._take = _function(self.outbox.take, device)
-        self._close = _function(self.outbox.close, device)
-        _function(self.inbox.size, device)()  # Now it is there.
+        with tf.init_scope(), tf.device(device):
+            self.inbox.size()  # Now it is there.
         stall = None
         if tolerance.on_stall != "wait":
             stall = tolerance.stall_timeout
@@ -68,9 +69,12 @@ class Transport:
             _all.add(self)
 
     def _dispatch(self):
+        # Single operations: a function would cost several times as much.
+        with tf.device(self._device):
+            handle = self.outbox.handle()
         while True:
             try:
-                tensors = self._take()
+                tensors = self.outbox.take(handle)
             except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
                 return
             update = messages.PeerUpdate(
@@ -108,14 +112,22 @@ class Transport:
         return self._thread.is_alive()
 
     def close(self):
-        """Has the threads end."""
+        """Has the threads end.
+
+        The collection of garbage may call this while a graph is built, to
+        which operations of this thread would belong.
+        """
+        if self.senders:
+            threading.Thread(target=self._close, daemon=True).start()
+
+    def _close(self):
         for one in self.senders:
             one.close()
-        if self.senders:
-            try:
-                self._close()
-            except tf.errors.OpError as error:
-                logging.info("An outbox was not closed: %s", error)
+        try:
+            with tf.device(self._device):
+                self.outbox.close()
+        except tf.errors.OpError as error:
+            logging.info("An outbox was not closed: %s", error)
 
     def join(self):
         """Waits until the threads have ended."""
@@ -134,17 +146,3 @@ def end_all():
         one.close()
     for one in list(_all):
         one.join()
-
-
-def _function(build, device):
-    """A function of what `build` builds on a device."""
-
-    @tf.function(autograph=False)
-    def function():
-        with tf.device(device):
-            result = build()
-        if isinstance(result, tf.Operation):
-            return None
-        return tuple(result) if isinstance(result, tuple) else result
-
-    return function
