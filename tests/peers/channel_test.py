@@ -41,6 +41,7 @@ class Receiver:
             told=self.told,
             dense=Cast("float32"),
             tolerance=FaultTolerance(),
+            seen_at_join={},
             device="/CPU:0",
         )
         self.codec = codec or Cast("float32")

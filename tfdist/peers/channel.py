@@ -72,7 +72,15 @@ class Channel:
         )
         self._sent = hidden(tf.zeros([], tf.int64))
         workers = self._roster.num_workers
-        self._counts = hidden(tf.zeros([workers, COUNTS], tf.int64))
+        # Updates of others that this worker began with, as it has joined.
+        seen = engine.seen_at_join.get(name, [0] * workers)
+        self.fetched = [*seen]
+        # By joiner: this worker's updates before it came.
+        self.before = {}
+        # By joiner: the updates of its earlier processes that were applied.
+        self.earlier = [0] * workers
+        counts = [[number, *[0] * (COUNTS - 1)] for number in seen]
+        self._counts = hidden(tf.constant(counts, tf.int64))
         self.transport = transport_lib.Transport(
             self._roster,
             name,
@@ -259,6 +267,15 @@ class Channel:
         )
 
     # Between steps.
+
+    def admit(self, worker):
+        """Numbers of a worker begin again: another process joins."""
+        self.before[worker] = self.sent
+        counts = self.counts
+        self.earlier[worker] += int(counts[worker, APPLIED])
+        counts[worker] = 0
+        self._counts.assign(counts)
+        self.transport.admit(worker)
 
     def begin(self, vector):
         """Builds: what comes is added to this vector, `[size]`."""

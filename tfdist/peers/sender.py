@@ -50,6 +50,8 @@ class PeerSender:
     def __init__(self, roster, worker, queue, backlog, timeout, stall):
         self._roster = roster
         self.worker = worker
+        # The process that this sends to; one that joins has another sender.
+        self._incarnation = None
         self._queue = queue
         self._backlog = backlog
         self._timeout = timeout
@@ -78,6 +80,8 @@ class PeerSender:
                 return
             self._backlog.put(update)
             self._changed.notify()
+            if self._backlog.is_full:
+                self._give_up("it takes too long to join")
 
     def stop(self, number):
         """Tells the receiver that a call of `fit` is to stop.
@@ -88,6 +92,13 @@ class PeerSender:
         with self._changed:
             self._stop = number
             self._changed.notify()
+
+    def release(self, seen):
+        """Called when a joiner is there; see `Backlog.release`."""
+        with self._changed:
+            self.delivered += self._backlog.updates
+            self._backlog.release(seen)
+            self.delivered -= self._backlog.updates
 
     @property
     def is_idle(self):
@@ -224,7 +235,7 @@ class PeerSender:
     def _look(self, membership):
         """Looks at what the receiver says of itself, and of this worker."""
         roster = self._roster
-        if membership[0] != roster.known[self.worker]:
+        if membership[0] != self._incarnation:
             self._give_up("it was started again")
         elif membership[1 + roster.worker_id]:
             roster.given_up_by = self.worker
@@ -233,7 +244,9 @@ class PeerSender:
         waiting = self._backlog.updates
         waiting += sum(update.count for update in self._in_flight)
         self._roster.give_up(
-            self.worker, f"{reason}; {waiting} updates are undelivered"
+            self.worker,
+            f"{reason}; {waiting} updates are undelivered",
+            self._incarnation,
         )
 
     def _count(self, updates):
@@ -246,6 +259,8 @@ class PeerSender:
             self._in_flight = []
 
     def _open(self):
+        if self._incarnation is None:
+            self._incarnation = self._roster.known[self.worker]
         # Several attempts fit into the time after which it is given up.
         deadline = sessions.Deadline(self._timeout / 3)
         self._graph = tf.Graph()
@@ -275,7 +290,7 @@ class PeerSender:
             membership = board.build_membership(self._roster.name)
             done = self._queue.put_if(
                 updates,
-                tf.equal(membership[0], self._roster.known[self.worker]),
+                tf.equal(membership[0], self._incarnation),
                 self._roster.num_workers,
             )
         feeds = [*itertools.chain(*updates)]

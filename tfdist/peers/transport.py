@@ -49,24 +49,36 @@ class Transport:
         self._dispatched = 0
         with tf.init_scope(), tf.device(device):
             self.inbox.size()  # Now it is there.
-        stall = None
-        if tolerance.on_stall != "wait":
-            stall = tolerance.stall_timeout
-        self.senders = [
-            sender.PeerSender(
-                roster,
-                worker,
-                self.inbox,
-                backlog.Backlog(codec, size, dtype),
-                tolerance.worker_timeout,
-                stall,
-            )
-            for worker in roster.others
-        ]
+        self._vector = codec, size, dtype
+        self._tolerance = tolerance
+        self.senders = [self._sender(worker) for worker in roster.others]
         self._thread = threading.Thread(target=self._dispatch, daemon=True)
         if self.senders:
             self._thread.start()
             _all.add(self)
+
+    def _sender(self, worker, holds=False):
+        tolerance, stall = self._tolerance, None
+        if tolerance.on_stall != "wait":
+            stall = tolerance.stall_timeout
+        return sender.PeerSender(
+            self._roster,
+            worker,
+            self.inbox,
+            backlog.Backlog(*self._vector, holds),
+            tolerance.worker_timeout,
+            stall,
+        )
+
+    def admit(self, worker):
+        """Sends to a worker that joins, or to its new process."""
+        place = self._roster.others.index(worker)
+        self.senders[place].close()
+        self.senders[place] = self._sender(worker, holds=True)
+
+    def release(self, worker, seen):
+        """Called when a joiner has numbers; see `PeerSender.release`."""
+        self.senders[self._roster.others.index(worker)].release(seen)
 
     def _dispatch(self):
         # Single operations: a function would cost several times as much.
@@ -101,10 +113,11 @@ class Transport:
             one.is_idle for one in self.senders
         )
 
-    def stop(self, number):
-        """Tells all others that a call of `fit` is to stop."""
+    def stop(self, number, workers=None):
+        """Tells others, by default all, that a call of `fit` is to stop."""
         for one in self.senders:
-            one.stop(number)
+            if workers is None or one.worker in workers:
+                one.stop(number)
 
     @property
     def is_alive(self):
