@@ -37,7 +37,7 @@ def snapshot_name(name, worker):
 
 
 class Admission:
-    """What a worker does for those that join.
+    """The part of a worker that lets joiners in.
 
     Args:
       engine: The `PeerEngine`.

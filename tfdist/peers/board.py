@@ -102,7 +102,7 @@ def _requests(name):
 
 
 class RequestBox:
-    """What joiners ask of this worker: they write it here.
+    """Requests of joiners to this worker, which they write here.
 
     Args:
       name: The same on all workers.

@@ -127,7 +127,7 @@ class Meetings:
 
     @property
     def position(self):
-        """Where this worker is in the order of meetings, a dict."""
+        """Place of this worker in the order of meetings, a dict."""
         return {
             "number": self.number,
             "values": self._values,
