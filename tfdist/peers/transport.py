@@ -52,6 +52,8 @@ class Transport:
         self._vector = codec, size, dtype
         self._tolerance = tolerance
         self.senders = [self._sender(worker) for worker in roster.others]
+        # Those to processes that others have replaced.
+        self._retired = []
         self._thread = threading.Thread(target=self._dispatch, daemon=True)
         if self.senders:
             self._thread.start()
@@ -74,6 +76,7 @@ class Transport:
         """Sends to a worker that joins, or to its new process."""
         place = self._roster.others.index(worker)
         self.senders[place].close()
+        self._retired.append(self.senders[place])
         self.senders[place] = self._sender(worker, holds=True)
 
     def release(self, worker, seen):
@@ -146,7 +149,7 @@ class Transport:
         """Waits until the threads have ended."""
         if self.senders:
             self._thread.join(_END_SECONDS)
-        for one in self.senders:
+        for one in (*self.senders, *self._retired):
             one.join(_END_SECONDS)
 
 
