@@ -125,6 +125,21 @@ def test_messages_of_another_process_do_not_count(receiver):
     assert receiver.count(channel_lib.SEEN) == receiver.told.numpy() == 0
 
 
+def test_numbers_of_a_worker_that_joins_begin_again(receiver):
+    receiver.put(ONES, 1, 4)
+    receiver.receive()
+    receiver.channel.fetched[1] = 10
+    receiver.channel._sent.assign(6)
+    receiver.channel.admit(1)
+    assert receiver.channel.earlier[1] == 14
+    assert receiver.channel.fetched[1] == 0
+    assert receiver.channel.before == {1: 6}
+    receiver.put(ONES, 1, 1)
+    receiver.receive()
+    assert receiver.count(channel_lib.APPLIED) == 1
+    assert receiver.count(channel_lib.DUPLICATES) == 0
+
+
 def test_a_message_without_an_update_may_stop(receiver):
     receiver.put(ONES, 0, 0, stop=3)
     receiver.receive()

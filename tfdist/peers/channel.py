@@ -77,7 +77,7 @@ class Channel:
         self.fetched = [*seen]
         # By joiner: this worker's updates before it came.
         self.before = {}
-        # By joiner: the updates of its earlier processes that were applied.
+        # By joiner: the updates of its earlier processes that are here.
         self.earlier = [0] * workers
         counts = [[number, *[0] * (COUNTS - 1)] for number in seen]
         self._counts = hidden(tf.constant(counts, tf.int64))
@@ -273,6 +273,8 @@ class Channel:
         self.before[worker] = self.sent
         counts = self.counts
         self.earlier[worker] += int(counts[worker, APPLIED])
+        self.earlier[worker] += self.fetched[worker]
+        self.fetched[worker] = 0
         counts[worker] = 0
         self._counts.assign(counts)
         self.transport.admit(worker)

@@ -139,7 +139,7 @@ class PeerToPeerStrategy(without_servers.StrategyWithoutServers):
           has joined: `before`, this worker's updates before that worker came;
           `fetched`, that worker's updates in the values that this worker
           began with; `earlier`, updates of that worker's earlier processes
-          that were applied here.
+          that are here.
         """
         return self._engine.accounts()
 
