@@ -146,7 +146,7 @@ def make_strategy() -> tf.distribute.Strategy:
         if method.all_reduces_gradients:
             return tfdist.AllReduceStrategy(**others)
         if method.sends_to_peers:
-            return tfdist.PeerToPeerStrategy(method.compression, **others)
+            return tfdist.PeerToPeerStrategy(**method.peer_arguments, **others)
         return tfdist.ParameterServerStrategy(**method.arguments, **others)
     except ValueError as error:
         sys.exit(f"--strategy={text}: {error}")

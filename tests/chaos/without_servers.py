@@ -3,8 +3,10 @@
     python -m tests.chaos.without_servers --seed=1 --events=12
 
 Each method trains undisturbed, and then with its share of the events under
-`tfdist launch --max_restarts`: the same bits have to come out. Prints a table
-and a line of JSON. Ends with 1 if a method has failed.
+`tfdist launch --max_restarts`: the same bits have to come out. Workers of
+`peer_to_peer` go on without each other: all have to end with the same bits and
+with accounts that fit together. Prints a table and a line of JSON. Ends with 1
+if a method has failed.
 """
 
 import json
@@ -20,9 +22,11 @@ from absl import app
 from absl import flags
 
 from tests.chaos import trained_alone
+from tests.chaos import trained_with_peers
 from tfdist import tables
 
-METHODS = ("all_reduce", "averaging", "bmuf", "diloco")
+PEERS = "peer_to_peer"
+METHODS = ("all_reduce", "averaging", "bmuf", "diloco", PEERS)
 # In seconds: within `WORKER_TIMEOUT`, and longer than it.
 _STOPS = (1.0, 4.0 * trained_alone.WORKER_TIMEOUT)
 _SECONDS = 900.0
@@ -42,13 +46,19 @@ def events_of(seed, method, number, num_workers):
     is below that of the epochs.
     """
     choose = random.Random(f"{seed} {method}")
+    whats = ["kill", "kill", *_STOPS]
+    if method == PEERS:
+        return [
+            [choose.randrange(num_workers), choose.choice(whats)]
+            for _ in range(number)
+        ]
     epochs = choose.sample(range(1, trained_alone.EPOCHS), number)
     return [
         [
             epoch,
             choose.randrange(trained_alone.BATCHES),
             choose.randrange(num_workers),
-            choose.choice(["kill", "kill", *_STOPS]),
+            choose.choice(whats),
         ]
         for epoch in sorted(epochs)
     ]
@@ -61,13 +71,16 @@ def run(method, events):
         f"--num_workers={_NUM_WORKERS.value}",
         f"--max_restarts={len(events) + 1}",
     ]
-    program = pathlib.Path(trained_alone.__file__)
+    program = pathlib.Path(trained_alone.__file__), method
+    if method == PEERS:
+        program = (pathlib.Path(trained_with_peers.__file__),)
     with tempfile.TemporaryDirectory(prefix="tfdist-chaos-") as directory:
         ended = subprocess.run(
             [
                 *(sys.executable, "-m", "tfdist", "launch"),
                 *flags_of_launch,
-                *(program, method, directory, json.dumps(events)),
+                "--show=all",
+                *(*program, directory, json.dumps(events)),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -77,6 +90,27 @@ def run(method, events):
         )
         happened = len(list(pathlib.Path(directory).glob("event-*")))
     return ended.stdout, ended.returncode == 0 and happened == len(events)
+
+
+def disagreements(output):
+    """Pairs of workers whose accounts of updates differ, a list of texts.
+
+    Args:
+        output: Of `trained_with_peers`, of all workers.
+    """
+    found = re.findall(r"counts: (\{.*\})", output)
+    counts = {one["name"]: one for one in map(json.loads, found)}
+    wrong = []
+    for me, mine in counts.items():
+        for other in set(counts) - {me}:
+            theirs = counts[other]
+            sent = theirs["before"][me] + theirs["delivered"][me]
+            came = mine["fetched"][other] + mine["applied"][other]
+            if not sent == came == theirs["sent"] or mine["missed"][other]:
+                wrong.append(
+                    f"{other} to {me}: {theirs['sent']}, {sent}, {came}"
+                )
+    return wrong
 
 
 def main(argv):
@@ -93,7 +127,7 @@ def main(argv):
         print(f"== {method}: {events}", flush=True)
         results = []
         began = time.monotonic()
-        for those in ([], events):
+        for those in [events] if method == PEERS else ([], events):
             output, is_well = run(method, those)
             results.append(re.findall("result: ([0-9a-f]+)", output))
             if not is_well:
@@ -102,7 +136,16 @@ def main(argv):
         restarts = len(
             re.findall(r"; (started again|restart \d+ of \d+) in", output)
         )
-        is_same = results[0] == results[1] != ["failed"]
+        if method == PEERS:
+            wrong = disagreements(output)
+            is_same = (
+                len(results[0]) == _NUM_WORKERS.value
+                and len(set(results[0])) == 1
+                and not wrong
+            )
+            print(*wrong, sep="\n", end="", flush=True)
+        else:
+            is_same = results[0] == results[1] != ["failed"]
         if not is_same:
             print(output, flush=True)
             failed.append(method)

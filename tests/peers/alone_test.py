@@ -71,3 +71,9 @@ def test_the_argument_is_a_codec_or_its_text():
         tfdist.PeerToPeerStrategy(0.5)
     with pytest.raises(ValueError, match="compression"):
         tfdist.PeerToPeerStrategy("zip")
+
+
+@pytest.mark.parametrize("name", ["warmup_peers", "warmup_steps"])
+def test_numbers_of_the_warm_up_are_counts(name):
+    with pytest.raises(ValueError, match=name):
+        tfdist.PeerToPeerStrategy(**{name: 0})

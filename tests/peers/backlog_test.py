@@ -23,12 +23,11 @@ def updates_of(vectors, scales):
         zip(vectors, scales, strict=True), start=1
     ):
         message, state = CODEC.encode(tf.constant(vector), state)
-        header = np.array([0, 1, number, number, 0, 0, 0, 0], np.int64)
-        found.append(
-            messages.PeerUpdate(
-                header, np.float64(scale), *(part.numpy() for part in message)
-            )
-        )
+        bits = np.float64(scale).view(np.int64)
+        kind, *parts = (part.numpy() for part in message)
+        header = [0, 1, number, number, 0, 0, bits, kind, 0, 0]
+        header = np.array(header, np.int64)
+        found.append(messages.PeerUpdate(header, *parts))
     return found
 
 
@@ -36,7 +35,8 @@ def sum_of(updates):
     """The sum of what is decoded, `(SIZE,)` float64."""
     total = np.zeros([SIZE])
     for update in updates:
-        message = base.Message(*map(tf.constant, update[2:]))
+        parts = update.kind, update.values, update.data
+        message = base.Message(*map(tf.constant, parts))
         total += update.scale * CODEC.decode(message, SIZE).numpy()
     return total
 
@@ -94,3 +94,35 @@ def test_what_is_summed_up_has_the_bytes_of_the_vector():
     # 100 steps of one threshold each.
     np.testing.assert_array_equal(taken.values, np.full(SIZE, 100 * 2.0**-4))
     assert backlog.take() is None
+
+
+def test_what_waits_for_a_joiner_is_not_summed_up_before_it_says_what_it_has():
+    vectors = np.ones([100, SIZE], "float32")
+    updates = updates_of(vectors, np.ones(100))
+    backlog = backlog_lib.Backlog(CODEC, SIZE, tf.float32, holds=True)
+    for update in updates[:50]:
+        backlog.put(update)
+    assert len(backlog) == 50 and not backlog.is_full
+    # It has 20 of them with its first values.
+    backlog.release(20)
+    assert backlog.updates == 30
+    for update in updates[50:]:
+        backlog.put(update)
+    taken = []
+    while (update := backlog.take()) is not None:
+        taken.append(update)
+    assert numbers_of(taken) == [*range(21, 101)]
+    np.testing.assert_array_equal(sum_of(taken), sum_of(updates[20:]))
+
+
+def test_what_is_held_for_a_joiner_has_a_bound(monkeypatch):
+    monkeypatch.setattr(backlog_lib, "_HELD_BYTES", 0)
+    dense = compression.Cast("float32")
+    backlog = backlog_lib.Backlog(dense, SIZE, tf.float32, holds=True)
+    header = np.array([0, 1, 1, 1, 0, 0, 0, base.DENSE, 0, 0], np.int64)
+    vector, nothing = np.zeros(SIZE, "float32"), np.zeros(0, "uint8")
+    for _ in range(15):
+        backlog.put(messages.PeerUpdate(header, vector, nothing))
+    assert not backlog.is_full
+    backlog.put(messages.PeerUpdate(header, vector, nothing))
+    assert backlog.is_full

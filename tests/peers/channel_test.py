@@ -41,6 +41,7 @@ class Receiver:
             told=self.told,
             dense=Cast("float32"),
             tolerance=FaultTolerance(),
+            seen_at_join={},
             device="/CPU:0",
         )
         self.codec = codec or Cast("float32")
@@ -61,11 +62,11 @@ class Receiver:
         """Puts in a message, with the scale 0.5 and the rate 0.25."""
         header = np.zeros([messages.header_length(3)], np.int64)
         rate = np.float64(0.25).view(np.int64)
-        fixed = [sender, incarnation, first, last, stop, rate]
-        header[: messages.SEEN] = fixed
         message, _ = self.codec.encode(vector, self.codec.state(SIZE))
-        scale = tf.constant(0.5, tf.float64)
-        self.channel.transport.inbox.put([header, scale, *message])
+        scale = np.float64(0.5).view(np.int64)
+        fixed = [sender, incarnation, first, last, stop, rate, scale]
+        header[: messages.SEEN] = [*fixed, message.kind.numpy()]
+        self.channel.transport.inbox.put([header, *message[1:]])
 
     def count(self, column):
         """What is counted of worker 1."""
@@ -124,6 +125,21 @@ def test_messages_of_another_process_do_not_count(receiver):
     assert receiver.count(channel_lib.SEEN) == receiver.told.numpy() == 0
 
 
+def test_numbers_of_a_worker_that_joins_begin_again(receiver):
+    receiver.put(ONES, 1, 4)
+    receiver.receive()
+    receiver.channel.fetched[1] = 10
+    receiver.channel._sent.assign(6)
+    receiver.channel.admit(1)
+    assert receiver.channel.earlier[1] == 14
+    assert receiver.channel.fetched[1] == 0
+    assert receiver.channel.before == {1: 6}
+    receiver.put(ONES, 1, 1)
+    receiver.receive()
+    assert receiver.count(channel_lib.APPLIED) == 1
+    assert receiver.count(channel_lib.DUPLICATES) == 0
+
+
 def test_a_message_without_an_update_may_stop(receiver):
     receiver.put(ONES, 0, 0, stop=3)
     receiver.receive()
@@ -161,11 +177,13 @@ def test_a_step_s_own_update_is_what_others_decode(codec):
     # It goes to both others; nobody is there to take it.
     sender = made.channel.transport.senders[0]
     wait_until(
-        lambda: sender._in_flight is not None,
+        lambda: sender._in_flight,
         lambda: "a message is on its way",
     )
-    update_sent = sender._in_flight
-    message = compression.Message(*map(tf.constant, update_sent[2:]))
+    (update_sent,) = sender._in_flight
+    message = compression.Message(
+        *map(tf.constant, (update_sent.kind, *update_sent[1:]))
+    )
     decoded = made.codec.decode(message, SIZE)
     expected = before - update_sent.scale.astype("float32") * decoded
     np.testing.assert_array_equal(vector, expected)
@@ -205,6 +223,6 @@ def test_bytes_are_those_of_the_message():
     rate = tf.constant(1.0, tf.float64)
     _, _, sent, *_ = exchange(ONES, ONES - update, rate)
     message, _ = made.codec.encode(tf.constant(update), made.codec.state(SIZE))
-    # With the header's nine numbers and the scale.
-    assert sent.numpy() == made.codec.bytes(message).numpy() + 8 * (9 + 1)
+    # With the header's eleven numbers, of which one is the kind.
+    assert sent.numpy() == made.codec.bytes(message).numpy() - 4 + 8 * 11
     made.channel.transport.close()

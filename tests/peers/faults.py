@@ -57,6 +57,7 @@ def train(
     until=None,
     capacity=None,
     worker_timeout=10.0,
+    warmup_peers=None,
 ):
     """Trains with constant gradients; reports what it sees in the end.
 
@@ -68,10 +69,13 @@ def train(
         until: What the test tells to stop.
         capacity: Messages that its inbox takes.
         worker_timeout: Of the strategy.
+        warmup_peers: Of the strategy.
     """
     if capacity is not None:
         messages.CAPACITY = capacity
-    strategy = main.strategy_of(compression, worker_timeout=worker_timeout)
+    strategy = main.strategy_of(
+        compression, warmup_peers, worker_timeout=worker_timeout
+    )
     worker = strategy.cluster.worker_id
     model = programs.model_of(strategy)
     replica, paces = programs.Replica(), Pace(pace, hold, until)

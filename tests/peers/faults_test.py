@@ -181,19 +181,6 @@ def test_a_message_that_arrives_twice_counts_once(cluster):
     assert reports[1]["counts"]["duplicates"]["/job:worker/task:0"] > 0
 
 
-def test_a_worker_that_is_started_again_is_refused(cluster):
-    running = cluster(num_ps=0, num_workers=2)
-    settings = {"pace": 0.01, "until": "stop", "worker_timeout": 3.0}
-    workers = running.start_workers(TRAIN, steps=10**6, **settings)
-    for worker in workers:
-        worker.wait_for_steps(20)
-    workers[1].kill()
-    again = running.start("worker", 1, TRAIN, steps=10, **settings)
-    assert "was started again" in again.wait_for_report()["error"]
-    running.tell("stop")
-    running.finish()
-
-
 def test_the_chief_s_residual_is_part_of_a_checkpoint(cluster):
     whole, parts = reports_lib.whole_and_parts(
         cluster, "peers.faults:train_saved"

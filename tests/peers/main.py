@@ -4,16 +4,19 @@ from tests.all_reduce import main as programs
 import tfdist
 
 
-def strategy_of(compression=None, **tolerance):
+def strategy_of(compression=None, warmup_peers=None, **tolerance):
     """The strategy of a test.
 
     Args:
         compression: of `PeerToPeerStrategy`.
+        warmup_peers: the same; they make 20 steps before others join.
         **tolerance: of `FaultTolerance`, beyond a start timeout.
     """
     settings = {"start_timeout": 60.0, "stall_timeout": 40.0, **tolerance}
     return tfdist.PeerToPeerStrategy(
         compression,
+        warmup_peers=warmup_peers,
+        warmup_steps=20,
         seed=1,
         fault_tolerance=tfdist.FaultTolerance(**settings),
     )

@@ -42,7 +42,10 @@ def test_presets_show_all_arguments_with_their_defaults(preset):
     ("strategy", "own"),
     [
         (tfdist.AllReduceStrategy, set()),
-        (tfdist.PeerToPeerStrategy, {"compression"}),
+        (
+            tfdist.PeerToPeerStrategy,
+            {"compression", "warmup_peers", "warmup_steps"},
+        ),
     ],
 )
 def test_without_servers_nothing_is_shown_that_is_about_them(strategy, own):

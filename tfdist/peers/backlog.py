@@ -10,6 +10,10 @@ from tfdist import private_tensorflow
 from tfdist.compression import base
 from tfdist.peers import messages
 
+# What is held for a joiner at most, in vectors and in bytes.
+_HELD_VECTORS = 16
+_HELD_BYTES = 2**26
+
 
 class Backlog:
     """The messages that wait for one receiver.
@@ -25,9 +29,11 @@ class Backlog:
       codec: The `Codec` of the messages.
       size: Elements of the vector.
       dtype: Its `tf.DType`.
+      holds: Whether messages wait one by one until `release`: before it is
+        known which of them a joiner has already.
     """
 
-    def __init__(self, codec, size, dtype):
+    def __init__(self, codec, size, dtype, holds=False):
         self._codec = codec
         self._size = size
         self._dtype = dtype
@@ -38,6 +44,9 @@ class Backlog:
         self._summed = None
         self._lock = threading.Lock()
         self._add = None
+        self._holds = holds
+        # Whether more is held than there is room for.
+        self.is_full = False
         self.merged = 0
 
     def __len__(self):
@@ -61,9 +70,25 @@ class Backlog:
             self._waiting.append(update)
             self._bytes += update.bytes
             most = self._size * self._dtype.size
-            if len(self._waiting) > 1 and self._bytes > most:
+            if self._holds:
+                self.is_full = self._bytes > max(
+                    _HELD_VECTORS * most, _HELD_BYTES
+                )
+            elif len(self._waiting) > 1 and self._bytes > most:
                 while self._waiting:
                     self._merge(self._waiting.popleft())
+
+    def release(self, seen):
+        """Forgets what the receiver has already, and holds nothing more.
+
+        Args:
+          seen: Number of this worker's last update that it has.
+        """
+        with self._lock:
+            self._holds = False
+            kept = [u for u in self._waiting if u.header[messages.LAST] > seen]
+            self._waiting = collections.deque(kept)
+            self._bytes = sum(update.bytes for update in kept)
 
     def take(self):
         """Takes out the next `PeerUpdate`; None if nothing waits."""
@@ -73,11 +98,11 @@ class Backlog:
                 values = np.array(self._sum.numpy())
                 self._sum.assign(tf.zeros_like(self._sum))
                 self._bytes = 0
+                header = np.array(update.header)
+                header[messages.SCALE] = np.float64(1.0).view(np.int64)
+                header[messages.KIND] = base.DENSE
                 return update._replace(
-                    scale=np.float64(1.0),
-                    kind=np.int32(base.DENSE),
-                    values=values,
-                    data=np.zeros([0], np.uint8),
+                    header=header, values=values, data=np.zeros([0], np.uint8)
                 )
             if not self._waiting:
                 return None

@@ -95,6 +95,35 @@ class MembershipNote:
         self._write(tf.constant([incarnation, *map(int, lost)], tf.int64))
 
 
+def _requests(name):
+    return tf.raw_ops.VarHandleOp(
+        dtype=tf.int64, shape=None, shared_name=f"{name}/requests"
+    )
+
+
+class RequestBox:
+    """Requests of joiners to this worker, which they write here.
+
+    Args:
+      name: The same on all workers.
+      device: Of this worker.
+      num_workers: Number of all workers.
+    """
+
+    def __init__(self, name, device, num_workers):
+        with tf.init_scope(), tf.device(device):
+            self._handle = _requests(name)
+            tf.raw_ops.AssignVariableOp(
+                resource=self._handle,
+                value=tf.zeros([num_workers, 2], tf.int64),
+            )
+
+    def read(self):
+        """Returns, for each worker, its incarnation and a number; a list."""
+        value = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int64)
+        return value.numpy().tolist()
+
+
 class BoardReader:
     """Reads the texts of another worker.
 
@@ -120,14 +149,43 @@ class BoardReader:
         Raises:
           tf.errors.OpError, OSError: The server does not answer.
         """
+        return self._run(self._build(name), seconds)
+
+    def request(self, name, worker, numbers, seconds=SECONDS):
+        """Writes into the `RequestBox` of that worker, if there is one.
+
+        Args:
+          name: As of `RequestBox`.
+          worker: Number of the worker that asks.
+          numbers: Two ints.
+          seconds: For the answer.
+
+        Raises:
+          tf.errors.OpError, OSError: The server does not answer.
+        """
+        key = name, worker, *numbers
+        if key not in self._reads:
+            with self._scope():
+                self._reads[key] = tf.raw_ops.ResourceScatterUpdate(
+                    resource=_requests(name),
+                    indices=[worker],
+                    updates=tf.constant([numbers], tf.int64),
+                )
+        self._run(self._reads[key], seconds)
+
+    def _run(self, fetch, seconds):
         deadline = sessions.Deadline(seconds)
         try:
             if self._session is None:
                 self._session = sessions.open_session(
                     *self._place, self._graph, deadline
                 )
-            return sessions.run(self._session, self._build(name), deadline)
-        except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):
+            return sessions.run(self._session, fetch, deadline)
+        except (
+            tf.errors.AbortedError,
+            tf.errors.FailedPreconditionError,
+            tf.errors.NotFoundError,
+        ):
             # Nothing of that name; or the server was started again.
             self.close()
             return None
@@ -137,15 +195,21 @@ class BoardReader:
 
     def _build(self, name):
         if name not in self._reads:
-            _, job, task = self._place
-            with (
-                self._graph.as_default(),
-                tf.device(f"/job:{job}/replica:0/task:{task}/device:CPU:0"),
-            ):
+            with self._scope():
                 self._reads[name] = tf.raw_ops.ReadVariableOp(
                     resource=_handle(name), dtype=tf.string
                 )
         return self._reads[name]
+
+    @contextlib.contextmanager
+    def _scope(self):
+        """Scope in which operations of that worker are built."""
+        _, job, task = self._place
+        with (
+            self._graph.as_default(),
+            tf.device(f"/job:{job}/replica:0/task:{task}/device:CPU:0"),
+        ):
+            yield
 
     def close(self):
         """Ends the session."""

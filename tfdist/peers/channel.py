@@ -2,7 +2,6 @@
 
 import weakref
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist import private_tensorflow
@@ -13,9 +12,23 @@ from tfdist.peers import transport as transport_lib
 # Columns of what is counted for each other worker: the number of the last
 # update that was applied; updates applied, and missed where this worker had
 # been given up; messages, those that came twice, those of a process that has
-# been replaced; bytes; and the sum of the staleness of messages.
-SEEN, APPLIED, MISSED, MESSAGES, DUPLICATES, FOREIGN, BYTES, STALE = range(8)
-COUNTS = 8
+# been replaced; bytes; the sum of the staleness of messages; and messages
+# without an update.
+COUNTS = 9
+(
+    SEEN,
+    APPLIED,
+    MISSED,
+    MESSAGES,
+    DUPLICATES,
+    FOREIGN,
+    BYTES,
+    STALE,
+    EMPTY,
+) = range(COUNTS)
+
+# In the place of the bits of a rate: the chief has sent none.
+_NO_RATE = -1
 
 
 class Channel:
@@ -59,8 +72,15 @@ class Channel:
         )
         self._sent = hidden(tf.zeros([], tf.int64))
         workers = self._roster.num_workers
-        self._frame_bytes = 8 * messages.header_length(workers) + 8
-        self._counts = hidden(tf.zeros([workers, COUNTS], tf.int64))
+        # Updates of others that this worker began with, as it has joined.
+        seen = engine.seen_at_join.get(name, [0] * workers)
+        self.fetched = [*seen]
+        # By joiner: this worker's updates before it came.
+        self.before = {}
+        # By joiner: the updates of its earlier processes that are here.
+        self.earlier = [0] * workers
+        counts = [[number, *[0] * (COUNTS - 1)] for number in seen]
+        self._counts = hidden(tf.constant(counts, tf.int64))
         self.transport = transport_lib.Transport(
             self._roster,
             name,
@@ -130,19 +150,23 @@ class Channel:
     def _enqueue(self, scale, message, rate):
         number = tf.convert_to_tensor(self._sent.assign_add(1))
         roster = self._roster
-        fixed = np.zeros([messages.SEEN], np.int64)
-        fixed[messages.SENDER] = roster.worker_id
-        fixed[messages.INCARNATION] = roster.incarnation
-        numbered = np.zeros([messages.SEEN], np.int64)
-        numbered[[messages.FIRST, messages.LAST]] = 1
-        bits = np.zeros([messages.SEEN], np.int64)
-        bits[messages.RATE] = 1
-        bits = bits * tf.bitcast(rate, tf.int64)
+        start = tf.stack(
+            [
+                tf.constant(roster.worker_id, tf.int64),
+                tf.constant(roster.incarnation, tf.int64),
+                number,
+                number,
+                tf.zeros([], tf.int64),
+                tf.bitcast(rate, tf.int64),
+                tf.bitcast(scale, tf.int64),
+                tf.cast(message.kind, tf.int64),
+            ]
+        )
         seen = self._counts.read_value()[:, SEEN]
-        header = tf.concat([fixed + numbered * number + bits, seen], 0)
-        put = self.transport.outbox.put([header, scale, *message])
+        header = tf.concat([start, seen], 0)
+        put = self.transport.outbox.put([header, message.values, message.data])
         with tf.control_dependencies([put]):
-            return self._decoder.bytes(message) + self._frame_bytes
+            return messages.build_bytes(header, *message[1:])
 
     def receive(self):
         """Builds the application of all messages that are in the inbox.
@@ -152,78 +176,87 @@ class Channel:
         Returns:
           Updates, bytes, and the mean staleness of messages, int64.
         """
-        zeros = [tf.zeros([], tf.int64)] * 4
         if not self._roster.others:
-            return zeros[:3]
+            return [tf.zeros([], tf.int64)] * 3
         inbox = self.transport.inbox
         waiting = inbox.size()
-        totals = tf.while_loop(
-            lambda k, *totals: k < waiting,
-            lambda k, *totals: (k + 1, *self._apply(inbox.take(), *totals)),
-            [0, *zeros],
+        before = self._counts.read_value()
+        # Read here, and not for each message.
+        mine = self._known.read_value(), self._sent.read_value()
+        no_rate = tf.constant(_NO_RATE, tf.int64)
+        start = 0, before, self._told.read_value(), no_rate
+        # What is counted is written once, not for each message.
+        _, counts, told, rate = tf.while_loop(
+            lambda k, *found: k < waiting,
+            lambda k, *found: (
+                k + 1,
+                *self._apply(inbox.take(), *mine, *found),
+            ),
+            start,
             parallel_iterations=1,
         )
-        _, count, size, staleness, fresh = totals
-        return count, size, staleness // tf.maximum(fresh, 1)
-
-    def _apply(self, update, count, size, staleness, fresh_ones):
-        length = messages.header_length(self._roster.num_workers)
-        header = tf.ensure_shape(update.header, [length])
-        scale = tf.ensure_shape(update.scale, [])
-        message = base.Message(update.kind, update.values, update.data)
-        sender, last = header[messages.SENDER], header[messages.LAST]
-        known = tf.gather(self._known.read_value(), sender)
-        is_foreign = known != header[messages.INCARNATION]
-        counts = self._counts.read_value()
-        seen = counts[sender, SEEN]
-        is_numbered = ~is_foreign & (last > 0)
-        is_fresh = is_numbered & (last > seen)
-        self._told.assign(
-            tf.where(
-                is_foreign,
-                self._told.read_value(),
-                tf.maximum(self._told.read_value(), header[messages.STOP]),
-            ),
-            read_value=False,
-        )
-
-        def decode():
-            self._decode(*message, scale)
-            if self._rate is not None:
-                chiefs = tf.bitcast(header[messages.RATE], tf.float64)
-                chiefs = tf.cast(chiefs, self._rate.dtype)
-                own = self._rate.read_value()
-                self._rate.assign(tf.where(sender == 0, chiefs, own))
-            return tf.constant(True)
-
-        done = tf.cond(is_fresh, decode, lambda: tf.constant(False))
-        new = tf.cast(is_fresh, tf.int64)
-        updates = last - header[messages.FIRST] + 1
-        missed = header[messages.FIRST] - 1 - seen
-        came = self._decoder.bytes(message) + self._frame_bytes
-        # The sender had applied so many of this worker's updates.
-        theirs = header[messages.SEEN + self._roster.worker_id]
-        stale = self._sent.read_value() - theirs
-        row = tf.stack(
-            [
-                new * (last - seen),
-                new * updates,
-                new * missed,
-                tf.ones([], tf.int64),
-                tf.cast(is_numbered & ~is_fresh, tf.int64),
-                tf.cast(is_foreign, tf.int64),
-                came,
-                new * stale,
-            ]
-        )
-        with tf.control_dependencies([done]):
-            self._counts.scatter_nd_add(sender[None, None], row[None])
+        self._counts.assign(counts, read_value=False)
+        self._told.assign(told, read_value=False)
+        if self._rate is not None:
+            own = self._rate.read_value()
+            chiefs = tf.cast(tf.bitcast(rate, tf.float64), own.dtype)
+            self._rate.assign(
+                tf.where(tf.equal(rate, _NO_RATE), own, chiefs),
+                read_value=False,
+            )
+        new = tf.unstack(tf.reduce_sum(counts - before, 0))
+        fresh = new[MESSAGES] - new[DUPLICATES] - new[FOREIGN] - new[EMPTY]
         return (
-            count + new * updates,
-            size + came,
-            staleness + new * stale,
-            fresh_ones + new,
+            new[APPLIED],
+            new[BYTES],
+            new[STALE] // tf.maximum(fresh, 1),
         )
+
+    def _apply(self, update, known, sent, counts, told, rate):
+        length = messages.header_length(self._roster.num_workers)
+        header = tf.unstack(tf.ensure_shape(update.header, [length]))
+        sender, first, last = (
+            header[place]
+            for place in (messages.SENDER, messages.FIRST, messages.LAST)
+        )
+        scale = tf.bitcast(header[messages.SCALE], tf.float64)
+        kind = tf.cast(header[messages.KIND], tf.int32)
+        is_foreign = tf.not_equal(
+            tf.gather(known, sender), header[messages.INCARNATION]
+        )
+        seen = tf.gather(counts[:, SEEN], sender)
+        is_known = tf.logical_not(is_foreign)
+        is_numbered = is_known & (last > 0)
+        is_fresh = is_numbered & (last > seen)
+        tf.cond(
+            is_fresh,
+            lambda: self._decode(kind, update.values, update.data, scale),
+            lambda: None,
+        )
+        foreign, numbered, new = (
+            tf.cast(x, tf.int64) for x in (is_foreign, is_numbered, is_fresh)
+        )
+        size = messages.build_bytes(*update)
+        row = [
+            new * (last - seen),
+            new * (last - first + 1),
+            new * (first - 1 - seen),
+            tf.ones([], tf.int64),
+            numbered - new,
+            foreign,
+            size,
+            # The sender had applied so many of this worker's updates.
+            new * (sent - header[messages.SEEN + self._roster.worker_id]),
+            1 - foreign - numbered,
+        ]
+        counts = tf.tensor_scatter_nd_add(
+            counts, sender[None, None], tf.stack(row)[None]
+        )
+        stop = tf.where(is_foreign, told, header[messages.STOP])
+        if self._rate is not None:
+            is_chiefs = is_fresh & tf.equal(sender, 0)
+            rate = tf.where(is_chiefs, header[messages.RATE], rate)
+        return counts, tf.maximum(told, stop), rate
 
     def _build_decode(self, kind, values, data, scale):
         """Builds the subtraction of a message from the parameters."""
@@ -234,6 +267,17 @@ class Channel:
         )
 
     # Between steps.
+
+    def admit(self, worker):
+        """Numbers of a worker begin again: another process joins."""
+        self.before[worker] = self.sent
+        counts = self.counts
+        self.earlier[worker] += int(counts[worker, APPLIED])
+        self.earlier[worker] += self.fetched[worker]
+        self.fetched[worker] = 0
+        counts[worker] = 0
+        self._counts.assign(counts)
+        self.transport.admit(worker)
 
     def begin(self, vector):
         """Builds: what comes is added to this vector, `[size]`."""

@@ -13,7 +13,9 @@ from tfdist.all_reduce import tail as tail_lib
 from tfdist.all_reduce import variables as variables_lib
 from tfdist.all_reduce.consistency import Moment
 from tfdist.compression import cast
+from tfdist.peers import admission as admission_lib
 from tfdist.peers import channel
+from tfdist.peers import joining
 from tfdist.peers import journal as journal_lib
 from tfdist.peers import lane as lane_lib
 
@@ -37,8 +39,11 @@ class PeerEngine(engine_lib.Engine):
       device: Of this worker.
       codec: A `Codec`, or None.
       tolerance: The `FaultTolerance`.
+      warmup_steps: Updates of each worker before others may join.
 
     Attributes:
+      fit_number: Number of the meeting with which the call of `fit` began,
+        which names it.
       dense: The codec of messages that are vectors as they are.
       known: int64 variable `(num_workers,)`, the incarnations whose messages
         count.
@@ -58,6 +63,7 @@ class PeerEngine(engine_lib.Engine):
         device,
         codec,
         tolerance,
+        warmup_steps=0,
     ):
         self.roster = roster
         self.name = name
@@ -72,7 +78,17 @@ class PeerEngine(engine_lib.Engine):
         self.journal = journal_lib.PeerJournal()
         # Number of the meeting with which the call of `fit` began; it names
         # the call.
-        self._fit = 0
+        self.fit_number = 0
+        # Calls of `fit` that this worker has begun.
+        self._fits = 0
+        self._is_over = False
+        # Of a snapshot: by channel the numbers of all workers' updates in it;
+        # number of lanes whose variables are in it.
+        self.seen_at_join = {}
+        self.lanes_at_join = 0
+        self.admission = None
+        if roster.others:
+            self.admission = admission_lib.Admission(self, warmup_steps)
         # All lanes that there are, in order of creation.
         self._made = []
 
@@ -165,16 +181,66 @@ class PeerEngine(engine_lib.Engine):
         """
         if self.roster.given_up_by is not None:
             raise self.roster.left_behind(self.roster.given_up_by)
-        stops = self._fit and int(self.told.numpy()) == self._fit
+        if self.admission is not None:
+            self.admission.look()
+        stops = self.fit_number and int(self.told.numpy()) == self.fit_number
         return 0.0, tail_lib.STOPS if stops else tail_lib.TRAINS
 
     # Between steps.
 
     def adopt_model(self, moment, model, optimizers=()):
         """Gives all workers the chief's values; see `Engine`."""
+        begins = moment is Moment.FIT and bool(self.roster.others)
+        if begins:
+            self._fits += 1
+            self._is_over = False
+        if begins and not self.collectives.number:
+            joiner = joining.Joiner(self, self.tolerance)
+            if self.roster.comes_later:
+                joiner.wait_for_start()
+            if joiner.is_needed():
+                joiner.join(model)
+                self._open()
+                return
         super().adopt_model(moment, model, optimizers)
-        if moment is Moment.FIT and self.roster.others:
-            self._fit = self.collectives.number
+        if begins:
+            self.fit_number = self.collectives.number
+            self._open()
+
+    def _open(self):
+        self.admission.is_open = self._fits == 1
+        self.collectives.post(fits=self._fits)
+
+    def adopt(self, moment, variables, settings=""):
+        """Gives all workers the chief's values; see `Engine`."""
+        if moment is Moment.STEP and len(self._made) <= self.lanes_at_join:
+            # They were in the snapshot.
+            for variable in variables:
+                variable.is_agreed = True
+            return
+        super().adopt(moment, variables, settings)
+
+    def read_state(self):
+        """Returns the `SavedState` of this worker."""
+        return self._strategy().state.read()
+
+    def restore_state(self, saved):
+        """Puts back a `SavedState`."""
+        self._strategy().state.restore(saved)
+
+    def stop_joiners(self):
+        """Tells those that have joined to stop, when this leader's data ended.
+
+        They have begun their data later than the others.
+        """
+        roster = self.roster
+        first = min(
+            {roster.worker_id, *roster.live} - roster.joined, default=None
+        )
+        if not self._is_over or first != roster.worker_id:
+            return
+        for one in self.channels:
+            one.transport.stop(self.fit_number, roster.joined)
 
     def compare_model(self, moment, model):
         """Logs whether workers hold different values of a model."""
@@ -213,7 +279,7 @@ class PeerEngine(engine_lib.Engine):
         if chief == tail_lib.STOPS:
             for lane in lanes:
                 for one in lane.channels:
-                    one.transport.stop(self._fit)
+                    one.transport.stop(self.fit_number)
         _, told = self.read_told()
         if not over:
             return tail_lib.Tail(chief=told)
@@ -232,12 +298,16 @@ class PeerEngine(engine_lib.Engine):
         """
         if not self.roster.others:
             return
+        self._is_over = True
+        self.stop_joiners()
         self.collectives.flush(self._receive, self._is_flushed)
         self.collectives.finish(
             {one.name: one.sent for one in self.channels},
             self._receive,
             self._lacks,
         )
+        self.admission.is_open = False
+        self.collectives.post(closed=True)
 
     def _is_flushed(self):
         return all(one.is_flushed for one in self.channels)
@@ -245,6 +315,7 @@ class PeerEngine(engine_lib.Engine):
     def _receive(self):
         for lane in self.lanes:
             lane.receive()
+        self.admission.look()
 
     def _lacks(self, worker, sent):
         here = {
@@ -271,6 +342,9 @@ class PeerEngine(engine_lib.Engine):
             "missed": dict.fromkeys(names, 0),
             "duplicates": dict.fromkeys(names, 0),
             "foreign": dict.fromkeys(names, 0),
+            "before": dict.fromkeys(names, 0),
+            "fetched": dict.fromkeys(names, 0),
+            "earlier": dict.fromkeys(names, 0),
         }
         columns = {
             "applied": channel.APPLIED,
@@ -283,11 +357,15 @@ class PeerEngine(engine_lib.Engine):
             for key, column in columns.items():
                 for worker, name in enumerate(names):
                     result[key][name] += int(counts[worker, column])
+            for worker, name in enumerate(names):
+                result["before"][name] += one.before.get(worker, 0)
+                result["fetched"][name] += one.fetched[worker]
+                result["earlier"][name] += one.earlier[worker]
             for sender in one.transport.senders:
                 name = names[sender.worker]
                 result["delivered"][name] += sender.delivered
                 result["lost"][name] += sender.lost
                 result["repeated"][name] += sender.repeated
-        for key in ("delivered", "lost", "repeated", *columns):
+        for key in set(result) - {"sent"}:
             del result[key][names[self.roster.worker_id]]
         return result

@@ -6,6 +6,7 @@ from a meeting when it has read the numbers of all that are not lost; so nobody
 is two meetings ahead of a worker that takes part.
 """
 
+import contextlib
 import json
 import time
 
@@ -13,6 +14,7 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 
+from tfdist.peers import admission
 from tfdist.peers import board as board_lib
 
 _POLL_SECONDS = 0.02
@@ -52,10 +54,30 @@ class Meetings:
         self._rows = {}
         self._done = self._over = self._values = 0
         self._sent = {}
+        # What admission and joining say.
+        self._said = {
+            # By joiner: its incarnation, and by channel this worker's last
+            # update before it came; number of the snapshot that is there.
+            "since": {},
+            "served": {},
+            # Whether this worker is joining; by channel the numbers of the
+            # updates that it has joined with.
+            "joins": False,
+            "seen": {},
+            # Number of the call of `fit`, and whether nobody can join any more.
+            "fits": 0,
+            "closed": False,
+        }
+        self._post()
+
+    def post(self, **said):
+        """Changes a part of the status; see `_said`."""
+        self._said.update(said)
         self._post()
 
     def _post(self):
         status = {
+            **self._said,
             "incarnation": self._roster.incarnation,
             # The last meeting that it has come to; the last one that it has
             # left; the one that it comes to next, when its training is over.
@@ -72,6 +94,51 @@ class Meetings:
             "known": {str(k): v for k, v in self._roster.known.items()},
         }
         self._board.post(self._status_name, json.dumps(status))
+
+    # For joiners.
+
+    def status_of(self, worker):
+        """Returns the status of a worker; None if it has none.
+
+        Raises:
+          tf.errors.OpError, OSError: It does not answer.
+        """
+        return self._read(worker)
+
+    def request(self, worker, number):
+        """Asks a worker for a snapshot; one that is gone is not asked.
+
+        Args:
+          worker: Its number.
+          number: Of the snapshot; 0 to be admitted first, or
+            `admission.JOINED`.
+        """
+        me = self._roster.worker_id
+        numbers = self._roster.incarnation, number
+        with contextlib.suppress(tf.errors.OpError, OSError):
+            self._readers[worker].request(self._roster.name, me, numbers)
+
+    def read_snapshot(self, worker):
+        """Returns the snapshot that a worker has left for this one, bytes."""
+        name = admission.snapshot_name(
+            self._roster.name, self._roster.worker_id
+        )
+        return self._readers[worker].read(name, self._tolerance.start_timeout)
+
+    @property
+    def position(self):
+        """Place of this worker in the order of meetings, a dict."""
+        return {
+            "number": self.number,
+            "values": self._values,
+            "fit": self._engine().fit_number,
+        }
+
+    def take_position(self, position):
+        """Goes where another worker is; see `position`."""
+        self.number = self._done = position["number"]
+        self._values = position["values"]
+        self._engine().fit_number = position["fit"]
 
     # As of `Collectives`.
 
@@ -229,13 +296,15 @@ class Meetings:
         bound = self._tolerance.stall_timeout if seconds is None else seconds
         if self._tolerance.on_stall == "wait" and seconds is None:
             bound = float("inf")
-        left = set(self._roster.live)
+        # Workers may join meanwhile.
+        done = set()
         moved = reported = time.monotonic()
         before = {}
-        while left := left & set(self._roster.live):
+        while left := set(self._roster.live) - done:
             for worker in sorted(left):
                 status = self._ask(worker)
                 if status is not None and read(worker, status):
+                    done.add(worker)
                     left.discard(worker)
                 progress = status and self._progress(worker, status)
                 if progress != before.get(worker):
@@ -301,9 +370,10 @@ class Meetings:
                 None,
                 None,
                 f"{roster.names[me]} was started again, and "
-                f"{roster.names[worker]} trains on without it: workers "
-                "without servers take nobody in that comes later. Start all "
-                "again, from a checkpoint.",
+                f"{roster.names[worker]} trains on without it: others join "
+                "in the first call of `fit` alone, before any other call in "
+                "which workers wait for each other. Start all again, from a "
+                "checkpoint.",
             )
         if me in status["lost"]:
             raise roster.left_behind(worker)

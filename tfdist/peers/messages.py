@@ -1,43 +1,54 @@
 """The messages between workers, and the queue in which a worker gets them.
 
-A message is a header, a scale, and an encoded vector: the receiver subtracts
-`scale` times what is decoded from its parameters.
+A message is a header and an encoded vector: the receiver subtracts from its
+parameters what is decoded, times the scale in the header.
 """
 
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.compression import base
 
-# Messages that an inbox holds; one per worker may come on top (`put_if`).
+# Messages that an inbox holds; those of one call of each worker may come on
+# top (`put_if`).
 CAPACITY = 64
+# Messages that one call brings at most.
+TOGETHER = 8
 
 # Places in a header, int64; what follows is the sender's count of the updates
 # that it had applied of each worker, `(num_workers,)`.
-SENDER, INCARNATION, FIRST, LAST, STOP, RATE = range(6)
-SEEN = 6
+SENDER, INCARNATION, FIRST, LAST, STOP, RATE, SCALE, KIND = range(8)
+SEEN = 8
 
 
 class PeerUpdate(NamedTuple):
     """One message outside of graphs, arrays; see `base.Message`.
 
     Attributes:
-      header: `(6 + num_workers,)` int64. FIRST and LAST are the numbers of the
+      header: `(8 + num_workers,)` int64. FIRST and LAST are the numbers of the
         updates in it, from 1; 0 if there are none. STOP is the number of the
-        call of `fit` that is to stop, or 0; RATE the bits of the sender's
-        learning rate as a float64.
-      scale: Scalar float64.
-      kind: Scalar int32.
+        call of `fit` that is to stop, or 0; RATE and SCALE the bits of the
+        sender's learning rate and of the scale as float64; KIND that of the
+        encoded vector.
       values: `[m]`, of the vector's dtype.
       data: `[b]` uint8.
     """
 
     header: object
-    scale: object
-    kind: object
     values: object
     data: object
+
+    @property
+    def kind(self):
+        """Kind of the encoded vector, int32."""
+        return np.int32(self.header[KIND])
+
+    @property
+    def scale(self):
+        """The scale, float64."""
+        return self.header[SCALE].view(np.float64)
 
     @property
     def count(self):
@@ -54,12 +65,18 @@ class PeerUpdate(NamedTuple):
 
 def dtypes(dtype):
     """The dtypes of a message of a vector of `dtype`, a list."""
-    return [tf.int64, tf.float64, *base.message_dtypes(dtype)]
+    _, *vectors = base.message_dtypes(dtype)
+    return [tf.int64, *vectors]
 
 
 def header_length(num_workers):
     """Elements of a header."""
     return SEEN + num_workers
+
+
+def build_bytes(*tensors):
+    """Builds the bytes of all tensors, a scalar int64."""
+    return sum(tf.size(x, tf.int64) * x.dtype.size for x in tensors)
 
 
 class Queue:
@@ -94,11 +111,16 @@ class Queue:
             handle=self.handle(), components=list(tensors)
         )
 
-    def take(self):
-        """Builds a dequeueing: the tensors of an `PeerUpdate`."""
+    def take(self, handle=None):
+        """Builds a dequeueing: the tensors of an `PeerUpdate`.
+
+        Args:
+          handle: The handle, if it is there already.
+        """
         return PeerUpdate(
             *tf.raw_ops.QueueDequeueV2(
-                handle=self.handle(), component_types=self.dtypes
+                handle=self.handle() if handle is None else handle,
+                component_types=self.dtypes,
             )
         )
 
@@ -108,21 +130,25 @@ class Queue:
             handle=self.handle(), cancel_pending_enqueues=True
         )
 
-    def put_if(self, tensors, condition, room):
+    def put_if(self, updates, condition, num_workers):
         """Builds an enqueueing that does not wait.
 
         Args:
-          tensors: Of an `PeerUpdate`.
+          updates: List of the tensors of `PeerUpdate`s: all or none.
           condition: Scalar bool.
-          room: Places that have to be free: all senders may look at the same
-            moment.
+          num_workers: Number of workers: all may look at the same moment.
 
         Returns:
-          Whether it was enqueued, a scalar bool.
+          Whether they were enqueued, a scalar bool.
         """
+        room = TOGETHER * num_workers
 
         def put():
-            with tf.control_dependencies([self.put(tensors)]):
+            done = []
+            for update in updates:
+                with tf.control_dependencies(done):
+                    done = [self.put(update)]
+            with tf.control_dependencies(done):
                 return tf.constant(True)
 
         return tf.cond(

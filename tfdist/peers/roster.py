@@ -44,6 +44,10 @@ class Roster:
             self.places.append((address, job, int(task)))
         self.incarnation = random.SystemRandom().randrange(1, 2**31)
         self.known = {self.worker_id: self.incarnation}
+        # Workers that have come while the others trained.
+        self.joined = set()
+        # Whether this worker joins the first ones.
+        self.comes_later = False
         self._lost = {}
         self._lock = threading.Lock()
 
@@ -93,15 +97,43 @@ class Roster:
         """Whether a worker has been given up."""
         return worker in self._lost
 
-    def give_up(self, worker, reason):
+    def admit(self, worker, incarnation):
+        """Notes that a process of a worker joins the others.
+
+        Args:
+          worker: Its number.
+          incarnation: Of the process.
+        """
+        if worker in self.known:
+            self.give_up(worker, "it was started again")
+        with self._lock:
+            self._lost.pop(worker, None)
+            self.known[worker] = incarnation
+            self.joined.add(worker)
+            self.post()
+        logging.warning("%s joins the training.", self.names[worker])
+
+    def await_later(self, workers):
+        """Notes workers that are not there at first, and may join.
+
+        Args:
+          workers: Their numbers.
+        """
+        self._lost.update(dict.fromkeys(workers, "it has not joined yet"))
+
+    def give_up(self, worker, reason, incarnation=None):
         """Notes that a worker is lost: nobody waits for it any more.
 
         Args:
           worker: Its number.
           reason: Text for the log.
+          incarnation: Of the process that is lost; another one that has
+            joined since is not. Default: of any.
         """
         with self._lock:
             if worker in self._lost:
+                return
+            if incarnation not in (None, self.known.get(worker)):
                 return
             self._lost[worker] = reason
             self.post()

@@ -1,6 +1,7 @@
 """The thread that sends updates to one other worker."""
 
 import contextlib
+import itertools
 import threading
 import time
 
@@ -17,6 +18,9 @@ from tfdist.peers import messages
 # its server does not answer.
 _FULL_SECONDS = 0.005
 _SILENT_SECONDS = 0.1
+# Seconds between two calls to a receiver, if nothing fails: messages of steps
+# that are shorter than this travel together.
+_PACE_SECONDS = 0.004
 
 
 class PeerSender:
@@ -46,17 +50,23 @@ class PeerSender:
     def __init__(self, roster, worker, queue, backlog, timeout, stall):
         self._roster = roster
         self.worker = worker
+        # The process that this sends to; one that joins has another sender.
+        self._incarnation = None
         self._queue = queue
         self._backlog = backlog
         self._timeout = timeout
         self._stall = stall
         self._changed = threading.Condition()
-        self._in_flight = None
+        # Messages of the call under way.
+        self._in_flight = []
+        self._pause_until = 0.0
         # Number of the call of `fit` that is to stop; of the one for which
         # the receiver knows it.
         self._stop = self._told = 0
         self._closes = False
-        self._session = self._call = None
+        self._session = None
+        # By number of messages.
+        self._calls = {}
         self.delivered = self.lost = 0
         self.sent_messages = self.sent_bytes = self.repeated = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -70,6 +80,8 @@ class PeerSender:
                 return
             self._backlog.put(update)
             self._changed.notify()
+            if self._backlog.is_full:
+                self._give_up("it takes too long to join")
 
     def stop(self, number):
         """Tells the receiver that a call of `fit` is to stop.
@@ -81,6 +93,13 @@ class PeerSender:
             self._stop = number
             self._changed.notify()
 
+    def release(self, seen):
+        """Called when a joiner is there; see `Backlog.release`."""
+        with self._changed:
+            self.delivered += self._backlog.updates
+            self._backlog.release(seen)
+            self.delivered -= self._backlog.updates
+
     @property
     def is_idle(self):
         """Whether nothing waits and nothing is on the way."""
@@ -88,7 +107,7 @@ class PeerSender:
             untold = self._told != self._stop
             return not (
                 len(self._backlog)
-                or self._in_flight is not None
+                or self._in_flight
                 or untold
                 and not self._roster.is_lost(self.worker)
             )
@@ -109,25 +128,42 @@ class PeerSender:
         self._thread.join(seconds)
 
     def _run(self):
-        while (update := self._next()) is not None:
-            self._deliver(update)
+        while updates := self._next():
+            self._deliver(updates)
         self._end_session()
 
     def _next(self):
-        """Waits for the next message; None at the end."""
+        """Waits for messages; none at the end.
+
+        Returns:
+          A list of 1, 2, 4 or more: each number has a graph of its own.
+        """
         with self._changed:
-            while True:
-                if self._closes:
-                    return None
+            while not self._closes:
                 if self._roster.is_lost(self.worker):
                     self._forget()
-                self._in_flight = self._backlog.take() or self._stop_message()
-                if self._in_flight is not None:
-                    header = np.array(self._in_flight.header)
-                    header[messages.STOP] = self._stop
-                    self._in_flight = self._in_flight._replace(header=header)
-                    return self._in_flight
-                self._changed.wait()
+                number = min(len(self._backlog), messages.TOGETHER)
+                if not number and (stop := self._stop_message()) is not None:
+                    return self._start_call([stop])
+                early = self._pause_until - time.monotonic()
+                if number and early <= 0.0:
+                    number = 1 << (number.bit_length() - 1)
+                    return self._start_call(
+                        [self._backlog.take() for _ in range(number)]
+                    )
+                self._changed.wait(early if number else None)
+            return []
+
+    def _start_call(self, updates):
+        self._pause_until = time.monotonic() + _PACE_SECONDS
+        headers = [np.array(update.header) for update in updates]
+        for header in headers:
+            header[messages.STOP] = self._stop
+        self._in_flight = [
+            update._replace(header=header)
+            for update, header in zip(updates, headers, strict=True)
+        ]
+        return self._in_flight
 
     def _stop_message(self):
         if self._told == self._stop or self._roster.is_lost(self.worker):
@@ -137,11 +173,10 @@ class PeerSender:
         header = np.zeros([length], np.int64)
         header[messages.SENDER] = roster.worker_id
         header[messages.INCARNATION] = roster.incarnation
+        header[messages.KIND] = base.NOTHING
         return messages.PeerUpdate(
             header,
-            np.float64(0.0),
-            np.int32(base.NOTHING),
-            np.zeros([0], self._queue.dtypes[3].as_numpy_dtype),
+            np.zeros([0], self._queue.dtypes[1].as_numpy_dtype),
             np.zeros([0], np.uint8),
         )
 
@@ -149,8 +184,8 @@ class PeerSender:
         self.lost += self._backlog.updates
         self._backlog.clear()
 
-    def _deliver(self, update):
-        """Sends one message until it is taken, or the receiver given up."""
+    def _deliver(self, updates):
+        """Sends messages until they are taken, or the receiver given up."""
         # Of the time in which this process itself was stopped little counts.
         silent = full = 0.0
         again, is_answering = False, True
@@ -160,7 +195,7 @@ class PeerSender:
             try:
                 if self._session is None:
                     self._open()
-                is_taken, membership = self._call(*update)
+                is_taken, membership = self._send(updates)
                 self._look(membership)
                 silent, is_answering = 0.0, True
             except (tf.errors.OpError, RuntimeError, OSError) as raised:
@@ -175,7 +210,7 @@ class PeerSender:
                 again, is_answering = True, False
             if is_taken:
                 self.repeated += again
-                self._count(update)
+                self._count(updates)
                 return
             time.sleep(_FULL_SECONDS if is_answering else _SILENT_SECONDS)
             now = time.monotonic()
@@ -188,59 +223,82 @@ class PeerSender:
             elif self._stall is not None and full > self._stall:
                 self._give_up(f"it takes no updates for {self._stall:g} s")
         with self._changed:
-            self.lost += update.count
-            self._in_flight = None
+            self.lost += sum(update.count for update in updates)
+            self._in_flight = []
+
+    def _send(self, updates):
+        number = len(updates)
+        if number not in self._calls:
+            self._calls[number] = self._build_call(number)
+        return self._calls[number](*itertools.chain(*updates))
 
     def _look(self, membership):
         """Looks at what the receiver says of itself, and of this worker."""
         roster = self._roster
-        if membership[0] != roster.known[self.worker]:
+        if membership[0] != self._incarnation:
             self._give_up("it was started again")
         elif membership[1 + roster.worker_id]:
             roster.given_up_by = self.worker
 
     def _give_up(self, reason):
-        waiting = self._backlog.updates + self._in_flight.count
+        waiting = self._backlog.updates
+        waiting += sum(update.count for update in self._in_flight)
         self._roster.give_up(
-            self.worker, f"{reason}; {waiting} updates are undelivered"
+            self.worker,
+            f"{reason}; {waiting} updates are undelivered",
+            self._incarnation,
         )
 
-    def _count(self, update):
+    def _count(self, updates):
         with self._changed:
-            self.delivered += update.count
-            self.sent_messages += 1
-            self.sent_bytes += update.bytes
-            self._told = int(update.header[messages.STOP])
-            self._in_flight = None
+            for update in updates:
+                self.delivered += update.count
+                self.sent_messages += 1
+                self.sent_bytes += update.bytes
+                self._told = int(update.header[messages.STOP])
+            self._in_flight = []
 
     def _open(self):
-        address, job, task = self._roster.places[self.worker]
-        graph = tf.Graph()
+        if self._incarnation is None:
+            self._incarnation = self._roster.known[self.worker]
+        # Several attempts fit into the time after which it is given up.
+        deadline = sessions.Deadline(self._timeout / 3)
+        self._graph = tf.Graph()
+        self._session = sessions.open_session(
+            *self._roster.places[self.worker], self._graph, deadline
+        )
+
+    def _build_call(self, number):
+        """A callable of the tensors of `number` messages, one by one."""
+        _, job, task = self._roster.places[self.worker]
+        length = messages.header_length(self._roster.num_workers)
         with (
-            graph.as_default(),
+            self._graph.as_default(),
             tf.device(f"/job:{job}/replica:0/task:{task}/device:CPU:0"),
         ):
-            length = messages.header_length(self._roster.num_workers)
-            shapes = [[length], [], [], [None], [None]]
-            feeds = [
-                tf.compat.v1.placeholder(dtype, shape)
-                for dtype, shape in zip(self._queue.dtypes, shapes, strict=True)
+            updates = [
+                [
+                    tf.compat.v1.placeholder(dtype, shape)
+                    for dtype, shape in zip(
+                        self._queue.dtypes,
+                        [[length], [None], [None]],
+                        strict=True,
+                    )
+                ]
+                for _ in range(number)
             ]
             membership = board.build_membership(self._roster.name)
             done = self._queue.put_if(
-                feeds,
-                tf.equal(membership[0], self._roster.known[self.worker]),
+                updates,
+                tf.equal(membership[0], self._incarnation),
                 self._roster.num_workers,
             )
-        # Several attempts fit into the time after which it is given up.
-        self._session = sessions.open_session(
-            address, job, task, graph, sessions.Deadline(self._timeout / 3)
-        )
-        fetches = [done, membership]
-        self._call = self._session.make_callable(fetches, feeds)
+        feeds = [*itertools.chain(*updates)]
+        return self._session.make_callable([done, membership], feeds)
 
     def _end_session(self):
         session, self._session = self._session, None
+        self._calls.clear()
         if session is not None:
             with contextlib.suppress(tf.errors.OpError):
                 session.close()

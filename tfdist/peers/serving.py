@@ -8,12 +8,13 @@ from tfdist.cluster import tf_config
 _started = []
 
 
-def start(config, timeout):
+def start(config, timeout, first):
     """Starts this process's server, and waits until the others listen.
 
     Args:
       config: The `ClusterConfig`, of workers alone.
       timeout: Seconds to wait for workers that are not up yet.
+      first: Number of the first workers, which alone are waited for.
 
     Raises:
       ClusterConfigError: This process is part of another cluster already.
@@ -32,5 +33,6 @@ def start(config, timeout):
         _started.append(config)
     addresses = *config.spec.get("chief", ()), *config.spec.get("worker", ())
     others = dict(zip(config.worker_names, addresses, strict=True))
-    del others[config.task_name]
+    for name in (config.task_name, *config.worker_names[first:]):
+        others.pop(name, None)
     connection.wait_for_listeners("worker", others, timeout)

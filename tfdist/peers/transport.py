@@ -39,38 +39,57 @@ class Transport:
 
     def __init__(self, roster, name, codec, size, dtype, tolerance, device):
         self.inbox = messages.Queue(
-            f"{name}/inbox", dtype, messages.CAPACITY + roster.num_workers
+            f"{name}/inbox",
+            dtype,
+            messages.CAPACITY + messages.TOGETHER * roster.num_workers,
         )
         self.outbox = messages.Queue(f"{name}/outbox", dtype, _OUTBOX)
         self._device = device
         self._roster = roster
         self._dispatched = 0
-        self._take = _function(self.outbox.take, device)
-        self._close = _function(self.outbox.close, device)
-        _function(self.inbox.size, device)()  # Now it is there.
-        stall = None
-        if tolerance.on_stall != "wait":
-            stall = tolerance.stall_timeout
-        self.senders = [
-            sender.PeerSender(
-                roster,
-                worker,
-                self.inbox,
-                backlog.Backlog(codec, size, dtype),
-                tolerance.worker_timeout,
-                stall,
-            )
-            for worker in roster.others
-        ]
+        with tf.init_scope(), tf.device(device):
+            self.inbox.size()  # Now it is there.
+        self._vector = codec, size, dtype
+        self._tolerance = tolerance
+        self.senders = [self._sender(worker) for worker in roster.others]
+        # Those to processes that others have replaced.
+        self._retired = []
         self._thread = threading.Thread(target=self._dispatch, daemon=True)
         if self.senders:
             self._thread.start()
             _all.add(self)
 
+    def _sender(self, worker, holds=False):
+        tolerance, stall = self._tolerance, None
+        if tolerance.on_stall != "wait":
+            stall = tolerance.stall_timeout
+        return sender.PeerSender(
+            self._roster,
+            worker,
+            self.inbox,
+            backlog.Backlog(*self._vector, holds),
+            tolerance.worker_timeout,
+            stall,
+        )
+
+    def admit(self, worker):
+        """Sends to a worker that joins, or to its new process."""
+        place = self._roster.others.index(worker)
+        self.senders[place].close()
+        self._retired.append(self.senders[place])
+        self.senders[place] = self._sender(worker, holds=True)
+
+    def release(self, worker, seen):
+        """Called when a joiner has numbers; see `PeerSender.release`."""
+        self.senders[self._roster.others.index(worker)].release(seen)
+
     def _dispatch(self):
+        # Single operations: a function would cost several times as much.
+        with tf.device(self._device):
+            handle = self.outbox.handle()
         while True:
             try:
-                tensors = self._take()
+                tensors = self.outbox.take(handle)
             except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
                 return
             update = messages.PeerUpdate(
@@ -97,10 +116,11 @@ class Transport:
             one.is_idle for one in self.senders
         )
 
-    def stop(self, number):
-        """Tells all others that a call of `fit` is to stop."""
+    def stop(self, number, workers=None):
+        """Tells others, by default all, that a call of `fit` is to stop."""
         for one in self.senders:
-            one.stop(number)
+            if workers is None or one.worker in workers:
+                one.stop(number)
 
     @property
     def is_alive(self):
@@ -108,20 +128,28 @@ class Transport:
         return self._thread.is_alive()
 
     def close(self):
-        """Has the threads end."""
+        """Has the threads end.
+
+        The collection of garbage may call this while a graph is built, to
+        which operations of this thread would belong.
+        """
+        if self.senders:
+            threading.Thread(target=self._close, daemon=True).start()
+
+    def _close(self):
         for one in self.senders:
             one.close()
-        if self.senders:
-            try:
-                self._close()
-            except tf.errors.OpError as error:
-                logging.info("An outbox was not closed: %s", error)
+        try:
+            with tf.device(self._device):
+                self.outbox.close()
+        except tf.errors.OpError as error:
+            logging.info("An outbox was not closed: %s", error)
 
     def join(self):
         """Waits until the threads have ended."""
         if self.senders:
             self._thread.join(_END_SECONDS)
-        for one in self.senders:
+        for one in (*self.senders, *self._retired):
             one.join(_END_SECONDS)
 
 
@@ -134,17 +162,3 @@ def end_all():
         one.close()
     for one in list(_all):
         one.join()
-
-
-def _function(build, device):
-    """A function of what `build` builds on a device."""
-
-    @tf.function(autograph=False)
-    def function():
-        with tf.device(device):
-            result = build()
-        if isinstance(result, tf.Operation):
-            return None
-        return tuple(result) if isinstance(result, tuple) else result
-
-    return function

@@ -10,6 +10,9 @@ import re
 import sys
 from typing import Any
 
+# Settings of updates between peers: name -> default.
+PEERS = {"compression": None, "warmup_peers": None, "warmup_steps": 100}
+
 AXES = {
     "synchronization": "tfdist.synchronization:Synchronization",
     "correction": "tfdist.correction:Correction",
@@ -93,7 +96,7 @@ class Entry:
           TypeError: One of the factory's has no default.
         """
         if self.communication == "peers":
-            return {**self._of_factory, "compression": None}
+            return {**self._of_factory, **PEERS}
         return self._of_factory
 
     @property

@@ -37,6 +37,9 @@ class Method:
         workers, or "peers" where workers send each other updates.
       compression: Codec of these updates, or a text that names one; None
         sends them as they are.
+      warmup_peers: Workers that begin, where workers send each other updates;
+        None: all.
+      warmup_steps: Updates of each of them before the others join.
     """
 
     synchronization: Synchronization = dataclasses.field(default_factory=Async)
@@ -47,6 +50,8 @@ class Method:
         "parameter_server"
     )
     compression: Codec | str | None = None
+    warmup_peers: int | None = None
+    warmup_steps: int = 100
 
     def __post_init__(self):
         if type(self.local_steps) is int:
@@ -124,12 +129,8 @@ class Method:
             self._check_ring()
         if self.communication == "peers":
             self._check_peers()
-        elif self.compression is not None:
-            raise ValueError(
-                "Argument `compression` must be None but with "
-                'communication="peers". Received: '
-                f"compression={self.compression!r}"
-            )
+        else:
+            self._check_no_peers()
         if correction is not None:
             correction = correction.resolve(synchronization, num_workers)
         if local_steps is not None:
@@ -181,6 +182,24 @@ class Method:
                     'communication="peers". Received: '
                     f"{name}={getattr(self, name)!r}"
                 )
+
+    def _check_no_peers(self):
+        for name in ("compression", "warmup_peers"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"Argument `{name}` must be None but with "
+                    'communication="peers". Received: '
+                    f"{name}={getattr(self, name)!r}"
+                )
+
+    @property
+    def peer_arguments(self) -> dict[str, Any]:
+        """The arguments of `PeerToPeerStrategy` that make it."""
+        return {
+            "compression": self.compression,
+            "warmup_peers": self.warmup_peers,
+            "warmup_steps": self.warmup_steps,
+        }
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import weakref
 
 from typing_extensions import Unpack
 
+from tfdist import checks
 from tfdist import compression as compression_lib
 from tfdist.all_reduce import collectives as collectives_lib
 from tfdist.peers import engine as engine_lib
@@ -34,6 +35,10 @@ class PeerToPeerStrategy(without_servers.StrategyWithoutServers):
     Args:
       compression: A codec of `tfdist.compression`, or a text such as
         "threshold(tau=0.03)". None sends all of an update as it is.
+      warmup_peers: How many workers begin, the first ones; the others join
+        later, as the paper advises: many workers are of little use, or
+        harmful, while parameters change fast. Default: all.
+      warmup_steps: Updates that each of those makes before others join.
       **kwargs: Arguments of `ParameterServerStrategy`, documented there, that
         are not about servers. Of `fault_tolerance`: `start_timeout`,
         `worker_timeout`, the seconds without an answer after which a worker
@@ -47,23 +52,39 @@ class PeerToPeerStrategy(without_servers.StrategyWithoutServers):
     def __init__(
         self,
         compression: compression_lib.Codec | str | None = None,
+        *,
+        warmup_peers: int | None = None,
+        warmup_steps: int = 100,
         **kwargs: Unpack[options.WithoutServers],
     ):
         self._compression = _codec(compression)
+        if warmup_peers is not None:
+            checks.count("warmup_peers", warmup_peers, 1)
+        self._warmup_peers = warmup_peers
+        self._warmup_steps = checks.count("warmup_steps", warmup_steps, 1)
         self._construct(**kwargs)
 
     def _connect(self, look_up, tolerance):
         config = self._cluster
         if config.num_workers > 1:
-            serving.start(config, tolerance.start_timeout)
+            serving.start(config, tolerance.start_timeout, self._first)
             # Runs after what is registered later.
             atexit.register(transport.end_all)
         return construction.connect(config, look_up, True, tolerance)
+
+    @property
+    def _first(self):
+        """Number of the workers that begin."""
+        every = self._cluster.num_workers
+        return min(self._warmup_peers or every, every)
 
     def _engine_of(self, connections, tolerance, check):
         config, device = self._cluster, connections.worker_device
         name = f"{construction.namespace(config)}/peers"
         roster = roster_lib.Roster(config, name)
+        later = set(range(self._first, config.num_workers))
+        roster.comes_later = roster.worker_id in later
+        roster.await_later(later - {roster.worker_id})
 
         def make_meetings(engine):
             if config.num_workers == 1:
@@ -86,6 +107,7 @@ class PeerToPeerStrategy(without_servers.StrategyWithoutServers):
                 device=device,
                 codec=self._compression,
                 tolerance=tolerance,
+                warmup_steps=self._warmup_steps * bool(later),
             )
 
         return make
@@ -113,7 +135,11 @@ class PeerToPeerStrategy(without_servers.StrategyWithoutServers):
           (messages that were sent again, as nobody answered in time); and of
           its updates `applied` here, `missed` (it had given up this worker),
           `duplicates` (messages that came twice, and were dropped) and
-          `foreign` (messages of a process that was replaced).
+          `foreign` (messages of a process that was replaced). If one of both
+          has joined: `before`, this worker's updates before that worker came;
+          `fetched`, that worker's updates in the values that this worker
+          began with; `earlier`, updates of that worker's earlier processes
+          that are here.
         """
         return self._engine.accounts()
 

@@ -194,11 +194,15 @@ def method(text: str) -> "Method":
     spec = method_text.parse(str(text))
     entry = get(spec.name)
     settings = {**entry.axes, **spec.settings}
-    # Of updates between peers `compression` is a setting of the entry's own.
+    # Of updates between peers these are settings of the entry's own.
+    peers = {
+        key: settings.pop(key) for key in entry_lib.PEERS if key in settings
+    }
+    if peers.get("compression") is not None:
+        peers["compression"] = str(peers["compression"])
     open_axes = [*entry.axes, "communication"]
     parts = {axis: settings.pop(axis) for axis in entry.axes}
     communication = settings.pop("communication", entry.communication)
-    compression = settings.pop("compression", None)
     _check_keys(spec, [*entry.settings, *open_axes], text)
     try:
         made = {axis: _part(axis, value, text) for axis, value in parts.items()}
@@ -209,7 +213,7 @@ def method(text: str) -> "Method":
             **made,
             name=str(text),
             communication=communication,
-            compression=None if compression is None else str(compression),
+            **peers,
         )
     except TypeError as error:
         raise ValueError(f"{str(text)!r}: {error}") from error

@@ -1,0 +1,101 @@
+"""Workers that come while others train: each update counts once on each."""
+
+import numpy as np
+import pytest
+
+from tests.peers import programs
+
+pytestmark = pytest.mark.nightly
+
+TRAIN = "tests.peers.faults:train"
+THRESHOLD = "threshold(tau=0.0625)"
+
+
+def sum_of(reports, earlier=None):
+    """The weights with all updates of all workers.
+
+    Args:
+        reports: By number of a worker.
+        earlier: Number of a worker -> updates of a process that was killed.
+    """
+    total = np.zeros(programs.ROWS * programs.COLUMNS)
+    for worker, report in reports.items():
+        total += report["steps"] * programs.gradient(worker).ravel()
+        total -= report["residual"]
+    for worker, number in (earlier or {}).items():
+        total += number * programs.gradient(worker).ravel()
+    return (-programs.RATE * total).tolist()
+
+
+def check_accounts(reports):
+    """Of each pair the sender and the receiver count the same updates."""
+    for me, report in reports.items():
+        counts = report["counts"]
+        for other, theirs in reports.items():
+            if other == me:
+                continue
+            name = f"/job:worker/task:{other}"
+            mine = f"/job:worker/task:{me}"
+            came = counts["fetched"][name] + counts["applied"][name]
+            assert came == theirs["counts"]["sent"], (me, other)
+            assert counts["missed"][name] == 0
+            sent = theirs["counts"]["before"][mine]
+            sent += theirs["counts"]["delivered"][mine]
+            assert sent == theirs["counts"]["sent"], (me, other)
+
+
+@pytest.mark.parametrize("compression", [None, THRESHOLD])
+def test_a_worker_joins_and_all_end_at_the_sum(cluster, compression):
+    running = cluster(num_ps=0, num_workers=3)
+    settings = {
+        "compression": compression,
+        "warmup_peers": 2,
+        "pace": 0.005,
+        "until": "stop",
+    }
+    workers = [
+        running.start("worker", k, TRAIN, steps=10**6, **settings)
+        for k in range(2)
+    ]
+    for worker in workers:
+        worker.wait_for_steps(30)
+    workers.append(running.start("worker", 2, TRAIN, steps=10**6, **settings))
+    workers[2].wait_for_steps(40)
+    running.tell("stop")
+    running.finish()
+    reports = {k: worker.report() for k, worker in enumerate(workers)}
+    assert min(reports[2]["counts"]["fetched"].values()) >= 20
+    check_accounts(reports)
+    expected = sum_of(reports)
+    for report in reports.values():
+        assert report["replica"] == expected
+        assert report["after"] == expected
+
+
+@pytest.mark.parametrize("killed", [2, 0])
+def test_a_worker_that_was_killed_joins_again(cluster, killed):
+    running = cluster(num_ps=0, num_workers=3)
+    settings = {"pace": 0.005, "until": "stop", "compression": THRESHOLD}
+    workers = dict(
+        enumerate(running.start_workers(TRAIN, steps=10**6, **settings))
+    )
+    for worker in workers.values():
+        worker.wait_for_steps(20)
+    workers[killed].kill()
+    before = workers[killed].steps()
+    workers[killed] = running.start(
+        "worker", killed, TRAIN, steps=10**6, **settings
+    )
+    workers[killed].wait_for_steps(before + 40)
+    running.tell("stop")
+    running.finish()
+    reports = {k: worker.report() for k, worker in workers.items()}
+    check_accounts(reports)
+    # What survivors have of the process that was killed may differ; its
+    # residual is gone, so that its updates are known from a replica alone.
+    name = f"/job:worker/task:{killed}"
+    for k, report in reports.items():
+        assert report["after"] == reports[min(reports)]["after"]
+        if k != killed:
+            assert report["counts"]["earlier"][name] > 0
+    assert np.isfinite(reports[0]["after"]).all()
