@@ -1,0 +1,1 @@
+"""Batch optimization with a coordinator that holds no parameters."""
