@@ -96,6 +96,9 @@ def test_a_worker_that_comes_back_takes_part_again(cluster):
     made.finish()
     check_minimum(chief.report())
     assert again.report()["weights"] == chief.report()["weights"]
+    # It has left out what was done when it began.
+    losses = again.report()["losses"]
+    assert losses == chief.report()["losses"][-len(losses) :]
 
 
 @pytest.mark.nightly
@@ -114,6 +117,9 @@ def test_the_chief_comes_back_and_goes_on(cluster):
     made.finish()
     check_minimum(again.report())
     assert other.report()["weights"] == again.report()["weights"]
+    losses = again.report()["losses"]
+    assert losses == other.report()["losses"][-len(losses) :]
+    assert len(losses) < len(other.report()["losses"])
 
 
 @pytest.mark.nightly
@@ -126,3 +132,18 @@ def test_all_end_when_the_chief_does(cluster):
     assert len(chief.report()["losses"]) == 3
     assert other.report()["weights"] == chief.report()["weights"]
     assert len(other.report()["losses"]) <= 4
+
+
+@pytest.mark.nightly
+def test_without_a_server_all_end_with_an_error(cluster):
+    made = cluster(num_ps=2, num_workers=2)
+    servers = made.start_servers()
+    workers = made.start_workers(TRAIN, holds={"worker-0": 60, "worker-1": 60})
+    for worker in workers:
+        worker.expect("holding")
+    servers[1].kill()
+    for worker in workers:
+        made.tell(f"go on {worker.label}")
+    for worker in workers:
+        assert worker.wait() == 1
+        assert "Error" in worker.output()

@@ -53,7 +53,7 @@ def test_it_ends_at_the_minimum(strategy):
         method="L-BFGS-B",
         options={"ftol": 0, "gtol": 1e-9},
     )
-    assert len(history.history["loss"]) < 40
+    assert len(history.history["loss"]) < 50
     assert strategy.iterations[-1]["outcome"] == "converged"
     np.testing.assert_allclose(
         tasks.weights_of(model), scipys.x, atol=1e-6, rtol=0
@@ -84,11 +84,15 @@ def test_logs_are_those_of_all_data_at_the_new_parameters(strategy):
     assert int(model.optimizer.iterations) == 4
 
 
-def test_an_eager_step_does_the_same(strategy):
+@pytest.mark.parametrize(
+    "way",
+    ["run_eagerly", pytest.param("jit_compile", marks=pytest.mark.nightly)],
+)
+def test_other_ways_to_run_a_step_do_the_same(strategy, way):
     losses = []
-    for eager in (False, True):
+    for used in (False, True):
         model = tasks.make_model(strategy)
-        model.run_eagerly = eager
+        setattr(model, way, used)
         losses.append(fit(model, 4).history["loss"])
     np.testing.assert_allclose(*losses, rtol=1e-12)
 
@@ -107,6 +111,7 @@ def test_weights_that_a_user_sets_are_where_the_next_fit_begins(strategy):
     assert fit(model, 3).history["loss"] == first
 
 
+@pytest.mark.nightly
 def test_other_data_is_another_function(strategy):
     model = tasks.make_model(strategy)
     fit(model, 5)
@@ -119,6 +124,7 @@ def test_other_data_is_another_function(strategy):
     assert history.history["loss"][0] == pytest.approx(first["value"])
 
 
+@pytest.mark.nightly
 def test_steps_per_epoch_batches_are_the_data(strategy):
     x, y = tasks.data()
     endless = tf.data.Dataset.from_tensor_slices((x, y)).batch(24).repeat()
@@ -134,12 +140,46 @@ def test_steps_per_epoch_batches_are_the_data(strategy):
     assert len(losses[0]) == 3
 
 
+def test_progress_is_shown_within_an_iteration(strategy):
+    seen = []
+
+    class Looks(keras.Model):
+        def train_step(self, data):
+            seen.append(strategy.progress())
+            return super().train_step(data)
+
+    model = tasks.make_model(strategy, Looks)
+    model.run_eagerly = True
+    before = strategy.progress()["evaluations"]
+    fit(model, 1)
+    assert [one["evaluations"] - before for one in seen[:10]] == [1] * 5 + [
+        2
+    ] * 5
+    assert [one["done"] for one in seen[:10]] == [0, 1, 2, 3, 4] * 2
+    assert {one["portions"] for one in seen} == {5}
+    after = strategy.progress()
+    assert (after["iterations"], after["portions"]) == (1, 0)
+
+
 def test_early_stopping_sees_the_loss(strategy):
     model = tasks.make_model(strategy)
     stops = keras.callbacks.EarlyStopping("loss", min_delta=0.01, patience=0)
     losses = fit(model, 50, callbacks=[stops]).history["loss"]
     assert losses[-2] - losses[-1] < 0.01
     assert len(losses) < 15
+
+
+@pytest.mark.nightly
+def test_inputs_may_be_a_structure(strategy):
+    x, y = tasks.data()
+    with strategy.scope():
+        inputs = {name: keras.Input((tasks.FEATURES,)) for name in "ab"}
+        joined = keras.layers.Add()(list(inputs.values()))
+        model = keras.Model(inputs, keras.layers.Dense(1)(joined))
+        model.compile(tfdist.sandblaster.LBFGS(), loss="mse")
+    model.fit({"a": x, "b": -x}, y, epochs=9, verbose=0, shuffle=False)
+    # Of a constant, the mean is the best one.
+    np.testing.assert_allclose(strategy.iterations[-1]["value"], np.var(y))
 
 
 def test_sample_weights_count(strategy):
@@ -217,19 +257,59 @@ def test_it_has_no_step_of_a_batch(strategy):
     x, y = tasks.data()
     with pytest.raises(RuntimeError, match="no step of one batch"):
         model.train_on_batch(x, y)
+    fit(model, 1)
+    with pytest.raises(RuntimeError, match="no step of one batch"):
+        model.train_on_batch(x, y)
     variable = keras.Variable(1.0)
     with pytest.raises(RuntimeError, match="SandblasterStrategy"):
         tfdist.sandblaster.LBFGS().apply([tf.constant(1.0)], [variable])
 
 
-def test_a_saved_model_goes_on(strategy, tmp_path):
-    model = tasks.make_model(strategy, memory=3, line_search="armijo")
-    losses = fit(model, 3).history["loss"]
+def test_a_saved_model_goes_on_with_its_memory(strategy, tmp_path):
+    whole, parts = (
+        tasks.make_model(strategy, memory=3, line_search="armijo")
+        for _ in range(2)
+    )
+    expected = fit(whole, 7).history["loss"]
+    losses = fit(parts, 3).history["loss"]
+    parts.save(tmp_path / "model.keras")
+    with strategy.scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.get_config() == parts.optimizer.get_config()
+    losses += fit(loaded, 4).history["loss"]
+    assert losses == expected
+
+
+@pytest.mark.nightly
+def test_a_saved_memory_is_of_no_use_with_other_weights(strategy, tmp_path):
+    model = tasks.make_model(strategy)
+    first = fit(model, 3).history["loss"]
     model.save(tmp_path / "model.keras")
     with strategy.scope():
         loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert loaded.optimizer.get_config() == model.optimizer.get_config()
-    assert fit(loaded, 1).history["loss"][0] < losses[-1]
+    loaded.set_weights([np.zeros_like(w) for w in model.get_weights()])
+    assert fit(loaded, 3).history["loss"] == first
+
+
+@pytest.mark.nightly
+def test_a_model_without_a_memory_is_saved_and_loaded(strategy, tmp_path):
+    model = tasks.make_model(strategy)
+    model.save(tmp_path / "model.keras")
+    with strategy.scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert len(fit(loaded, 2).history["loss"]) == 2
+
+
+def test_a_fit_within_a_fit_is_refused(strategy):
+    model, other = (tasks.make_model(strategy) for _ in range(2))
+
+    class Fits(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            fit(other, 1)
+
+    with pytest.raises(NotImplementedError, match="within another"):
+        fit(model, 1, callbacks=[Fits()])
+    assert len(fit(other, 1).history["loss"]) == 1
 
 
 @pytest.mark.parametrize(

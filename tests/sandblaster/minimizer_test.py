@@ -269,3 +269,21 @@ def test_another_coordinator_goes_on_with_the_state(is_complete):
     while step.outcome is minimizer.Outcome.MOVED:
         step = other.iterate(evaluate)
     np.testing.assert_allclose(made.fetch(other.point), np.ones(5), atol=1e-4)
+
+
+def test_what_the_coordinator_holds_does_not_grow_with_the_model():
+    sizes = []
+    for number in (10, 10_000):
+        start = np.linspace(-1, 1, number)
+        made = functions.make_shards(start, 2, 3)
+        one = minimizer.Minimizer(made, 3, line_search.StrongWolfe())
+
+        def ellipsoid(x):
+            factors = 1 + np.arange(len(x)) % 7
+            return float(factors @ x**2), 2 * factors * x
+
+        for _ in range(5):
+            one.iterate(functions.evaluator(ellipsoid, made))
+        sizes.append(sum(map(np.size, one._known)))
+        sizes[-1] += one._memory.products.size
+    assert sizes == [6 + 3 + 36] * 2

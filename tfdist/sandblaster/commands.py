@@ -46,8 +46,9 @@ class Command:
 
         Args:
           piece: What the shard holds: `read(name)` gives a tensor, of shape
-            `(n,)` or `(rows, n)`, and `write(name, value)` replaces it.
-          numbers: A float64 tensor, those of `numbers`.
+            `(n,)` or `(rows, n)`, and `write(name, value)` replaces it;
+            `read_row` and `write_row` do so for one row of a matrix.
+          numbers: List of scalar float64 tensors, those of `numbers`.
 
         Returns:
           A float64 vector of this shard's part of the result; None where the
@@ -193,12 +194,13 @@ class RowDots(Command):
         del numbers
         vector = tf.cast(piece.read(self.vector), tf.float64)
 
-        rows = piece.read(self.rows)
         # Row by row: all of them in float64 would double what a shard holds.
         return tf.stack(
             [
-                tf.reduce_sum(tf.cast(rows[k], tf.float64) * vector)
-                for k in range(rows.shape[0])
+                tf.reduce_sum(
+                    tf.cast(piece.read_row(self.rows, k), tf.float64) * vector
+                )
+                for k in range(piece.shape(self.rows)[0])
             ]
         )
 
@@ -222,10 +224,9 @@ class Combine(Command):
         return tuple(map(float, self.coefficients))
 
     def build(self, piece, numbers):
-        rows = piece.read(self.rows)
-        factors = tf.cast(numbers, rows.dtype)
-        total = tf.zeros(rows.shape[1:], rows.dtype)
+        total = tf.zeros([piece.size], piece.dtype)
         # In the order of rows, wherever the vector is cut.
-        for k in range(rows.shape[0]):
-            total += tf.math.multiply_no_nan(rows[k], factors[k])
+        for k, number in enumerate(numbers):
+            row = piece.read_row(self.rows, k)
+            total += tf.math.multiply_no_nan(row, tf.cast(number, piece.dtype))
         piece.write(self.target, total)

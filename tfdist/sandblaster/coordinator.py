@@ -6,8 +6,11 @@ import uuid
 import numpy as np
 
 from tfdist.sandblaster import minimizer as minimizer_lib
+from tfdist.sandblaster import saved_memory
 from tfdist.sandblaster import work_queue
 
+# Iterations whose results are kept for workers that are behind.
+_RECENT = 20
 # Seconds between two looks at what the workers have done.
 POLL_SECONDS = 0.01
 
@@ -57,27 +60,33 @@ class Coordinator:
         # By point: number and totals of the last evaluation there.
         self._evaluated = {}
 
-    def begin(self, fit, description, values):
+    def begin(self, fit, description, values, loaded=None):
         """Begins a call of `fit`, or goes on with one.
 
         Args:
           fit: Number of the call.
           description: Dict that other workers compare theirs with.
           values: The model's parameters, a tensor.
+          loaded: What was loaded with the model, see `saved_memory`, or None.
 
         Returns:
           Whether it goes on with what another process of the chief began.
         """
-        before = self._progress.read()
+        before = self._progress.change(self._take_over)
         goes_on = before.get("fit", -1) == fit
         if goes_on:
             is_complete = self._board.read().get("queue") is None
             self._minimizer.restore(before["minimizer"], is_complete)
         elif not self._has_same_point(values, description, before):
             self._shards.create()
-            self._shards.load(self._minimizer.point, values)
-            self._minimizer.moved()
-            before = {}
+            before = {
+                "result": saved_memory.put(
+                    loaded, self._shards, self._minimizer, description, values
+                )
+            }
+            if before["result"] is None:
+                self._shards.load(self._minimizer.point, values)
+                self._minimizer.moved()
         if before.get("result") is not None:
             result = before["result"]
             self._evaluated[result["point"]] = (
@@ -98,6 +107,13 @@ class Coordinator:
 
         self._board.change(take_over)
         return goes_on
+
+    def _take_over(self, progress, now):
+        """No other process of the chief coordinates from now on."""
+        del now
+        before = dict(progress)
+        progress["coordinator"] = self._name
+        return before
 
     def _has_same_point(self, values, description, before):
         """Whether this `fit` goes on where the one before has ended.
@@ -178,14 +194,17 @@ class Coordinator:
 
         def replace(progress, now):
             del now
-            progress.clear()
+            self._check_is_coordinator(progress)
             progress.update(
                 fit=fit,
                 done=done,
                 description=description,
                 minimizer=state,
                 result=result,
+                recent=progress["recent"][-_RECENT:] if done else [],
             )
+            if done:
+                progress["recent"].append([done - 1, result])
 
         self._progress.change(replace)
 
@@ -241,8 +260,8 @@ class Coordinator:
         board["queue"] = None
         board["done"] = done
 
-    def _check_is_coordinator(self, board):
-        if board["coordinator"] != self._name:
+    def _check_is_coordinator(self, record):
+        if record["coordinator"] != self._name:
             raise RuntimeError(
                 "Another process of the chief has begun to coordinate: this "
                 "one must end."

@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from tfdist.sandblaster import shards as shards_lib
+
 _SUM = "sum of portions"
 
 
@@ -23,22 +25,15 @@ class Deposits:
         self._shards = shards
         self._name = name
         self._here = here
-        self._keep = tf.function(
+        self._keep = shards_lib.traced(
             self._build_keep,
-            input_signature=[
-                tf.TensorSpec([], tf.int64),
-                tf.TensorSpec([shards.number], shards.dtype),
-                tf.TensorSpec([None], tf.float64),
-            ],
-            autograph=False,
+            tf.TensorSpec([], tf.int64),
+            tf.TensorSpec([shards.number], shards.dtype),
+            tf.TensorSpec([None], tf.float64),
         )
-        self._clear = tf.function(
-            self._build_clear, input_signature=[], autograph=False
-        )
-        self._add = tf.function(
-            self._build_add,
-            input_signature=[tf.TensorSpec([None], tf.int64)],
-            autograph=False,
+        self._clear = shards_lib.traced(self._build_clear)
+        self._add = shards_lib.traced(
+            self._build_add, tf.TensorSpec([None], tf.int64)
         )
         self._finish = {}
 
@@ -51,7 +46,11 @@ class Deposits:
           totals: Float64 vector of what else is summed over examples; of the
             same length for all portions.
         """
-        self._keep(tf.constant(ticket, tf.int64), gradient, totals)
+        self._keep(
+            tf.constant(ticket, tf.int64),
+            gradient,
+            tf.constant(totals, tf.float64),
+        )
 
     def clear(self):
         """Frees all deposits and begins a sum at 0."""
@@ -78,10 +77,6 @@ class Deposits:
         """
         if target not in self._finish:
 
-            @tf.function(
-                input_signature=[tf.TensorSpec([], tf.float64)],
-                autograph=False,
-            )
             def divide(count):
                 for k, piece in enumerate(self._shards.pieces()):
                     with tf.device(piece.device):
@@ -91,7 +86,9 @@ class Deposits:
                         total.set_shape([piece.size])
                         piece.write(target, tf.cast(total / count, piece.dtype))
 
-            self._finish[target] = divide
+            self._finish[target] = shards_lib.traced(
+                divide, tf.TensorSpec([], tf.float64)
+            )
         self._finish[target](tf.constant(count, tf.float64))
 
     def _sum(self, k, piece):

@@ -1,11 +1,14 @@
 """L-BFGS as the optimizer of a Keras model."""
 
+from collections.abc import Callable
 import contextlib
 from typing import Any
 
 import keras
+import numpy as np
 
 from tfdist.sandblaster import line_search as line_search_lib
+from tfdist.sandblaster import saved_memory
 
 
 class LBFGS(keras.optimizers.Optimizer):
@@ -76,6 +79,8 @@ class LBFGS(keras.optimizers.Optimizer):
         self.gradient_tolerance = gradient_tolerance
         self.value_tolerance = value_tolerance
         self._sink = None
+        self._saved = dict
+        self._loaded = None
 
     def build(self, variables: list[keras.Variable]) -> None:
         """Makes nothing: what L-BFGS remembers lies on the servers."""
@@ -115,6 +120,32 @@ class LBFGS(keras.optimizers.Optimizer):
                 "`with tfdist.SandblasterStrategy().scope():`."
             )
         self._sink.add(list(grads), trainable_variables)
+
+    def attach(self, saved: Callable[[], dict[str, Any]]) -> None:
+        """Sets where the memory is fetched from when the model is saved.
+
+        Args:
+          saved: Callable that returns a dict of arrays.
+        """
+        self._saved = saved
+
+    def take_loaded(self) -> dict[str, Any] | None:
+        """Returns the memory that was loaded with the model, once."""
+        loaded, self._loaded = self._loaded, None
+        return loaded
+
+    def save_own_variables(self, store: Any) -> None:
+        """As Keras's, with the memory."""
+        super().save_own_variables(store)
+        for name, array in self._saved().items():
+            store[name] = array
+
+    def load_own_variables(self, store: Any) -> None:
+        """As Keras's, with the memory."""
+        arrays = {name: np.asarray(store[name]) for name in store.keys()}
+        loaded = {n: arrays.pop(n) for n in saved_memory.NAMES if n in arrays}
+        self._loaded = loaded or None
+        super().load_own_variables(arrays)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the settings."""

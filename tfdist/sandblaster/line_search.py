@@ -14,6 +14,8 @@ Search = Generator[float, tuple[float, float], float | None]
 
 # A step that is nearer to an end of its bracket is moved away from it.
 _MARGIN = 0.1
+# Two values that differ by less, relative to the first, may be the same.
+_ROUNDING = 1e-7
 # Bounds of the next step when the bracket is not known yet, times the last.
 _LEAST_GROWTH, _MOST_GROWTH = 2.0, 10.0
 
@@ -137,8 +139,7 @@ class StrongWolfe(LineSearch):
         return low.step
 
     def _decreases(self, start, point):
-        bound = start.value + self.decrease * point.step * start.slope
-        return point.value <= bound
+        return _decreases(self.decrease, start, point)
 
     def _is_flat(self, start, point):
         return abs(point.slope) <= -self.curvature * start.slope
@@ -180,10 +181,10 @@ class Armijo(LineSearch):
 
     def search(self, value: float, slope: float, first: float) -> Search:
         """See `LineSearch.search`."""
-        step = first
+        start, step = _Point(0.0, value, slope), first
         for _ in range(self.max_evaluations):
             point = _at(step, (yield step))
-            if point.value <= value + self.decrease * step * slope:
+            if _decreases(self.decrease, start, point):
                 return step
             # The parabola through value and slope at 0, and this value.
             factor = 0.0
@@ -240,6 +241,24 @@ def _at(step, answer):
     if not (math.isfinite(value) and math.isfinite(slope)):
         return _Point(step, math.inf, math.inf)
     return _Point(step, value, slope)
+
+
+def _decreases(decrease, start, point):
+    """Whether the value at a point is low enough.
+
+    Near a minimum rounding hides the decrease. Then the slope tells, which for
+    a parabola means the same (the approximate Wolfe condition: Hager and
+    Zhang, "A new conjugate gradient method with guaranteed descent", 2005).
+
+    Args:
+      decrease: The part of what the slope promises.
+      start: The `_Point` at 0.
+      point: The other one.
+    """
+    if point.value <= start.value + decrease * point.step * start.slope:
+        return True
+    may_be_same = point.value <= start.value + _ROUNDING * abs(start.value)
+    return may_be_same and point.slope <= (2 * decrease - 1) * start.slope
 
 
 def _between(low, high):

@@ -114,7 +114,8 @@ class PortionGradients:
 
     def _own_step(self, batch):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-        examples = tf.shape(keras.tree.flatten(x)[0])[0]
+        first = next(one for one in keras.tree.flatten(x) if one is not None)
+        examples = tf.shape(first)[0]
         sink = _Sink(self, tf.cast(examples, tf.float64))
         with self._model.optimizer.collecting(sink):
             self._strategy.run(self._model.train_step, args=(batch,))

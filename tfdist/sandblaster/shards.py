@@ -14,6 +14,19 @@ def cut(number, shards):
     return [number // shards + (k < number % shards) for k in range(shards)]
 
 
+def traced(build, *signature):
+    """Returns a concrete function.
+
+    TensorFlow would warn of many functions that are each traced once.
+
+    Args:
+      build: Callable of tensors that builds it.
+      *signature: Their `tf.TensorSpec`.
+    """
+    function = tf.function(build, input_signature=signature, autograph=False)
+    return function.get_concrete_function()
+
+
 class Shards:
     """Vectors of one length and dtype, each cut in the same way.
 
@@ -69,48 +82,47 @@ class Shards:
         return results
 
     def load(self, name, vector):
-        """Replaces a vector by one of this process.
+        """Replaces a vector, or a matrix, by one of this process.
 
         Args:
-          name: Of the vector.
-          vector: Tensor `(number,)`.
+          name: Its name.
+          vector: Tensor `(number,)`, or `(rows, number)`.
         """
         if name not in self._loads:
 
-            @tf.function(
-                input_signature=[tf.TensorSpec([self.number], self.dtype)],
-                autograph=False,
-            )
             def write(vector):
                 with tf.device(self._here):
-                    pieces = tf.split(vector, self.sizes)
+                    pieces = tf.split(vector, self.sizes, -1)
                 for piece, value in zip(self.pieces(), pieces, strict=True):
                     with tf.device(piece.device):
                         piece.write(name, tf.identity(value))
 
-            self._loads[name] = write
+            spec = tf.TensorSpec(self._shape(name), self.dtype)
+            self._loads[name] = traced(write, spec)
         self._loads[name](tf.cast(vector, self.dtype))
 
     def fetch(self, name):
-        """Returns a vector, a tensor `(number,)` of this process."""
+        """Returns a vector or a matrix, a tensor of this process."""
         if name not in self._fetches:
 
-            @tf.function(input_signature=[], autograph=False)
             def read():
                 values = []
                 for piece in self.pieces():
                     with tf.device(piece.device):
                         values.append(tf.identity(piece.read(name)))
                 with tf.device(self._here):
-                    return tf.concat(values, 0)
+                    return tf.concat(values, -1)
 
-            self._fetches[name] = read
+            self._fetches[name] = traced(read)
         return self._fetches[name]()
+
+    def _shape(self, name):
+        rows = self._rows.get(name)
+        return [self.number] if rows is None else [rows, self.number]
 
     def create(self):
         """Makes all matrices, of zeros."""
 
-        @tf.function(input_signature=[], autograph=False)
         def fill():
             for piece in self.pieces():
                 with tf.device(piece.device):
@@ -119,7 +131,7 @@ class Shards:
                             name, tf.zeros(piece.shape(name), self.dtype)
                         )
 
-        fill()
+        traced(fill)()
 
     def pieces(self):
         """Returns a `ShardScope` for each shard, in the graph being built."""
@@ -145,16 +157,15 @@ class Shards:
             parts = []
             for piece in self.pieces():
                 with tf.device(piece.device):
-                    parts.append(_build(commands, piece, numbers, lengths))
+                    own = tf.unstack(numbers)
+                    parts.append(_build(commands, piece, own, lengths))
             # No eager tensor may live on a server.
             with tf.device(self._here):
                 return tf.stack(parts)
 
-        signature = [tf.TensorSpec([None], tf.float64)]
-        function = tf.function(
-            program, input_signature=signature, autograph=False
-        )
-        return function.get_concrete_function(), lengths[: len(commands)]
+        number = sum(len(command.numbers) for command in commands)
+        function = traced(program, tf.TensorSpec([number], tf.float64))
+        return function, lengths[: len(commands)]
 
 
 class ShardScope:
@@ -195,6 +206,14 @@ class ShardScope:
         """Builds: a vector or matrix gets a value."""
         tf.raw_ops.AssignVariableOp(resource=self._handle(name), value=value)
 
+    def read_row(self, name, index):
+        """Builds the value of a row of a matrix, whose number is an int."""
+        row = tf.raw_ops.ResourceGather(
+            resource=self._handle(name), indices=index, dtype=self.dtype
+        )
+        row.set_shape([self.size])
+        return row
+
     def write_row(self, name, index, value):
         """Builds: a row of a matrix gets a value."""
         tf.raw_ops.ResourceScatterUpdate(
@@ -217,7 +236,7 @@ def _build(commands, piece, numbers, lengths):
     Args:
       commands: List of `Command`.
       piece: The `ShardScope`.
-      numbers: Float64 tensor, those of all commands.
+      numbers: List of scalar float64 tensors, those of all commands.
       lengths: List to which the number of each command's scalars is added.
 
     Returns:

@@ -1,5 +1,6 @@
 """Calls of `fit`: an epoch is an iteration of all workers."""
 
+import functools
 import itertools
 import time
 import warnings
@@ -9,14 +10,17 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 
+from tfdist import private_keras
 from tfdist import private_keras_calls
 from tfdist.cluster import member_table
+from tfdist.cluster import preemption
 from tfdist.sandblaster import coordinator as coordinator_lib
 from tfdist.sandblaster import deposits as deposits_lib
 from tfdist.sandblaster import lbfgs
 from tfdist.sandblaster import minimizer as minimizer_lib
 from tfdist.sandblaster import portion_gradients
 from tfdist.sandblaster import portion_worker
+from tfdist.sandblaster import saved_memory
 from tfdist.sandblaster import shards as shards_lib
 from tfdist.sandblaster import shared_record
 from tfdist.sandblaster import whole_data
@@ -87,13 +91,24 @@ class SandblasterTraining:
         Returns:
           The number of the call, the same on all workers.
         """
+        if self._fit is not None and not self._fit.running.is_over():
+            raise NotImplementedError(
+                "`fit` must not be called within another `fit` under "
+                "SandblasterStrategy."
+            )
         number = next(self._calls)
-        self._fit = _Fit(self, number, frame, running)
+        board = self.board.read()
+        fit, done = board.get("fit", -1), board.get("done", 0)
+        self._fit = _Fit(self, number, frame, running, fit > number)
+        if fit == number and done:
+            self._fit.go_on(frame, done)
         return number
 
     def call(self, function, iterator):
         """Takes the place of a model's `train_function`."""
-        del function
+        if private_keras_calls.fit_under_way() is None:
+            # `train_on_batch`, which the optimizer refuses.
+            return function(iterator)
         return self._fit.step(iterator)
 
     def begin(self, model, gradients, batches, number):
@@ -110,7 +125,11 @@ class SandblasterTraining:
           than the chief), and the description of the call.
         """
         held = self._models.get(model)
-        if held is None or held.signature != gradients.signature:
+        settings = model.optimizer.get_config()
+        if held is None or (held.signature, held.settings) != (
+            gradients.signature,
+            settings,
+        ):
             name = f"{self._namespace}/{number}"
             held = _OnServers(
                 name, gradients, model.optimizer, self._devices, self._here
@@ -134,6 +153,11 @@ class SandblasterTraining:
         }
         coordinator = None
         if self._config.is_chief:
+            model.optimizer.attach(
+                functools.partial(
+                    saved_memory.collect, held.shards, held.name, self._progress
+                )
+            )
             coordinator = coordinator_lib.Coordinator(
                 self.board,
                 self._progress,
@@ -240,19 +264,43 @@ class _LostWorkers:
 
 
 class _Fit:
-    """One call of `fit`."""
+    """One call of `fit`.
 
-    def __init__(self, training, number, frame, running):
+    Args:
+      training: The `SandblasterTraining`.
+      number: Number of the call.
+      frame: Its frame.
+      running: Its `RunningFit`.
+      is_past: Whether the others have ended it: this process was started again.
+    """
+
+    def __init__(self, training, number, frame, running, is_past):
+        self._is_past = is_past
         self._training = training
         self._number = number
         self._model = private_keras_calls.model_of(frame)
         self._steps_per_epoch = private_keras_calls.steps_per_epoch_of(frame)
-        self._running = running
+        self.running = running
         self._gradients = None
         self._worker = self._coordinator = self._description = None
         # Iterations that this worker has seen.
         self._seen = 0
+        self._is_set = False
         _check_optimizer(self._model)
+
+    def go_on(self, frame, done):
+        """Leaves out epochs: this process was started again.
+
+        The last iteration that was made is shown once more.
+
+        Args:
+          frame: The frame of `fit`.
+          done: Number of iterations that were made.
+        """
+        self._seen = done - 1
+        first = private_keras_calls.initial_epoch_of(frame)
+        private_keras.set_initial_epoch(self._model, first + self._seen)
+        self._is_set = True
 
     def step(self, iterator):
         """Takes part in an iteration; at the second step, ends the epoch.
@@ -266,7 +314,13 @@ class _Fit:
         Raises:
           StopIteration: The epoch has had its step.
         """
-        if not private_keras_calls.is_first_step_of_epoch():
+        if self._is_set:
+            # Only this call of `fit` begins later than the user says.
+            private_keras.set_initial_epoch(self._model, None)
+            self._is_set = False
+        if self._is_past:
+            self._model.stop_training = True
+        if self._is_past or not private_keras_calls.is_first_step_of_epoch():
             raise StopIteration
         if self._worker is None:
             self._begin(iterator)
@@ -274,6 +328,7 @@ class _Fit:
             result = self._coordinator.iterate(
                 self._number, self._seen, self._description
             )
+            self._worker.load(result["point"], result["evaluation"])
         else:
             result = self._follow()
         self._seen += 1
@@ -295,18 +350,21 @@ class _Fit:
         self._gradients = portion_gradients.PortionGradients(
             training.strategy(), self._model
         )
+        self.running.before_end(self._end)
         self._worker, self._coordinator, self._description = training.begin(
             self._model, self._gradients, batches, self._number
         )
         if self._coordinator is not None:
             goes_on = self._coordinator.begin(
-                self._number, self._description, self._gradients.values()
+                self._number,
+                self._description,
+                self._gradients.values(),
+                self._model.optimizer.take_loaded(),
             )
             if goes_on:
                 logging.warning(
                     "Goes on with the minimization that the chief had begun."
                 )
-            self._running.before_end(self._coordinator.end)
             return
         training.await_chief(
             lambda: training.board.read().get("fit", -1) >= self._number
@@ -315,6 +373,15 @@ class _Fit:
         if progress["fit"] == self._number:
             whole_data.compare(progress["description"], self._description)
 
+    def _end(self):
+        """Called when all callbacks have ended."""
+        # A chief that has to leave comes back, and goes on.
+        if self._coordinator is not None and not preemption.received():
+            self._coordinator.end()
+        # They have all of the data, and the model.
+        self._worker = self._coordinator = self._gradients = None
+        self._model = None
+
     def _follow(self):
         """Works until the iteration has ended; returns its result, or None."""
         training = self._training
@@ -322,26 +389,41 @@ class _Fit:
         def is_over():
             while True:
                 board = training.board.read()
-                if self._is_past(board) or board["done"] > self._seen:
+                if self._is_over(board) or board["done"] > self._seen:
                     return True
                 if not self._worker.work():
                     return False
 
         training.await_chief(is_over)
-        if self._is_past(training.board.read()):
+        if self._is_over(training.board.read()):
             self._model.stop_training = True
-        progress = training.progress()
-        return progress["result"] if progress["fit"] == self._number else None
+        return self._catch_up()
 
-    def _is_past(self, board):
+    def _catch_up(self):
+        """Fetches the newest parameters.
+
+        Returns:
+          The result of this worker's iteration (the newest one, if it is far
+          behind); None if the chief is in another call of `fit`.
+        """
+        while True:
+            progress = self._training.progress()
+            newest = progress["result"]
+            if progress["fit"] != self._number or newest is None:
+                return None
+            self._worker.load(newest["point"], newest["evaluation"])
+            # Of the second iteration after it, the vector is a trial point.
+            if self._training.progress()["done"] == progress["done"]:
+                return dict(progress["recent"]).get(self._seen, newest)
+
+    def _is_over(self, board):
         """Whether the chief has ended this call of `fit`."""
         if board["fit"] != self._number:
             return True
         return board["ended"] and board["done"] <= self._seen
 
     def _show(self, result):
-        """The model is where the iteration has led to, and its metrics."""
-        self._worker.load(result["point"], result["evaluation"])
+        """Shows the metrics of an iteration, and stops after the last one."""
         self._gradients.show(np.array(result["totals"]))
         self._model.optimizer.iterations.assign(self._seen)
         self._training.iterations.append(result)

@@ -141,6 +141,24 @@ class SandblasterStrategy(tf.distribute.Strategy):
             for one in self._training.iterations
         ]
 
+    def progress(self) -> dict[str, int]:
+        """Returns how far the iteration under way has come.
+
+        Returns:
+          A dict of ints: `iterations`, those of this call of `fit` that are
+          done; `evaluations`, those that were begun in all; `portions`, into
+          how many the data is cut, 0 between two evaluations; and `done`, how
+          many of them are computed.
+        """
+        board = self._training.board.read()
+        accepted = (board.get("queue") or {}).get("accepted", [])
+        return {
+            "iterations": board.get("done", 0),
+            "evaluations": board.get("evaluation", 0),
+            "portions": len(accepted),
+            "done": len(accepted) - accepted.count(None),
+        }
+
     def portion_counts(self) -> dict[str, dict[str, int]]:
         """Returns how many portions each worker has computed, so far.
 
