@@ -47,7 +47,7 @@ def test_every_command_does_what_numpy_does(number):
             commands.Axpy("d", -0.5, "b"),
             commands.Multiply("d", "c"),
             commands.SetRow(ROWS, 2, "d"),
-            commands.RowDots(ROWS, "a"),
+            commands.RowDots(ROWS, ("a", "b")),
             commands.Combine("e", ROWS, [0.0, 0.0, 2.0, 0.0]),
         ]
     )
@@ -55,7 +55,7 @@ def test_every_command_does_what_numpy_does(number):
     np.testing.assert_allclose(results[0], a @ b)
     np.testing.assert_allclose(results[1], np.linalg.norm(a))
     assert results[2] == np.abs(b).max()
-    np.testing.assert_allclose(results[3], [0, 0, d @ a, 0])
+    np.testing.assert_allclose(results[3], [[0, 0, d @ a, 0], [0, 0, d @ b, 0]])
     np.testing.assert_allclose(made.fetch("d"), d)
     np.testing.assert_allclose(made.fetch("e"), 2 * d)
     np.testing.assert_array_equal(made.fetch("a"), a)

@@ -13,7 +13,11 @@ Scalars are float64 whatever the vectors are, and so are all sums.
 from collections.abc import Sequence
 import dataclasses
 
+import numpy as np
 import tensorflow as tf
+
+# Fields that are not part of a traced program.
+_NUMBERS = ("factor", "index", "coefficients")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +36,8 @@ class Command:
     @property
     def key(self):
         """The command without its numbers, hashable."""
-        values = (getattr(self, f.name) for f in dataclasses.fields(self))
-        names = tuple(value for value in values if isinstance(value, str))
+        values = vars(self).items()
+        names = tuple(one for one in values if one[0] not in _NUMBERS)
         return type(self).__name__, names, len(self.numbers)
 
     @property
@@ -185,27 +189,30 @@ class SetRow(Command):
 
 @dataclasses.dataclass(frozen=True)
 class RowDots(Command):
-    """The dot products of all rows of a matrix with a vector, float64."""
+    """The dot products of all rows of a matrix with some vectors.
+
+    A float64 array of a row for each vector.
+    """
 
     rows: str
-    vector: str
+    vectors: tuple[str, ...]
 
     def build(self, piece, numbers):
         del numbers
-        vector = tf.cast(piece.read(self.vector), tf.float64)
-
+        vectors = [
+            tf.cast(piece.read(vector), tf.float64) for vector in self.vectors
+        ]
+        parts = []
         # Row by row: all of them in float64 would double what a shard holds.
-        return tf.stack(
-            [
-                tf.reduce_sum(
-                    tf.cast(piece.read_row(self.rows, k), tf.float64) * vector
-                )
-                for k in range(piece.shape(self.rows)[0])
-            ]
-        )
+        for k in range(piece.shape(self.rows)[0]):
+            with tf.control_dependencies(parts[-1:]):
+                row = tf.cast(piece.read_row(self.rows, k), tf.float64)
+                dots = [tf.reduce_sum(row * vector) for vector in vectors]
+                parts.append(tf.stack(dots))
+        return tf.concat(parts, 0)
 
     def result(self, values):
-        return values
+        return np.reshape(values, [-1, len(self.vectors)]).T
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,6 +234,8 @@ class Combine(Command):
         total = tf.zeros([piece.size], piece.dtype)
         # In the order of rows, wherever the vector is cut.
         for k, number in enumerate(numbers):
-            row = piece.read_row(self.rows, k)
-            total += tf.math.multiply_no_nan(row, tf.cast(number, piece.dtype))
+            with tf.control_dependencies([total]):
+                row = piece.read_row(self.rows, k)
+                factor = tf.cast(number, piece.dtype)
+                total += tf.math.multiply_no_nan(row, factor)
         piece.write(self.target, total)

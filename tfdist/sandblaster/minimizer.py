@@ -186,10 +186,8 @@ class Minimizer:
                 "The loss of the data set must be finite where the "
                 f"minimization begins. Received: {value}"
             )
-        self._known = (
-            value,
-            *self._shards.run(_of_gradient(gradient)),
-        )
+        (products,), *norms = self._shards.run(_of_gradient(gradient))
+        self._known = value, products, *norms
 
     def _choose_direction(self):
         """Makes the direction, and the first trial point.
@@ -253,7 +251,7 @@ class Minimizer:
         part = self._part_kept(
             step * (trial_slope - slope), step * step * -slope, step * length
         )
-        pair = []
+        pair, others = [], ()
         if part:
             slot = memory.free_slot
             memory.drop(slot)
@@ -268,13 +266,14 @@ class Minimizer:
                 commands.Scale(old, -part - (1 - part) * step),
                 commands.Axpy(old, part, new),
                 commands.SetRow(HISTORY, y, old),
-                commands.RowDots(HISTORY, DIRECTION),
-                commands.RowDots(HISTORY, old),
             ]
-        results = self._shards.run([*pair, *_of_gradient(new)])
+            others = (DIRECTION, old)
+        (*pair_products, products), square, largest = self._shards.run(
+            [*pair, *_of_gradient(new, others)]
+        )
         if part:
-            memory.add(slot, *results[:2])
-        self._known = (value, *results[-3:])
+            memory.add(slot, *pair_products)
+        self._known = value, products, square, largest
         self._now = 1 - self._now
 
     def _part_kept(self, curvature, expected, length):
@@ -325,10 +324,16 @@ class Minimizer:
             self._memory.drop(self._memory.free_slot)
 
 
-def _of_gradient(gradient):
-    """The commands whose results are known of each current point."""
+def _of_gradient(gradient, others=()):
+    """The commands whose results are known of each current point.
+
+    Args:
+      gradient: Name of the gradient.
+      others: Names of vectors whose dot products with the history are wanted
+        as well; before those of the gradient.
+    """
     return [
-        commands.RowDots(HISTORY, gradient),
+        commands.RowDots(HISTORY, (*others, gradient)),
         commands.Dot(gradient, gradient),
         commands.MaxNorm(gradient),
     ]

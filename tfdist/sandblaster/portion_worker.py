@@ -31,6 +31,8 @@ class PortionWorker:
         self._worker = worker
         # Number of the evaluation whose point the model has.
         self._loaded = None
+        # The portion that was taken when the last one was completed.
+        self._taken = None
 
     def load(self, point, evaluation):
         """Gives the model the values of a point, if it has others.
@@ -38,23 +40,33 @@ class PortionWorker:
         Args:
           point: Name of the vector.
           evaluation: Number of the evaluation there.
+
+        Returns:
+          Whether it had others.
         """
-        if evaluation != self._loaded:
-            self._loaded = None
-            self._gradients.assign(self._shards.fetch(point))
-            self._loaded = evaluation
+        if evaluation == self._loaded:
+            return False
+        self._loaded = None
+        self._gradients.assign(self._shards.fetch(point))
+        self._loaded = evaluation
+        return True
 
     def work(self):
-        """Takes a portion and computes it.
+        """Computes a portion, and takes the next one.
 
         Returns:
           Whether there was one.
         """
-        taken = self._board.change(self._take)
+        taken, self._taken = self._taken, None
+        if taken is None:
+            taken = self._board.change(self._take)
         if taken is None:
             return False
         attempt, evaluation, point = taken
-        self.load(point, evaluation)
+        if self.load(point, evaluation) and not self._is_open(attempt):
+            # The vector may have become another point before it was fetched.
+            self._loaded = None
+            return True
         asked = time.monotonic()
 
         def goes_on():
@@ -62,20 +74,29 @@ class PortionWorker:
             if time.monotonic() - asked < _ASK_AGAIN_SECONDS:
                 return True
             asked = time.monotonic()
-            queue = _queue_of(self._board.read())
-            return queue is not None and queue.is_open(attempt.ticket)
+            return self._is_open(attempt)
 
         found = self._gradients.compute(
             self._portions[attempt.portion], goes_on
         )
         if found is not None:
             self._deposits.keep(attempt.ticket, *found)
-            self._board.change(
+            self._taken = self._board.change(
                 lambda board, now: self._complete(board, attempt.ticket, now)
             )
         return True
 
+    def _is_open(self, attempt):
+        queue = _queue_of(self._board.read())
+        return queue is not None and queue.is_open(attempt.ticket)
+
     def _take(self, board, now):
+        """Takes a portion.
+
+        Returns:
+          A tuple, the `Attempt`, the number of the evaluation and the name of
+          its point; None if there is no portion.
+        """
         queue = _queue_of(board)
         if queue is None:
             return None
@@ -86,6 +107,7 @@ class PortionWorker:
         return attempt, board["evaluation"], board["point"]
 
     def _complete(self, board, ticket, now):
+        """Completes an attempt, and takes a portion; returns that."""
         queue = _queue_of(board)
         counts = queue is not None and queue.complete(ticket, now)
         if counts:
@@ -94,6 +116,7 @@ class PortionWorker:
         by_worker = board.setdefault("counts", {})
         numbers = by_worker.setdefault(str(self._worker), [0, 0])
         numbers[0 if counts else 1] += 1
+        return self._take(board, now)
 
 
 def _queue_of(board):
