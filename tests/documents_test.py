@@ -37,7 +37,7 @@ OWN = {
     "tutorial",
 }
 # Those whose programs need no cluster and print nothing to look at.
-SHORT = ["decisions", "elasticity", "nonfinite", "operations"]
+SHORT = ["decisions", "elasticity", "nonfinite", "operations", "sandblaster"]
 # `tests/strategies/own_methods_test.py` trains with the programs of this one.
 ELSEWHERE = {"new_method"}
 

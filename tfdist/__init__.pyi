@@ -13,6 +13,7 @@ from tfdist import correction as correction
 from tfdist import datasets as datasets
 from tfdist import pipeline as pipeline
 from tfdist import placement as placement
+from tfdist import sandblaster as sandblaster
 from tfdist import simulation as simulation
 from tfdist import synchronization as synchronization
 from tfdist import testing as testing
@@ -49,6 +50,9 @@ from tfdist.strategies.presets import DANAStrategy as DANAStrategy
 from tfdist.strategies.presets import DCASGDStrategy as DCASGDStrategy
 from tfdist.strategies.presets import SoftSyncStrategy as SoftSyncStrategy
 from tfdist.strategies.registry import register as register
+from tfdist.strategies.sandblaster import (
+    SandblasterStrategy as SandblasterStrategy,
+)
 from tfdist.strategies.strategy import (
     ParameterServerStrategy as ParameterServerStrategy,
 )

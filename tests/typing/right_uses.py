@@ -12,6 +12,7 @@ from tfdist import correction
 from tfdist import datasets
 from tfdist import pipeline
 from tfdist import placement
+from tfdist import sandblaster
 from tfdist import simulation
 from tfdist import synchronization
 from tfdist import testing
@@ -22,6 +23,13 @@ def build() -> keras.Model:
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(2)])
     model.compile("sgd", "mse")
     return model
+
+
+def minimizing() -> keras.optimizers.Optimizer:
+    """Returns an optimizer of all data, and makes its strategy."""
+    with tfdist.SandblasterStrategy(portions_per_worker=4, seed=1).scope():
+        search = sandblaster.StrongWolfe(curvature=0.5)
+        return sandblaster.LBFGS(memory=5, line_search=search, damping=True)
 
 
 def strategies() -> list[tfdist.ParameterServerStrategy]:

@@ -97,11 +97,12 @@ def test_table_of_strategies_has_the_presets_and_their_papers():
     table = STRATEGIES.partition("\n\n")[2].partition("\n\n")[0]
     rows = dict(re.findall(r"^\| `(\w+)\(.*\|(.*)\|$", table, re.MULTILINE))
     presets = {e.preset: e.paper for e in catalogue.ENTRIES if e.preset}
-    # Engines of their own, for Sync and Async by other ways.
+    # Engines of their own.
     bases = {
         "ParameterServerStrategy",
         "AllReduceStrategy",
         "PeerToPeerStrategy",
+        "SandblasterStrategy",
     }
     assert set(rows) - bases == set(presets)
     for preset, paper in presets.items():

@@ -19,9 +19,10 @@ NAMES = {
         DCASGDStrategy DiLoCoStrategy DownpourStrategy ElasticAveragingStrategy
         FaultTolerance ModelFreedError ParameterAveragingStrategy
         ParameterServerStrategy PeerToPeerStrategy PipelineStrategy
-        SidecarEvaluator SoftSyncStrategy __version__
+        SandblasterStrategy SidecarEvaluator SoftSyncStrategy __version__
         averaging callbacks cluster codistillation compression correction
-        datasets pipeline placement register simulation synchronization testing
+        datasets pipeline placement register sandblaster simulation
+        synchronization testing
     """,
     "tfdist.averaging": """
         AccruedGradients DelayedNesterov ElasticAveraging LocalSteps
@@ -48,6 +49,7 @@ NAMES = {
         RecurrentStack Report Row choose estimate following measure
         mixed_assignment partition place report
     """,
+    "tfdist.sandblaster": "Armijo LBFGS LineSearch StrongWolfe",
     "tfdist.simulation": """
         Advice Comparison ComputeTime Constant Failure Gamma History LogNormal
         Measurement Method Network Pareto Recorded SlowWorkers Sometimes Trace

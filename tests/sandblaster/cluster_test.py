@@ -1,0 +1,149 @@
+"""Real clusters that minimize, and whose tasks die."""
+
+import functools
+
+import numpy as np
+import pytest
+import scipy.optimize
+
+from tests.sandblaster import tasks
+
+PORTIONS = 24  # 8 for each of 3 workers; of 2 batches each.
+TRAIN = "tests.sandblaster.tasks:train"
+
+
+@functools.cache
+def minimum():
+    """Where SciPy ends."""
+    return scipy.optimize.minimize(
+        tasks.loss,
+        np.zeros(18),
+        jac=True,
+        method="L-BFGS-B",
+        options={"ftol": 0, "gtol": 1e-9},
+    )
+
+
+def check_minimum(report):
+    """Checks that a worker has ended at the minimum."""
+    np.testing.assert_allclose(report["weights"], minimum().x, atol=1e-6)
+    last = report["iterations"][-1]
+    np.testing.assert_allclose(last["value"], minimum().fun, rtol=1e-9)
+    assert last["outcome"] == "converged"
+    # Keras's metrics are less exact.
+    np.testing.assert_allclose(report["losses"][-1], last["value"], rtol=1e-6)
+
+
+def counted(report):
+    """Portions that have counted, a list by worker."""
+    return [one["counted"] for one in report["counts"].values()]
+
+
+@pytest.mark.smoke
+def test_kill_9_in_the_middle_of_a_portion_changes_nothing(cluster):
+    """Each worker computes a portion, and waits in the second one."""
+    made = cluster(num_ps=2, num_workers=3)
+    made.start_servers()
+    labels = [f"worker-{k}" for k in range(3)]
+    workers = made.start_workers(TRAIN, holds=dict.fromkeys(labels, 3))
+    for worker in workers:
+        worker.expect("holding")
+    *others, victim = workers
+    victim.kill()
+    for worker in others:
+        made.tell(f"go on {worker.label}")
+    made.finish()
+    chief, other = [worker.report() for worker in others]
+    check_minimum(chief)
+    assert other["weights"] == chief["weights"]
+    assert other["losses"] == chief["losses"]
+    assert other["accuracies"] == chief["accuracies"]
+    evaluations = sum(one["evaluations"] for one in chief["iterations"])
+    assert sum(counted(chief)) == PORTIONS * evaluations
+    assert counted(chief)[2] == 1
+
+
+@pytest.mark.nightly
+def test_the_result_is_the_same_to_the_bit_with_any_number_of_workers(cluster):
+    reports = []
+    for workers, portions in ((1, 24), (3, 8)):
+        made = cluster(num_ps=2, num_workers=workers)
+        made.start_servers()
+        started = made.start_workers(TRAIN, portions_per_worker=portions)
+        made.finish()
+        reports += [worker.report() for worker in started]
+    for report in reports[1:]:
+        assert report["weights"] == reports[0]["weights"]
+        assert report["losses"] == reports[0]["losses"]
+    check_minimum(reports[0])
+
+
+@pytest.mark.nightly
+def test_a_worker_that_comes_back_takes_part_again(cluster):
+    made = cluster(num_ps=2, num_workers=2)
+    made.start_servers()
+    chief, victim = made.start_workers(
+        TRAIN, holds={"worker-0": 100, "worker-1": 3}
+    )
+    victim.expect("holding")
+    victim.kill()
+    chief.expect("holding")
+    # Of the evaluation in which the chief waits, it computes all the rest.
+    again = made.start("worker", 1, TRAIN, holds={"worker-1.1": 5})
+    again.expect("holding")
+    for label in ("worker-0", "worker-1.1"):
+        made.tell(f"go on {label}")
+    made.finish()
+    check_minimum(chief.report())
+    assert again.report()["weights"] == chief.report()["weights"]
+    # It has left out what was done when it began.
+    losses = again.report()["losses"]
+    assert losses == chief.report()["losses"][-len(losses) :]
+
+
+@pytest.mark.nightly
+def test_the_chief_comes_back_and_goes_on(cluster):
+    made = cluster(num_ps=2, num_workers=2)
+    made.start_servers()
+    # It waits in the middle of a line search, after some iterations.
+    chief, other = made.start_workers(
+        TRAIN, holds={"worker-0": 150, "worker-1": 400}
+    )
+    chief.expect("holding")
+    chief.kill()
+    again = made.start("worker", 0, TRAIN)
+    made.tell("go on worker-1")
+    again.expect("Goes on with the minimization")
+    made.finish()
+    check_minimum(again.report())
+    assert other.report()["weights"] == again.report()["weights"]
+    losses = again.report()["losses"]
+    assert losses == other.report()["losses"][-len(losses) :]
+    assert len(losses) < len(other.report()["losses"])
+
+
+@pytest.mark.nightly
+def test_all_end_when_the_chief_does(cluster):
+    made = cluster(num_ps=1, num_workers=2)
+    made.start_servers()
+    chief = made.start("worker", 0, TRAIN, epochs=3)
+    other = made.start("worker", 1, TRAIN)
+    made.finish()
+    assert len(chief.report()["losses"]) == 3
+    assert other.report()["weights"] == chief.report()["weights"]
+    assert len(other.report()["losses"]) <= 4
+
+
+@pytest.mark.nightly
+def test_without_a_server_all_end_with_an_error(cluster):
+    made = cluster(num_ps=2, num_workers=2)
+    servers = made.start_servers()
+    workers = made.start_workers(TRAIN, holds={"worker-0": 60, "worker-1": 60})
+    for worker in workers:
+        worker.expect("holding")
+    servers[1].kill()
+    for worker in workers:
+        made.tell(f"go on {worker.label}")
+    for worker in workers:
+        assert worker.wait() == 1
+        assert "Error" in worker.output()

@@ -1,0 +1,336 @@
+"""`fit` with L-BFGS in one process."""
+
+import keras
+import numpy as np
+import pytest
+import scipy.optimize
+import tensorflow as tf
+
+from tests.sandblaster import tasks
+import tfdist
+
+
+@pytest.fixture(scope="module")
+def strategy():
+    return tfdist.SandblasterStrategy(portions_per_worker=5)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    """So that values are told apart near the minimum."""
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx(before)
+
+
+def fit(model, epochs, batch_size=20, **arguments):
+    """Trains on the data of `tasks`, of which the last batch is smaller."""
+    x, y = tasks.data()
+    arguments.setdefault("shuffle", False)
+    return model.fit(
+        x, y, batch_size=batch_size, epochs=epochs, verbose=0, **arguments
+    )
+
+
+def small_model(strategy, *layers, optimizer=None, **arguments):
+    """A compiled model of some layers."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((tasks.FEATURES,)), *layers])
+        model.compile(
+            optimizer or tfdist.sandblaster.LBFGS(), loss="mse", **arguments
+        )
+    return model
+
+
+def test_it_ends_at_the_minimum(strategy):
+    model = tasks.make_model(strategy)
+    history = fit(model, 200)
+    scipys = scipy.optimize.minimize(
+        tasks.loss,
+        np.zeros(18),
+        jac=True,
+        method="L-BFGS-B",
+        options={"ftol": 0, "gtol": 1e-9},
+    )
+    assert len(history.history["loss"]) < 50
+    assert strategy.iterations[-1]["outcome"] == "converged"
+    np.testing.assert_allclose(
+        tasks.weights_of(model), scipys.x, atol=1e-6, rtol=0
+    )
+    np.testing.assert_allclose(history.history["loss"][-1], scipys.fun)
+
+
+def test_logs_are_those_of_all_data_at_the_new_parameters(strategy):
+    model = tasks.make_model(strategy)
+    x, y = tasks.data()
+
+    class Looks(keras.callbacks.Callback):
+        seen = []
+
+        def on_epoch_end(self, epoch, logs=None):
+            del epoch
+            value, _ = tasks.loss(np.array(tasks.weights_of(self.model)))
+            right = np.argmax(self.model.predict(x, verbose=0), 1) == y
+            np.testing.assert_allclose(logs["loss"], value)
+            np.testing.assert_allclose(
+                logs["accuracy"], right.mean(), rtol=1e-6
+            )
+            self.seen.append(logs["loss"])
+
+    fit(model, 4, callbacks=[Looks()], validation_data=(x, y))
+    assert len(Looks.seen) == 4
+    assert Looks.seen == sorted(Looks.seen, reverse=True)
+    assert int(model.optimizer.iterations) == 4
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["run_eagerly", pytest.param("jit_compile", marks=pytest.mark.nightly)],
+)
+def test_other_ways_to_run_a_step_do_the_same(strategy, way):
+    losses = []
+    for used in (False, True):
+        model = tasks.make_model(strategy)
+        setattr(model, way, used)
+        losses.append(fit(model, 4).history["loss"])
+    np.testing.assert_allclose(*losses, rtol=1e-12)
+
+
+def test_a_second_fit_goes_on_where_the_first_has_ended(strategy):
+    whole, parts = (tasks.make_model(strategy) for _ in range(2))
+    expected = fit(whole, 7).history["loss"]
+    found = [*fit(parts, 3).history["loss"], *fit(parts, 4).history["loss"]]
+    assert found == expected
+
+
+def test_weights_that_a_user_sets_are_where_the_next_fit_begins(strategy):
+    model = tasks.make_model(strategy)
+    first = fit(model, 3).history["loss"]
+    model.set_weights([np.zeros_like(w) for w in model.get_weights()])
+    assert fit(model, 3).history["loss"] == first
+
+
+@pytest.mark.nightly
+def test_other_data_is_another_function(strategy):
+    model = tasks.make_model(strategy)
+    fit(model, 5)
+    x, y = tasks.data()
+    history = model.fit(
+        x[:50], y[:50], batch_size=20, epochs=1, verbose=0, shuffle=False
+    )
+    first = strategy.iterations[-1]
+    assert first["evaluations"] >= 2
+    assert history.history["loss"][0] == pytest.approx(first["value"])
+
+
+@pytest.mark.nightly
+def test_steps_per_epoch_batches_are_the_data(strategy):
+    x, y = tasks.data()
+    endless = tf.data.Dataset.from_tensor_slices((x, y)).batch(24).repeat()
+    losses = []
+    for data, steps in ((endless, 4), (endless.take(4), None)):
+        model = tasks.make_model(strategy)
+        losses.append(
+            model.fit(data, steps_per_epoch=steps, epochs=3, verbose=0).history[
+                "loss"
+            ]
+        )
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 3
+
+
+def test_progress_is_shown_within_an_iteration(strategy):
+    seen = []
+
+    class Looks(keras.Model):
+        def train_step(self, data):
+            seen.append(strategy.progress())
+            return super().train_step(data)
+
+    model = tasks.make_model(strategy, Looks)
+    model.run_eagerly = True
+    before = strategy.progress()["evaluations"]
+    fit(model, 1)
+    assert [one["evaluations"] - before for one in seen[:10]] == [1] * 5 + [
+        2
+    ] * 5
+    assert [one["done"] for one in seen[:10]] == [0, 1, 2, 3, 4] * 2
+    assert {one["portions"] for one in seen} == {5}
+    after = strategy.progress()
+    assert (after["iterations"], after["portions"]) == (1, 0)
+
+
+def test_early_stopping_sees_the_loss(strategy):
+    model = tasks.make_model(strategy)
+    stops = keras.callbacks.EarlyStopping("loss", min_delta=0.01, patience=0)
+    losses = fit(model, 50, callbacks=[stops]).history["loss"]
+    assert losses[-2] - losses[-1] < 0.01
+    assert len(losses) < 15
+
+
+@pytest.mark.nightly
+def test_inputs_may_be_a_structure(strategy):
+    x, y = tasks.data()
+    with strategy.scope():
+        inputs = {name: keras.Input((tasks.FEATURES,)) for name in "ab"}
+        joined = keras.layers.Add()(list(inputs.values()))
+        model = keras.Model(inputs, keras.layers.Dense(1)(joined))
+        model.compile(tfdist.sandblaster.LBFGS(), loss="mse")
+    model.fit({"a": x, "b": -x}, y, epochs=9, verbose=0, shuffle=False)
+    # Of a constant, the mean is the best one.
+    np.testing.assert_allclose(strategy.iterations[-1]["value"], np.var(y))
+
+
+def test_sample_weights_count(strategy):
+    x, y = tasks.data()
+    weights = np.linspace(0, 2, len(x))
+    model = tasks.make_model(strategy)
+    model.fit(
+        x,
+        y,
+        sample_weight=weights,
+        batch_size=32,
+        epochs=1,
+        verbose=0,
+        shuffle=False,
+    )
+    whole = model.evaluate(x, y, sample_weight=weights, verbose=0)[0]
+    np.testing.assert_allclose(strategy.iterations[-1]["value"], whole)
+
+
+@pytest.mark.parametrize(
+    "layer", [keras.layers.Dropout, keras.layers.BatchNormalization]
+)
+def test_layers_with_a_changing_state_are_refused(strategy, layer):
+    arguments = {"rate": 0.5} if layer is keras.layers.Dropout else {}
+    model = small_model(strategy, layer(**arguments), keras.layers.Dense(1))
+    with pytest.raises(ValueError, match="must not change its state"):
+        fit(model, 1)
+
+
+def test_normalization_that_was_adapted_is_not(strategy):
+    layer = keras.layers.Normalization()
+    layer.adapt(tasks.data()[0])
+    fit(small_model(strategy, layer, keras.layers.Dense(1)), 1)
+
+
+def test_other_optimizers_are_refused(strategy):
+    model = small_model(strategy, keras.layers.Dense(1), optimizer="sgd")
+    with pytest.raises(ValueError, match="LBFGS"):
+        fit(model, 1)
+
+
+def test_constraints_are_refused(strategy):
+    model = small_model(
+        strategy, keras.layers.Dense(1, kernel_constraint="non_neg")
+    )
+    with pytest.raises(ValueError, match="constraint"):
+        fit(model, 1)
+
+
+def test_half_precision_is_refused(strategy):
+    model = small_model(strategy, keras.layers.Dense(1, dtype="float16"))
+    with pytest.raises(ValueError, match="float16"):
+        fit(model, 1)
+
+
+def test_a_train_step_without_a_loss_is_refused(strategy):
+    class Own(keras.Model):
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self(data[0]))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return {"loss": loss}
+
+    with strategy.scope():
+        inputs = keras.Input((tasks.FEATURES,))
+        model = Own(inputs, keras.layers.Dense(1)(inputs))
+        model.compile(tfdist.sandblaster.LBFGS())
+    with pytest.raises(ValueError, match="scale_loss"):
+        fit(model, 1)
+
+
+def test_it_has_no_step_of_a_batch(strategy):
+    model = tasks.make_model(strategy)
+    x, y = tasks.data()
+    with pytest.raises(RuntimeError, match="no step of one batch"):
+        model.train_on_batch(x, y)
+    fit(model, 1)
+    with pytest.raises(RuntimeError, match="no step of one batch"):
+        model.train_on_batch(x, y)
+    variable = keras.Variable(1.0)
+    with pytest.raises(RuntimeError, match="SandblasterStrategy"):
+        tfdist.sandblaster.LBFGS().apply([tf.constant(1.0)], [variable])
+
+
+def test_a_saved_model_goes_on_with_its_memory(strategy, tmp_path):
+    whole, parts = (
+        tasks.make_model(strategy, memory=3, line_search="armijo")
+        for _ in range(2)
+    )
+    expected = fit(whole, 7).history["loss"]
+    losses = fit(parts, 3).history["loss"]
+    parts.save(tmp_path / "model.keras")
+    with strategy.scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.get_config() == parts.optimizer.get_config()
+    losses += fit(loaded, 4).history["loss"]
+    assert losses == expected
+
+
+@pytest.mark.nightly
+def test_a_saved_memory_is_of_no_use_with_other_weights(strategy, tmp_path):
+    model = tasks.make_model(strategy)
+    first = fit(model, 3).history["loss"]
+    model.save(tmp_path / "model.keras")
+    with strategy.scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded.set_weights([np.zeros_like(w) for w in model.get_weights()])
+    assert fit(loaded, 3).history["loss"] == first
+
+
+@pytest.mark.nightly
+def test_a_model_without_a_memory_is_saved_and_loaded(strategy, tmp_path):
+    model = tasks.make_model(strategy)
+    model.save(tmp_path / "model.keras")
+    with strategy.scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert len(fit(loaded, 2).history["loss"]) == 2
+
+
+def test_a_fit_within_a_fit_is_refused(strategy):
+    model, other = (tasks.make_model(strategy) for _ in range(2))
+
+    class Fits(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            fit(other, 1)
+
+    with pytest.raises(NotImplementedError, match="within another"):
+        fit(model, 1, callbacks=[Fits()])
+    assert len(fit(other, 1).history["loss"]) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"memory": 0},
+        {"line_search": "newton"},
+        {"gradient_tolerance": -1.0},
+        {"value_tolerance": float("nan")},
+    ],
+)
+def test_settings_of_lbfgs_that_make_no_sense_are_refused(settings):
+    (name,) = settings
+    with pytest.raises(ValueError, match=f"Argument `{name}` must be"):
+        tfdist.sandblaster.LBFGS(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"portions_per_worker": 0}, {"backup_after": 1.0}]
+)
+def test_settings_of_the_strategy_that_make_no_sense_are_refused(settings):
+    (name,) = settings
+    with pytest.raises(ValueError, match=f"Argument `{name}` must be"):
+        tfdist.SandblasterStrategy(**settings)

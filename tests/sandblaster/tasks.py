@@ -1,0 +1,118 @@
+"""What the workers of clusters under test run: logistic regression."""
+
+import os
+
+import keras
+import numpy as np
+
+from tests.multi_process import handshake
+import tfdist
+
+EXAMPLES, FEATURES, CLASSES = 96, 5, 3
+DECAY = 2.0**-7  # In float32 as well: so Keras has it.
+
+
+def data():
+    """Features and labels, float64 and int64, the same on all workers."""
+    random = np.random.default_rng(3)
+    x = random.normal(size=(EXAMPLES, FEATURES))
+    y = np.argmax(x[:, :CLASSES] + random.normal(size=(EXAMPLES, CLASSES)), 1)
+    return x, y
+
+
+def loss(flat):
+    """The mean loss and its gradient, in NumPy."""
+    x, y = data()
+    weights = flat[: FEATURES * CLASSES].reshape(FEATURES, CLASSES)
+    logits = x @ weights + flat[FEATURES * CLASSES :]
+    logits -= logits.max(1, keepdims=True)
+    logs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    value = -logs[np.arange(EXAMPLES), y].mean()
+    slope = (np.exp(logs) - np.eye(CLASSES)[y]) / EXAMPLES
+    gradient = np.concatenate(
+        [(x.T @ slope + 2 * DECAY * weights).ravel(), slope.sum(0)]
+    )
+    return value + DECAY * np.sum(weights**2), gradient
+
+
+def make_model(strategy, kind=keras.Model, **settings):
+    """A compiled model, whose weights begin at 0; for `floatx` of float64.
+
+    Args:
+        strategy: the strategy.
+        kind: class of the model.
+        **settings: of `LBFGS`.
+    """
+    with strategy.scope():
+        inputs = keras.Input((FEATURES,))
+        outputs = keras.layers.Dense(
+            CLASSES,
+            kernel_initializer="zeros",
+            kernel_regularizer=keras.regularizers.L2(DECAY),
+        )(inputs)
+        model = kind(inputs, outputs)
+        settings.setdefault("memory", 4)
+        settings.setdefault("gradient_tolerance", 1e-8)
+        settings.setdefault("value_tolerance", 0.0)
+        model.compile(
+            tfdist.sandblaster.LBFGS(**settings),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            run_eagerly=kind is Held,
+        )
+    return model
+
+
+class Held(keras.Model):
+    """A model of which a step waits until the test says so.
+
+    Attributes:
+        holds_before: number of the step, from 0; None for none.
+    """
+
+    holds_before = None
+    _steps = 0
+
+    def train_step(self, data):
+        """As Keras's."""
+        if self._steps == self.holds_before:
+            print("holding", flush=True)
+            handshake.wait_for(f"go on {os.environ['TASK_LABEL']}")
+        self._steps += 1
+        return super().train_step(data)
+
+
+def weights_of(model):
+    """All weights, a list of floats."""
+    return np.concatenate([w.ravel() for w in model.get_weights()]).tolist()
+
+
+def train(portions_per_worker=8, epochs=60, holds=None):
+    """Trains to the minimum, and reports.
+
+    Args:
+        portions_per_worker: of the strategy.
+        epochs: at most.
+        holds: by label of a task the step before which it waits.
+    """
+    keras.config.set_floatx("float64")
+    strategy = tfdist.SandblasterStrategy(
+        portions_per_worker=portions_per_worker,
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0, worker_timeout=4.0
+        ),
+        seed=1,
+    )
+    model = make_model(strategy, Held)
+    model.holds_before = (holds or {}).get(os.environ["TASK_LABEL"])
+    x, y = data()
+    history = model.fit(
+        x, y, batch_size=2, epochs=epochs, shuffle=False, verbose=0
+    )
+    handshake.report(
+        weights=weights_of(model),
+        iterations=strategy.iterations,
+        counts=strategy.portion_counts(),
+        losses=history.history["loss"],
+        accuracies=history.history["accuracy"],
+    )

@@ -1,0 +1,127 @@
+"""The `StrategyExtended` of Sandblaster: plain variables, steps of its own."""
+
+import tensorflow as tf
+
+from tfdist import guarded_steps
+from tfdist import one_replica
+from tfdist import private_keras_calls
+from tfdist import quiet
+from tfdist import running_fit
+from tfdist.data_shares import shares
+from tfdist.saving import callbacks
+from tfdist.saving import models
+
+
+class SandblasterExtended(one_replica.OneReplicaExtended):
+    """One replica in each process, which has all of the data.
+
+    Args:
+      container_strategy: The strategy that this belongs to.
+      training: The `SandblasterTraining`.
+      config: The `ClusterConfig`.
+      device: Of this worker.
+      files: The `Files` of this task.
+    """
+
+    def __init__(self, container_strategy, training, config, device, files):
+        private_keras_calls.check()
+        super().__init__(container_strategy)
+        self._training = training
+        self._config = config
+        self._device = device
+        self._files = files
+
+    # Variables.
+
+    def _create_variable(self, next_creator, **kwargs):
+        return next_creator(**kwargs)
+
+    def _validate_colocate_with_variable(self, colocate_with_variable):
+        del colocate_with_variable
+
+    # Steps.
+
+    def _call_for_each_replica(self, fn, args, kwargs):
+        context = one_replica.ReplicaContext(
+            self._container_strategy(), replica_id_in_sync_group=0
+        )
+        with context, one_replica.foreign_objects_explained():
+            return fn(*args, **kwargs)
+
+    def _use_merge_call(self):
+        return False
+
+    def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
+        del reduce_op, options
+        return tf.nest.map_structure(one_replica.identity, value)
+
+    def _replica_ctx_update(self, var, fn, args=(), kwargs=None, group=True):
+        return self._update(var, fn, args, kwargs or {}, group)
+
+    def _update(self, var, fn, args, kwargs, group):
+        del group
+        return fn(var, *args, **kwargs)
+
+    # Input.
+
+    def _experimental_distribute_dataset(self, dataset, options):
+        del options
+        if private_keras_calls.data_request().purpose == "train":
+            dataset = _whole(dataset)
+        return shares.distribute(dataset, self._config, self._before_data)
+
+    def _before_data(self, request, number):
+        del number
+        purpose, frame, _ = request
+        if purpose not in ("train", "evaluate"):
+            return None
+        model = private_keras_calls.model_of(frame)
+        if self._files.is_shared:
+            models.see(model, self._files)
+            callbacks.see(private_keras_calls.callbacks_of(frame), self._files)
+        if purpose != "train":
+            return None
+        call = self._training.watch(frame, running_fit.begin(frame))
+        guarded_steps.guard(model, self._training.call)
+        # A number of 0 would mean none.
+        return call + 1
+
+    def _distribute_datasets_from_function(self, dataset_fn, options):
+        del dataset_fn, options
+        raise NotImplementedError(
+            "`distribute_datasets_from_function` must not be called under "
+            "SandblasterStrategy, where each worker computes any portion of "
+            "the data: give `fit` the whole data set."
+        )
+
+    # What it looks like from outside.
+
+    @property
+    def worker_devices(self):
+        return (self._device,)
+
+    @property
+    def parameter_devices(self):
+        return (self._device,)
+
+    @property
+    def experimental_between_graph(self):
+        return True
+
+    @property
+    def should_checkpoint(self):
+        return self._config.is_chief
+
+    @property
+    def should_save_summary(self):
+        return self._config.is_chief
+
+
+def _whole(dataset):
+    """A data set that is not shared out: each worker computes any portion."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    with quiet.quietly():  # It warns of each change of an option.
+        return dataset.with_options(options)

@@ -1,0 +1,339 @@
+"""L-BFGS whose vectors lie on shards; here are only scalars."""
+
+from collections.abc import Callable
+import dataclasses
+import enum
+import math
+
+import numpy as np
+
+from tfdist.sandblaster import commands
+from tfdist.sandblaster import pair_memory
+
+HISTORY = "history"
+"""The matrix of pairs: `memory` rows of steps, then of gradient changes."""
+DIRECTION = "direction"
+# A point and its gradient, for the current one and the one that is tried: they
+# change places, so that the current one is never half-written.
+POINTS = ("point/0", "point/1")
+GRADIENTS = ("gradient/0", "gradient/1")
+
+# A pair is of no use if `s y` is at most this times `s s`, or a direction if
+# its cosine to the steepest one is at most this.
+_TINY = 1e-10
+# Of Powell's damping: Nocedal and Wright 2006, procedure 18.2.
+_DAMPED = 0.2
+
+Evaluate = Callable[[str, str], float]
+
+
+class Outcome(enum.Enum):
+    """The outcome of an iteration.
+
+    MOVED: The point is another one, and lower.
+    CONVERGED: One of the tolerances was reached.
+    STUCK: There is no lower point along the steepest direction either; with
+      rounded values, the minimum is as near as they can tell.
+    """
+
+    MOVED = "moved"
+    CONVERGED = "converged"
+    STUCK = "stuck"
+
+
+@dataclasses.dataclass(frozen=True)
+class Iteration:
+    """One iteration.
+
+    Attributes:
+      outcome: An `Outcome`.
+      value: The function's value at the current point.
+      gradient_norm: The largest absolute value of the gradient there.
+      step: The length along the direction; 0 where the point is the old one.
+      evaluations: Number of evaluations of function and gradient.
+      restarted: Whether the memory was forgotten, as its direction was of no
+        use.
+    """
+
+    outcome: Outcome
+    value: float
+    gradient_norm: float
+    step: float
+    evaluations: int
+    restarted: bool
+
+
+def rows(memory):
+    """Returns the argument `rows` of `Shards` for a number of pairs."""
+    return {HISTORY: 2 * memory}
+
+
+class Minimizer:
+    """Minimizes a function of a vector on shards.
+
+    `shards` holds the current point in the vector `point`. In one round trip
+    the pair of the last step goes into the history and all dot products come
+    back; in the next the direction is combined and the first trial point made.
+    Each evaluation costs one more, for the slope.
+
+    Args:
+      shards: The `Shards`, made with `rows(memory)`.
+      memory: Number of pairs.
+      line_search: A `LineSearch`.
+      damping: Whether a pair without enough curvature is damped (Powell 1978)
+        instead of left out.
+      gradient_tolerance: Converged when no element of the gradient is larger.
+      value_tolerance: Converged when the value decreases by no more than this,
+        relative to the value's size (at least 1).
+
+    References:
+      Liu and Nocedal, "On the limited memory BFGS method for large scale
+      optimization", Mathematical Programming 1989.
+    """
+
+    def __init__(
+        self,
+        shards,
+        memory,
+        line_search,
+        damping=False,
+        gradient_tolerance=1e-5,
+        value_tolerance=2.2e-9,
+    ):
+        self._shards = shards
+        self._memory = pair_memory.PairMemory(memory)
+        self._line_search = line_search
+        self._damping = damping
+        self._gradient_tolerance = gradient_tolerance
+        self._value_tolerance = value_tolerance
+        # Which of the two is the current point.
+        self._now = 0
+        # Of the current point: value, dot products of the history and the
+        # gradient, its square, its largest element. None before it is known.
+        self._known = None
+
+    @property
+    def point(self):
+        """Name of the vector that is the current point."""
+        return POINTS[self._now]
+
+    @property
+    def trial(self):
+        """Name of the vector that is tried."""
+        return POINTS[1 - self._now]
+
+    @property
+    def value(self):
+        """Value at the current point; None before it is known."""
+        return None if self._known is None else self._known[0]
+
+    def moved(self):
+        """The vector `point` was replaced: the function is to be evaluated."""
+        self._known = None
+        self._memory.clear()
+
+    def iterate(self, evaluate: Evaluate) -> Iteration:
+        """Makes one iteration.
+
+        Args:
+          evaluate: Callable of the names of a point and of the vector that
+            gets the gradient there; returns the value, a float.
+
+        Returns:
+          An `Iteration`.
+
+        Raises:
+          ValueError: The function is not finite at the first point.
+        """
+        evaluations = 0
+        if self._known is None:
+            self._look_around(evaluate)
+            evaluations = 1
+        if self._known[3] <= self._gradient_tolerance:
+            return self._ended(Outcome.CONVERGED, 0.0, evaluations, False)
+        restarted = False
+        while True:
+            slope, length, first = self._choose_direction()
+            if slope < -_TINY * length * math.sqrt(self._known[2]):
+                made = self._search(evaluate, slope, length, first)
+                evaluations += made[1]
+                if made[0] is not None:
+                    break
+            if not self._memory.slots:
+                return self._ended(Outcome.STUCK, 0.0, evaluations, restarted)
+            self._memory.clear()
+            restarted = True
+        step, _, decrease = made
+        size = max(abs(self.value), abs(self.value + decrease), 1.0)
+        done = (
+            decrease <= self._value_tolerance * size
+            or self._known[3] <= self._gradient_tolerance
+        )
+        outcome = Outcome.CONVERGED if done else Outcome.MOVED
+        return self._ended(outcome, step, evaluations, restarted)
+
+    def _ended(self, outcome, step, evaluations, restarted):
+        return Iteration(
+            outcome, self.value, self._known[3], step, evaluations, restarted
+        )
+
+    def _look_around(self, evaluate):
+        """Learns about a point that no iteration has led to."""
+        gradient = GRADIENTS[self._now]
+        value = evaluate(self.point, gradient)
+        if not math.isfinite(value):
+            raise ValueError(
+                "The loss of the data set must be finite where the "
+                f"minimization begins. Received: {value}"
+            )
+        (products,), *norms = self._shards.run(_of_gradient(gradient))
+        self._known = value, products, *norms
+
+    def _choose_direction(self):
+        """Makes the direction, and the first trial point.
+
+        Returns:
+          The slope along the direction, its length, and the first step.
+        """
+        _, products, square, _ = self._known
+        of_rows, of_gradient = self._memory.coefficients(products)
+        first = 1.0 if self._memory.slots else 1.0 / math.sqrt(square)
+        gradient = GRADIENTS[self._now]
+        slope, length = self._shards.run(
+            [
+                commands.Combine(DIRECTION, HISTORY, of_rows),
+                commands.Axpy(DIRECTION, of_gradient, gradient),
+                *self._go(first),
+                commands.Dot(DIRECTION, gradient),
+                commands.Norm(DIRECTION),
+            ]
+        )
+        return slope, length, first
+
+    def _go(self, step):
+        """The commands that make the trial point."""
+        return [
+            commands.Copy(self.trial, self.point),
+            commands.Axpy(self.trial, step, DIRECTION),
+        ]
+
+    def _search(self, evaluate, slope, length, first):
+        """Searches along the direction, and goes where that has led to.
+
+        Returns:
+          The step, None if there is none; the number of evaluations; and by how
+          much the value has decreased.
+        """
+        search = self._line_search.search(self.value, slope, first)
+        step, evaluations = next(search), 0
+        gradient = GRADIENTS[1 - self._now]
+        while True:
+            value = evaluate(self.trial, gradient)
+            evaluations += 1
+            (trial_slope,) = self._shards.run(
+                [commands.Dot(gradient, DIRECTION)]
+            )
+            try:
+                step = search.send((value, trial_slope))
+            except StopIteration as end:
+                if end.value is None:
+                    return None, evaluations, 0.0
+                break
+            self._shards.run(self._go(step))
+        decrease = self.value - value
+        self._accept(step, value, slope, trial_slope, length)
+        return step, evaluations, decrease
+
+    def _accept(self, step, value, slope, trial_slope, length):
+        """The trial point becomes the current one."""
+        memory = self._memory
+        old, new = GRADIENTS[self._now], GRADIENTS[1 - self._now]
+        part = self._part_kept(
+            step * (trial_slope - slope), step * step * -slope, step * length
+        )
+        pair, others = [], ()
+        if part:
+            slot = memory.free_slot
+            memory.drop(slot)
+            s, y = memory.rows_of(slot)
+            pair = [
+                # s, in the place of the direction.
+                commands.Scale(DIRECTION, step),
+                commands.SetRow(HISTORY, s, DIRECTION),
+                # y, in the place of the old gradient.
+                # The matrix of which `s` is a step has the product
+                # `-step * old` with it.
+                commands.Scale(old, -part - (1 - part) * step),
+                commands.Axpy(old, part, new),
+                commands.SetRow(HISTORY, y, old),
+            ]
+            others = (DIRECTION, old)
+        (*pair_products, products), square, largest = self._shards.run(
+            [*pair, *_of_gradient(new, others)]
+        )
+        if part:
+            memory.add(slot, *pair_products)
+        self._known = value, products, square, largest
+        self._now = 1 - self._now
+
+    def _part_kept(self, curvature, expected, length):
+        """The part of a gradient change that goes into the memory.
+
+        Args:
+          curvature: `s y`.
+          expected: `s B s`, where `B` is the Hessian as far as it was known.
+          length: Of `s`.
+
+        Returns:
+          The factor of `y` in `part * y + (1 - part) * B s`, a float; 0 where
+          the pair is left out.
+        """
+        is_known = bool(self._memory.slots)
+        if self._damping and is_known and curvature < _DAMPED * expected:
+            return (1 - _DAMPED) * expected / (expected - curvature)
+        return float(curvature > _TINY * length**2)
+
+    def state(self):
+        """Returns what `restore` needs, which JSON can hold."""
+        known = None
+        if self._known is not None:
+            value, products, square, largest = self._known
+            known = [value, products.tolist(), square, largest]
+        return {
+            "now": self._now,
+            "known": known,
+            "memory": self._memory.state(),
+        }
+
+    def restore(self, state, is_complete=True):
+        """Becomes what another one was, whose vectors are on the shards.
+
+        Args:
+          state: From `state`.
+          is_complete: Whether no iteration has begun since. Where one may
+            have, the pair in whose place it writes is left out, and the
+            gradient is evaluated again.
+        """
+        self._now = state["now"]
+        self._memory.restore(state["memory"])
+        self._known = None
+        if is_complete and state["known"] is not None:
+            value, products, square, largest = state["known"]
+            self._known = value, np.array(products), square, largest
+        if not is_complete and len(self._memory.slots) == self._memory.size:
+            self._memory.drop(self._memory.free_slot)
+
+
+def _of_gradient(gradient, others=()):
+    """The commands whose results are known of each current point.
+
+    Args:
+      gradient: Name of the gradient.
+      others: Names of vectors whose dot products with the history are wanted
+        as well; before those of the gradient.
+    """
+    return [
+        commands.RowDots(HISTORY, (*others, gradient)),
+        commands.Dot(gradient, gradient),
+        commands.MaxNorm(gradient),
+    ]

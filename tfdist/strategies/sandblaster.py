@@ -1,0 +1,199 @@
+"""Batch optimization with a coordinator, as users construct it."""
+
+import contextlib
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster import config as cluster_config
+from tfdist.cluster import server
+from tfdist.cluster import tf_config
+from tfdist.sandblaster import extended
+from tfdist.sandblaster import training as training_lib
+from tfdist.saving import files
+from tfdist.strategies import construction
+from tfdist.strategies.fault_tolerance import FaultTolerance
+
+
+class SandblasterStrategy(tf.distribute.Strategy):
+    """Minimizes the loss of a whole data set: Sandblaster L-BFGS.
+
+    The parameters and all that L-BFGS remembers lie on parameter servers, each
+    of which has a piece of every vector. The chief coordinates: it sends the
+    servers short commands, and holds scalars only. The data is cut into
+    portions, many more than workers; each worker, the chief too, takes one
+    when it is free, and leaves its gradient on the servers. What a dead or slow
+    worker has not computed is computed by others, and each portion counts once.
+
+    An epoch of `fit` is one iteration, over all of the data, which each worker
+    is given as a whole and in the same order (`shuffle=False`), and keeps in
+    memory. The optimizer is `tfdist.sandblaster.LBFGS`. The same code runs in
+    one process without `TF_CONFIG`. A worker may die, and its process may be
+    started again; so may the chief, which then goes on where it was. Without a
+    server nothing goes on. See docs/sandblaster.md.
+
+    Args:
+      cluster_resolver: A `tf.distribute.cluster_resolver.ClusterResolver`;
+        default: read `TF_CONFIG`.
+      portions_per_worker: Portions of the data, times the number of workers;
+        fewer if the data has fewer batches.
+      backup_after: Median durations of a portion after which a free worker
+        computes it as well when no other portion is left; more than 1.
+      fault_tolerance: A `FaultTolerance`, of which `start_timeout` and
+        `worker_timeout` count.
+      seed: Integer for `keras.utils.set_random_seed`, the same on all workers.
+
+    Raises:
+      ClusterConfigError: The cluster's description is malformed.
+      TimeoutError: The servers could not be reached within `start_timeout`.
+
+    References:
+      Dean et al., "Large scale distributed deep networks", NIPS 2012, section
+      4.2.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver
+        | None = None,
+        *,
+        portions_per_worker: int = 8,
+        backup_after: float = 2.0,
+        fault_tolerance: FaultTolerance | None = None,
+        seed: int | None = None,
+    ):
+        _check(portions_per_worker, backup_after)
+        tolerance = fault_tolerance or FaultTolerance()
+        config, look_up = construction.cluster(cluster_resolver, True)
+        if "evaluator" in config.spec:
+            raise tf_config.ClusterConfigError(
+                'TF_CONFIG["cluster"] must have no job "evaluator" for '
+                f"SandblasterStrategy. Received: jobs {list(config.spec)}"
+            )
+        if config.is_ps:
+            sys.exit(
+                server.serve(config, start_timeout=tolerance.start_timeout)
+            )
+        self._cluster = config
+        self._resolver = construction.resolver_of(cluster_resolver, config)
+        connections = construction.connect(config, look_up, True, tolerance)
+        construction.begin_program(config)
+        construction.set_seed(config, seed)
+        self._files = files.of(config)
+        self._training = training_lib.SandblasterTraining(
+            self,
+            config,
+            connections,
+            construction.namespace(config),
+            portions_per_worker,
+            backup_after,
+            tolerance,
+        )
+        super().__init__(
+            extended.SandblasterExtended(
+                self,
+                self._training,
+                config,
+                connections.worker_device,
+                self._files,
+            )
+        )
+
+    def __repr__(self) -> str:
+        return construction.described(self)
+
+    @property
+    def cluster(self) -> cluster_config.ClusterConfig:
+        """The `ClusterConfig`: who this task is, who the others are."""
+        return self._cluster
+
+    @property
+    def cluster_resolver(
+        self,
+    ) -> tf.distribute.cluster_resolver.ClusterResolver | None:
+        """The resolver that was given, else one of `TF_CONFIG`.
+
+        None in one process without either.
+        """
+        return self._resolver
+
+    @property
+    def iterations(self) -> list[dict[str, Any]]:
+        """The iterations that this worker has seen, a list of dicts.
+
+        Each has `outcome` ("moved", "converged", or "stuck" where no direction
+        decreases the loss any more), `value`, the loss; `gradient_norm`, the
+        largest absolute value of the gradient; `step`, the length along the
+        direction; `evaluations`, how often loss and gradient were computed; and
+        `restarted`, whether the memory was forgotten.
+        """
+        names = (
+            "outcome",
+            "value",
+            "gradient_norm",
+            "step",
+            "evaluations",
+            "restarted",
+        )
+        return [
+            {name: one[name] for name in names}
+            for one in self._training.iterations
+        ]
+
+    def progress(self) -> dict[str, int]:
+        """Returns how far the iteration under way has come.
+
+        Returns:
+          A dict of ints: `iterations`, those of this call of `fit` that are
+          done; `evaluations`, those that were begun in all; `portions`, into
+          how many the data is cut, 0 between two evaluations; and `done`, how
+          many of them are computed.
+        """
+        board = self._training.board.read()
+        accepted = (board.get("queue") or {}).get("accepted", [])
+        return {
+            "iterations": board.get("done", 0),
+            "evaluations": board.get("evaluation", 0),
+            "portions": len(accepted),
+            "done": len(accepted) - accepted.count(None),
+        }
+
+    def portion_counts(self) -> dict[str, dict[str, int]]:
+        """Returns how many portions each worker has computed, so far.
+
+        Returns:
+          A dict of worker name to a dict with `counted` and `late`, ints: the
+          latter are those that another worker had computed before.
+        """
+        counts = self._training.board.read().get("counts", {})
+        found = {}
+        for number, name in enumerate(self._cluster.worker_names):
+            counted, late = counts.get(str(number), (0, 0))
+            found[name] = {"counted": counted, "late": late}
+        return found
+
+    def own_files(self) -> contextlib.AbstractContextManager[None]:
+        """Scope in which this task writes what it saves, chief or not.
+
+        See `ParameterServerStrategy.own_files`.
+        """
+        return self._files.own()
+
+
+def _check(portions_per_worker, backup_after):
+    """Refuses arguments that are not allowed.
+
+    Raises:
+      ValueError: The message says what is.
+    """
+    if not isinstance(portions_per_worker, int) or portions_per_worker < 1:
+        raise ValueError(
+            "Argument `portions_per_worker` must be an integer of at least 1. "
+            f"Received: portions_per_worker={portions_per_worker!r}"
+        )
+    if not backup_after > 1:
+        raise ValueError(
+            "Argument `backup_after` must be more than 1. Received: "
+            f"backup_after={backup_after!r}"
+        )
