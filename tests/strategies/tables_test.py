@@ -359,23 +359,29 @@ def test_table_may_be_made_in_the_first_step():
 
 
 def test_saved_table_goes_on_with_its_slots(tmp_path):
-    """Two epochs, stopped in between, are two epochs."""
+    """Two epochs of all rows, stopped in between, are two epochs."""
+    ids = np.random.default_rng(1).permutation(ROWS).reshape(-1, 5)
+    targets = np.random.default_rng(2).normal(size=(len(ids), 1))
 
-    def fit(epochs, directory):
+    def fit(epochs, directory, resumed=0):
         strategy = strategy_with_tables()
         model, table = build(strategy.scope(), OPTIMIZERS["adam"])
+        checkpoint = ClusterCheckpoint(tmp_path / directory)
         model.fit(
-            *examples(),
-            batch_size=8,
+            ids,
+            targets,
+            batch_size=44,
             epochs=epochs,
             shuffle=False,
             verbose=0,
-            callbacks=[ClusterCheckpoint(tmp_path / directory)],
+            callbacks=[checkpoint],
         )
+        assert checkpoint.resumed_epoch == resumed
         return np.asarray(table(np.arange(ROWS)))
 
-    fit(1, "stopped")
-    np.testing.assert_array_equal(fit(2, "stopped"), fit(2, "whole"))
+    stopped = fit(1, "stopped")
+    assert np.all(stopped != 1)
+    np.testing.assert_array_equal(fit(2, "stopped", 1), fit(2, "whole"))
 
 
 METHODS = {
