@@ -16,7 +16,6 @@ FLAGS = (
     "--width=16",
     "--examples=40000",
     "--epochs=4",
-    "--learning_rate=0.3",
     "--table_mb=1",
 )
 
@@ -26,5 +25,5 @@ def test_workers_with_tables_find_the_hidden_structure(tmp_path):
     chief = outputs["worker-0"]
     found = [float(x) for x in re.findall(r"val_auc: ([\d.]+)", chief)]
     (best,) = re.findall(r"probabilities themselves: ([\d.]+)", chief)
-    # A coin has 0.5.
-    assert 0.6 < max(found) < float(best)
+    # A coin has 0.5; one process comes to 0.71.
+    assert 0.62 < max(found) < float(best)

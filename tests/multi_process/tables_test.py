@@ -141,3 +141,41 @@ def test_rows_of_a_lost_server_come_back(cluster, tmp_path, has_snapshots):
         pushes_of(worker, number) for worker, number in enumerate(cycles)
     )
     assert np.all(pushed[was_lost] <= most[was_lost])
+
+
+@pytest.mark.nightly
+def test_kill_9_in_a_look_up_or_push_loses_no_row_of_the_others(cluster):
+    made = cluster(num_ps=2, num_workers=3)
+    made.start_servers()
+
+    def start(index):
+        task = "table_tasks:push_rows_until_told"
+        return made.start("worker", index, task)
+
+    others, lives = [start(0), start(1)], [start(2)]
+    kills = 3
+    for kill in range(kills):
+        # Nearly all of its time is spent in steps.
+        lives[-1].wait_for_steps(10 + 7 * kill)
+        before = [other.steps() for other in others]
+        lives[-1].kill()
+        for other, steps in zip(others, before, strict=True):
+            other.wait_for_steps(steps + 10)
+        lives.append(start(2))
+    lives[-1].wait_for_steps(20)
+    made.tell("stop")
+    made.finish()
+    rows = np.array(others[0].report()["rows"])
+    np.testing.assert_array_equal(others[1].report()["rows"], rows)
+    pushed = 1 - rows[:, 0]
+    for worker, other in enumerate(others):
+        cycles, rest = divmod(other.steps(), CYCLE)
+        last = table_tasks.cycle_of_ids(worker)[:rest].ravel()
+        pushed -= pushes_of(worker, cycles)
+        pushed -= np.bincount(last, minlength=table_tasks.ROWS)
+    # What is left is of the one that was killed, some of it in a push.
+    assert np.all(pushed >= 0)
+    assert np.all(pushed[pushes_of(2, 1) == 0] == 0)
+    done = sum(life.steps() for life in lives)
+    assert 0 <= pushed.sum() - done * table_tasks.BATCH
+    assert pushed.sum() - done * table_tasks.BATCH <= kills * table_tasks.BATCH
