@@ -557,3 +557,38 @@ def test_it_is_known_what_a_step_is_of(strategy, monkeypatch):
 
 def test_the_frame_of_the_caller_is_found():
     assert private_keras_calls.current_frame() is sys._getframe()
+
+
+class Creators:
+    """Notes what is known of each variable that is made."""
+
+    def __init__(self):
+        self.found = []
+
+    def __call__(self, next_creator, **kwargs):
+        """Makes it as without."""
+        self.found.append(private_keras_calls.making())
+        return next_creator(**kwargs)
+
+
+def test_variable_in_the_making_is_known_with_its_initializer():
+    creators = Creators()
+    with tf.variable_creator_scope(creators):
+        layer = keras.layers.Embedding(
+            5, 2, embeddings_initializer="ones", name="items"
+        )
+        layer.build()
+        keras.Variable(np.ones([3]))
+    making, of_value = creators.found
+    assert isinstance(making, private_keras_calls.Making)
+    assert making.variable is layer.embeddings
+    assert making.variable.path == "items/embeddings"
+    assert making.variable.shape == (5, 2)
+    assert isinstance(making.initializer, keras.initializers.Ones)
+    assert of_value is None
+
+
+def test_unknown_ways_to_make_variables_are_refused(monkeypatch):
+    monkeypatch.setattr(private_keras_calls, "_INITIALIZES", "_gone")
+    with pytest.raises(RuntimeError, match=r"keras.Variable._gone"):
+        private_keras_calls.making()

@@ -275,3 +275,35 @@ def test_rates_and_trained_variables_of_an_optimizer_are_found(scaled):
     assert private_keras.learning_rate_variable(None) is None
     (found,) = private_keras.trained_by(optimizer)
     assert found is variable
+
+
+class Rows:
+    """A TensorFlow variable that can be read by rows alone."""
+
+    def sparse_read(self, indices, name=None):
+        del name
+        return tf.fill([*indices.shape, 2], 7.0)
+
+
+def test_take_asks_a_variable_that_is_read_by_rows_for_rows():
+    layer = keras.layers.Embedding(5, 2)
+    layer.build()
+    variable = layer.embeddings
+    private_keras.read_by_rows(variable)
+    assert type(variable) is not keras.Variable
+    assert isinstance(variable, keras.Variable)
+    assert variable.__class__ is keras.Variable
+    variable._value = Rows()
+    ids = np.array([[1, -1]])
+    assert np.all(layer(ids) == 7)
+    assert np.all(tf.function(layer)(ids) == 7)
+    # `take` counts negative ids from the end: it asks for the shape.
+    np.testing.assert_array_equal(tf.shape(variable), [5, 2])
+    with pytest.raises(ValueError, match="convert"):
+        keras.ops.matmul(variable, np.ones((2, 1)))
+
+
+def test_shapes_of_other_variables_are_what_they_were():
+    np.testing.assert_array_equal(tf.shape(keras.Variable([1.0, 2.0])), [2])
+    with pytest.raises((ValueError, TypeError)):
+        tf.shape(object())

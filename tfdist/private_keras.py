@@ -12,6 +12,7 @@ from keras.src.trainers.data_adapters import generator_data_adapter
 from keras.src.trainers.data_adapters import py_dataset_adapter
 import tensorflow as tf
 
+from tfdist import dynamic_subclasses
 from tfdist import private_tensorflow
 
 
@@ -276,6 +277,42 @@ def pack_outputs(model, tensors):
     packed = keras.tree.pack_sequence_as(functional._outputs_struct, tensors)
     lone = isinstance(packed, list) and len(packed) == 1
     return packed[0] if lone else packed
+
+
+class _ReadByRows:
+    """A mixin of Keras variables whose TensorFlow variable gives rows alone."""
+
+    def sparse_read(self, indices, name=None):
+        """Returns rows; `tf.gather` asks a variable for them."""
+        return self._value.sparse_read(indices, name)
+
+
+class _ShapeDispatcher(tf.__internal__.dispatch.OpDispatcher):
+    """Answers `tf.shape` where it cannot read a variable."""
+
+    def handle(self, args, kwargs):
+        """Returns the shape of a `_ReadByRows`, whatever else is asked."""
+        variable, *rest = args or [None]
+        if not isinstance(variable, _ReadByRows) or rest or kwargs:
+            return self.NOT_SUPPORTED
+        return tf.constant(variable.shape.as_list())
+
+
+_ShapeDispatcher().register(tf.shape)
+
+
+def read_by_rows(variable):
+    """Makes `keras.ops.take` ask a Keras variable for rows, not for all.
+
+    Keras's `take` hands its variable to `tf.shape`, for ids that count from
+    the end, and to `tf.gather`. That calls `sparse_read` of what has one, and
+    Keras's variables have none; `tf.shape` reads all, and where that raises
+    `ValueError` asks dispatchers, which have no public name.
+
+    Args:
+      variable: The `keras.Variable`, which may still be in the making.
+    """
+    dynamic_subclasses.specialize(variable, _ReadByRows)
 
 
 def learning_rate_schedule(optimizer):

@@ -43,6 +43,8 @@ _VARIABLES = {
 }
 # The method that takes a batch only to build the model.
 _BUILDS = "_maybe_symbolic_build"
+# The method of a variable that is given its initializer.
+_INITIALIZES = "_initialize_with_initializer"
 # What writes models and their variables to files.
 _SAVING = (
     "keras.src.saving.",
@@ -301,6 +303,43 @@ def variable_maker():
             return caller
         if method == "_deferred_initialize":
             return caller
+    return None
+
+
+class Making(NamedTuple):
+    """A Keras variable that is being made.
+
+    Attributes:
+      variable: The `keras.Variable`; it has a path and a shape.
+      initializer: What makes its values: a callable of shape and dtype.
+    """
+
+    variable: keras.Variable
+    initializer: object
+
+
+def making():
+    """Returns the `Making` of the Keras variable that is being created.
+
+    A strategy is handed a function that makes all its values at once.
+
+    Returns:
+      A `Making`; None for a variable that is made of a value.
+
+    Raises:
+      RuntimeError: Keras makes variables in an unknown way.
+    """
+    method = getattr(keras.Variable, _INITIALIZES, None)
+    if method is None or "initializer" not in method.__code__.co_varnames:
+        raise _unknown_keras(
+            f"`initializer` of `keras.Variable.{_INITIALIZES}`"
+        )
+    for frame in _frames():
+        variable = _self_of(frame)
+        if frame.f_code.co_name == _INITIALIZES and isinstance(
+            variable, keras.Variable
+        ):
+            return Making(variable, frame.f_locals["initializer"])
     return None
 
 

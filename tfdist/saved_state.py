@@ -6,6 +6,7 @@ cut off has no directory: what is damaged is not read.
 """
 
 import dataclasses
+import functools
 import json
 import zipfile
 
@@ -15,6 +16,7 @@ import numpy as np
 _HEADER = "tfdist.json"
 _FORMAT = "tfdist-state"
 _VERSION = 1
+_BLOCK_BYTES = 1 << 20
 
 
 class UnusableStateError(ValueError):
@@ -25,13 +27,30 @@ class ModelMismatchError(ValueError):
     """Two workers of one cluster built different models."""
 
 
+class LazyArray:
+    """An array that is read when it is needed, and not kept.
+
+    Args:
+      dtype: Its NumPy type.
+      read: Callable without arguments that returns it.
+    """
+
+    def __init__(self, dtype, read):
+        self.dtype = np.dtype(dtype)
+        self._read = read
+
+    def __array__(self, dtype=None, copy=None):
+        del copy
+        return self._read().astype(dtype or self.dtype, copy=False)
+
+
 @dataclasses.dataclass
 class SavedState:
     """A state of a run.
 
     Attributes:
       header: Dict that JSON can hold.
-      arrays: Dict of name to NumPy array.
+      arrays: Dict of name to NumPy array or `LazyArray`.
     """
 
     header: dict
@@ -63,12 +82,14 @@ def write(state, file, kind=_FORMAT, mode="w"):
         archive.writestr(_HEADER, json.dumps(content))
 
 
-def read(file, kind=_FORMAT):
+def read(file, kind=_FORMAT, lazy=None):
     """Reads what `write` has written.
 
     Args:
       file: A binary file that is open for reading.
       kind: Name of the format that is read.
+      lazy: Arrays whose names begin so are checked, and read from the file
+        of this name later; None for all to be read now.
 
     Returns:
       A `SavedState`.
@@ -86,14 +107,33 @@ def read(file, kind=_FORMAT):
                     f"it is of version {content['version']} of the format, "
                     f"{_VERSION} is known"
                 )
-            arrays = {
-                name: _read_array(archive, name, np.dtype(dtype))
-                for name, dtype in content["dtypes"].items()
-            }
+            arrays = {}
+            for name, dtype in content["dtypes"].items():
+                dtype = np.dtype(dtype)
+                if lazy is None or not name.startswith(lazy):
+                    arrays[name] = _read_array(archive, name, dtype)
+                    continue
+                _check_entry(archive, name)
+                arrays[name] = LazyArray(
+                    dtype,
+                    functools.partial(_read_later, file.name, name, dtype),
+                )
         return SavedState(content["header"], arrays)
     except Exception as error:  # Of all kinds: it may be anything.
         reason = str(error) or type(error).__name__
         raise UnusableStateError(reason) from error
+
+
+def _check_entry(archive, name):
+    """Reads an entry to its end, where its checksum is compared."""
+    with archive.open(f"{name}.npy") as entry:
+        while entry.read(_BLOCK_BYTES):
+            pass
+
+
+def _read_later(path, name, dtype):
+    with zipfile.ZipFile(path) as archive:
+        return _read_array(archive, name, dtype)
 
 
 def _read_array(archive, name, dtype):

@@ -170,11 +170,12 @@ def cpu_seconds(pid):
     return int(fields[11]) / ticks, int(fields[12]) / ticks
 
 
-def resident_mb(pid):
-    """Resident memory of a process in megabytes."""
+def resident_mb(pid, peak=False):
+    """Resident memory of a process in megabytes, now or at its peak."""
+    name = "VmHWM:" if peak else "VmRSS:"
     with open(f"/proc/{pid}/status") as status:
         for line in status:
-            if line.startswith("VmRSS:"):
+            if line.startswith(name):
                 return int(line.split()[1]) / 1024
     raise RuntimeError(f"Process {pid} has ended.")
 

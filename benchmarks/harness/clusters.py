@@ -95,6 +95,11 @@ class Cluster(contextlib.AbstractContextManager):
         """The ids of all processes, a list."""
         return [child.pid for child in (*self.servers, *self.workers)]
 
+    @property
+    def server_pids(self):
+        """The ids of all servers' processes, a list."""
+        return [child.pid for child in self.servers]
+
     def wait_until_built(self):
         """Waits until all workers can be asked."""
         children.answers(self.workers)
@@ -155,6 +160,11 @@ class TensorFlowCluster(contextlib.AbstractContextManager):
     def pids(self):
         """The ids of all processes, a list."""
         return [child.pid for child in self._children.values()]
+
+    @property
+    def server_pids(self):
+        """The ids of all servers' processes, a list."""
+        return [self._children["ps", 0].pid]
 
     def _start(self, job, number, *build):
         task = self._tasks[job, number]

@@ -22,9 +22,11 @@ class CheckpointFiles:
     Args:
       directory: A path.
       keep: How many of the newest are left.
+      lazy: See `saved_state.read`.
     """
 
-    def __init__(self, directory, keep):
+    def __init__(self, directory, keep, lazy=None):
+        self._lazy = lazy
         self.directory = pathlib.Path(directory)
         self._keep = keep
 
@@ -54,7 +56,7 @@ class CheckpointFiles:
             path = self.path(candidate)
             try:
                 with path.open("rb") as file:
-                    return candidate, saved_state.read(file)
+                    return candidate, saved_state.read(file, lazy=self._lazy)
             except (OSError, saved_state.UnusableStateError) as error:
                 logging.warning(
                     "Checkpoint %s is not usable (%s): the one before it is "

@@ -9,6 +9,7 @@ import keras
 
 from tfdist import private_keras
 from tfdist.callbacks import checkpoint_files
+from tfdist.runtime.checkpoint import table_chunks
 
 _TOPIC = "checkpoint"
 
@@ -82,7 +83,9 @@ class ClusterCheckpoint(keras.callbacks.Callback):
                 "Argument `keep` must be an integer of at least 1. Received: "
                 f"keep={keep!r}"
             )
-        self._files = checkpoint_files.CheckpointFiles(directory, keep)
+        self._files = checkpoint_files.CheckpointFiles(
+            directory, keep, lazy=table_chunks.PREFIX
+        )
         self._save_freq = save_freq
         self._delete = delete_checkpoint
         self._verbose = verbose

@@ -26,6 +26,7 @@ from tfdist.runtime.local_steps import server_communication
 from tfdist.runtime.recovery import no_recovery
 from tfdist.runtime.recovery import server_loss
 from tfdist.runtime.variables import server_functions
+from tfdist.runtime.variables import table
 from tfdist.runtime.variables import unused_models
 from tfdist.saving import files
 from tfdist.saving import refusals
@@ -66,6 +67,7 @@ def compose(
     decisions,
     stalled_after,
     starts_together=False,
+    tables=table.NO_TABLES,
 ):
     """Makes the parts of the axes that a strategy uses.
 
@@ -81,6 +83,7 @@ def compose(
       stalled_after: Callable that gives the seconds without an update after
         which training has stalled.
       starts_together: See `ChiefDecisions`.
+      tables: The `TableSettings`.
 
     Returns:
       A `Runtime`.
@@ -141,6 +144,7 @@ def compose(
         is_chief=config.is_chief or not resolved.needs_servers,
         timeout=tolerance.start_timeout,
         partitioner=partitioner,
+        tables=tables,
         # All workers of a ring bring all variables to each collective, and
         # would let go of them at different moments.
         keeps_variables=not resolved.needs_servers,

@@ -22,6 +22,7 @@ from tfdist.runtime import compose
 from tfdist.runtime.keras_hooks import chief_decisions
 from tfdist.runtime.keras_hooks import outside_scope
 from tfdist.runtime.keras_hooks import preemption_exit
+from tfdist.runtime.variables import table
 
 _strategies = itertools.count()
 # The launcher's flag that leaves a job out.
@@ -76,6 +77,46 @@ def check_without_servers(config, partitioner):
             'communication="ring", which has no servers to split variables '
             f"over. Received: variable_partitioner={partitioner!r}"
         )
+
+
+def tables(method, from_bytes, rule):
+    """Returns what a strategy's arguments say about tables.
+
+    Args:
+      method: A `Method`.
+      from_bytes: The argument `table_bytes`.
+      rule: The argument `table_rule`.
+
+    Returns:
+      `TableSettings`.
+
+    Raises:
+      ValueError: They are malformed, or the method has no tables.
+    """
+    if rule not in table.RULES:
+        raise ValueError(
+            f"Argument `table_rule` must be one of {', '.join(table.RULES)}. "
+            f"Received: table_rule={rule!r}"
+        )
+    if from_bytes is None:
+        return table.NO_TABLES
+    if type(from_bytes) is not int or from_bytes < 1:
+        raise ValueError(
+            "Argument `table_bytes` must be a positive number of bytes or "
+            f"None. Received: table_bytes={from_bytes!r}"
+        )
+    if (
+        method.needs_order
+        or method.correction is not None
+        or method.local_steps is not None
+    ):
+        raise ValueError(
+            "Argument `table_bytes` must be None but with Async(), no "
+            "correction and no local_steps: other methods need a replica of "
+            f"each variable. Received: table_bytes={from_bytes!r} with "
+            f"{method.name}"
+        )
+    return table.TableSettings(from_bytes, rule)
 
 
 def resolve(method, config):

@@ -44,6 +44,8 @@ class Options(WithoutServers, total=False):
 
     communication: Literal["parameter_server", "ring"]
     variable_partitioner: Callable[..., Any] | None
+    table_bytes: int | None
+    table_rule: Literal["lazy", "dense"]
     warmup_worker_steps: int
     worker_start: Literal["together", "staggered", "independent"]
     decisions: Literal["chief", "each"]

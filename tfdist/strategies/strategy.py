@@ -76,6 +76,14 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
         or any callable of `shape` and `dtype` that returns the number of
         pieces per axis. For optimizers that update each element for itself.
         Default: every variable is whole.
+      table_bytes: Embeddings of so many bytes or more are tables: they live on
+        the servers alone and are read and updated by rows, so that a model
+        may be larger than a worker. 64 MiB (`64 << 20`) is a good size. For
+        `Async()` without corrections and local steps; see docs/tables.md.
+        Default: each worker has a replica of every variable.
+      table_rule: How an optimizer updates tables. "lazy": rows that have a
+        gradient, each with its slots, and no other. "dense": all rows, as
+        Keras does. For SGD without momentum and Adagrad it is the same.
       warmup_worker_steps: Steps that the first worker trains alone before the
         others begin (Dean et al. 2012); 0 for none. For synchronizations
         without waiting. `fit` waits by itself, a loop of one's own calls
@@ -124,6 +132,8 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
         local_steps: LocalSteps | int | None = None,
         communication: Literal["parameter_server", "ring"] = "parameter_server",
         variable_partitioner: Callable[..., Any] | None = None,
+        table_bytes: int | None = None,
+        table_rule: Literal["lazy", "dense"] = "lazy",
         warmup_worker_steps: int = 0,
         worker_start: Literal[
             "together", "staggered", "independent"
@@ -176,6 +186,7 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
         if not self._method.needs_servers:
             construction.check_without_servers(config, variable_partitioner)
         resolved = construction.resolve(self._method, config)
+        tables = construction.tables(self._method, table_bytes, table_rule)
         if config.is_ps:
             snapshot_dir, snapshot_every = fault_tolerance_lib.snapshots_of(
                 tolerance, os.environ
@@ -206,6 +217,7 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
             decisions=decisions,
             stalled_after=self._stalled_after,
             starts_together=self._warm_start.starts_together,
+            tables=tables,
         )
         atexit.register(
             construction.end_local_steps, weakref.ref(self._runtime.local)

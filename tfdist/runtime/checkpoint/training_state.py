@@ -14,6 +14,7 @@ from tfdist import saved_state
 from tfdist.runtime.checkpoint import local_state
 from tfdist.runtime.checkpoint import saved_layout
 from tfdist.runtime.checkpoint import server_values
+from tfdist.runtime.checkpoint import table_chunks
 from tfdist.runtime.corrections import saved_slots
 from tfdist.runtime.replicas.first_values import ModelMismatchError
 from tfdist.runtime.variables.server_scope import read_replica
@@ -50,6 +51,7 @@ class TrainingState(tf.train.experimental.PythonState):
             "local_steps": repr(local_steps),
         }
         self._served = server_values.ServerValues(runtime.store, runtime.marks)
+        self._tables = table_chunks.TableChunks(runtime.store)
         # What was put back last; variables that come later look here.
         self._saved = None
         self._on_servers = False
@@ -79,6 +81,12 @@ class TrainingState(tf.train.experimental.PythonState):
             for v in store.variables
             if (everything or v.is_own) and not _is_measured(v)
         ]
+        tables = [
+            v
+            for v in variables
+            if v.role is Role.TABLE and v.ordinal < self._runtime.committed
+        ]
+        variables = [v for v in variables if v.role is not Role.TABLE]
         served = [
             v
             for v in variables
@@ -94,6 +102,7 @@ class TrainingState(tf.train.experimental.PythonState):
                 for variable, value in zip(served, values, strict=True)
             }
             arrays.update(slots)
+            arrays.update(self._tables.arrays(tables))
         # Not yet on servers, or the worker's own.
         for variable in variables:
             arrays.setdefault(_name(variable), read_replica(variable).numpy())
@@ -259,6 +268,11 @@ class TrainingState(tf.train.experimental.PythonState):
         return None if self._saved is None else self._saved.arrays.get(name)
 
     def _put(self, variable):
+        if variable.role is Role.TABLE:
+            if variable.ordinal not in self._placed:
+                self._placed.add(variable.ordinal)
+                self._tables.put(variable, self._saved.arrays)
+            return
         value = self._array(_name(variable))
         if value is None or _is_measured(variable):
             return

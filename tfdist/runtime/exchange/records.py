@@ -5,6 +5,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdist import fused_kernels
+from tfdist.runtime.exchange import table_gradients
 from tfdist.runtime.variables import server_scope
 from tfdist.runtime.variables.variables import Role
 
@@ -110,12 +111,16 @@ def prepare(record, piece, *, live, lifter, buffer):
     kwargs = [resolve(a) for a in tf.nest.flatten(record.kwargs)]
 
     def update(sent, section):
+        given = tf.nest.pack_sequence_as(
+            record.args, [take(sent, section) for take in args]
+        )
+        if record.variable.role is Role.TABLE:
+            table_gradients.apply(record, piece, given, section)
+            return
         fused_kernels.update(
             record.variable,
             record.fn,
-            tf.nest.pack_sequence_as(
-                record.args, [take(sent, section) for take in args]
-            ),
+            given,
             tf.nest.pack_sequence_as(
                 record.kwargs, [take(sent, section) for take in kwargs]
             ),

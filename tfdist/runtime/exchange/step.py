@@ -14,6 +14,7 @@ from tfdist import compiled_parts
 from tfdist import fused_kernels
 from tfdist.runtime.exchange import records
 from tfdist.runtime.exchange import subgraph_replay
+from tfdist.runtime.exchange import table_gradients
 from tfdist.runtime.variables.variables import Role
 
 
@@ -32,13 +33,7 @@ class _Pending:
 
 def check_elementwise(variable, optimizer):
     """Refuses update rules for which pieces are not like the whole."""
-    names = ("Adafactor", "Lamb", "Muon")
-    kinds = tuple(
-        getattr(keras.optimizers, name)
-        for name in names
-        if hasattr(keras.optimizers, name)
-    )
-    if isinstance(optimizer, kinds):
+    if table_gradients.needs_whole(optimizer):
         raise ValueError(
             f"{type(optimizer).__name__} looks at whole variables, and "
             f"{variable.name!r} is split over servers by "
@@ -139,7 +134,9 @@ class Step:
     def update(self, variable, fn, args, kwargs):
         """Records `fn(variable, *args, **kwargs)` for the server."""
         pending = self._here()
-        if variable.pieces:
+        if variable.role is Role.TABLE:
+            args = table_gradients.checked(variable, fn, args)
+        elif variable.pieces:
             check_elementwise(variable, fused_kernels.optimizer_of(fn))
         is_gradient = bool(pending.expected and args)
         pending.records.append(

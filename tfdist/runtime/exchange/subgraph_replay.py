@@ -64,6 +64,8 @@ class Lifter:
         variable = self._handles.get(tensor.name)
         if variable is None:
             return None
+        if variable.role is variables.Role.TABLE:
+            return None  # Its rows are looked up, not read.
         if variable.role is variables.Role.PARAMETER and (
             self._settled is None or self._order[operation.name] < self._settled
         ):

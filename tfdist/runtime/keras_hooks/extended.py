@@ -15,6 +15,7 @@ from tfdist.data_shares import shares
 from tfdist.runtime.keras_hooks import data_hooks
 from tfdist.runtime.keras_hooks import eager_step
 from tfdist.runtime.keras_hooks import evaluations
+from tfdist.runtime.keras_hooks import new_tables
 from tfdist.runtime.variables.variables import ReplicaVariable
 from tfdist.runtime.variables.variables import active
 from tfdist.saving import models
@@ -69,11 +70,14 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             # Keras leaves some of an optimizer's state (the product of
             # Nadam's momenta) marked as a trainable part of the model.
             kwargs["trainable"] = False
+        kwargs["distribute_strategy"] = self._container_strategy()
+        table = new_tables.create(self._store, reference, maker, kwargs)
+        if table is not None:
+            return table
         return self._store.create_variable(
             reference,
             made_by_optimizer=made_by_optimizer,
             made_by_layer=maker is not None and not made_by_optimizer,
-            distribute_strategy=self._container_strategy(),
             **kwargs,
         )
 

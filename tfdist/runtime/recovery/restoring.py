@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist.cluster import snapshots
 from tfdist.runtime.variables import copies
 from tfdist.runtime.variables import resources
+from tfdist.runtime.variables import table_values
 from tfdist.runtime.variables import traced_calls
 from tfdist.runtime.variables import transfer
 from tfdist.runtime.variables.server_scope import read_replica
@@ -234,6 +235,9 @@ class Restorer:
     def _variables(self):
         return self._store.variables[: self._synchronizer.committed]
 
+    def _tables(self):
+        return [v for v in self._variables() if v.role is Role.TABLE]
+
     def _build_leave_word(self):
         return self._first_values.build_leave_word(
             self._variables(), self._synchronizer.committed
@@ -253,6 +257,10 @@ class Restorer:
         handles = [
             self._store.handle(variable, shard, piece)
             for variable, piece in held
+        ]
+        handles += [
+            table_values.held_handle(self._store, table, shard)
+            for table in self._tables()
         ]
         with tf.device(self._store.devices[shard]):
             known = [
@@ -278,6 +286,10 @@ class Restorer:
                     store, shard, store.handle(variable, shard, piece), value
                 )
                 for (variable, piece), value in zip(held, moved, strict=True)
+            ]
+            done += [
+                table_values.build_fill(store, table, shard)
+                for table in self._tables()
             ]
             if not shard:
                 done.append(self._build_leave_word())
@@ -309,6 +321,10 @@ class Restorer:
                 continue
             put = copies.build_put_if_missing(store, shard, handle, value)
             stale.append(tf.cast(put, tf.int32))
+            kept.append(1 - stale[-1])
+        for table in self._tables():
+            filled = table_values.build_fill(store, table, shard)
+            stale.append(tf.cast(filled, tf.int32))
             kept.append(1 - stale[-1])
         for table in store.variables:
             if table.rows_pulled is not None and table.shard == shard:

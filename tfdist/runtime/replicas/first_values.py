@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from tfdist.cluster import reports
 from tfdist.runtime.variables import copies
+from tfdist.runtime.variables import table_values
+from tfdist.runtime.variables.variables import Role
 from tfdist.saved_state import ModelMismatchError
 
 
@@ -142,7 +144,16 @@ class FirstValues:
                     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
                     for handle, value in zip(handles, values, strict=True)
                 ]
-                if begins:
+            done += [
+                table_values.build_fill(store, table, shard)
+                for table in _tables(variables)
+            ]
+            if begins:
+                # A snapshot is made of what is counted, and is to be whole.
+                with (
+                    tf.device(store.devices[shard]),
+                    tf.control_dependencies(done),
+                ):
                     done += self._begin_counting(shard)
         with tf.device(store.devices[0]):
             done += [
@@ -162,6 +173,10 @@ class FirstValues:
             filled = [
                 copies.build_put_if_missing(store, shard, handle, value)
                 for handle, value in zip(handles, values, strict=True)
+            ]
+            filled += [
+                table_values.build_fill(store, table, shard)
+                for table in _tables(variables)
             ]
             version = store.counter("version", shard)
             with tf.control_dependencies(filled):
@@ -239,6 +254,10 @@ class FirstValues:
                     f"there {theirs}. All workers have to build the same "
                     "model and optimizer in the same order."
                 )
+
+
+def _tables(variables):
+    return [v for v in variables if v.role is Role.TABLE]
 
 
 def signature(variable):

@@ -189,6 +189,11 @@ class Synchronizer:
         What is saved is refreshed as a whole, so that parameters and slots
         are of one moment. Not in the middle of local steps.
         """
+        if variable.role is Role.TABLE:
+            # There is no replica: servers have to hold it.
+            if not self._is_committed(variable):
+                self.commit()
+            return
         if not self._is_committed(variable):
             return
         keeps_own_values = self._runtime.local.keeps_own_values

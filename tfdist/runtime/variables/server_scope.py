@@ -5,6 +5,7 @@ import contextlib
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.runtime.variables import row_scope
 from tfdist.runtime.variables.variables import active
 
 
@@ -17,6 +18,8 @@ class ServerScope:
         self.graph = graph
         # Number of the piece that is being updated, where a variable is split.
         self.piece_number = None
+        # The rows that tables mean; None for all.
+        self.row_scope = None
         # Counters that were read, by graph and `ref()`; None: read each time.
         self._counters = None
         # Operations whose results come from the worker and are needed here.
@@ -48,6 +51,19 @@ class ServerScope:
             yield
         finally:
             self.piece_number = None
+
+    @contextlib.contextmanager
+    def on_rows(self, rows):
+        """Makes tables mean some of their rows.
+
+        Args:
+          rows: Their numbers on this server, `(n,)`, each once.
+        """
+        self.row_scope = row_scope.RowScope(rows)
+        try:
+            yield
+        finally:
+            self.row_scope = None
 
     @contextlib.contextmanager
     def counters_read_once(self):
@@ -191,7 +207,7 @@ class Resolver:
         """
         if isinstance(argument, tf.IndexedSlices):
             if self._piece is not None:
-                argument = _slices_of(argument, self._piece, self._shape)
+                argument = self._piece.slices_of(argument, self._shape)
             before, self.plain = self.plain, []
             values = self(argument.values, lift)
             indices = self(argument.indices, lift)
@@ -223,18 +239,6 @@ class Resolver:
         if self._piece is not None and tensor.shape == self._shape:
             tensor = self._piece.of(tensor)
         return self._outbox.add(tensor)
-
-
-def _slices_of(slices, piece, shape):
-    """The `tf.IndexedSlices` that fall into `piece`, numbered within it."""
-    dtype = slices.indices.dtype
-    numbers = slices.indices - tf.cast(piece.first, dtype)
-    inside = tf.logical_and(numbers >= 0, numbers < piece.rows)
-    return tf.IndexedSlices(
-        tf.boolean_mask(slices.values, inside),
-        tf.boolean_mask(numbers, inside),
-        tf.constant([piece.rows, *shape[1:]], dtype),
-    )
 
 
 def read_replica(variable):

@@ -4,8 +4,11 @@ import weakref
 
 import tensorflow as tf
 
+from tfdist.runtime.variables import look_up
+from tfdist.runtime.variables import partitions as partitions_lib
 from tfdist.runtime.variables import resources
 from tfdist.runtime.variables import sharding
+from tfdist.runtime.variables import table as table_lib
 from tfdist.runtime.variables import variable_list
 from tfdist.runtime.variables.variables import Piece
 from tfdist.runtime.variables.variables import ReplicaVariable
@@ -31,6 +34,7 @@ class ParameterStore(resources.Resources):
         pieces each parameter is split along its first axis; or None.
       keeps_variables: Whether variables are kept that nobody uses any more.
       clients: See `Resources`.
+      tables: The `TableSettings`.
     """
 
     def __init__(
@@ -45,8 +49,10 @@ class ParameterStore(resources.Resources):
         partitioner=None,
         keeps_variables=False,
         clients=None,
+        tables=table_lib.NO_TABLES,
     ):
         self._owner = owner
+        self.tables = tables
         self._partitioner = partitioner
         self.worker_id = worker_id
         self.is_chief = is_chief
@@ -56,9 +62,10 @@ class ParameterStore(resources.Resources):
         # never leaves this worker.
         self.variables = variable_list.VariableList(keeps=keeps_variables)
         self.locals = variable_list.VariableList()
-        # Every `Traced` of this store.
+        # Every `Traced` of this store, and what forgets as one.
         self.traced = weakref.WeakSet()
         self._balancer = sharding.ByteBalancer(len(self.devices))
+        self._look_up = look_up.LookUp(self, owner.before_eager_read)
         self._pulled_versions = [
             self.worker_variable(tf.zeros([], tf.int64), f"pulled_version_{k}")
             for k in range(self.num_shards)
@@ -133,6 +140,49 @@ class ParameterStore(resources.Resources):
             self._owner.was_made(probe)
             return probe
 
+    def create_table(self, reference, *, shape, **kwargs):
+        """Creates a variable that no worker holds.
+
+        Args:
+          reference: The table that it is a slot of, or None.
+          shape: Its shape, a tuple of two ints.
+          **kwargs: What `TableVariable` takes.
+
+        Returns:
+          A `TableVariable`.
+        """
+        with tf.init_scope():
+            table = table_lib.TableVariable(
+                owner=self._owner,
+                shape=shape,
+                look_up=self._look_up,
+                rule=self.tables.rule,
+                **kwargs,
+            )
+            if reference is None:
+                table.pieces = self._scatter(table)
+            else:
+                table.pieces = reference.pieces
+            row_bytes = table.num_bytes // shape[0]
+            for piece in table.pieces:
+                self._balancer.add(piece.shard, piece.rows * row_bytes)
+            table.ordinal = len(self.variables)
+            self.variables.append(table)
+            self._owner.was_made(table)
+            return table
+
+    def _scatter(self, table):
+        """The pieces of a table, one on each server."""
+        partitions = partitions_lib.Partitions(table.shape[0], self.num_shards)
+        pieces, first = [], 0
+        for shard in range(self.num_shards):
+            rows = len(partitions.on(shard)) * partitions.rows_each
+            pieces.append(
+                table_lib.TablePiece(shard, shard, first, rows, partitions)
+            )
+            first += rows
+        return tuple(pieces)
+
     def spread_seed(self, variable):
         """Gives each worker a random stream of its own, the first Keras's.
 
@@ -206,8 +256,11 @@ class ParameterStore(resources.Resources):
 
         Step counters are everywhere: each server counts the updates of its
         own slots. Other state is small and initialised everywhere, because
-        only the traced optimizer shows which server uses it.
+        only the traced optimizer shows which server uses it. Tables have
+        copies nowhere.
         """
+        if variable.role is Role.TABLE:
+            return []
         if variable.role in (Role.ITERATIONS, Role.STATE):
             return [(shard, None) for shard in range(self.num_shards)]
         if variable.pieces:

@@ -38,6 +38,8 @@ class Role(enum.Enum):
       worker that joins begins.
     AVERAGED: with local steps, optimizer state that is averaged along with
       its parameter; beside its primary.
+    TABLE: a parameter that is read by rows, or a slot of one; on the servers
+      alone, in pieces. See `table`.
     """
 
     PARAMETER = "parameter"
@@ -48,6 +50,7 @@ class Role(enum.Enum):
     METRIC = "metric"
     CLOCK = "clock"
     AVERAGED = "averaged"
+    TABLE = "table"
 
     @property
     def is_on_server(self):
@@ -131,6 +134,22 @@ class Piece:
     def of(self, tensor):
         """The rows of `tensor` that are this piece's."""
         return tensor[self.first : self.first + self.rows]
+
+    def slices_of(self, slices, shape):
+        """The slices that fall into the piece, numbered within it.
+
+        Args:
+          slices: `tf.IndexedSlices` of the whole variable.
+          shape: Shape of the whole variable.
+        """
+        dtype = slices.indices.dtype
+        numbers = slices.indices - tf.cast(self.first, dtype)
+        inside = tf.logical_and(numbers >= 0, numbers < self.rows)
+        return tf.IndexedSlices(
+            tf.boolean_mask(slices.values, inside),
+            tf.boolean_mask(numbers, inside),
+            tf.constant([self.rows, *shape[1:]], dtype),
+        )
 
 
 class _Active(threading.local):

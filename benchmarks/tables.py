@@ -1,0 +1,135 @@
+"""A table on servers, read by rows, beside replicas and TensorFlow's own.
+
+    python benchmarks/tables.py [--quick] [--rows=1000000] [--ps=1]
+
+Two workers train `Embedding(rows, 64)` with a head of two dense layers on
+batches of 256 times 20 Zipf ids: some 2,900 different ones. With
+`table_bytes` the table lives on the servers alone; without, each worker has a
+replica, and the servers send the rows that have changed. TensorFlow's own
+strategy has one server and takes its steps in a bare loop, without Keras. For
+each rule milliseconds per step of a worker, the largest peak of the memory of a
+worker (or coordinator) and of a server, and the processor time of all servers
+per step.
+
+All three take turns within one run.
+"""
+
+import contextlib
+
+from absl import flags
+from harness import children
+from harness import clusters
+from harness import looking_up
+from harness import program
+
+from tfdist import tables
+
+FLAGS = flags.FLAGS
+flags.DEFINE_bool("quick", False, "SGD alone, fewer steps.")
+flags.DEFINE_integer("rows", 1_000_000, "Of the table.", lower_bound=1)
+flags.DEFINE_integer("ps", 1, "Servers of tfdist.", lower_bound=1)
+flags.DEFINE_multi_enum(
+    "optimizer", None, list(looking_up.RATES), "Default: all."
+)
+flags.DEFINE_multi_enum(
+    "system", None, ["table", "replicas", "tensorflow"], "Default: all."
+)
+
+WORKERS = 2
+STEPS, QUICK_STEPS = 100, 20
+ROUNDS = 3
+
+
+def main():
+    """Measures, prints a table and a line of JSON."""
+    default = ["sgd"] if FLAGS.quick else list(looking_up.RATES)
+    found = {name: measure(name) for name in FLAGS.optimizer or default}
+    rows = [
+        [
+            f"{rule}, {system}",
+            f"{cell['ms']:.1f}",
+            f"{cell['worker_mb']:.0f}",
+            f"{cell['server_mb']:.0f}",
+            f"{cell['server_cpu_ms']:.1f}",
+        ]
+        for rule, cells in found.items()
+        for system, cell in cells.items()
+    ]
+    titles = ["rule, system", "ms / step", "worker MB", "server MB"]
+    print(tables.aligned([*titles, "server CPU ms"], rows))
+    program.report("tables", rows=FLAGS.rows, ps=FLAGS.ps, step=found)
+
+
+def measure(optimizer):
+    """What one rule takes in each system, a dict.
+
+    Args:
+        optimizer: a key of `looking_up.RATES`.
+    """
+    steps = QUICK_STEPS if FLAGS.quick else STEPS
+    with contextlib.ExitStack() as stack:
+        systems = {}
+        for name, table_bytes in (("table", 1), ("replicas", None)):
+            if FLAGS.system and name not in FLAGS.system:
+                continue
+            systems[name] = stack.enter_context(
+                clusters.Cluster(
+                    (looking_up.worker, optimizer, FLAGS.rows, table_bytes),
+                    (looking_up.serve,),
+                    ps=FLAGS.ps,
+                    workers=WORKERS,
+                    forked=True,
+                )
+            )
+        if not FLAGS.system or "tensorflow" in FLAGS.system:
+            systems["tensorflow"] = stack.enter_context(
+                clusters.TensorFlowCluster(
+                    optimizer,
+                    FLAGS.rows,
+                    WORKERS,
+                    coordinator=looking_up.coordinator,
+                    workers=WORKERS,
+                    forked=True,
+                )
+            )
+        for system in systems.values():
+            system.wait_until_built()
+            system.ask_all(3, timeout=300.0)
+        turns = {
+            name: lambda system=system: turn(system, steps)
+            for name, system in systems.items()
+        }
+        taken = program.take_turns(turns, 1 if FLAGS.quick else ROUNDS)
+    return {
+        name: {
+            "ms": program.milliseconds([t["seconds"] for t in some]),
+            "worker_mb": round(max(t["worker_mb"] for t in some)),
+            "server_mb": round(max(t["server_mb"] for t in some)),
+            "server_cpu_ms": program.milliseconds([t["cpu"] for t in some]),
+        }
+        for name, some in taken.items()
+    }
+
+
+def turn(system, steps):
+    """Takes steps in one system; what they cost, a dict."""
+    pids = system.server_pids
+    before = sum(sum(children.cpu_seconds(pid)) for pid in pids)
+    answers = system.ask_all(steps, timeout=600.0)
+    cpu = sum(sum(children.cpu_seconds(pid)) for pid in pids) - before
+    others = set(system.pids) - set(pids)
+    return {
+        "seconds": sum(answers) / len(answers),
+        "worker_mb": _peak(others),
+        "server_mb": _peak(pids),
+        # Of as many steps as workers have taken together.
+        "cpu": cpu / (WORKERS * steps),
+    }
+
+
+def _peak(pids):
+    return max(children.resident_mb(pid, peak=True) for pid in pids)
+
+
+if __name__ == "__main__":
+    program.run(main)

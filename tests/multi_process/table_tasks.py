@@ -1,0 +1,136 @@
+"""What the tasks of clusters do whose model has a table on the servers."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.multi_process import failure_tasks
+from tests.multi_process import handshake
+from tests.multi_process import tasks
+import tfdist
+
+ROWS, WIDTH = 3000, 2
+BATCH = 7
+RATES = {"sgd": 0.1, "adagrad": 0.1, "adam": 0.01}
+
+
+def ids_of(worker, steps):
+    """The ids of a worker's batches, `(steps, BATCH)`."""
+    random = np.random.default_rng(worker)
+    # Some come often, and most never.
+    return (random.zipf(1.3, (steps, BATCH)) * 37 % ROWS).astype("int64")
+
+
+def _data(ids):
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    targets = np.zeros((len(ids), 1), np.float32)
+    data = tf.data.Dataset.from_tensor_slices((ids, targets))
+    return data.repeat().batch(1).with_options(options)
+
+
+def _strategy():
+    return tfdist.AsyncStrategy(
+        table_bytes=1,
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0),
+    )
+
+
+def _sum_of_rows(strategy, initializer="zeros"):
+    """A model whose gradient is one for each row of its batch."""
+    with strategy.scope():
+        table = keras.layers.Embedding(
+            ROWS, WIDTH, embeddings_initializer=initializer
+        )
+        model = keras.Sequential(
+            [
+                keras.Input((BATCH,), dtype="int64"),
+                table,
+                keras.layers.Lambda(
+                    lambda x: keras.ops.sum(x, (1, 2))[:, None]
+                ),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(1.0), tasks.first_output)
+    return model, table
+
+
+def _rows(table):
+    return np.asarray(table(np.arange(ROWS))).tolist()
+
+
+def push_rows(steps, initializer="zeros"):
+    """Pushes a gradient of one for each id; reports all rows.
+
+    Args:
+        steps: how many.
+        initializer: of the table.
+    """
+    strategy = _strategy()
+    model, table = _sum_of_rows(strategy, initializer)
+    ids = ids_of(strategy.cluster.worker_id, steps)
+    model.fit(
+        _data(ids),
+        steps_per_epoch=steps,
+        verbose=0,
+        callbacks=[tasks.WaitAfterFirstStep()],
+    )
+    strategy.barrier()
+    handshake.report(
+        rows=_rows(table),
+        updates=strategy.updates_applied(),
+        bytes_per_server=strategy.bytes_per_server,
+    )
+
+
+def cycle_of_ids(worker):
+    """The ids that a worker pushes again and again, `(50, BATCH)`."""
+    return np.random.default_rng(worker).integers(0, 200, (50, BATCH))
+
+
+def push_rows_until_told():
+    """The same until it is told to stop, from a table of ones."""
+    strategy = _strategy()
+    model, table = _sum_of_rows(strategy, "ones")
+    model.fit(
+        _data(cycle_of_ids(strategy.cluster.worker_id)),
+        steps_per_epoch=10**6,
+        verbose=0,
+        callbacks=[failure_tasks.TellProgress("stop")],
+    )
+    strategy.barrier()
+    handshake.report(rows=_rows(table), updates=strategy.updates_applied())
+
+
+def trajectory(optimizer):
+    """Trains one worker; reports losses and rows.
+
+    Args:
+        optimizer: a key of `RATES`.
+    """
+    strategy = _strategy()
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        table = keras.layers.Embedding(ROWS, WIDTH)
+        model = keras.Sequential(
+            [
+                keras.Input((BATCH,), dtype="int64"),
+                table,
+                keras.layers.Flatten(),
+                keras.layers.Dense(1),
+            ]
+        )
+        made = keras.optimizers.get(optimizer)
+        made.learning_rate = RATES[optimizer]
+        model.compile(made, "mse")
+    first = _rows(table)
+    ids = ids_of(0, 64)
+    targets = np.random.default_rng(1).normal(size=(64, 1)).astype("float32")
+    history = model.fit(
+        ids, targets, batch_size=8, epochs=2, shuffle=False, verbose=0
+    )
+    handshake.report(
+        first=first, losses=history.history["loss"], rows=_rows(table)
+    )

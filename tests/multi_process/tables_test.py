@@ -1,0 +1,181 @@
+"""Tables on real servers: every gradient counts once, wherever rows are."""
+
+import numpy as np
+import pytest
+
+from tests.multi_process import real_cluster
+from tests.multi_process import table_tasks
+from tests.multi_process.real_cluster import ClusterUnderTest
+from tests.waits import wait_until
+from tfdist.runtime.variables.partitions import Partitions
+
+STEPS = 100
+
+
+@pytest.fixture(scope="module")
+def reports(zygote, tmp_path_factory):
+    """What two workers report that pushed rows to two servers."""
+    with ClusterUnderTest(
+        zygote, tmp_path_factory.mktemp("tables"), num_ps=2, num_workers=2
+    ) as cluster:
+        cluster.start_servers()
+        workers = cluster.start_workers("table_tasks:push_rows", steps=STEPS)
+        for worker in workers:
+            worker.expect("has made one step")
+        for worker in workers:
+            cluster.tell(f"go on {worker.label}")
+        cluster.finish()
+        yield [worker.report() for worker in workers]
+
+
+@pytest.mark.smoke
+def test_rows_are_the_sum_of_all_pushes(reports):
+    """SGD at a rate of one: minus the number of times that an id came."""
+    ids = [table_tasks.ids_of(worker, STEPS) for worker in range(2)]
+    counts = np.bincount(np.ravel(ids), minlength=table_tasks.ROWS)
+    expected = -np.repeat(counts[:, None], table_tasks.WIDTH, axis=1)
+    assert 0 < np.count_nonzero(counts) < table_tasks.ROWS
+    for report in reports:
+        np.testing.assert_array_equal(report["rows"], expected)
+
+
+@pytest.mark.smoke
+def test_servers_share_the_table(reports):
+    for report in reports:
+        assert report["updates"] == [2 * STEPS] * 2
+        first, second = report["bytes_per_server"]
+        # All else is some counters.
+        assert abs(first - second) < 0.1 * first
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("optimizer", table_tasks.RATES)
+def test_number_of_servers_makes_no_difference(
+    zygote, tmp_path_factory, optimizer
+):
+    found = real_cluster.reports_of(
+        zygote,
+        tmp_path_factory,
+        "table_tasks:trajectory",
+        "optimizer",
+        {optimizer: 1},
+        num_workers=1,
+    )[optimizer]
+    for servers in (2, 3):
+        (other,) = real_cluster.reports_of(
+            zygote,
+            tmp_path_factory,
+            "table_tasks:trajectory",
+            "optimizer",
+            {optimizer: servers},
+            num_workers=1,
+        )[optimizer]
+        assert other["first"] == found[0]["first"]
+        for key in ("losses", "rows"):
+            np.testing.assert_allclose(
+                other[key], found[0][key], rtol=1e-6, atol=1e-7
+            )
+
+
+# Of steps until each id of a worker has come again.
+CYCLE = 50
+
+
+def pushes_of(worker, cycles):
+    """How often a worker has pushed each id in so many cycles."""
+    ids = table_tasks.cycle_of_ids(worker)
+    return cycles * np.bincount(ids.ravel(), minlength=table_tasks.ROWS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("has_snapshots", [False, True])
+def test_rows_of_a_lost_server_come_back(cluster, tmp_path, has_snapshots):
+    """As in its snapshot; else with their first values, ones."""
+    made = cluster(num_ps=2, num_workers=2)
+    kept = tmp_path / "kept"
+
+    def serve(index):
+        directory = str(kept) if has_snapshots else None
+        return made.start(
+            "ps", index, "recovery_tasks:serve", directory=directory, every=0.3
+        )
+
+    servers = [serve(index) for index in range(2)]
+    workers = made.start_workers("table_tasks:push_rows_until_told")
+    for worker in workers:
+        worker.wait_for_steps(4 * CYCLE)
+    if has_snapshots:
+        # Two more: one may have been in the making.
+        of_first = kept / "ps-0-of-2"
+        numbers = [int(p.name) for p in of_first.glob("[0-9]*")]
+        wait_until(
+            lambda: (of_first / f"{max(numbers, default=0) + 2:010}").exists(),
+            "a snapshot of these steps is there",
+        )
+    servers[0].kill()
+    before = [worker.steps() for worker in workers]
+    serve(0)
+    for worker in workers:
+        worker.expect(r"goes on after [\d.]+ s without /job:ps/task:0")
+        worker.wait_for_steps(worker.steps() + 15)
+    made.tell("stop")
+    made.finish()
+    rows = np.array(workers[0].report()["rows"])
+    np.testing.assert_array_equal(workers[1].report()["rows"], rows)
+    pushed = 1 - rows[:, 0]
+    np.testing.assert_array_equal(pushed, np.round(pushed))
+    least = sum(pushes_of(worker, 4) for worker in range(2))
+    assert np.all(pushed[least == 0] == 0)
+    shard, _ = Partitions(table_tasks.ROWS, 2).place(np.arange(len(pushed)))
+    was_lost = shard == 0
+    assert np.all(pushed[~was_lost] >= least[~was_lost])
+    if has_snapshots:
+        assert np.all(pushed[was_lost] >= least[was_lost])
+        return
+    # A step that has failed may count, too.
+    cycles = [
+        2 + (worker.steps() - number) // CYCLE
+        for worker, number in zip(workers, before, strict=True)
+    ]
+    most = sum(
+        pushes_of(worker, number) for worker, number in enumerate(cycles)
+    )
+    assert np.all(pushed[was_lost] <= most[was_lost])
+
+
+@pytest.mark.nightly
+def test_kill_9_in_a_look_up_or_push_loses_no_row_of_the_others(cluster):
+    made = cluster(num_ps=2, num_workers=3)
+    made.start_servers()
+
+    def start(index):
+        task = "table_tasks:push_rows_until_told"
+        return made.start("worker", index, task)
+
+    others, lives = [start(0), start(1)], [start(2)]
+    kills = 3
+    for kill in range(kills):
+        # Nearly all of its time is spent in steps.
+        lives[-1].wait_for_steps(10 + 7 * kill)
+        before = [other.steps() for other in others]
+        lives[-1].kill()
+        for other, steps in zip(others, before, strict=True):
+            other.wait_for_steps(steps + 10)
+        lives.append(start(2))
+    lives[-1].wait_for_steps(20)
+    made.tell("stop")
+    made.finish()
+    rows = np.array(others[0].report()["rows"])
+    np.testing.assert_array_equal(others[1].report()["rows"], rows)
+    pushed = 1 - rows[:, 0]
+    for worker, other in enumerate(others):
+        cycles, rest = divmod(other.steps(), CYCLE)
+        last = table_tasks.cycle_of_ids(worker)[:rest].ravel()
+        pushed -= pushes_of(worker, cycles)
+        pushed -= np.bincount(last, minlength=table_tasks.ROWS)
+    # What is left is of the one that was killed, some of it in a push.
+    assert np.all(pushed >= 0)
+    assert np.all(pushed[pushes_of(2, 1) == 0] == 0)
+    done = sum(life.steps() for life in lives)
+    assert 0 <= pushed.sum() - done * table_tasks.BATCH
+    assert pushed.sum() - done * table_tasks.BATCH <= kills * table_tasks.BATCH

@@ -1,0 +1,102 @@
+"""Tables in saved states: in chunks of partitions, one at a time.
+
+A chunk is read from the servers when it is written to the file, and read from
+the file when it is sent to the servers, so that a worker needs memory for one.
+Chunks are of partitions, which another number of servers has as well. They are
+read one after the other, while other workers train: rows may be some updates
+newer than the rest of the state.
+"""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import saved_state
+from tfdist.runtime.variables import look_up
+from tfdist.runtime.variables import partitions as partitions_lib
+from tfdist.runtime.variables import table_values
+from tfdist.runtime.variables import traced_calls
+
+PREFIX = "table/"
+"""Begin of the names of chunks in a saved state."""
+
+_CHUNKS = 64
+_EACH = partitions_lib.PARTITIONS // _CHUNKS
+
+
+class TableChunks:
+    """Reads and writes the tables of one store.
+
+    Args:
+      store: The `ParameterStore`.
+    """
+
+    def __init__(self, store):
+        self._store = store
+        self._traced = traced_calls.Traced(store)
+
+    def arrays(self, tables):
+        """Returns chunks by name, a dict of `LazyArray`.
+
+        Args:
+          tables: List of `TableVariable` that servers hold.
+        """
+        return {
+            _name(table, chunk): saved_state.LazyArray(
+                table.dtype.as_numpy_dtype,
+                functools.partial(self._read, table, chunk),
+            )
+            for table in tables
+            for chunk in range(_CHUNKS)
+        }
+
+    def put(self, table, arrays):
+        """Puts a saved table onto the servers, if there is one.
+
+        Args:
+          table: The `TableVariable`.
+          arrays: Those of a `SavedState`.
+        """
+        if _name(table, 0) not in arrays:
+            return
+        self._traced.call(("fill", table.ordinal), lambda: self._fill(table))
+        for chunk in range(_CHUNKS):
+            value = np.asarray(arrays[_name(table, chunk)])
+            self._traced.call(
+                ("put", table.ordinal),
+                functools.partial(self._build_put, table),
+                tf.constant(chunk, tf.int64),
+                tf.constant(value, table.dtype),
+            )
+
+    def _read(self, table, chunk):
+        return self._traced.call(
+            ("read", table.ordinal),
+            lambda chunk: look_up.build_gather(
+                self._store, table, *_places(table, chunk)
+            ),
+            tf.constant(chunk, tf.int64),
+        ).numpy()
+
+    def _fill(self, table):
+        for shard in range(self._store.num_shards):
+            table_values.build_fill(self._store, table, shard)
+
+    def _build_put(self, table, chunk, values):
+        places = _places(table, chunk)
+        look_up.build_scatter(self._store, table, *places, values)
+
+
+def _name(table, chunk):
+    return f"{PREFIX}{table.ordinal}/{chunk}"
+
+
+def _places(table, chunk):
+    """Servers of a chunk's rows, and their numbers there."""
+    partition = chunk * _EACH + tf.range(_EACH, dtype=tf.int64)
+    shard, first = table.partitions.place_of(partition)
+    within = tf.range(table.partitions.rows_each, dtype=tf.int64)
+    row = first[:, None] + within
+    shard = tf.broadcast_to(shard[:, None], tf.shape(row))
+    return tf.reshape(shard, [-1]), tf.reshape(row, [-1])

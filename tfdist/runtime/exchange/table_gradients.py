@@ -1,0 +1,91 @@
+"""Gradients of tables: by rows, summed by id, applied by Keras's own rule."""
+
+import keras
+import tensorflow as tf
+
+from tfdist import fused_kernels
+
+_OF_WHOLE_VARIABLES = tuple(
+    getattr(keras.optimizers, name)
+    for name in ("Adafactor", "Lamb", "Muon")
+    if hasattr(keras.optimizers, name)
+)
+_KEEP_ROWS = ("Identity", "StopGradient")
+
+
+def needs_whole(optimizer):
+    """Whether an optimizer's rule looks at more than single elements."""
+    return isinstance(optimizer, _OF_WHOLE_VARIABLES)
+
+
+def checked(table, fn, args):
+    """Returns the arguments of an update of a table, as they are pushed.
+
+    Args:
+      table: The `TableVariable`.
+      fn: What Keras gives to `strategy.extended.update`.
+      args: Its arguments: the gradient first.
+
+    Returns:
+      The same, with a gradient that has each id once.
+
+    Raises:
+      ValueError: It is no update by rows.
+    """
+    optimizer = fused_kernels.optimizer_of(fn)
+    if needs_whole(optimizer):
+        raise table.refusal(
+            f"the update rule of {type(optimizer).__name__}, which looks at "
+            "whole variables"
+        )
+    if not args:
+        raise table.refusal("weight_decay of the optimizer, of all rows")
+    gradient, *rest = args
+    if not isinstance(gradient, tf.IndexedSlices):
+        raise table.refusal(
+            "a gradient of all rows (by global_clipnorm, which makes it dense?)"
+        )
+    return _summed(gradient), *rest
+
+
+def _summed(slices):
+    """Sums those `tf.IndexedSlices` that are of one id.
+
+    A table that is looked up several times in a step has several.
+    """
+    if _is_of_one_look_up(slices.indices):
+        return slices
+    ids, where = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, where, tf.size(ids))
+    return tf.IndexedSlices(values, ids, slices.dense_shape)
+
+
+def _is_of_one_look_up(indices):
+    if tf.executing_eagerly():
+        return False
+    operation = indices.op
+    while operation.type in _KEEP_ROWS:
+        operation = operation.inputs[0].op
+    return operation.type == "Unique"
+
+
+def apply(record, piece, args, section):
+    """Builds an update of the part of a table that is on one server.
+
+    Args:
+      record: The `Update`.
+      piece: The `TablePiece`.
+      args: Of the update, on the server: the gradient first.
+      section: The `ServerScope`.
+    """
+    table = record.variable
+    gradient, *rest = args
+    if table.rule == "dense":
+        dense = tf.math.unsorted_segment_sum(
+            gradient.values, gradient.indices, piece.rows
+        )
+        shape = table.shape_of(piece)
+        fused_kernels.update(table, record.fn, (dense, *rest), {}, shape=shape)
+        return
+    with section.on_rows(gradient.indices):
+        record.fn(table, gradient.values, *rest)

@@ -1,0 +1,101 @@
+"""The choice of those of Keras's new variables that are tables."""
+
+import math
+
+from absl import logging
+import keras
+import tensorflow as tf
+
+from tfdist import private_keras
+from tfdist import private_keras_calls
+from tfdist.runtime.variables import table_values
+from tfdist.runtime.variables.variables import Role
+
+_EMBEDDINGS = "embeddings"
+# By the end of its name, the setting of an optimizer that makes such state.
+_OF_WHOLE_TABLES = {
+    "_gradient_accumulator": "gradient_accumulation_steps",
+    "_average": "use_ema",
+}
+
+
+def create(store, reference, maker, kwargs):
+    """Creates the variable that Keras is making, if it is a table.
+
+    Args:
+      store: The `ParameterStore`.
+      reference: The variable that it is to be beside, or None.
+      maker: See `private_keras_calls.variable_maker`.
+      kwargs: What `tf.Variable` takes.
+
+    Returns:
+      A `TableVariable`, or None.
+
+    Raises:
+      ValueError: It is state of an optimizer that needs whole tables.
+    """
+    if store.tables.from_bytes is None:
+        return None
+    if getattr(reference, "role", None) is Role.TABLE:
+        return _create_slot(store, reference, kwargs)
+    is_of_layer = isinstance(maker, keras.Layer | keras.Variable)
+    if not is_of_layer or not kwargs.get("trainable"):
+        return None
+    making = private_keras_calls.making()
+    if making is None or not _is_table(store, making.variable):
+        return None
+    shape = tuple(making.variable.shape)
+    build_values = table_values.by_partition(making.initializer, shape)
+    if build_values is None:
+        logging.warning(
+            "%r has a replica on each worker, although it has %d bytes: %r "
+            "makes values as a whole only. Tables on servers are initialised "
+            "by Zeros, Ones, Constant, RandomUniform, RandomNormal, "
+            "TruncatedNormal or VarianceScaling.",
+            making.variable.path,
+            _num_bytes(making.variable),
+            making.initializer,
+        )
+        return None
+    private_keras.read_by_rows(making.variable)
+    return _create(store, None, making.variable, build_values, kwargs)
+
+
+def _create_slot(store, table, kwargs):
+    making = private_keras_calls.making()
+    for ending, setting in _OF_WHOLE_TABLES.items():
+        if (kwargs.get("name") or "").endswith(ending):
+            raise table.refusal(f"{setting} of the optimizer")
+    shape = tuple(table.shape)
+    build_values = None
+    if making is not None and tuple(making.variable.shape) == shape:
+        build_values = table_values.by_partition(making.initializer, shape)
+    if build_values is None:
+        raise table.refusal(
+            f"state of an optimizer, {kwargs.get('name')!r}, that is not made "
+            "row by row"
+        )
+    return _create(store, table, making.variable, build_values, kwargs)
+
+
+def _create(store, reference, variable, build_values, kwargs):
+    return store.create_table(
+        reference,
+        shape=tuple(variable.shape),
+        path=variable.path,
+        build_values=build_values,
+        **{k: kwargs[k] for k in kwargs if k not in ("initial_value", "shape")},
+    )
+
+
+def _is_table(store, variable):
+    return (
+        variable.path.rsplit("/", 1)[-1] == _EMBEDDINGS
+        and len(variable.shape) == 2
+        and tf.as_dtype(variable.dtype).is_floating
+        and _num_bytes(variable) >= store.tables.from_bytes
+    )
+
+
+def _num_bytes(variable):
+    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size

@@ -1,0 +1,202 @@
+"""Tables: variables that live on the servers alone, read by rows.
+
+A worker holds no replica of a table. Its own storage is a *stand-in* without
+rows, by which gradients and optimizers know it; a look-up asks the servers for
+the rows of a batch, and its gradient is of these rows.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdist import compiled_parts
+from tfdist.runtime.variables.variables import Piece
+from tfdist.runtime.variables.variables import ReplicaVariable
+from tfdist.runtime.variables.variables import Role
+from tfdist.runtime.variables.variables import active
+
+RULES = ("lazy", "dense")
+"""Update rules of tables: of rows with a gradient alone, or of all rows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSettings:
+    """Settings of a strategy about tables.
+
+    Attributes:
+      from_bytes: Embeddings of so many bytes or more are tables; None: none
+        is.
+      rule: One of `RULES`.
+    """
+
+    from_bytes: int | None = None
+    rule: str = "lazy"
+
+
+NO_TABLES = TableSettings()
+
+
+@dataclasses.dataclass(frozen=True)
+class TablePiece(Piece):
+    """The part of a table on one server.
+
+    `first` and `rows` are in the order of partitions, see `Partitions`.
+
+    Attributes:
+      partitions: The `Partitions`.
+    """
+
+    partitions: object
+
+    def of(self, tensor):
+        """Refuses: nothing of a worker is as large as a table."""
+        raise ValueError(
+            "A worker's tensor has the shape of a table, "
+            f"{tensor.shape}: only rows of tables can be sent."
+        )
+
+    def slices_of(self, slices, shape):
+        """Returns the `tf.IndexedSlices` of this server, by its rows."""
+        shard, row = self.partitions.place(tf.cast(slices.indices, tf.int64))
+        values = slices.values
+        if self.partitions.num_servers > 1:
+            inside = tf.equal(shard, self.shard)
+            values = tf.boolean_mask(values, inside)
+            row = tf.boolean_mask(row, inside)
+        dense_shape = tf.constant([self.rows, *shape[1:]], tf.int64)
+        return tf.IndexedSlices(values, row, dense_shape)
+
+
+class TableVariable(ReplicaVariable):
+    """A variable whose rows are on servers, and on no worker.
+
+    Args:
+      shape: Of the table, a tuple of two ints.
+      path: Keras's name of it, for messages.
+      build_values: Callable of the number of a partition, a scalar int tensor,
+        and a shape; builds the first values of its rows.
+      look_up: Callable of this and ids (`(n,)`, each once), which gives or
+        builds their rows here.
+      rule: One of `RULES`.
+      **kwargs: Of `ReplicaVariable`.
+    """
+
+    def __init__(
+        self, *, shape, path, build_values, look_up, rule, dtype, **kwargs
+    ):
+        super().__init__(
+            role=Role.TABLE,
+            initial_value=tf.zeros([0, shape[1]], dtype),
+            shape=[None, shape[1]],
+            **kwargs,
+        )
+        self._full_shape = tf.TensorShape(shape)
+        self.path = path
+        self.build_values = build_values
+        self.rule = rule
+        self._look_up = look_up
+
+    @property
+    def partitions(self):
+        """The `Partitions`."""
+        return self.pieces[0].partitions
+
+    def shape_of(self, piece):
+        """Shape of a `Piece`, or of the rows in a `RowScope`."""
+        if piece is None:
+            return self._full_shape
+        section = active.section
+        if section is not None and section.row_scope is not None:
+            return tf.TensorShape([None, self._full_shape[1]])
+        return super().shape_of(piece)
+
+    def sparse_read(self, indices, name=None):
+        """Returns rows, as `tf.gather`; its gradient is summed by id."""
+        if active.section is not None:
+            raise self.refusal("an update rule that looks up rows")
+        with compiled_parts.outside(), tf.name_scope(name or "look_up"):
+            return self._sparse_read(tf.convert_to_tensor(indices))
+
+    def _sparse_read(self, indices):
+        unique, where = tf.unique(tf.reshape(indices, [-1]))
+        known = tf.logical_and(unique >= 0, unique < self.shape[0])
+        message = (
+            f"Ids of the table {self.path!r} must be at least 0 and less than "
+            f"{self.shape[0]}. Received:"
+        )
+        checked = tf.debugging.Assert(
+            tf.reduce_all(known), [message, tf.boolean_mask(unique, ~known)]
+        )
+        with tf.control_dependencies([checked] if checked is not None else []):
+            unique = tf.identity(unique)
+        shape = tf.constant(self.shape.as_list(), unique.dtype)
+
+        @tf.custom_gradient
+        def spread(stand_in, rows):
+            del stand_in
+
+            def gradient(upstream):
+                summed = tf.math.unsorted_segment_sum(
+                    upstream, where, tf.size(unique)
+                )
+                return tf.IndexedSlices(summed, unique, shape), None
+
+            return tf.gather(rows, where), gradient
+
+        # From outside: a custom gradient can make no handle on a server.
+        rows = self._look_up(self, unique)
+        found = spread(super()._read_variable_op(), rows)
+        found = tf.reshape(
+            found, tf.concat([tf.shape(indices), self.shape[1:]], 0)
+        )
+        found.set_shape(indices.shape + self.shape[1:])
+        return found
+
+    def refusal(self, what):
+        """Returns the error of a use that only a replica allows.
+
+        Args:
+          what: What has used it, a str.
+        """
+        return ValueError(
+            f"{self.path!r} is a table on parameter servers, and no worker "
+            f"holds its {self.shape[0]} rows: only look-ups of rows and their "
+            "gradients reach it, as of keras.layers.Embedding. Leave the "
+            "other use out, or give the strategy a larger `table_bytes` or "
+            f"None, so that each worker has a replica. Received: {what}."
+        )
+
+    def _read_variable_op(self, no_copy=False):
+        section = active.section
+        if section is None:
+            raise self.refusal(
+                "a use of all its values (a regularizer, a constraint, an "
+                "average of weights, or code that reads it other than by "
+                "keras.ops.take with dense ids and axis=0)"
+            )
+        if section.row_scope is None:
+            return super()._read_variable_op(no_copy)
+        return section.row_scope.read(self)
+
+    def _mutate(self, kind, value, kwargs):
+        section = active.section
+        if section is None:
+            raise self.refusal(f"{kind} of new values")
+        if section.row_scope is None:
+            return super()._mutate(kind, value, kwargs)
+        if not hasattr(section.row_scope, kind):
+            raise self.refusal(f"{kind} by an update rule")
+        return getattr(section.row_scope, kind)(self, value)
+
+    def numpy(self):
+        """Refuses; see `refusal`."""
+        raise self.refusal("a read of all its values")
+
+    def _serialize_to_tensors(self):
+        raise self.refusal(
+            "tf.train.Checkpoint or a saved model, which would hold none of "
+            "its rows"
+        )
+
+    def _restore_from_tensors(self, restored_tensors):
+        raise self.refusal("values from a checkpoint or a file")

@@ -1,0 +1,151 @@
+"""First values of tables, made on the servers partition by partition.
+
+No process holds a table twice, and no worker holds it at all. A partition's
+values depend on its number and the initializer's seed, so that they are the
+same for any number of servers.
+"""
+
+import keras
+import tensorflow as tf
+
+_CONSTANT = (
+    keras.initializers.Zeros,
+    keras.initializers.Ones,
+    keras.initializers.Constant,
+)
+_RANDOM = (
+    keras.initializers.RandomNormal,
+    keras.initializers.RandomUniform,
+    keras.initializers.TruncatedNormal,
+    keras.initializers.VarianceScaling,
+)
+
+
+class PartitionSeed(keras.random.SeedGenerator):
+    """The random seed of one partition, in the place of a stream of seeds.
+
+    Args:
+      seed: int, the table's.
+      partition: Number of the partition, a scalar int tensor.
+    """
+
+    def __init__(self, seed, partition):
+        # Without the state of a stream, which would be a variable.
+        self._pair = seed, partition
+
+    def next(self, ordered=True):
+        """Returns the seed, int64 `(2,)`."""
+        del ordered
+        seed, partition = self._pair
+        return tf.stack([tf.constant(seed, tf.int64), partition])
+
+
+def by_partition(initializer, shape):
+    """Returns what builds the values of a partition.
+
+    Args:
+      initializer: What Keras initialises the table with.
+      shape: The table's shape, a tuple of two ints.
+
+    Returns:
+      A callable of a partition's number (scalar int64 tensor), a shape and a
+      dtype; None where the initializer makes values as a whole only.
+    """
+    kind = type(initializer)
+    if isinstance(initializer, _CONSTANT):
+        if not isinstance(getattr(initializer, "value", 0), int | float):
+            return None
+        return lambda _, part, dtype: initializer(part, dtype=dtype)
+    if not isinstance(initializer, _RANDOM):
+        return None
+    seed = initializer.seed
+    if isinstance(seed, keras.random.SeedGenerator):
+        seed = int(seed.next().numpy()[0])
+
+    def build(partition, part, dtype):
+        config = initializer.get_config()
+        made = kind.from_config({**config, "seed": 0})
+        made.seed = PartitionSeed(seed, partition)
+        if isinstance(made, keras.initializers.VarianceScaling):
+            # As for the whole table, of which the part is a few rows.
+            made.scale *= _fan(made.mode, part) / _fan(made.mode, shape)
+        return made(part, dtype=dtype)
+
+    return build
+
+
+def _fan(mode, shape):
+    rows, width = shape
+    fans = {"fan_in": rows, "fan_out": width, "fan_avg": (rows + width) / 2}
+    return max(1.0, fans[mode])
+
+
+def held_handle(store, table, shard):
+    """Handle of what says that a server holds its part as a whole.
+
+    A worker may die while it has a server make the part.
+    """
+    name = f"{store.variable_name(table, table.pieces[shard])}/held"
+    return store.resource(shard, name, tf.bool, [])
+
+
+def build_fill(store, table, shard):
+    """Builds: a server gets its part of a table, if it has none.
+
+    Args:
+      store: The `ParameterStore`.
+      table: The `TableVariable`.
+      shard: Number of the server.
+
+    Returns:
+      Whether it had none, a scalar bool tensor there.
+    """
+    device = store.devices[shard]
+    held = held_handle(store, table, shard)
+    handle = store.handle(table, shard, table.pieces[shard])
+
+    def fill():
+        with tf.device(device):
+            end = _build_first_values(table, shard, handle, device)
+            with tf.control_dependencies([end]):
+                tf.raw_ops.AssignVariableOp(resource=held, value=True)
+        return True
+
+    with tf.device(device):
+        known = tf.raw_ops.VarIsInitializedOp(resource=held)
+    return tf.cond(known, lambda: False, fill)
+
+
+def _build_first_values(table, shard, handle, device):
+    """Builds the values partition by partition; returns the last tensor."""
+    partitions = table.partitions
+    each, numbers = partitions.rows_each, partitions.on(shard)
+    part = (each, table.shape[1])
+    room = tf.raw_ops.AssignVariableOp(
+        resource=handle,
+        value=tf.raw_ops.Empty(
+            shape=[table.pieces[shard].rows, part[1]],
+            dtype=table.dtype,
+            init=False,
+        ),
+    )
+
+    def make(place):
+        with tf.device(device):
+            number = place * numbers.step + numbers.start
+            put = tf.raw_ops.ResourceScatterUpdate(
+                resource=handle,
+                indices=place * each + tf.range(each, dtype=tf.int64),
+                updates=table.build_values(number, part, table.dtype.name),
+            )
+            with tf.control_dependencies([put]):
+                return [place + 1]
+
+    with tf.control_dependencies([room]):
+        (end,) = tf.while_loop(
+            lambda place: place < len(numbers),
+            make,
+            [tf.constant(0, tf.int64)],
+            parallel_iterations=1,
+        )
+    return end
