@@ -96,6 +96,7 @@ weights_swapped_for_validation averages_swapped_for_validation
 averages_swapped_at_epochs first_step_refused another_rate_refused interrupted
 """
 _K = f"period={PERIOD}"
+_PLAIN_BLOCKS = "block_momentum=0:reset_momentum=false"
 _PLAIN_OUTER = f"{_K}:outer_learning_rate=1:outer_momentum=0"
 _ALL = (
     _registered("async", "sum"),
@@ -115,10 +116,10 @@ _ALL = (
     _registered("softsync", "half", "s=2"),
     _registered("async_local_sgd", "half", f"{_PLAIN_OUTER}:dynamic=false"),
     _registered("parameter_averaging", "local", _K),
-    _registered("bmuf", "local", f"{_K}:block_momentum=0"),
+    _registered("bmuf", "local", f"{_K}:{_PLAIN_BLOCKS}"),
     _registered("diloco", "local", _PLAIN_OUTER),
     _ring("parameter_averaging", _K),
-    _ring("bmuf", f"{_K}:block_momentum=0"),
+    _ring("bmuf", f"{_K}:{_PLAIN_BLOCKS}"),
     _ring("diloco", _PLAIN_OUTER),
     _registered("easgd", "loose", _K),
     _registered("inverse_staleness", "loose"),

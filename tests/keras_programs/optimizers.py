@@ -25,6 +25,7 @@ STEPS = 4
 _ONES = ((1.0,) * STEPS,) * 2
 _TWO = ((1.0, 2.0), (4.0, 8.0))
 _COUNTS_NOTHING = ("averaging.md", "with `n_fetch=1` it has no effect")
+_CLIPS = ("averaging.md", "except that it clips gradients")
 _IGNORED = Documented(-2.0 * STEPS, *_COUNTS_NOTHING)
 _SGD_ALONE = {
     "dana": Refused("SGD without momentum"),
@@ -170,7 +171,7 @@ def schedule():
     )
 
 
-@_optimizer(sgd=True)
+@_optimizer(sgd=True, downpour=Documented(-2.0, *_CLIPS))
 def clipped():
     """`clipnorm`."""
     return keras.optimizers.SGD(1.0, clipnorm=0.25)
@@ -227,7 +228,7 @@ def overwritten():
     )
 
 
-@_optimizer()
+@_optimizer(downpour=Documented(-4.0, *_CLIPS))
 def amsgrad():
     """Adam with `amsgrad` and `global_clipnorm`."""
     return keras.optimizers.Adam(0.5, amsgrad=True, global_clipnorm=0.5)

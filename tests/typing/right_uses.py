@@ -8,6 +8,7 @@ from tfdist import averaging
 from tfdist import callbacks
 from tfdist import cluster
 from tfdist import codistillation
+from tfdist import compression
 from tfdist import correction
 from tfdist import datasets
 from tfdist import pipeline
@@ -38,7 +39,7 @@ def strategies() -> list[tfdist.ParameterServerStrategy]:
     return [
         tfdist.AsyncStrategy(correction=correction.InverseStaleness()),
         tfdist.AllReduceStrategy(nonfinite="fail", seed=1),
-        tfdist.PeerToPeerStrategy("threshold(tau=0.03)", seed=1),
+        tfdist.PeerToPeerStrategy(compression.Threshold(0.03), seed=1),
         tfdist.BackupWorkersStrategy(
             1,
             on_drop="retry",
