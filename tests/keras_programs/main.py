@@ -38,6 +38,9 @@ def main(argv):
     names = [
         name for name, row in ROWS.items() if wanted & {"all", name, row.group}
     ]
+    known = {"all", *ROWS, *(row.group for row in ROWS.values())}
+    if unknown := sorted(wanted - known):
+        raise app.UsageError(f"--rows: unknown {', '.join(unknown)}")
     bad = 0
     zygote = real_cluster.shared_zygote()
     for column in columns:

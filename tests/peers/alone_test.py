@@ -73,7 +73,7 @@ def test_the_argument_is_a_codec_or_its_text():
         tfdist.PeerToPeerStrategy("zip")
 
 
-@pytest.mark.parametrize("name", ["warmup_peers", "warmup_steps"])
+@pytest.mark.parametrize("name", ["warmup_peers", "warmup_updates"])
 def test_numbers_of_the_warm_up_are_counts(name):
     with pytest.raises(ValueError, match=name):
         tfdist.PeerToPeerStrategy(**{name: 0})

@@ -16,7 +16,7 @@ def strategy_of(compression=None, warmup_peers=None, **tolerance):
     return tfdist.PeerToPeerStrategy(
         compression,
         warmup_peers=warmup_peers,
-        warmup_steps=20,
+        warmup_updates=20,
         seed=1,
         fault_tolerance=tfdist.FaultTolerance(**settings),
     )

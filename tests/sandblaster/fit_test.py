@@ -19,9 +19,12 @@ def strategy():
 def float64():
     """So that values are told apart near the minimum."""
     before = keras.config.floatx()
+    policy = keras.config.dtype_policy()
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     yield
     keras.config.set_floatx(before)
+    keras.config.set_dtype_policy(policy)
 
 
 def fit(model, epochs, batch_size=20, **arguments):

@@ -177,9 +177,9 @@ def test_updates_between_peers_have_a_codec():
     method = registry.method("peer_to_peer:compression=threshold(tau=0.5)")
     assert method.sends_to_peers and not method.all_reduces_gradients
     assert method.peer_arguments["warmup_peers"] is None
-    text = "peer_to_peer:warmup_peers=2:warmup_steps=50"
+    text = "peer_to_peer:warmup_peers=2:warmup_updates=50"
     arguments = registry.method(text).peer_arguments
-    assert arguments["warmup_peers"] == 2 and arguments["warmup_steps"] == 50
+    assert arguments["warmup_peers"] == 2 and arguments["warmup_updates"] == 50
     assert method.compression == compression.Threshold(0.5)
     assert method.resolve(4) == method
     with pytest.raises(ValueError, match="PeerToPeerStrategy"):

@@ -44,7 +44,7 @@ def test_presets_show_all_arguments_with_their_defaults(preset):
         (tfdist.AllReduceStrategy, set()),
         (
             tfdist.PeerToPeerStrategy,
-            {"compression", "warmup_peers", "warmup_steps"},
+            {"compression", "warmup_peers", "warmup_updates"},
         ),
     ],
 )

@@ -51,7 +51,8 @@ silent for `worker_timeout` (10 s). Workers without servers (AllReduceStrategy)
 all begin again, from their checkpoint.
 
 One Ctrl-C ends all tasks after their step: the chief's ClusterCheckpoint saves,
-servers end last. A second one ends them at once.
+servers end last. Workers without servers end at once. A second one ends all at
+once.
 
 The exit status is 0 when all tasks succeed, else that of the first task that
 failed (128 + n where signal n ended it), 128 + n when signal n ended the

@@ -217,6 +217,8 @@ class Snapshots:
           Whether one was written. What is in its way is logged.
         """
         with self._writing:
+            if self._stop.is_set():
+                return False
             try:
                 try:
                     return self._write()
@@ -288,7 +290,9 @@ class Snapshots:
         found = self._found()
         number = int(found[-1].name) + 1 if found else 0
         draft = self._directory / f"draft-{os.getpid()}"
-        shutil.rmtree(draft, ignore_errors=True)
+        # Those, too, of processes that were killed while they wrote.
+        for left in self._directory.glob("draft-*"):
+            shutil.rmtree(left, ignore_errors=True)
         draft.mkdir()
         try:
             with tf.device(self._device):

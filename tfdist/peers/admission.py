@@ -41,12 +41,12 @@ class Admission:
 
     Args:
       engine: The `PeerEngine`.
-      warmup_steps: Updates of this worker before it admits anybody.
+      warmup_updates: Updates of this worker before it admits anybody.
     """
 
-    def __init__(self, engine, warmup_steps):
+    def __init__(self, engine, warmup_updates):
         self._engine = engine
-        self._warmup_steps = warmup_steps
+        self._warmup_updates = warmup_updates
         self._box = board.RequestBox(
             engine.name, engine.device, engine.num_workers
         )
@@ -75,7 +75,7 @@ class Admission:
 
     def _answer(self, worker, incarnation, number):
         engine = self._engine
-        if engine.journal.updates < self._warmup_steps:
+        if engine.journal.updates < self._warmup_updates:
             return
         if engine.roster.known.get(worker) != incarnation:
             if self._joins not in (None, worker) and not (

@@ -39,7 +39,7 @@ class PeerEngine(engine_lib.Engine):
       device: Of this worker.
       codec: A `Codec`, or None.
       tolerance: The `FaultTolerance`.
-      warmup_steps: Updates of each worker before others may join.
+      warmup_updates: Updates of each worker before others may join.
 
     Attributes:
       fit_number: Number of the meeting with which the call of `fit` began,
@@ -63,7 +63,7 @@ class PeerEngine(engine_lib.Engine):
         device,
         codec,
         tolerance,
-        warmup_steps=0,
+        warmup_updates=0,
     ):
         self.roster = roster
         self.name = name
@@ -88,7 +88,7 @@ class PeerEngine(engine_lib.Engine):
         self.lanes_at_join = 0
         self.admission = None
         if roster.others:
-            self.admission = admission_lib.Admission(self, warmup_steps)
+            self.admission = admission_lib.Admission(self, warmup_updates)
         # All lanes that there are, in order of creation.
         self._made = []
 

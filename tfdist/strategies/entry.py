@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 # Settings of updates between peers: name -> default.
-PEERS = {"compression": None, "warmup_peers": None, "warmup_steps": 100}
+PEERS = {"compression": None, "warmup_peers": None, "warmup_updates": 100}
 
 AXES = {
     "synchronization": "tfdist.synchronization:Synchronization",

@@ -39,7 +39,7 @@ class Method:
         sends them as they are.
       warmup_peers: Workers that begin, where workers send each other updates;
         None: all.
-      warmup_steps: Updates of each of them before the others join.
+      warmup_updates: Updates of each of them before the others join.
     """
 
     synchronization: Synchronization = dataclasses.field(default_factory=Async)
@@ -51,7 +51,7 @@ class Method:
     )
     compression: Codec | str | None = None
     warmup_peers: int | None = None
-    warmup_steps: int = 100
+    warmup_updates: int = 100
 
     def __post_init__(self):
         if type(self.local_steps) is int:
@@ -198,7 +198,7 @@ class Method:
         return {
             "compression": self.compression,
             "warmup_peers": self.warmup_peers,
-            "warmup_steps": self.warmup_steps,
+            "warmup_updates": self.warmup_updates,
         }
 
     @property

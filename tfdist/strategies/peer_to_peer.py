@@ -38,7 +38,7 @@ class PeerToPeerStrategy(without_servers.StrategyWithoutServers):
       warmup_peers: How many workers begin, the first ones; the others join
         later, as the paper advises: many workers are of little use, or
         harmful, while parameters change fast. Default: all.
-      warmup_steps: Updates that each of those makes before others join.
+      warmup_updates: Updates that each of those makes before others join.
       **kwargs: Arguments of `ParameterServerStrategy`, documented there, that
         are not about servers. Of `fault_tolerance`: `start_timeout`,
         `worker_timeout`, the seconds without an answer after which a worker
@@ -54,14 +54,14 @@ class PeerToPeerStrategy(without_servers.StrategyWithoutServers):
         compression: compression_lib.Codec | str | None = None,
         *,
         warmup_peers: int | None = None,
-        warmup_steps: int = 100,
+        warmup_updates: int = 100,
         **kwargs: Unpack[options.WithoutServers],
     ):
         self._compression = _codec(compression)
         if warmup_peers is not None:
             checks.count("warmup_peers", warmup_peers, 1)
         self._warmup_peers = warmup_peers
-        self._warmup_steps = checks.count("warmup_steps", warmup_steps, 1)
+        self._warmup_updates = checks.count("warmup_updates", warmup_updates, 1)
         self._construct(**kwargs)
 
     def _connect(self, look_up, tolerance):
@@ -107,7 +107,7 @@ class PeerToPeerStrategy(without_servers.StrategyWithoutServers):
                 device=device,
                 codec=self._compression,
                 tolerance=tolerance,
-                warmup_steps=self._warmup_steps * bool(later),
+                warmup_updates=self._warmup_updates * bool(later),
             )
 
         return make

@@ -113,13 +113,15 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
     def _run_eagerly(self, fn, args, kwargs):
         retries = self._runtime.coordination.retries
         while True:
-            step = self._step_of_evaluation(fn, is_eager=True)
-            step = step or self._eager_steps.begin(fn, (args, kwargs))
+            evaluation = self._step_of_evaluation(fn, is_eager=True)
+            step = evaluation or self._eager_steps.begin(fn, (args, kwargs))
             before, active.step = active.step, step
             try:
                 with one_replica.foreign_objects_explained():
                     result = fn(*args, **kwargs)
                     active.step.finish()
+                if retries and evaluation is None:
+                    _check_may_be_retried(active.step)
             finally:
                 active.step = before
             if not (retries and bool(self._runtime.journal.was_dropped())):
