@@ -9,6 +9,7 @@ import dataclasses
 import math
 import threading
 import time
+import weakref
 
 # Fields of `StepFigures`, in the table of members.
 SIZE = 7
@@ -60,7 +61,8 @@ class StepMeter:
 
     def __init__(self):
         self.figures = StepFigures()
-        # Journals, and how many of each one's exchanges have been added.
+        # Journals, which their strategies keep, and how many of each one's
+        # exchanges have been added.
         self._journals = []
         self._last = []
         self._ended = 0.0
@@ -73,15 +75,17 @@ class StepMeter:
           journal: A journal with `count` and `read_from`.
         """
         with self._lock:
-            self._journals.append([journal, journal.count])
+            self._journals.append([weakref.ref(journal), journal.count])
 
     def read(self):
         """Returns the `StepFigures` as of now."""
         with self._lock:
             new = []
             for pair in self._journals:
-                records, pair[1] = pair[0].read_from(pair[1])
-                new += records
+                journal = pair[0]()
+                if journal is not None:
+                    records, pair[1] = journal.read_from(pair[1])
+                    new += records
             self.figures = self._plus(new)
             return self.figures
 
