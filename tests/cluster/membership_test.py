@@ -9,6 +9,7 @@ import pytest
 
 from tfdist.cluster import config as cluster_config
 from tfdist.cluster import member_table
+from tfdist.cluster import membership as membership_lib
 from tfdist.cluster import server_client
 from tfdist.cluster import sessions
 
@@ -46,7 +47,7 @@ def test_nobody_waits_for_a_heartbeat_to_where_a_server_was(monkeypatch):
 
     monkeypatch.setattr(server_client.ServerClient, "function", function)
     device = "/job:ps/replica:0/task:0/device:CPU:0"
-    membership = member_table.Membership(cluster(OLD), [device])
+    membership = membership_lib.Membership(cluster(OLD), [device])
     assert is_there.wait(60.0)
     membership.reconnected(cluster(NEW))
     membership.enter_again()
@@ -89,17 +90,17 @@ def test_the_end_of_a_worker_does_not_wait_for_a_server_that_is_gone(
 
     monkeypatch.setattr(server_client.ServerClient, "function", function)
     devices = [f"/job:ps/replica:0/task:{k}/device:CPU:0" for k in range(2)]
-    membership = member_table.Membership(cluster(OLD, NEW), devices)
+    membership = membership_lib.Membership(cluster(OLD, NEW), devices)
     assert beats.wait(60.0)
     monkeypatch.setattr(
         sessions, "listens", lambda address, _: listens or address == NEW
     )
     # Longer than a test may take.
-    monkeypatch.setattr(member_table, "_ANSWER_SECONDS", 600.0)
+    monkeypatch.setattr(membership_lib, "_ANSWER_SECONDS", 600.0)
     if listens:
         # For an hour nothing was heard of it, whose beat is under way.
         membership._answered[0] -= 3600.0
-        monkeypatch.setattr(member_table, "_LAST_WAIT_SECONDS", 0.1)
+        monkeypatch.setattr(membership_lib, "_LAST_WAIT_SECONDS", 0.1)
     membership.leave(member_table.MemberState.FINISHED)
     assert told[-1] == member_table.MemberState.FINISHED
     goes_on.set()

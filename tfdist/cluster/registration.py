@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.cluster import connection
 from tfdist.cluster import member_table
+from tfdist.cluster import membership as membership_lib
 from tfdist.cluster import preemption
 from tfdist.cluster import versions
 
@@ -33,7 +34,7 @@ def join(config, devices, timeout):
     """
     key = (config.task_name, config.ps_addresses)
     if key not in _memberships:
-        _memberships[key] = member_table.Membership(config, devices)
+        _memberships[key] = membership_lib.Membership(config, devices)
         atexit.register(_leave, _memberships[key])
         _memberships[key].wait_until_entered(
             timeout, lambda: _connect_anew(config, _memberships[key])
