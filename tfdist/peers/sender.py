@@ -39,6 +39,8 @@ class PeerSender:
       backlog: The `Backlog`.
       timeout: Seconds.
       stall: Seconds; None for no bound.
+      since: Number of this worker's last update from before the receiver came,
+        which has it and those before from elsewhere.
 
     Attributes:
       delivered: Number of updates that have been taken.
@@ -47,7 +49,7 @@ class PeerSender:
         have been taken, and of those that were sent again.
     """
 
-    def __init__(self, roster, worker, queue, backlog, timeout, stall):
+    def __init__(self, roster, worker, queue, backlog, timeout, stall, since=0):
         self._roster = roster
         self.worker = worker
         # The process that this sends to; one that joins has another sender.
@@ -56,6 +58,7 @@ class PeerSender:
         self._backlog = backlog
         self._timeout = timeout
         self._stall = stall
+        self._since = since
         self._changed = threading.Condition()
         # Messages of the call under way.
         self._in_flight = []
@@ -74,6 +77,9 @@ class PeerSender:
 
     def put(self, update):
         """Hands over an `PeerUpdate`."""
+        # What was enqueued before may come here later.
+        if update.header[messages.LAST] <= self._since:
+            return
         with self._changed:
             if self._roster.is_lost(self.worker):
                 self.lost += update.count
