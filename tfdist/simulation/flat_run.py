@@ -17,7 +17,7 @@ from tfdist.event_queue import EventQueue
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import history as history_lib
 from tfdist.simulation.actions import Job
-from tfdist.simulation.evaluations import Evaluations
+from tfdist.simulation.epoch_evaluator import EpochEvaluator
 from tfdist.simulation.flat_model import FlatModel
 from tfdist.simulation.network import Nodes
 
@@ -184,7 +184,7 @@ class FlatRun:
         # Of the steps since the last evaluation.
         self._losses = []
         self._evaluate = evaluate
-        self._evaluations = Evaluations(
+        self._evaluator = EpochEvaluator(
             data.num_batches, evaluate_every, self._measure
         )
         self._exchange = exchange
@@ -260,9 +260,9 @@ class FlatRun:
         job.decided = self.now
         job.accepted = True
         self._on_step()
-        self._evaluations.count(1)
-        if self._evaluations.is_due:
-            self._evaluations.evaluate(self.now, self.version)
+        self._evaluator.count(1)
+        if self._evaluator.is_due:
+            self._evaluator.evaluate(self.now, self.version)
 
     # Its own course.
 
@@ -290,16 +290,16 @@ class FlatRun:
         Returns:
           A `History` without a model.
         """
-        evaluations = self._evaluations
+        evaluator = self._evaluator
         with np.errstate(over="ignore", invalid="ignore"):
-            evaluations.evaluate(self.now, self.version)
+            evaluator.evaluate(self.now, self.version)
             self._player.start()
-            while not evaluations.diverged and self._events.happen():
+            while not evaluator.diverged and self._events.happen():
                 pass
-            if not evaluations.diverged:
+            if not evaluator.diverged:
                 # Updates have arrived since the last step.
                 self._player.end()
-                evaluations.evaluate(self.now, self.version)
+                evaluator.evaluate(self.now, self.version)
         number, total, _ = self.sent
         pushed = sum(job.arrived is not None for job in self._jobs)
         out = self.nodes.bytes[: self.num_workers, 0].sum()
@@ -312,14 +312,14 @@ class FlatRun:
             batch_size=self._data.batch_size,
             seconds=self.now,
             updates=self.version,
-            evaluations=evaluations.rows,
+            evaluations=evaluator.rows,
             jobs=history_lib.jobs_array(self._jobs),
             update_seconds=np.array(self._updates),
             push_bytes=round(out / max(pushed, 1)),
             pull_bytes=round(down / max(len(self._jobs), 1)),
             update_bytes=total / max(number, 1),
             link_bytes=self.nodes.bytes,
-            diverged=evaluations.diverged,
+            diverged=evaluator.diverged,
         )
 
     def leave(self):

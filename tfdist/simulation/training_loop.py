@@ -11,7 +11,7 @@ from tfdist.simulation import history as history_lib
 from tfdist.simulation.actions import Drop
 from tfdist.simulation.actions import Fetch
 from tfdist.simulation.actions import LogEntry
-from tfdist.simulation.evaluations import Evaluations
+from tfdist.simulation.epoch_evaluator import EpochEvaluator
 from tfdist.simulation.training import Training
 
 
@@ -99,7 +99,7 @@ def train(
     with bar:
         for action in training.run(source.run()):
             bar.update(watch.note(action))
-            if watch.evaluations.diverged:
+            if watch.evaluator.diverged:
                 break
         watch.end(source.now)
     return history_lib.History(
@@ -110,13 +110,13 @@ def train(
         batch_size=data.batch_size,
         seconds=watch.seconds,
         updates=len(watch.updates),
-        evaluations=watch.evaluations.rows,
+        evaluations=watch.evaluator.rows,
         jobs=history_lib.jobs_array(_until(source.jobs, watch.seconds)),
         update_seconds=np.array(watch.updates),
         push_bytes=sum(push_bytes),
         pull_bytes=sum(pull_bytes),
         fetched_bytes=watch.fetches * sum(fetch_bytes),
-        diverged=watch.evaluations.diverged,
+        diverged=watch.evaluator.diverged,
         model=model,
     )
 
@@ -149,7 +149,7 @@ class _Watch:
         self.seconds = 0.0
         self.updates = []
         self.fetches = 0
-        self.evaluations = Evaluations(num_batches, every, self._measure)
+        self.evaluator = EpochEvaluator(num_batches, every, self._measure)
         self._evaluate(0.0)
 
     def note(self, action):
@@ -164,17 +164,17 @@ class _Watch:
             isinstance(action, Drop) and action.job.arrived is not None
         )
         gradients = action.job.steps if is_decided else 0
-        self.evaluations.count(gradients)
+        self.evaluator.count(gradients)
         # An update that is being made is seen when it is made.
-        if self.evaluations.is_due and not (is_entry and not action.count):
+        if self.evaluator.is_due and not (is_entry and not action.count):
             self._evaluate(action.time)
         return gradients
 
     def end(self, seconds):
         """Evaluates once more, unless that has just been done."""
-        if not self.evaluations.diverged:
+        if not self.evaluator.diverged:
             self.seconds = max(self.seconds, seconds)
-            if self.evaluations.is_behind:
+            if self.evaluator.is_behind:
                 self._evaluate(self.seconds)
         self._training.settle()
         # As `fit` does: averaged weights, where the optimizer has them.
@@ -183,7 +183,7 @@ class _Watch:
         )
 
     def _evaluate(self, seconds):
-        self.evaluations.evaluate(seconds, len(self.updates))
+        self.evaluator.evaluate(seconds, len(self.updates))
 
     def _measure(self):
         loss = self._training.settle()

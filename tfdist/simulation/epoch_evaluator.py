@@ -3,7 +3,7 @@
 import math
 
 
-class Evaluations:
+class EpochEvaluator:
     """Counts gradients, and evaluates when there are enough of them.
 
     Args:
