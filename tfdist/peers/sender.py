@@ -45,8 +45,7 @@ class PeerSender:
     Attributes:
       delivered: Number of updates that have been taken.
       lost: Number of those that never will be.
-      sent_messages, sent_bytes, repeated: Counts of messages and bytes that
-        have been taken, and of those that were sent again.
+      repeated: Number of messages that were sent again.
     """
 
     def __init__(self, roster, worker, queue, backlog, timeout, stall, since=0):
@@ -71,7 +70,7 @@ class PeerSender:
         # By number of messages.
         self._calls = {}
         self.delivered = self.lost = 0
-        self.sent_messages = self.sent_bytes = self.repeated = 0
+        self.repeated = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -215,7 +214,7 @@ class PeerSender:
                     )
                 again, is_answering = True, False
             if is_taken:
-                self.repeated += again
+                self.repeated += again * len(updates)
                 self._count(updates)
                 return
             time.sleep(_FULL_SECONDS if is_answering else _SILENT_SECONDS)
@@ -259,8 +258,6 @@ class PeerSender:
         with self._changed:
             for update in updates:
                 self.delivered += update.count
-                self.sent_messages += 1
-                self.sent_bytes += update.bytes
                 self._told = int(update.header[messages.STOP])
             self._in_flight = []
 
