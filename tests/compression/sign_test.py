@@ -1,11 +1,9 @@
-"""Signs against NumPy; error feedback; the vote of several."""
+"""Signs against NumPy; error feedback."""
 
 import numpy as np
-import tensorflow as tf
 
 from tests.compression import runs
 from tfdist.compression import Sign
-from tfdist.compression import base
 
 SIZE = 1024 + 512
 
@@ -49,16 +47,3 @@ def test_without_error_feedback_each_message_stands_for_itself():
     first = run.encode(vector)
     runs.same(run.encode(vector).data, first.data)
     runs.same(run.decode(first), decoded(vector >= 0, scales_of(vector)))
-
-
-def test_the_vote_is_that_of_most_and_of_the_first_where_there_is_a_tie():
-    codec = Sign(error_feedback=False)
-    for count in (1, 3, 4):
-        vectors = dyadic(count)
-        messages = [codec.encode(tf.constant(v), {})[0] for v in vectors]
-        votes = np.where(vectors >= 0, 1, -1).sum(0)
-        positive = np.where(votes == 0, vectors[0] >= 0, votes > 0)
-        scales = sum(map(scales_of, vectors)) / np.float32(count)
-        message = codec.vote(messages)
-        assert runs.kind_of(message) == base.OWN
-        runs.same(codec.decode(message, SIZE), decoded(positive, scales))

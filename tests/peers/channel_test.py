@@ -140,6 +140,27 @@ def test_numbers_of_a_worker_that_joins_begin_again(receiver):
     assert receiver.count(channel_lib.DUPLICATES) == 0
 
 
+def test_what_a_joiner_has_from_elsewhere_is_not_sent_to_it(receiver):
+    """Also where the thread that hands it to senders is late."""
+    receiver.channel._sent.assign(6)
+    receiver.channel.admit(1)
+    joiners, others = receiver.channel.transport.senders
+    for number in (5, 6, 7):
+        header = np.zeros([messages.header_length(3)], np.int64)
+        header[[messages.FIRST, messages.LAST]] = number
+        nothing = np.zeros([0], "float32"), np.zeros([0], np.uint8)
+        for sender in (joiners, others):
+            sender.put(messages.PeerUpdate(header, *nothing))
+
+    def waiting(sender):
+        with sender._changed:
+            under_way = sum(update.count for update in sender._in_flight)
+            return sender._backlog.updates + under_way
+
+    assert waiting(joiners) == 1
+    assert waiting(others) == 3
+
+
 def test_a_message_without_an_update_may_stop(receiver):
     receiver.put(ONES, 0, 0, stop=3)
     receiver.receive()

@@ -2,12 +2,11 @@
 
 import signal
 
-import numpy as np
 import pytest
 
 from tests.all_reduce import reports as reports_lib
 from tests.multi_process.link import Link
-from tests.peers import programs
+from tests.peers import sums
 
 pytestmark = pytest.mark.nightly
 
@@ -15,25 +14,9 @@ TRAIN = "tests.peers.faults:train"
 THRESHOLD = "threshold(tau=0.0625)"
 
 
-def sum_of(reports, applied=None):
-    """The weights with all updates of all workers.
-
-    Args:
-        reports: By number of a worker.
-        applied: Number of a lost worker -> its updates that count.
-    """
-    total = np.zeros(programs.ROWS * programs.COLUMNS)
-    for worker, report in reports.items():
-        total += report["steps"] * programs.gradient(worker).ravel()
-        total -= report["residual"]
-    for worker, number in (applied or {}).items():
-        total += number * programs.gradient(worker).ravel()
-    return -programs.RATE * total
-
-
 def check_all_is_there(reports):
     """Each replica is the sum, and each message was applied once."""
-    expected = sum_of(reports).tolist()
+    expected = sums.sum_of(reports).tolist()
     for me, report in reports.items():
         assert report["replica"] == expected
         assert report["after"] == expected
@@ -130,7 +113,7 @@ def check_survivors(reports, lost):
     for report in reports.values():
         applied = report["counts"]["applied"][name]
         assert applied > 0
-        expected = sum_of(reports, {lost: applied})
+        expected = sums.sum_of(reports, {lost: applied})
         assert report["replica"] == expected.tolist()
         counts = report["counts"]
         assert (

@@ -3,28 +3,12 @@
 import numpy as np
 import pytest
 
-from tests.peers import programs
+from tests.peers import sums
 
 pytestmark = pytest.mark.nightly
 
 TRAIN = "tests.peers.faults:train"
 THRESHOLD = "threshold(tau=0.0625)"
-
-
-def sum_of(reports, earlier=None):
-    """The weights with all updates of all workers.
-
-    Args:
-        reports: By number of a worker.
-        earlier: Number of a worker -> updates of a process that was killed.
-    """
-    total = np.zeros(programs.ROWS * programs.COLUMNS)
-    for worker, report in reports.items():
-        total += report["steps"] * programs.gradient(worker).ravel()
-        total -= report["residual"]
-    for worker, number in (earlier or {}).items():
-        total += number * programs.gradient(worker).ravel()
-    return (-programs.RATE * total).tolist()
 
 
 def check_accounts(reports):
@@ -66,7 +50,7 @@ def test_a_worker_joins_and_all_end_at_the_sum(cluster, compression):
     reports = {k: worker.report() for k, worker in enumerate(workers)}
     assert min(reports[2]["counts"]["fetched"].values()) >= 20
     check_accounts(reports)
-    expected = sum_of(reports)
+    expected = sums.sum_of(reports).tolist()
     for report in reports.values():
         assert report["replica"] == expected
         assert report["after"] == expected

@@ -4,11 +4,17 @@ Sums of them are exact in any order, so that replicas are equal, bit for bit,
 and what each of them holds says which updates it has.
 """
 
+import json
+import pathlib
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tests.all_reduce import programs
+from tests.multi_process import handshake
+import tfdist
+from tfdist.peers import channel
 
 ROWS, COLUMNS = 64, 32
 RATE = 2.0**-3
@@ -92,8 +98,8 @@ def replica_after(strategy, model, batches):
     """What a replica holds at the end of `fit`, and its number of updates."""
     replica = Replica()
     model.fit(batches, verbose=0, callbacks=[replica])
-    (channel,) = strategy._engine.lanes[-1].channels
-    return {"replica": replica.weights.ravel().tolist(), "sent": channel.sent}
+    (only,) = strategy._engine.lanes[-1].channels
+    return {"replica": replica.weights.ravel().tolist(), "sent": only.sent}
 
 
 def two_fits(strategy, worker):
@@ -310,6 +316,48 @@ def two_optimizers(strategy, worker):
     steps = [2, 3][worker]
     model.fit(programs.batches(np.ones(steps) * (worker + 1.0)), verbose=0)
     return [float(w.numpy()) for w in (model.first, model.second)]
+
+
+def monitored(strategy, worker):
+    """Two fits, in which the chief has trained before the other goes on.
+
+    Returns:
+        Of each the bytes that the chief has received: by its
+        `ClusterMonitor`'s summary, in records of steps, and by all counts.
+    """
+    model = model_of(strategy)
+    monitor = tfdist.callbacks.ClusterMonitor("monitored", verbose=0)
+    found = []
+    for number in range(2):
+        mark = pathlib.Path(f"the chief has trained {number}")
+
+        def look(batch, logs, mark=mark):
+            if worker == 0 and batch == 2:
+                mark.touch()
+            if worker == 1:
+                handshake.wait_for(mark)
+
+        before = _bytes_received(strategy)
+        model.fit(
+            data(worker, 3),
+            verbose=0,
+            callbacks=[programs.on(on_train_batch_end=look), monitor],
+        )
+        if worker == 0:
+            rows = map(json.loads, monitor.jsonl_path.open())
+            found.append(
+                (
+                    monitor.summary["bytes_received"],
+                    sum(row["bytes_received"] for row in rows),
+                    _bytes_received(strategy) - before,
+                )
+            )
+    return found
+
+
+def _bytes_received(strategy):
+    channels = strategy._engine.channels
+    return sum(int(one.counts[:, channel.BYTES].sum()) for one in channels)
 
 
 def moving_statistics(strategy, worker):

@@ -21,6 +21,7 @@ PROGRAMS = (
     "refused",
     "two_optimizers",
     "moving_statistics",
+    "monitored",
 )
 GRADIENTS = [programs.gradient(worker).ravel() for worker in range(2)]
 
@@ -113,3 +114,9 @@ def test_moving_statistics_become_the_chief_s_at_the_end(reports):
     # 0 + (1 - 0) / 2, and 0 + (10 - 0) / 2.
     assert first == [0.5, 0.5]
     assert second == [5.0, 0.5]
+
+
+def test_what_comes_while_a_worker_waits_at_the_end_is_in_its_summary(reports):
+    for summary, in_steps, counted in reports[0]["monitored"]:
+        assert summary == counted
+        assert in_steps < summary

@@ -159,6 +159,35 @@ def test_every_update_counts_once_where_links_are_far_too_slow(exchange, steps):
     assert sent == received
 
 
+# Of three epochs of 8 batches, of which workers have 9, 9 and 6.
+UNEVEN = [
+    (PeerExchange(), 24),
+    (GossipExchange(), 8),
+    (ServerExchange(), 24),
+    (SynchronousExchange(), 9),
+]
+
+
+@pytest.mark.parametrize(
+    ("exchange", "steps"),
+    nightly.also(UNEVEN[:1], UNEVEN[1:]),
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_nobody_waits_for_a_worker_that_has_less_data(exchange, steps):
+    history = simulation.simulate(
+        constant_fn,
+        tuple(array[:37] for array in ONES),
+        exchange,
+        num_workers=3,
+        batch_size=5,
+        epochs=3,
+    )
+    assert np.bincount(history.jobs["worker"]).tolist() == [9, 9, 6]
+    assert history.jobs["accepted"].all()
+    weights = history.model.get_weights()[0]
+    np.testing.assert_allclose(weights, -DYADIC * steps, rtol=1e-6)
+
+
 def test_updates_that_wait_for_a_link_are_sent_as_one_vector():
     dense = 4 * quadratic.SIZE
     arguments = dict(SHORT, num_workers=3, seed=1)

@@ -50,11 +50,13 @@ def test_presets_show_all_arguments_with_their_defaults(preset):
 )
 def test_without_servers_nothing_is_shown_that_is_about_them(strategy, own):
     shown = inspect.signature(strategy).parameters
-    old = set(options.Deprecated.__annotations__)
-    assert set(shown) == set(options.WithoutServers.__annotations__) - old | own
+    assert set(shown) == set(options.WithoutServers.__annotations__) | own
     for name in ("synchronization", "communication"):
         with pytest.raises(TypeError, match=name):
             strategy(**{name: None})
+    # An argument of other strategies in the release before.
+    with pytest.raises(TypeError, match=r"FaultTolerance\(start_timeout=...\)"):
+        strategy(start_timeout=9.0)
 
 
 def test_a_users_own_preset_shows_what_it_takes():

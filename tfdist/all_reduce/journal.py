@@ -81,6 +81,11 @@ class StepJournal:
         """Those of them that were not finite, int."""
         return int(self._dropped.numpy())
 
+    @property
+    def bytes_between(self):
+        """Bytes that came between steps, which no record has: none, int."""
+        return 0
+
     def lanes_since(self, count):
         """The numbers of the lanes of the steps after `count`, a set."""
         numbers = np.arange(max(count, self.count - CAPACITY), self.count)

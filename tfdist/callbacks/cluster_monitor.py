@@ -90,6 +90,7 @@ class ClusterMonitor(keras.callbacks.Callback):
         cluster = strategy.cluster
         self._name = f"{cluster.task_type}-{cluster.task_index}"
         strategy.journal.read_new()
+        self._between = strategy.journal.bytes_between
         self._began = time.time()
         self._epochs = 0
         # Those of an earlier life of this worker belong to this training; of
@@ -187,7 +188,9 @@ class ClusterMonitor(keras.callbacks.Callback):
         """Leaves this worker's figures so far for the chief."""
         self._record()
         seconds = time.time() - self._began
-        self._strategy.publish("figures", self._figures.report(seconds))
+        between = self._strategy.journal.bytes_between - self._between
+        report = self._figures.report(seconds, between)
+        self._strategy.publish("figures", report)
 
     def _record(self):
         exchanges = self._strategy.journal.read_new()

@@ -56,12 +56,14 @@ class WorkerFigures:
         for name in _SUMS:
             self._sums[name] += sum(getattr(e, name) for e in exchanges)
 
-    def report(self, seconds):
+    def report(self, seconds, bytes_between=0):
         """Returns this worker's part of the summary, as JSON can hold it.
 
         Args:
           seconds: How long this worker has trained.
+          bytes_between: Received meanwhile, and in no exchange.
         """
+        received = self._sums["bytes_received"] + bytes_between
         return {
             "steps": self.steps,
             "exchanges": self.exchanges,
@@ -69,6 +71,7 @@ class WorkerFigures:
             "staleness": sorted(self._staleness.items()),
             "counts_before": self._counts_before,
             **self._sums,
+            "bytes_received": received,
         }
 
 

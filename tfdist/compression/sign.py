@@ -1,7 +1,5 @@
 """The sign of each element, with a scale for each block."""
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
 from tfdist import checks
@@ -12,7 +10,7 @@ _BLOCK = 1024
 
 
 class Sign(base.Codec):
-    """signSGD, with error feedback, and a majority vote of several workers.
+    """signSGD, with error feedback.
 
     With `r` the residual, zero at first, and `g` the vector,
 
@@ -20,7 +18,7 @@ class Sign(base.Codec):
         d = mean of the block's |v| * (1 where v >= 0, else -1)
         r = v - d                                  is kept, `d` is sent
 
-    in blocks of 1,024 elements. `vote` makes one message of several.
+    in blocks of 1,024 elements.
 
     Args:
       error_feedback: Whether there is a residual; else `v` is `g`.
@@ -28,11 +26,9 @@ class Sign(base.Codec):
 
     References:
       Bernstein, Wang, Azizzadenesheli and Anandkumar, "signSGD: compressed
-      optimisation for non-convex problems", ICML 2018; Bernstein, Zhao,
-      Azizzadenesheli and Anandkumar, "signSGD with majority vote is
-      communication efficient and fault tolerant", ICLR 2019; Karimireddy,
-      Rebjock, Stich and Jaggi, "Error feedback fixes SignSGD and other
-      gradient compression schemes", ICML 2019.
+      optimisation for non-convex problems", ICML 2018; Karimireddy, Rebjock,
+      Stich and Jaggi, "Error feedback fixes SignSGD and other gradient
+      compression schemes", ICML 2019.
     """
 
     def __init__(self, *, error_feedback: bool = True, dense_below: int = 1024):
@@ -50,21 +46,6 @@ class Sign(base.Codec):
         message = base.Message(tf.constant(base.OWN), scales, data)
         state = {"residual": left} if self.error_feedback else {}
         return message, state, base.all_finite(left)
-
-    def vote(self, messages: Sequence[base.Message]) -> base.Message:
-        """Returns the message of most: signs, and the means of the scales.
-
-        Where as many are for as against, the first message counts.
-
-        Args:
-          messages: One or more, of vectors of one size that is not below
-            `dense_below`, and none of kind `NOTHING`.
-        """
-        bits = [blocks.unpack(message.data) for message in messages]
-        votes = sum(tf.where(some, 2, -2) for some in bits)
-        most = votes + tf.where(bits[0], 1, -1) > 0
-        scales = sum(message.values for message in messages) / len(messages)
-        return base.Message(tf.constant(base.OWN), scales, blocks.pack(most))
 
     def _decoders(self):
         return [self._decode]

@@ -69,9 +69,15 @@ class Admission:
         if now < self._next_look or not self.is_open:
             return
         self._next_look = now + _LOOK_SECONDS
+        keeps_waiting = False
         for worker, request in enumerate(self._box.read()):
             if request[0] and self._answered.get(worker) != request:
                 self._answer(worker, *request)
+                keeps_waiting |= self._answered.get(worker) != request
+        if keeps_waiting:
+            # The joiner sees that this worker gets on.
+            updates = self._engine.journal.updates
+            self._engine.collectives.post(updates=updates)
 
     def _answer(self, worker, incarnation, number):
         engine = self._engine

@@ -160,6 +160,9 @@ class BoardReader:
           numbers: Two ints.
           seconds: For the answer.
 
+        Returns:
+          Whether it is there.
+
         Raises:
           tf.errors.OpError, OSError: The server does not answer.
         """
@@ -171,7 +174,7 @@ class BoardReader:
                     indices=[worker],
                     updates=tf.constant([numbers], tf.int64),
                 )
-        self._run(self._reads[key], seconds)
+        return self._run([self._reads[key]], seconds) is not None
 
     def _run(self, fetch, seconds):
         deadline = sessions.Deadline(seconds)

@@ -270,14 +270,14 @@ class Channel:
 
     def admit(self, worker):
         """Numbers of a worker begin again: another process joins."""
-        self.before[worker] = self.sent
+        self.before[worker] = before = self.sent
         counts = self.counts
         self.earlier[worker] += int(counts[worker, APPLIED])
         self.earlier[worker] += self.fetched[worker]
         self.fetched[worker] = 0
         counts[worker] = 0
         self._counts.assign(counts)
-        self.transport.admit(worker)
+        self.transport.admit(worker, before)
 
     def begin(self, vector):
         """Builds: what comes is added to this vector, `[size]`."""

@@ -6,6 +6,7 @@ that are in the snapshot and come as well are dropped by their numbers.
 """
 
 import io
+import math
 import time
 
 from absl import logging
@@ -16,6 +17,9 @@ from tfdist.all_reduce import variables as variables_lib
 from tfdist.peers import admission
 
 _POLL_SECONDS = 0.03
+_REPORT_SECONDS = 10.0
+# Seconds after which a request that may be lost is made again.
+_ASK_SECONDS = 1.0
 
 
 class Joiner:
@@ -44,9 +48,13 @@ class Joiner:
         Raises:
           tf.errors.DeadlineExceededError: They do not, in time.
         """
-        end = time.monotonic() + self._tolerance.start_timeout
+        reported = began = time.monotonic()
         while not self._training():
-            if time.monotonic() > end:
+            now = time.monotonic()
+            if now - reported > _REPORT_SECONDS:
+                reported = now
+                logging.warning("Waiting until the first workers train.")
+            if now - began > self._tolerance.start_timeout:
                 raise tf.errors.DeadlineExceededError(
                     None,
                     None,
@@ -58,7 +66,7 @@ class Joiner:
     def _training(self):
         """Numbers of the others that train, a set."""
         found = ((k, self._read(k)) for k in self._roster.others)
-        return {k for k, s in found if s and s["done"] and not s["joins"]}
+        return {k for k, status in found if status and _trains(status)}
 
     def join(self, model):
         """Takes part from here on, with another worker's values.
@@ -69,19 +77,26 @@ class Joiner:
         Raises:
           tf.errors.UnavailableError: The others train no more, or are in
             another call of `fit`.
+          tf.errors.DeadlineExceededError: One answers, and does not get on.
           ModelMismatchError: They train another model.
         """
         logging.info("The other workers train: this one joins them.")
         self._meetings.post(joins=True)
         # The first lets one in at a time, who is there for the next.
         needs = {}
-        first = min(self._training())
-        self._ask([first], needs)
-        self._ask(self._training() - {first}, needs)
+        first = sorted(self._training())[:1]
+        self._ask(first, needs)
+        self._ask(self._training() - {*first}, needs)
+        if not self._heard:
+            raise _too_late("any other worker")
         saved = self._fetch(needs)
         self._take(saved, model)
         for worker in self._heard:
-            self._meetings.request(worker, admission.JOINED)
+            end = time.monotonic() + self._tolerance.worker_timeout
+            while not self._meetings.request(worker, admission.JOINED):
+                if time.monotonic() > end:
+                    break  # It is lost, as in any step.
+                time.sleep(_POLL_SECONDS)
 
     def _ask(self, workers, needs):
         """Waits until workers send their updates.
@@ -93,49 +108,113 @@ class Joiner:
         me = str(self._roster.worker_id)
         for worker in workers:
             self._heard[worker] = time.monotonic()
-            self._meetings.request(worker, 0)
-        left = set(workers)
-        while left := left & set(self._heard):
-            for worker in sorted(left):
-                status = self._look(worker)
-                incarnation, since = (status or {"since": {}})["since"].get(
-                    me, (None, None)
-                )
-                if incarnation != self._roster.incarnation:
-                    continue
-                left.discard(worker)
-                for name, number in since.items():
-                    needs.setdefault(name, {})[worker] = number
-            time.sleep(_POLL_SECONDS)
+
+        def sends(worker, status):
+            incarnation, since = status["since"].get(me, (None, None))
+            if incarnation != self._roster.incarnation:
+                return False
+            for name, number in since.items():
+                needs.setdefault(name, {})[worker] = number
+            return True
+
+        self._wait(workers, 0, sends)
 
     def _fetch(self, needs):
         """Returns a snapshot that has all updates from before this came."""
-        number = 0
+        me, number = str(self._roster.worker_id), 0
+        lacks_since = None
         while True:
             host = min(self._heard)
             number += 1
-            self._meetings.request(host, number)
-            while host in self._heard and not self._has_served(host, number):
-                time.sleep(_POLL_SECONDS)
-            if host not in self._heard:
-                continue
-            text = self._meetings.read_snapshot(host)
-            saved = saved_state.read(io.BytesIO(text))
-            seen = saved.header["peers"]["seen"]
-            lacking = any(
-                seen.get(name, {worker: 0})[worker] < least
-                for name, of_worker in needs.items()
-                for worker, least in of_worker.items()
-                if worker in self._heard
+            self._wait(
+                [host], number, lambda _, s, n=number: s["served"].get(me) == n
             )
-            if not lacking:
-                return saved
+            saved = self._read_snapshot(host)
+            if saved is not None:
+                seen = saved.header["peers"]["seen"]
+                lacking = {
+                    worker
+                    for name, of_worker in needs.items()
+                    for worker, least in of_worker.items()
+                    if worker in self._heard
+                    and seen.get(name, {worker: 0})[worker] < least
+                }
+                if not lacking:
+                    return saved
+                now = time.monotonic()
+                lacks_since = now if lacks_since is None else lacks_since
+                if now - lacks_since > self._bound:
+                    raise self._stalled([host], "get all updates of others")
             time.sleep(_POLL_SECONDS)
 
-    def _has_served(self, host, number):
-        status = self._look(host)
-        me = str(self._roster.worker_id)
-        return status is not None and status["served"].get(me) == number
+    def _read_snapshot(self, host):
+        """Returns the `SavedState` that a worker has left, or None."""
+        if host not in self._heard:
+            return None
+        try:
+            text = self._meetings.read_snapshot(host)
+        except (tf.errors.OpError, OSError):
+            return None  # `_wait` sees whether it is gone.
+        return None if text is None else saved_state.read(io.BytesIO(text))
+
+    @property
+    def _bound(self):
+        """Seconds for a worker that answers and does not get on."""
+        if self._tolerance.on_stall == "wait":
+            return math.inf
+        return self._tolerance.stall_timeout
+
+    def _wait(self, workers, number, is_done):
+        """Asks for something until each worker that is there has done it.
+
+        Args:
+          workers: Their numbers.
+          number: Of the request; see `Meetings.request`.
+          is_done: Callable of a worker's number and status.
+
+        Raises:
+          tf.errors.DeadlineExceededError: One does not get on: its status has
+            not changed for long.
+        """
+        left, seen = set(workers), {}
+        moved = reported = time.monotonic()
+        asked = -math.inf
+        while left := left & self._heard.keys():
+            if time.monotonic() - asked > _ASK_SECONDS:
+                for worker in left:
+                    self._meetings.request(worker, number)
+                asked = time.monotonic()
+            for worker in sorted(left):
+                status = self._look(worker)
+                if status is None:
+                    continue
+                if is_done(worker, status):
+                    left.discard(worker)
+                if status != seen.get(worker):
+                    seen[worker], moved = status, time.monotonic()
+            now = time.monotonic()
+            if left and now - moved > self._bound:
+                raise self._stalled(left, "let this worker join")
+            if left and now - reported > _REPORT_SECONDS:
+                reported = now
+                logging.warning(
+                    "Waiting until %s, between two steps, lets this worker "
+                    "join.",
+                    self._names(left),
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _names(self, workers):
+        return ", ".join(self._roster.names[k] for k in sorted(workers))
+
+    def _stalled(self, workers, what):
+        return tf.errors.DeadlineExceededError(
+            None,
+            None,
+            f"{self._names(workers)} answered, and did not {what} within "
+            f"{self._bound:g} s. Where a worker needs longer between two "
+            "steps: fault_tolerance=tfdist.FaultTolerance(stall_timeout=...).",
+        )
 
     def _take(self, saved, model):
         told = saved.header["peers"]
@@ -155,27 +234,34 @@ class Joiner:
         self._meetings.post(joins=False, seen=told["seen"])
 
     def _look(self, worker):
-        """The status of a worker; None if it does not answer.
+        """The status of a worker; None if it does not train.
 
         Raises:
           tf.errors.UnavailableError: Nobody is left, or nobody trains.
         """
         status, now = self._read(worker), time.monotonic()
-        if status is not None:
+        if status is not None and _trains(status):
             self._heard[worker] = now
             if status["closed"] or status["fits"] > 1:
                 raise _too_late(self._roster.names[worker])
-        elif now - self._heard[worker] > self._tolerance.worker_timeout:
+            return status
+        # It does not answer, or another process has taken its place.
+        if now - self._heard[worker] > self._tolerance.worker_timeout:
             del self._heard[worker]
             if not self._heard:
                 raise _too_late("any other worker")
-        return status
+        return None
 
     def _read(self, worker):
         try:
             return self._meetings.status_of(worker)
         except (tf.errors.OpError, OSError):
             return None
+
+
+def _trains(status):
+    """Whether a worker of this status has begun, and is no joiner itself."""
+    return bool(status["done"]) and not status["joins"]
 
 
 def _too_late(name):

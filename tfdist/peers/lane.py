@@ -169,7 +169,8 @@ class PeerLane:
         total = tf.zeros([], tf.int64)
         for channel, vector in zip(self.channels, self._vectors(), strict=True):
             channel.begin(vector)
-            count, _, _ = channel.receive()
+            count, size, _ = channel.receive()
+            self._engine.journal.note_between(size)
             self._assign(channel, channel.vector(), count > 0)
             total += count
         return total

@@ -6,7 +6,6 @@ from a meeting when it has read the numbers of all that are not lost; so nobody
 is two meetings ahead of a worker that takes part.
 """
 
-import contextlib
 import json
 import time
 
@@ -60,6 +59,8 @@ class Meetings:
             # update before it came; number of the snapshot that is there.
             "since": {},
             "served": {},
+            # While somebody waits to join: this worker's updates.
+            "updates": 0,
             # Whether this worker is joining; by channel the numbers of the
             # updates that it has joined with.
             "joins": False,
@@ -106,17 +107,23 @@ class Meetings:
         return self._read(worker)
 
     def request(self, worker, number):
-        """Asks a worker for a snapshot; one that is gone is not asked.
+        """Asks a worker for a snapshot.
 
         Args:
           worker: Its number.
           number: Of the snapshot; 0 to be admitted first, or
             `admission.JOINED`.
+
+        Returns:
+          Whether it has been asked: one that is gone is not.
         """
         me = self._roster.worker_id
         numbers = self._roster.incarnation, number
-        with contextlib.suppress(tf.errors.OpError, OSError):
-            self._readers[worker].request(self._roster.name, me, numbers)
+        reader = self._readers[worker]
+        try:
+            return reader.request(self._roster.name, me, numbers)
+        except (tf.errors.OpError, OSError):
+            return False
 
     def read_snapshot(self, worker):
         """Returns the snapshot that a worker has left for this one, bytes."""

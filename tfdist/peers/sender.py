@@ -39,15 +39,16 @@ class PeerSender:
       backlog: The `Backlog`.
       timeout: Seconds.
       stall: Seconds; None for no bound.
+      since: Number of this worker's last update from before the receiver came,
+        which has it and those before from elsewhere.
 
     Attributes:
       delivered: Number of updates that have been taken.
       lost: Number of those that never will be.
-      sent_messages, sent_bytes, repeated: Counts of messages and bytes that
-        have been taken, and of those that were sent again.
+      repeated: Number of messages that were sent again.
     """
 
-    def __init__(self, roster, worker, queue, backlog, timeout, stall):
+    def __init__(self, roster, worker, queue, backlog, timeout, stall, since=0):
         self._roster = roster
         self.worker = worker
         # The process that this sends to; one that joins has another sender.
@@ -56,6 +57,7 @@ class PeerSender:
         self._backlog = backlog
         self._timeout = timeout
         self._stall = stall
+        self._since = since
         self._changed = threading.Condition()
         # Messages of the call under way.
         self._in_flight = []
@@ -68,12 +70,15 @@ class PeerSender:
         # By number of messages.
         self._calls = {}
         self.delivered = self.lost = 0
-        self.sent_messages = self.sent_bytes = self.repeated = 0
+        self.repeated = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def put(self, update):
         """Hands over an `PeerUpdate`."""
+        # What was enqueued before may come here later.
+        if update.header[messages.LAST] <= self._since:
+            return
         with self._changed:
             if self._roster.is_lost(self.worker):
                 self.lost += update.count
@@ -209,7 +214,7 @@ class PeerSender:
                     )
                 again, is_answering = True, False
             if is_taken:
-                self.repeated += again
+                self.repeated += again * len(updates)
                 self._count(updates)
                 return
             time.sleep(_FULL_SECONDS if is_answering else _SILENT_SECONDS)
@@ -253,8 +258,6 @@ class PeerSender:
         with self._changed:
             for update in updates:
                 self.delivered += update.count
-                self.sent_messages += 1
-                self.sent_bytes += update.bytes
                 self._told = int(update.header[messages.STOP])
             self._in_flight = []
 

@@ -59,7 +59,7 @@ class Transport:
             self._thread.start()
             _all.add(self)
 
-    def _sender(self, worker, holds=False):
+    def _sender(self, worker, since=0, holds=False):
         tolerance, stall = self._tolerance, None
         if tolerance.on_stall != "wait":
             stall = tolerance.stall_timeout
@@ -70,14 +70,20 @@ class Transport:
             backlog.Backlog(*self._vector, holds),
             tolerance.worker_timeout,
             stall,
+            since,
         )
 
-    def admit(self, worker):
-        """Sends to a worker that joins, or to its new process."""
+    def admit(self, worker, since):
+        """Sends to a worker that joins, or to its new process.
+
+        Args:
+          worker: Its number.
+          since: Number of this worker's last update before.
+        """
         place = self._roster.others.index(worker)
         self.senders[place].close()
         self._retired.append(self.senders[place])
-        self.senders[place] = self._sender(worker, holds=True)
+        self.senders[place] = self._sender(worker, since, holds=True)
 
     def release(self, worker, seen):
         """Called when a joiner has numbers; see `PeerSender.release`."""

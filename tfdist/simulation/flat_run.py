@@ -7,7 +7,6 @@ parameters are one vector.
 
 import collections
 import dataclasses
-import math
 from typing import Any
 
 import keras
@@ -18,6 +17,7 @@ from tfdist.event_queue import EventQueue
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import history as history_lib
 from tfdist.simulation.actions import Job
+from tfdist.simulation.epoch_evaluator import EpochEvaluator
 from tfdist.simulation.flat_model import FlatModel
 from tfdist.simulation.network import Nodes
 
@@ -181,7 +181,12 @@ class FlatRun:
         # that has been computed.
         self._begun, self._computed = {}, {}
         self._updates = []
-        self._evaluator = _Evaluator(data.num_batches, evaluate, evaluate_every)
+        # Of the steps since the last evaluation.
+        self._losses = []
+        self._evaluate = evaluate
+        self._evaluator = EpochEvaluator(
+            data.num_batches, evaluate_every, self._measure
+        )
         self._exchange = exchange
         self._player = exchange.player(self)
 
@@ -255,9 +260,9 @@ class FlatRun:
         job.decided = self.now
         job.accepted = True
         self._on_step()
-        self._evaluator.decided += 1
-        if self._evaluator.is_due():
-            self._evaluate()
+        self._evaluator.count(1)
+        if self._evaluator.is_due:
+            self._evaluator.evaluate(self.now, self.version)
 
     # Its own course.
 
@@ -270,14 +275,14 @@ class FlatRun:
             self._begun.clear()
         gradient, state, loss = self._computed.pop(job.number)
         self.states[job.worker] = state
-        self._evaluator.losses.append(loss)
+        self._losses.append(loss)
         self._player.step(job, gradient)
 
-    def _evaluate(self):
+    def _measure(self):
+        losses, self._losses = self._losses, []
         weights, _ = self._player.center()
-        self._evaluator.evaluate(
-            self.now, self.version, weights, self.states[0]
-        )
+        figures = self._evaluate(weights, self.states[0])
+        return (float(np.mean(losses)) if losses else None), figures
 
     def train(self) -> Any:
         """Plays all of it.
@@ -285,15 +290,16 @@ class FlatRun:
         Returns:
           A `History` without a model.
         """
+        evaluator = self._evaluator
         with np.errstate(over="ignore", invalid="ignore"):
-            self._evaluate()
+            evaluator.evaluate(self.now, self.version)
             self._player.start()
-            while not self._evaluator.diverged and self._events.happen():
+            while not evaluator.diverged and self._events.happen():
                 pass
-            if not self._evaluator.diverged:
+            if not evaluator.diverged:
+                # Updates have arrived since the last step.
                 self._player.end()
-                self._evaluator.replace_last()
-                self._evaluate()
+                evaluator.evaluate(self.now, self.version)
         number, total, _ = self.sent
         pushed = sum(job.arrived is not None for job in self._jobs)
         out = self.nodes.bytes[: self.num_workers, 0].sum()
@@ -306,68 +312,17 @@ class FlatRun:
             batch_size=self._data.batch_size,
             seconds=self.now,
             updates=self.version,
-            evaluations=self._evaluator.evaluations,
+            evaluations=evaluator.rows,
             jobs=history_lib.jobs_array(self._jobs),
             update_seconds=np.array(self._updates),
             push_bytes=round(out / max(pushed, 1)),
             pull_bytes=round(down / max(len(self._jobs), 1)),
             update_bytes=total / max(number, 1),
             link_bytes=self.nodes.bytes,
-            diverged=self._evaluator.diverged,
+            diverged=evaluator.diverged,
         )
 
     def leave(self):
         """Leaves what has been trained in the model."""
         weights, slots = self._player.center()
         self.model.leave(weights, self.states[0], slots)
-
-
-class _Evaluator:
-    """Evaluations, so many epochs apart."""
-
-    def __init__(self, num_batches, evaluate, every):
-        self._num_batches = num_batches
-        self._evaluate_weights = evaluate
-        self._every = every
-        self._passed = 0
-        self._epoch = 0.0
-        self.decided = 0
-        self.losses = []
-        self.evaluations = []
-        self.diverged = False
-
-    def is_due(self):
-        """Whether a mark has been passed."""
-        self._epoch = self.decided / self._num_batches
-        passed = math.floor(self._epoch / self._every + 1e-9)
-        is_due = passed > self._passed
-        self._passed = passed
-        return is_due
-
-    def replace_last(self):
-        """Drops an evaluation of the last step: updates have arrived since."""
-        self._epoch = self.decided / self._num_batches
-        if self.evaluations[-1]["epoch"] == self._epoch:
-            last = self.evaluations.pop()
-            if not self.losses and last["train_loss"] is not None:
-                self.losses = [last["train_loss"]]
-
-    def evaluate(self, seconds, updates, weights, state):
-        """Evaluates parameters."""
-        losses, self.losses = self.losses, []
-        loss = float(np.mean(losses)) if losses else None
-        figures = self._evaluate_weights(weights, state)
-        self.evaluations.append(
-            {
-                "seconds": seconds,
-                "epoch": self._epoch,
-                "updates": updates,
-                "train_loss": loss,
-                **figures,
-            }
-        )
-        self.diverged = not all(
-            math.isfinite(value)
-            for value in (loss, figures.get("loss"))
-            if value is not None
-        )

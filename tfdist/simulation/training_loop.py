@@ -1,7 +1,6 @@
 """The loop of a simulated run: trains a model, evaluates it, keeps a record."""
 
 import dataclasses
-import math
 
 import keras
 import numpy as np
@@ -12,6 +11,7 @@ from tfdist.simulation import history as history_lib
 from tfdist.simulation.actions import Drop
 from tfdist.simulation.actions import Fetch
 from tfdist.simulation.actions import LogEntry
+from tfdist.simulation.epoch_evaluator import EpochEvaluator
 from tfdist.simulation.training import Training
 
 
@@ -99,7 +99,7 @@ def train(
     with bar:
         for action in training.run(source.run()):
             bar.update(watch.note(action))
-            if watch.diverged:
+            if watch.evaluator.diverged:
                 break
         watch.end(source.now)
     return history_lib.History(
@@ -110,13 +110,13 @@ def train(
         batch_size=data.batch_size,
         seconds=watch.seconds,
         updates=len(watch.updates),
-        evaluations=watch.evaluations,
+        evaluations=watch.evaluator.rows,
         jobs=history_lib.jobs_array(_until(source.jobs, watch.seconds)),
         update_seconds=np.array(watch.updates),
         push_bytes=sum(push_bytes),
         pull_bytes=sum(pull_bytes),
         fetched_bytes=watch.fetches * sum(fetch_bytes),
-        diverged=watch.diverged,
+        diverged=watch.evaluator.diverged,
         model=model,
     )
 
@@ -145,18 +145,11 @@ class _Watch:
     def __init__(self, model, training, num_batches, validation, every):
         self._model = model
         self._training = training
-        self._num_batches = num_batches
         self._validation = validation
-        self._every = every
-        # How many marks, `every` epochs apart, have been passed.
-        self._passed = 0
-        self._decided = 0
-        self._is_due = False
         self.seconds = 0.0
         self.updates = []
         self.fetches = 0
-        self.evaluations = []
-        self.diverged = False
+        self.evaluator = EpochEvaluator(num_batches, every, self._measure)
         self._evaluate(0.0)
 
     def note(self, action):
@@ -171,25 +164,17 @@ class _Watch:
             isinstance(action, Drop) and action.job.arrived is not None
         )
         gradients = action.job.steps if is_decided else 0
-        self._decided += gradients
-        passed = math.floor(self._epoch / self._every + 1e-9)
-        if passed > self._passed:
-            self._passed = passed
-            self._is_due = True
+        self.evaluator.count(gradients)
         # An update that is being made is seen when it is made.
-        if self._is_due and not (is_entry and not action.count):
+        if self.evaluator.is_due and not (is_entry and not action.count):
             self._evaluate(action.time)
         return gradients
 
-    @property
-    def _epoch(self):
-        return self._decided / self._num_batches
-
     def end(self, seconds):
         """Evaluates once more, unless that has just been done."""
-        if not self.diverged:
+        if not self.evaluator.diverged:
             self.seconds = max(self.seconds, seconds)
-            if self.evaluations[-1]["epoch"] != self._epoch:
+            if self.evaluator.is_behind:
                 self._evaluate(self.seconds)
         self._training.settle()
         # As `fit` does: averaged weights, where the optimizer has them.
@@ -198,21 +183,11 @@ class _Watch:
         )
 
     def _evaluate(self, seconds):
-        self._is_due = False
+        self.evaluator.evaluate(seconds, len(self.updates))
+
+    def _measure(self):
         loss = self._training.settle()
         figures = {}
         if self._validation is not None:
             figures = data_lib.evaluate(self._model, self._validation)
-        self.evaluations.append(
-            {
-                "seconds": seconds,
-                "epoch": self._epoch,
-                "updates": len(self.updates),
-                "train_loss": loss,
-                **figures,
-            }
-        )
-        seen = [loss, figures.get("loss")]
-        self.diverged = any(
-            x is not None and not math.isfinite(x) for x in seen
-        )
+        return loss, figures

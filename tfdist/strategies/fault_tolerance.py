@@ -1,5 +1,6 @@
 """Fault tolerance: timeouts, preemption, and the servers' snapshots."""
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
 import difflib
@@ -144,25 +145,10 @@ def given(
     Raises:
       TypeError: There is no such argument, or both ways are used.
     """
-    if fault_tolerance is not None and not isinstance(
-        fault_tolerance, FaultTolerance
-    ):
-        raise TypeError(
-            "Argument `fault_tolerance` must be a tfdist.FaultTolerance. "
-            f"Received: fault_tolerance={fault_tolerance!r}"
-        )
+    tolerance = checked(fault_tolerance)
     if not old:
-        return fault_tolerance or FaultTolerance()
-    known = {field.name for field in dataclasses.fields(FaultTolerance)}
-    if unknown := sorted(set(old) - known):
-        names = list(inspect.signature(strategy).parameters)
-        close = difflib.get_close_matches(unknown[0], names, 1)
-        hint = f" Did you mean `{close[0]}`?" if close else ""
-        raise TypeError(
-            f"{strategy.__name__} got an unexpected keyword argument "
-            f"{', '.join(map(repr, unknown))}.{hint} Its arguments are: "
-            f"{', '.join(names)}."
-        )
+        return tolerance
+    refuse(set(old) - _names(), strategy)
     written = ", ".join(f"{name}={value!r}" for name, value in old.items())
     if fault_tolerance is not None:
         raise TypeError(
@@ -174,3 +160,51 @@ def given(
         f"write fault_tolerance=tfdist.FaultTolerance({written})."
     )
     return FaultTolerance(**old)
+
+
+def checked(fault_tolerance: FaultTolerance | None) -> FaultTolerance:
+    """Returns what was given, or the default.
+
+    Raises:
+      TypeError: It is no `FaultTolerance`.
+    """
+    if fault_tolerance is None:
+        return FaultTolerance()
+    if not isinstance(fault_tolerance, FaultTolerance):
+        raise TypeError(
+            "Argument `fault_tolerance` must be a tfdist.FaultTolerance. "
+            f"Received: fault_tolerance={fault_tolerance!r}"
+        )
+    return fault_tolerance
+
+
+def refuse(unknown: Iterable[str], strategy: type) -> None:
+    """Refuses keyword arguments that a strategy does not have.
+
+    Args:
+      unknown: Their names; none is fine.
+      strategy: The class, whose arguments the error names.
+
+    Raises:
+      TypeError: There are some.
+    """
+    unknown = sorted(unknown)
+    if not unknown:
+        return
+    names = list(inspect.signature(strategy).parameters)
+    hint = ""
+    if unknown[0] in _names():
+        hint = (
+            f" Write fault_tolerance=tfdist.FaultTolerance({unknown[0]}=...)."
+        )
+    elif close := difflib.get_close_matches(unknown[0], names, 1):
+        hint = f" Did you mean `{close[0]}`?"
+    raise TypeError(
+        f"{strategy.__name__} got an unexpected keyword argument "
+        f"{', '.join(map(repr, unknown))}.{hint} Its arguments are: "
+        f"{', '.join(names)}."
+    )
+
+
+def _names():
+    return {field.name for field in dataclasses.fields(FaultTolerance)}

@@ -30,7 +30,7 @@ class Deprecated(TypedDict, total=False):
     joining: Literal["at_once", "one_by_one"]
 
 
-class WithoutServers(Deprecated, total=False):
+class WithoutServers(TypedDict, total=False):
     """Arguments of a strategy whose cluster has no parameter servers."""
 
     cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None
@@ -39,7 +39,7 @@ class WithoutServers(Deprecated, total=False):
     seed: int | None
 
 
-class Options(WithoutServers, total=False):
+class Options(WithoutServers, Deprecated, total=False):
     """Arguments that presets share with `ParameterServerStrategy`."""
 
     communication: Literal["parameter_server", "ring"]

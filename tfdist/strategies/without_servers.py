@@ -38,12 +38,11 @@ class StrategyWithoutServers(tf.distribute.Strategy):
         nonfinite="drop",
         fault_tolerance=None,
         seed=None,
-        **old_arguments,
+        **unknown,
     ):
+        fault_tolerance_lib.refuse(unknown, type(self))
         construction.check_arguments(None, nonfinite, "chief")
-        tolerance = fault_tolerance_lib.given(
-            fault_tolerance, old_arguments, type(self)
-        )
+        tolerance = fault_tolerance_lib.checked(fault_tolerance)
         config, look_up = construction.cluster(cluster_resolver, False)
         construction.check_without_servers(config, None)
         self._cluster = config

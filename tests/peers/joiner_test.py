@@ -1,0 +1,190 @@
+"""What a joiner does where others are busy, silent, or started again."""
+
+import io
+import types
+
+import pytest
+import tensorflow as tf
+
+from tfdist import saved_state
+from tfdist.cluster import ClusterConfig
+from tfdist.peers import admission
+from tfdist.peers import board
+from tfdist.peers import joining
+from tfdist.peers.roster import Roster
+from tfdist.strategies.fault_tolerance import FaultTolerance
+
+ME = 2
+STATUS = {
+    "done": 1,
+    "joins": False,
+    "closed": False,
+    "fits": 1,
+    "since": {},
+    "served": {},
+    "updates": 0,
+}
+
+
+def snapshot(seen):
+    """Bytes of one with so many updates of worker 1."""
+    file = io.BytesIO()
+    header = {"peers": {"seen": {"lane": [0, seen, 0]}}}
+    saved_state.write(saved_state.SavedState(header, {}), file)
+    return file.getvalue()
+
+
+class Others:
+    """Workers 0 and 1, as `Meetings` shows them; a test says what they do.
+
+    Attributes:
+        statuses: By number; a callable that returns one, or None for a worker
+            that does not answer.
+        requests: All that were made.
+        snapshots: Of worker 0 and of worker 1, bytes; None: it is gone.
+    """
+
+    def __init__(self):
+        self.statuses = {0: lambda: STATUS, 1: lambda: STATUS}
+        self.requests = []
+        self.snapshots = {}
+
+    def status_of(self, worker):
+        """Returns its status."""
+        status = self.statuses[worker]
+        if status is None:
+            raise tf.errors.UnavailableError(None, None, "gone")
+        return status()
+
+    def request(self, worker, number):
+        """Notes it."""
+        self.requests.append((worker, number))
+        return self.statuses[worker] is not None
+
+    def read_snapshot(self, worker):
+        """Returns it."""
+        if self.snapshots[worker] is None:
+            raise tf.errors.UnavailableError(None, None, "gone")
+        return self.snapshots[worker]
+
+
+@pytest.fixture
+def others(monkeypatch):
+    monkeypatch.setattr(joining, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(joining, "_ASK_SECONDS", 0.01)
+    return Others()
+
+
+def joiner_of(others, **tolerance):
+    addresses = [f"localhost:{port}" for port in (1, 2, 3)]
+    config = ClusterConfig({"worker": addresses}, "worker", ME)
+    engine = types.SimpleNamespace(
+        roster=Roster(config, "test"), collectives=others
+    )
+    settings = {"worker_timeout": 2.1, "stall_timeout": 0.2, **tolerance}
+    made = joining.Joiner(engine, FaultTolerance(**settings))
+    return made, engine.roster.incarnation
+
+
+def test_one_that_answers_and_never_lets_it_join_is_an_error(others):
+    joiner, _ = joiner_of(others)
+    with pytest.raises(
+        tf.errors.DeadlineExceededError,
+        match=r"task:0 answered, and did not .*stall_timeout",
+    ):
+        joiner._ask([0], {})
+
+
+def test_one_that_gets_on_is_waited_for(others, monkeypatch, caplog):
+    """For 40 times as long as one that does not."""
+    monkeypatch.setattr(joining, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(joining, "_REPORT_SECONDS", 0.1)
+    joiner, incarnation = joiner_of(others, stall_timeout=0.02)
+    steps = iter(range(40))
+
+    def status():
+        updates = next(steps, None)
+        if updates is None:
+            return {**STATUS, "since": {str(ME): [incarnation, {"lane": 7}]}}
+        return {**STATUS, "updates": updates}
+
+    others.statuses[0] = status
+    needs = {}
+    joiner._ask([0], needs)
+    assert needs == {"lane": {0: 7}}
+    assert "Waiting until /job:worker/task:0" in caplog.text
+
+
+def test_a_request_that_was_lost_is_made_again(others):
+    joiner, incarnation = joiner_of(others, stall_timeout=60.0)
+
+    def status():
+        if others.requests.count((0, 0)) < 3:
+            return STATUS
+        return {**STATUS, "since": {str(ME): [incarnation, {}]}}
+
+    others.statuses[0] = status
+    joiner._ask([0], {})
+
+
+@pytest.mark.parametrize("other", [None, lambda: {**STATUS, "done": 0}])
+def test_one_that_has_died_is_left_out(others, other):
+    """Whether it is silent, or started again."""
+    joiner, incarnation = joiner_of(others, stall_timeout=60.0)
+    admitted = {**STATUS, "since": {str(ME): [incarnation, {}]}}
+    others.statuses = {0: other, 1: lambda: admitted}
+    joiner._ask([0, 1], {})
+    assert set(joiner._heard) == {1}
+
+
+def test_the_snapshot_of_another_is_taken_where_the_first_has_died(others):
+    joiner, _ = joiner_of(others, stall_timeout=60.0)
+    joiner._heard = dict.fromkeys((0, 1), 0.0)
+    others.snapshots = {0: None, 1: snapshot(9)}
+
+    def served(worker):
+        asked = [n for who, n in others.requests if who == worker]
+        if worker == 0 and asked:
+            others.statuses[0] = None  # After this answer.
+        return {**STATUS, "served": {str(ME): max(asked, default=0)}}
+
+    others.statuses = {k: lambda k=k: served(k) for k in (0, 1)}
+    saved = joiner._fetch({"lane": {1: 9}})
+    assert saved.header["peers"]["seen"] == {"lane": [0, 9, 0]}
+
+
+def test_a_snapshot_that_lacks_updates_is_not_taken_for_ever(others):
+    joiner, _ = joiner_of(others)
+    joiner._heard = dict.fromkeys((0, 1), 0.0)
+    others.snapshots = {0: snapshot(8)}
+
+    def served():
+        asked = [number for _, number in others.requests]
+        return {**STATUS, "served": {str(ME): max(asked, default=0)}}
+
+    others.statuses[0] = served
+    with pytest.raises(tf.errors.DeadlineExceededError, match="get all"):
+        joiner._fetch({"lane": {1: 9}})
+
+
+def test_a_worker_that_does_not_let_anybody_in_yet_says_that_it_gets_on():
+    posted = {}
+    engine = types.SimpleNamespace(
+        name="joiner_test",
+        device="/CPU:0",
+        num_workers=3,
+        journal=types.SimpleNamespace(updates=4),
+        collectives=types.SimpleNamespace(post=posted.update),
+    )
+    made = admission.Admission(engine, warmup_updates=100)
+    made.is_open = True
+    made.look()
+    assert not posted
+    made._next_look = 0.0
+    tf.raw_ops.ResourceScatterUpdate(
+        resource=board._requests(engine.name),
+        indices=[ME],
+        updates=tf.constant([[7, 0]], tf.int64),
+    )
+    made.look()
+    assert posted == {"updates": 4}
