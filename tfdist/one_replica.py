@@ -1,8 +1,24 @@
 """Base of strategies with one replica in each process."""
 
 import contextlib
+import weakref
 
 import tensorflow as tf
+
+from tfdist import private_keras_calls
+
+# Of a variable's arguments, what is kept of those that creators hand on.
+_KNOWN = (
+    "initial_value",
+    "trainable",
+    "validate_shape",
+    "name",
+    "dtype",
+    "constraint",
+    "synchronization",
+    "aggregation",
+    "shape",
+)
 
 
 class ReplicaContext(tf.distribute.ReplicaContext):
@@ -44,6 +60,12 @@ class OneReplicaExtended(tf.compat.v1.distribute.StrategyExtended):
         return value
 
     # Steps.
+
+    def _use_merge_call(self):
+        return False
+
+    def _replica_ctx_update(self, var, fn, args=(), kwargs=None, group=True):
+        return self._update(var, fn, args, kwargs or {}, group)
 
     def _update_non_slot(self, colocate_with, fn, args, kwargs, group):
         del colocate_with, group
@@ -97,6 +119,61 @@ class OneReplicaExtended(tf.compat.v1.distribute.StrategyExtended):
 
     def _get_replica_id_in_sync_group(self, replica_id):
         return replica_id
+
+
+class WorkerExtended(OneReplicaExtended):
+    """The one replica of a process that may be one of several.
+
+    Args:
+      container_strategy: The strategy that this belongs to.
+      device: Of this worker.
+      is_chief: Whether it is the chief.
+    """
+
+    def __init__(self, container_strategy, device, is_chief):
+        private_keras_calls.check()
+        super().__init__(container_strategy)
+        self._device = device
+        self._is_chief = is_chief
+        self._traced = weakref.WeakKeyDictionary()
+
+    def _trace(self, fn):
+        """`strategy.run(fn)` inside a tf.function, for a tf.function."""
+        if fn not in self._traced:
+            run, original = self._container_strategy().run, weakref.ref(fn)
+
+            def step(args, kwargs):
+                return run(original().python_function, args, kwargs)
+
+            self._traced[fn] = tf.function(step)
+        return self._traced[fn]
+
+    # What it looks like from outside.
+
+    @property
+    def worker_devices(self):
+        return (self._device,)
+
+    @property
+    def parameter_devices(self):
+        return (self._device,)
+
+    @property
+    def experimental_between_graph(self):
+        return True
+
+    @property
+    def should_checkpoint(self):
+        return self._is_chief
+
+    @property
+    def should_save_summary(self):
+        return self._is_chief
+
+
+def known_arguments(kwargs):
+    """Those of a variable's arguments that mean something here, a dict."""
+    return {key: kwargs[key] for key in _KNOWN if key in kwargs}
 
 
 @contextlib.contextmanager

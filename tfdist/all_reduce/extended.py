@@ -20,20 +20,8 @@ from tfdist.data_shares import shares
 from tfdist.saving import callbacks
 from tfdist.saving import models
 
-_KNOWN = (
-    "initial_value",
-    "trainable",
-    "validate_shape",
-    "name",
-    "dtype",
-    "constraint",
-    "synchronization",
-    "aggregation",
-    "shape",
-)
 
-
-class AllReduceExtended(one_replica.OneReplicaExtended):
+class AllReduceExtended(one_replica.WorkerExtended):
     """One replica in each process, with variables of its own.
 
     Args:
@@ -43,15 +31,12 @@ class AllReduceExtended(one_replica.OneReplicaExtended):
     """
 
     def __init__(self, container_strategy, make_engine, device):
-        private_keras_calls.check()
-        super().__init__(container_strategy)
         self.engine = make_engine(container_strategy)
+        super().__init__(container_strategy, device, self.engine.is_chief)
         # How many shares the data of the last `fit` was divided into.
         self.data_shares = None
         # How many calls of `fit` there were.
         self._calls = 0
-        self._device = device
-        self._traced = weakref.WeakKeyDictionary()
         # Called with each new variable.
         self.on_variable = lambda variable: None
 
@@ -62,7 +47,7 @@ class AllReduceExtended(one_replica.OneReplicaExtended):
         engine, maker = self.engine, private_keras_calls.variable_maker()
         if engine.files.is_shared:
             models.see_callers(engine.files)
-        kwargs = {key: kwargs[key] for key in _KNOWN if key in kwargs}
+        kwargs = one_replica.known_arguments(kwargs)
         if isinstance(maker, keras.optimizers.Optimizer):
             optimizers.see(maker, engine)
             # Keras leaves some of an optimizer's state (the product of
@@ -127,20 +112,6 @@ class AllReduceExtended(one_replica.OneReplicaExtended):
             with self.engine.recording(step, model):
                 return compiled_parts.call(fn, args, kwargs)
 
-    def _trace(self, fn):
-        """`strategy.run(fn)` inside a tf.function, for a tf.function."""
-        if fn not in self._traced:
-            run, original = self._container_strategy().run, weakref.ref(fn)
-
-            def step(args, kwargs):
-                return run(original().python_function, args, kwargs)
-
-            self._traced[fn] = tf.function(step)
-        return self._traced[fn]
-
-    def _use_merge_call(self):
-        return False
-
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
         del reduce_op, options
         if self.engine.is_applying or self.engine.collectives.num_workers == 1:
@@ -155,9 +126,6 @@ class AllReduceExtended(one_replica.OneReplicaExtended):
             f"of {type(self._container_strategy()).__name__}: at the end of "
             "its data a worker would not take part. Use an optimizer."
         )
-
-    def _replica_ctx_update(self, var, fn, args=(), kwargs=None, group=True):
-        return self._update(var, fn, args, kwargs or {}, group)
 
     def _update(self, var, fn, args, kwargs, group):
         del group
@@ -192,25 +160,3 @@ class AllReduceExtended(one_replica.OneReplicaExtended):
     def _distribute_datasets_from_function(self, dataset_fn, options):
         del options
         return shares.from_function(dataset_fn, self.engine.config)
-
-    # What it looks like from outside.
-
-    @property
-    def worker_devices(self):
-        return (self._device,)
-
-    @property
-    def parameter_devices(self):
-        return (self._device,)
-
-    @property
-    def experimental_between_graph(self):
-        return True
-
-    @property
-    def should_checkpoint(self):
-        return self.engine.is_chief
-
-    @property
-    def should_save_summary(self):
-        return self.engine.is_chief

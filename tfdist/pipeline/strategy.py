@@ -146,9 +146,6 @@ class _PipelineExtended(one_replica.OneReplicaExtended):
         ):
             return fn(*args, **kwargs)
 
-    def _use_merge_call(self):
-        return False
-
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
         del reduce_op, options
         return value

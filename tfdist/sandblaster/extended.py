@@ -12,7 +12,7 @@ from tfdist.saving import callbacks
 from tfdist.saving import models
 
 
-class SandblasterExtended(one_replica.OneReplicaExtended):
+class SandblasterExtended(one_replica.WorkerExtended):
     """One replica in each process, which has all of the data.
 
     Args:
@@ -24,11 +24,9 @@ class SandblasterExtended(one_replica.OneReplicaExtended):
     """
 
     def __init__(self, container_strategy, training, config, device, files):
-        private_keras_calls.check()
-        super().__init__(container_strategy)
+        super().__init__(container_strategy, device, config.is_chief)
         self._training = training
         self._config = config
-        self._device = device
         self._files = files
 
     # Variables.
@@ -48,15 +46,9 @@ class SandblasterExtended(one_replica.OneReplicaExtended):
         with context, one_replica.foreign_objects_explained():
             return fn(*args, **kwargs)
 
-    def _use_merge_call(self):
-        return False
-
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
         del reduce_op, options
         return tf.nest.map_structure(one_replica.identity, value)
-
-    def _replica_ctx_update(self, var, fn, args=(), kwargs=None, group=True):
-        return self._update(var, fn, args, kwargs or {}, group)
 
     def _update(self, var, fn, args, kwargs, group):
         del group
@@ -93,28 +85,6 @@ class SandblasterExtended(one_replica.OneReplicaExtended):
             "SandblasterStrategy, where each worker computes any portion of "
             "the data: give `fit` the whole data set."
         )
-
-    # What it looks like from outside.
-
-    @property
-    def worker_devices(self):
-        return (self._device,)
-
-    @property
-    def parameter_devices(self):
-        return (self._device,)
-
-    @property
-    def experimental_between_graph(self):
-        return True
-
-    @property
-    def should_checkpoint(self):
-        return self._config.is_chief
-
-    @property
-    def should_save_summary(self):
-        return self._config.is_chief
 
 
 def _whole(dataset):

@@ -6,17 +6,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster import config as cluster_config
 from tfdist.cluster import server
 from tfdist.cluster import tf_config
 from tfdist.sandblaster import extended
 from tfdist.sandblaster import training as training_lib
 from tfdist.saving import files
 from tfdist.strategies import construction
+from tfdist.strategies import whole_cluster
 from tfdist.strategies.fault_tolerance import FaultTolerance
 
 
-class SandblasterStrategy(tf.distribute.Strategy):
+class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
     """Minimizes the loss of a whole data set: Sandblaster L-BFGS.
 
     The parameters and all that L-BFGS remembers lie on parameter servers, each
@@ -102,21 +102,6 @@ class SandblasterStrategy(tf.distribute.Strategy):
 
     def __repr__(self) -> str:
         return construction.described(self)
-
-    @property
-    def cluster(self) -> cluster_config.ClusterConfig:
-        """The `ClusterConfig`: who this task is, who the others are."""
-        return self._cluster
-
-    @property
-    def cluster_resolver(
-        self,
-    ) -> tf.distribute.cluster_resolver.ClusterResolver | None:
-        """The resolver that was given, else one of `TF_CONFIG`.
-
-        None in one process without either.
-        """
-        return self._resolver
 
     @property
     def iterations(self) -> list[dict[str, Any]]:

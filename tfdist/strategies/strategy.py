@@ -15,7 +15,6 @@ from typing_extensions import Unpack
 
 from tfdist import deprecated
 from tfdist.averaging import LocalSteps
-from tfdist.cluster import config as cluster_config
 from tfdist.cluster import preemption
 from tfdist.cluster import server
 from tfdist.cluster import status_file
@@ -30,13 +29,16 @@ from tfdist.strategies import construction
 from tfdist.strategies import fault_tolerance as fault_tolerance_lib
 from tfdist.strategies import options
 from tfdist.strategies import training
+from tfdist.strategies import whole_cluster
 from tfdist.strategies.fault_tolerance import FaultTolerance
 from tfdist.strategies.method import Method
 from tfdist.synchronization import Async
 from tfdist.synchronization import Synchronization
 
 
-class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
+class ParameterServerStrategy(
+    training.TrainingMixin, whole_cluster.ClusterMixin, tf.distribute.Strategy
+):
     """Trains a Keras model on workers that share parameters on servers.
 
     Every task of the cluster runs the same script. Constructing the strategy
@@ -231,21 +233,6 @@ class ParameterServerStrategy(training.TrainingMixin, tf.distribute.Strategy):
         return construction.described(
             self, self.synchronization, self.correction, self.local_steps
         )
-
-    @property
-    def cluster(self) -> cluster_config.ClusterConfig:
-        """The `ClusterConfig`: who this task is, who the others are."""
-        return self._cluster
-
-    @property
-    def cluster_resolver(
-        self,
-    ) -> tf.distribute.cluster_resolver.ClusterResolver | None:
-        """The resolver that was given, else one of `TF_CONFIG`.
-
-        None in one process without either.
-        """
-        return self._resolver
 
     @property
     def synchronization(self) -> Synchronization:

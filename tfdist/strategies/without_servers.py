@@ -17,16 +17,18 @@ from tfdist.all_reduce import extended
 from tfdist.all_reduce import journal as journal_lib
 from tfdist.all_reduce import nonfinite as nonfinite_lib
 from tfdist.all_reduce import state as state_lib
-from tfdist.cluster import config as cluster_config
 from tfdist.cluster import reports
 from tfdist.cluster import status_file
 from tfdist.saving import refusals
 from tfdist.strategies import construction
 from tfdist.strategies import fault_tolerance as fault_tolerance_lib
+from tfdist.strategies import whole_cluster
 from tfdist.strategies.training import METRICS
 
 
-class StrategyWithoutServers(tf.distribute.Strategy):
+class StrategyWithoutServers(
+    whole_cluster.ClusterMixin, tf.distribute.Strategy
+):
     """A base: each worker has a replica and an optimizer of its own.
 
     A class that derives from it has `_connect` and `_engine_of`.
@@ -94,21 +96,6 @@ class StrategyWithoutServers(tf.distribute.Strategy):
     def _axes(self):
         """Returns the parts of the method that `repr` shows."""
         return (self.synchronization,)
-
-    @property
-    def cluster(self) -> cluster_config.ClusterConfig:
-        """The `ClusterConfig`: who this task is, who the others are."""
-        return self._cluster
-
-    @property
-    def cluster_resolver(
-        self,
-    ) -> tf.distribute.cluster_resolver.ClusterResolver | None:
-        """The resolver that was given, else one of `TF_CONFIG`.
-
-        None in one process without either.
-        """
-        return self._resolver
 
     @property
     def journal(self) -> journal_lib.StepJournal:

@@ -1,7 +1,6 @@
 """The `StrategyExtended` of parameter servers."""
 
 import functools
-import weakref
 
 import keras
 import tensorflow as tf
@@ -21,7 +20,7 @@ from tfdist.runtime.variables.variables import active
 from tfdist.saving import models
 
 
-class ParameterServerExtended(one_replica.OneReplicaExtended):
+class ParameterServerExtended(one_replica.WorkerExtended):
     """One replica per worker process, primaries on servers.
 
     Gradients are not reduced between workers: an optimizer's reduction is
@@ -34,12 +33,12 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
     """
 
     def __init__(self, container_strategy, runtime, config):
-        private_keras_calls.check()
-        super().__init__(container_strategy)
+        super().__init__(
+            container_strategy, runtime.store.worker_device, config.is_chief
+        )
         self._runtime = runtime
         self._store = runtime.store
         self._config = config
-        self._traced = weakref.WeakKeyDictionary()
         self._eager_steps = eager_step.EagerSteps(runtime)
         runtime.create_with(self._create_variable)
 
@@ -50,18 +49,7 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
         reference = kwargs.pop("colocate_with", None)
         if not isinstance(reference, ReplicaVariable):
             reference = None
-        known = (
-            "initial_value",
-            "trainable",
-            "validate_shape",
-            "name",
-            "dtype",
-            "constraint",
-            "synchronization",
-            "aggregation",
-            "shape",
-        )
-        kwargs = {key: kwargs[key] for key in known if key in kwargs}
+        kwargs = one_replica.known_arguments(kwargs)
         if self._runtime.files.is_shared:
             models.see_callers(self._runtime.files)
         maker = private_keras_calls.variable_maker()
@@ -191,29 +179,12 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
             active.step = None
         return result
 
-    def _trace(self, fn):
-        """`strategy.run(fn)` inside a tf.function, for a tf.function."""
-        if fn not in self._traced:
-            run, original = self._container_strategy().run, weakref.ref(fn)
-
-            def step(args, kwargs):
-                return run(original().python_function, args, kwargs)
-
-            self._traced[fn] = tf.function(step)
-        return self._traced[fn]
-
-    def _use_merge_call(self):
-        return False
-
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
         del reduce_op, options
         reduced = tf.nest.map_structure(one_replica.identity, value)
         if active.step is not None:
             active.step.reduced(tf.nest.flatten(reduced))
         return reduced
-
-    def _replica_ctx_update(self, var, fn, args=(), kwargs=None, group=True):
-        return self._update(var, fn, args, kwargs or {}, group)
 
     def _update(self, var, fn, args, kwargs, group):
         del group
@@ -274,24 +245,8 @@ class ParameterServerExtended(one_replica.OneReplicaExtended):
     # What it looks like from outside.
 
     @property
-    def worker_devices(self):
-        return (self._store.worker_device,)
-
-    @property
     def parameter_devices(self):
         return self._store.devices
-
-    @property
-    def experimental_between_graph(self):
-        return True
-
-    @property
-    def should_checkpoint(self):
-        return self._config.is_chief
-
-    @property
-    def should_save_summary(self):
-        return self._config.is_chief
 
 
 def _check_may_be_retried(step):
