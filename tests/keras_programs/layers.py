@@ -15,14 +15,10 @@ from tests.keras_programs.table import Documented
 from tests.keras_programs.table import Each
 from tests.keras_programs.table import Loose
 from tests.keras_programs.table import Refused
-from tests.keras_programs.table import Wrong
 from tests.keras_programs.table import of
 from tests.keras_programs.table import row
 
 _ONES = ((1.0,) * 4,) * 2
-_TAKEN_AGAIN = Wrong(
-    "a step that is taken again changes the worker's own state twice"
-)
 
 
 class Named(keras.layers.Layer):
@@ -140,7 +136,7 @@ def counting_layer(strategy, worker):
     return _counted(strategy, worker, "float32")
 
 
-@row(alike(4.0), backup_workers=_TAKEN_AGAIN)
+@row(alike(4.0))
 def counting_layer_of_integers(strategy, worker):
     """The same in an integer: each worker's own."""
     return _counted(strategy, worker, "int32")
@@ -169,10 +165,7 @@ def batch_normalization(strategy, worker):
     return kit.numbers(strategy, [model.layers[0].moving_mean])[0]
 
 
-@row(
-    alike(Each(([1.0, 3.0, 7.0], [10.0, 30.0, 70.0]))),
-    backup_workers=_TAKEN_AGAIN,
-)
+@row(alike(Each(([1.0, 3.0, 7.0], [10.0, 30.0, 70.0]))))
 def stateful_rnn(strategy, worker):
     """`SimpleRNN(stateful=True)`: each worker's state is its own."""
     with strategy.scope():

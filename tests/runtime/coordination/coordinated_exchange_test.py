@@ -340,6 +340,51 @@ def test_retry_refuses_eager_steps_of_several_optimizers():
         model.fit(train_steps_test.X, batch_size=6, verbose=0)
 
 
+class CountsCalls(keras.layers.Layer):
+    """Counts its calls in an integer, which is each worker's own."""
+
+    def build(self, shape):
+        self.calls = self.add_weight(
+            shape=(), dtype="int32", initializer="zeros", trainable=False
+        )
+
+    def call(self, x):
+        self.calls.assign_add(1)
+        return x
+
+
+class CountsExamples(keras.metrics.Sum):
+    """Counts the examples that it has been shown."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        del y_pred, sample_weight
+        return super().update_state(keras.ops.ones_like(y_true))
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_step_that_is_taken_again_finds_what_is_its_own(monkeypatch, eagerly):
+    strategy = tfdist.BackupWorkersStrategy(0, on_drop="retry")
+    with strategy.scope():
+        layer = CountsCalls()
+        model = keras.Sequential([keras.Input([2]), layer])
+        model.add(keras.layers.Dense(1))
+        seen = CountsExamples("seen")
+        model.compile("sgd", "mse", metrics=[seen], run_eagerly=eagerly)
+    calls = tf.Variable(0)
+    # Of each two steps the first is "dropped".
+    monkeypatch.setattr(
+        strategy._runtime.journal,
+        "was_dropped",
+        lambda: tf.equal(calls.assign_add(1) % 2, 1),
+    )
+    x, y = np.ones([8, 2]), np.ones([8, 1])
+    for fit in (1, 2):
+        logs = model.fit(x, y, batch_size=2, verbose=0).history
+        assert int(calls) == 8 * fit
+        assert int(layer.calls) == 4 * fit
+        assert logs["seen"] == [8.0]
+
+
 @pytest.mark.parametrize(
     "make, message",
     [

@@ -83,6 +83,9 @@ class Step:
     Attributes:
       is_local: Whether optimizers act on the replicas, as in a `LocalStep`.
       is_eager: Whether it runs eagerly, as an `EagerStep`.
+      may_be_repeated: Whether it is taken again if its gradient is dropped.
+      kept: By id, the worker's own variables that it assigns, each a tuple of
+        the variable and the tensor of its value before.
     """
 
     is_local = False
@@ -101,6 +104,8 @@ class Step:
         self.num_updates = len(self._ticketed)
         # Whether one of them has accumulated gradients of earlier steps.
         self.accumulates = False
+        self.may_be_repeated = runtime.coordination.retries
+        self.kept = {}
         if not ticketed:
             runtime.nonfinite.begin_step()
 
@@ -155,6 +160,22 @@ class Step:
                 # Averaged weights that Keras puts in place every so many
                 # steps: nothing tells which of these updates is the last.
                 self._flush(graph)
+
+    def keep(self, variable):
+        """Called before a variable of the worker's own is assigned."""
+        if id(variable) in self.kept:
+            return
+        scope = tf.init_scope() if self.is_eager else self._root.as_default()
+        with scope:
+            self.kept[id(variable)] = variable, variable.read_value()
+
+    def put_back(self):
+        """Builds: what the step has assigned of the worker's own is as before.
+
+        Metrics then count a batch once, and a layer's state goes on by one.
+        """
+        for variable, value in self.kept.values():
+            variable.assign_replica(value)
 
     def before_mutation(self, variable):
         """Called before a variable is assigned in the user's code."""

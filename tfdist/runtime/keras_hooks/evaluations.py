@@ -116,6 +116,7 @@ class EvaluationStep:
     """
 
     is_local = True
+    may_be_repeated = False
 
     def __init__(self, is_eager):
         self.is_eager = is_eager

@@ -102,18 +102,20 @@ class ParameterServerExtended(one_replica.WorkerExtended):
         retries = self._runtime.coordination.retries
         while True:
             evaluation = self._step_of_evaluation(fn, is_eager=True)
+            repeats = retries and evaluation is None
             step = evaluation or self._eager_steps.begin(fn, (args, kwargs))
             before, active.step = active.step, step
             try:
                 with one_replica.foreign_objects_explained():
                     result = fn(*args, **kwargs)
                     active.step.finish()
-                if retries and evaluation is None:
+                if repeats:
                     _check_may_be_retried(active.step)
             finally:
                 active.step = before
-            if not (retries and bool(self._runtime.journal.was_dropped())):
+            if not (repeats and bool(self._runtime.journal.was_dropped())):
                 return result
+            step.put_back()
 
     def _step_of_evaluation(self, fn, is_eager):
         """An `EvaluationStep` if `fn` is one, and this worker's own; or None.
@@ -140,13 +142,16 @@ class ParameterServerExtended(one_replica.WorkerExtended):
 
     def _record_until_accepted(self, fn, args, kwargs):
         """Traces a step that is taken again while its gradient is dropped."""
-        first = self._record_once(fn, args, kwargs, single=True)
+        steps = []
+        first = self._record_once(fn, args, kwargs, steps)
         flat = tf.nest.flatten(first, expand_composites=True)
         numbers = [k for k, x in enumerate(flat) if isinstance(x, tf.Tensor)]
 
         def again(*previous):
             del previous
-            result = self._record_once(fn, args, kwargs, single=True)
+            for step in steps:
+                step.put_back()
+            result = self._record_once(fn, args, kwargs, [])
             leaves = tf.nest.flatten(result, expand_composites=True)
             return [leaves[k] for k in numbers] or [tf.constant(0)]
 
@@ -160,7 +165,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             flat[k] = value
         return tf.nest.pack_sequence_as(first, flat, expand_composites=True)
 
-    def _record_once(self, fn, args, kwargs, single=False):
+    def _record_once(self, fn, args, kwargs, repeatable=None):
         self._runtime.server_functions.note(tf.compat.v1.get_default_graph())
         step = self._step_of_evaluation(fn, is_eager=False)
         active.step = step or self._runtime.local.new_step((args, kwargs))
@@ -173,8 +178,9 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             ):
                 result = compiled_parts.call(fn, args, kwargs)
                 active.step.finish()
-            if single and step is None:
+            if repeatable is not None and step is None:
                 _check_may_be_retried(active.step)
+                repeatable.append(active.step)
         finally:
             active.step = None
         return result

@@ -40,6 +40,7 @@ class LocalStep:
     # Steps of optimizers that may have been dropped.
     num_updates = 0
     accumulates = False
+    may_be_repeated = False
 
     def __init__(self, local, state, arguments):
         self._local = local

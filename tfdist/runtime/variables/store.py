@@ -137,6 +137,8 @@ class ParameterStore(resources.Resources):
                 self.locals.append(probe)
             if role.is_on_server:
                 self._place(probe, reference)
+            else:
+                probe.is_put_back = True
             self._owner.was_made(probe)
             return probe
 

@@ -189,6 +189,8 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         self.pieces = ()
         # ITERATIONS only: the value at the last pull.
         self.pulled = None
+        # Whether a step that is taken again finds it as it was before.
+        self.is_put_back = False
         # Whether it is tfdist's own, and no part of a user's model.
         self.is_own = False
         # Whether all other workers have freed it, see `unused_models`.
@@ -281,6 +283,9 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
     def _mutate(self, kind, value, kwargs):
         method = getattr(super(), kind)
         if active.section is not None or not self.role.is_on_server:
+            step = active.step
+            if self.is_put_back and step is not None and step.may_be_repeated:
+                step.keep(self)
             return method(value, **kwargs)
         if tf.executing_eagerly() and active.eager_step() is None:
             is_passed_on = self._owner.before_eager_write(self)
