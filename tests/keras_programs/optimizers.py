@@ -211,7 +211,9 @@ def own_scalar():
     return CountsItself(0.5)
 
 
-NO_EMA = of((*AVERAGING, "peer_to_peer"), Refused("use_ema"))
+NO_EMA = of(
+    (*AVERAGING, "bounded_staleness", "peer_to_peer"), Refused("use_ema")
+)
 
 
 @_optimizer(sgd=True, **NO_EMA)

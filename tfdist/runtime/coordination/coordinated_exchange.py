@@ -28,13 +28,15 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
     Args:
       ledger: The optimizer's `Ledger`, or None without an optimizer.
       method: The `Synchronization`.
+      is_alone: Whether there is one worker.
       **kwargs: Those of `ExchangeBuilder`.
     """
 
-    def __init__(self, *, ledger, method, **kwargs):
+    def __init__(self, *, ledger, method, is_alone, **kwargs):
         super().__init__(**kwargs)
         self._ledger = ledger
         self._method = method
+        self._is_alone = is_alone
         # Of gradients on servers.
         self._corrector = self._runtime.corrector.of_servers
         self._decision = None
@@ -42,6 +44,8 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
     def _ask(self, shards):
         if self._method.averages:
             self._check_mutations()
+        elif not self._is_alone:
+            self._check_averages()
         if self.iterations is None:
             return super()._ask(shards)
         store = self._store
@@ -105,6 +109,23 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
                 "for each update of all of them. Use AsyncStrategy or "
                 "BoundedStalenessStrategy, or leave it out."
             )
+
+    def _check_averages(self):
+        """Refuses an average of weights, which misses some of them.
+
+        What another worker's update has made of the weights may be one of
+        several updates that a server carries out at once.
+        """
+        for record in self._records:
+            slot = record.variable
+            if slot.role is Role.SLOT and not _is_of_update(record):
+                raise ValueError(
+                    f"Variable {slot.name!r} is an average of weights "
+                    "(use_ema=True), which has to see them after each update. "
+                    f"With synchronization={self._method!r} several updates "
+                    "may be applied at once. Use AsyncStrategy, or leave it "
+                    "out."
+                )
 
     def _carry_out(self, request, staged, decision):
         """Makes a server carry out the log; returns its `PullResponse`."""

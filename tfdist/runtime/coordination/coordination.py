@@ -110,7 +110,10 @@ class Coordination:
             ledger = self._ledger_for(counter, kwargs["records"])
             self._runtime.corrector.prepare(ledger, kwargs["records"])
         return coordinated_exchange.CoordinatedExchange(
-            ledger=ledger, method=self._method, **kwargs
+            ledger=ledger,
+            method=self._method,
+            is_alone=len(self._names) == 1,
+            **kwargs,
         )
 
     def _ledger_for(self, counter, records):
