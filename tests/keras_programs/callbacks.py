@@ -160,7 +160,22 @@ def _own_replica(value):
 _SAVED = together(linear(OWN), linear(OWN))
 
 
-@row(_SAVED, peer_to_peer=_own_replica(_SAVED["sum"]))
+def _last_anchor(value):
+    """What callbacks within `fit` see, with local steps and nobody waiting."""
+    return Documented(
+        Loose(value),
+        "averaging.md",
+        "what is seen within `fit` is the anchor of this worker's last "
+        "exchange",
+    )
+
+
+@row(
+    _SAVED,
+    peer_to_peer=_own_replica(_SAVED["sum"]),
+    downpour=_last_anchor(_SAVED["sum"]),
+    async_local_sgd=_last_anchor(_SAVED["half"]),
+)
 def checkpointed(strategy, worker):
     """`ModelCheckpoint`, loaded after `fit`."""
     model = kit.compiled(strategy)
