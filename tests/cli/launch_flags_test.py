@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tfdist.cli import launch
+from tfdist.cli import launch_flags
 from tfdist.cli.main import main
 
 # name -> (arguments, parts of the message). SCRIPT stands for a real file,
@@ -132,8 +132,8 @@ def test_help_names_every_flag(capsys):
     assert "launch" in capsys.readouterr().out
     assert main(["launch", "--help"]) == 0
     text = capsys.readouterr().out
-    flags = launch.define_flags()
-    own = flags.flags_by_module_dict()[launch.__name__]
+    flags = launch_flags.define_flags()
+    own = flags.flags_by_module_dict()[launch_flags.__name__]
     assert len(own) > 10
     for flag in own:
         assert re.search(rf"--(\[no\])?{flag.name}\b", text)

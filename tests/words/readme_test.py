@@ -5,7 +5,7 @@ import re
 
 from absl import flags
 
-from tfdist.cli import launch
+from tfdist.cli import launch_flags
 from tfdist.cluster import ClusterConfig
 from tfdist.cluster import Group
 
@@ -36,7 +36,7 @@ def test_cluster_description_is_a_good_one():
 
 
 def test_every_flag_of_the_launcher_is_described():
-    known = launch.define_flags()
+    known = launch_flags.define_flags()
     described = set(re.findall(r"^\| `--([a-z_]+)", CLUSTER, re.MULTILINE))
     assert described == {
         name for name in known if len(name) > 1 and name != "help"

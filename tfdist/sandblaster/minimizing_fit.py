@@ -1,0 +1,191 @@
+"""A call of `fit`: an epoch is an iteration of all workers."""
+
+import itertools
+
+from absl import logging
+import numpy as np
+
+from tfdist import private_keras
+from tfdist import private_keras_calls
+from tfdist.cluster import preemption
+from tfdist.sandblaster import coordinator as coordinator_lib
+from tfdist.sandblaster import lbfgs
+from tfdist.sandblaster import portion_gradients
+from tfdist.sandblaster import whole_data
+
+
+class MinimizingFit:
+    """One call of `fit`.
+
+    Args:
+      training: The `SandblasterTraining`.
+      number: Number of the call.
+      frame: Its frame.
+      running: Its `RunningFit`.
+      is_past: Whether the others have ended it: this process was started again.
+    """
+
+    def __init__(self, training, number, frame, running, is_past):
+        self._is_past = is_past
+        self._training = training
+        self._number = number
+        self._model = private_keras_calls.model_of(frame)
+        self._steps_per_epoch = private_keras_calls.steps_per_epoch_of(frame)
+        self.running = running
+        self._gradients = None
+        self._worker = self._coordinator = self._description = None
+        # Iterations that this worker has seen.
+        self._seen = 0
+        self._is_set = False
+        _check_optimizer(self._model)
+
+    def go_on(self, frame, done):
+        """Leaves out epochs: this process was started again.
+
+        The last iteration that was made is shown once more.
+
+        Args:
+          frame: The frame of `fit`.
+          done: Number of iterations that were made.
+        """
+        self._seen = done - 1
+        first = private_keras_calls.initial_epoch_of(frame)
+        private_keras.set_initial_epoch(self._model, first + self._seen)
+        self._is_set = True
+
+    def step(self, iterator):
+        """Takes part in an iteration; at the second step, ends the epoch.
+
+        Args:
+          iterator: Of the data of an epoch.
+
+        Returns:
+          Keras's logs.
+
+        Raises:
+          StopIteration: The epoch has had its step.
+        """
+        if self._is_set:
+            # Only this call of `fit` begins later than the user says.
+            private_keras.set_initial_epoch(self._model, None)
+            self._is_set = False
+        if self._is_past:
+            self._model.stop_training = True
+        if self._is_past or not private_keras_calls.is_first_step_of_epoch():
+            raise StopIteration
+        if self._worker is None:
+            self._begin(iterator)
+        if self._coordinator is not None:
+            result = self._coordinator.iterate(
+                self._number, self._seen, self._description
+            )
+            self._worker.load(result["point"], result["evaluation"])
+        else:
+            result = self._follow()
+        self._seen += 1
+        if result is not None:
+            self._show(result)
+        return self._model.get_metrics_result()
+
+    def _begin(self, iterator):
+        batches = [
+            whole_data.plain(batch)
+            for batch in itertools.islice(iterator, self._steps_per_epoch)
+        ]
+        if not batches:
+            raise ValueError(
+                "Argument `x` of `fit` must have at least one batch. Received: "
+                "no batch"
+            )
+        training = self._training
+        self._gradients = portion_gradients.PortionGradients(
+            training.strategy(), self._model
+        )
+        self.running.before_end(self._end)
+        self._worker, self._coordinator, self._description = training.begin(
+            self._model, self._gradients, batches, self._number
+        )
+        if self._coordinator is not None:
+            goes_on = self._coordinator.begin(
+                self._number,
+                self._description,
+                self._gradients.values(),
+                self._model.optimizer.take_loaded(),
+            )
+            if goes_on:
+                logging.warning(
+                    "Goes on with the minimization that the chief had begun."
+                )
+            return
+        training.await_chief(
+            lambda: training.board.read().get("fit", -1) >= self._number
+        )
+        progress = training.progress()
+        if progress["fit"] == self._number:
+            whole_data.compare(progress["description"], self._description)
+
+    def _end(self):
+        """Called when all callbacks have ended."""
+        # A chief that has to leave comes back, and goes on.
+        if self._coordinator is not None and not preemption.received():
+            self._coordinator.end()
+        # They have all of the data, and the model.
+        self._worker = self._coordinator = self._gradients = None
+        self._model = None
+
+    def _follow(self):
+        """Works until the iteration has ended; returns its result, or None."""
+        training = self._training
+
+        def is_over():
+            while True:
+                board = training.board.read()
+                if self._is_over(board) or board["done"] > self._seen:
+                    return True
+                if not self._worker.work():
+                    return False
+
+        training.await_chief(is_over)
+        if self._is_over(training.board.read()):
+            self._model.stop_training = True
+        return self._catch_up()
+
+    def _catch_up(self):
+        """Fetches the newest parameters.
+
+        Returns:
+          The result of this worker's iteration (the newest one, if it is far
+          behind); None if the chief is in another call of `fit`.
+        """
+        while True:
+            progress = self._training.progress()
+            newest = progress["result"]
+            if progress["fit"] != self._number or newest is None:
+                return None
+            self._worker.load(newest["point"], newest["evaluation"])
+            # Of the second iteration after it, the vector is a trial point.
+            if self._training.progress()["done"] == progress["done"]:
+                return dict(progress["recent"]).get(self._seen, newest)
+
+    def _is_over(self, board):
+        """Whether the chief has ended this call of `fit`."""
+        if board["fit"] != self._number:
+            return True
+        return board["ended"] and board["done"] <= self._seen
+
+    def _show(self, result):
+        """Shows the metrics of an iteration, and stops after the last one."""
+        self._gradients.show(np.array(result["totals"]))
+        self._model.optimizer.iterations.assign(self._seen)
+        self._training.iterations.append(result)
+        if coordinator_lib.is_last(result):
+            self._model.stop_training = True
+            logging.info("Training ends: %s.", result["outcome"])
+
+
+def _check_optimizer(model):
+    if not isinstance(model.optimizer, lbfgs.LBFGS):
+        raise ValueError(
+            "The optimizer of a model under SandblasterStrategy must be "
+            f"tfdist.sandblaster.LBFGS. Received: {model.optimizer!r}"
+        )
