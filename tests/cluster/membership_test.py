@@ -6,6 +6,7 @@ import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdist.cluster import config as cluster_config
 from tfdist.cluster import member_table
@@ -61,6 +62,29 @@ def test_nobody_waits_for_a_heartbeat_to_where_a_server_was(monkeypatch):
     membership._threads[0].join(60.0)
     # What comes after the last word is not said.
     assert (len(written), waited) == (2, [True])
+
+
+def test_the_table_of_another_cluster_is_left_alone(monkeypatch):
+    written = []
+
+    def function(client, build, signature):
+        del client, build
+        if signature:
+            return written.append
+
+        def look():
+            message = "Input to reshape has 80 values, the shape 40"
+            raise tf.errors.InvalidArgumentError(None, None, message)
+
+        return look
+
+    monkeypatch.setattr(server_client.ServerClient, "function", function)
+    device = "/job:ps/replica:0/task:0/device:CPU:0"
+    membership = membership_lib.Membership(cluster(OLD), [device])
+    membership.wait_until_entered(60.0, mend=lambda: None)
+    assert membership.is_foreign
+    membership.leave(member_table.MemberState.FAILED)
+    assert not written
 
 
 @pytest.mark.parametrize("listens", [False, True])

@@ -87,8 +87,9 @@ def check_local(seen, values, outer_rate):
     """Means of two local steps each, times the outer rate."""
     others = len(values) - 1
     # The chief's third step is at the old rate, its fourth at the new one;
-    # the others hear of it when that round is over.
-    second = (1.5 + 2 * others) / len(values)
+    # the others hear of it when that round is over. Until then worker 1 trains
+    # at the rate of 0.25 that it set after the first exchange.
+    second = (1.5 + 2 * 0.25 + 2 * (others - 1)) / len(values)
     moved = 2 + second + 1
     assert seen["halved 1"][0] == pytest.approx(-outer_rate * moved)
     check_assigned(seen, 100 - outer_rate * 4)

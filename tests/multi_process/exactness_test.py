@@ -117,7 +117,11 @@ def test_who_is_late_is_waited_for_at_the_end(zygote, tmp_path):
     """Though nobody has seen it yet: else the chief would save half."""
     with ClusterUnderTest(zygote, tmp_path, num_ps=1, num_workers=2) as cluster:
         cluster.start_servers()
-        arguments = {"steps": 3, "values": VALUES}
+        arguments = {
+            "steps": 3,
+            "values": VALUES,
+            "worker_start": "independent",
+        }
         first = cluster.start("worker", 0, "tasks:push_constants", **arguments)
         first.expect("Waiting for .*task:1 to finish training")
         cluster.start("worker", 1, "tasks:push_constants", **arguments)

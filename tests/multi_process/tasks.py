@@ -132,7 +132,9 @@ class WaitAfterFirstStep(keras.callbacks.Callback):
         self._steps += 1
 
 
-def push_constants(steps, values, learning_rate=None, wait=False):
+def push_constants(
+    steps, values, learning_rate=None, wait=False, worker_start="together"
+):
     """Pushes this worker's value `steps` times and reports all there is.
 
     Args:
@@ -141,9 +143,11 @@ def push_constants(steps, values, learning_rate=None, wait=False):
         learning_rate: `None` for SGD at a rate of one, or three arguments of
             `PolynomialDecay` for Adam with a schedule.
         wait: whether to wait for the test after the first step.
+        worker_start: of the strategy.
     """
     strategy = tfdist.AsyncStrategy(
-        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
+        worker_start=worker_start,
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0),
     )
     with strategy.scope():
         optimizer = _optimizer(learning_rate)

@@ -89,7 +89,7 @@ def test_backup_workers_train_on_records(tmp_path):
     assert pushed == gradients
     # Of three workers two make an update; when others have ended, one.
     assert (pushed - dropped) / 2 <= updates <= pushed - dropped
-    table = re.findall(r"/job:worker/task:\d +(\d+) +(\d+) +(\d+) ", text)
+    table = re.findall(r"^worker \d +(\d+) +(\d+) +(\d+) ", text, re.M)
     counts = np.array(table, int)
     # Each had two files to itself.
     assert counts[:, 0].tolist() == [gradients // 3] * 3

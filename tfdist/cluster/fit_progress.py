@@ -33,7 +33,7 @@ class Word:
       epoch: The epoch that it is in, from 0, as Keras counts them.
       batch: Batches of its share that it has trained on in this epoch.
       size: Batches of its share in an epoch; 0 where that is not known.
-      first_epoch: The epoch with which its process has begun its first call.
+      first_epoch: The epoch with which it has begun the call.
       first_batch: Batches of that epoch that it has left out.
     """
 
@@ -73,6 +73,16 @@ class Word:
         if self.reached < begun(number):
             return (0, 0)
         return (self.epoch, self.batch)
+
+    def has_trained(self, number, batches=1):
+        """Whether it has trained in a call of `fit`, wherever that began.
+
+        Args:
+          number: The call's number.
+          batches: On how many batches at least.
+        """
+        start = (self.first_epoch, self.first_batch + batches)
+        return self.position(number) >= start
 
     def pack(self):
         """The same as a list of `SIZE` floats."""

@@ -43,8 +43,10 @@ class Membership:
       tables: A `MemberTable` for each, for the main thread to read.
       former: This worker's row of before its first beat, a `Member`: of an
         earlier process, or never seen. None until then.
+      is_foreign: Whether the first server's table is that of another cluster
+        or version. Nothing is written there.
       on_beat: Functions that are called after each beat at the first server,
-        in its thread: they use `clients` alone.
+        in its thread: of servers they use `clients` alone.
     """
 
     def __init__(self, config, devices):
@@ -61,6 +63,7 @@ class Membership:
         self._writes = [self._make_write(k) for k in range(len(devices))]
         self._look = self.clients[0].function(self.tables[0].build_rows, [])
         self.former = None
+        self.is_foreign = False
         self._arrivals = 0
         self.fits = fit_progress.Fits()
         self._meter = step_figures.StepMeter()
@@ -131,13 +134,23 @@ class Membership:
     def _write(self, server):
         try:
             if not server and self.former is None:
-                self.former = self.look()[self.row]
+                self._look_first()
             self._put(server, member_table.MemberState.ALIVE)
         except tf.errors.OpError:
             # The server is away; the training step says so if it needs it.
             # The next beat tries again.
             return False
         return True
+
+    def _look_first(self):
+        try:
+            self.former = self.look()[self.row]
+        except tf.errors.InvalidArgumentError:
+            # It has rows of other workers, or other columns.
+            self.is_foreign = True
+            self._stop.set()
+            for entered in self._entered.values():
+                entered.set()
 
     def told(self):
         """Returns the `Word` that this worker tells of its training."""

@@ -10,6 +10,7 @@ from tfdist.cluster import connection
 from tfdist.cluster import member_table
 from tfdist.cluster import membership as membership_lib
 from tfdist.cluster import preemption
+from tfdist.cluster import refusal
 from tfdist.cluster import versions
 
 # One membership per cluster, however many strategies a script makes: the row
@@ -31,15 +32,26 @@ def join(config, devices, timeout):
 
     Returns:
       The `Membership`, the same for each call with the same cluster.
+
+    Raises:
+      ClusterConfigError: A server is one of another cluster.
+      TimeoutError: A server is not ready; the message names it.
     """
     key = (config.task_name, config.ps_addresses)
     if key not in _memberships:
-        _memberships[key] = membership_lib.Membership(config, devices)
-        atexit.register(_leave, _memberships[key])
-        _memberships[key].wait_until_entered(
-            timeout, lambda: _connect_anew(config, _memberships[key])
+        membership = membership_lib.Membership(config, devices)
+        _memberships[key] = membership
+        atexit.register(_leave, membership)
+        membership.wait_until_entered(
+            timeout, lambda: _connect_anew(config, membership)
         )
         versions.compare(config)
+        if membership.is_foreign:
+            raise refusal.ClusterConfigError(
+                f"Parameter server {config.ps_names[0]} at "
+                f"{config.ps_addresses[0]} keeps other things about workers "
+                "than this worker tells it: it runs another version of tfdist."
+            )
     return _memberships[key]
 
 

@@ -3,6 +3,7 @@
 With real clusters: `tests.multi_process.decisions_test`.
 """
 
+import dataclasses
 import types
 
 import keras
@@ -28,7 +29,7 @@ class Worker:
     last one again and again.
     """
 
-    def __init__(self, number, *tables, arrivals=0):
+    def __init__(self, number, *tables, arrivals=0, **kwargs):
         """Makes it: the worker of that number."""
         self.reads = 0
         self._tables = tables
@@ -45,12 +46,13 @@ class Worker:
             coordination=None,
         )
         self.version = 0
-        membership = types.SimpleNamespace(
+        self.membership = membership = types.SimpleNamespace(
             fits=fit_progress.Fits(),
             read=self._read,
             tell=lambda: None,
             arrivals=arrivals,
             former=None,
+            on_beat=[],
         )
         config = types.SimpleNamespace(
             worker_names=NAMES, initial_workers=3, worker_id=number
@@ -62,6 +64,7 @@ class Worker:
             worker_timeout=10.0,
             start_timeout=60.0,
             stalled_after=lambda: 0.3,
+            **kwargs,
         )
 
     def _read(self):
@@ -321,6 +324,45 @@ def test_a_call_that_was_refused_before_its_first_step_was_none():
     worker.begin(1)
     begin(worker)
     assert worker.chief_decisions.number == 1
+
+
+def test_a_call_to_which_a_worker_comes_back_at_its_end_has_been_one():
+    """It takes no step, and the script's next call is the others' next."""
+    member = table(0)[0]
+    word = fit_progress.Word(reached=fit_progress.begun(1), epoch=1, batch=4)
+    there = dataclasses.replace(member, word=word)
+    worker = Worker(1, [there] * 3)
+    worker.runtime.local = worker.runtime.coordination = Ends()
+    worker.model = keras.Sequential()
+    worker.chief_decisions._turns._membership.former = member
+    begin(worker)
+    decisions = worker.chief_decisions
+    assert decisions.begin_data(size=4, skips=True) == (2, 0)
+    begin(worker)
+    assert decisions.number == 2
+
+
+def test_a_first_step_is_told_of_when_it_is_sent_and_may_not_end_yet():
+    """As its gradient was dropped, and waits for others' next ones."""
+    worker = Worker(
+        1, table(*[fit_progress.begun(1)] * 2), starts_together=True
+    )
+    decisions = worker.chief_decisions
+    worker.begin(1)
+    seen = []
+
+    def step():
+        for begun in range(2):
+            worker.runtime.journal.begun = begun
+            for function in worker.membership.on_beat:
+                function()
+            seen.append(decisions._fits.word.batch)
+
+    decisions._turns.wait_for_start = lambda: seen.append("waits")
+    worker.runtime.local = types.SimpleNamespace(keeps_own_values=False)
+    decisions.call(lambda function: function(), step)
+    assert seen == [0, 1, "waits"]
+    assert not worker.membership.on_beat
 
 
 def begin(worker):

@@ -16,10 +16,22 @@ NAMES = ("chief", "one", "two")
 CALL = 1
 
 
-def row(epoch=0, batch=0, *, state=MemberState.ALIVE, reached=None, silent=0.0):
+def row(
+    epoch=0,
+    batch=0,
+    *,
+    first_epoch=0,
+    state=MemberState.ALIVE,
+    reached=None,
+    silent=0.0,
+):
     """A worker that is there in the call, or has come as far as `reached`."""
-    reached = fit_progress.begun(CALL) if reached is None else reached
-    word = fit_progress.Word(reached=reached, epoch=epoch, batch=batch)
+    word = fit_progress.Word(
+        reached=fit_progress.begun(CALL) if reached is None else reached,
+        epoch=epoch,
+        batch=batch,
+        first_epoch=first_epoch,
+    )
     return Member("a worker", state, silent, 0, 1.0, word)
 
 
@@ -201,6 +213,15 @@ def test_workers_begin_when_all_are_there():
     ]
     assert waits(0, tables) == 4
     assert waits(1, tables) == 4
+
+
+def test_workers_begin_together_where_a_run_is_resumed():
+    tables = [
+        [row(5, 1, first_epoch=5), row(reached=0), row(5, 0, first_epoch=5)],
+        [row(5, 1, first_epoch=5)] * 3,
+    ]
+    assert waits(0, tables) == 2
+    assert waits(1, tables) == 2
 
 
 def test_who_comes_when_others_train_does_not_wait():

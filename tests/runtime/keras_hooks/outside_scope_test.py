@@ -24,7 +24,8 @@ def refusing():
     outside_scope.refuse_to_fit()
     outside_scope.refuse_to_fit()
     yield
-    outside_scope._open.pop().__exit__(None, None, None)
+    _, scope = outside_scope._open.popitem()
+    scope.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,16 @@ def test_models_of_a_scope_train(refusing):
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         own = made("adam")
     own.fit(X, Y, verbose=0)
+
+
+def test_a_strategy_made_after_clear_session_refuses_them_as_well(refusing):
+    before = outside_scope._open
+    _, scope = before.popitem()
+    keras.backend.clear_session()
+    before[tf.Graph()] = scope
+    outside_scope.refuse_to_fit()
+    with pytest.raises(ValueError, match="below `with strategy.scope"):
+        made("adam").fit(X, Y, verbose=0)
 
 
 def test_a_model_outside_may_be_used(refusing):

@@ -119,7 +119,11 @@ class ChiefDecisions:
         fit = self._fit
         if fit is None or fit.is_in_loop:
             return (0, 0)
-        return self.position.begin(fit.model, size, skips)
+        left_out = self.position.begin(fit.model, size, skips)
+        if self.position.goes_on:
+            # That may be at its end: then it has been a call all the same.
+            fit.has_begun = True
+        return left_out
 
     # In the training step.
 
@@ -215,18 +219,39 @@ class ChiefDecisions:
             self._tell_rates(fit)
         else:
             self._adopt_rates(fit)
-        result = call(function, *args)
         if self._starts_together and fit.number == 1 and not fit.has_stepped:
-            # Not before its first step: tracing takes longer here than there.
-            fit.has_stepped = True
-            self.position.end_batch(0)
-            self._tell()
-            self._turns.wait_for_start()
+            result = self._start_together(fit, call, function, *args)
+        else:
+            result = call(function, *args)
         if not self.is_chief:
             self._look(fit)
             if self._runtime.local.keeps_own_values:
                 # Now: what callbacks set after this step lasts.
                 self._adopt_rates(fit)
+        return result
+
+    def _start_together(self, fit, call, function, *args):
+        """Takes the first step; waits until the others have taken theirs.
+
+        Not before it: tracing takes longer here than there. Others hear of it
+        once its gradients are sent, as the step may end only after later ones
+        of theirs: a dropped gradient is computed again.
+        """
+        fit.has_stepped = True
+        before = self._runtime.journal.begun
+
+        def look():
+            if self._runtime.journal.begun > before:
+                self.position.end_batch(0)
+
+        self._membership.on_beat.append(look)
+        try:
+            result = call(function, *args)
+        finally:
+            self._membership.on_beat.remove(look)
+        self.position.end_batch(0)
+        self._tell()
+        self._turns.wait_for_start()
         return result
 
     def before_write(self):

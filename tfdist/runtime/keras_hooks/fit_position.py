@@ -65,6 +65,11 @@ class FitPosition:
         """Whether the others have ended the call that begins here."""
         return self._start == fit_progress.OVER
 
+    @property
+    def goes_on(self):
+        """Whether this worker comes back to a call that others are in."""
+        return self._start != _START
+
     def begin(self, model, size, skips):
         """Takes the position up, when the data is known.
 
@@ -83,7 +88,7 @@ class FitPosition:
             epoch, batch = epoch + 1, 0
         batch = self._left_out = batch if skips else 0
         self._fits.tell(size=size, first_epoch=epoch, first_batch=batch)
-        if self._start == _START:
+        if not self.goes_on:
             return _START
         private_keras.set_initial_epoch(model, epoch)
         self._set_on = weakref.ref(model)

@@ -139,10 +139,10 @@ class FitTurns:
                 self._names[worker]
                 for worker, member in others
                 if self._first.includes(worker, member, self._worker_timeout)
-                and member.word.position(1) == (0, 0)
+                and not member.word.has_trained(1)
             ]
             return not late or any(
-                member.word.position(1) > (0, 1) for _, member in others
+                member.word.has_trained(1, batches=2) for _, member in others
             )
 
         try:

@@ -19,7 +19,8 @@ import tensorflow as tf
 from tfdist import private_keras
 from tfdist import private_keras_calls
 
-_open = []
+# The graph with the open scope -> that scope.
+_open = {}
 _LOOK_SECONDS = 1.0
 _MOVE = (
     "Move the line that makes it, and `model.compile(...)`, below `with "
@@ -30,10 +31,13 @@ _MOVE = (
 
 def refuse_to_fit():
     """Refuses, from now on, `fit` of models that no strategy knows of."""
-    if not _open:
+    # `keras.backend.clear_session()` begins another graph, without the scope.
+    graph = tf.compat.v1.get_default_graph()
+    if graph not in _open:
         scope = tf.variable_creator_scope(_check_and_create)
         scope.__enter__()
-        _open.append(scope)
+        _open.clear()
+        _open[graph] = scope
 
 
 def _check_and_create(next_creator, **kwargs):
