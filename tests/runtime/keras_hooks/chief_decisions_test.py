@@ -294,6 +294,11 @@ class Ends:
     def leave_if_over(self):
         self.calls.append("leave")
 
+    leave = leave_if_over
+
+    def finish(self):
+        self.calls.append("finish")
+
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_call_that_raised_has_ended_when_the_next_begins(number):
@@ -340,6 +345,17 @@ def test_a_call_to_which_a_worker_comes_back_at_its_end_has_been_one():
     assert decisions.begin_data(size=4, skips=True) == (2, 0)
     begin(worker)
     assert decisions.number == 2
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_the_chief_removes_a_backup_when_all_others_have_read_it(resumes):
+    before, begun = fit_progress.closed(1), fit_progress.begun(2)
+    worker = Worker(0, table(begun, before, begun), table(*[begun] * 3))
+    worker.runtime.local = worker.runtime.coordination = Ends()
+    worker.begin(2)
+    worker.chief_decisions.position.resumes = resumes
+    worker.chief_decisions.end_loop()
+    assert worker.reads == 2 * resumes
 
 
 def test_a_first_step_is_told_of_when_it_is_sent_and_may_not_end_yet():

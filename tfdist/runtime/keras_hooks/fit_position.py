@@ -24,11 +24,16 @@ class FitPosition:
     Args:
       turns: The `FitTurns`.
       fits: The `Fits`, to which the position is told.
+
+    Attributes:
+      resumes: Whether a callback of the call under way sees to where it goes
+        on.
     """
 
     def __init__(self, turns, fits):
         self._turns = turns
         self._fits = fits
+        self.resumes = False
         # Where the call that is beginning goes on.
         self._start = _START
         self._first_epoch = 0
@@ -50,7 +55,8 @@ class FitPosition:
         self._release()
         self._start, self._left_out = _START, 0
         self._first_epoch = private_keras_calls.initial_epoch_of(frame)
-        if _resumes(private_keras_calls.callbacks_of(frame)):
+        self.resumes = _resumes(private_keras_calls.callbacks_of(frame))
+        if self.resumes:
             return
         if self._first_call is None:
             self._first_call = number

@@ -214,6 +214,20 @@ class FitTurns:
         if number <= self._met:
             return
         self._met = number
+        self._wait_for_others(
+            fit_progress.ended(number), f"to end call {number} of fit"
+        )
+
+    def wait_for_others_to_begin(self, number):
+        """Waits until all others have begun a call of `fit`, or are gone.
+
+        Called on the chief.
+        """
+        self._wait_for_others(
+            fit_progress.begun(number), f"to begin call {number} of fit"
+        )
+
+    def _wait_for_others(self, reached, what):
         late = []
 
         def nobody_is_late():
@@ -225,14 +239,14 @@ class FitTurns:
                 and self._expected.includes(
                     worker, member, self._worker_timeout
                 )
-                and member.word.reached < fit_progress.ended(number)
+                and member.word.reached < reached
                 and member.arrivals <= self._membership.arrivals
             ]
             return not late
 
         self._wait_until(
             nobody_is_late,
-            lambda: f"{', '.join(late)} to end call {number} of fit",
+            lambda: f"{', '.join(late)} {what}",
         )
 
     def _wait_until(self, condition, what):
