@@ -145,7 +145,7 @@ class Membership:
     def _look_first(self):
         try:
             self.former = self.look()[self.row]
-        except tf.errors.InvalidArgumentError:
+        except (ValueError, tf.errors.InvalidArgumentError):
             # It has rows of other workers, or other columns.
             self.is_foreign = True
             self._stop.set()
