@@ -124,7 +124,7 @@ class Monitor(keras.callbacks.Callback):
     def __init__(self, log_dir):
         super().__init__()
         self.jsonl_path = str(pathlib.Path(log_dir) / "steps-worker-0.jsonl")
-        steps = [{"time": 0.5, "staleness": 0}, {"time": 1.5, "staleness": 3}]
+        steps = [{"version": 0, "staleness": 0}, {"version": 3, "staleness": 3}]
         lines = "".join(json.dumps(step) + chr(10) for step in steps)
         pathlib.Path(self.jsonl_path).write_text(lines)
         self.summary = {

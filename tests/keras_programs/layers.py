@@ -138,7 +138,7 @@ def counting_layer(strategy, worker):
 
 @row(alike(4.0))
 def counting_layer_of_integers(strategy, worker):
-    """The same in an integer: each worker's own."""
+    """The same with an integer, which each worker keeps for itself."""
     return _counted(strategy, worker, "int32")
 
 
@@ -214,7 +214,7 @@ _ATTEMPTS = Documented(
 
 @row(alike(_SEEN), backup_workers=_ATTEMPTS)
 def metric_with_a_variable(strategy, worker):
-    """A metric with a `keras.Variable` made by hand: each worker's own."""
+    """A metric whose `keras.Variable` each worker keeps for itself."""
     with strategy.scope():
         seen = Seen()
     model = kit.compiled(strategy, metrics=[seen])

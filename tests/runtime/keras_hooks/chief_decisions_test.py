@@ -294,11 +294,6 @@ class Ends:
     def leave_if_over(self):
         self.calls.append("leave")
 
-    leave = leave_if_over
-
-    def finish(self):
-        self.calls.append("finish")
-
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_call_that_raised_has_ended_when_the_next_begins(number):
@@ -348,13 +343,12 @@ def test_a_call_to_which_a_worker_comes_back_at_its_end_has_been_one():
 
 
 @pytest.mark.parametrize("resumes", [True, False])
-def test_the_chief_removes_a_backup_when_all_others_have_read_it(resumes):
-    before, begun = fit_progress.closed(1), fit_progress.begun(2)
-    worker = Worker(0, table(begun, before, begun), table(*[begun] * 3))
-    worker.runtime.local = worker.runtime.coordination = Ends()
-    worker.begin(2)
+def test_the_chief_renews_a_backup_when_all_others_have_read_it(resumes):
+    begun = fit_progress.begun(1)
+    worker = Worker(0, table(begun, 0, begun), table(*[begun] * 3))
+    fit = worker.begin(1)
     worker.chief_decisions.position.resumes = resumes
-    worker.chief_decisions.end_loop()
+    worker.chief_decisions._tell_begun(fit)
     assert worker.reads == 2 * resumes
 
 

@@ -290,9 +290,6 @@ class ChiefDecisions:
         self._runtime.local.finish()
         self._runtime.coordination.leave()
         self._tell(reached=fit_progress.ended(fit.number))
-        if self.is_chief and self.position.resumes:
-            # BackupAndRestore now removes what they may still have to read.
-            self._turns.wait_for_others_to_begin(fit.number)
 
     def close(self):
         """Called when all callbacks have seen the end of training."""
@@ -333,6 +330,9 @@ class ChiefDecisions:
                 version=self._version(),
                 data=fit.data,
             )
+            if self.position.resumes:
+                # From now on BackupAndRestore writes anew what they read.
+                self._turns.wait_for_others_to_begin(fit.number)
             if fit.number > 1:
                 self._take_over()
             return
