@@ -213,9 +213,11 @@ def backed_up(strategy, worker):
         if epoch == 1:
             raise _Stop
 
+    # The chief's backup has what all have done until then.
+    meets = kit.on(on_epoch_end=lambda *_: kit.meet(strategy))
     for stops in (True, False):
         backup = keras.callbacks.BackupAndRestore("backup")
-        calls = [backup, kit.on(on_epoch_begin=stop)][: 1 + stops]
+        calls = [meets, backup, kit.on(on_epoch_begin=stop)][: 2 + stops]
         try:
             model.fit(
                 kit.own(worker, _SECOND), epochs=2, verbose=0, callbacks=calls

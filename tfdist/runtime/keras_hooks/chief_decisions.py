@@ -336,15 +336,19 @@ class ChiefDecisions:
             if fit.number > 1:
                 self._take_over()
             return
-        if fit.number > 1 or self._wrote:
+        begun, chief = fit_progress.begun(fit.number), None
+        takes_over = fit.number > 1 or self._wrote
+        if takes_over:
             chief = self._turns.wait_for_chief(
-                fit_progress.begun(fit.number),
-                f"to begin call {fit.number} of fit",
+                begun, f"to begin call {fit.number} of fit"
             )
+        # Before it takes over what the chief may make in its first step, for
+        # which the chief may wait for this word.
+        self._tell(reached=begun)
+        if takes_over:
             self._take_over()
-            if chief is not None:
-                fit.told = chief.word
-        self._tell(reached=fit_progress.begun(fit.number))
+        if chief is not None:
+            fit.told = chief.word
 
     # What is told.
 
