@@ -178,6 +178,7 @@ def test_strategies(name):
     check(STRATEGIES[name]())
 
 
+@pytest.mark.nightly
 def test_several_steps_per_execution():
     """With 4 steps an epoch, 3 leave an execution that is cut short."""
     strategy = tfdist.ParameterServerStrategy(local_steps=2)

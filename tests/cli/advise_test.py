@@ -44,6 +44,7 @@ def test_it_measures_and_says_what_to_do(tmp_path, capsys):
     assert "sends 39.7 kB" in text
 
 
+@pytest.mark.nightly
 def test_a_step_of_another_machine_and_stragglers(tmp_path, capsys):
     figures = _figures(
         tmp_path,

@@ -211,9 +211,10 @@ def own_scalar():
     return CountsItself(0.5)
 
 
-NO_EMA = of(
-    (*AVERAGING, "bounded_staleness", "peer_to_peer"), Refused("use_ema")
-)
+_ORDERED = "bounded_staleness", "dc_asgd", "inverse_staleness", "gap_aware"
+_NO_EMA = of((*AVERAGING, *_ORDERED, "peer_to_peer"), Refused("use_ema"))
+# With SGD, which alone works with these.
+NO_EMA = {**_NO_EMA, **of(("dana", "fasgd"), Refused("use_ema"))}
 
 
 @_optimizer(sgd=True, **NO_EMA)
@@ -222,7 +223,7 @@ def averaged():
     return keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
 
 
-@_optimizer(**NO_EMA)
+@_optimizer(**_NO_EMA)
 def overwritten():
     """`ema_overwrite_frequency=2`, of Adam."""
     return keras.optimizers.Adam(

@@ -107,6 +107,7 @@ def test_models_that_are_no_pipeline_are_not_trained():
             strategy.pipeline(outside)
 
 
+@pytest.mark.nightly
 def test_compiled_and_trained_models_become_pipelines(plain, tmp_path):
     half = compiled(models.make("mlp"))
     half.fit(*data(), batch_size=8, epochs=1, shuffle=False, verbose=0)

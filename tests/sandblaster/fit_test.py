@@ -164,6 +164,7 @@ def test_progress_is_shown_within_an_iteration(strategy):
     assert (after["iterations"], after["portions"]) == (1, 0)
 
 
+@pytest.mark.nightly
 def test_early_stopping_sees_the_loss(strategy):
     model = tasks.make_model(strategy)
     stops = keras.callbacks.EarlyStopping("loss", min_delta=0.01, patience=0)
@@ -212,6 +213,7 @@ def test_layers_with_a_changing_state_are_refused(strategy, layer):
         fit(model, 1)
 
 
+@pytest.mark.nightly
 def test_normalization_that_was_adapted_is_not(strategy):
     layer = keras.layers.Normalization()
     layer.adapt(tasks.data()[0])
@@ -303,6 +305,7 @@ def test_a_model_without_a_memory_is_saved_and_loaded(strategy, tmp_path):
     assert len(fit(loaded, 2).history["loss"]) == 2
 
 
+@pytest.mark.nightly
 def test_a_fit_within_a_fit_is_refused(strategy):
     model, other = (tasks.make_model(strategy) for _ in range(2))
 

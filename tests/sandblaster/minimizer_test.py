@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
+from tests import nightly
 from tests.sandblaster import functions
 import tfdist.datasets
 from tfdist.sandblaster import commands
@@ -97,7 +98,7 @@ def test_the_trajectory_is_that_of_whole_vectors(number, search):
     np.testing.assert_allclose(points, expected[1:], atol=1e-6)
 
 
-@pytest.mark.parametrize("number", [4, 9])
+@pytest.mark.parametrize("number", nightly.also([9], [4]))
 def test_n_steps_find_the_minimum_of_a_quadratic(number):
     """With exact line searches, as L-BFGS is then conjugate gradients."""
     function = functions.Quadratic(number)
@@ -111,8 +112,13 @@ def test_n_steps_find_the_minimum_of_a_quadratic(number):
     np.testing.assert_allclose(x, function.minimum, atol=1e-6)
 
 
-@pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("damping", [False, True])
+@pytest.mark.parametrize(
+    ("damping", "search"),
+    nightly.also(
+        [(False, "strong_wolfe")],
+        [(False, "armijo"), (True, "strong_wolfe"), (True, "armijo")],
+    ),
+)
 def test_rosenbrock_ends_in_the_valley(search, damping):
     x, found = minimize(
         functions.rosenbrock,
@@ -153,6 +159,7 @@ def test_logistic_regression_ends_where_scipys_does():
     assert evaluations < 1.5 * scipys.nfev
 
 
+@pytest.mark.nightly
 def test_values_only_decrease():
     _, found = minimize(functions.rosenbrock, ROSENBROCK_START, 40)
     values = [one.value for one in found]
@@ -166,6 +173,7 @@ def test_a_minimum_is_recognised():
     assert found[0].evaluations == 1
 
 
+@pytest.mark.nightly
 def test_a_small_decrease_is_convergence():
     _, found = minimize(
         functions.Quadratic(20), np.zeros(20), 99, value_tolerance=1e-3

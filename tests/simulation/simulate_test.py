@@ -224,6 +224,7 @@ def run(strategy="async", **settings):
     )
 
 
+@pytest.mark.nightly
 def test_another_seed_is_another_order_and_course():
     one, other = run(seed=1), run(seed=2)
     assert np.any(one.jobs["arrived"] != other.jobs["arrived"])
@@ -296,6 +297,7 @@ def test_training_ends_when_it_has_diverged():
     assert max(map(np.nanmax, times)) <= history.seconds
 
 
+@pytest.mark.nightly
 def test_marks_that_are_passed_at_once_make_one_evaluation():
     history = run(
         epochs=2,

@@ -187,6 +187,7 @@ def test_backup_and_restore_resumes_as_if_never_interrupted(
         assert resumed.optimizer.iterations == 9 + 2 * 4
 
 
+@pytest.mark.nightly
 def test_tensor_board_writes_what_it_writes(tmp_path):
     strategy = tfdist.AsyncStrategy()
     with strategy.scope():

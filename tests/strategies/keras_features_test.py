@@ -136,6 +136,7 @@ def test_shuffled_numpy_arrays_have_the_same_order():
     _assert_fits_the_same(lambda: compiled(perceptron()), shuffle=True)
 
 
+@pytest.mark.nightly
 def test_steps_per_execution():
     """With 4 batches an epoch, 3 leaves an execution that is cut short."""
     found = _assert_fits_the_same(
@@ -144,10 +145,12 @@ def test_steps_per_execution():
     assert found[1]["optimizer"][0] == 8
 
 
+@pytest.mark.nightly
 def test_last_batch_is_smaller():
     _assert_fits_the_same(lambda: compiled(perceptron()), X[:20], Y[:20])
 
 
+@pytest.mark.nightly
 def test_class_and_sample_weights():
     found = _assert_fits_the_same(
         lambda: compiled(perceptron()), class_weight={0: 0.1, 1: 2.0, 2: 1.0}
@@ -178,6 +181,7 @@ def test_constraints(constraint):
         assert np.all(norms <= 0.3 + 1e-6) and np.any(norms > 0.29)
 
 
+@pytest.mark.nightly
 def test_regularizers():
     _assert_fits_the_same(
         lambda: compiled(
@@ -208,6 +212,7 @@ def test_frozen_layers_stay_and_thawed_ones_move():
     assert np.max(np.abs(thawed["weights"][0] - kernel)) > 1e-4
 
 
+@pytest.mark.nightly
 def test_shared_layer_gets_both_gradients():
     def build():
         shared = keras.layers.Dense(3, activation="tanh")
@@ -336,6 +341,7 @@ def test_reading_the_count_leaves_accumulating_steps_in_it():
     assert assert_trains_the_same(train)[0] == [1, 2, 4, 5, 7, 8]
 
 
+@pytest.mark.nightly
 def test_model_is_built_by_fit():
     """Layers without an input shape get their variables in the first call."""
     _assert_fits_the_same(
@@ -363,6 +369,7 @@ def test_learning_rate_can_be_set_between_fits():
     assert_trains_the_same(train)
 
 
+@pytest.mark.nightly
 def test_weights_can_be_set_between_fits():
     def train(scope):
         with scope():
@@ -376,6 +383,7 @@ def test_weights_can_be_set_between_fits():
     assert_trains_the_same(train)
 
 
+@pytest.mark.nightly
 def test_several_models_in_one_strategy():
     strategy = tfdist.AsyncStrategy()
     results = []

@@ -122,9 +122,10 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
                 raise ValueError(
                     f"Variable {slot.name!r} is an average of weights "
                     "(use_ema=True), which has to see them after each update. "
-                    f"With synchronization={self._method!r} several updates "
-                    "may be applied at once. Use AsyncStrategy, or leave it "
-                    "out."
+                    "With a correction, and with synchronization other than "
+                    "Async(), several updates may be applied at once. Use "
+                    "AsyncStrategy, or leave it out. Received: "
+                    f"synchronization={self._method!r}"
                 )
 
     def _carry_out(self, request, staged, decision):
