@@ -204,7 +204,12 @@ class _Stop(Exception):
 _TWICE = linear(_SECOND, _SECOND)
 
 
-@row(_TWICE, peer_to_peer=_own_replica(_TWICE["sum"]))
+@row(
+    _TWICE,
+    peer_to_peer=_own_replica(_TWICE["sum"]),
+    downpour=_last_anchor(_TWICE["sum"]),
+    async_local_sgd=_last_anchor(_TWICE["half"]),
+)
 def backed_up(strategy, worker):
     """`BackupAndRestore`: the chief's `fit` goes on in its second epoch."""
     model = kit.compiled(strategy)
