@@ -342,14 +342,24 @@ def test_a_call_to_which_a_worker_comes_back_at_its_end_has_been_one():
     assert decisions.number == 2
 
 
-@pytest.mark.parametrize("resumes", [True, False])
-def test_the_chief_renews_a_backup_when_all_others_have_read_it(resumes):
-    begun = fit_progress.begun(1)
-    worker = Worker(0, table(begun, 0, begun), table(*[begun] * 3))
-    fit = worker.begin(1)
+@pytest.mark.parametrize(
+    ("number", "resumes", "waits", "looks"),
+    {
+        "a backup that the others have to read": (1, True, False, 2),
+        "first call": (1, False, True, 0),
+        "workers wait for each other": (2, False, True, 2),
+        "nobody waits": (2, False, False, 0),
+    }.values(),
+)
+def test_when_the_chief_waits_for_all_to_begin(number, resumes, waits, looks):
+    begun, before = fit_progress.begun(number), fit_progress.closed(number - 1)
+    worker = Worker(0, table(begun, before, begun), table(*[begun] * 3))
+    worker.runtime.coordination = types.SimpleNamespace(waits=waits)
+    worker.chief_decisions._take_over = lambda: None
+    fit = worker.begin(number)
     worker.chief_decisions.position.resumes = resumes
     worker.chief_decisions._tell_begun(fit)
-    assert worker.reads == 2 * resumes
+    assert worker.reads == looks
 
 
 def test_a_first_step_is_told_of_when_it_is_sent_and_may_not_end_yet():

@@ -330,8 +330,11 @@ class ChiefDecisions:
                 version=self._version(),
                 data=fit.data,
             )
-            if self.position.resumes:
-                # From now on BackupAndRestore writes anew what they read.
+            # From now on BackupAndRestore writes anew what they read. And where
+            # workers wait for each other, those that had no data in the call
+            # before are not waited for until they have begun this one.
+            waits = fit.number > 1 and self._runtime.coordination.waits
+            if waits or self.position.resumes:
                 self._turns.wait_for_others_to_begin(fit.number)
             if fit.number > 1:
                 self._take_over()
