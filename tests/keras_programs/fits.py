@@ -255,10 +255,11 @@ def fit_within_fit(strategy, worker):
     return [kit.weight(strategy, model) for model in (outer, inner)]
 
 
-# The centre of elastic averaging moves by a part of the way to each worker.
+# The centre of elastic averaging moves by a part of the way to each worker, and
+# a step of FASGD is small.
 @row(
     {kind: value + 1000.0 for kind, value in linear(_SECOND).items()},
-    easgd=Loose(1000.0),
+    **of(("easgd", "fasgd"), Loose(1000.0)),
 )
 def weights_set_between_fits(strategy, worker):
     """`set_weights` between two calls of `fit`: the chief's count."""

@@ -109,7 +109,7 @@ def nadam():
     return keras.optimizers.Nadam(0.5)
 
 
-@_optimizer()
+@_optimizer(fasgd=Loose(-4.0))
 def momentum():
     """SGD with Nesterov's momentum."""
     return keras.optimizers.SGD(0.5, momentum=0.5, nesterov=True)
