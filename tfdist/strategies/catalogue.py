@@ -80,7 +80,8 @@ ENTRIES = (
         "tfdist.correction:GapAware",
         "correction",
         paper="Barkai et al. 2020",
-        help="each gradient, reduced where its parameters have moved",
+        help="each gradient, scaled down where parameters have moved since "
+        "the pull",
     ),
     Entry(
         "fasgd",

@@ -343,7 +343,7 @@ def test_a_call_to_which_a_worker_comes_back_at_its_end_has_been_one():
 
 
 @pytest.mark.parametrize(
-    ("number", "resumes", "waits", "looks"),
+    ("number", "reads", "waits", "looks"),
     {
         "a backup that the others have to read": (1, True, False, 2),
         "first call": (1, False, True, 0),
@@ -351,13 +351,13 @@ def test_a_call_to_which_a_worker_comes_back_at_its_end_has_been_one():
         "nobody waits": (2, False, False, 0),
     }.values(),
 )
-def test_when_the_chief_waits_for_all_to_begin(number, resumes, waits, looks):
+def test_when_the_chief_waits_for_all_to_begin(number, reads, waits, looks):
     begun, before = fit_progress.begun(number), fit_progress.closed(number - 1)
     worker = Worker(0, table(begun, before, begun), table(*[begun] * 3))
     worker.runtime.coordination = types.SimpleNamespace(waits=waits)
     worker.chief_decisions._take_over = lambda: None
     fit = worker.begin(number)
-    worker.chief_decisions.position.resumes = resumes
+    worker.chief_decisions.position.reads_backup = reads
     worker.chief_decisions._tell_begun(fit)
     assert worker.reads == looks
 

@@ -187,6 +187,7 @@ def test_a_callback_that_resumes_is_not_interfered_with(tmp_path):
     callback = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     model, made = keras.Sequential(), position()
     assert begun(model, made, callbacks=[callback]) == ((0, 0), None)
+    assert made.reads_backup
     # It has resumed at the eighth epoch, as the others are told.
     made.begin_loop(Frame(model, epoch=7))
     word = made._fits.word

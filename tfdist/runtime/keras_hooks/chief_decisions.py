@@ -334,7 +334,7 @@ class ChiefDecisions:
             # workers wait for each other, those that had no data in the call
             # before are not waited for until they have begun this one.
             waits = fit.number > 1 and self._runtime.coordination.waits
-            if waits or self.position.resumes:
+            if waits or self.position.reads_backup:
                 self._turns.wait_for_others_to_begin(fit.number)
             if fit.number > 1:
                 self._take_over()

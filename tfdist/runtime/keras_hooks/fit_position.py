@@ -26,14 +26,13 @@ class FitPosition:
       fits: The `Fits`, to which the position is told.
 
     Attributes:
-      resumes: Whether a callback of the call under way sees to where it goes
-        on.
+      reads_backup: Whether the call under way has a BackupAndRestore.
     """
 
     def __init__(self, turns, fits):
         self._turns = turns
         self._fits = fits
-        self.resumes = False
+        self.reads_backup = False
         # Where the call that is beginning goes on.
         self._start = _START
         self._first_epoch = 0
@@ -55,9 +54,12 @@ class FitPosition:
         self._release()
         self._start, self._left_out = _START, 0
         self._first_epoch = private_keras_calls.initial_epoch_of(frame)
-        self.resumes = _resumes(private_keras_calls.callbacks_of(frame))
-        if self.resumes:
-            return
+        callbacks = _listed(private_keras_calls.callbacks_of(frame))
+        self.reads_backup = any(map(_is_backup, callbacks))
+        if self.reads_backup or any(
+            hasattr(one, "resumed_epoch") for one in callbacks
+        ):
+            return  # It sees to where `fit` goes on.
         if self._first_call is None:
             self._first_call = number
         if number == self._first_call:
@@ -129,12 +131,11 @@ class FitPosition:
             private_keras.set_initial_epoch(model, None)
 
 
-def _resumes(callbacks):
-    """Whether a callback sees to where `fit` goes on."""
+def _listed(callbacks):
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
-    return any(
-        isinstance(one, keras.callbacks.BackupAndRestore)
-        or hasattr(one, "resumed_epoch")
-        for one in keras.tree.flatten(callbacks)
-    )
+    return keras.tree.flatten(callbacks)
+
+
+def _is_backup(callback):
+    return isinstance(callback, keras.callbacks.BackupAndRestore)

@@ -215,7 +215,9 @@ class FitTurns:
             return
         self._met = number
         self._wait_for_others(
-            fit_progress.ended(number), f"to end call {number} of fit"
+            self._expected,
+            fit_progress.ended(number),
+            f"to end call {number} of fit",
         )
 
     def wait_for_others_to_begin(self, number):
@@ -224,10 +226,12 @@ class FitTurns:
         Called on the chief.
         """
         self._wait_for_others(
-            fit_progress.begun(number), f"to begin call {number} of fit"
+            self._first,
+            fit_progress.begun(number),
+            f"to begin call {number} of fit",
         )
 
-    def _wait_for_others(self, reached, what):
+    def _wait_for_others(self, expected, reached, what):
         late = []
 
         def nobody_is_late():
@@ -236,9 +240,7 @@ class FitTurns:
                 member.name
                 for worker, member in enumerate(rows)
                 if worker != self._worker
-                and self._expected.includes(
-                    worker, member, self._worker_timeout
-                )
+                and expected.includes(worker, member, self._worker_timeout)
                 and member.word.reached < reached
                 and member.arrivals <= self._membership.arrivals
             ]
