@@ -178,7 +178,7 @@ _SURVIVED = linear((OWN[0], OWN[1][:2]), (_SECOND[0], ()))
         "peer_to_peer": Documented(
             Loose(_SURVIVED["sum"]),
             "peers.md",
-            "last updates of a dead worker that reached only some of the others",
+            "updates of a dead worker that reached only some of the others",
         ),
     },
 )

@@ -80,8 +80,7 @@ ENTRIES = (
         "tfdist.correction:GapAware",
         "correction",
         paper="Barkai et al. 2020",
-        help="each gradient, scaled down where parameters have moved since "
-        "the pull",
+        help="each gradient, less where parameters have changed since",
     ),
     Entry(
         "fasgd",
