@@ -262,7 +262,7 @@ def test_rates_of_all_optimizers_of_a_model_are_known():
     model.third = keras.optimizers.SGD(
         keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
     )
-    rates = chief_decisions._rates_of(model)
+    rates = fit_call._rates_of(model)
     assert [float(rate.numpy()) for rate in rates] == [0.5, 0.25]
 
 

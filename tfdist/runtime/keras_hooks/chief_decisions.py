@@ -218,7 +218,7 @@ class ChiefDecisions:
         if self.is_chief:
             self._tell_rates(fit)
         else:
-            self._adopt_rates(fit)
+            fit.adopt_rates(self._runtime.local.keeps_own_values)
         if self._starts_together and fit.number == 1 and not fit.has_stepped:
             result = self._start_together(fit, call, function, *args)
         else:
@@ -227,7 +227,7 @@ class ChiefDecisions:
             self._look(fit)
             if self._runtime.local.keeps_own_values:
                 # Now: what callbacks set after this step lasts.
-                self._adopt_rates(fit)
+                fit.adopt_rates(may_last=True)
         return result
 
     def _start_together(self, fit, call, function, *args):
@@ -317,7 +317,7 @@ class ChiefDecisions:
         kept = [c for c in listed.callbacks if not isinstance(c, _OURS)]
         listed.callbacks[:] = [_First(self), *kept, _Last(self)]
         fit.is_in_loop = fit.has_begun = True
-        fit.rates = _rates_of(fit.model)[: fit_progress.MAX_RATES]
+        fit.find_rates()
         fit.exchanges = self._runtime.journal.count
         self._tell_begun(fit)
 
@@ -326,7 +326,7 @@ class ChiefDecisions:
         if self.is_chief:
             self._tell(
                 reached=fit_progress.begun(fit.number),
-                rates=self._own_rates(fit),
+                rates=fit.own_rates(),
                 version=self._version(),
                 data=fit.data,
             )
@@ -360,12 +360,9 @@ class ChiefDecisions:
         self._store.call(self._membership.tell)
 
     def _tell_rates(self, fit):
-        rates = self._own_rates(fit)
+        rates = fit.own_rates()
         if rates != self._fits.word.rates:
             self._tell(rates=rates, version=self._version())
-
-    def _own_rates(self, fit):
-        return tuple(float(rate.numpy()) for rate in fit.rates)
 
     def _version(self):
         return int(self._store.pulled_version(0))
@@ -414,18 +411,6 @@ class ChiefDecisions:
             "same examples are only augmented in another way, all is well."
         )
 
-    def _adopt_rates(self, fit):
-        told = fit.told
-        if told.number != fit.number or not told.rates:
-            return
-        may_last = self._runtime.local.keeps_own_values
-        if may_last and fit.adopted == fit.exchanges:
-            return  # What a callback here does lasts until an exchange.
-        fit.adopted = fit.exchanges
-        for variable, rate in zip(fit.rates, told.rates, strict=False):
-            if float(variable.numpy()) != rate:
-                variable.assign(rate)
-
     def _chief_decides(self, fit):
         """Whether the chief is there and trains, so that this worker goes on.
 
@@ -455,18 +440,3 @@ class ChiefDecisions:
 
 
 _OURS = (_First, _Last)
-
-
-def _rates_of(model):
-    """Learning rates of a model's optimizers, Keras's variables, a list."""
-    optimizers = [
-        value
-        for value in vars(model).values()
-        if isinstance(value, keras.optimizers.Optimizer)
-    ]
-    found = {}
-    for optimizer in optimizers:
-        for variable in optimizer.variables:
-            if variable.name == "learning_rate":
-                found[id(variable)] = variable
-    return list(found.values())

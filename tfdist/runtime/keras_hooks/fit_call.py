@@ -3,6 +3,8 @@
 import threading
 import weakref
 
+import keras
+
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
 
@@ -40,3 +42,42 @@ class FitCall:
     def model(self):
         """The `keras.Model`."""
         return self._model()
+
+    def find_rates(self):
+        """Takes note of the learning rates, when all optimizers are there."""
+        self.rates = _rates_of(self.model)[: fit_progress.MAX_RATES]
+
+    def own_rates(self):
+        """The learning rates here, a tuple of floats."""
+        return tuple(float(rate.numpy()) for rate in self.rates)
+
+    def adopt_rates(self, may_last):
+        """Sets the learning rates that the chief has told.
+
+        Args:
+          may_last: Whether what a callback here sets lasts until an exchange.
+        """
+        told = self.told
+        if told.number != self.number or not told.rates:
+            return
+        if may_last and self.adopted == self.exchanges:
+            return
+        self.adopted = self.exchanges
+        for variable, rate in zip(self.rates, told.rates, strict=False):
+            if float(variable.numpy()) != rate:
+                variable.assign(rate)
+
+
+def _rates_of(model):
+    """Learning rates of a model's optimizers, Keras's variables, a list."""
+    optimizers = [
+        value
+        for value in vars(model).values()
+        if isinstance(value, keras.optimizers.Optimizer)
+    ]
+    found = {}
+    for optimizer in optimizers:
+        for variable in optimizer.variables:
+            if variable.name == "learning_rate":
+                found[id(variable)] = variable
+    return list(found.values())
