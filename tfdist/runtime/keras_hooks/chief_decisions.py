@@ -19,42 +19,11 @@ from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
 from tfdist.runtime.exchange.pull_response import assign
 from tfdist.runtime.keras_hooks import fit_call
+from tfdist.runtime.keras_hooks import fit_callbacks
 from tfdist.runtime.keras_hooks import fit_position
 from tfdist.runtime.keras_hooks import fit_turns
 
 CHOICES = ("chief", "each")
-
-
-class _First(keras.callbacks.Callback):
-    """Called before the user's callbacks."""
-
-    def __init__(self, following):
-        super().__init__()
-        self._following = following
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._following.position.begin_epoch(epoch)
-
-    def on_train_end(self, logs=None):
-        self._following.end_loop()
-
-
-class _Last(keras.callbacks.Callback):
-    """Called after the user's callbacks."""
-
-    def __init__(self, following):
-        super().__init__()
-        self._following = following
-
-    def on_train_batch_end(self, batch, logs=None):
-        self._following.position.end_batch(batch)
-        self._following.after_callbacks()
-
-    def on_epoch_end(self, epoch, logs=None):
-        self._following.after_callbacks()
-
-    def on_train_end(self, logs=None):
-        self._following.close()
 
 
 class ChiefDecisions:
@@ -314,8 +283,7 @@ class ChiefDecisions:
                 "Keras's `fit` has no CallbackList to follow the chief with. "
                 'Use decisions="each".'
             )
-        kept = [c for c in listed.callbacks if not isinstance(c, _OURS)]
-        listed.callbacks[:] = [_First(self), *kept, _Last(self)]
+        fit_callbacks.put_around(listed, self)
         fit.is_in_loop = fit.has_begun = True
         fit.find_rates()
         fit.exchanges = self._runtime.journal.count
@@ -437,6 +405,3 @@ class ChiefDecisions:
         self._runtime.pull()
         self._runtime.corrector.show_ahead()
         self._wrote = False
-
-
-_OURS = (_First, _Last)
