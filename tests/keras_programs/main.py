@@ -41,6 +41,8 @@ def main(argv):
     known = {"all", *ROWS, *(row.group for row in ROWS.values())}
     if unknown := sorted(wanted - known):
         raise app.UsageError(f"--rows: unknown {', '.join(unknown)}")
+    if unknown := sorted(set(columns) - set(COLUMNS)):
+        raise app.UsageError(f"--columns: unknown {', '.join(unknown)}")
     bad = 0
     zygote = real_cluster.shared_zygote()
     for column in columns:
