@@ -1,5 +1,7 @@
 """Workers that exchange local steps, with servers or without."""
 
+import collections
+import gc
 import time
 
 import keras
@@ -165,3 +167,56 @@ def train_other(period):
         model.fit(np.ones([8, 4]), np.ones([8, 1]), batch_size=2, verbose=0)
     except ValueError as error:
         handshake.report(error=str(error))
+
+
+def one_after_the_other(models):
+    """Trains models in turn, which each worker deletes at another moment.
+
+    Reports how many variables there are after each, and what they come to.
+
+    Args:
+        models: how many.
+    """
+    strategy = tfdist.ParameterAveragingStrategy(
+        2,
+        communication="ring",
+        seed=1,
+        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0),
+    )
+    worker = strategy.cluster.worker_id
+    # The last worker deletes a model when two others have been trained.
+    kept = collections.deque(maxlen=worker)
+    variables, weights = [], []
+    for _ in range(models):
+        with strategy.scope():
+            model = keras.Sequential(
+                [
+                    keras.Input([4]),
+                    keras.layers.Dense(3),
+                    keras.layers.BatchNormalization(),
+                    keras.layers.Dense(1),
+                ]
+            )
+            model.compile(keras.optimizers.SGD(0.125, momentum=0.5), "mse")
+        x = np.full([SIZES[worker], 4], worker + 1.0)
+        data = tf.data.Dataset.from_tensors((x, x[:, :1])).repeat(3)
+        for _ in range(2):
+            model.fit(_own(data), verbose=0)
+        strategy.barrier()
+        weights.append([value.tolist() for value in model.get_weights()])
+        kept.append(model)
+        del model
+        keras.backend.clear_session()
+        gc.collect()
+        strategy.commit()
+        variables.append(len(list(strategy._runtime.store.variables)))
+    handshake.report(
+        variables=variables,
+        functions=sum(
+            len(traced._functions) for traced in strategy._runtime.store.traced
+        ),
+        weights=weights,
+        seen=[
+            [value.tolist() for value in model.get_weights()] for model in kept
+        ],
+    )

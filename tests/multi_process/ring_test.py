@@ -116,3 +116,23 @@ def test_workers_that_train_in_another_way_are_refused(cluster):
         )
     for worker in running.tasks:
         assert "same way" in worker.wait_for_report()["error"]
+
+
+def test_each_worker_frees_models_at_a_moment_of_its_own(cluster):
+    running = cluster(num_ps=0, num_workers=3)
+    for index in range(3):
+        running.start(
+            "worker", index, "ring_tasks:one_after_the_other", models=5
+        )
+    reports = [worker.wait_for_report() for worker in running.tasks]
+    weights = reports[0]["weights"]
+    each = reports[1]["variables"][0]
+    assert each > 0
+    for worker, report in enumerate(reports):
+        assert report["weights"] == weights
+        # A deleted model leaves nothing; those kept are as they were.
+        assert report["seen"] == weights[5 - worker :]
+        assert report["variables"] == [
+            each * min(number + 1, worker) for number in range(5)
+        ]
+    assert reports[0]["functions"] < 10

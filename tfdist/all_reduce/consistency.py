@@ -73,6 +73,20 @@ class Consistency:
             )
         return rows[:, 1:]
 
+    def union(self, moment, numbers):
+        """Returns the numbers of all workers, a set.
+
+        Args:
+          moment: The `Moment`.
+          numbers: This worker's, a list of ints of at least 0.
+        """
+        longest = self.meet(moment, len(numbers))[:, 0].max()
+        if not longest:
+            return set()
+        row = [*numbers, *[-1] * (longest - len(numbers))]
+        rows = self._collectives.gather(row, "numbers")
+        return set(rows[rows >= 0].tolist())
+
     def adopt(self, moment, variables, settings=""):
         """Gives all workers the chief's values.
 

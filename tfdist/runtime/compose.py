@@ -145,9 +145,6 @@ def compose(
         timeout=tolerance.start_timeout,
         partitioner=partitioner,
         tables=tables,
-        # All workers of a ring bring all variables to each collective, and
-        # would let go of them at different moments.
-        keeps_variables=not resolved.needs_servers,
         clients=membership and membership.clients,
         files=files.of(config),
     )

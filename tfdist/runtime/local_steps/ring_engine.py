@@ -44,6 +44,9 @@ class RingEngine:
         self.read_told = ring.told.read
         self.local = None
         self.fits = fit_lib.FitCalls(self)
+        # Whether all workers have taken a step. Not `Local.has_begun`: each
+        # worker forgets optimizers at a moment of its own.
+        self._has_begun = False
         # Exchanges of this worker when all had last met.
         self._met_at = 0
 
@@ -52,9 +55,9 @@ class RingEngine:
         return function(*args)
 
     def lanes_of(self, model):
-        """The optimizers that have begun to train, a list of `Inner`."""
+        """Not empty once an optimizer has begun to train; see `follow`."""
         del model
-        return self.local.inners
+        return [self] * self._has_begun
 
     def is_open(self):
         """Whether this worker has trained since all have met."""
@@ -81,9 +84,8 @@ class RingEngine:
         tail, weight, number = self._ring.call(left, mine)
         seconds = began, time.time() - began
         if tail.gradients and (tail.present or tail.over):
-            by_number = {ring_lib.number_of(inner): inner for inner in inners}
             self._ring.exchange(
-                by_number[number],
+                self._inner(number),
                 weight,
                 takes_part,
                 seconds,
@@ -91,6 +93,16 @@ class RingEngine:
             )
         local.show_anchor()
         return tail
+
+    def _inner(self, number):
+        for inner in self.local.inners:
+            if ring_lib.number_of(inner) == number:
+                return inner
+        raise RuntimeError(
+            "Another worker trains a model that this one has deleted, or has "
+            "never trained. Without servers all workers have to train the same "
+            "model at the same time."
+        )
 
     def end_steps(self):
         """Exchanges what is left, until all workers have come to this end."""
@@ -122,6 +134,7 @@ class RingEngine:
         method = f"local_steps={self.local.method!r}"
         settings = f"{method}; {described([optimizer])}"
         self._adopt(Moment.STEP, self._rates([optimizer]), settings)
+        self._has_begun = True
 
     def adopt_model(self, moment, model, optimizers=()):
         """Gives all workers the chief's values; see `Engine`."""
@@ -135,7 +148,7 @@ class RingEngine:
         def adopt():
             self._adopt(moment, rates, settings)
 
-        if self.local.has_begun:
+        if self._has_begun:
             self.local.take_over(adopt)
         else:
             self._consistency.adopt(moment, rates, settings)
@@ -146,14 +159,19 @@ class RingEngine:
         return [rate for rate in rates if rate is not None]
 
     def _adopt(self, moment, rates, settings):
-        values = self._values.read()
+        values = self._read(moment)
         self._consistency.adopt(moment, [*values, *rates], settings)
         self._values.write(values)
+
+    def _read(self, moment):
+        return self._values.read(
+            lambda freed: self._consistency.union(moment, freed)
+        )
 
     def compare_model(self, moment, model):
         """Logs it if workers hold different values."""
         del model
         try:
-            self._consistency.compare(moment, self._values.read(), but="")
+            self._consistency.compare(moment, self._read(moment), but="")
         except DifferentValuesError as error:
             logging.warning("%s All take over the chief's.", error)

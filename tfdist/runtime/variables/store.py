@@ -32,7 +32,6 @@ class ParameterStore(resources.Resources):
       partitioner: Callable of `shape` and `dtype`, as in
         `tf.distribute.experimental.partitioners`, that says into how many
         pieces each parameter is split along its first axis; or None.
-      keeps_variables: Whether variables are kept that nobody uses any more.
       clients: See `Resources`.
       tables: The `TableSettings`.
     """
@@ -47,7 +46,6 @@ class ParameterStore(resources.Resources):
         worker_id,
         is_chief,
         partitioner=None,
-        keeps_variables=False,
         clients=None,
         tables=table_lib.NO_TABLES,
     ):
@@ -60,7 +58,7 @@ class ParameterStore(resources.Resources):
         self.worker_device = worker_device
         # Of users and of Keras, who hold them: what servers hold, and what
         # never leaves this worker.
-        self.variables = variable_list.VariableList(keeps=keeps_variables)
+        self.variables = variable_list.VariableList()
         self.locals = variable_list.VariableList()
         # Every `Traced` of this store, and what forgets as one.
         self.traced = weakref.WeakSet()

@@ -12,12 +12,10 @@ class VariableList:
 
     Args:
       variables: What is in it at first, an iterable.
-      keeps: Whether it keeps them alive after all.
     """
 
-    def __init__(self, variables=(), *, keeps=False):
+    def __init__(self, variables=()):
         self._references = {}
-        self._kept = [] if keeps else None
         self._length = 0
         for variable in variables:
             self.append(variable)
@@ -25,8 +23,6 @@ class VariableList:
     def append(self, variable):
         """Adds a variable, in the next position."""
         self._references[self._length] = weakref.ref(variable)
-        if self._kept is not None:
-            self._kept.append(variable)
         self._length += 1
 
     def __len__(self):
