@@ -127,8 +127,11 @@ class Row:
 
     def problem(self, column, reports):
         """What is not as expected of a cell, or "": see `problem`."""
-        survivors = reports[:1] if self.dies else reports
-        return problem(self.cell(column), survivors)
+        if not self.dies:
+            return problem(self.cell(column), reports)
+        if reports[1] is not None:
+            return f"worker 1 was to be killed, and reports {reports[1]}"
+        return problem(self.cell(column), reports[:1])
 
 
 @dataclasses.dataclass(frozen=True)

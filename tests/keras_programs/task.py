@@ -13,6 +13,7 @@ from tests.keras_programs.rows import ROWS
 from tests.keras_programs.table import Refused
 from tests.keras_programs.table import Wrong
 import tfdist
+from tfdist.cluster import member_table
 
 
 def run(column, names, worker_timeout):
@@ -24,8 +25,10 @@ def run(column, names, worker_timeout):
     Args:
         column: name of a column.
         names: of rows.
-        worker_timeout: of the strategy, in seconds.
+        worker_timeout: after which a worker that says nothing is lost, to
+            the strategy and to whoever waits for the end, in seconds.
     """
+    member_table.LOST_AFTER_SECONDS = worker_timeout
     strategy = COLUMNS[column].make(
         seed=1,
         fault_tolerance=tfdist.FaultTolerance(

@@ -141,15 +141,19 @@ if worker == 0:
 """
 
 
-def test_a_worker_that_was_killed_goes_on_where_the_cluster_is(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_that_a_signal_ends_goes_on_where_the_cluster_is(
+    tmp_path, number
+):
     script = tmp_path / "train.py"
     script.write_text(EPOCHS.format(directory=tmp_path))
     with Launched("--grace_seconds=120", script) as run:
         pid = int(run.expect(r"worker 1: pid (\d+)")[1])
         run.expect(r"\[worker 1\] epoch 2$")
         wait_until((tmp_path / "waits").exists, lambda: "the chief is ahead")
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
         (tmp_path / "killed").touch()
+        run.expect(f"worker 1 was ended by {number.name}.*; restart 1 of 3")
         run.expect(r"\[worker 1\] epoch [45]$")
         run.expect(r"\[worker 0\] .*worker/task:1 is back after \d+ s: it goes")
         (tmp_path / "back").touch()
@@ -159,4 +163,11 @@ def test_a_worker_that_was_killed_goes_on_where_the_cluster_is(tmp_path):
     assert chief == 8 * 10
     # Two epochs before it was killed, and those after the chief's fourth.
     assert 5 * 10 <= other <= 6 * 10
-    assert re.search("about [23][0-9] batches are left out", text)
+    said = re.search(
+        r"goes on at epoch (\d+), batch (\d+) of its data\. By its last "
+        r"heartbeat it had come to epoch (\d+), batch (\d+): about (\d+) "
+        "batches are left out",
+        text,
+    )
+    epoch, batch, told_epoch, told_batch, left_out = map(int, said.groups())
+    assert left_out == 10 * (epoch - told_epoch) + batch - told_batch > 0

@@ -16,6 +16,8 @@ pytestmark = pytest.mark.nightly
 # What starts and ends of processes take on two cores; far less than
 # `start_timeout`, and than servers wait for workers that are lost.
 WITHIN = 50.0
+# Status of who was told to end before training was over.
+TOLD = 128 + signal.SIGTERM
 
 
 def start(made, index, **arguments):
@@ -34,15 +36,14 @@ def test_sigterm_in_a_step_the_step_counts_and_the_others_go_on(cluster):
     leaving.expect("Got SIGTERM: leaving as soon as this step is done")
     assert leaving.runs() and leaving.steps() == 5
     made.tell("go on")
-    assert leaving.wait(WITHIN) == 0
+    assert leaving.wait(WITHIN) == TOLD
     report = leaving.report()
     # Not the end of training, at which callbacks delete backups.
     assert report["preempted"] and not report["ended"]
     assert leaving.steps() == 6
     going.wait_for_steps(going.steps() + 10)
     made.tell("stop")
-    made.finish()
-    assert server.wait() == 0
+    assert [going.wait(WITHIN), server.wait(WITHIN)] == [0, 0]
     (updates,) = going.report()["updates"]
     assert updates == going.steps() + 6
     assert going.report()["weights"] == [-going.steps() - 6 * 64.0]
@@ -61,7 +62,7 @@ def test_a_cluster_grows_and_shrinks_and_every_gradient_counts(cluster):
     first.expect("Waiting for the gradients of /job:worker/task:0")
     assert first.steps() == 1
     first.send(signal.SIGTERM)
-    assert first.wait(WITHIN) == 0
+    assert first.wait(WITHIN) == TOLD
     assert first.steps() == 2 and staying.steps() == 20
     made.tell("go on")
     staying.wait_for_steps(30)
@@ -69,7 +70,7 @@ def test_a_cluster_grows_and_shrinks_and_every_gradient_counts(cluster):
     second = start(made, 1, value=3.0, **bounded)
     second.wait_for_steps(5)
     second.send(signal.SIGTERM)
-    assert second.wait(WITHIN) == 0
+    assert second.wait(WITHIN) == TOLD
     staying.wait_for_steps(staying.steps() + 10)
     made.tell("stop")
     assert staying.wait(WITHIN) == 0
@@ -114,7 +115,7 @@ def test_a_server_that_is_told_to_end_leaves_a_snapshot_and_asks_to_be_back(
     go_on(workers, 5)
     server.send(signal.SIGTERM)
     server.expect("before training was over: it ends, and workers wait")
-    assert server.wait(WITHIN) == 128 + signal.SIGTERM
+    assert server.wait(WITHIN) == TOLD
     server = serve()
     server.expect("begins with its snapshot")
     go_on(workers, 5)
@@ -129,5 +130,5 @@ def test_a_server_whose_workers_have_failed_asks_for_nothing(cluster):
     (worker,) = made.start_workers("failure_tasks:raise_after_a_step")
     assert worker.wait(WITHIN) == 1
     server.send(signal.SIGTERM)
-    assert server.wait(WITHIN) == 128 + signal.SIGTERM
+    assert server.wait(WITHIN) == TOLD
     assert "before training was over" not in server.output()

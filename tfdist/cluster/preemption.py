@@ -1,8 +1,10 @@
 """SIGTERM as a notice: this process is to leave soon.
 
 That is what schedulers send before they take a machine away, and what
-`tfdist scale` sends to a worker. The process then ends by `SystemExit(0)`, so
-that `finally` and `atexit` run, as soon as the main thread is where it may.
+`tfdist scale` sends to a worker. The process then ends by `SystemExit(143)`, so
+that `finally` and `atexit` run, as soon as the main thread is where it may. 143
+is what SIGTERM makes of a process that has no handler: a launcher that has not
+sent it starts the worker again, and does not take it for done.
 
 Python runs a handler between two lines of Python only, and a step that waits
 for the gradients of others may take long. So a thread hears of the signal at
@@ -16,7 +18,7 @@ import threading
 
 from absl import logging
 
-_EXIT_STATUS = 0
+_EXIT_STATUS = 128 + signal.SIGTERM
 # For each wait of a process that is leaving.
 _LAST_SECONDS = 5.0
 _received = threading.Event()

@@ -47,7 +47,7 @@ class FaultTolerance:
         `server_timeout`.
       on_preemption: What a worker or evaluator does that gets SIGTERM, unless
         the script has a handler of its own. "exit": `fit` (or what runs) ends
-        by `SystemExit(0)` after the step, which counts; `finally` and
+        by `SystemExit(143)` after the step, which counts; `finally` and
         `atexit` run, and nobody waits for the worker. "note": it goes on, and
         `strategy.preempted` is True. Without servers SIGTERM is left as it is.
       snapshot_dir: Directory in which servers keep snapshots of what they
