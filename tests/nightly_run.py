@@ -2,14 +2,17 @@
 
     python -m tests.nightly_run [--stages=tests,chaos]
 
-Each stage writes its output to a file of its own. The run goes on after a
-failure, ends with one table and a line of JSON, and exits with 1 if a stage
-failed.
+Each stage writes its output to a file of its own. Clusters wait half of their
+time, so that two stages run side by side; benchmarks run alone. The run goes on
+after a failure, ends with one table and a line of JSON, and exits with 1 if a
+stage failed.
 """
 
+from concurrent import futures
 import dataclasses
 import json
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -50,6 +53,13 @@ _STAGES = {
         for path in sorted(_ROOT.glob("benchmarks/*.py"))
     },
 }
+# Those of one list one after another, beside those of the other list.
+_SIDE_BY_SIDE = (
+    ("tests", "chaos", "chaos_without_servers"),
+    ("laws", "keras_programs", "keras_tests"),
+)
+# Seconds that pytest has to print failures in, when its time is over.
+_LAST_SECONDS = 60.0
 
 _WANTED = flags.DEFINE_list(
     "stages", ["all"], f"`all`, or some of {', '.join(_STAGES)}."
@@ -97,20 +107,31 @@ def run(arguments, minutes, output):
     """
     began = time.monotonic()
     with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=_ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
         try:
-            status = subprocess.run(
-                [sys.executable, *arguments],
-                cwd=_ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=60 * minutes,
-            ).returncode
+            status = process.wait(60 * minutes)
         except subprocess.TimeoutExpired:
             status = None
+            _end(process)
     lines = output.read_text(errors="replace").split("\n")
     last = next((line for line in reversed(lines) if line.strip()), "")
     return Outcome(status, time.monotonic() - began, last.strip("= "))
+
+
+def _end(process):
+    """Ends a process, which may say first what it has found."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(_LAST_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def main(argv):
@@ -119,12 +140,19 @@ def main(argv):
         raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
     directory = _ROOT / _DIRECTORY.value
     directory.mkdir(parents=True, exist_ok=True)
-    names = _STAGES if "all" in _WANTED.value else _WANTED.value
+    wanted = set(_STAGES if "all" in _WANTED.value else _WANTED.value)
     outcomes = {}
-    for name in names:
-        output = directory / f"{name.replace('/', '_')}.log"
-        print(f"{name}: {output}", flush=True)
-        outcomes[name] = run(*_STAGES[name], output)
+
+    def run_all(names):
+        for name in names:
+            if name in wanted:
+                output = directory / f"{name.replace('/', '_')}.log"
+                print(f"{name}: {output}", flush=True)
+                outcomes[name] = run(*_STAGES[name], output)
+
+    with futures.ThreadPoolExecutor(len(_SIDE_BY_SIDE)) as pool:
+        list(pool.map(run_all, _SIDE_BY_SIDE))
+    run_all([name for name in _STAGES if name not in outcomes])
     return report(outcomes)
 
 

@@ -1,5 +1,6 @@
 """A stage that fails or hangs ends neither the night nor its table."""
 
+import itertools
 import json
 
 from tests import nightly_run
@@ -15,7 +16,14 @@ def test_a_failure_and_a_hang_are_told_apart(tmp_path):
     failed = run("print('== 1 failed =='); sys.exit(3)", 1)
     assert (failed.status, failed.last) == (3, "1 failed")
     hung = run("time.sleep(100)", 2 / 60)
-    assert (hung.status, hung.last) == (None, "began")
+    # It is asked to end, and tells where it was.
+    assert (hung.status, hung.last) == (None, "KeyboardInterrupt")
+
+
+def test_every_stage_that_runs_beside_another_is_one():
+    side_by_side = [*itertools.chain(*nightly_run._SIDE_BY_SIDE)]
+    assert len(set(side_by_side)) == len(side_by_side)
+    assert set(nightly_run._STAGES) > set(side_by_side)
 
 
 def test_the_last_line_names_all_that_failed(capsys):
