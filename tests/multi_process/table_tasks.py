@@ -38,7 +38,7 @@ def _strategy():
     )
 
 
-def _sum_of_rows(strategy, initializer="zeros"):
+def _sum_of_rows(strategy, initializer="zeros", batch=BATCH):
     """A model whose gradient is one for each row of its batch."""
     with strategy.scope():
         table = keras.layers.Embedding(
@@ -46,7 +46,7 @@ def _sum_of_rows(strategy, initializer="zeros"):
         )
         model = keras.Sequential(
             [
-                keras.Input((BATCH,), dtype="int64"),
+                keras.Input((batch,), dtype="int64"),
                 table,
                 keras.layers.Lambda(
                     lambda x: keras.ops.sum(x, (1, 2))[:, None]
@@ -82,6 +82,29 @@ def push_rows(steps, initializer="zeros"):
         rows=_rows(table),
         updates=strategy.updates_applied(),
         bytes_per_server=strategy.bytes_per_server,
+    )
+
+
+# Each once, all over the table; no other row ever has a gradient.
+SAME_IDS = np.arange(0, ROWS, 3)
+
+
+def push_same_rows_until_told():
+    """Pushes a gradient of one for each of `SAME_IDS` in every step."""
+    strategy = _strategy()
+    model, table = _sum_of_rows(strategy, "zeros", len(SAME_IDS))
+    model.fit(
+        _data(SAME_IDS[None]),
+        steps_per_epoch=10**6,
+        verbose=0,
+        callbacks=[failure_tasks.TellProgress("stop")],
+    )
+    strategy.barrier()
+    handshake.report(
+        rows=_rows(table),
+        updates=strategy.updates_applied(),
+        counts=strategy.push_counts(),
+        lost_by_rows=[event.lost_by_rows for event in strategy.recoveries],
     )
 
 

@@ -87,60 +87,81 @@ def pushes_of(worker, cycles):
     return cycles * np.bincount(ids.ravel(), minlength=table_tasks.ROWS)
 
 
+WAYS = {
+    "none": None,
+    "at one moment": {},
+    # Three stripes of 1,536 rows of 8 bytes.
+    "by stripes": {"stripe_bytes": 4096},
+}
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("has_snapshots", [False, True])
-def test_rows_of_a_lost_server_come_back(cluster, tmp_path, has_snapshots):
-    """As in its snapshot; else with their first values, ones."""
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_of_a_killed_server_are_what_is_counted(cluster, tmp_path, way):
+    """Every update is in a row, or is counted as lost there.
+
+    SGD at a rate of one, and gradients of one: a row is minus the number of
+    updates that are in it.
+    """
     made = cluster(num_ps=2, num_workers=2)
     kept = tmp_path / "kept"
 
     def serve(index):
-        directory = str(kept) if has_snapshots else None
+        settings = WAYS[way]
+        if settings is not None:
+            settings = {**settings, "directory": str(kept), "every": 0.3}
         return made.start(
-            "ps", index, "recovery_tasks:serve", directory=directory, every=0.3
+            "ps", index, "recovery_tasks:serve", **(settings or {})
         )
 
-    servers = [serve(index) for index in range(2)]
-    workers = made.start_workers("table_tasks:push_rows_until_told")
-    for worker in workers:
-        worker.wait_for_steps(4 * CYCLE)
-    if has_snapshots:
-        # Two more: one may have been in the making.
-        of_first = kept / "ps-0-of-2"
-        numbers = [int(p.name) for p in of_first.glob("[0-9]*")]
-        wait_until(
-            lambda: (of_first / f"{max(numbers, default=0) + 2:010}").exists(),
-            "a snapshot of these steps is there",
-        )
-    servers[0].kill()
-    before = [worker.steps() for worker in workers]
-    serve(0)
-    for worker in workers:
-        worker.expect(r"goes on after [\d.]+ s without /job:ps/task:0")
-        worker.wait_for_steps(worker.steps() + 15)
+    first, _ = [serve(index) for index in range(2)]
+    workers = made.start_workers("table_tasks:push_same_rows_until_told")
+    deaths = 2
+    for _ in range(deaths):
+        for worker in workers:
+            worker.wait_for_steps(worker.steps() + 30)
+        if WAYS[way] is not None:
+            numbers = kept.glob("ps-0-of-2/[0-9]*")
+            newest = max((int(path.name) for path in numbers), default=-1)
+            wait_until(
+                lambda n=newest: any(
+                    int(path.name) > n for path in kept.glob("ps-0-of-2/[0-9]*")
+                ),
+                "a snapshot of these steps is there",
+            )
+        first.kill()
+        first = serve(0)
+        for worker in workers:
+            worker.expect(r"goes on after [\d.]+ s without /job:ps/task:0")
+            worker.wait_for_steps(worker.steps() + 10)
     made.tell("stop")
     made.finish()
-    rows = np.array(workers[0].report()["rows"])
-    np.testing.assert_array_equal(workers[1].report()["rows"], rows)
-    pushed = 1 - rows[:, 0]
-    np.testing.assert_array_equal(pushed, np.round(pushed))
-    least = sum(pushes_of(worker, 4) for worker in range(2))
-    assert np.all(pushed[least == 0] == 0)
-    shard, _ = Partitions(table_tasks.ROWS, 2).place(np.arange(len(pushed)))
-    was_lost = shard == 0
-    assert np.all(pushed[~was_lost] >= least[~was_lost])
-    if has_snapshots:
-        assert np.all(pushed[was_lost] >= least[was_lost])
-        return
-    # A step that has failed may count, too.
-    cycles = [
-        2 + (worker.steps() - number) // CYCLE
-        for worker, number in zip(workers, before, strict=True)
-    ]
-    most = sum(
-        pushes_of(worker, number) for worker, number in enumerate(cycles)
-    )
-    assert np.all(pushed[was_lost] <= most[was_lost])
+    reports = [worker.report() for worker in workers]
+    rows = np.array(reports[0]["rows"])
+    np.testing.assert_array_equal(reports[1]["rows"], rows)
+    least = most = 0
+    for event, other in zip(
+        *(report["lost_by_rows"] for report in reports), strict=True
+    ):
+        assert event == other and list(event) == ["/job:ps/task:0"]
+        found = event["/job:ps/task:0"]
+        # Without a snapshot the last death takes all with it.
+        start = (0, 0) if way == "none" else (least, most)
+        least, most = start[0] + found[0], start[1] + found[1]
+    assert 0 < least <= most
+    if way != "by stripes":
+        assert least == most
+    same = np.isin(np.arange(len(rows)), table_tasks.SAME_IDS)
+    assert np.all(rows[~same] == 0)
+    shard, _ = Partitions(table_tasks.ROWS, 2).place(np.arange(len(rows)))
+    updates = reports[0]["updates"]
+    assert np.all(rows[same & (shard == 1)] == -updates[1])
+    missing = updates[0] + rows[same & (shard == 0)]
+    assert (missing.min(), missing.max()) == (least, most)
+    for report in reports:
+        lost = report["counts"]["lost"]
+        # At most a gradient for each death.
+        assert lost[0] <= deaths and lost[1] <= deaths
 
 
 @pytest.mark.nightly
