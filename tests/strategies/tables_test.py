@@ -236,10 +236,6 @@ USES = {
     "set_weights": lambda model, table, _: table.set_weights(
         [np.zeros((ROWS, WIDTH))]
     ),
-    "save": lambda model, _, path: model.save(path / "model.keras"),
-    "save_weights": lambda model, _, path: model.save_weights(
-        path / "model.weights.h5"
-    ),
     "export": lambda model, _, path: model.export(path, verbose=False),
     "checkpoint": lambda model, _, path: tf.train.Checkpoint(model).save(
         path / "checkpoint"

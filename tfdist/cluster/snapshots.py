@@ -19,8 +19,8 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist.cluster import table_snapshots
-from tfdist.cluster.manifests import VariableGroup
 from tfdist.cluster.manifests import Manifest
+from tfdist.cluster.manifests import VariableGroup
 
 _META = "meta.json"
 _DATA = "data"
@@ -81,8 +81,8 @@ class Snapshots:
         self._name = f"/job:ps/task:{task}"
         self._every = every
         self._manifest = Manifest(device, num_members)
-        # By lock, a `VariableGroup`. What was named stays as long as it is held: a
-        # member that has just been started again knows less than it did.
+        # By lock. What was named stays as long as it is held: a member that
+        # has just been started again knows less than it did.
         self._groups = {}
         # By what it does and lock: the last function, and what for.
         self._readers = {}
@@ -245,7 +245,7 @@ class Snapshots:
             return False
         self._directory.mkdir(parents=True, exist_ok=True)
         draft = self._directory / f"draft-{os.getpid()}"
-        # Those, too, of processes that were killed while they wrote.
+        # Also of processes that were killed while they wrote.
         for left in self._directory.glob("draft-*"):
             shutil.rmtree(left, ignore_errors=True)
         draft.mkdir()

@@ -161,6 +161,7 @@ class ParameterStore(resources.Resources):
                 shape=shape,
                 look_up=self._look_up,
                 rule=self.tables.rule,
+                is_slot=reference is not None,
                 **kwargs,
             )
             if reference is None:
