@@ -171,6 +171,11 @@ class TableVariable(ReplicaVariable):
         found.set_shape(indices.shape + self.shape[1:])
         return found
 
+    def gather_nd(self, indices, name=None):
+        """Refuses; see `refusal`."""
+        del indices, name
+        raise self.refusal("tf.gather_nd")
+
     def refusal(self, what):
         """Returns the error of a use that only a replica allows.
 
