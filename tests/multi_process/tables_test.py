@@ -1,5 +1,8 @@
 """Tables on real servers: every gradient counts once, wherever rows are."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
@@ -25,7 +28,7 @@ def reports(zygote, tmp_path_factory):
         for worker in workers:
             cluster.tell(f"go on {worker.label}")
         cluster.finish()
-        yield [worker.report() for worker in workers]
+        yield [worker.report() for worker in workers], cluster.directory
 
 
 @pytest.mark.smoke
@@ -35,13 +38,29 @@ def test_rows_are_the_sum_of_all_pushes(reports):
     counts = np.bincount(np.ravel(ids), minlength=table_tasks.ROWS)
     expected = -np.repeat(counts[:, None], table_tasks.WIDTH, axis=1)
     assert 0 < np.count_nonzero(counts) < table_tasks.ROWS
-    for report in reports:
+    for report in reports[0]:
         np.testing.assert_array_equal(report["rows"], expected)
 
 
 @pytest.mark.smoke
+def test_exported_rows_are_those_of_look_ups(reports):
+    found, directory = reports
+    exported = directory / "exported"
+    index = json.loads((exported / "index.json").read_text())
+    (table,) = index["tables"]
+    assert table["name"] == found[0]["name"]
+    assert index["updates"] == 2 * STEPS
+    rows = np.concatenate(
+        [np.load(exported / piece["file"]) for piece in table["pieces"]]
+    )
+    np.testing.assert_array_equal(rows, found[0]["rows"])
+    # The chief's alone.
+    assert len(list(exported.iterdir())) == 1 + len(table["pieces"])
+
+
+@pytest.mark.smoke
 def test_servers_share_the_table(reports):
-    for report in reports:
+    for report in reports[0]:
         assert report["updates"] == [2 * STEPS] * 2
         first, second = report["bytes_per_server"]
         # All else is some counters.
@@ -74,6 +93,50 @@ def test_number_of_servers_makes_no_difference(
         for key in ("losses", "rows"):
             np.testing.assert_allclose(
                 other[key], found[0][key], rtol=1e-6, atol=1e-7
+            )
+
+
+@pytest.mark.nightly
+def test_checkpoint_of_two_servers_is_resumed_on_others_to_the_bit(
+    zygote, tmp_path_factory
+):
+    directory = tmp_path_factory.mktemp("checkpoints")
+
+    def run(servers, epochs):
+        # Each goes on from the first epoch, in a directory of its own.
+        own = tmp_path_factory.mktemp(f"on-{servers}") / "checkpoints"
+        if epochs > 1:
+            shutil.copytree(directory, own)
+        with ClusterUnderTest(
+            zygote,
+            tmp_path_factory.mktemp("cluster"),
+            num_ps=servers,
+            num_workers=1,
+        ) as cluster:
+            cluster.start_servers()
+            (worker,) = cluster.start_workers(
+                "table_tasks:resume",
+                directory=str(directory if epochs == 1 else own),
+                epochs=epochs,
+            )
+            cluster.finish(240.0)
+            return worker.report()
+
+    saved = run(2, epochs=1)
+    assert saved["resumed"] == 0
+    # The rows, and Adam's two slots.
+    assert len(saved["trained"]) == 3
+    for values in saved["trained"].values():
+        assert len(np.unique(values)) > 100
+    found = {servers: run(servers, epochs=2) for servers in (1, 2, 3)}
+    for servers, report in found.items():
+        assert report["resumed"] == 1
+        assert report["restored"] == saved["trained"]
+        assert report["updates"] == [16] * servers
+        for name, values in report["trained"].items():
+            assert values != saved["trained"][name]
+            np.testing.assert_allclose(
+                values, found[2]["trained"][name], rtol=1e-6, atol=1e-7
             )
 
 
