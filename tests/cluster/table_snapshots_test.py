@@ -21,7 +21,7 @@ ROW_BYTES = 4 * WIDTH * 2
 def small_stripes(monkeypatch):
     """Seven stripes, which do not divide the rows."""
     monkeypatch.setattr(
-        table_snapshots, "STRIPE_BYTES", ROWS * ROW_BYTES // 7 + 1
+        table_snapshots, "STRIPE_BYTES", ROWS * ROW_BYTES // 7 + 5
     )
 
 
@@ -41,7 +41,10 @@ def fill(prefix, version=7):
     """A server that holds a table, its slot and a small variable."""
     put_table(prefix, version)
     snapshots_test.put(f"{prefix}/bias", np.ones([2], "float32"))
-    tables = {f"{prefix}/{n}": f"{prefix}/{n}/held" for n in ("table", "slot")}
+    # Fewer rows than there are stripes.
+    snapshots_test.put(f"{prefix}/tiny", np.array([[1.0], [2.0]], "float16"))
+    names = ("table", "slot", "tiny")
+    tables = {f"{prefix}/{n}": f"{prefix}/{n}/held" for n in names}
     for flag in tables.values():
         snapshots_test.put(flag, True)
     variables = {
@@ -49,6 +52,8 @@ def fill(prefix, version=7):
         "bias": "float32",
         "table": "float32",
         "slot": "float32",
+        "tiny": "float16",
+        "tiny/held": "bool",
         "table/held": "bool",
         "slot/held": "bool",
     }
@@ -75,11 +80,14 @@ def test_tables_come_back_with_all_else(tmp_path, prefix):
     (written,) = (tmp_path / "ps-0-of-2").iterdir()
     assert len(list(written.glob("rows-0-*.index"))) == 7
     put_table(prefix, 0)
-    assert snapshots_test.make(tmp_path).restore() == 6
+    snapshots_test.put(f"{prefix}/tiny", np.zeros([2, 1], "float16"))
+    assert snapshots_test.make(tmp_path).restore() == 8
     for name in ("table", "slot"):
         np.testing.assert_array_equal(held(prefix, name), rows(7))
     assert snapshots_test.get(f"{prefix}/version", tf.int64) == 7
     assert held(prefix, "bias").tolist() == [1.0, 1.0]
+    tiny = snapshots_test.get(f"{prefix}/tiny", tf.float16)
+    assert tiny.tolist() == [[1.0], [2.0]]
     assert lost(prefix) == [0, 0]
 
 
@@ -104,7 +112,7 @@ def test_each_stripe_is_of_one_update_and_what_it_lacks_is_counted(
     fill(prefix, version=10)
     assert snapshots_test.make(tmp_path).write()
     put_table(prefix, 0)
-    assert snapshots_test.make(tmp_path).restore() == 6
+    assert snapshots_test.make(tmp_path).restore() == 8
     # Stripes of updates 10 to 16, and the rest of 17.
     assert snapshots_test.get(f"{prefix}/version", tf.int64) == 17
     assert lost(prefix) == [1, 7]
@@ -124,7 +132,7 @@ def test_table_whose_first_values_are_being_made_is_left_out(tmp_path, prefix):
         tf.raw_ops.DestroyResourceOp(resource=handle)
     assert snapshots_test.make(tmp_path).write()
     put_table(prefix, 0)
-    assert snapshots_test.make(tmp_path).restore() == 4
+    assert snapshots_test.make(tmp_path).restore() == 6
     np.testing.assert_array_equal(held(prefix, "table"), rows(7))
     np.testing.assert_array_equal(held(prefix, "slot"), rows(0))
 
@@ -145,7 +153,7 @@ def test_broken_stripe_leaves_the_snapshot_before(tmp_path, prefix, broken):
         content = json.loads(meta.read_text())
         meta.write_text(json.dumps({**content, "tables": [["x"]]}))
     put_table(prefix, 0)
-    assert snapshots_test.make(tmp_path).restore() == 6
+    assert snapshots_test.make(tmp_path).restore() == 8
     np.testing.assert_array_equal(held(prefix, "table"), rows(7))
 
 
@@ -155,12 +163,12 @@ def test_restored_server_keeps_tables_before_any_worker_names_them(
     fill(prefix)
     assert snapshots_test.make(tmp_path).write()
     writer = snapshots_test.make(tmp_path)
-    assert writer.restore() == 6
+    assert writer.restore() == 8
     snapshots_test.leave(0, [])
     put_table(prefix, 8)
     assert writer.write()
     put_table(prefix, 0)
-    assert snapshots_test.make(tmp_path).restore() == 6
+    assert snapshots_test.make(tmp_path).restore() == 8
     np.testing.assert_array_equal(held(prefix, "table"), rows(8))
 
 

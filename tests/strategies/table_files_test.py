@@ -13,6 +13,8 @@ from tests.strategies.tables_test import WIDTH
 from tests.strategies.tables_test import build
 from tests.strategies.tables_test import examples
 from tests.strategies.tables_test import strategy_with_tables
+import tfdist
+from tfdist import saved_state
 from tfdist.runtime.checkpoint import table_export
 from tfdist.runtime.variables import table as table_lib
 
@@ -200,6 +202,19 @@ def test_model_checkpoint_saves_smaller_tables(trained, tmp_path):
         rtol=1e-5,
         atol=1e-6,
     )
+
+
+@pytest.mark.nightly
+def test_checkpoint_is_resumed_with_the_same_table_bytes(tmp_path):
+    def fit(strategy):
+        make = tables_test.OPTIMIZERS["sgd"]
+        model, _ = build(strategy.scope(), make)
+        checkpoint = tfdist.callbacks.ClusterCheckpoint(tmp_path)
+        model.fit(*examples(), verbose=0, callbacks=[checkpoint])
+
+    fit(strategy_with_tables())
+    with pytest.raises(saved_state.ModelMismatchError, match="`table_bytes`"):
+        fit(tfdist.AsyncStrategy())
 
 
 def test_checkpoints_of_tensorflow_name_the_alternative(trained, tmp_path):
