@@ -15,6 +15,7 @@ from tests.strategies.tables_test import examples
 from tests.strategies.tables_test import strategy_with_tables
 import tfdist
 from tfdist import saved_state
+from tfdist.runtime.checkpoint import table_chunks
 from tfdist.runtime.checkpoint import table_export
 from tfdist.runtime.variables import table as table_lib
 
@@ -202,6 +203,29 @@ def test_model_checkpoint_saves_smaller_tables(trained, tmp_path):
         rtol=1e-5,
         atol=1e-6,
     )
+
+
+@pytest.mark.parametrize(("chunks", "size"), [(128, 180), (1024, 1)])
+def test_large_tables_are_saved_in_more_chunks(
+    tmp_path, monkeypatch, chunks, size
+):
+    """Of at most so many bytes, but of one partition at least."""
+    strategy = strategy_with_tables()
+    model, table = build(strategy.scope(), tables_test.OPTIMIZERS["adagrad"])
+    model.fit(*examples(), verbose=0)
+    rows = np.asarray(table(np.arange(ROWS)))
+    monkeypatch.setattr(table_chunks, "CHUNK_BYTES", size)
+    state = strategy.state.read()
+    names = [n for n in state.arrays if n.startswith(table_chunks.PREFIX)]
+    assert len(names) == 2 * chunks
+    with (tmp_path / "state").open("wb") as file:
+        saved_state.write(state, file)
+    monkeypatch.undo()
+    model.fit(*examples(), verbose=0)
+    assert np.any(np.asarray(table(np.arange(ROWS))) != rows)
+    with (tmp_path / "state").open("rb") as file:
+        strategy.state.restore(saved_state.read(file, lazy=table_chunks.PREFIX))
+    np.testing.assert_array_equal(table(np.arange(ROWS)), rows)
 
 
 @pytest.mark.nightly
