@@ -228,6 +228,57 @@ def test_rows_of_a_killed_server_are_what_is_counted(cluster, tmp_path, way):
 
 
 @pytest.mark.nightly
+def test_rows_are_what_snapshots_say_when_all_were_killed(cluster, tmp_path):
+    made = cluster(num_ps=2, num_workers=2)
+    kept = tmp_path / "kept"
+
+    def start():
+        servers = [
+            made.start(
+                "ps",
+                index,
+                "recovery_tasks:serve",
+                directory=str(kept),
+                every=0.3,
+                stripe_bytes=4096,
+            )
+            for index in range(2)
+        ]
+        task = "table_tasks:push_same_rows_until_told"
+        return servers, made.start_workers(task)
+
+    servers, workers = start()
+    for worker in workers:
+        worker.wait_for_steps(50)
+    for index in range(2):
+        wait_until(
+            lambda k=index: any(kept.glob(f"ps-{k}-of-2/[0-9]*")),
+            "there is a snapshot",
+        )
+    for task in (*workers, *servers):
+        task.kill()
+    servers, workers = start()
+    lost = []
+    for server in servers:
+        found = server.expect(
+            r"rows of tables lack the last (\d+) to (\d+) of these updates"
+        )
+        lost.append(tuple(map(int, found.groups())))
+    for worker in workers:
+        worker.wait_for_steps(10)
+    made.tell("stop")
+    made.finish()
+    report = workers[0].report()
+    rows = np.array(report["rows"])
+    same = np.isin(np.arange(len(rows)), table_tasks.SAME_IDS)
+    shard, _ = Partitions(table_tasks.ROWS, 2).place(np.arange(len(rows)))
+    for index in range(2):
+        missing = report["updates"][index] + rows[same & (shard == index)]
+        assert (missing.min(), missing.max()) == lost[index]
+    assert np.all(rows[~same] == 0)
+
+
+@pytest.mark.nightly
 def test_kill_9_in_a_look_up_or_push_loses_no_row_of_the_others(cluster):
     made = cluster(num_ps=2, num_workers=3)
     made.start_servers()

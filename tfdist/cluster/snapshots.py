@@ -142,10 +142,15 @@ class Snapshots:
                         dtype=value.dtype, shape=value.shape, shared_name=name
                     )
                     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+                about_rows = ""
                 for counter, versions in rows.items():
                     now = self._read_counter(counter)
-                    lost = [now - max(versions), now - min(versions)]
+                    lost = now - max(versions), now - min(versions)
                     table_snapshots.build_lost(counter, lost)
+                    about_rows += (
+                        f", of update {now}; rows of tables lack the last "
+                        f"{lost[0]} to {lost[1]} of these updates"
+                    )
                 build_is_from_snapshot(True)
             self._groups = groups
             logging.warning(
@@ -155,7 +160,7 @@ class Snapshots:
                 path,
                 time.time() - meta["time"],
                 len(names) + len(by_rows),
-                _about_rows(rows),
+                about_rows,
             )
             return len(names) + len(by_rows)
         return 0
@@ -366,20 +371,6 @@ class Snapshots:
             reader = _traced(read)
             self._readers["read", lock] = variables, reader
         return reader
-
-
-def _about_rows(found):
-    """Says, for the log, how old rows of tables are.
-
-    Args:
-      found: What `table_snapshots.restore` returns.
-    """
-    if not found:
-        return ""
-    ages = ", ".join(
-        f"{min(versions)} to {max(versions)}" for versions in found.values()
-    )
-    return f", the rows of tables as of updates {ages}"
 
 
 def _handle(name, dtype):
