@@ -252,8 +252,8 @@ def test_rows_are_what_snapshots_say_when_all_were_killed(cluster, tmp_path):
         worker.wait_for_steps(50)
     for index in range(2):
         wait_until(
-            lambda k=index: any(kept.glob(f"ps-{k}-of-2/[0-9]*")),
-            "there is a snapshot",
+            lambda k=index: any(kept.glob(f"ps-{k}-of-2/[0-9]*/rows-0.json")),
+            "there is a snapshot with the table",
         )
     for task in (*workers, *servers):
         task.kill()

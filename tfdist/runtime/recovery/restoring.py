@@ -288,6 +288,7 @@ class Restorer:
             table_values.held_handle(self._store, table, shard)
             for table in self._tables()
         ]
+        handles += self._gradient_counts.handles(shard)
         with tf.device(self._store.devices[shard]):
             known = [
                 tf.raw_ops.VarIsInitializedOp(resource=handle)
@@ -300,18 +301,20 @@ class Restorer:
         store = self._store
         held, values = self._copies_on(shard)
         moved = transfer.move(
-            values, source=store.worker_device, target=store.devices[shard]
+            [*values, *self._gradient_counts.pulled(shard)],
+            source=store.worker_device,
+            target=store.devices[shard],
         )
+        handles = [store.handle(v, shard, piece) for v, piece in held]
+        handles += self._gradient_counts.handles(shard)
         with tf.control_dependencies([value.op for value in moved]):
             lock = store.lock(shard)
         with tf.control_dependencies([lock.op]):
             missing = self._count_missing(shard, held)
         with tf.control_dependencies([missing.op]):
             done = [
-                copies.build_put_if_missing(
-                    store, shard, store.handle(variable, shard, piece), value
-                )
-                for (variable, piece), value in zip(held, moved, strict=True)
+                copies.build_put_if_missing(store, shard, handle, value)
+                for handle, value in zip(handles, moved, strict=True)
             ]
             done += [
                 table_values.build_fill(store, table, shard)
