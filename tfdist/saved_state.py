@@ -77,7 +77,7 @@ def write(state, file, kind=_FORMAT, mode="w"):
         for name, array in state.arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(
-                    entry, _plain(array), allow_pickle=False
+                    entry, plain(array), allow_pickle=False
                 )
         archive.writestr(_HEADER, json.dumps(content))
 
@@ -148,7 +148,7 @@ def _read_array(archive, name, dtype):
     return array if array.dtype == dtype else array.view(dtype)
 
 
-def _plain(array):
+def plain(array):
     """`array`, as bits where NumPy has no name of its own for its type."""
     array = np.asarray(array)
     if array.dtype.isbuiltin == 1:

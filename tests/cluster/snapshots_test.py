@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tests.waits import wait_until
+from tfdist.cluster import manifests
 from tfdist.cluster import snapshots
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -57,8 +58,8 @@ def tell(prefix, row, names):
 
 
 def leave(row, groups):
-    text = tf.constant(snapshots.manifest_text(groups))
-    snapshots.Manifest(DEVICE, 3).build_write(row, text)
+    text = tf.constant(manifests.text_of(groups))
+    manifests.Manifest(DEVICE, 3).build_write(row, text)
 
 
 def fill(prefix):

@@ -10,6 +10,7 @@ from tests.multi_process import handshake
 import tfdist
 from tfdist import correction
 from tfdist import synchronization
+from tfdist.cluster import table_snapshots
 
 STRATEGIES = {
     "async": tfdist.AsyncStrategy,
@@ -34,8 +35,16 @@ STRATEGIES = {
 }
 
 
-def serve(directory=None, every=30.0):
-    """Is a parameter server that keeps snapshots."""
+def serve(directory=None, every=30.0, stripe_bytes=None):
+    """Is a parameter server that keeps snapshots.
+
+    Args:
+        directory: of the snapshots.
+        every: seconds between two.
+        stripe_bytes: of tables in them; `None` for the usual.
+    """
+    if stripe_bytes is not None:
+        table_snapshots.STRIPE_BYTES = stripe_bytes
     tfdist.AsyncStrategy(
         fault_tolerance=tfdist.FaultTolerance(
             start_timeout=60.0, snapshot_dir=directory, snapshot_every=every

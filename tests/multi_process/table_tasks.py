@@ -11,7 +11,13 @@ import tfdist
 
 ROWS, WIDTH = 3000, 2
 BATCH = 7
-RATES = {"sgd": 0.1, "adagrad": 0.1, "adam": 0.01}
+RATES = {
+    "sgd": 0.1,
+    "momentum": 0.1,
+    "adagrad": 0.1,
+    "rmsprop": 0.01,
+    "adam": 0.01,
+}
 
 
 def ids_of(worker, steps):
@@ -38,7 +44,7 @@ def _strategy():
     )
 
 
-def _sum_of_rows(strategy, initializer="zeros"):
+def _sum_of_rows(strategy, initializer="zeros", batch=BATCH):
     """A model whose gradient is one for each row of its batch."""
     with strategy.scope():
         table = keras.layers.Embedding(
@@ -46,7 +52,7 @@ def _sum_of_rows(strategy, initializer="zeros"):
         )
         model = keras.Sequential(
             [
-                keras.Input((BATCH,), dtype="int64"),
+                keras.Input((batch,), dtype="int64"),
                 table,
                 keras.layers.Lambda(
                     lambda x: keras.ops.sum(x, (1, 2))[:, None]
@@ -78,10 +84,36 @@ def push_rows(steps, initializer="zeros"):
         callbacks=[tasks.WaitAfterFirstStep()],
     )
     strategy.barrier()
+    # Other workers write nothing.
+    strategy.export_tables("exported")
     handshake.report(
+        name=table.embeddings.path,
         rows=_rows(table),
         updates=strategy.updates_applied(),
         bytes_per_server=strategy.bytes_per_server,
+    )
+
+
+# Each once, all over the table; no other row ever has a gradient.
+SAME_IDS = np.arange(0, ROWS, 3)
+
+
+def push_same_rows_until_told():
+    """Pushes a gradient of one for each of `SAME_IDS` in every step."""
+    strategy = _strategy()
+    model, table = _sum_of_rows(strategy, "zeros", len(SAME_IDS))
+    model.fit(
+        _data(SAME_IDS[None]),
+        steps_per_epoch=10**6,
+        verbose=0,
+        callbacks=[failure_tasks.TellProgress("stop")],
+    )
+    strategy.barrier()
+    handshake.report(
+        rows=_rows(table),
+        updates=strategy.updates_applied(),
+        counts=strategy.push_counts(),
+        lost_by_rows=[event.lost_by_rows for event in strategy.recoveries],
     )
 
 
@@ -104,13 +136,13 @@ def push_rows_until_told():
     handshake.report(rows=_rows(table), updates=strategy.updates_applied())
 
 
-def trajectory(optimizer):
-    """Trains one worker; reports losses and rows.
+def _regression(strategy, optimizer):
+    """A model with a table, and the table.
 
     Args:
+        strategy: its strategy.
         optimizer: a key of `RATES`.
     """
-    strategy = _strategy()
     keras.utils.set_random_seed(3)
     with strategy.scope():
         table = keras.layers.Embedding(ROWS, WIDTH)
@@ -122,15 +154,79 @@ def trajectory(optimizer):
                 keras.layers.Dense(1),
             ]
         )
-        made = keras.optimizers.get(optimizer)
+        if optimizer == "momentum":
+            made = keras.optimizers.SGD(momentum=0.9)
+        else:
+            made = keras.optimizers.get(optimizer)
         made.learning_rate = RATES[optimizer]
         model.compile(made, "mse")
-    first = _rows(table)
+    return model, table
+
+
+def _fit(model, epochs, callbacks=()):
+    """Returns the history of one worker's training."""
     ids = ids_of(0, 64)
     targets = np.random.default_rng(1).normal(size=(64, 1)).astype("float32")
-    history = model.fit(
-        ids, targets, batch_size=8, epochs=2, shuffle=False, verbose=0
+    return model.fit(
+        ids,
+        targets,
+        batch_size=8,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=list(callbacks),
     )
+
+
+def trajectory(optimizer):
+    """Trains one worker; reports losses and rows.
+
+    Args:
+        optimizer: a key of `RATES`.
+    """
+    model, table = _regression(_strategy(), optimizer)
+    first = _rows(table)
+    history = _fit(model, epochs=2)
     handshake.report(
         first=first, losses=history.history["loss"], rows=_rows(table)
+    )
+
+
+def _rows_and_slots(model):
+    """All rows of all tables, by the end of their names."""
+    variables = [*model.variables, *model.optimizer.variables]
+    tables = [v.value for v in variables if tuple(v.shape) == (ROWS, WIDTH)]
+    return {
+        table.path.rsplit("/", 1)[-1]: table.read_rows(0, ROWS).tolist()
+        for table in tables
+    }
+
+
+def resume(directory, epochs):
+    """Trains one worker from its newest checkpoint on; reports all rows.
+
+    Args:
+        directory: of the checkpoints.
+        epochs: how many are to have been trained in the end.
+    """
+    strategy = _strategy()
+    model, _ = _regression(strategy, "adam")
+    checkpoint = tfdist.callbacks.ClusterCheckpoint(directory)
+    found = []
+
+    class Look(keras.callbacks.Callback):
+        """Looks at what was restored before anything is trained."""
+
+        def on_epoch_begin(self, epoch, logs=None):
+            """Reads all rows, once."""
+            del epoch, logs
+            if not found:
+                found.append(_rows_and_slots(model))
+
+    _fit(model, epochs, [checkpoint, Look()])
+    handshake.report(
+        resumed=checkpoint.resumed_epoch,
+        restored=found and found[0],
+        trained=_rows_and_slots(model),
+        updates=strategy.updates_applied(),
     )

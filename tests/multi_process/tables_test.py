@@ -1,5 +1,8 @@
 """Tables on real servers: every gradient counts once, wherever rows are."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
@@ -25,7 +28,7 @@ def reports(zygote, tmp_path_factory):
         for worker in workers:
             cluster.tell(f"go on {worker.label}")
         cluster.finish()
-        yield [worker.report() for worker in workers]
+        yield [worker.report() for worker in workers], cluster.directory
 
 
 @pytest.mark.smoke
@@ -35,13 +38,29 @@ def test_rows_are_the_sum_of_all_pushes(reports):
     counts = np.bincount(np.ravel(ids), minlength=table_tasks.ROWS)
     expected = -np.repeat(counts[:, None], table_tasks.WIDTH, axis=1)
     assert 0 < np.count_nonzero(counts) < table_tasks.ROWS
-    for report in reports:
+    for report in reports[0]:
         np.testing.assert_array_equal(report["rows"], expected)
 
 
 @pytest.mark.smoke
+def test_exported_rows_are_those_of_look_ups(reports):
+    found, directory = reports
+    exported = directory / "exported"
+    index = json.loads((exported / "index.json").read_text())
+    (table,) = index["tables"]
+    assert table["name"] == found[0]["name"]
+    assert index["updates"] == 2 * STEPS
+    rows = np.concatenate(
+        [np.load(exported / piece["file"]) for piece in table["pieces"]]
+    )
+    np.testing.assert_array_equal(rows, found[0]["rows"])
+    # The chief's alone.
+    assert len(list(exported.iterdir())) == 1 + len(table["pieces"])
+
+
+@pytest.mark.smoke
 def test_servers_share_the_table(reports):
-    for report in reports:
+    for report in reports[0]:
         assert report["updates"] == [2 * STEPS] * 2
         first, second = report["bytes_per_server"]
         # All else is some counters.
@@ -77,6 +96,50 @@ def test_number_of_servers_makes_no_difference(
             )
 
 
+@pytest.mark.nightly
+def test_checkpoint_of_two_servers_is_resumed_on_others_to_the_bit(
+    zygote, tmp_path_factory
+):
+    directory = tmp_path_factory.mktemp("checkpoints")
+
+    def run(servers, epochs):
+        # Each goes on from the first epoch, in a directory of its own.
+        own = tmp_path_factory.mktemp(f"on-{servers}") / "checkpoints"
+        if epochs > 1:
+            shutil.copytree(directory, own)
+        with ClusterUnderTest(
+            zygote,
+            tmp_path_factory.mktemp("cluster"),
+            num_ps=servers,
+            num_workers=1,
+        ) as cluster:
+            cluster.start_servers()
+            (worker,) = cluster.start_workers(
+                "table_tasks:resume",
+                directory=str(directory if epochs == 1 else own),
+                epochs=epochs,
+            )
+            cluster.finish(240.0)
+            return worker.report()
+
+    saved = run(2, epochs=1)
+    assert saved["resumed"] == 0
+    # The rows, and Adam's two slots.
+    assert len(saved["trained"]) == 3
+    for values in saved["trained"].values():
+        assert len(np.unique(values)) > 100
+    found = {servers: run(servers, epochs=2) for servers in (1, 2, 3)}
+    for servers, report in found.items():
+        assert report["resumed"] == 1
+        assert report["restored"] == saved["trained"]
+        assert report["updates"] == [16] * servers
+        for name, values in report["trained"].items():
+            assert values != saved["trained"][name]
+            np.testing.assert_allclose(
+                values, found[2]["trained"][name], rtol=1e-6, atol=1e-7
+            )
+
+
 # Of steps until each id of a worker has come again.
 CYCLE = 50
 
@@ -87,60 +150,132 @@ def pushes_of(worker, cycles):
     return cycles * np.bincount(ids.ravel(), minlength=table_tasks.ROWS)
 
 
+WAYS = {
+    "none": None,
+    "at one moment": {},
+    # Three stripes of 1,536 rows of 8 bytes.
+    "by stripes": {"stripe_bytes": 4096},
+}
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("has_snapshots", [False, True])
-def test_rows_of_a_lost_server_come_back(cluster, tmp_path, has_snapshots):
-    """As in its snapshot; else with their first values, ones."""
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_of_a_killed_server_are_what_is_counted(cluster, tmp_path, way):
+    """Every update is in a row, or is counted as lost there.
+
+    SGD at a rate of one, and gradients of one: a row is minus the number of
+    updates that are in it.
+    """
     made = cluster(num_ps=2, num_workers=2)
     kept = tmp_path / "kept"
 
     def serve(index):
-        directory = str(kept) if has_snapshots else None
+        settings = WAYS[way]
+        if settings is not None:
+            settings = {**settings, "directory": str(kept), "every": 0.3}
         return made.start(
-            "ps", index, "recovery_tasks:serve", directory=directory, every=0.3
+            "ps", index, "recovery_tasks:serve", **(settings or {})
         )
 
-    servers = [serve(index) for index in range(2)]
-    workers = made.start_workers("table_tasks:push_rows_until_told")
-    for worker in workers:
-        worker.wait_for_steps(4 * CYCLE)
-    if has_snapshots:
-        # Two more: one may have been in the making.
-        of_first = kept / "ps-0-of-2"
-        numbers = [int(p.name) for p in of_first.glob("[0-9]*")]
-        wait_until(
-            lambda: (of_first / f"{max(numbers, default=0) + 2:010}").exists(),
-            "a snapshot of these steps is there",
-        )
-    servers[0].kill()
-    before = [worker.steps() for worker in workers]
-    serve(0)
-    for worker in workers:
-        worker.expect(r"goes on after [\d.]+ s without /job:ps/task:0")
-        worker.wait_for_steps(worker.steps() + 15)
+    first, _ = [serve(index) for index in range(2)]
+    workers = made.start_workers("table_tasks:push_same_rows_until_told")
+    deaths = 2
+    for _ in range(deaths):
+        for worker in workers:
+            worker.wait_for_steps(worker.steps() + 30)
+        if WAYS[way] is not None:
+            numbers = kept.glob("ps-0-of-2/[0-9]*")
+            newest = max((int(path.name) for path in numbers), default=-1)
+            wait_until(
+                lambda n=newest: any(
+                    int(path.name) > n for path in kept.glob("ps-0-of-2/[0-9]*")
+                ),
+                "a snapshot of these steps is there",
+            )
+        first.kill()
+        first = serve(0)
+        for worker in workers:
+            worker.expect(r"goes on after [\d.]+ s without /job:ps/task:0")
+            worker.wait_for_steps(worker.steps() + 10)
     made.tell("stop")
     made.finish()
-    rows = np.array(workers[0].report()["rows"])
-    np.testing.assert_array_equal(workers[1].report()["rows"], rows)
-    pushed = 1 - rows[:, 0]
-    np.testing.assert_array_equal(pushed, np.round(pushed))
-    least = sum(pushes_of(worker, 4) for worker in range(2))
-    assert np.all(pushed[least == 0] == 0)
-    shard, _ = Partitions(table_tasks.ROWS, 2).place(np.arange(len(pushed)))
-    was_lost = shard == 0
-    assert np.all(pushed[~was_lost] >= least[~was_lost])
-    if has_snapshots:
-        assert np.all(pushed[was_lost] >= least[was_lost])
-        return
-    # A step that has failed may count, too.
-    cycles = [
-        2 + (worker.steps() - number) // CYCLE
-        for worker, number in zip(workers, before, strict=True)
-    ]
-    most = sum(
-        pushes_of(worker, number) for worker, number in enumerate(cycles)
-    )
-    assert np.all(pushed[was_lost] <= most[was_lost])
+    reports = [worker.report() for worker in workers]
+    rows = np.array(reports[0]["rows"])
+    np.testing.assert_array_equal(reports[1]["rows"], rows)
+    least = most = 0
+    for event, other in zip(
+        *(report["lost_by_rows"] for report in reports), strict=True
+    ):
+        assert event == other and list(event) == ["/job:ps/task:0"]
+        found = event["/job:ps/task:0"]
+        # Without a snapshot the last death takes all with it.
+        start = (0, 0) if way == "none" else (least, most)
+        least, most = start[0] + found[0], start[1] + found[1]
+    assert 0 < least <= most
+    if way != "by stripes":
+        assert least == most
+    same = np.isin(np.arange(len(rows)), table_tasks.SAME_IDS)
+    assert np.all(rows[~same] == 0)
+    shard, _ = Partitions(table_tasks.ROWS, 2).place(np.arange(len(rows)))
+    updates = reports[0]["updates"]
+    assert np.all(rows[same & (shard == 1)] == -updates[1])
+    missing = updates[0] + rows[same & (shard == 0)]
+    assert (missing.min(), missing.max()) == (least, most)
+    for report in reports:
+        lost = report["counts"]["lost"]
+        # At most a gradient for each death.
+        assert lost[0] <= deaths and lost[1] <= deaths
+
+
+@pytest.mark.nightly
+def test_rows_are_what_snapshots_say_when_all_were_killed(cluster, tmp_path):
+    made = cluster(num_ps=2, num_workers=2)
+    kept = tmp_path / "kept"
+
+    def start():
+        servers = [
+            made.start(
+                "ps",
+                index,
+                "recovery_tasks:serve",
+                directory=str(kept),
+                every=0.3,
+                stripe_bytes=4096,
+            )
+            for index in range(2)
+        ]
+        task = "table_tasks:push_same_rows_until_told"
+        return servers, made.start_workers(task)
+
+    servers, workers = start()
+    for worker in workers:
+        worker.wait_for_steps(50)
+    for index in range(2):
+        wait_until(
+            lambda k=index: any(kept.glob(f"ps-{k}-of-2/[0-9]*/rows-0.json")),
+            "there is a snapshot with the table",
+        )
+    for task in (*workers, *servers):
+        task.kill()
+    servers, workers = start()
+    lost = []
+    for server in servers:
+        found = server.expect(
+            r"rows of tables lack the last (\d+) to (\d+) of these updates"
+        )
+        lost.append(tuple(map(int, found.groups())))
+    for worker in workers:
+        worker.wait_for_steps(10)
+    made.tell("stop")
+    made.finish()
+    report = workers[0].report()
+    rows = np.array(report["rows"])
+    same = np.isin(np.arange(len(rows)), table_tasks.SAME_IDS)
+    shard, _ = Partitions(table_tasks.ROWS, 2).place(np.arange(len(rows)))
+    for index in range(2):
+        missing = report["updates"][index] + rows[same & (shard == index)]
+        assert (missing.min(), missing.max()) == lost[index]
+    assert np.all(rows[~same] == 0)
 
 
 @pytest.mark.nightly

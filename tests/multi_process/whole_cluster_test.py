@@ -24,7 +24,7 @@ def newest(directory):
 def version_in(snapshot):
     """Updates that a server had applied when it wrote a snapshot."""
     meta = json.loads((snapshot / "meta.json").read_text())
-    ((name, _),) = meta["groups"].values()
+    ((name, *_),) = meta["groups"].values()
     (version,) = tf.raw_ops.RestoreV2(
         prefix=str(snapshot / "data"),
         tensor_names=[name],

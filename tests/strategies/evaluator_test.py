@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.multi_process import scripts
+from tests.strategies import twins
 import tfdist
 from tfdist.cli.local_cluster import LocalCluster
 
@@ -64,6 +65,29 @@ def test_last_evaluation_is_the_chief_s(tmp_path, mode, num_workers):
             f"evaluation/{name}": [(row["step"], row[name]) for row in rows]
             for name in ("loss", "accuracy")
         }
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", ["built", "unbuilt"])
+def test_rows_of_tables_are_those_of_the_servers(tmp_path, mode):
+    script = pathlib.Path(__file__).with_name("table_beside_evaluator.py")
+    jobs = {"ps": 2, "worker": 2, "evaluator": 1}
+    outputs = scripts.run(tmp_path, script, [mode, tmp_path], jobs)
+    chief, evaluator = (
+        left_by(tmp_path, f"{name}-0.json") for name in ("worker", "evaluator")
+    )
+    assert evaluator["rows"] == chief["rows"]
+    for key in ("metrics", "predicted"):
+        twins.assert_same(evaluator[key], chief[key], tolerance=1e-5)
+    # It writes no models.
+    assert "is left to the chief" in outputs["evaluator-0"]
+    assert not (tmp_path / "evaluator-0").exists()
+    assert (tmp_path / "worker-0" / "index.json").exists()
+    # Nor does the other worker.
+    (saved,) = tmp_path.glob("*.keras")
+    model = keras.models.load_model(saved)
+    (rows,) = (w for w in model.get_weights() if w.shape == (500, 2))
+    assert saved.name == "worker-0.keras" and rows.tolist() == chief["rows"]
 
 
 def scalars(directory):

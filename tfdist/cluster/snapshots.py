@@ -1,10 +1,11 @@
 """Snapshots that a server writes of what it holds, and finds when it is back.
 
-Workers tell a server what there is to be kept (`Manifest`): only their graphs
+Workers tell a server what there is to be kept (`manifests`): only their graphs
 know the names. The server's own process reads all of it under the locks that
 training steps take, so that a snapshot is one state, and writes it to a
 directory of its own, which gets its name when all is in it. So a server that
-is killed meanwhile, or finds no room, leaves the snapshot before.
+is killed meanwhile, or finds no room, leaves the snapshot before. Tables that
+need much memory are written by rows, see `table_snapshots`.
 """
 
 import json
@@ -17,9 +18,10 @@ import time
 from absl import logging
 import tensorflow as tf
 
-from tfdist.cluster import reports
+from tfdist.cluster import table_snapshots
+from tfdist.cluster.manifests import Manifest
+from tfdist.cluster.manifests import VariableGroup
 
-_MANIFEST = "tfdist/manifest"
 _META = "meta.json"
 _DATA = "data"
 # The last one may be unreadable, if the machine has died with it.
@@ -57,65 +59,6 @@ def build_is_from_snapshot(value=None):
     )
 
 
-def manifest_text(groups):
-    """Returns the variables that a member knows of, as a text.
-
-    Args:
-      groups: List of dicts: `lock`, the name of a lock, `counter`, the name of
-        an int64 that changes with what is kept, and `variables`, a dict of
-        name to the name of a dtype.
-    """
-    return json.dumps(groups)
-
-
-class Manifest:
-    """The variables that members say one server has to keep.
-
-    Args:
-      device: The server's device.
-      num_members: Number of rows of its table of members.
-    """
-
-    def __init__(self, device, num_members):
-        self._device = device
-        self._num_members = num_members
-        self._read = tf.function(self._build_read, autograph=False)
-
-    def build_write(self, row, text):
-        """Builds, in the scope's device: leaves what one member knows of.
-
-        Args:
-          row: Number of the member.
-          text: What `manifest_text` has made, a string tensor.
-        """
-        tf.raw_ops.AssignVariableOp(resource=self._handle(row), value=text)
-
-    def read(self):
-        """Reads all members' variables: a dict of lock to (counter, variables).
-
-        `variables` is a dict of name to the name of a dtype.
-        """
-        merged = {}
-        for text in self._read().numpy():
-            for group in json.loads(text) if text else []:
-                _, variables = merged.setdefault(
-                    group["lock"], (group["counter"], {})
-                )
-                variables.update(group["variables"])
-        return merged
-
-    def _handle(self, row):
-        return tf.raw_ops.VarHandleOp(
-            dtype=tf.string, shape=[], shared_name=f"{_MANIFEST}/{row}"
-        )
-
-    def _build_read(self):
-        with tf.device(self._device):
-            return reports.build_texts(
-                [self._handle(row) for row in range(self._num_members)]
-            )
-
-
 class Snapshots:
     """Writes and finds the snapshots of one server, in its process.
 
@@ -138,9 +81,8 @@ class Snapshots:
         self._name = f"/job:ps/task:{task}"
         self._every = every
         self._manifest = Manifest(device, num_members)
-        # By lock: counter, and dtypes by name. What was named stays as long as
-        # it is held: a member that has just been started again knows less than
-        # it did.
+        # By lock. What was named stays as long as it is held: a member that
+        # has just been started again knows less than it did.
         self._groups = {}
         # By what it does and lock: the last function, and what for.
         self._readers = {}
@@ -162,15 +104,17 @@ class Snapshots:
             try:
                 meta = json.loads((path / _META).read_text())
                 groups = {
-                    lock: (counter, dict(variables))
-                    for lock, (counter, variables) in meta["groups"].items()
+                    k: VariableGroup(*g) for k, g in meta["groups"].items()
                 }
+                by_rows = set(meta.get("by_rows", ()))
                 dtypes = {
                     name: dtype
-                    for _, variables in groups.values()
-                    for name, dtype in variables.items()
+                    for group in groups.values()
+                    for name, dtype in group.variables.items()
+                    if name not in by_rows
                 }
                 names = list(dtypes)
+                rows = table_snapshots.restore(path, self._device)
                 with tf.device(self._device):
                     values = tf.raw_ops.RestoreV2(
                         prefix=str(path / _DATA),
@@ -178,7 +122,13 @@ class Snapshots:
                         shape_and_slices=[""] * len(names),
                         dtypes=[tf.as_dtype(t) for t in dtypes.values()],
                     )
-            except (OSError, ValueError, KeyError, tf.errors.OpError) as error:
+            except (
+                OSError,
+                ValueError,
+                KeyError,
+                TypeError,
+                tf.errors.OpError,
+            ) as error:
                 logging.warning(
                     "%s cannot read its snapshot %s (%s).",
                     self._name,
@@ -192,17 +142,27 @@ class Snapshots:
                         dtype=value.dtype, shape=value.shape, shared_name=name
                     )
                     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+                about_rows = ""
+                for counter, versions in rows.items():
+                    now = self._read_counter(counter)
+                    lost = now - max(versions), now - min(versions)
+                    table_snapshots.build_lost(counter, lost)
+                    about_rows += (
+                        f", of update {now}; rows of tables lack the last "
+                        f"{lost[0]} to {lost[1]} of these updates"
+                    )
                 build_is_from_snapshot(True)
             self._groups = groups
             logging.warning(
                 "%s begins with its snapshot %s, which is %.1f s old: %d "
-                "variables.",
+                "variables%s.",
                 self._name,
                 path,
                 time.time() - meta["time"],
-                len(names),
+                len(names) + len(by_rows),
+                about_rows,
             )
-            return len(names)
+            return len(names) + len(by_rows)
         return 0
 
     def start(self):
@@ -267,43 +227,37 @@ class Snapshots:
 
     def _write(self):
         named = self._manifest.read()
-        for lock, (counter, variables) in named.items():
-            _, known = self._groups.setdefault(lock, (counter, {}))
-            known.update(variables)
-        names, values, counters, groups = [], [], [], {}
-        for lock, (counter, variables) in sorted(self._groups.items()):
-            known = self._held(lock, variables)
-            _, now = named.get(lock, (counter, {}))
-            for name in [n for n in variables if n not in known | now]:
-                del variables[name]  # It was freed with its model.
-            if counter not in known:
-                continue
-            groups[lock] = (counter, known)
-            read = self._reader(lock, tuple(known.items()))()
-            names += list(known)
-            values += read
-            counters.append(int(read[list(known).index(counter)]))
-        state = (tuple(names), tuple(counters))
-        if not names or state == self._last:
+        for lock, group in named.items():
+            self._groups.setdefault(lock, VariableGroup(group.counter)).add(
+                group
+            )
+        found, counters = {}, []
+        for lock, group in sorted(self._groups.items()):
+            known = self._held(lock, group.variables)
+            now = named[lock].variables if lock in named else {}
+            for name in [n for n in group.variables if n not in known | now]:
+                # It was freed with its model.
+                del group.variables[name]
+                group.tables.pop(name, None)
+            for name, flag in group.tables.items():
+                if flag not in known:
+                    known.pop(name, None)  # Its first values are being made.
+            if group.counter in known:
+                found[lock] = known
+                counters.append(self._read_counter(group.counter))
+        state = (str(found), tuple(counters))
+        if not found or state == self._last:
             return False
         self._directory.mkdir(parents=True, exist_ok=True)
-        found = self._found()
-        number = int(found[-1].name) + 1 if found else 0
         draft = self._directory / f"draft-{os.getpid()}"
-        # Those, too, of processes that were killed while they wrote.
+        # Also of processes that were killed while they wrote.
         for left in self._directory.glob("draft-*"):
             shutil.rmtree(left, ignore_errors=True)
         draft.mkdir()
         try:
-            with tf.device(self._device):
-                tf.raw_ops.SaveV2(
-                    prefix=str(draft / _DATA),
-                    tensor_names=names,
-                    shape_and_slices=[""] * len(names),
-                    tensors=values,
-                )
-            meta = {"time": time.time(), "groups": groups}
-            (draft / _META).write_text(json.dumps(meta))
+            counters = self._write_to(draft, found)
+            there = self._found()
+            number = int(there[-1].name) + 1 if there else 0
             for path in draft.iterdir():
                 _sync(path)
             draft.rename(self._directory / f"{number:010d}")
@@ -314,10 +268,60 @@ class Snapshots:
         if self._failed:
             logging.warning("%s writes snapshots again.", self._name)
         self._failed = False
-        self._last = state
+        self._last = (str(found), tuple(counters))
         for path in self._found()[:-_KEPT]:
             shutil.rmtree(path, ignore_errors=True)
         return True
+
+    def _write_to(self, draft, found):
+        """Writes a snapshot's files; returns the groups' counters.
+
+        Args:
+          draft: A directory.
+          found: By lock, dict of the names of what is held to dtypes.
+        """
+        names, values, counters, groups, by_rows = [], [], [], {}, []
+        for number, (lock, known) in enumerate(found.items()):
+            group = self._groups[lock]
+            tables = {n: known[n] for n in group.tables if n in known}
+            if tables:
+                writer = self._table_writer(lock, group.counter, tables)
+                if writer.is_large():
+                    writer.write(draft, number)
+                    by_rows += tables
+            groups[lock] = group.counter, known, group.tables
+            whole = {n: d for n, d in known.items() if n not in by_rows}
+            read = self._reader(lock, tuple(whole.items()))()
+            names += list(whole)
+            values += read
+            counters.append(int(read[list(whole).index(group.counter)]))
+        with tf.device(self._device):
+            tf.raw_ops.SaveV2(
+                prefix=str(draft / _DATA),
+                tensor_names=names,
+                shape_and_slices=[""] * len(names),
+                tensors=values,
+            )
+        meta = {"time": time.time(), "groups": groups, "by_rows": by_rows}
+        (draft / _META).write_text(json.dumps(meta))
+        return counters
+
+    def _table_writer(self, lock, counter, tables):
+        writer = table_snapshots.TableWriter(
+            self._device, lock, counter, tables
+        )
+        known = self._readers.get(("rows", lock))
+        if known is not None and known.key == writer.key:
+            return known
+        self._readers["rows", lock] = writer
+        return writer
+
+    def _read_counter(self, name):
+        with tf.device(self._device):
+            value = tf.raw_ops.ReadVariableOp(
+                resource=_handle(name, "int64"), dtype=tf.int64
+            )
+        return int(value)
 
     def _held(self, lock, variables):
         """Those of `variables`, name to dtype, that have a value."""

@@ -25,6 +25,7 @@ class Unshared:
     is_shared = False
     writes = True
     writes_logs = True
+    task_id = "alone"
 
     def own(self):
         """Scope in which this task writes what it saves, as always."""

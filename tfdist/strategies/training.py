@@ -6,6 +6,7 @@ The part of `ParameterServerStrategy` that is not its construction.
 from collections.abc import Callable
 import contextlib
 import functools
+import os
 import time
 from typing import Any
 
@@ -17,6 +18,7 @@ from tfdist.cluster import member_table
 from tfdist.cluster import reports
 from tfdist.cluster import termination
 from tfdist.cluster import waiting
+from tfdist.runtime.checkpoint import table_export
 
 METRICS = "metrics"
 STALLED_AFTER_SECONDS = 600.0
@@ -192,6 +194,43 @@ class TrainingMixin:
             lambda: self._runtime.call(self._membership.read)[0],
         ):
             self.pull()
+
+    def export_tables(
+        self,
+        directory: str | os.PathLike[str],
+        model: keras.Model | None = None,
+    ) -> None:
+        """Writes tables on servers to NumPy files of some rows each.
+
+        For use without tfdist; docs/tables.md says how to load them. The
+        chief writes, the other tasks write nothing. It needs memory for some
+        files of 64 MB. Rows are read one piece after the other: call it when
+        training is over (`barrier`) if all are to be of one moment.
+
+        Args:
+          directory: Path of a directory, made if need be. Once the files are
+            complete, `index.json` names them, and those of an earlier export
+            to this directory are removed.
+          model: The `keras.Model` whose tables are written; default: all
+            tables of this strategy.
+
+        Raises:
+          ValueError: There is no table, or several have one name.
+          OSError: A file could not be written.
+        """
+        files = self._runtime.files
+        if not files.writes:
+            files.leave_to_chief("strategy.export_tables", directory)
+            return
+        self._runtime.commit()
+        variables = self._runtime.store.variables
+        if model is not None:
+            variables = [v.value for v in model.variables]
+        table_export.write(
+            table_export.tables_of(variables),
+            directory,
+            max(self.updates_applied(), default=0),
+        )
 
     def flush(self) -> None:
         """Exchanges the local steps that no exchange was due for.

@@ -32,6 +32,9 @@ class ScriptedServer:
         self.restored += 1
         return Restored(True, 6, 8, 0, 0)
 
+    def lost_by_rows(self, shard):
+        assert shard == 1
+
     def complete(self, shard):
         assert shard == 1
         self.completed += 1

@@ -53,6 +53,18 @@ def test_a_worker_puts_back_what_a_snapshot_lacks_and_nothing_else():
     assert restorer.complete(0) == 0
 
 
+def test_a_worker_puts_back_counts_of_gradients_that_a_snapshot_lacks():
+    runtime, _ = first_values_test.trained()
+    restorer = restoring.Restorer(
+        runtime.store, runtime.gradient_counts, runtime.synchronizer, 1
+    )
+    before = runtime.gradient_counts.read()
+    first_values_test.lose_gradient_counts(runtime)
+    assert restorer.complete(0) == 1
+    assert runtime.gradient_counts.read() == before
+    assert restorer.complete(0) == 0
+
+
 @pytest.mark.parametrize(("held", "without"), [(1, None), (9, "signature/0")])
 def test_word_of_what_is_held_is_never_of_less(held, without):
     runtime, _ = first_values_test.trained()

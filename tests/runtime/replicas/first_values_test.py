@@ -104,3 +104,33 @@ def test_what_nobody_restores_is_filled_and_nothing_else():
         )
     assert synchronizer.held() == len(runtime.store.variables)
     assert synchronizer.versions() == [4]
+
+
+def lose_gradient_counts(runtime):
+    """A server's snapshot may be from before workers knew of them."""
+
+    @tf.function(autograph=False)
+    def call():
+        handle = runtime.gradient_counts.handle(0)
+        tf.raw_ops.DestroyResourceOp(resource=handle)
+
+    call()
+
+
+def test_lost_counts_of_gradients_are_filled_and_no_others():
+    runtime, model = trained()
+    synchronizer = joined(runtime, orphans=True)
+    (before,) = runtime.gradient_counts.read().values()
+    assert before["accepted"] == 4
+    commit_in_two_parts(runtime, synchronizer, len(model.weights))
+    assert list(runtime.gradient_counts.read().values()) == [before]
+    lose_gradient_counts(runtime)
+    synchronizer = joined(runtime, orphans=True)
+    commit_in_two_parts(runtime, synchronizer, len(model.weights))
+    (after,) = runtime.gradient_counts.read().values()
+    assert after["accepted"] == 0
+    # The next gradient finds what it adds to.
+    x = np.ones([2, 3], "float32")
+    model.train_on_batch(x, x[:, :2])
+    (after,) = runtime.gradient_counts.read().values()
+    assert after["accepted"] == 1

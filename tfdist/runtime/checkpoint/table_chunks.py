@@ -21,8 +21,10 @@ from tfdist.runtime.variables import traced_calls
 PREFIX = "table/"
 """Begin of the names of chunks in a saved state."""
 
-_CHUNKS = 64
-_EACH = partitions_lib.PARTITIONS // _CHUNKS
+CHUNK_BYTES = 64 << 20
+"""Bytes of a chunk, at most; of a whole partition for very large tables."""
+
+_LEAST_CHUNKS = 64
 
 
 class TableChunks:
@@ -48,7 +50,7 @@ class TableChunks:
                 functools.partial(self._read, table, chunk),
             )
             for table in tables
-            for chunk in range(_CHUNKS)
+            for chunk in range(_chunks_of(table))
         }
 
     def put(self, table, arrays):
@@ -58,23 +60,26 @@ class TableChunks:
           table: The `TableVariable`.
           arrays: Those of a `SavedState`.
         """
-        if _name(table, 0) not in arrays:
+        prefix = _name(table, "")
+        chunks = sum(name.startswith(prefix) for name in arrays)
+        if not chunks:
             return
         self._traced.call(("fill", table.ordinal), lambda: self._fill(table))
-        for chunk in range(_CHUNKS):
+        for chunk in range(chunks):
             value = np.asarray(arrays[_name(table, chunk)])
             self._traced.call(
-                ("put", table.ordinal),
-                functools.partial(self._build_put, table),
+                ("put", table.ordinal, chunks),
+                functools.partial(self._build_put, table, chunks),
                 tf.constant(chunk, tf.int64),
                 tf.constant(value, table.dtype),
             )
 
     def _read(self, table, chunk):
+        chunks = _chunks_of(table)
         return self._traced.call(
-            ("read", table.ordinal),
+            ("read", table.ordinal, chunks),
             lambda chunk: look_up.build_gather(
-                self._store, table, *_places(table, chunk)
+                self._store, table, *_places(table, chunks, chunk)
             ),
             tf.constant(chunk, tf.int64),
         ).numpy()
@@ -83,8 +88,8 @@ class TableChunks:
         for shard in range(self._store.num_shards):
             table_values.build_fill(self._store, table, shard)
 
-    def _build_put(self, table, chunk, values):
-        places = _places(table, chunk)
+    def _build_put(self, table, chunks, chunk, values):
+        places = _places(table, chunks, chunk)
         look_up.build_scatter(self._store, table, *places, values)
 
 
@@ -92,9 +97,27 @@ def _name(table, chunk):
     return f"{PREFIX}{table.ordinal}/{chunk}"
 
 
-def _places(table, chunk):
-    """Servers of a chunk's rows, and their numbers there."""
-    partition = chunk * _EACH + tf.range(_EACH, dtype=tf.int64)
+def _chunks_of(table):
+    """Number of chunks of a table, a divisor of the number of partitions."""
+    chunks = _LEAST_CHUNKS
+    while (
+        table.num_bytes > chunks * CHUNK_BYTES
+        and chunks < partitions_lib.PARTITIONS
+    ):
+        chunks *= 2
+    return chunks
+
+
+def _places(table, chunks, chunk):
+    """Servers of the rows of one of `chunks` chunks, and their numbers there.
+
+    Args:
+      table: The `TableVariable`.
+      chunks: Number of chunks that the table is saved in.
+      chunk: Number of one, a scalar int64 tensor.
+    """
+    each = partitions_lib.PARTITIONS // chunks
+    partition = chunk * each + tf.range(each, dtype=tf.int64)
     shard, first = table.partitions.place_of(partition)
     within = tf.range(table.partitions.rows_each, dtype=tf.int64)
     row = first[:, None] + within

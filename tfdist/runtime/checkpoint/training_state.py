@@ -27,6 +27,7 @@ _SERVED = (Role.PARAMETER, Role.SLOT, Role.STATE, Role.ITERATIONS)
 _MEASURED = "local_steps_per_second"
 _SEED = "seed_generator_state"
 _ACCUMULATOR = "gradient_accumulator"
+_TABLE = Role.TABLE.value
 
 
 class TrainingState(tf.train.experimental.PythonState):
@@ -235,9 +236,12 @@ class TrainingState(tf.train.experimental.PythonState):
                 if there is None or _is_measured(variable):
                     continue
                 if mine[1:] != list(there)[1:]:
-                    return (
+                    text = (
                         f"number {number} of {kind}: here {mine}; saved {there}"
                     )
+                    if (mine[1] == _TABLE) != (there[1] == _TABLE):
+                        text += " (saved with another `table_bytes`?)"
+                    return text
         return None
 
     def _fitting(self, saved):

@@ -6,6 +6,7 @@ from tfdist import guarded_steps
 from tfdist import private_keras_calls
 from tfdist import running_fit
 from tfdist.runtime.keras_hooks import empty_epochs
+from tfdist.runtime.keras_hooks import table_saving
 from tfdist.saving import callbacks
 from tfdist.saving import models
 
@@ -27,14 +28,18 @@ def before_data(runtime, before_training, request, shares):
         return None
     model = private_keras_calls.model_of(frame)
     runtime.evaluations.restore_before(frame)
-    if runtime.files.is_shared:
+    tables = table_saving.tables_of(model, runtime.store)
+    if runtime.files.is_shared or tables:
+        # A save that a table refuses leaves the file that was there.
         models.see(model, runtime.files)
+    if runtime.files.is_shared:
         callbacks.see(private_keras_calls.callbacks_of(frame), runtime.files)
     if purpose == "evaluate":
         runtime.pull()
         runtime.unused_models.refuse([v.value for v in model.variables])
         return None
     runtime.evaluations.check(private_keras_calls.callbacks_of(frame))
+    table_saving.check(tables, private_keras_calls.callbacks_of(frame))
     running = running_fit.begin(frame)
     before_training()
     call = functools.partial(

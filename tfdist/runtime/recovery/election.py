@@ -63,11 +63,14 @@ class Election:
             restored = self._restorer.restore(shard)
             done = restored.done
             if done:
-                self._report(name, restored, here, time.monotonic() - began)
+                lost = self._restorer.lost_by_rows(shard)
+                seconds = time.monotonic() - began
+                self._report(name, restored, lost, here, seconds)
         if missing := self._restorer.complete(shard):
             logging.warning(
                 "%s lacked %d variables that this worker knows; they are as "
-                "%s has read them last.",
+                "%s has read them last, and rows of tables have their first "
+                "values.",
                 name,
                 missing,
                 self._config.task_name,
@@ -112,7 +115,7 @@ class Election:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def _report(self, name, restored, here, seconds):
+    def _report(self, name, restored, lost, here, seconds):
         """Logs what was restored from what, and who had no say in it."""
         slots = ""
         if restored.kept:
@@ -124,6 +127,7 @@ class Election:
                 "state) start afresh, for want of a snapshot (FaultTolerance("
             )
             slots += "snapshot_dir=...) makes servers keep some)"
+        slots += _about_tables(restored, lost)
         logging.warning(
             "%s restored %s, %.1f s after it was missed: parameters from this "
             "worker's replicas, as of update %d%s. Updates that no worker had "
@@ -136,6 +140,10 @@ class Election:
             self._absent(here),
         )
 
+    def lost_by_rows(self, shard):
+        """See `Restorer.lost_by_rows`."""
+        return self._restorer.lost_by_rows(shard)
+
     def _absent(self, here):
         """Names, for the log, who has not said in time what it holds."""
         names = zip(self._config.worker_names, here, strict=True)
@@ -145,3 +153,21 @@ class Election:
         return (
             f"; so are those that only {', '.join(absent)} had pulled, if any"
         )
+
+
+def _about_tables(restored, lost):
+    """Says, for the log, what became of the rows of tables on a server."""
+    text = ""
+    if restored.kept_tables:
+        text += (
+            f"; the rows of {restored.kept_tables} tables (with optimizer "
+            f"state) are from its snapshot, and {lost[0]} to {lost[1]} of its "
+            "updates are lost in them"
+        )
+    if restored.new_tables:
+        text += (
+            f"; the rows of {restored.new_tables} tables (with optimizer "
+            "state) start again from their first values, for want of a "
+            "snapshot: all that they had learned is lost"
+        )
+    return text

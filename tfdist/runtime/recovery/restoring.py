@@ -12,6 +12,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfdist.cluster import snapshots
+from tfdist.cluster import table_snapshots
 from tfdist.runtime.variables import copies
 from tfdist.runtime.variables import resources
 from tfdist.runtime.variables import table_values
@@ -54,6 +55,8 @@ class Restored:
         a snapshot and stayed.
       stale: How many of those were not, and begin from what this worker read
         of them last: mostly their first values.
+      kept_tables: How many tables and their slots were there from a snapshot.
+      new_tables: How many were not, and begin with their first values.
     """
 
     done: bool
@@ -61,6 +64,8 @@ class Restored:
     version: int
     kept: int
     stale: int
+    kept_tables: int = 0
+    new_tables: int = 0
 
 
 class Restorer:
@@ -109,12 +114,10 @@ class Restorer:
           A `Restored`.
         """
         number = self._synchronizer.committed
-        done, before, version, kept, stale = self._traced.call(
+        done, *numbers = self._traced.call(
             ("restore", shard, number), lambda: self._build_restore(shard)
         )
-        return Restored(
-            bool(done), int(before), int(version), int(kept), int(stale)
-        )
+        return Restored(bool(done), *map(int, numbers))
 
     def complete(self, shard):
         """Puts onto a server what it has not, of all that this worker knows.
@@ -139,6 +142,30 @@ class Restorer:
                 lambda: self._build_complete(shard),
             )
         )
+
+    def lost_by_rows(self, shard):
+        """Reads what rows of tables on a restored server have lost.
+
+        Args:
+          shard: Number of the server.
+
+        Returns:
+          Of the updates that the server's version counts, the least and the
+          most that are lost in a row there, two ints; None without tables.
+        """
+        if not self._tables():
+            return None
+
+        def build():
+            with tf.device(self._store.devices[shard]):
+                lost = table_snapshots.build_lost(self._version_name())
+            return self._home(lost)
+
+        least, most = self._traced.call(("lost", shard), build).numpy()
+        return int(least), int(most)
+
+    def _version_name(self):
+        return self._store.name_of("version")
 
     def _home(self, tensor):
         with tf.device(self._store.worker_device):
@@ -212,25 +239,24 @@ class Restorer:
             def restore():
                 with tf.device(device):
                     kept, stale = self._assign(shard, held, values, mine)
+                    tables = self._fill_tables(shard, there, mine)
                     store.counter("version", shard).set(mine - 1)
                     self._gradient_counts.put(shard, counts)
                     if shard == 0:
                         self._build_leave_word()
-                return True, kept, stale
+                return True, kept, stale, *tables
 
             def leave():
-                zero = tf.zeros([], tf.int32)
-                return False, zero, zero
+                return False, *[tf.zeros([], tf.int32)] * 4
 
-            done, kept, stale = tf.cond(there < mine, restore, leave)
+            done, *numbers = tf.cond(there < mine, restore, leave)
             now = tf.where(done, mine, there)
         effects = resources.effects(graph.get_operations()[before:])
         with tf.control_dependencies([*effects, now.op]):
             unlock = store.unlock(shard, lock)
         with tf.control_dependencies([unlock]):
             store.unlock(shard, own)
-        home = [self._home(t) for t in (done, there - 1, now - 1, kept, stale)]
-        return home
+        return [self._home(t) for t in (done, there - 1, now - 1, *numbers)]
 
     def _variables(self):
         return self._store.variables[: self._synchronizer.committed]
@@ -262,6 +288,7 @@ class Restorer:
             table_values.held_handle(self._store, table, shard)
             for table in self._tables()
         ]
+        handles += self._gradient_counts.handles(shard)
         with tf.device(self._store.devices[shard]):
             known = [
                 tf.raw_ops.VarIsInitializedOp(resource=handle)
@@ -274,18 +301,20 @@ class Restorer:
         store = self._store
         held, values = self._copies_on(shard)
         moved = transfer.move(
-            values, source=store.worker_device, target=store.devices[shard]
+            [*values, *self._gradient_counts.pulled(shard)],
+            source=store.worker_device,
+            target=store.devices[shard],
         )
+        handles = [store.handle(v, shard, piece) for v, piece in held]
+        handles += self._gradient_counts.handles(shard)
         with tf.control_dependencies([value.op for value in moved]):
             lock = store.lock(shard)
         with tf.control_dependencies([lock.op]):
             missing = self._count_missing(shard, held)
         with tf.control_dependencies([missing.op]):
             done = [
-                copies.build_put_if_missing(
-                    store, shard, store.handle(variable, shard, piece), value
-                )
-                for (variable, piece), value in zip(held, moved, strict=True)
+                copies.build_put_if_missing(store, shard, handle, value)
+                for handle, value in zip(handles, moved, strict=True)
             ]
             done += [
                 table_values.build_fill(store, table, shard)
@@ -322,10 +351,6 @@ class Restorer:
             put = copies.build_put_if_missing(store, shard, handle, value)
             stale.append(tf.cast(put, tf.int32))
             kept.append(1 - stale[-1])
-        for table in self._tables():
-            filled = table_values.build_fill(store, table, shard)
-            stale.append(tf.cast(filled, tf.int32))
-            kept.append(1 - stale[-1])
         for table in store.variables:
             if table.rows_pulled is not None and table.shard == shard:
                 stamps = store.row_stamps(table)
@@ -335,3 +360,36 @@ class Restorer:
                 )
         zero = [tf.zeros([], tf.int32)]
         return tf.add_n(kept or zero), tf.add_n(stale or zero)
+
+    def _fill_tables(self, shard, there, mine):
+        """Gives first values to rows that the server does not have.
+
+        Args:
+          shard: Number of the server.
+          there: See `_there`.
+          mine: One more than the version that it is about to hold.
+
+        Returns:
+          How many tables it has, and how many it had not: int32 scalars.
+        """
+        tables = self._tables()
+        if not tables:
+            return [tf.zeros([], tf.int32)] * 2
+        filled = [
+            table_values.build_fill(self._store, table, shard)
+            for table in tables
+        ]
+        new = tf.math.count_nonzero(
+            tf.convert_to_tensor(filled), dtype=tf.int32
+        )
+        lost = table_snapshots.build_lost(self._version_name())
+        lost += mine - tf.maximum(there, 1)
+        all_of_it = mine - 1
+        lost = tf.stack(
+            [
+                tf.where(new == len(tables), all_of_it, lost[0]),
+                tf.where(new > 0, all_of_it, lost[1]),
+            ]
+        )
+        table_snapshots.build_lost(self._version_name(), lost)
+        return len(tables) - new, new

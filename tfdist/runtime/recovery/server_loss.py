@@ -14,9 +14,9 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist.cluster import connection
+from tfdist.cluster import manifests
 from tfdist.cluster import member_table
 from tfdist.cluster import server_discovery
-from tfdist.cluster import snapshots
 from tfdist.runtime.recovery import election
 from tfdist.runtime.recovery import restoring
 from tfdist.runtime.recovery import server_readiness
@@ -48,12 +48,16 @@ class Event:
       servers: Names of the servers that had lost what they held; empty if
         there was but a break in the connection.
       restored_by_this_worker: Of those, the ones that this worker restored.
+      lost_by_rows: For a model with tables, by name of such a server: of the
+        updates that it counts, the least and the most that are lost in a row
+        of a table there.
     """
 
     time: float
     seconds: float
     servers: tuple
     restored_by_this_worker: tuple
+    lost_by_rows: dict = dataclasses.field(default_factory=dict)
 
 
 class Recovery:
@@ -124,7 +128,7 @@ class Recovery:
         names = member_table.names_of(config)
         # By server, what tells it what to keep in snapshots.
         self._manifests = [
-            self._make_manifest(snapshots.Manifest(device, len(names)), client)
+            self._make_manifest(manifests.Manifest(device, len(names)), client)
             for device, client in zip(
                 store.devices, membership.clients, strict=True
             )
@@ -156,15 +160,22 @@ class Recovery:
                 for (holder, name), dtype in known.items()
                 if holder == shard and "/recovery/" not in name
             }
-            state = (self.incarnations[shard], variables)
+            tables = {
+                name: flag
+                for name, flag in self._store.tables_on(shard).items()
+                if name in variables
+            }
+            variables.update(dict.fromkeys(tables.values(), "bool"))
+            state = (self.incarnations[shard], variables, tables)
             if self._told.get(shard) == state:
                 continue
             group = {
                 "lock": self._store.name_of("lock"),
                 "counter": self._store.name_of("version"),
                 "variables": variables,
+                "tables": tables,
             }
-            manifest(snapshots.manifest_text([group]))
+            manifest(manifests.text_of([group]))
             # It is seldom called.
             manifest.close()
             self._told[shard] = state
@@ -225,7 +236,7 @@ class Recovery:
     def _recover(self, error, began):
         # Workers that lost the same server do not all come back at once.
         time.sleep(random.uniform(0.0, _POLL_SECONDS))
-        lost, mine = set(), set()
+        lost, mine, by_rows = set(), set(), {}
         first = True
         while True:
             left = self._timeout - (time.monotonic() - began)
@@ -247,6 +258,7 @@ class Recovery:
                 for shard in sorted(new):
                     done, here = self._election.restore(shard, began)
                     self._settling.settle(shard)
+                    by_rows[shard] = self._election.lost_by_rows(shard)
                     if done:
                         mine.add(shard)
                 if new:
@@ -269,6 +281,11 @@ class Recovery:
             seconds=time.monotonic() - began,
             servers=tuple(names[k] for k in sorted(lost)),
             restored_by_this_worker=tuple(names[k] for k in sorted(mine)),
+            lost_by_rows={
+                names[k]: found
+                for k, found in by_rows.items()
+                if found is not None
+            },
         )
         self.events.append(event)
         logging.warning(

@@ -191,7 +191,11 @@ class FirstValues:
                         ):
                             return tf.constant(True)
 
-                    done.append(tf.cond(known, lambda: False, begin))
+                    begun = tf.cond(known, lambda: False, begin)
+                    done.append(begun)
+            # A snapshot may be from before they were known.
+            with tf.control_dependencies([begun]):
+                done += self._gradient_counts.build_missing(shard)
         done += self._put_missing_signatures(variables)
         self._tell_held(end, done)
 

@@ -63,6 +63,8 @@ class ParameterStore(resources.Resources):
         # Every `Traced` of this store, and what forgets as one.
         self.traced = weakref.WeakSet()
         self._balancer = sharding.ByteBalancer(len(self.devices))
+        # By server, what `tables_on` returns.
+        self._tables_on = [{} for _ in self.devices]
         self._look_up = look_up.LookUp(self, owner.before_eager_read)
         self._pulled_versions = [
             self.worker_variable(tf.zeros([], tf.int64), f"pulled_version_{k}")
@@ -157,6 +159,7 @@ class ParameterStore(resources.Resources):
                 shape=shape,
                 look_up=self._look_up,
                 rule=self.tables.rule,
+                is_slot=reference is not None,
                 **kwargs,
             )
             if reference is None:
@@ -167,9 +170,25 @@ class ParameterStore(resources.Resources):
             for piece in table.pieces:
                 self._balancer.add(piece.shard, piece.rows * row_bytes)
             table.ordinal = len(self.variables)
+            for piece in table.pieces:
+                name = self.variable_name(table, piece)
+                self._tables_on[piece.shard][self.name_of(name)] = self.name_of(
+                    self.held_name(table, piece)
+                )
             self.variables.append(table)
             self._owner.was_made(table)
             return table
+
+    def held_name(self, table, piece):
+        """Name of the bool that is there when a server holds its `Piece`.
+
+        A worker may die while it has a server make its part of a table.
+        """
+        return f"{self.variable_name(table, piece)}/held"
+
+    def tables_on(self, shard):
+        """Returns the tables on a server, a dict of name to `held_name`."""
+        return dict(self._tables_on[shard])
 
     def _scatter(self, table):
         """The pieces of a table, one on each server."""

@@ -6,10 +6,13 @@ the rows of a batch, and its gradient is of these rows.
 """
 
 import dataclasses
+import math
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import compiled_parts
+from tfdist import private_keras_calls
 from tfdist.runtime.variables.variables import Piece
 from tfdist.runtime.variables.variables import ReplicaVariable
 from tfdist.runtime.variables.variables import Role
@@ -17,6 +20,11 @@ from tfdist.runtime.variables.variables import active
 
 RULES = ("lazy", "dense")
 """Update rules of tables: of rows with a gradient alone, or of all rows."""
+
+WHOLE_BYTES = 1 << 30
+"""Bytes of the largest table that is put into a model's file as a whole."""
+
+_READ_BYTES = 16 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +83,7 @@ class TableVariable(ReplicaVariable):
       path: Keras's name of it, for messages.
       build_values: Callable of the number of a partition, a scalar int tensor,
         and a shape; builds the first values of its rows.
+      is_slot: Whether it is an optimizer's, of another table.
       look_up: Callable of this and ids (`(n,)`, each once), which gives or
         builds their rows here.
       rule: One of `RULES`.
@@ -82,7 +91,16 @@ class TableVariable(ReplicaVariable):
     """
 
     def __init__(
-        self, *, shape, path, build_values, look_up, rule, dtype, **kwargs
+        self,
+        *,
+        shape,
+        path,
+        build_values,
+        look_up,
+        rule,
+        dtype,
+        is_slot=False,
+        **kwargs,
     ):
         super().__init__(
             role=Role.TABLE,
@@ -94,6 +112,7 @@ class TableVariable(ReplicaVariable):
         self.path = path
         self.build_values = build_values
         self.rule = rule
+        self.is_slot = is_slot
         self._look_up = look_up
 
     @property
@@ -152,6 +171,11 @@ class TableVariable(ReplicaVariable):
         found.set_shape(indices.shape + self.shape[1:])
         return found
 
+    def gather_nd(self, indices, name=None):
+        """Refuses; see `refusal`."""
+        del indices, name
+        raise self.refusal("tf.gather_nd")
+
     def refusal(self, what):
         """Returns the error of a use that only a replica allows.
 
@@ -188,12 +212,59 @@ class TableVariable(ReplicaVariable):
             raise self.refusal(f"{kind} by an update rule")
         return getattr(section.row_scope, kind)(self, value)
 
+    def refusal_to_save(self, what):
+        """Returns the error of a file that cannot hold the table.
+
+        Args:
+          what: What was to be written, a str.
+        """
+        return ValueError(
+            f"{self.path!r} is a table on parameter servers, of "
+            f"{self.num_bytes:,} bytes in {self.shape[0]} rows, and "
+            "`model.save` and `save_weights` hold tables of at most "
+            f"{WHOLE_BYTES:,} bytes, other files none. To resume training, "
+            "save with tfdist.callbacks.ClusterCheckpoint; to use the rows "
+            "elsewhere, write them with strategy.export_tables(directory). "
+            f"Received: {what}."
+        )
+
+    def ranges_of_rows(self, num_bytes):
+        """Ranges of rows of at most so many bytes, or of one row.
+
+        Args:
+          num_bytes: int.
+
+        Returns:
+          List of pairs of ints: the first row, and the one after the last.
+        """
+        row_bytes = self.num_bytes // self.shape[0]
+        each = max(1, num_bytes // max(1, row_bytes))
+        count = math.ceil(self.shape[0] / each)
+        return [
+            (k * each, min((k + 1) * each, self.shape[0])) for k in range(count)
+        ]
+
+    def read_rows(self, first, end):
+        """Returns the rows from `first` to `end - 1`, a NumPy array."""
+        return self._look_up(self, tf.range(first, end, dtype=tf.int64)).numpy()
+
     def numpy(self):
-        """Refuses; see `refusal`."""
-        raise self.refusal("a read of all its values")
+        """Returns all values where they are saved; else refuses.
+
+        Raises:
+          ValueError: It is no save, or the table is larger than `WHOLE_BYTES`.
+        """
+        if not private_keras_calls.is_saving():
+            raise self.refusal("a read of all its values")
+        if self.num_bytes > WHOLE_BYTES:
+            raise self.refusal_to_save("a save of all its values")
+        whole = np.empty(self.shape.as_list(), self.dtype.as_numpy_dtype)
+        for first, end in self.ranges_of_rows(_READ_BYTES):
+            whole[first:end] = self.read_rows(first, end)
+        return whole
 
     def _serialize_to_tensors(self):
-        raise self.refusal(
+        raise self.refusal_to_save(
             "tf.train.Checkpoint or a saved model, which would hold none of "
             "its rows"
         )

@@ -81,11 +81,8 @@ def _fan(mode, shape):
 
 
 def held_handle(store, table, shard):
-    """Handle of what says that a server holds its part as a whole.
-
-    A worker may die while it has a server make the part.
-    """
-    name = f"{store.variable_name(table, table.pieces[shard])}/held"
+    """Handle of what says that a server holds its part as a whole."""
+    name = store.held_name(table, table.pieces[shard])
     return store.resource(shard, name, tf.bool, [])
 
 

@@ -1,0 +1,151 @@
+"""Update rules of tables with `table_rule="lazy"`, against their formulas.
+
+Each rule is written for the rows of a batch alone: all others, and their
+slots, stay as they are. Gradients of one id are summed before the rule.
+"""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.strategies.tables_test import ROWS
+from tests.strategies.tables_test import WIDTH
+from tests.strategies.tables_test import strategy_with_tables
+
+STEPS, BATCH, IDS = 6, 8, 5
+# float32 knows 1 - 0.999 of Adam to 6e-5: less than 1e-6 of a step.
+RATE = 0.01
+
+
+class Rule:
+    """Of rows `w` with summed gradients `g`, at step `t` from 1."""
+
+    first = 0.0
+
+    def __init__(self):
+        """Makes slots for all rows."""
+        self.s, self.v = np.full((2, ROWS, WIDTH), self.first)
+
+
+class Sgd(Rule):
+    """w <- w - a g."""
+
+    made = keras.optimizers.SGD
+
+    def change(self, ids, g, t):
+        """Returns the rows' change."""
+        return -RATE * g
+
+
+class Momentum(Rule):
+    """s <- 0.9 s - a g; w <- w + s (Keras's form)."""
+
+    @staticmethod
+    def made(rate):
+        """Makes Keras's."""
+        return keras.optimizers.SGD(rate, momentum=0.9)
+
+    def change(self, ids, g, t):
+        """Returns the rows' change."""
+        self.s[ids] = 0.9 * self.s[ids] - RATE * g
+        return self.s[ids]
+
+
+class Adagrad(Rule):
+    """s <- s + g^2; w <- w - a g / sqrt(s + e) (Duchi et al. 2011)."""
+
+    made = keras.optimizers.Adagrad
+    first = 0.1
+
+    def change(self, ids, g, t):
+        """Returns the rows' change."""
+        self.s[ids] += g**2
+        return -RATE * g / np.sqrt(self.s[ids] + 1e-7)
+
+
+class RMSprop(Rule):
+    """s <- 0.9 s + 0.1 g^2; w <- w - a g / sqrt(s + e) (Tieleman 2012)."""
+
+    made = keras.optimizers.RMSprop
+
+    def change(self, ids, g, t):
+        """Returns the rows' change."""
+        self.s[ids] = 0.9 * self.s[ids] + 0.1 * g**2
+        return -RATE * g / np.sqrt(self.s[ids] + 1e-7)
+
+
+class Adam(Rule):
+    """Kingma and Ba 2014, the form before section 2.1."""
+
+    made = keras.optimizers.Adam
+
+    def change(self, ids, g, t):
+        """Returns the rows' change."""
+        self.s[ids] = 0.9 * self.s[ids] + 0.1 * g
+        self.v[ids] = 0.999 * self.v[ids] + 0.001 * g**2
+        size = RATE * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        return -size * self.s[ids] / (np.sqrt(self.v[ids]) + 1e-7)
+
+
+class RecordedRows(keras.callbacks.Callback):
+    """Keeps all rows after each batch."""
+
+    def __init__(self, table):
+        """Knows the table."""
+        super().__init__()
+        self._table = table
+        self.rows = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Looks all rows up."""
+        del batch, logs
+        ids = np.arange(ROWS)
+        rows = keras.ops.take(self._table.embeddings, ids, axis=0)
+        self.rows.append(np.asarray(rows, np.float64))
+
+
+def examples():
+    """Ids, some in many steps and twice in some, and gradients of each."""
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 60, (STEPS * BATCH, IDS)) * 18
+    # Multiples of an eighth, so that sums are exact.
+    gradients = random.integers(-8, 9, (*ids.shape, WIDTH)) / 8
+    return ids.astype("int32"), gradients.astype("float32")
+
+
+@pytest.mark.parametrize("kind", [Sgd, Momentum, Adagrad, RMSprop, Adam])
+def test_rows_of_a_batch_move_by_the_rule_and_no_other(kind):
+    strategy = strategy_with_tables()
+    with strategy.scope():
+        table = keras.layers.Embedding(ROWS, WIDTH)
+        model = keras.Sequential([keras.Input((IDS,), dtype="int32"), table])
+        model.compile(
+            kind.made(RATE),
+            # The mean over a batch is the sum of all.
+            lambda y_true, y_pred: (
+                BATCH * keras.ops.sum(y_true * y_pred, axis=(1, 2))
+            ),
+        )
+    recorded = RecordedRows(table)
+    rows = np.asarray(table(np.arange(ROWS)), np.float64)
+    x, y = examples()
+    model.fit(
+        x,
+        y,
+        batch_size=BATCH,
+        shuffle=False,
+        verbose=0,
+        callbacks=[recorded],
+    )
+    rule, twice = kind(), 0
+    for step in range(STEPS):
+        batch = slice(step * BATCH, (step + 1) * BATCH)
+        ids, where = np.unique(x[batch], return_inverse=True)
+        summed = np.zeros((len(ids), WIDTH))
+        np.add.at(summed, where.ravel(), y[batch].reshape(-1, WIDTH))
+        twice += x[batch].size - len(ids)
+        rows[ids] += rule.change(ids, summed, step + 1)
+        np.testing.assert_allclose(
+            recorded.rows[step], rows, rtol=1e-6, atol=1e-6
+        )
+    assert twice > STEPS

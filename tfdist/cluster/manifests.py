@@ -1,0 +1,90 @@
+"""Manifests: what the members of a cluster tell a server to keep.
+
+Only workers' graphs know the names of what a server holds.
+"""
+
+import dataclasses
+import json
+
+import tensorflow as tf
+
+from tfdist.cluster import reports
+
+_MANIFEST = "tfdist/manifest"
+
+
+def text_of(groups):
+    """Returns the variables that a member knows of, as a text.
+
+    Args:
+      groups: List of dicts: `lock`, the name of a lock, `counter`, the name of
+        an int64 that changes with what is kept, `variables`, a dict of name to
+        the name of a dtype, and `tables`, a dict of the names of those that
+        are tables to the names of what says that a table is whole.
+    """
+    return json.dumps(groups)
+
+
+@dataclasses.dataclass
+class VariableGroup:
+    """Variables that are changed under one lock.
+
+    Attributes:
+      counter: Name of an int64 that changes with them.
+      variables: Dict of name to the name of a dtype.
+      tables: Of those that are tables, dict of name to the name of the bool
+        that is there when the table is whole.
+    """
+
+    counter: str
+    variables: dict = dataclasses.field(default_factory=dict)
+    tables: dict = dataclasses.field(default_factory=dict)
+
+    def add(self, other):
+        """Adds what another member knows, a `VariableGroup`."""
+        self.variables.update(other.variables)
+        self.tables.update(other.tables)
+
+
+class Manifest:
+    """The variables that members say one server has to keep.
+
+    Args:
+      device: The server's device.
+      num_members: Number of rows of its table of members.
+    """
+
+    def __init__(self, device, num_members):
+        self._device = device
+        self._num_members = num_members
+        self._read = tf.function(self._build_read, autograph=False)
+
+    def build_write(self, row, text):
+        """Builds, in the scope's device: leaves what one member knows of.
+
+        Args:
+          row: Number of the member.
+          text: What `text_of` has made, a string tensor.
+        """
+        tf.raw_ops.AssignVariableOp(resource=self._handle(row), value=text)
+
+    def read(self):
+        """Reads all members' variables: a dict of lock to `VariableGroup`."""
+        merged = {}
+        for text in self._read().numpy():
+            for found in json.loads(text) if text else []:
+                lock = found.pop("lock")
+                group = VariableGroup(**found)
+                merged.setdefault(lock, VariableGroup(group.counter)).add(group)
+        return merged
+
+    def _handle(self, row):
+        return tf.raw_ops.VarHandleOp(
+            dtype=tf.string, shape=[], shared_name=f"{_MANIFEST}/{row}"
+        )
+
+    def _build_read(self):
+        with tf.device(self._device):
+            return reports.build_texts(
+                [self._handle(row) for row in range(self._num_members)]
+            )

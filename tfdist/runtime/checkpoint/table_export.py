@@ -1,0 +1,118 @@
+"""Export of tables to a directory: NumPy files of some rows each.
+
+Whoever uses the rows elsewhere needs NumPy alone. Rows are looked up and
+written piece by piece, so that a worker needs memory for one.
+"""
+
+import json
+import os
+import pathlib
+
+import numpy as np
+
+from tfdist import saved_state
+from tfdist.runtime.variables.variables import Role
+
+INDEX = "index.json"
+"""Name of the file that says what is in the others."""
+
+_FORMAT = "tfdist-tables"
+_VERSION = 1
+_PREFIX = "export-"
+PIECE_BYTES = 64 << 20
+"""Bytes of the rows in one file, about."""
+
+
+def tables_of(variables):
+    """Returns the tables among variables, without slots of optimizers.
+
+    Args:
+      variables: Variables of a `ParameterStore`, or of a model.
+    """
+    return [
+        v
+        for v in variables
+        if getattr(v, "role", None) is Role.TABLE and not v.is_slot
+    ]
+
+
+def write(tables, directory, updates):
+    """Writes tables to a directory; an export that is there is replaced.
+
+    The index is written last, and replaces the one before in one step. So
+    whoever opens it finds all that it names, whenever this process dies.
+
+    Args:
+      tables: List of `TableVariable` that servers hold.
+      directory: Path of a directory, made if need be.
+      updates: Number of updates that servers have applied, for the index.
+
+    Raises:
+      ValueError: There are none, or two have the same name.
+      OSError: A file could not be written.
+    """
+    names = [table.path for table in tables]
+    if not tables:
+        raise ValueError(
+            "Argument `model` must have a table on parameter servers, as "
+            "embeddings of `table_bytes` bytes or more are. Received: none"
+        )
+    if len(set(names)) < len(names):
+        raise ValueError(
+            "Argument `model` must be given where tables of several models "
+            f"have the same name. Received: tables {names}"
+        )
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    number = 1 + max(_numbers(directory), default=-1)
+    index = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "updates": updates,
+        "tables": [
+            _write_table(table, directory, f"{_PREFIX}{number}-table-{k}")
+            for k, table in enumerate(tables)
+        ],
+    }
+    draft = directory / f"{_PREFIX}{number}.draft"
+    with draft.open("w") as file:
+        json.dump(index, file, indent=1)
+        _flush(file)
+    draft.replace(directory / INDEX)
+    for path in directory.glob(f"{_PREFIX}*"):
+        if not path.name.startswith(f"{_PREFIX}{number}-"):
+            path.unlink(missing_ok=True)
+
+
+def _numbers(directory):
+    """Numbers of the exports that left files in a directory."""
+    for path in directory.glob(f"{_PREFIX}*"):
+        number = path.name.removeprefix(_PREFIX).split("-")[0].split(".")[0]
+        if number.isdigit():
+            yield int(number)
+
+
+def _write_table(table, directory, name):
+    """Writes the pieces of a table; returns its entry of the index."""
+    pieces = []
+    for first, end in table.ranges_of_rows(PIECE_BYTES):
+        path = directory / f"{name}-{len(pieces):06d}.npy"
+        with path.open("wb") as file:
+            np.save(
+                file,
+                saved_state.plain(table.read_rows(first, end)),
+                allow_pickle=False,
+            )
+            _flush(file)
+        pieces.append({"file": path.name, "first": first, "end": end})
+    return {
+        "name": table.path,
+        "shape": table.shape.as_list(),
+        "dtype": table.dtype.name,
+        "pieces": pieces,
+    }
+
+
+def _flush(file):
+    file.flush()
+    os.fsync(file.fileno())

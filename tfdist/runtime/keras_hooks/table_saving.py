@@ -1,0 +1,58 @@
+"""Callbacks that save models with tables, seen when `fit` begins.
+
+What they cannot do is refused before anything is trained.
+"""
+
+import keras
+
+from tfdist.runtime.variables import table as table_lib
+from tfdist.runtime.variables.variables import Role
+
+
+def tables_of(model, store):
+    """Returns the tables of a `keras.Model`, a list of `TableVariable`.
+
+    Args:
+      model: The model. What it has not made yet is not among them.
+      store: The `ParameterStore`.
+    """
+    if store.tables.from_bytes is None:
+        return []
+    variables = (getattr(v, "value", None) for v in model.variables)
+    return [v for v in variables if getattr(v, "role", None) is Role.TABLE]
+
+
+def check(tables, callbacks):
+    """Refuses callbacks that could not save, or not restore, a table.
+
+    Args:
+      tables: Those of the model.
+      callbacks: What `fit` was given.
+
+    Raises:
+      ValueError: There is one.
+    """
+    if not tables:
+        return
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    largest = max(tables, key=lambda table: table.num_bytes)
+    for callback in keras.tree.flatten(callbacks or []):
+        name = type(callback).__name__
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise largest.refusal_to_save(
+                f"the callback {name}, which could not restore its rows"
+            )
+        if (
+            isinstance(callback, keras.callbacks.ModelCheckpoint)
+            and largest.num_bytes > table_lib.WHOLE_BYTES
+        ):
+            raise largest.refusal_to_save(f"the callback {name}")
+        if (
+            isinstance(callback, keras.callbacks.EarlyStopping)
+            and callback.restore_best_weights
+        ):
+            raise largest.refusal(
+                f"the callback {name} with restore_best_weights=True, which "
+                "reads and sets all its values"
+            )
