@@ -105,8 +105,8 @@ class Channel:
 
         Returns:
           The parameters with all that has come, `[size]`; whether they are
-          others than `after`; bytes sent to each other worker, int64; and of
-          what came updates, bytes, and the mean staleness, int64.
+          others than `after`; bytes sent to all others, int64; and of what
+          came updates, bytes, and the mean staleness, int64.
         """
         # A step that accumulates, or is skipped, is no update.
         changed = tf.reduce_any(tf.not_equal(before, after))
@@ -166,7 +166,8 @@ class Channel:
         header = tf.concat([start, seen], 0)
         put = self.transport.outbox.put([header, message.values, message.data])
         with tf.control_dependencies([put]):
-            return messages.build_bytes(header, *message[1:])
+            size = messages.build_bytes(header, *message[1:])
+            return size * len(roster.others)
 
     def receive(self):
         """Builds the application of all messages that are in the inbox.
@@ -291,6 +292,10 @@ class Channel:
     def sent(self):
         """Number of updates that this worker has sent, int."""
         return int(self._sent.numpy())
+
+    def came_from(self, worker):
+        """Number of messages of another worker that have come, int."""
+        return int(self.counts[worker, MESSAGES])
 
     @property
     def counts(self):
