@@ -83,6 +83,7 @@ def _optimizer(sgd=False, looks=False, **others):
             depends = {
                 "async_local_sgd": Loose(expected["half"]),
                 "peer_to_peer": Loose(expected["sent"]),
+                "gossip": Loose(expected["half"]),
             }
             refused = {**refused, **depends}
         cells = {"downpour": _IGNORED, **refused, **others}

@@ -270,6 +270,29 @@ def test_an_exchange_with_a_lost_worker_is_given_up():
     assert second.channel.gained[0] == -SIZE / 2
 
 
+def test_an_exchange_with_a_process_that_is_replaced_is_given_up():
+    first, _, request = exchange_of_two()
+    first.channel.transport.admit = lambda worker, since: None
+    first.deliver(request._replace(header=_from(request, 1, 101, 50)))
+    first.receive()
+    assert first.channel.admit(1) == 0
+    assert first.channel.request is None
+    assert first.count(1, gossip_channel.GIVEN_UP) == 1
+    # Numbers of the new process begin again.
+    first.engine.known.assign([100, 102])
+    first.deliver(request._replace(header=_from(request, 1, 102, 1)))
+    assert len(first.receive()) == 1
+    assert first.count(1, gossip_channel.SERVED) == 2
+
+
+def _from(request, sender, incarnation, number):
+    header = request.header.numpy()
+    header[messages.SENDER] = sender
+    header[messages.INCARNATION] = incarnation
+    header[[messages.FIRST, messages.LAST]] = number
+    return header
+
+
 @pytest.mark.parametrize("bad", [0, 1])
 def test_values_that_are_not_finite_stay_where_they_are(bad):
     first, second, _ = exchange_of_two()

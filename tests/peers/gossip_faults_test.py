@@ -172,19 +172,32 @@ def test_a_worker_that_takes_no_steps_is_given_up(cluster):
     check_survivors(reports, 1)
 
 
-def test_a_worker_that_is_started_again_is_refused(cluster):
+@pytest.mark.parametrize("killed", [2, 0])
+def test_a_worker_that_was_killed_joins_again(cluster, killed):
     running = cluster(num_ps=0, num_workers=3)
-    settings = {"steps": 10**6, "pace": 0.01, "until": "stop"}
-    workers = running.start_workers(TRAIN, worker_timeout=3.0, **settings)
-    for worker in workers:
+    settings = {"steps": 10**6, "pace": 0.005, "until": "stop"}
+    workers = dict(enumerate(running.start_workers(TRAIN, **settings)))
+    for worker in workers.values():
         worker.wait_for_steps(20)
-    workers[2].kill()
-    again = running.start("worker", 2, TRAIN, **settings)
-    assert "no worker can join later" in again.wait_for_report()["error"]
-    for worker in workers[:2]:
-        worker.expect("/job:worker/task:2 is given up")
+    workers[killed].kill()
+    before = workers[killed].steps()
+    workers[killed] = running.start("worker", killed, TRAIN, **settings)
+    workers[killed].wait_for_steps(before + 60)
     running.tell("stop")
-    check_survivors(reports_of(workers[:2]), 2)
+    running.finish()
+    reports = {k: worker.report() for k, worker in workers.items()}
+    for report in reports.values():
+        assert report["after"] == report["replica"] == reports[0]["after"]
+    assert np.isfinite(reports[0]["after"]).all()
+    joiner = reports.pop(killed)["counts"]
+    check_exchanges(reports)
+    for k, report in reports.items():
+        counts = report["counts"][name_of(killed)]
+        assert counts["begun"] == counts["ended"] + counts["given_up"]
+        # With both processes.
+        theirs = joiner[name_of(k)]
+        assert theirs["begun"] == theirs["ended"] <= counts["served"]
+        assert 0 < theirs["served"] <= counts["ended"]
 
 
 def test_a_message_that_arrives_twice_counts_once(cluster):

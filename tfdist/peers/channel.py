@@ -270,7 +270,14 @@ class Channel:
     # Between steps.
 
     def admit(self, worker):
-        """Numbers of a worker begin again: another process joins."""
+        """Numbers of a worker begin again: another process joins.
+
+        Args:
+          worker: Its number.
+
+        Returns:
+          Number of this worker's last update before it came, int.
+        """
         self.before[worker] = before = self.sent
         counts = self.counts
         self.earlier[worker] += int(counts[worker, APPLIED])
@@ -279,6 +286,7 @@ class Channel:
         counts[worker] = 0
         self._counts.assign(counts)
         self.transport.admit(worker, before)
+        return before
 
     def begin(self, vector):
         """Builds: what comes is added to this vector, `[size]`."""

@@ -362,6 +362,24 @@ class GossipChannel:
 
     # Between steps.
 
+    def admit(self, worker):
+        """Ends what there was with a worker: another process of it joins.
+
+        Args:
+          worker: Its number.
+
+        Returns:
+          0: it need not have anything from before.
+        """
+        counts = self.counts
+        if (request := self.request) and request[1] == worker:
+            self._request.assign(tf.zeros([3], tf.int64))
+            counts[worker, GIVEN_UP] += 1
+        counts[worker, SEEN] = 0
+        self._counts.assign(counts)
+        self.transport.admit(worker, 0)
+        return 0
+
     def begin(self, vector):
         """Builds: what comes changes this vector, `[size]`."""
         self._flat.assign(vector, read_value=False)

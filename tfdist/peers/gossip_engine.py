@@ -4,11 +4,9 @@ import math
 import time
 
 from absl import logging
-import tensorflow as tf
 
 from tfdist.peers import engine
 from tfdist.peers import gossip_channel
-from tfdist.peers import joining
 from tfdist.peers import mean
 
 # Seconds between two looks at exchanges that are under way.
@@ -105,31 +103,12 @@ class GossipEngine(engine.PeerEngine):
 
     # Between steps.
 
-    def _join(self, model):
-        """Refuses to join the others.
-
-        Raises:
-          tf.errors.UnavailableError: They train.
-        """
-        del model
-        if not joining.Joiner(self, self.tolerance).is_needed():
-            return False
-        raise tf.errors.UnavailableError(
-            None,
-            None,
-            f"{self.roster.names[self.roster.worker_id]} was started while the "
-            "others train: with GossipStrategy no worker can join later. The "
-            "others go on without it. Start all again, from a checkpoint, or "
-            "use PeerToPeerStrategy, where workers join.",
-        )
-
-    def _open(self):
-        self.collectives.post(fits=self._fits)
-
     def finish(self):
         """Waits until all have ended; then all have the mean of all."""
         if not self.roster.others:
             return
+        self._is_over = True
+        self.stop_joiners()
         reported = time.monotonic()
         # Nobody can have a request under way when all have waited for theirs.
         while any(one.request for one in self.channels):
@@ -140,6 +119,8 @@ class GossipEngine(engine.PeerEngine):
                 logging.warning("Waiting for replies of other workers.")
             time.sleep(_POLL_SECONDS)
         self.collectives.finish({}, self._receive, lambda worker, sent: False)
+        self.admission.is_open = False
+        self.collectives.post(closed=True)
         for one in self.channels:
             one.forget_rate()
         self._take_mean()
@@ -147,8 +128,7 @@ class GossipEngine(engine.PeerEngine):
     def _receive(self):
         if self.roster.given_up_by is not None:
             raise self.roster.left_behind(self.roster.given_up_by)
-        for lane in self.lanes:
-            lane.receive()
+        super()._receive()
 
     def _take_mean(self):
         lanes = self.lanes
