@@ -54,7 +54,7 @@ FAULT_TOLERANCE = ("worker_timeout", *SNAPSHOTS)
 # Flag -> what it needs of the method, and that in words.
 FITS = {
     "worker_timeout": (
-        lambda method: method.waits or method.sends_to_peers,
+        lambda method: method.waits or method.is_among_peers,
         "wait for each other",
     ),
     **dict.fromkeys(
@@ -147,6 +147,8 @@ def make_strategy() -> tf.distribute.Strategy:
             return tfdist.AllReduceStrategy(**others)
         if method.sends_to_peers:
             return tfdist.PeerToPeerStrategy(**method.peer_arguments, **others)
+        if method.gossips:
+            return tfdist.GossipStrategy(**others)
         return tfdist.ParameterServerStrategy(**method.arguments, **others)
     except ValueError as error:
         sys.exit(f"--strategy={text}: {error}")

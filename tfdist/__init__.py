@@ -26,6 +26,7 @@ _HOMES = {
     "DownpourStrategy": "tfdist.strategies.local_presets",
     "ElasticAveragingStrategy": "tfdist.strategies.local_presets",
     "FaultTolerance": "tfdist.strategies.fault_tolerance",
+    "GossipStrategy": "tfdist.strategies.gossip",
     "ModelFreedError": "tfdist.runtime.variables.unused_models",
     "ParameterAveragingStrategy": "tfdist.strategies.local_presets",
     "ParameterServerStrategy": "tfdist.strategies.strategy",

@@ -24,6 +24,7 @@ from tfdist.runtime.variables.unused_models import (
 from tfdist.strategies.all_reduce import AllReduceStrategy as AllReduceStrategy
 from tfdist.strategies.evaluator import SidecarEvaluator as SidecarEvaluator
 from tfdist.strategies.fault_tolerance import FaultTolerance as FaultTolerance
+from tfdist.strategies.gossip import GossipStrategy as GossipStrategy
 from tfdist.strategies.local_presets import (
     AsyncLocalSGDStrategy as AsyncLocalSGDStrategy,
 )

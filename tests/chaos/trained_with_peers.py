@@ -1,11 +1,12 @@
 """A worker that trains with peers, to which a schedule happens.
 
-    python tests/chaos/trained_with_peers.py DIRECTORY EVENTS
+    python tests/chaos/trained_with_peers.py METHOD DIRECTORY EVENTS
 
-EVENTS is JSON: a list of worker, and what happens to it: "kill" (SIGKILL), or
-for how many seconds it is stopped. One happens after the other, each when all
-workers train. Then the chief stops. Each worker prints the bits of its weights,
-and how many updates it has sent and had.
+METHOD is peer_to_peer or gossip. EVENTS is JSON: a list of worker, and what
+happens to it: "kill" (SIGKILL), or for how many seconds it is stopped. One
+happens after the other, each when all workers train. Then the chief stops. Each
+worker prints the bits of its weights, and with peer_to_peer how many updates it
+has sent and had.
 """
 
 import hashlib
@@ -76,15 +77,20 @@ class Schedule(keras.callbacks.Callback):
         return time.time() - moment < _RECENT_SECONDS
 
 
-def main(directory, events):
+def main(method, directory, events):
     """Trains; see the module's docstring."""
-    strategy = tfdist.PeerToPeerStrategy(
-        "threshold(tau=0.0625)",
-        seed=0,
-        fault_tolerance=tfdist.FaultTolerance(
+    settings = {
+        "seed": 0,
+        "fault_tolerance": tfdist.FaultTolerance(
             worker_timeout=trained_alone.WORKER_TIMEOUT
         ),
-    )
+    }
+    if method == "gossip":
+        strategy = tfdist.GossipStrategy(**settings)
+    else:
+        strategy = tfdist.PeerToPeerStrategy(
+            "threshold(tau=0.0625)", **settings
+        )
     model = programs.model_of(strategy)
     model.fit(
         programs.data(strategy.cluster.worker_id, 10**7),
@@ -97,6 +103,8 @@ def main(directory, events):
     )
     bits = b"".join(weight.tobytes() for weight in model.get_weights())
     print("result:", hashlib.sha256(bits).hexdigest(), flush=True)
+    if method == "gossip":
+        return
     counts = {
         "name": strategy.cluster.task_name,
         **strategy.update_counts(),

@@ -4,9 +4,9 @@
 
 Each method trains undisturbed, and then with its share of the events under
 `tfdist launch --max_restarts`: the same bits have to come out. Workers of
-`peer_to_peer` go on without each other: all have to end with the same bits and
-with accounts that fit together. Prints a table and a line of JSON. Ends with 1
-if a method has failed.
+`peer_to_peer` and `gossip` go on without each other: all have to end with the
+same bits, and those of `peer_to_peer` with accounts that fit together. Prints a
+table and a line of JSON. Ends with 1 if a method has failed.
 """
 
 import json
@@ -25,8 +25,8 @@ from tests.chaos import trained_alone
 from tests.chaos import trained_with_peers
 from tfdist import tables
 
-PEERS = "peer_to_peer"
-METHODS = ("all_reduce", "averaging", "bmuf", "diloco", PEERS)
+PEERS = ("peer_to_peer", "gossip")
+METHODS = ("all_reduce", "averaging", "bmuf", "diloco", *PEERS)
 # In seconds: within `WORKER_TIMEOUT`, and longer than it.
 _STOPS = (1.0, 4.0 * trained_alone.WORKER_TIMEOUT)
 _SECONDS = 900.0
@@ -47,7 +47,7 @@ def events_of(seed, method, number, num_workers):
     """
     choose = random.Random(f"{seed} {method}")
     whats = ["kill", "kill", *_STOPS]
-    if method == PEERS:
+    if method in PEERS:
         return [
             [choose.randrange(num_workers), choose.choice(whats)]
             for _ in range(number)
@@ -72,8 +72,8 @@ def run(method, events):
         f"--max_restarts={len(events) + 1}",
     ]
     program = pathlib.Path(trained_alone.__file__), method
-    if method == PEERS:
-        program = (pathlib.Path(trained_with_peers.__file__),)
+    if method in PEERS:
+        program = pathlib.Path(trained_with_peers.__file__), method
     with tempfile.TemporaryDirectory(prefix="tfdist-chaos-") as directory:
         ended = subprocess.run(
             [
@@ -127,7 +127,7 @@ def main(argv):
         print(f"== {method}: {events}", flush=True)
         results = []
         began = time.monotonic()
-        for those in [events] if method == PEERS else ([], events):
+        for those in [events] if method in PEERS else ([], events):
             output, is_well = run(method, those)
             results.append(re.findall("result: ([0-9a-f]+)", output))
             if not is_well:
@@ -136,7 +136,7 @@ def main(argv):
         restarts = len(
             re.findall(r"; (started again|restart \d+ of \d+) in", output)
         )
-        if method == PEERS:
+        if method in PEERS:
             wrong = disagreements(output)
             is_same = (
                 len(results[0]) == _NUM_WORKERS.value

@@ -132,6 +132,10 @@ WRONG = {
         ["--strategy=peer_to_peer", "--num_servers=2"],
         ["--num_servers", "peer_to_peer"],
     ),
+    "servers of gossip": (
+        ["--strategy=gossip", "--num_servers=2"],
+        ["--num_servers", "gossip"],
+    ),
     "backup": (
         ["--strategy=backup_workers", "--num_workers=1"],
         ["--strategy", "--num_workers"],

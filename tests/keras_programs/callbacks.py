@@ -87,7 +87,7 @@ def averages_swapped_for_validation(strategy, worker):
 
 _NO_SWAP = {
     **of(COLUMNS, Refused("swap_on_epoch")),
-    "peer_to_peer": Refused("use_ema"),
+    **of(("peer_to_peer", "gossip"), Refused("use_ema")),
 }
 
 
@@ -173,6 +173,7 @@ def _last_anchor(value):
 @row(
     _SAVED,
     peer_to_peer=_own_replica(_SAVED["sum"]),
+    gossip=_own_replica(_SAVED["half"]),
     downpour=_last_anchor(_SAVED["sum"]),
     async_local_sgd=_last_anchor(_SAVED["half"]),
 )
@@ -207,6 +208,7 @@ _TWICE = linear(_SECOND, _SECOND)
 @row(
     _TWICE,
     peer_to_peer=_own_replica(_TWICE["sum"]),
+    gossip=_own_replica(_TWICE["half"]),
     downpour=_last_anchor(_TWICE["sum"]),
     async_local_sgd=_last_anchor(_TWICE["half"]),
 )

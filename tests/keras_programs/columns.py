@@ -23,6 +23,7 @@ KINDS = {
     "local": "the workers' weights are averaged every two local steps",
     "alone": "each group trains alone",
     "sent": "each worker's optimizer makes updates, and all workers apply them",
+    "pairs": "each worker's optimizer makes updates, and all take the mean",
     "loose": "weights depend on who is late; counts and signs are exact",
 }
 
@@ -131,6 +132,13 @@ _ALL = (
         tfdist.PeerToPeerStrategy,
         0,
         "PeerToPeerStrategy()",
+    ),
+    Column(
+        "gossip",
+        "pairs",
+        tfdist.GossipStrategy,
+        0,
+        "GossipStrategy()",
     ),
     Column(
         "codistillation",

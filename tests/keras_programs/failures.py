@@ -122,7 +122,7 @@ _ALL_BUT_ONE = linear((OWN[0][1:], OWN[1]))
 
 @row(
     _ALL_BUT_ONE,
-    **of(("all_reduce", "peer_to_peer"), Refused("tf.cond")),
+    **of(("all_reduce", "peer_to_peer", "gossip"), Refused("tf.cond")),
     softsync=left_over(_ALL_BUT_ONE),
 )
 def step_within_cond(strategy, worker):
@@ -179,6 +179,11 @@ _SURVIVED = linear((OWN[0], OWN[1][:2]), (_SECOND[0], ()))
             Loose(_SURVIVED["sum"]),
             "peers.md",
             "updates of a dead worker that reached only some of the others",
+        ),
+        "gossip": Documented(
+            Loose(_SURVIVED["half"]),
+            "peers.md",
+            "what the others have averaged with a dead worker",
         ),
     },
 )

@@ -241,7 +241,10 @@ class Codebook(keras.Model):
 _REFUSED = Refused("assigned beside|trainable=False|code of yours")
 
 
-@row(linear(OWN), **of(("all_reduce", "peer_to_peer", *AVERAGING), _REFUSED))
+@row(
+    linear(OWN),
+    **of(("all_reduce", "peer_to_peer", "gossip", *AVERAGING), _REFUSED),
+)
 def trainable_weight_assigned_in_a_step(strategy, worker):
     """A trainable weight that `train_step` assigns itself."""
     with strategy.scope():
@@ -301,7 +304,7 @@ def added_loss(strategy, worker):
 
 
 _REFUSED_BESIDE = of(
-    ("backup_workers", "sync", "softsync", "peer_to_peer"),
+    ("backup_workers", "sync", "softsync", "peer_to_peer", "gossip"),
     Refused("constraint"),
 )
 _CLIPPED_LOCALLY = Documented(

@@ -83,6 +83,7 @@ def _optimizer(sgd=False, looks=False, **others):
             depends = {
                 "async_local_sgd": Loose(expected["half"]),
                 "peer_to_peer": Loose(expected["sent"]),
+                "gossip": Loose(expected["half"]),
             }
             refused = {**refused, **depends}
         cells = {"downpour": _IGNORED, **refused, **others}
@@ -212,7 +213,9 @@ def own_scalar():
 
 
 _ORDERED = "bounded_staleness", "dc_asgd", "inverse_staleness", "gap_aware"
-_NO_EMA = of((*AVERAGING, *_ORDERED, "peer_to_peer"), Refused("use_ema"))
+_NO_EMA = of(
+    (*AVERAGING, *_ORDERED, "peer_to_peer", "gossip"), Refused("use_ema")
+)
 # With SGD, which alone works with these.
 NO_EMA = {**_NO_EMA, **of(("dana", "fasgd"), Refused("use_ema"))}
 

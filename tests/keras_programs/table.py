@@ -123,6 +123,8 @@ class Row:
             return Loose(self.expected["sum"])
         if COLUMNS[column].kind == "sent":
             return self.expected["sum"]
+        if COLUMNS[column].kind == "pairs":
+            return self.expected["half"]
         raise KeyError(f"{self.name} says nothing of {column}")
 
     def problem(self, column, reports):

@@ -29,10 +29,13 @@ def weights_after(model, steps):
     ],
     ids=["adam", "sgd"],
 )
-def test_without_compression_it_is_keras_to_the_bit(make):
+@pytest.mark.parametrize(
+    "strategy", [tfdist.PeerToPeerStrategy, tfdist.GossipStrategy]
+)
+def test_without_compression_it_is_keras_to_the_bit(strategy, make):
     found = []
-    for strategy in (tf.distribute.get_strategy(), tfdist.PeerToPeerStrategy()):
-        model = programs.model_of(strategy, make)
+    for one in (tf.distribute.get_strategy(), strategy()):
+        model = programs.model_of(one, make)
         found.append(weights_after(model, 5))
     np.testing.assert_array_equal(*found)
 

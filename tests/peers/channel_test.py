@@ -244,6 +244,8 @@ def test_bytes_are_those_of_the_message():
     rate = tf.constant(1.0, tf.float64)
     _, _, sent, *_ = exchange(ONES, ONES - update, rate)
     message, _ = made.codec.encode(tf.constant(update), made.codec.state(SIZE))
-    # With the header's eleven numbers, of which one is the kind.
-    assert sent.numpy() == made.codec.bytes(message).numpy() - 4 + 8 * 11
+    # To both others, with the header's eleven numbers, of which one is the
+    # kind.
+    size = made.codec.bytes(message).numpy() - 4 + 8 * 11
+    assert sent.numpy() == 2 * size
     made.channel.transport.close()

@@ -15,7 +15,7 @@ def test_each_variable_comes_back_from_the_vector_of_its_type():
         np.arange(5.0, dtype="float64"),
     ]
     variables = [tf.Variable(value) for value in values]
-    groups = flat.groups(variables)
+    groups = flat.groups(variables, "PeerToPeerStrategy")
     assert [g.dtype for g in groups] == [tf.float32, tf.float64]
     assert [g.places for g in groups] == [(0, 2), (1, 3)]
     assert [g.size for g in groups] == [7, 9]
@@ -32,4 +32,4 @@ def test_each_variable_comes_back_from_the_vector_of_its_type():
 def test_variables_of_whole_numbers_are_refused():
     variable = tf.Variable([1, 2], name="counts")
     with pytest.raises(NotImplementedError, match="counts.* of int32"):
-        flat.groups([variable])
+        flat.groups([variable], "PeerToPeerStrategy")

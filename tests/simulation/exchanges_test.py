@@ -246,6 +246,17 @@ def test_the_registered_name_means_peers():
     assert one.num_servers == 0
 
 
+def test_the_registered_name_means_gossip():
+    arguments = dict(SHORT, num_workers=3, seed=2)
+    one, other = (
+        simulation.simulate(quadratic.model_fn(), DATA, method, **arguments)
+        for method in ("gossip", GossipExchange())
+    )
+    np.testing.assert_array_equal(
+        quadratic.weights_of(one), quadratic.weights_of(other)
+    )
+
+
 def test_what_is_not_simulated_is_refused():
     def simulate(exchange=None, **arguments):
         simulation.simulate(

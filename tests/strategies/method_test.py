@@ -66,6 +66,7 @@ ENGINES = {
     # All-reduce has no servers that could agree.
     "diloco:communication=ring": (True, False),
     "peer_to_peer": (False, False),
+    "gossip": (False, False),
 }
 
 
@@ -73,7 +74,7 @@ ENGINES = {
 def test_a_method_says_which_engine_it_needs(text):
     method = registry.method(text)
     assert (method.waits, method.needs_order) == ENGINES[text]
-    without = "ring" in text or text == "peer_to_peer"
+    without = "ring" in text or text in ("peer_to_peer", "gossip")
     assert method.needs_servers == (not without)
 
 
@@ -167,7 +168,7 @@ def test_a_momentum_of_its_own_is_set():
         Method().with_momentum(0.3)
 
 
-@pytest.mark.parametrize("method", [RING, "peer_to_peer"])
+@pytest.mark.parametrize("method", [RING, "peer_to_peer", "gossip"])
 def test_methods_without_servers_are_not_simulated(method):
     with pytest.raises(ValueError, match="method with servers"):
         simulation.timing(method, num_workers=2, steps=2)
@@ -193,3 +194,20 @@ def test_updates_between_peers_have_a_codec():
             registry.method(text).resolve(4)
     with pytest.raises(ValueError, match="async has the settings .*ression'"):
         registry.method("async:compression=cast")
+
+
+def test_gossip_is_a_method_without_settings():
+    method = registry.method("gossip")
+    assert method.gossips and method.is_among_peers
+    assert not (method.sends_to_peers or method.all_reduces_gradients)
+    assert method.resolve(4) == method
+    with pytest.raises(ValueError, match="GossipStrategy"):
+        tfdist.ParameterServerStrategy(**method.arguments)
+    with pytest.raises(ValueError, match="`correction` must be"):
+        registry.method("gossip:correction=gap_aware").resolve(4)
+    with pytest.raises(ValueError, match="gossip has the settings .*ression'"):
+        registry.method("gossip:compression=cast")
+    with pytest.raises(ValueError, match="`compression` must be None"):
+        Method(communication="gossip", compression="cast").resolve(4)
+    with pytest.raises(TypeError, match="PeerToPeerStrategy.compression"):
+        tfdist.GossipStrategy(compression="cast")

@@ -42,6 +42,7 @@ def test_presets_show_all_arguments_with_their_defaults(preset):
     ("strategy", "own"),
     [
         (tfdist.AllReduceStrategy, set()),
+        (tfdist.GossipStrategy, set()),
         (
             tfdist.PeerToPeerStrategy,
             {"compression", "warmup_peers", "warmup_updates"},

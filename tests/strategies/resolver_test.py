@@ -14,6 +14,7 @@ STRATEGIES = [
     tfdist.AsyncStrategy,
     tfdist.AllReduceStrategy,
     tfdist.BackupWorkersStrategy,
+    tfdist.GossipStrategy,
     tfdist.ParameterAveragingStrategy,
     tfdist.ParameterServerStrategy,
     tfdist.PeerToPeerStrategy,

@@ -40,6 +40,7 @@ def strategies() -> list[tfdist.ParameterServerStrategy]:
         tfdist.AsyncStrategy(correction=correction.InverseStaleness()),
         tfdist.AllReduceStrategy(nonfinite="fail", seed=1),
         tfdist.PeerToPeerStrategy(compression.Threshold(0.03), seed=1),
+        tfdist.GossipStrategy(seed=1),
         tfdist.BackupWorkersStrategy(
             1,
             on_drop="retry",

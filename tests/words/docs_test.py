@@ -101,6 +101,7 @@ def test_table_of_strategies_has_the_presets_and_their_papers():
     bases = {
         "ParameterServerStrategy",
         "AllReduceStrategy",
+        "GossipStrategy",
         "PeerToPeerStrategy",
         "SandblasterStrategy",
     }

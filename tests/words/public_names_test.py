@@ -17,9 +17,10 @@ NAMES = {
         AllReduceStrategy AsyncLocalSGDStrategy AsyncStrategy BMUFStrategy
         BackupWorkersStrategy BoundedStalenessStrategy DANAStrategy
         DCASGDStrategy DiLoCoStrategy DownpourStrategy ElasticAveragingStrategy
-        FaultTolerance ModelFreedError ParameterAveragingStrategy
-        ParameterServerStrategy PeerToPeerStrategy PipelineStrategy
-        SandblasterStrategy SidecarEvaluator SoftSyncStrategy __version__
+        FaultTolerance GossipStrategy ModelFreedError
+        ParameterAveragingStrategy ParameterServerStrategy PeerToPeerStrategy
+        PipelineStrategy SandblasterStrategy SidecarEvaluator SoftSyncStrategy
+        __version__
         averaging callbacks cluster codistillation compression correction
         datasets pipeline placement register sandblaster simulation
         synchronization testing

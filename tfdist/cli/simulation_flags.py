@@ -392,7 +392,7 @@ def check_without_servers(
     Raises:
         UsageError: with the flag.
     """
-    peers = [t for t in texts if registry.method(t).sends_to_peers]
+    peers = [t for t in texts if registry.method(t).is_among_peers]
     for name in ("num_servers", "failure"):
         usage.check(
             not (peers and values[name].present),

@@ -6,7 +6,7 @@ of its updates to the joiner as well, and its status says the number of its last
 update before that. One of them then leaves a *snapshot* for the joiner: all
 variables that workers share, and the numbers of the updates that are in them.
 So of each worker the joiner knows which updates it has, and gets all later
-ones.
+ones. Where workers average there are no updates, and such numbers are 0.
 """
 
 import io
@@ -108,8 +108,7 @@ class Admission:
         engine.note_known()
         since = {}
         for one in engine.channels:
-            since[one.name] = one.sent
-            one.admit(worker)
+            since[one.name] = one.admit(worker)
         self._since[str(worker)] = [incarnation, since]
         self._served.pop(str(worker), None)
         engine.stop_joiners()

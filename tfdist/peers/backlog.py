@@ -154,3 +154,13 @@ class Backlog:
             ],
             autograph=False,
         )
+
+
+class UnmergedBacklog(Backlog):
+    """A `Backlog` of messages that no sum can replace, and that are few."""
+
+    def put(self, update):
+        """Adds an `PeerUpdate`."""
+        with self._lock:
+            self._waiting.append(update)
+            self._bytes += update.bytes

@@ -105,8 +105,8 @@ class Channel:
 
         Returns:
           The parameters with all that has come, `[size]`; whether they are
-          others than `after`; bytes sent to each other worker, int64; and of
-          what came updates, bytes, and the mean staleness, int64.
+          others than `after`; bytes sent to all others, int64; and of what
+          came updates, bytes, and the mean staleness, int64.
         """
         # A step that accumulates, or is skipped, is no update.
         changed = tf.reduce_any(tf.not_equal(before, after))
@@ -166,7 +166,8 @@ class Channel:
         header = tf.concat([start, seen], 0)
         put = self.transport.outbox.put([header, message.values, message.data])
         with tf.control_dependencies([put]):
-            return messages.build_bytes(header, *message[1:])
+            size = messages.build_bytes(header, *message[1:])
+            return size * len(roster.others)
 
     def receive(self):
         """Builds the application of all messages that are in the inbox.
@@ -269,7 +270,14 @@ class Channel:
     # Between steps.
 
     def admit(self, worker):
-        """Numbers of a worker begin again: another process joins."""
+        """Numbers of a worker begin again: another process joins.
+
+        Args:
+          worker: Its number.
+
+        Returns:
+          Number of this worker's last update before it came, int.
+        """
         self.before[worker] = before = self.sent
         counts = self.counts
         self.earlier[worker] += int(counts[worker, APPLIED])
@@ -278,6 +286,7 @@ class Channel:
         counts[worker] = 0
         self._counts.assign(counts)
         self.transport.admit(worker, before)
+        return before
 
     def begin(self, vector):
         """Builds: what comes is added to this vector, `[size]`."""
@@ -291,6 +300,10 @@ class Channel:
     def sent(self):
         """Number of updates that this worker has sent, int."""
         return int(self._sent.numpy())
+
+    def came_from(self, worker):
+        """Number of messages of another worker that have come, int."""
+        return int(self.counts[worker, MESSAGES])
 
     @property
     def counts(self):

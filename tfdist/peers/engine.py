@@ -102,19 +102,18 @@ class PeerEngine(engine_lib.Engine):
 
     def came_from(self, worker):
         """Number of messages of another worker that have come, int."""
-        return sum(
-            int(one.counts[worker, channel.MESSAGES]) for one in self.channels
-        )
+        return sum(one.came_from(worker) for one in self.channels)
 
-    def codec_state(self, name, group):
-        """Variables for the state of a codec, a dict.
+    # Of the class that users know.
+    strategy_name = "PeerToPeerStrategy"
 
-        They are part of `strategy.state`.
+    def make_channel(self, name, group, rate):
+        """Makes a `Channel`; see there."""
+        state = self._codec_state(name, group)
+        return channel.Channel(self, name, group, self.codec, state, rate)
 
-        Args:
-          name: Of the channel.
-          group: Its `flat.FlatGroup`.
-        """
+    def _codec_state(self, name, group):
+        """Variables for the state of a codec: a part of `strategy.state`."""
         if self.codec is None:
             return {}
         state = self.codec.state(group.size, group.dtype)
@@ -194,18 +193,23 @@ class PeerEngine(engine_lib.Engine):
         if begins:
             self._fits += 1
             self._is_over = False
-        if begins and not self.collectives.number:
-            joiner = joining.Joiner(self, self.tolerance)
-            if self.roster.comes_later:
-                joiner.wait_for_start()
-            if joiner.is_needed():
-                joiner.join(model)
-                self._open()
-                return
+        if begins and not self.collectives.number and self._join(model):
+            self._open()
+            return
         super().adopt_model(moment, model, optimizers)
         if begins:
             self.fit_number = self.collectives.number
             self._open()
+
+    def _join(self, model):
+        """Joins the others if they train; returns whether they do."""
+        joiner = joining.Joiner(self, self.tolerance)
+        if self.roster.comes_later:
+            joiner.wait_for_start()
+        if not joiner.is_needed():
+            return False
+        joiner.join(model)
+        return True
 
     def _open(self):
         self.admission.is_open = self._fits == 1

@@ -54,11 +54,12 @@ class FlatGroup:
         ]
 
 
-def groups(variables):
+def groups(variables, strategy):
     """The groups of a list of variables, a list of `FlatGroup`.
 
     Args:
       variables: TensorFlow variables of floating-point types.
+      strategy: Name of the strategy, for an error.
 
     Raises:
       NotImplementedError: One is of another type.
@@ -67,7 +68,7 @@ def groups(variables):
     for place, variable in enumerate(variables):
         if not variable.dtype.is_floating:
             raise NotImplementedError(
-                "PeerToPeerStrategy sends updates of floating-point variables. "
+                f"{strategy} trains floating-point variables alone. "
                 f"Received: {variable.name!r} of {variable.dtype.name}."
             )
         dtype = tf.float64 if variable.dtype == tf.float64 else tf.float32

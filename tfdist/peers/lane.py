@@ -8,7 +8,6 @@ import tensorflow as tf
 from tfdist import private_keras
 from tfdist.all_reduce import branches
 from tfdist.all_reduce.variables import plain
-from tfdist.peers import channel as channel_lib
 from tfdist.peers import flat
 
 
@@ -37,22 +36,18 @@ class PeerLane:
         self.optimizer = optimizer
         self.variables = variables
         self._plain = list(map(plain, variables))
-        _check(optimizer, variables)
+        _check(optimizer, variables, engine.strategy_name)
         # All lanes of the step that it was part of last, in order.
         self.step_lanes = ()
         self.number = engine.journal.add([])
         self.channels = []
         rate = private_keras.learning_rate_variable(optimizer)
-        for k, group in enumerate(flat.groups(self._plain)):
-            name = f"{engine.name}/lane{number}/{k}"
-            state = engine.codec_state(name, group)
+        groups = flat.groups(self._plain, engine.strategy_name)
+        for k, group in enumerate(groups):
             self.channels.append(
-                channel_lib.Channel(
-                    engine,
-                    name,
+                engine.make_channel(
+                    f"{engine.name}/lane{number}/{k}",
                     group,
-                    engine.codec,
-                    state,
                     None if rate is None else rate.value,
                 )
             )
@@ -102,7 +97,6 @@ class PeerLane:
             self._assign(channel, vector, other)
             sent, size = sent + out, size + came
             staleness = tf.maximum(staleness, stale)
-        sent *= len(engine.roster.others)
         engine.journal.write(
             began=began,
             ended=tf.identity(size),
@@ -161,6 +155,21 @@ class PeerLane:
 
     # Between steps.
 
+    def read(self):
+        """Returns the parameters, by name of a channel a NumPy vector."""
+        vectors = zip(self.channels, self._vectors(), strict=True)
+        return {channel.name: vector.numpy() for channel, vector in vectors}
+
+    def put(self, vectors):
+        """Assigns parameters.
+
+        Args:
+          vectors: As `read` returns them.
+        """
+        for channel in self.channels:
+            value = tf.constant(vectors[channel.name], channel.group.dtype)
+            self._assign(channel, value, tf.constant(True))
+
     def receive(self):
         """Applies what others have sent; returns the number of updates."""
         return int(self._receive_eagerly().numpy())
@@ -176,7 +185,7 @@ class PeerLane:
         return total
 
 
-def _check(optimizer, variables):
+def _check(optimizer, variables, strategy):
     """Refuses what would not be the same on all workers, or what is lost.
 
     Raises:
@@ -185,16 +194,17 @@ def _check(optimizer, variables):
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if getattr(inner, "use_ema", False):
         raise NotImplementedError(
-            "PeerToPeerStrategy sends updates, and an average of the weights "
-            "that replaces them is none: use optimizers without `use_ema`. "
-            f"Received: {optimizer.name!r} with use_ema=True."
+            f"With {strategy} other workers change weights as well, of which "
+            "an average of the weights that replaces them knows nothing: use "
+            "optimizers without `use_ema`. Received: "
+            f"{optimizer.name!r} with use_ema=True."
         )
     for variable in variables:
         constraint = getattr(variable, "constraint", None)
         if constraint is not None:
             raise NotImplementedError(
-                "PeerToPeerStrategy adds other workers' updates to weights, "
-                "after which a constraint does not hold. Received: "
+                f"With {strategy} other workers change weights as well, after "
+                "which a constraint does not hold. Received: "
                 f"{variable.path!r} with constraint="
                 f"{type(constraint).__name__}."
             )

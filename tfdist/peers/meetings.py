@@ -340,7 +340,8 @@ class Meetings:
                 time.sleep(_POLL_SECONDS)
 
     def _progress(self, worker, status):
-        said = status["number"], status["over"], status["values"]
+        names = "number", "over", "values", "updates"
+        said = [status[name] for name in names]
         return said, self._engine().came_from(worker)
 
     def _ask(self, worker):

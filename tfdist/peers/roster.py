@@ -24,12 +24,14 @@ class Roster:
       known: Worker -> the incarnation that this worker has met, a dict.
       given_up_by: Number of a worker that has given up this one, or None.
       membership: The `MembershipNote` of this worker; None without a cluster.
+      on_lost: Called without arguments when a worker has been given up.
     """
 
     def __init__(self, config, name):
         self.name = name
         self.given_up_by = None
         self.membership = None
+        self.on_lost = lambda: None
         self.worker_id = config.worker_id
         self.num_workers = config.num_workers
         self.names = config.worker_names
@@ -142,3 +144,4 @@ class Roster:
             self.names[worker],
             reason,
         )
+        self.on_lost()

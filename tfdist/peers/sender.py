@@ -65,6 +65,7 @@ class PeerSender:
         # Number of the call of `fit` that is to stop; of the one for which
         # the receiver knows it.
         self._stop = self._told = 0
+        self._probes = False
         self._closes = False
         self._session = None
         # By number of messages.
@@ -96,6 +97,12 @@ class PeerSender:
         """
         with self._changed:
             self._stop = number
+            self._changed.notify()
+
+    def probe(self):
+        """Asks whether the receiver is still there, if nothing else does."""
+        with self._changed:
+            self._probes = True
             self._changed.notify()
 
     def release(self, seen):
@@ -171,7 +178,10 @@ class PeerSender:
         return self._in_flight
 
     def _stop_message(self):
-        if self._told == self._stop or self._roster.is_lost(self.worker):
+        probes, self._probes = self._probes, False
+        if self._roster.is_lost(self.worker):
+            return None
+        if self._told == self._stop and not probes:
             return None
         roster = self._roster
         length = messages.header_length(roster.num_workers)

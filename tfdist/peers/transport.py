@@ -67,11 +67,19 @@ class Transport:
             self._roster,
             worker,
             self.inbox,
-            backlog.Backlog(*self._vector, holds),
+            self._make_backlog(holds),
             tolerance.worker_timeout,
             stall,
             since,
         )
+
+    def _make_backlog(self, holds):
+        return backlog.Backlog(*self._vector, holds)
+
+    def receivers(self, update):
+        """The `PeerSender`s that send an `PeerUpdate`: all, a list."""
+        del update
+        return self.senders
 
     def admit(self, worker, since):
         """Sends to a worker that joins, or to its new process.
@@ -101,7 +109,7 @@ class Transport:
             update = messages.PeerUpdate(
                 *(tensor.numpy() for tensor in tensors)
             )
-            for one in self.senders:
+            for one in self.receivers(update):
                 one.put(update)
             self._dispatched = int(update.header[messages.LAST])
 

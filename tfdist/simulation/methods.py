@@ -5,6 +5,7 @@ from typing import Any
 from tfdist.averaging import LocalSteps
 from tfdist.correction import Correction
 from tfdist.simulation.exchange import VirtualExchange
+from tfdist.simulation.exchange_gossip import GossipExchange
 from tfdist.simulation.exchange_peers import PeerExchange
 from tfdist.strategies import registry
 from tfdist.strategies.method import Method
@@ -26,6 +27,8 @@ def as_exchange(strategy: Any) -> tuple[VirtualExchange | None, str]:
         strategy = registry.method(strategy)
     if isinstance(strategy, Method) and strategy.sends_to_peers:
         return PeerExchange(strategy.compression), strategy.name
+    if isinstance(strategy, Method) and strategy.gossips:
+        return GossipExchange(), strategy.name
     return None, ""
 
 
@@ -36,8 +39,7 @@ def as_method(strategy: Any, takes_peers: bool = False) -> Method:
       strategy: A `Method`, a text for `registry.method`, a `Synchronization`,
         a `Correction`, `LocalSteps`, or a strategy of tfdist (of its
         arguments, those three).
-      takes_peers: Whether it may be one of workers that send each other
-        updates.
+      takes_peers: Whether it may be one of workers that send to each other.
 
     Raises:
       ValueError: It is a text that names none.
@@ -47,7 +49,7 @@ def as_method(strategy: Any, takes_peers: bool = False) -> Method:
         strategy = registry.method(strategy)
     if isinstance(strategy, Method):
         if not strategy.needs_servers and not (
-            takes_peers and strategy.sends_to_peers
+            takes_peers and strategy.is_among_peers
         ):
             raise ValueError(
                 "Argument `strategy` must be a method with servers. Received: "

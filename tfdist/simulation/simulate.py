@@ -275,8 +275,8 @@ def _check_flat(num_servers, failures):
     ):
         if value != allowed:
             raise ValueError(
-                f"Argument `{name}` must be {allowed} with peer_to_peer and "
-                f"exchanges. Received: {name}={value!r}"
+                f"Argument `{name}` must be {allowed} with peer_to_peer, "
+                f"gossip and exchanges. Received: {name}={value!r}"
             )
 
 

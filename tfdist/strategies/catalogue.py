@@ -61,6 +61,14 @@ ENTRIES = (
         communication="peers",
     ),
     Entry(
+        "gossip",
+        "tfdist.synchronization:Async",
+        "synchronization",
+        paper="Lian et al. 2018",
+        help="averages weights with one random other worker; no servers",
+        communication="gossip",
+    ),
+    Entry(
         "inverse_staleness",
         "tfdist.correction:InverseStaleness",
         "correction",

@@ -16,7 +16,7 @@ from tfdist.correction import Correction
 from tfdist.synchronization import Async
 from tfdist.synchronization import Synchronization
 
-_COMMUNICATIONS = ("parameter_server", "ring", "peers")
+_COMMUNICATIONS = ("parameter_server", "ring", "peers", "gossip")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Method:
       local_steps: What workers do between two exchanges: a `LocalSteps`, or a
         number of steps; None: they push after each.
       communication: "parameter_server", "ring" for all-reduce between
-        workers, or "peers" where workers send each other updates.
+        workers, "peers" where workers send each other updates, or "gossip"
+        where they average in pairs.
       compression: Codec of these updates, or a text that names one; None
         sends them as they are.
       warmup_peers: Workers that begin, where workers send each other updates;
@@ -46,7 +47,7 @@ class Method:
     correction: Correction | None = None
     name: str = dataclasses.field(default="", compare=False, repr=False)
     local_steps: LocalSteps | int | None = None
-    communication: Literal["parameter_server", "ring", "peers"] = (
+    communication: Literal["parameter_server", "ring", "peers", "gossip"] = (
         "parameter_server"
     )
     compression: Codec | str | None = None
@@ -127,9 +128,9 @@ class Method:
         correction, local_steps = self.correction, self.local_steps
         if self.communication == "ring":
             self._check_ring()
-        if self.communication == "peers":
+        if self.is_among_peers:
             self._check_peers()
-        else:
+        if not self.sends_to_peers:
             self._check_no_peers()
         if correction is not None:
             correction = correction.resolve(synchronization, num_workers)
@@ -179,7 +180,7 @@ class Method:
             if getattr(self, name) != value:
                 raise ValueError(
                     f"Argument `{name}` must be {value!r} with "
-                    'communication="peers". Received: '
+                    f'communication="{self.communication}". Received: '
                     f"{name}={getattr(self, name)!r}"
                 )
 
@@ -230,6 +231,16 @@ class Method:
     def sends_to_peers(self) -> bool:
         """Whether it is `PeerToPeerStrategy` that carries it out."""
         return self.communication == "peers"
+
+    @property
+    def gossips(self) -> bool:
+        """Whether it is `GossipStrategy` that carries it out."""
+        return self.communication == "gossip"
+
+    @property
+    def is_among_peers(self) -> bool:
+        """Whether it is one of these two: no servers, and nobody waits."""
+        return self.sends_to_peers or self.gossips
 
     @property
     def needs_order(self) -> bool:

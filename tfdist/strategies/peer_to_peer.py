@@ -1,28 +1,18 @@
 """Asynchronous training without servers, as users construct it."""
 
-import atexit
 from typing import Any
-import weakref
 
 from typing_extensions import Unpack
 
 from tfdist import checks
 from tfdist import compression as compression_lib
-from tfdist.all_reduce import collectives as collectives_lib
 from tfdist.peers import engine as engine_lib
-from tfdist.peers import meetings as meetings_lib
-from tfdist.peers import roster as roster_lib
-from tfdist.peers import serving
-from tfdist.peers import transport
-from tfdist.saving import files
-from tfdist.strategies import construction
+from tfdist.strategies import among_peers
 from tfdist.strategies import options
 from tfdist.strategies import strategy as strategy_lib
-from tfdist.strategies import without_servers
-from tfdist.synchronization import Async
 
 
-class PeerToPeerStrategy(without_servers.StrategyWithoutServers):
+class PeerToPeerStrategy(among_peers.StrategyAmongPeers):
     """Asynchronous SGD without servers: workers send each other updates.
 
     Each worker holds all parameters and an optimizer of its own. It makes a
@@ -64,61 +54,22 @@ class PeerToPeerStrategy(without_servers.StrategyWithoutServers):
         self._warmup_updates = checks.count("warmup_updates", warmup_updates, 1)
         self._construct(**kwargs)
 
-    def _connect(self, look_up, tolerance):
-        config = self._cluster
-        if config.num_workers > 1:
-            serving.start(config, tolerance.start_timeout, self._first)
-            # Runs after what is registered later.
-            atexit.register(transport.end_all)
-        return construction.connect(config, look_up, True, tolerance)
-
     @property
     def _first(self):
-        """Number of the workers that begin."""
         every = self._cluster.num_workers
         return min(self._warmup_peers or every, every)
 
-    def _engine_of(self, connections, tolerance, check):
-        config, device = self._cluster, connections.worker_device
-        name = f"{construction.namespace(config)}/peers"
-        roster = roster_lib.Roster(config, name)
-        later = set(range(self._first, config.num_workers))
-        roster.comes_later = roster.worker_id in later
-        roster.await_later(later - {roster.worker_id})
-
-        def make_meetings(engine):
-            if config.num_workers == 1:
-                return collectives_lib.NoCollectives()
-            made = meetings_lib.Meetings(
-                roster, name, device, tolerance, weakref.ref(engine)
-            )
-            atexit.register(made.leave)
-            return made
-
-        def make(strategy):
-            return engine_lib.PeerEngine(
-                strategy,
-                config,
-                make_meetings,
-                check,
-                files.of(config),
-                roster=roster,
-                name=name,
-                device=device,
-                codec=self._compression,
-                tolerance=tolerance,
-                warmup_updates=self._warmup_updates * bool(later),
-            )
-
-        return make
+    def _make_engine(self, *args, **kwargs):
+        is_partial = self._first < self._cluster.num_workers
+        return engine_lib.PeerEngine(
+            *args,
+            codec=self._compression,
+            warmup_updates=self._warmup_updates * is_partial,
+            **kwargs,
+        )
 
     def _axes(self):
         return self.synchronization, self._compression
-
-    @property
-    def synchronization(self) -> Async:
-        """`Async()`: nobody waits."""
-        return Async()
 
     @property
     def compression(self) -> compression_lib.Codec | None:

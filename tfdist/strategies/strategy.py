@@ -163,11 +163,12 @@ class ParameterServerStrategy(
             local_steps=local_steps,
             communication=communication,
         )
-        if self._method.sends_to_peers:
+        if self._method.is_among_peers:
             raise ValueError(
-                "Argument `communication` must be parameter_server or ring. "
-                "For updates between workers use "
-                'tfdist.PeerToPeerStrategy(). Received: communication="peers"'
+                "Argument `communication` must be one of parameter_server, "
+                "ring. For updates between workers use "
+                "tfdist.PeerToPeerStrategy(), and tfdist.GossipStrategy() "
+                f"where they average. Received: communication={communication!r}"
             )
         if self._method.all_reduces_gradients:
             raise ValueError(

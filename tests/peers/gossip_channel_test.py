@@ -1,0 +1,357 @@
+"""Averaging in pairs, with messages that a test delays as it likes.
+
+The oracle is NumPy's, of the rule in the docstring of `gossip_channel`. Numbers
+are multiples of powers of two, so that float64 holds them and all sums exactly.
+"""
+
+import collections
+import itertools
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.cluster import ClusterConfig
+from tfdist.compression import Cast
+from tfdist.peers import flat
+from tfdist.peers import gossip_channel
+from tfdist.peers import messages
+from tfdist.peers.roster import Roster
+from tfdist.strategies.fault_tolerance import FaultTolerance
+
+SIZE = 5
+_names = map("gossip_channel_test/{}".format, itertools.count())
+
+
+class Worker:
+    """A channel of one of some workers in this process, without threads."""
+
+    def __init__(self, number, num_workers, values, rate=None):
+        """Makes one whose parameters are `values`, `[SIZE]` float64."""
+        addresses = [f"localhost:{k + 1}" for k in range(num_workers)]
+        self.roster = roster = Roster(
+            ClusterConfig({"worker": addresses}, "worker", number), "test"
+        )
+        roster.incarnation = 100 + number
+        known = [100 + k for k in range(num_workers)]
+        engine = types.SimpleNamespace(
+            roster=roster,
+            known=tf.Variable(tf.constant(known, tf.int64)),
+            told=tf.Variable(tf.zeros([], tf.int64)),
+            dense=Cast("float32"),
+            tolerance=FaultTolerance(),
+            device="/CPU:0",
+            seed=7,
+        )
+        self.engine = engine
+        name = next(_names)
+        group = flat.FlatGroup(tf.float64, (0,), (tf.TensorShape([SIZE]),))
+        self.channel = gossip_channel.GossipChannel(engine, name, group, rate)
+        self.channel.transport.close()
+        self.outbox = messages.Queue(f"{name}/out", tf.float64, 100)
+        self.channel.transport = types.SimpleNamespace(
+            inbox=messages.Queue(f"{name}/in", tf.float64, 100),
+            outbox=self.outbox,
+        )
+        self.x = np.array(values, np.float64)
+        self._exchange = tf.function(self.channel.exchange, autograph=False)
+        self._receive = tf.function(self._between, autograph=False)
+
+    def _between(self, vector):
+        self.channel.begin(vector)
+        count, *_ = self.channel.receive()
+        return self.channel.vector(), count
+
+    def step(self, update=0.0, rate=0.5):
+        """Takes a step; returns staleness and the messages that it sends."""
+        after = tf.constant(self.x - update)
+        vector, *_, staleness = self._exchange(
+            after, after, tf.constant(rate, tf.float64)
+        )
+        self.x = vector.numpy()
+        return int(staleness), self.sent()
+
+    def receive(self):
+        """Handles messages between steps; returns those that it sends."""
+        vector, _ = self._receive(tf.constant(self.x))
+        self.x = vector.numpy()
+        return self.sent()
+
+    def sent(self):
+        """Takes out what the worker sends, a list."""
+        return [self.outbox.take() for _ in range(int(self.outbox.size()))]
+
+    def deliver(self, message):
+        """Puts a message into its inbox."""
+        self.channel.transport.inbox.put(list(message))
+
+    def count(self, other, column):
+        """A number of another worker's row of counts."""
+        return int(self.channel.counts[other, column])
+
+
+def receiver_of(message):
+    return int(message.header[gossip_channel.TO])
+
+
+class Oracle:
+    """The rule, in NumPy, of one worker."""
+
+    def __init__(self, values):
+        """Makes one whose parameters are `values`."""
+        self.x = np.array(values, np.float64)
+        self.lent = None
+
+    def ask(self):
+        """Lends a half, which is the message."""
+        self.lent = self.x / 2
+        return self.lent
+
+    def serve(self, half):
+        """Takes a half for one of its own, which is the reply."""
+        given = self.x / 2 if self.lent is None else self.x - self.lent
+        self.x = self.x + (half - given)
+        return given
+
+    def finish(self, half):
+        """Takes the reply for the half that is lent."""
+        self.x = self.x + (half - self.lent)
+        self.lent = None
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("learns", [False, True])
+def test_it_is_the_rule_whatever_the_delays(seed, learns):
+    rng = np.random.default_rng(seed)
+    first = rng.integers(-8, 9, [3, SIZE]).astype(np.float64)
+    workers = [Worker(k, 3, first[k]) for k in range(3)]
+    oracles = [Oracle(values) for values in first]
+    # By pair: messages in order, each with what the oracle has sent.
+    links = collections.defaultdict(collections.deque)
+    inboxes = [collections.deque() for _ in range(3)]
+    updates, stale, doubly = 0.0, set(), 0
+
+    def act(k, steps):
+        """A step of a worker, of both kinds."""
+        nonlocal updates, doubly
+        oracle, sent = oracles[k], []
+        if steps:
+            update = learns * rng.integers(-2, 3, SIZE) * 1.0
+            updates = updates + update
+            oracle.x = oracle.x - update
+        while inboxes[k]:
+            other, is_request, half = inboxes[k].popleft()
+            doubly += is_request and oracle.lent is not None
+            if is_request:
+                sent.append((other, False, oracle.serve(half)))
+            else:
+                oracle.finish(half)
+        if steps and oracle.lent is None:
+            sent.append((None, True, oracle.ask()))
+        if steps:
+            staleness, found = workers[k].step(update)
+            stale.add(staleness)
+        else:
+            found = workers[k].receive()
+        np.testing.assert_array_equal(workers[k].x, oracle.x)
+        assert len(found) == len(sent)
+        for message, (to, is_request, half) in zip(found, sent, strict=True):
+            np.testing.assert_array_equal(message.values, half)
+            other = receiver_of(message)
+            assert to in (None, other) and other != k
+            links[k, other].append((message, (k, is_request, half)))
+
+    for _ in range(30):
+        # Whose messages come late, and which of the workers is slow.
+        for (_, to), waiting in links.items():
+            while waiting and rng.random() < 0.4:
+                message, facts = waiting.popleft()
+                workers[to].deliver(message)
+                inboxes[to].append(facts)
+        act(int(rng.choice(3, p=[0.5, 0.4, 0.1])), True)
+        if not learns:  # Means of first values, with weights of 0 or more.
+            for oracle in oracles:
+                assert (oracle.x >= first.min(0)).all()
+                assert (oracle.x <= first.max(0)).all()
+    # They end.
+    while any(links.values()) or any(inboxes):
+        for (_, to), waiting in links.items():
+            while waiting:
+                message, facts = waiting.popleft()
+                workers[to].deliver(message)
+                inboxes[to].append(facts)
+        for k in range(3):
+            act(k, False)
+    total = sum(worker.x for worker in workers)
+    np.testing.assert_array_equal(total, first.sum(0) - updates)
+    assert doubly and max(stale) > 1
+    for me, other in itertools.permutations(range(3), 2):
+        mine, theirs = workers[me], workers[other]
+        ended = mine.count(other, gossip_channel.ENDED)
+        assert ended == mine.count(other, gossip_channel.BEGUN)
+        assert ended == theirs.count(me, gossip_channel.SERVED)
+        assert mine.channel.gained[other] == -theirs.channel.gained[me]
+    assert all(worker.channel.request is None for worker in workers)
+
+
+def test_two_workers_end_at_their_mean():
+    first, second = Worker(0, 2, np.zeros(SIZE)), Worker(1, 2, np.ones(SIZE))
+    _, (request,) = first.step()
+    second.deliver(request)
+    (reply,) = second.receive()
+    first.deliver(reply)
+    assert first.receive() == []
+    for worker in (first, second):
+        np.testing.assert_array_equal(worker.x, np.full(SIZE, 0.5))
+        assert worker.channel.distance == pytest.approx(SIZE**0.5)
+
+
+def test_replicas_come_together_without_learning():
+    workers = [Worker(k, 4, np.full(SIZE, 2.0**k)) for k in range(4)]
+    for _ in range(40):
+        for worker in workers:
+            _, found = worker.step()
+            for message in found:
+                workers[receiver_of(message)].deliver(message)
+    for _ in range(2):
+        for worker in workers:
+            for message in worker.receive():
+                workers[receiver_of(message)].deliver(message)
+    # (1 + 2 + 4 + 8) / 4
+    for worker in workers:
+        np.testing.assert_allclose(worker.x, 3.75, rtol=1e-9)
+
+
+def exchange_of_two():
+    """Two workers, and the request of the first."""
+    first, second = Worker(0, 2, np.zeros(SIZE)), Worker(1, 2, np.ones(SIZE))
+    _, (request,) = first.step()
+    return first, second, request
+
+
+def test_a_message_that_comes_twice_counts_once():
+    first, second, request = exchange_of_two()
+    second.deliver(request)
+    second.deliver(request)
+    (reply,) = second.receive()
+    first.deliver(reply)
+    first.receive()
+    first.deliver(reply)
+    first.receive()
+    for worker, other in ((first, 1), (second, 0)):
+        np.testing.assert_array_equal(worker.x, np.full(SIZE, 0.5))
+        assert worker.count(other, gossip_channel.DUPLICATES) == 1
+
+
+def test_messages_of_another_process_do_not_count():
+    first, second, request = exchange_of_two()
+    second.engine.known.assign([99, 101])
+    second.deliver(request)
+    assert second.receive() == []
+    np.testing.assert_array_equal(second.x, np.ones(SIZE))
+    assert second.count(0, gossip_channel.FOREIGN) == 1
+    del first
+
+
+def test_an_exchange_with_a_lost_worker_is_given_up():
+    first, second, request = exchange_of_two()
+    second.deliver(request)
+    (reply,) = second.receive()
+    first.engine.known.assign([100, 0])
+    first.deliver(reply)
+    # Nobody is left to ask.
+    assert first.step() == (0, [])
+    np.testing.assert_array_equal(first.x, np.zeros(SIZE))
+    assert first.channel.request is None
+    assert first.count(1, gossip_channel.GIVEN_UP) == 1
+    assert first.count(1, gossip_channel.FOREIGN) == 1
+    # What the other one has gained is what the survivors lack.
+    assert second.channel.gained[0] == -SIZE / 2
+
+
+def test_an_exchange_with_a_process_that_is_replaced_is_given_up():
+    first, _, request = exchange_of_two()
+    first.channel.transport.admit = lambda worker, since: None
+    first.deliver(request._replace(header=_from(request, 1, 101, 50)))
+    first.receive()
+    assert first.channel.admit(1) == 0
+    assert first.channel.request is None
+    assert first.count(1, gossip_channel.GIVEN_UP) == 1
+    # Numbers of the new process begin again.
+    first.engine.known.assign([100, 102])
+    first.deliver(request._replace(header=_from(request, 1, 102, 1)))
+    assert len(first.receive()) == 1
+    assert first.count(1, gossip_channel.SERVED) == 2
+
+
+def _from(request, sender, incarnation, number):
+    header = request.header.numpy()
+    header[messages.SENDER] = sender
+    header[messages.INCARNATION] = incarnation
+    header[[messages.FIRST, messages.LAST]] = number
+    return header
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_values_that_are_not_finite_stay_where_they_are(bad):
+    first, second, _ = exchange_of_two()
+    first, second = Worker(0, 2, np.zeros(SIZE)), Worker(1, 2, np.ones(SIZE))
+    workers = first, second
+    workers[bad].x[0] = np.inf
+    before = [worker.x.copy() for worker in workers]
+    _, (request,) = first.step()
+    second.deliver(request)
+    (reply,) = second.receive()
+    first.deliver(reply)
+    first.receive()
+    for worker, values in zip(workers, before, strict=True):
+        np.testing.assert_array_equal(worker.x, values)
+    assert second.count(0, gossip_channel.DECLINED) == 1
+    assert first.channel.request is None
+
+
+def test_the_chief_s_rate_goes_from_one_to_the_next():
+    rates = [tf.Variable(1.0), tf.Variable(0.125), tf.Variable(0.125)]
+    workers = [Worker(k, 3, np.zeros(SIZE), rates[k]) for k in range(3)]
+
+    def give(message, k):
+        header = message.header.numpy()
+        header[gossip_channel.TO] = k
+        workers[k].deliver(message._replace(header=header))
+
+    _, (from_chief,) = workers[0].step(rate=0.25)
+    give(from_chief, 1)
+    workers[1].receive()
+    assert rates[1].numpy() == 0.25
+    _, found = workers[1].step(rate=0.5)
+    give(found[-1], 2)
+    workers[2].receive()
+    assert rates[2].numpy() == 0.25
+    # What is older changes nothing any more.
+    give(found[-1], 0)
+    _, (newer,) = workers[0].step(rate=0.0625)
+    give(newer, 2)
+    give(found[-1], 2)
+    workers[2].receive()
+    assert rates[2].numpy() == 0.0625
+    assert rates[0].numpy() == 1.0
+
+
+def test_neighbours_are_drawn_alike_and_follow_the_seed():
+    others = tf.constant([0, 2, 3], tf.int64)
+
+    def draws(seed):
+        return [
+            int(
+                gossip_channel.build_neighbour(
+                    seed, tf.constant(k, tf.int64), others
+                )
+            )
+            for k in range(300)
+        ]
+
+    found = collections.Counter(draws(1))
+    # The standard deviation is about 8.
+    assert set(found) == {0, 2, 3} and min(found.values()) > 60
+    assert draws(1) == draws(1) != draws(2)

@@ -1,0 +1,106 @@
+"""Workers under `GossipStrategy`: programs, and training with faults."""
+
+import keras
+import tensorflow as tf
+
+from tests.all_reduce import main
+from tests.multi_process import handshake
+from tests.peers import faults
+from tests.peers import programs
+import tfdist
+
+
+def strategy_of(**tolerance):
+    """The strategy of a test.
+
+    Args:
+        **tolerance: of `FaultTolerance`, beyond a start timeout.
+    """
+    settings = {"start_timeout": 60.0, "stall_timeout": 40.0, **tolerance}
+    return tfdist.GossipStrategy(
+        seed=1, fault_tolerance=tfdist.FaultTolerance(**settings)
+    )
+
+
+def run(modules, **tolerance):
+    """Runs programs; reports what each returns, or its error.
+
+    Args:
+        modules: module of `tests` -> names of its functions.
+        **tolerance: as of `strategy_of`.
+    """
+    main.run_programs(strategy_of(**tolerance), modules)
+
+
+def model_of(strategy):
+    """That of `programs`, of float64: sums of averages hardly round."""
+    with strategy.scope():
+        layer = keras.layers.Dense(
+            programs.COLUMNS,
+            use_bias=False,
+            kernel_initializer="zeros",
+            dtype="float64",
+        )
+        model = keras.Sequential(
+            [keras.Input([programs.ROWS], dtype="float64"), layer]
+        )
+        model.compile(keras.optimizers.SGD(programs.RATE), programs.Product())
+    return model
+
+
+def train(
+    steps, pace=0.0, hold=None, until=None, worker_timeout=10.0, **tolerance
+):
+    """Trains with constant gradients; reports what it sees in the end.
+
+    Args:
+        steps: Of this worker.
+        pace: Seconds to pause after each step.
+        hold: After this number of steps wait until told to go on.
+        until: What the test tells to stop.
+        worker_timeout: Of the strategy.
+        **tolerance: As of `strategy_of`.
+    """
+    strategy = strategy_of(worker_timeout=worker_timeout, **tolerance)
+    model = model_of(strategy)
+    replica, paces = programs.Replica(), faults.Pace(pace, hold, until)
+    try:
+        model.fit(
+            programs.data(strategy.cluster.worker_id, steps),
+            verbose=0,
+            callbacks=[paces, replica],
+        )
+    except tf.errors.UnavailableError as error:
+        handshake.report(error=error.message)
+        return
+    handshake.report(
+        replica=replica.weights.ravel().tolist(),
+        after=model.get_weights()[0].ravel().tolist(),
+        counts=strategy.exchange_counts(),
+        distance=strategy.consensus_distance(),
+        steps=paces.steps,
+        longest=paces.longest,
+    )
+
+
+def train_saved(directory, epochs):
+    """Trains with a `ClusterCheckpoint`, five steps an epoch.
+
+    Args:
+        directory: Of the checkpoints.
+        epochs: Of `fit`.
+    """
+    strategy = strategy_of()
+    model = programs.model_of(strategy)
+    checkpoint = tfdist.callbacks.ClusterCheckpoint(directory)
+    model.fit(
+        programs.data(strategy.cluster.worker_id, 5),
+        epochs=epochs,
+        verbose=0,
+        callbacks=[checkpoint],
+    )
+    handshake.report(
+        weights=model.get_weights()[0].ravel().tolist(),
+        resumed=checkpoint.resumed_epoch,
+        updates=strategy.updates_applied(),
+    )

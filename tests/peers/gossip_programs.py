@@ -1,0 +1,74 @@
+"""Programs of which the outcome is special to `GossipStrategy`."""
+
+import json
+
+from tests import waits
+from tests.all_reduce import programs as all_reduce_programs
+from tests.peers import gossip_main
+from tests.peers import programs
+import tfdist
+
+
+def constant_gradients(strategy, worker, steps=40):
+    """Reports the replica at the end of `fit`, the weights, and all counts."""
+    model = gossip_main.model_of(strategy)
+    replica = programs.Replica()
+    model.fit(programs.data(worker, steps), verbose=0, callbacks=[replica])
+    return {
+        "replica": replica.weights.ravel().tolist(),
+        "after": model.get_weights()[0].ravel().tolist(),
+        "counts": strategy.exchange_counts(),
+    }
+
+
+def monitored(strategy, worker):
+    """Bytes sent of the records of a `ClusterMonitor`, and of all messages."""
+    model = programs.model_of(strategy)
+    monitor = tfdist.callbacks.ClusterMonitor("gossip", verbose=0)
+
+    def look(batch, logs):
+        (channel,) = strategy._engine.lanes[-1].channels
+        # Each has a request under way: there is always something to come.
+        if batch > 10:
+            waits.wait_until(
+                lambda: int(channel.transport.inbox.size()),
+                lambda: "a message is there",
+            )
+
+    model.fit(
+        programs.data(worker, 16),
+        verbose=0,
+        callbacks=[
+            all_reduce_programs.on(on_train_batch_end=look),
+            monitor,
+        ],
+    )
+    (channel,) = strategy._engine.lanes[-1].channels
+    rows = list(map(json.loads, monitor.jsonl_path.open()))
+    return {
+        "sent": sum(row["bytes_sent"] for row in rows),
+        "messages": channel.sent,
+        "staleness": [row["staleness"] for row in rows],
+        "worker": worker,
+    }
+
+
+def rates(strategy, worker):
+    """The chief's callback sets a rate, which the other takes over."""
+    model = programs.model_of(strategy)
+
+    def look(batch, logs):
+        if worker == 0 and batch == 3:
+            model.optimizer.learning_rate = programs.RATE / 4
+        if worker == 1 and batch >= 3:
+            rate = float(model.optimizer.learning_rate.numpy())
+            model.stop_training = False
+            seen.append(rate)
+
+    seen = []
+    model.fit(
+        programs.data(worker, 200),
+        verbose=0,
+        callbacks=[all_reduce_programs.on(on_train_batch_end=look)],
+    )
+    return [seen[:1], float(model.optimizer.learning_rate.numpy()), seen[-1:]]

@@ -1,0 +1,186 @@
+"""The engine of workers that average with each other in pairs."""
+
+import math
+import time
+
+from absl import logging
+
+from tfdist.peers import engine
+from tfdist.peers import gossip_channel
+from tfdist.peers import mean
+
+# Seconds between two looks at exchanges that are under way.
+_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 0.005
+_REPORT_SECONDS = 10.0
+
+
+class GossipEngine(engine.PeerEngine):
+    """Steps of this worker, after which it averages with a random other one.
+
+    Args:
+      *args: Of `PeerEngine`.
+      seed: int, of the draws of neighbours, the same on all workers.
+      **kwargs: Of `PeerEngine`.
+    """
+
+    strategy_name = "GossipStrategy"
+
+    def __init__(self, *args, seed, **kwargs):
+        self.seed = seed
+        super().__init__(*args, codec=None, **kwargs)
+        self._next_look = 0.0
+        # By channel: the request, messages of its receiver, and since when.
+        self._under_way = {}
+        self._mean = None
+        if self.roster.others:
+            self.roster.on_lost = self.note_known
+            self._mean = mean.MeanOfWorkers(
+                self.roster,
+                self.collectives,
+                self.name,
+                self.device,
+                self.tolerance.start_timeout,
+            )
+
+    def make_channel(self, name, group, rate):
+        """Makes a `GossipChannel`; see there."""
+        return gossip_channel.GossipChannel(self, name, group, rate)
+
+    def note_known(self):
+        """Called when a worker is known, and when one has been lost.
+
+        A lost one has no incarnation here: none of its messages counts.
+        """
+        roster = self.roster
+        self.known.assign(
+            [
+                0 if roster.is_lost(worker) else roster.known.get(worker, 0)
+                for worker in range(roster.num_workers)
+            ]
+        )
+
+    # Steps.
+
+    def read_told(self):
+        """Returns what all workers were told; see `PeerEngine`."""
+        told = super().read_told()
+        if self.roster.others:
+            self._look()
+        return told
+
+    def _look(self):
+        """Looks, once a second, after exchanges that are under way.
+
+        A receiver that has died with a request in its inbox is seen only by
+        who calls it. One that answers and takes no steps is given up, too.
+        """
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_SECONDS
+        # Whoever waits for this worker sees that it gets on.
+        self.collectives.post(updates=self.journal.count)
+        bound = self.tolerance.stall_timeout
+        if self.tolerance.on_stall == "wait":
+            bound = math.inf
+        before, self._under_way = self._under_way, {}
+        for one in self.channels:
+            request = one.request
+            if request is None:
+                continue
+            worker = request[1]
+            (sender,) = [s for s in one.transport.senders if s.worker == worker]
+            sender.probe()
+            found = request, self.came_from(worker)
+            earlier, since = before.get(one.name, (None, now))
+            since = since if earlier == found else now
+            self._under_way[one.name] = found, since
+            if now - since > bound:
+                self.roster.give_up(
+                    worker, f"it does not reply to a request for {bound:g} s"
+                )
+
+    # Between steps.
+
+    def finish(self):
+        """Waits until all have ended; then all have the mean of all."""
+        if not self.roster.others:
+            return
+        self._is_over = True
+        self.stop_joiners()
+        reported = time.monotonic()
+        # Nobody can have a request under way when all have waited for theirs.
+        while any(one.request for one in self.channels):
+            self._receive()
+            self._look()
+            if time.monotonic() - reported > _REPORT_SECONDS:
+                reported = time.monotonic()
+                logging.warning("Waiting for replies of other workers.")
+            time.sleep(_POLL_SECONDS)
+        self.collectives.finish({}, self._receive, lambda worker, sent: False)
+        self.admission.is_open = False
+        self.collectives.post(closed=True)
+        for one in self.channels:
+            one.forget_rate()
+        self._take_mean()
+
+    def _receive(self):
+        if self.roster.given_up_by is not None:
+            raise self.roster.left_behind(self.roster.given_up_by)
+        super()._receive()
+
+    def _take_mean(self):
+        lanes = self.lanes
+        vectors = {}
+        for lane in lanes:
+            vectors.update(lane.read())
+        means = self._mean.take(vectors)
+        if means is None:
+            return
+        for lane in lanes:
+            lane.put({**vectors, **means})
+
+    # Accounts.
+
+    def accounts(self):
+        """Returns what this worker has exchanged with each other one.
+
+        Returns:
+          A dict: see `GossipStrategy.exchange_counts`.
+        """
+        roster = self.roster
+        columns = {
+            "begun": gossip_channel.BEGUN,
+            "ended": gossip_channel.ENDED,
+            "given_up": gossip_channel.GIVEN_UP,
+            "served": gossip_channel.SERVED,
+            "declined": gossip_channel.DECLINED,
+            "duplicates": gossip_channel.DUPLICATES,
+            "foreign": gossip_channel.FOREIGN,
+        }
+        result = {}
+        for worker in roster.others:
+            found = {
+                key: sum(
+                    int(one.counts[worker, column]) for one in self.channels
+                )
+                for key, column in columns.items()
+            }
+            senders = [
+                sender
+                for one in self.channels
+                for sender in one.transport.senders
+                if sender.worker == worker
+            ]
+            found["repeated"] = sum(sender.repeated for sender in senders)
+            found["gained"] = sum(
+                float(one.gained[worker]) for one in self.channels
+            )
+            result[roster.names[worker]] = found
+        return result
+
+    @property
+    def distance(self):
+        """Distance from the other worker in the last exchange, float."""
+        return math.hypot(*(one.distance for one in self.channels))
