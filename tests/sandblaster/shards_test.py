@@ -113,6 +113,12 @@ def test_rows_without_a_coefficient_may_hold_anything():
 def test_who_has_the_same_names_has_the_same_vectors():
     made = loaded(3, {"a": np.arange(5.0)})
     other = shards.Shards(
-        made.namespace, 5, "float64", made.devices, made.devices[0], {}
+        made.namespace,
+        5,
+        "float64",
+        made.devices,
+        made.devices[0],
+        {},
+        made.fence,
     )
     np.testing.assert_array_equal(other.fetch("a"), np.arange(5.0))

@@ -37,6 +37,8 @@ class MinimizingFit:
         # Iterations that this worker has seen.
         self._seen = 0
         self._is_set = False
+        # Whether servers hold what this call of `fit` is about.
+        self._has_begun = False
         _check_optimizer(self._model)
 
     def go_on(self, frame, done):
@@ -75,17 +77,31 @@ class MinimizingFit:
             raise StopIteration
         if self._worker is None:
             self._begin(iterator)
-        if self._coordinator is not None:
-            result = self._coordinator.iterate(
-                self._number, self._seen, self._description
-            )
-            self._worker.load(result["point"], result["evaluation"])
-        else:
-            result = self._follow()
+        result = self._training.over_losses(self._take_part)
         self._seen += 1
         if result is not None:
             self._show(result)
         return self._model.get_metrics_result()
+
+    def put_back(self):
+        """Servers are there again: they get what they have lost."""
+        if self._worker is not None:
+            self._worker.forget()
+        if self._coordinator is not None:
+            if self._coordinator.has_begun:
+                self._coordinator.go_on()
+        elif self._has_begun:
+            self._training.await_coordinator()
+
+    def catch_up(self):
+        """On the chief, servers hold the last iteration that was shown."""
+        if self._coordinator is not None:
+            self._coordinator.iterate(self._seen - 1)
+
+    def _take_part(self):
+        if self._coordinator is not None:
+            return self._coordinator.iterate(self._seen)
+        return self._follow()
 
     def _begin(self, iterator):
         batches = [
@@ -105,12 +121,17 @@ class MinimizingFit:
         self._worker, self._coordinator, self._description = training.begin(
             self._model, self._gradients, batches, self._number
         )
+        loaded = self._model.optimizer.take_loaded()
+        values = self._gradients.values()
+        training.over_losses(lambda: self._begin_together(values, loaded))
+        self._has_begun = True
+
+    def _begin_together(self, values, loaded):
+        """Begins on the servers, or waits until the chief has."""
+        training = self._training
         if self._coordinator is not None:
             goes_on = self._coordinator.begin(
-                self._number,
-                self._description,
-                self._gradients.values(),
-                self._model.optimizer.take_loaded(),
+                self._number, self._description, values, loaded
             )
             if goes_on:
                 logging.warning(
@@ -128,10 +149,15 @@ class MinimizingFit:
         """Called when all callbacks have ended."""
         # A chief that has to leave comes back, and goes on.
         if self._coordinator is not None and not preemption.received():
-            self._coordinator.end()
+            self._training.over_losses(self._end_together)
+        self._has_begun = False
         # They have all of the data, and the model.
         self._worker = self._coordinator = self._gradients = None
         self._model = None
+
+    def _end_together(self):
+        self.catch_up()
+        self._coordinator.end()
 
     def _follow(self):
         """Works until the iteration has ended; returns its result, or None."""
@@ -164,7 +190,8 @@ class MinimizingFit:
                 return None
             self._worker.load(newest["point"], newest["evaluation"])
             # Of the second iteration after it, the vector is a trial point.
-            if self._training.progress()["done"] == progress["done"]:
+            now = self._training.progress()
+            if all(now[key] == progress[key] for key in ("term", "done")):
                 return dict(progress["recent"]).get(self._seen, newest)
 
     def _is_over(self, board):
