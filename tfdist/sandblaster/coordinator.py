@@ -1,23 +1,18 @@
-"""The coordinator: it hands out portions, and moves the point on the shards."""
-
-import time
+"""The coordinator: it moves the point on the shards, and survives them."""
 
 from absl import logging
 import numpy as np
 
+from tfdist.sandblaster import evaluation as evaluation_lib
 from tfdist.sandblaster import fence
 from tfdist.sandblaster import minimizer as minimizer_lib
 from tfdist.sandblaster import saved_memory
-from tfdist.sandblaster import work_queue
+from tfdist.sandblaster import whole_data
 
 # What is noted of each iteration.
 _NOTED = ("fit", "done", "description", "minimizer", "result", "recent")
 # Iterations whose results are kept for workers that are behind.
 _RECENT = 20
-# Seconds between two looks at whether all servers are there.
-_CHECK_SECONDS = 1.0
-# Seconds between two looks at what the workers have done.
-POLL_SECONDS = 0.01
 
 
 class Coordinator:
@@ -32,13 +27,10 @@ class Coordinator:
         of the call of `fit`, and `done`, the number of its iterations.
       progress: The `SharedRecord` of the minimization itself.
       held: What the servers hold of the model, an `_OnServers`: its `shards`,
-        `deposits`, `minimizer` and `stored`.
+        `minimizer` and `stored`.
       snapshots: The `IterationSnapshots`.
       worker: The `PortionWorker` of this process.
-      num_portions: Into how many portions the data is cut.
-      patience: As of `WorkQueue`.
-      lost_workers: Callable without arguments that gives the numbers of
-        workers that are not there any more.
+      evaluation: The `Evaluation`.
 
     Attributes:
       has_begun: Whether `begin` has come to its end.
@@ -51,29 +43,21 @@ class Coordinator:
         held,
         snapshots,
         worker,
-        num_portions,
-        patience,
-        lost_workers,
+        evaluation,
     ):
         self._board = board
         self._progress = progress
         self._shards = held.shards
         self._fence = held.shards.fence
-        self._deposits = held.deposits
         self._minimizer = held.minimizer
         self._stored = held.stored
         self._snapshots = snapshots
         self._worker = worker
-        self._num_portions = num_portions
-        self._patience = patience
-        self._lost_workers = lost_workers
-        # By point: the stamp and the totals of the last evaluation there.
-        self._evaluated = {}
+        self._evaluation = evaluation
         # The record of the last iteration; and that of the parameters that
         # are known here, with these.
         self._noted = None
         self._retained = None
-        self._checked = time.monotonic()
         self.has_begun = False
 
     def begin(self, fit, description, values, loaded=None):
@@ -102,6 +86,8 @@ class Coordinator:
         else:
             self._snapshots.look()
         goes_on = before.get("fit", -1) == fit
+        if goes_on:
+            whole_data.compare(before["description"], description)
         if goes_on and all(whole):
             self._go_on_with(before)
         elif not goes_on and not (
@@ -220,15 +206,7 @@ class Coordinator:
 
     def _replace(self, record):
         """Both records are those of an iteration, and all shards are whole."""
-        self._evaluated = {}
-        result = record["result"]
-        if result is not None:
-            self._evaluated[result["point"]] = (
-                result["evaluation"],
-                np.array(result["totals"]),
-            )
-        counts = record.get("counts", {})
-        evaluations = record.get("evaluations", 0)
+        self._evaluation.adopt(record["result"])
         self._noted = {
             **{name: record[name] for name in _NOTED},
             "slot": self._snapshots.slot,
@@ -245,10 +223,12 @@ class Coordinator:
 
         def begin(board, now):
             del now
-            board["evaluation"] = max(board.get("evaluation", 0), evaluations)
-            board.setdefault("counts", counts)
+            board["evaluation"] = max(
+                board.get("evaluation", 0), record.get("evaluations", 0)
+            )
+            board.setdefault("counts", record.get("counts", {}))
             board["term"] = self._fence.term
-            self._close(board, record["done"])
+            evaluation_lib.close(board, record["done"])
             # No ticket of another term has this number.
             board["next_ticket"] = self._fence.term * fence.TICKETS
             board.update(fit=record["fit"], ended=False)
@@ -292,8 +272,8 @@ class Coordinator:
     def _make(self, progress):
         """Makes an iteration."""
         self._fence.refuse(progress["term"])
-        made = self._minimizer.iterate(self._evaluate)
-        evaluation, totals = self._evaluated[self._minimizer.point]
+        made = self._minimizer.iterate(self._evaluation.evaluate)
+        stamp, totals = self._evaluation.of(self._minimizer.point)
         result = {
             "outcome": made.outcome.value,
             "value": made.value,
@@ -302,7 +282,7 @@ class Coordinator:
             "evaluations": made.evaluations,
             "restarted": made.restarted,
             "point": self._minimizer.point,
-            "evaluation": evaluation,
+            "evaluation": stamp,
             "totals": totals.tolist(),
         }
         done = progress["done"]
@@ -314,7 +294,7 @@ class Coordinator:
                 "recent": [*progress["recent"][-_RECENT:], [done, result]],
             }
         )
-        self._board.change(lambda board, now: self._close(board, done + 1))
+        self._evaluation.close(done + 1)
         self._write_snapshot()
 
     def end(self):
@@ -332,7 +312,7 @@ class Coordinator:
 
         def replace(progress, now):
             del now
-            self._check_is_coordinator(progress)
+            self._fence.refuse(progress.get("term", 0))
             progress.update(changes)
             return dict(progress)
 
@@ -351,84 +331,6 @@ class Coordinator:
         if self._snapshots.write(self._stored, now, record):
             # Another process of the chief must not write over it.
             self._note({"slot": self._snapshots.slot})
-
-    def _evaluate(self, point, gradient):
-        """The loss at a point; the gradient goes into the other vector."""
-        self._deposits.clear()
-        stamp = self._board.change(lambda board, now: self._open(board, point))
-        totals, added = 0.0, 0
-        while added < self._num_portions:
-            worked = self._worker.work()
-            tickets = self._accepted()[added:]
-            if None in tickets:
-                tickets = tickets[: tickets.index(None)]
-            if tickets:
-                for row in self._deposits.add(tickets):
-                    totals = totals + row
-                added += len(tickets)
-            elif not worked:
-                self._give_back_lost()
-                self._check_servers()
-                time.sleep(POLL_SECONDS)
-        value, count = totals[:2]
-        self._deposits.finish(gradient, count)
-        self._evaluated[point] = stamp, totals
-        return float(value / count)
-
-    def _accepted(self):
-        board = self._board.read()
-        self._check_is_coordinator(board)
-        return board["queue"]["accepted"]
-
-    def _open(self, board, point):
-        """The board has a new queue; returns the stamp of its evaluation."""
-        self._check_is_coordinator(board)
-        typical, ticket = board.get("typical"), board["next_ticket"]
-        if board["queue"] is not None:
-            last = work_queue.restored(board["queue"])
-            typical, ticket = last.typical, last.next_ticket
-        queue = work_queue.WorkQueue(
-            self._num_portions, self._patience, ticket, typical
-        )
-        board["queue"] = queue.state()
-        board["point"] = point
-        board["evaluation"] += 1
-        # A number alone may come again when the first server was lost.
-        board["stamp"] = f"{self._fence.term}/{board['evaluation']}"
-        return board["stamp"]
-
-    def _close(self, board, done):
-        """The iteration has ended."""
-        self._check_is_coordinator(board)
-        if board.get("queue") is not None:
-            last = work_queue.restored(board["queue"])
-            board["typical"] = last.typical
-            board["next_ticket"] = last.next_ticket
-        board["queue"] = None
-        board["done"] = done
-
-    def _check_is_coordinator(self, record):
-        self._fence.refuse(record.get("term", 0))
-
-    def _give_back_lost(self):
-        lost = self._lost_workers()
-        if not lost:
-            return
-
-        def give_back(board, now):
-            del now
-            queue = work_queue.restored(board["queue"])
-            queue.give_back(lost)
-            board["queue"] = queue.state()
-
-        self._board.change(give_back)
-
-    def _check_servers(self):
-        """Finds out that a server is lost of which nothing is wanted now."""
-        now = time.monotonic()
-        if now - self._checked > _CHECK_SECONDS:
-            self._checked = now
-            self._fence.check()
 
 
 def is_last(result):

@@ -63,9 +63,9 @@ class StoredShards:
         if now not in self._writers:
 
             def build(file, record, term):
-                for piece in self._shards.pieces():
+                for k, piece in enumerate(self._shards.pieces()):
                     with tf.device(piece.device):
-                        path = snapshot_slots.build_path(tf.identity(file))
+                        path = _path(file, k)
                         sent = tf.identity(record)
                         with piece.guarded(term, path, sent):
                             _save(piece, now, path, sent)
@@ -80,9 +80,9 @@ class StoredShards:
         if now not in self._readers:
 
             def build(file, term):
-                for piece in self._shards.pieces():
+                for k, piece in enumerate(self._shards.pieces()):
                     with tf.device(piece.device):
-                        path = snapshot_slots.build_path(tf.identity(file))
+                        path = _path(file, k)
                         with piece.guarded(term, path):
                             _restore(piece, now, path)
 
@@ -250,15 +250,20 @@ class IterationSnapshots:
 
     def _build_text(self, k, file):
         with tf.device(self._devices[k]):
-            path = snapshot_slots.build_path(tf.identity(file))
             (text,) = tf.raw_ops.RestoreV2(
-                prefix=path,
+                prefix=_path(file, k),
                 tensor_names=[_RECORD],
                 shape_and_slices=[""],
                 dtypes=[tf.string],
             )
         with tf.device(self._here):
             return tf.ensure_shape(text, [])
+
+
+def _path(file, k):
+    """Builds, in the device's scope: the path of a shard's part of a file."""
+    name = tf.strings.join([tf.identity(file), f"-shard-{k}"])
+    return snapshot_slots.build_path(name)
 
 
 def _kept(now):

@@ -37,11 +37,13 @@ class MinimizingFit:
         # Iterations that this worker has seen.
         self._seen = 0
         self._is_set = False
+        # Whether epochs were left out that are known from a snapshot alone.
+        self._needs_snapshot = False
         # Whether servers hold what this call of `fit` is about.
         self._has_begun = False
         _check_optimizer(self._model)
 
-    def go_on(self, frame, done):
+    def go_on(self, frame, done, is_from_snapshot):
         """Leaves out epochs: this process was started again.
 
         The last iteration that was made is shown once more.
@@ -49,7 +51,9 @@ class MinimizingFit:
         Args:
           frame: The frame of `fit`.
           done: Number of iterations that were made.
+          is_from_snapshot: Whether a snapshot says so.
         """
+        self._needs_snapshot = is_from_snapshot
         self._seen = done - 1
         first = private_keras_calls.initial_epoch_of(frame)
         private_keras.set_initial_epoch(self._model, first + self._seen)
@@ -133,6 +137,12 @@ class MinimizingFit:
             goes_on = self._coordinator.begin(
                 self._number, self._description, values, loaded
             )
+            if self._needs_snapshot and not goes_on:
+                raise ValueError(
+                    "Argument `snapshot_dir` of FaultTolerance must be empty, "
+                    "or of the minimization that goes on. Received: one with "
+                    "snapshots of other data, another model or other settings"
+                )
             if goes_on:
                 logging.warning(
                     "Goes on with the minimization that the chief had begun."

@@ -13,6 +13,7 @@ from tfdist import private_keras_calls
 from tfdist.cluster import member_table
 from tfdist.sandblaster import coordinator as coordinator_lib
 from tfdist.sandblaster import deposits as deposits_lib
+from tfdist.sandblaster import evaluation as evaluation_lib
 from tfdist.sandblaster import fence as fence_lib
 from tfdist.sandblaster import iteration_snapshots
 from tfdist.sandblaster import minimizer as minimizer_lib
@@ -110,23 +111,28 @@ class SandblasterTraining:
                 "SandblasterStrategy."
             )
         number = next(self._calls)
-        board = self.over_losses(self._known)
+        board, is_from_snapshot = self.over_losses(self._known)
         fit, done = board.get("fit", -1), board.get("done", 0)
         self._fit = minimizing_fit.MinimizingFit(
             self, number, frame, running, fit > number
         )
         if fit == number and done:
-            self._fit.go_on(frame, done)
+            self._fit.go_on(frame, done, is_from_snapshot)
         return number
 
     def _known(self):
-        """The board; where the first server has lost it, as of a snapshot."""
+        """The call of `fit` under way.
+
+        Returns:
+          A dict with `fit` and `done`, empty if there is none; and whether it
+          is that of a snapshot, as the first server has lost it.
+        """
         board = self.board.read()
         if board or not self._config.is_chief:
-            return board
+            return board, False
         self._snapshots.look()
         records = self._snapshots.records()
-        return records[0][1] if records else {}
+        return (records[0][1], True) if records else ({}, False)
 
     def over_losses(self, function):
         """Calls a function that talks to servers, again if some were lost.
@@ -216,9 +222,16 @@ class SandblasterTraining:
                 held,
                 self._snapshots,
                 worker,
-                len(portions),
-                self._patience,
-                _LostWorkers(self._membership, self._tolerance.worker_timeout),
+                evaluation_lib.Evaluation(
+                    self.board,
+                    held,
+                    worker,
+                    len(portions),
+                    self._patience,
+                    _LostWorkers(
+                        self._membership, self._tolerance.worker_timeout
+                    ),
+                ),
             )
         return worker, coordinator, description
 
@@ -260,7 +273,7 @@ class SandblasterTraining:
             if self._membership is not None and now - looked > _LOOK_SECONDS:
                 looked = now
                 self._check_chief(now - began)
-            time.sleep(coordinator_lib.POLL_SECONDS)
+            time.sleep(evaluation_lib.POLL_SECONDS)
 
     def _check_chief(self, waited):
         chief = self._membership.read()[0]
