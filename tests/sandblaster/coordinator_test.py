@@ -162,13 +162,14 @@ class Chief:
 
 
 class Clock:
-    """A clock whose seconds pass whenever it is read."""
+    """A clock on which some seconds pass whenever it is read."""
 
     def __init__(self):
         self.now = 0.0
+        self.seconds = 1.0
 
     def __call__(self):
-        self.now += 1.0
+        self.now += self.seconds
         return self.now
 
 
@@ -247,6 +248,23 @@ def test_all_shards_go_back_together(name, directory, undisturbed, lost):
         undisturbed[1],
     ]
     assert len(list(directory.glob("*.index"))) == 2 * SHARDS
+
+
+def test_shards_that_were_not_lost_go_back_as_well(
+    name, directory, undisturbed
+):
+    del directory
+    clock = Clock()
+    chief = Chief(name, clock)
+    chief.begin()
+    chief.iterate(5)
+    clock.seconds = 0.0
+    chief.iterate(9)
+    chief.lose(1)
+    chief.go_on()
+    assert chief.records[1].read()["done"] == 5
+    values, x = chief.iterate(12)
+    assert (values[-1], x) == (undisturbed[0][-1], undisturbed[1])
 
 
 def test_late_deposits_and_their_tickets_do_not_count(

@@ -13,7 +13,7 @@ from tfdist.cluster import waiting
 
 
 @dataclasses.dataclass(frozen=True)
-class Event:
+class ServerReturn:
     """One recovery of this worker.
 
     Attributes:
@@ -51,7 +51,7 @@ class ServerLoss:
         coordinator.
 
     Attributes:
-      events: List of `Event`.
+      events: List of `ServerReturn`.
     """
 
     def __init__(self, config, look_up, membership, fence, timeout):
@@ -150,7 +150,7 @@ class ServerLoss:
                     "Recovery begins again (%s).", type(again).__name__
                 )
                 time.sleep(random.uniform(0.5, 1.5))
-        event = Event(
+        event = ServerReturn(
             time=time.time(),
             seconds=time.monotonic() - began,
             servers=tuple(self._names[k] for k in sorted(lost)),

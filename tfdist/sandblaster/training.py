@@ -154,7 +154,7 @@ class SandblasterTraining:
 
     @property
     def recoveries(self):
-        """Losses of servers, a list of `server_loss.Event`."""
+        """Losses of servers, a list of `server_loss.ServerReturn`."""
         return list(self._losses.events)
 
     def await_coordinator(self):
@@ -236,7 +236,7 @@ class SandblasterTraining:
         return worker, coordinator, description
 
     def _collect(self, held):
-        """What is saved with a model; see `saved_memory.collect`."""
+        """Returns what `saved_memory.collect` does."""
 
         def collect():
             self._fit.catch_up()
