@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tfdist import private_tensorflow
 from tfdist.sandblaster import fence
 from tfdist.sandblaster import shards as shards_lib
 
@@ -118,7 +119,7 @@ class Deposits:
             parts = tf.split(gradient, self._shards.sizes)
         for k, piece in enumerate(self._shards.pieces()):
             with tf.device(piece.device):
-                tf.raw_ops.MapStage(
+                kept = tf.raw_ops.MapStage(
                     key=ticket,
                     indices=[0, 1],
                     values=[
@@ -128,6 +129,8 @@ class Deposits:
                     ],
                     **self._kept(k),
                 )
+                # Or one shard would wait for another.
+                private_tensorflow.run_independently(kept)
 
     def _build_clear(self, term):
         for k, piece in enumerate(self._shards.pieces()):

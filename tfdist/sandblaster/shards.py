@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from tfdist import private_tensorflow
 from tfdist.sandblaster import fence as fence_lib
 
 
@@ -246,6 +247,8 @@ class ShardScope:
                 shape=self.shape(name),
                 shared_name=f"{self._namespace}/{name}",
             )
+            # Or the handles of one shard would wait for another shard's.
+            private_tensorflow.run_independently(self._handles[name].op)
         return self._handles[name]
 
 
