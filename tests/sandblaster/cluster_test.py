@@ -133,18 +133,3 @@ def test_all_end_when_the_chief_does(cluster):
     assert len(chief.report()["losses"]) == 3
     assert other.report()["weights"] == chief.report()["weights"]
     assert len(other.report()["losses"]) <= 4
-
-
-@pytest.mark.nightly
-def test_without_a_server_all_end_with_an_error(cluster):
-    made = cluster(num_ps=2, num_workers=2)
-    servers = made.start_servers()
-    workers = made.start_workers(TRAIN, holds={"worker-0": 60, "worker-1": 60})
-    for worker in workers:
-        worker.expect("holding")
-    servers[1].kill()
-    for worker in workers:
-        made.tell(f"go on {worker.label}")
-    for worker in workers:
-        assert worker.wait() == 1
-        assert "Error" in worker.output()

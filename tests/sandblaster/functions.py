@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
+from tfdist.sandblaster import fence
 from tfdist.sandblaster import minimizer
 from tfdist.sandblaster import shards
 
@@ -43,14 +44,17 @@ class Quadratic:
 def make_shards(start, number, memory, dtype="float64"):
     """Shards of this process, with `start` as the point."""
     device = tf.config.list_logical_devices("CPU")[0].name
+    name, devices = f"functions/{next(_names)}", [device] * number
     made = shards.Shards(
-        f"functions/{next(_names)}",
+        name,
         len(start),
         dtype,
-        [device] * number,
+        devices,
         device,
         minimizer.rows(memory),
+        fence.Fence(name, devices, device),
     )
+    made.fence.begin()
     made.create()
     made.load(minimizer.POINTS[0], tf.constant(start, dtype))
     return made

@@ -200,8 +200,8 @@ def test_a_direction_of_no_use_restarts_the_memory():
     for _ in range(5):
         one.iterate(evaluate)
     # Its directions now lead uphill.
-    one._memory.products[:5, 5:] *= -1
-    one._memory.products[5:, :5] *= -1
+    one._memory.products[:6, 6:] *= -1
+    one._memory.products[6:, :6] *= -1
     found = one.iterate(evaluate)
     assert found.restarted
     assert found.outcome is minimizer.Outcome.MOVED
@@ -232,7 +232,7 @@ def test_pairs_of_negative_curvature_are_left_out_or_damped(damping):
             products = one._memory.products
             # What is said of the pairs is what the shards hold.
             history = [
-                made.run([commands.Combine("row", "history", np.eye(6)[k])])
+                made.run([commands.Combine("row", "history", np.eye(8)[k])])
                 or made.fetch("row").numpy()
                 for k in (s, y)
             ]
@@ -266,14 +266,14 @@ def test_another_coordinator_goes_on_with_the_state(is_complete):
     before = functions.rosenbrock(made.fetch(other.point).numpy())[0]
     step = other.iterate(evaluate)
     assert step.value < before
-    if is_complete:
-        unbroken, same = start()
-        again = functions.evaluator(functions.rosenbrock, unbroken)
-        for _ in range(8):
-            same.iterate(again)
-        np.testing.assert_array_equal(
-            made.fetch(other.point), unbroken.fetch(same.point)
-        )
+    unbroken, same = start()
+    again = functions.evaluator(functions.rosenbrock, unbroken)
+    for _ in range(8):
+        expected = same.iterate(again)
+    np.testing.assert_array_equal(
+        made.fetch(other.point), unbroken.fetch(same.point)
+    )
+    assert step.evaluations == expected.evaluations + (not is_complete)
     while step.outcome is minimizer.Outcome.MOVED:
         step = other.iterate(evaluate)
     np.testing.assert_allclose(made.fetch(other.point), np.ones(5), atol=1e-4)
@@ -294,4 +294,4 @@ def test_what_the_coordinator_holds_does_not_grow_with_the_model():
             one.iterate(functions.evaluator(ellipsoid, made))
         sizes.append(sum(map(np.size, one._known)))
         sizes[-1] += one._memory.products.size
-    assert sizes == [6 + 3 + 36] * 2
+    assert sizes == [8 + 3 + 64] * 2

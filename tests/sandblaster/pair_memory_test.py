@@ -13,7 +13,7 @@ from tfdist.sandblaster import pair_memory
 
 def filled(matrix, pairs):
     """A memory of pairs, the rows of `matrix` written as on shards."""
-    memory = pair_memory.PairMemory(len(matrix) // 2)
+    memory = pair_memory.PairMemory(len(matrix) // 2 - 1)
     for s, y in pairs:
         slot = memory.free_slot
         rows = memory.rows_of(slot)
@@ -32,7 +32,7 @@ def test_the_direction_is_that_of_the_two_loop_recursion(size, number, seed):
     steps = random.normal(size=(number, n))
     pairs = [(s, hessian @ s) for s in steps]
     # What rows hold before they are used is no matter.
-    matrix = random.normal(size=(2 * size, n))
+    matrix = random.normal(size=(pair_memory.rows(size), n))
     memory = filled(matrix, pairs)
     gradient = random.normal(size=n)
     of_rows, of_gradient = memory.coefficients(matrix @ gradient)
@@ -43,18 +43,19 @@ def test_the_direction_is_that_of_the_two_loop_recursion(size, number, seed):
     )
 
 
-def test_the_oldest_pair_makes_room():
-    matrix = np.zeros((4, 3))
+def test_the_oldest_pair_makes_room_when_the_newest_is_there():
+    matrix = np.zeros((6, 3))
     memory = filled(matrix, [(np.ones(3) * k, np.ones(3)) for k in (1, 2, 3)])
-    assert memory.slots == [1, 0]
-    assert matrix[0, 0] == 3
-    assert memory.free_slot == 1
+    assert memory.slots == [1, 2]
+    # Whoever is interrupted before the third is added has the first.
+    assert [row[0] for row in matrix] == [1, 2, 3, 1, 1, 1]
+    assert memory.free_slot == 0
 
 
 def test_a_memory_that_was_saved_is_the_same():
     random = np.random.default_rng(0)
     vectors = np.abs(random.normal(size=(3, 2, 5)))
-    matrix = np.zeros((4, 5))
+    matrix = np.zeros((6, 5))
     memory = filled(matrix, vectors)
     other = pair_memory.PairMemory(2)
     other.restore(json.loads(json.dumps(memory.state())))

@@ -48,14 +48,16 @@ def test_every_command_does_what_numpy_does(number):
             commands.Multiply("d", "c"),
             commands.SetRow(ROWS, 2, "d"),
             commands.RowDots(ROWS, ("a", "b")),
-            commands.Combine("e", ROWS, [0.0, 0.0, 2.0, 0.0]),
+            commands.Combine("e", ROWS, [0.0, 0.0, 2.0, 0.0, 0.0, 0.0]),
         ]
     )
     d = (3 * a - 0.5 * b) * c
     np.testing.assert_allclose(results[0], a @ b)
     np.testing.assert_allclose(results[1], np.linalg.norm(a))
     assert results[2] == np.abs(b).max()
-    np.testing.assert_allclose(results[3], [[0, 0, d @ a, 0], [0, 0, d @ b, 0]])
+    np.testing.assert_allclose(
+        results[3], [[0, 0, d @ a, 0, 0, 0], [0, 0, d @ b, 0, 0, 0]]
+    )
     np.testing.assert_allclose(made.fetch("d"), d)
     np.testing.assert_allclose(made.fetch("e"), 2 * d)
     np.testing.assert_array_equal(made.fetch("a"), a)
@@ -104,13 +106,19 @@ def test_dots_of_float32_are_summed_in_float64():
 def test_rows_without_a_coefficient_may_hold_anything():
     made = loaded(1, {"a": np.array([np.nan, 1.0])})
     made.run([commands.SetRow(ROWS, 1, "a")])
-    made.run([commands.Combine("b", ROWS, [1.0, 0.0, 0.0, 0.0])])
+    made.run([commands.Combine("b", ROWS, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0])])
     np.testing.assert_array_equal(made.fetch("b"), np.zeros(2))
 
 
 def test_who_has_the_same_names_has_the_same_vectors():
     made = loaded(3, {"a": np.arange(5.0)})
     other = shards.Shards(
-        made.namespace, 5, "float64", made.devices, made.devices[0], {}
+        made.namespace,
+        5,
+        "float64",
+        made.devices,
+        made.devices[0],
+        {},
+        made.fence,
     )
     np.testing.assert_array_equal(other.fetch("a"), np.arange(5.0))

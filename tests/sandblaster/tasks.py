@@ -7,6 +7,8 @@ import numpy as np
 
 from tests.multi_process import handshake
 import tfdist
+from tfdist.sandblaster import commands as commands_lib
+from tfdist.sandblaster import shards
 
 EXAMPLES, FEATURES, CLASSES = 96, 5, 3
 DECAY = 2.0**-7  # In float32 as well: so Keras has it.
@@ -64,20 +66,22 @@ def make_model(strategy, kind=keras.Model, **settings):
 
 
 class Held(keras.Model):
-    """A model of which a step waits until the test says so.
+    """A model of which some steps wait until the test says so.
 
     Attributes:
-        holds_before: number of the step, from 0; None for none.
+        holds_before: numbers of the steps, from 0.
     """
 
-    holds_before = None
+    holds_before = ()
     _steps = 0
 
     def train_step(self, data):
         """As Keras's."""
-        if self._steps == self.holds_before:
+        if self._steps in self.holds_before:
+            number = list(self.holds_before).index(self._steps)
             print("holding", flush=True)
-            handshake.wait_for(f"go on {os.environ['TASK_LABEL']}")
+            again = f" {number}" if number else ""
+            handshake.wait_for(f"go on {os.environ['TASK_LABEL']}{again}")
         self._steps += 1
         return super().train_step(data)
 
@@ -87,24 +91,67 @@ def weights_of(model):
     return np.concatenate([w.ravel() for w in model.get_weights()]).tolist()
 
 
-def train(portions_per_worker=8, epochs=60, holds=None):
+def serve(directory=None, every=0.01):
+    """Is a parameter server that keeps snapshots, if it has a directory."""
+    tfdist.SandblasterStrategy(
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0, snapshot_dir=directory, snapshot_every=every
+        )
+    )
+
+
+def hold_a_pair(number):
+    """Waits before the coordinator writes a pair.
+
+    Args:
+        number: of the pair, from 0.
+    """
+    run, seen = shards.Shards.run, []
+
+    def held_run(self, commands):
+        writes = any(isinstance(c, commands_lib.SetRow) for c in commands)
+        if writes:
+            seen.append(commands)
+            if len(seen) == number + 1:
+                print("about to write a pair", flush=True)
+                handshake.wait_for("write")
+                print("writes a pair", flush=True)
+        return run(self, commands)
+
+    shards.Shards.run = held_run
+
+
+def train(
+    portions_per_worker=8,
+    epochs=60,
+    holds=None,
+    pair=None,
+    server_timeout=100.0,
+):
     """Trains to the minimum, and reports.
 
     Args:
         portions_per_worker: of the strategy.
         epochs: at most.
-        holds: by label of a task the step before which it waits.
+        holds: by label of a task the step before which it waits, or a list.
+        pair: number of the pair before which the coordinator waits, or None.
+        server_timeout: of the strategy.
     """
     keras.config.set_floatx("float64")
+    if pair is not None:
+        hold_a_pair(pair)
     strategy = tfdist.SandblasterStrategy(
         portions_per_worker=portions_per_worker,
         fault_tolerance=tfdist.FaultTolerance(
-            start_timeout=60.0, worker_timeout=4.0
+            start_timeout=60.0,
+            worker_timeout=4.0,
+            server_timeout=server_timeout,
         ),
         seed=1,
     )
     model = make_model(strategy, Held)
-    model.holds_before = (holds or {}).get(os.environ["TASK_LABEL"])
+    own = (holds or {}).get(os.environ["TASK_LABEL"], ())
+    model.holds_before = (own,) if isinstance(own, int) else own
     x, y = data()
     history = model.fit(
         x, y, batch_size=2, epochs=epochs, shuffle=False, verbose=0
@@ -112,7 +159,9 @@ def train(portions_per_worker=8, epochs=60, holds=None):
     handshake.report(
         weights=weights_of(model),
         iterations=strategy.iterations,
+        examples=[one["totals"][1] for one in strategy._training.iterations],
         counts=strategy.portion_counts(),
+        recoveries=[list(one.servers) for one in strategy.recoveries],
         losses=history.history["loss"],
         accuracies=history.history["accuracy"],
     )

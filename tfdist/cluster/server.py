@@ -13,6 +13,7 @@ from tfdist.cluster import environment
 from tfdist.cluster import member_table
 from tfdist.cluster import orphaned_sessions
 from tfdist.cluster import preemption
+from tfdist.cluster import snapshot_slots
 from tfdist.cluster import snapshots
 from tfdist.cluster import termination
 from tfdist.cluster import versions
@@ -27,7 +28,14 @@ _SILENT_SECONDS = 3.0
 _TERMINATED_STATUS = 128 + signal.SIGTERM
 
 
-def serve(config, *, start_timeout, snapshot_dir=None, snapshot_every=30.0):
+def serve(
+    config,
+    *,
+    start_timeout,
+    snapshot_dir=None,
+    snapshot_every=30.0,
+    writes_on_command=False,
+):
     """Runs TensorFlow's server until all workers have finished.
 
     The process is its own server's first client: a bare server whose first
@@ -40,6 +48,8 @@ def serve(config, *, start_timeout, snapshot_dir=None, snapshot_every=30.0):
         for which the server waits when all have vanished unfinished.
       snapshot_dir: Directory for snapshots; None for none.
       snapshot_every: Seconds between two snapshots.
+      writes_on_command: Whether a worker says when all servers write
+        (`SnapshotSlots`), instead of each by itself (`Snapshots`).
 
     Returns:
       The exit status of the process: 0 when training has finished, 143 when
@@ -59,7 +69,15 @@ def serve(config, *, start_timeout, snapshot_dir=None, snapshot_every=30.0):
     device = f"/job:ps/replica:0/task:{config.task_index}/device:CPU:0"
     names = member_table.names_of(config)
     kept = None
-    if snapshot_dir is not None:
+    if snapshot_dir is not None and writes_on_command:
+        kept = snapshot_slots.SnapshotSlots(
+            snapshot_dir,
+            device,
+            task=config.task_index,
+            num_servers=config.num_ps,
+            every=snapshot_every,
+        )
+    elif snapshot_dir is not None:
         kept = snapshots.Snapshots(
             snapshot_dir,
             device,
@@ -68,6 +86,7 @@ def serve(config, *, start_timeout, snapshot_dir=None, snapshot_every=30.0):
             num_members=len(names),
             every=snapshot_every,
         )
+    if kept is not None:
         kept.restore()
     table = member_table.MemberTable(device, names)
     # Now workers begin to talk to this server.

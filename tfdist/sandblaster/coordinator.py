@@ -1,64 +1,64 @@
-"""The coordinator: it hands out portions, and moves the point on the shards."""
+"""The coordinator: it moves the point on the shards, and survives them."""
 
-import time
-import uuid
-
+from absl import logging
 import numpy as np
 
+from tfdist.sandblaster import evaluation as evaluation_lib
+from tfdist.sandblaster import fence
 from tfdist.sandblaster import minimizer as minimizer_lib
 from tfdist.sandblaster import saved_memory
-from tfdist.sandblaster import work_queue
+from tfdist.sandblaster import whole_data
 
+# What is noted of each iteration.
+_NOTED = ("fit", "done", "description", "minimizer", "result", "recent")
 # Iterations whose results are kept for workers that are behind.
 _RECENT = 20
-# Seconds between two looks at what the workers have done.
-POLL_SECONDS = 0.01
 
 
 class Coordinator:
     """The chief's part of one call of `fit`.
 
-    It holds scalars. All that another process needs to take its place is in
-    two records and on the shards.
+    It holds scalars, and a copy of the parameters for the case that a server
+    is lost without a snapshot. All that another process needs to take its place
+    is in two records, on the shards, and in their snapshots.
 
     Args:
       board: The `SharedRecord` of `PortionWorker`; also with `fit`, the number
         of the call of `fit`, and `done`, the number of its iterations.
       progress: The `SharedRecord` of the minimization itself.
-      shards: The `Shards`.
-      deposits: The `Deposits`.
+      held: What the servers hold of the model, an `_OnServers`: its `shards`,
+        `minimizer` and `stored`.
+      snapshots: The `IterationSnapshots`.
       worker: The `PortionWorker` of this process.
-      minimizer: The `Minimizer`.
-      num_portions: Into how many portions the data is cut.
-      patience: As of `WorkQueue`.
-      lost_workers: Callable without arguments that gives the numbers of
-        workers that are not there any more.
+      evaluation: The `Evaluation`.
+
+    Attributes:
+      has_begun: Whether `begin` has come to its end.
     """
 
     def __init__(
         self,
         board,
         progress,
-        shards,
-        deposits,
+        held,
+        snapshots,
         worker,
-        minimizer,
-        num_portions,
-        patience,
-        lost_workers,
+        evaluation,
     ):
         self._board = board
         self._progress = progress
-        self._shards = shards
-        self._deposits = deposits
+        self._shards = held.shards
+        self._fence = held.shards.fence
+        self._minimizer = held.minimizer
+        self._stored = held.stored
+        self._snapshots = snapshots
         self._worker = worker
-        self._minimizer = minimizer
-        self._num_portions = num_portions
-        self._patience = patience
-        self._lost_workers = lost_workers
-        self._name = str(uuid.uuid4())
-        # By point: number and totals of the last evaluation there.
-        self._evaluated = {}
+        self._evaluation = evaluation
+        # The record of the last iteration; and that of the parameters that
+        # are known here, with these.
+        self._noted = None
+        self._retained = None
+        self.has_begun = False
 
     def begin(self, fit, description, values, loaded=None):
         """Begins a call of `fit`, or goes on with one.
@@ -72,12 +72,27 @@ class Coordinator:
         Returns:
           Whether it goes on with what another process of the chief began.
         """
+        whole = self._fence.begin()
         before = self._progress.change(self._take_over)
+        self._snapshots.slot = before.get("slot")
+        if not all(whole):
+            before = self._from_snapshot(fit, description) or {}
+            if not before and any(whole):
+                logging.warning(
+                    "Parameter servers have lost what they held, and there is "
+                    "no snapshot of it: the minimization starts from the "
+                    "parameters of this process."
+                )
+        else:
+            self._snapshots.look()
         goes_on = before.get("fit", -1) == fit
         if goes_on:
-            is_complete = self._board.read().get("queue") is None
-            self._minimizer.restore(before["minimizer"], is_complete)
-        elif not self._has_same_point(values, description, before):
+            whole_data.compare(before["description"], description)
+        if goes_on and all(whole):
+            self._go_on_with(before)
+        elif not goes_on and not (
+            all(whole) and self._has_same_point(values, description, before)
+        ):
             self._shards.create()
             before = {
                 "result": saved_memory.put(
@@ -87,33 +102,139 @@ class Coordinator:
             if before["result"] is None:
                 self._shards.load(self._minimizer.point, values)
                 self._minimizer.moved()
-        if before.get("result") is not None:
-            result = before["result"]
-            self._evaluated[result["point"]] = (
-                result["evaluation"],
-                np.array(result["totals"]),
-            )
-        done = before["done"] if goes_on else 0
         if not goes_on:
-            self._note(fit, done, description, before.get("result"))
-
-        def take_over(board, now):
-            del now
-            board.setdefault("evaluation", 0)
-            board.setdefault("next_ticket", 0)
-            board["coordinator"] = self._name
-            self._close(board, done)
-            board.update(fit=fit, ended=False)
-
-        self._board.change(take_over)
+            before = {
+                "fit": fit,
+                "done": 0,
+                "description": description,
+                "minimizer": self._minimizer.state(),
+                "result": before.get("result"),
+                "recent": [],
+            }
+        self._replace(before)
+        if goes_on:
+            values = self._shards.fetch(self._minimizer.point)
+        self._retained = self._noted, values
+        self.has_begun = True
         return goes_on
+
+    def go_on(self):
+        """Goes on when servers are there again.
+
+        All shards go back to the last iteration of which each has a snapshot,
+        if one of them has lost what it held. What was computed of the
+        evaluation under way counts no more.
+
+        Raises:
+          RuntimeError: Another process of the chief has begun to coordinate.
+        """
+        whole = self._fence.begin()
+        if all(whole):
+            record = self._progress.change(self._renew)
+            self._snapshots.look()
+            self._go_on_with(record)
+        else:
+            self._progress.change(self._renew)
+            done = self._noted["done"]
+            record = self._from_snapshot(
+                self._noted["fit"], self._noted["description"]
+            )
+            if record is None:
+                record = self._start_again()
+            if record["done"] < done:
+                logging.warning(
+                    "%d iterations are made again.", done - record["done"]
+                )
+        self._replace(record)
 
     def _take_over(self, progress, now):
         """No other process of the chief coordinates from now on."""
         del now
         before = dict(progress)
-        progress["coordinator"] = self._name
+        progress["term"] = self._fence.term
         return before
+
+    def _renew(self, progress, now):
+        """As `_take_over`, if no other process has."""
+        self._fence.refuse(progress.get("term"))
+        return self._take_over(progress, now)
+
+    def _go_on_with(self, record):
+        """The minimizer is what a record says, whose vectors are there."""
+        is_complete = self._board.read().get("queue") is None
+        self._minimizer.restore(record["minimizer"], is_complete)
+
+    def _from_snapshot(self, fit, description):
+        """Puts the newest snapshot of a call of `fit` on all shards.
+
+        Returns:
+          Its record, or None if there is none.
+        """
+        self._snapshots.look()
+        for slot, record in self._snapshots.records():
+            if (record["fit"], record["description"]) != (fit, description):
+                continue
+            now = record["minimizer"]["now"]
+            if self._snapshots.read(self._stored, slot, now):
+                self._minimizer.restore(record["minimizer"])
+                logging.warning(
+                    "All parameter servers are back at their snapshots of the "
+                    "end of iteration %d.",
+                    record["done"],
+                )
+                return record
+        return None
+
+    def _start_again(self):
+        """Makes the parameters that are known here the point.
+
+        Returns:
+          The record.
+        """
+        record, values = self._retained
+        self._minimizer.restore(record["minimizer"])
+        self._shards.create()
+        self._shards.load(self._minimizer.point, values)
+        self._minimizer.moved()
+        logging.warning(
+            "There is no snapshot of what parameter servers have lost: the "
+            "minimization goes on from the parameters after iteration %d, with "
+            "an empty memory.",
+            record["done"],
+        )
+        return {**record, "minimizer": self._minimizer.state()}
+
+    def _replace(self, record):
+        """Both records are those of an iteration, and all shards are whole."""
+        self._evaluation.adopt(record["result"])
+        self._noted = {
+            **{name: record[name] for name in _NOTED},
+            "slot": self._snapshots.slot,
+            "term": self._fence.term,
+        }
+
+        def replace(progress, now):
+            del now
+            self._fence.refuse(progress.get("term"))
+            progress.clear()
+            progress.update(self._noted)
+
+        self._progress.change(replace)
+
+        def begin(board, now):
+            del now
+            board["evaluation"] = max(
+                board.get("evaluation", 0), record.get("evaluations", 0)
+            )
+            board.setdefault("counts", record.get("counts", {}))
+            board["term"] = self._fence.term
+            evaluation_lib.close(board, record["done"])
+            # No ticket of another term has this number.
+            board["next_ticket"] = self._fence.term * fence.TICKETS
+            board.update(fit=record["fit"], ended=False)
+
+        self._board.change(begin)
+        self._fence.settle()
 
     def _has_same_point(self, values, description, before):
         """Whether this `fit` goes on where the one before has ended.
@@ -128,42 +249,31 @@ class Coordinator:
         point = self._shards.fetch(self._minimizer.point)
         return np.array_equal(point, values)
 
-    def _begin_at(self, values, description, before):
-        """The point becomes the model's parameters, unless it is already.
-
-        Pairs of a call of `fit` before are kept if it minimized the same
-        function, and nobody has changed the parameters since.
-        """
-        is_same = before.get("description") == description
-        if is_same and self._minimizer.value is not None:
-            point = self._shards.fetch(self._minimizer.point)
-            if np.array_equal(point, values):
-                return
-        self._shards.create()
-        self._shards.load(self._minimizer.point, values)
-        self._minimizer.moved()
-
-    def _progress_done(self):
-        return self._progress.read()["done"]
-
-    def iterate(self, fit, number, description):
-        """Makes an iteration, if it was not made already.
+    def iterate(self, number):
+        """Makes iterations until that of a number is made.
 
         Args:
-          fit: Number of the call of `fit`.
-          number: That of the iteration, from 0.
-          description: As of `begin`.
+          number: Of the iteration, from 0.
 
         Returns:
-          Its result, a dict: `outcome`, `value`, `gradient_norm`, `step`,
-          `evaluations`, `restarted`, and `point` with the `evaluation` and the
-          `totals` there.
+          The result of the last iteration, a dict: `outcome`, `value`,
+          `gradient_norm`, `step`, `evaluations`, `restarted`, and `point` with
+          the stamp of the `evaluation` and the `totals` there. The model has
+          its parameters.
         """
-        progress = self._progress.read()
-        if progress["done"] > number:
-            return progress["result"]
-        made = self._minimizer.iterate(self._evaluate)
-        evaluation, totals = self._evaluated[self._minimizer.point]
+        while (progress := self._progress.read())["done"] <= number:
+            self._make(progress)
+        result = progress["result"]
+        if result is not None:
+            self._worker.load(result["point"], result["evaluation"])
+            self._retained = progress, self._worker.values()
+        return result
+
+    def _make(self, progress):
+        """Makes an iteration."""
+        self._fence.refuse(progress["term"])
+        made = self._minimizer.iterate(self._evaluation.evaluate)
+        stamp, totals = self._evaluation.of(self._minimizer.point)
         result = {
             "outcome": made.outcome.value,
             "value": made.value,
@@ -172,113 +282,55 @@ class Coordinator:
             "evaluations": made.evaluations,
             "restarted": made.restarted,
             "point": self._minimizer.point,
-            "evaluation": evaluation,
+            "evaluation": stamp,
             "totals": totals.tolist(),
         }
-        self._note(fit, number + 1, description, result)
-        self._board.change(lambda board, now: self._close(board, number + 1))
-        return result
+        done = progress["done"]
+        self._note(
+            {
+                "done": done + 1,
+                "minimizer": self._minimizer.state(),
+                "result": result,
+                "recent": [*progress["recent"][-_RECENT:], [done, result]],
+            }
+        )
+        self._evaluation.close(done + 1)
+        self._write_snapshot()
 
     def end(self):
         """Tells the other workers that `fit` has ended."""
 
         def note(board, now):
             del now
-            if board.get("coordinator") == self._name:
+            if board.get("term") == self._fence.term:
                 board["ended"] = True
 
         self._board.change(note)
 
-    def _note(self, fit, done, description, result):
-        state = self._minimizer.state()
+    def _note(self, changes):
+        """Replaces parts of the record of the minimization."""
 
         def replace(progress, now):
             del now
-            self._check_is_coordinator(progress)
-            progress.update(
-                fit=fit,
-                done=done,
-                description=description,
-                minimizer=state,
-                result=result,
-                recent=progress["recent"][-_RECENT:] if done else [],
-            )
-            if done:
-                progress["recent"].append([done - 1, result])
+            self._fence.refuse(progress.get("term", 0))
+            progress.update(changes)
+            return dict(progress)
 
-        self._progress.change(replace)
+        self._noted = self._progress.change(replace)
 
-    def _evaluate(self, point, gradient):
-        """The loss at a point; the gradient goes into the other vector."""
-        self._deposits.clear()
-        evaluation = self._board.change(
-            lambda board, now: self._open(board, point)
-        )
-        totals, added = 0.0, 0
-        while added < self._num_portions:
-            worked = self._worker.work()
-            tickets = self._accepted()[added:]
-            if None in tickets:
-                tickets = tickets[: tickets.index(None)]
-            if tickets:
-                for row in self._deposits.add(tickets):
-                    totals = totals + row
-                added += len(tickets)
-            elif not worked:
-                self._give_back_lost()
-                time.sleep(POLL_SECONDS)
-        value, count = totals[:2]
-        self._deposits.finish(gradient, count)
-        self._evaluated[point] = evaluation, totals
-        return float(value / count)
-
-    def _accepted(self):
-        return self._board.read()["queue"]["accepted"]
-
-    def _open(self, board, point):
-        """The board has a new queue."""
-        self._check_is_coordinator(board)
-        typical, ticket = board.get("typical"), board["next_ticket"]
-        if board["queue"] is not None:
-            last = work_queue.restored(board["queue"])
-            typical, ticket = last.typical, last.next_ticket
-        queue = work_queue.WorkQueue(
-            self._num_portions, self._patience, ticket, typical
-        )
-        board["queue"] = queue.state()
-        board["point"] = point
-        board["evaluation"] += 1
-        return board["evaluation"]
-
-    def _close(self, board, done):
-        """The iteration has ended."""
-        self._check_is_coordinator(board)
-        if board.get("queue") is not None:
-            last = work_queue.restored(board["queue"])
-            board["typical"] = last.typical
-            board["next_ticket"] = last.next_ticket
-        board["queue"] = None
-        board["done"] = done
-
-    def _check_is_coordinator(self, record):
-        if record["coordinator"] != self._name:
-            raise RuntimeError(
-                "Another process of the chief has begun to coordinate: this "
-                "one must end."
-            )
-
-    def _give_back_lost(self):
-        lost = self._lost_workers()
-        if not lost:
+    def _write_snapshot(self):
+        if not self._snapshots.is_due():
             return
-
-        def give_back(board, now):
-            del now
-            queue = work_queue.restored(board["queue"])
-            queue.give_back(lost)
-            board["queue"] = queue.state()
-
-        self._board.change(give_back)
+        board = self._board.read()
+        record = {
+            **self._noted,
+            "evaluations": board["evaluation"],
+            "counts": board.get("counts", {}),
+        }
+        now = record["minimizer"]["now"]
+        if self._snapshots.write(self._stored, now, record):
+            # Another process of the chief must not write over it.
+            self._note({"slot": self._snapshots.slot})
 
 
 def is_last(result):

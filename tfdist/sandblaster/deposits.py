@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from tfdist import private_tensorflow
+from tfdist.sandblaster import fence
 from tfdist.sandblaster import shards as shards_lib
 
 _SUM = "sum of portions"
@@ -31,9 +33,9 @@ class Deposits:
             tf.TensorSpec([shards.number], shards.dtype),
             tf.TensorSpec([None], tf.float64),
         )
-        self._clear = shards_lib.traced(self._build_clear)
+        self._clear = shards_lib.traced(self._build_clear, fence.TERM)
         self._add = shards_lib.traced(
-            self._build_add, tf.TensorSpec([None], tf.int64)
+            self._build_add, tf.TensorSpec([None], tf.int64), fence.TERM
         )
         self._finish = {}
 
@@ -54,7 +56,7 @@ class Deposits:
 
     def clear(self):
         """Frees all deposits and begins a sum at 0."""
-        self._clear()
+        self._clear(self._term())
 
     def add(self, tickets):
         """Adds deposits to the sum, and frees them.
@@ -66,7 +68,7 @@ class Deposits:
         Returns:
           Their totals, a float64 array of one row for each.
         """
-        return self._add(tf.constant(tickets, tf.int64)).numpy()
+        return self._add(tf.constant(tickets, tf.int64), self._term()).numpy()
 
     def finish(self, target, count):
         """The sum divided by `count` becomes the vector `target`.
@@ -77,19 +79,27 @@ class Deposits:
         """
         if target not in self._finish:
 
-            def divide(count):
+            def divide(count, term):
                 for k, piece in enumerate(self._shards.pieces()):
                     with tf.device(piece.device):
-                        total = tf.raw_ops.ReadVariableOp(
-                            resource=self._sum(k, piece), dtype=tf.float64
-                        )
-                        total.set_shape([piece.size])
-                        piece.write(target, tf.cast(total / count, piece.dtype))
+                        sent = tf.identity(count)
+                        with piece.guarded(term, sent):
+                            self._divide_on(k, piece, target, sent)
 
             self._finish[target] = shards_lib.traced(
-                divide, tf.TensorSpec([], tf.float64)
+                divide, tf.TensorSpec([], tf.float64), fence.TERM
             )
-        self._finish[target](tf.constant(count, tf.float64))
+        self._finish[target](tf.constant(count, tf.float64), self._term())
+
+    def _divide_on(self, k, piece, target, count):
+        total = tf.raw_ops.ReadVariableOp(
+            resource=self._sum(k, piece), dtype=tf.float64
+        )
+        total.set_shape([piece.size])
+        piece.write(target, tf.cast(total / count, piece.dtype))
+
+    def _term(self):
+        return tf.constant(self._shards.fence.term, tf.int64)
 
     def _sum(self, k, piece):
         return tf.raw_ops.VarHandleOp(
@@ -109,7 +119,7 @@ class Deposits:
             parts = tf.split(gradient, self._shards.sizes)
         for k, piece in enumerate(self._shards.pieces()):
             with tf.device(piece.device):
-                tf.raw_ops.MapStage(
+                kept = tf.raw_ops.MapStage(
                     key=ticket,
                     indices=[0, 1],
                     values=[
@@ -119,21 +129,25 @@ class Deposits:
                     ],
                     **self._kept(k),
                 )
+                # Or one shard would wait for another.
+                private_tensorflow.run_independently(kept)
 
-    def _build_clear(self):
+    def _build_clear(self, term):
         for k, piece in enumerate(self._shards.pieces()):
-            with tf.device(piece.device):
+            with tf.device(piece.device), piece.guarded(term):
                 tf.raw_ops.MapClear(**self._kept(k))
                 tf.raw_ops.AssignVariableOp(
                     resource=self._sum(k, piece),
                     value=tf.zeros([piece.size], tf.float64),
                 )
 
-    def _build_add(self, tickets):
+    def _build_add(self, tickets, term):
         found = None
         for k, piece in enumerate(self._shards.pieces()):
             with tf.device(piece.device):
-                totals = self._add_on(k, piece, tf.identity(tickets))
+                sent = tf.identity(tickets)
+                with piece.guarded(term, sent):
+                    totals = self._add_on(k, piece, sent)
             found = totals if found is None else found
         with tf.device(self._here):
             return tf.identity(found)

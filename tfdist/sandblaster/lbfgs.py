@@ -28,7 +28,7 @@ class LBFGS(keras.optimizers.Optimizer):
     ```
 
     Args:
-      memory: Number of pairs, at least 1. The servers hold `2 * memory + 5`
+      memory: Number of pairs, at least 1. The servers hold `2 * memory + 7`
         vectors of the parameters' size, and one in float64.
       line_search: "strong_wolfe", "armijo", or a `StrongWolfe` or `Armijo` of
         `tfdist.sandblaster` with settings.

@@ -11,7 +11,7 @@ from tfdist.sandblaster import commands
 from tfdist.sandblaster import pair_memory
 
 HISTORY = "history"
-"""The matrix of pairs: `memory` rows of steps, then of gradient changes."""
+"""The matrix of pairs: rows of steps, then of gradient changes."""
 DIRECTION = "direction"
 # A point and its gradient, for the current one and the one that is tried: they
 # change places, so that the current one is never half-written.
@@ -65,7 +65,7 @@ class Iteration:
 
 def rows(memory):
     """Returns the argument `rows` of `Shards` for a number of pairs."""
-    return {HISTORY: 2 * memory}
+    return {HISTORY: pair_memory.rows(memory)}
 
 
 class Minimizer:
@@ -254,7 +254,6 @@ class Minimizer:
         pair, others = [], ()
         if part:
             slot = memory.free_slot
-            memory.drop(slot)
             s, y = memory.rows_of(slot)
             pair = [
                 # s, in the place of the direction.
@@ -311,8 +310,8 @@ class Minimizer:
         Args:
           state: From `state`.
           is_complete: Whether no iteration has begun since. Where one may
-            have, the pair in whose place it writes is left out, and the
-            gradient is evaluated again.
+            have, the gradient is evaluated again: it may have become a
+            gradient change. The iteration is the same to the bit.
         """
         self._now = state["now"]
         self._memory.restore(state["memory"])
@@ -320,8 +319,6 @@ class Minimizer:
         if is_complete and state["known"] is not None:
             value, products, square, largest = state["known"]
             self._known = value, np.array(products), square, largest
-        if not is_complete and len(self._memory.slots) == self._memory.size:
-            self._memory.drop(self._memory.free_slot)
 
 
 def _of_gradient(gradient, others=()):

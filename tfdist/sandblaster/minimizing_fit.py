@@ -37,9 +37,13 @@ class MinimizingFit:
         # Iterations that this worker has seen.
         self._seen = 0
         self._is_set = False
+        # Whether epochs were left out that are known from a snapshot alone.
+        self._needs_snapshot = False
+        # Whether servers hold what this call of `fit` is about.
+        self._has_begun = False
         _check_optimizer(self._model)
 
-    def go_on(self, frame, done):
+    def go_on(self, frame, done, is_from_snapshot):
         """Leaves out epochs: this process was started again.
 
         The last iteration that was made is shown once more.
@@ -47,7 +51,9 @@ class MinimizingFit:
         Args:
           frame: The frame of `fit`.
           done: Number of iterations that were made.
+          is_from_snapshot: Whether a snapshot says so.
         """
+        self._needs_snapshot = is_from_snapshot
         self._seen = done - 1
         first = private_keras_calls.initial_epoch_of(frame)
         private_keras.set_initial_epoch(self._model, first + self._seen)
@@ -75,17 +81,31 @@ class MinimizingFit:
             raise StopIteration
         if self._worker is None:
             self._begin(iterator)
-        if self._coordinator is not None:
-            result = self._coordinator.iterate(
-                self._number, self._seen, self._description
-            )
-            self._worker.load(result["point"], result["evaluation"])
-        else:
-            result = self._follow()
+        result = self._training.over_losses(self._take_part)
         self._seen += 1
         if result is not None:
             self._show(result)
         return self._model.get_metrics_result()
+
+    def put_back(self):
+        """Servers are there again: they get what they have lost."""
+        if self._worker is not None:
+            self._worker.forget()
+        if self._coordinator is not None:
+            if self._coordinator.has_begun:
+                self._coordinator.go_on()
+        elif self._has_begun:
+            self._training.await_coordinator()
+
+    def catch_up(self):
+        """On the chief, servers hold the last iteration that was shown."""
+        if self._coordinator is not None:
+            self._coordinator.iterate(self._seen - 1)
+
+    def _take_part(self):
+        if self._coordinator is not None:
+            return self._coordinator.iterate(self._seen)
+        return self._follow()
 
     def _begin(self, iterator):
         batches = [
@@ -105,13 +125,24 @@ class MinimizingFit:
         self._worker, self._coordinator, self._description = training.begin(
             self._model, self._gradients, batches, self._number
         )
+        loaded = self._model.optimizer.take_loaded()
+        values = self._gradients.values()
+        training.over_losses(lambda: self._begin_together(values, loaded))
+        self._has_begun = True
+
+    def _begin_together(self, values, loaded):
+        """Begins on the servers, or waits until the chief has."""
+        training = self._training
         if self._coordinator is not None:
             goes_on = self._coordinator.begin(
-                self._number,
-                self._description,
-                self._gradients.values(),
-                self._model.optimizer.take_loaded(),
+                self._number, self._description, values, loaded
             )
+            if self._needs_snapshot and not goes_on:
+                raise ValueError(
+                    "Argument `snapshot_dir` of FaultTolerance must be empty, "
+                    "or of the minimization that goes on. Received: one with "
+                    "snapshots of other data, another model or other settings"
+                )
             if goes_on:
                 logging.warning(
                     "Goes on with the minimization that the chief had begun."
@@ -128,10 +159,15 @@ class MinimizingFit:
         """Called when all callbacks have ended."""
         # A chief that has to leave comes back, and goes on.
         if self._coordinator is not None and not preemption.received():
-            self._coordinator.end()
+            self._training.over_losses(self._end_together)
+        self._has_begun = False
         # They have all of the data, and the model.
         self._worker = self._coordinator = self._gradients = None
         self._model = None
+
+    def _end_together(self):
+        self.catch_up()
+        self._coordinator.end()
 
     def _follow(self):
         """Works until the iteration has ended; returns its result, or None."""
@@ -164,7 +200,8 @@ class MinimizingFit:
                 return None
             self._worker.load(newest["point"], newest["evaluation"])
             # Of the second iteration after it, the vector is a trial point.
-            if self._training.progress()["done"] == progress["done"]:
+            now = self._training.progress()
+            if all(now[key] == progress[key] for key in ("term", "done")):
                 return dict(progress["recent"]).get(self._seen, newest)
 
     def _is_over(self, board):

@@ -13,8 +13,8 @@ class PortionWorker:
 
     Args:
       board: The `SharedRecord` with `queue`, the state of a `WorkQueue` (or
-        None), `point`, the vector where it evaluates, and `evaluation`, its
-        number.
+        None), `point`, the vector where it evaluates, and `stamp`, which no
+        other evaluation has.
       shards: The `Shards`.
       deposits: The `Deposits`.
       gradients: The `PortionGradients`.
@@ -29,7 +29,7 @@ class PortionWorker:
         self._gradients = gradients
         self._portions = portions
         self._worker = worker
-        # Number of the evaluation whose point the model has.
+        # Stamp of the evaluation whose point the model has.
         self._loaded = None
         # The portion that was taken when the last one was completed.
         self._taken = None
@@ -39,7 +39,7 @@ class PortionWorker:
 
         Args:
           point: Name of the vector.
-          evaluation: Number of the evaluation there.
+          evaluation: Stamp of the evaluation there.
 
         Returns:
           Whether it had others.
@@ -50,6 +50,14 @@ class PortionWorker:
         self._gradients.assign(self._shards.fetch(point))
         self._loaded = evaluation
         return True
+
+    def values(self):
+        """Returns the model's parameters, a tensor `(number,)`."""
+        return self._gradients.values()
+
+    def forget(self):
+        """Forgets what servers that were lost have said."""
+        self._loaded = self._taken = None
 
     def work(self):
         """Computes a portion, and takes the next one.
@@ -94,7 +102,7 @@ class PortionWorker:
         """Takes a portion.
 
         Returns:
-          A tuple, the `Attempt`, the number of the evaluation and the name of
+          A tuple, the `Attempt`, the stamp of the evaluation and the name of
           its point; None if there is no portion.
         """
         queue = _queue_of(board)
@@ -104,7 +112,7 @@ class PortionWorker:
         if attempt is None:
             return None
         board["queue"] = queue.state()
-        return attempt, board["evaluation"], board["point"]
+        return attempt, board["stamp"], board["point"]
 
     def _complete(self, board, ticket, now):
         """Completes an attempt, and takes a portion; returns that."""

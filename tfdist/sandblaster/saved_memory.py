@@ -8,6 +8,7 @@ and put there again when `fit` begins with the same data and parameters.
 import json
 import zlib
 
+from absl import logging
 import numpy as np
 
 from tfdist.sandblaster import minimizer as minimizer_lib
@@ -73,12 +74,19 @@ def put(arrays, shards, minimizer, description, values):
     ):
         return None
     now = saved["minimizer"]["now"]
+    rows = np.asarray(arrays[_ROWS])
+    if rows.shape != shards.shape(minimizer_lib.HISTORY):
+        logging.warning(
+            "The memory of L-BFGS was saved by another version of tfdist: it "
+            "starts empty."
+        )
+        return None
     shards.load(minimizer_lib.POINTS[now], values)
-    shards.load(minimizer_lib.HISTORY, np.asarray(arrays[_ROWS]))
+    shards.load(minimizer_lib.HISTORY, rows)
     shards.load(minimizer_lib.GRADIENTS[now], np.asarray(arrays[_GRADIENT]))
     minimizer.restore(saved["minimizer"])
-    # No evaluation of this cluster has the number.
-    return {**saved["result"], "evaluation": -1}
+    # No evaluation of this cluster has the stamp.
+    return {**saved["result"], "evaluation": "loaded"}
 
 
 def _without_name(description):

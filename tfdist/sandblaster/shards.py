@@ -3,6 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
+from tfdist import private_tensorflow
+from tfdist.sandblaster import fence as fence_lib
+
 
 def cut(number, shards):
     """Returns how many elements each shard has, a list of ints.
@@ -41,9 +44,11 @@ class Shards:
       devices: List of the devices of the shards, in order.
       here: This process's device.
       rows: Dict of the name of a matrix to its number of rows, each a vector.
+      fence: The `Fence` of these devices: only the coordinator changes vectors.
     """
 
-    def __init__(self, namespace, number, dtype, devices, here, rows):
+    def __init__(self, namespace, number, dtype, devices, here, rows, fence):
+        self.fence = fence
         self.number = number
         self.dtype = tf.as_dtype(dtype)
         self.devices = tuple(devices)
@@ -72,7 +77,7 @@ class Shards:
             self._programs[key] = self._trace(commands)
         program, lengths = self._programs[key]
         numbers = [n for command in commands for n in command.numbers]
-        parts = program(tf.constant(numbers, tf.float64)).numpy()
+        parts = program(tf.constant(numbers, tf.float64), self._term()).numpy()
         results, begin = [], 0
         for command, length in zip(commands, lengths, strict=True):
             if length:
@@ -90,16 +95,18 @@ class Shards:
         """
         if name not in self._loads:
 
-            def write(vector):
+            def write(vector, term):
                 with tf.device(self._here):
                     pieces = tf.split(vector, self.sizes, -1)
                 for piece, value in zip(self.pieces(), pieces, strict=True):
                     with tf.device(piece.device):
-                        piece.write(name, tf.identity(value))
+                        sent = tf.identity(value)
+                        with piece.guarded(term, sent):
+                            piece.write(name, sent)
 
-            spec = tf.TensorSpec(self._shape(name), self.dtype)
-            self._loads[name] = traced(write, spec)
-        self._loads[name](tf.cast(vector, self.dtype))
+            spec = tf.TensorSpec(self.shape(name), self.dtype)
+            self._loads[name] = traced(write, spec, fence_lib.TERM)
+        self._loads[name](tf.cast(vector, self.dtype), self._term())
 
     def fetch(self, name):
         """Returns a vector or a matrix, a tensor of this process."""
@@ -116,29 +123,31 @@ class Shards:
             self._fetches[name] = traced(read)
         return self._fetches[name]()
 
-    def _shape(self, name):
+    def shape(self, name):
+        """Returns the shape of a vector or a matrix, a tuple of ints."""
         rows = self._rows.get(name)
-        return [self.number] if rows is None else [rows, self.number]
+        return (self.number,) if rows is None else (rows, self.number)
 
     def create(self):
         """Makes all matrices, of zeros."""
 
-        def fill():
+        def fill(term):
             for piece in self.pieces():
-                with tf.device(piece.device):
+                with tf.device(piece.device), piece.guarded(term):
                     for name in self._rows:
                         piece.write(
                             name, tf.zeros(piece.shape(name), self.dtype)
                         )
 
-        traced(fill)()
+        traced(fill, fence_lib.TERM)(self._term())
+
+    def _term(self):
+        return tf.constant(self.fence.term, tf.int64)
 
     def pieces(self):
         """Returns a `ShardScope` for each shard, in the graph being built."""
         return [
-            ShardScope(
-                f"{self.namespace}/{k}", device, size, self.dtype, self._rows
-            )
+            ShardScope(self, k, device, size, self._rows)
             for k, (device, size) in enumerate(
                 zip(self.devices, self.sizes, strict=True)
             )
@@ -148,23 +157,28 @@ class Shards:
         """Traces a program.
 
         Returns:
-          A concrete function of the numbers, which returns a float64 matrix of
-          a row for each shard, and the list of each command's columns in it.
+          A concrete function of the numbers and the term, which returns a
+          float64 matrix of a row for each shard, and the list of each command's
+          columns in it.
         """
         lengths = []
 
-        def program(numbers):
+        def program(numbers, term):
             parts = []
             for piece in self.pieces():
                 with tf.device(piece.device):
-                    own = tf.unstack(numbers)
-                    parts.append(_build(commands, piece, own, lengths))
+                    sent = tf.identity(numbers)
+                    with piece.guarded(term, sent):
+                        own = tf.unstack(sent)
+                        parts.append(_build(commands, piece, own, lengths))
             # No eager tensor may live on a server.
             with tf.device(self._here):
                 return tf.stack(parts)
 
         number = sum(len(command.numbers) for command in commands)
-        function = traced(program, tf.TensorSpec([number], tf.float64))
+        function = traced(
+            program, tf.TensorSpec([number], tf.float64), fence_lib.TERM
+        )
         return function, lengths[: len(commands)]
 
 
@@ -172,22 +186,28 @@ class ShardScope:
     """One shard in the graph that is being built: its vectors and matrices.
 
     Args:
-      namespace: Prefix of the names of the shard's resources.
+      shards: The `Shards`.
+      number: Of the shard.
       device: The shard's.
       size: Elements of its piece of a vector.
-      dtype: Of the vectors.
       rows: Dict of the name of a matrix to its number of rows.
     """
 
-    def __init__(self, namespace, device, size, dtype, rows):
+    def __init__(self, shards, number, device, size, rows):
         self.device = device
         self.size = size
-        self.dtype = dtype
-        self._namespace = namespace
+        self.dtype = shards.dtype
+        self._fence = shards.fence
+        self._number = number
+        self._namespace = f"{shards.namespace}/{number}"
         self._rows = rows
         # One handle for each name: TensorFlow keeps the order of what has a
         # handle in common.
         self._handles = {}
+
+    def guarded(self, term, *arrived):
+        """Scope of what is built to change the shard; see `Fence.guarded`."""
+        return self._fence.guarded(self._number, term, *arrived)
 
     def shape(self, name):
         """Returns the shape of a vector's or matrix's piece."""
@@ -227,6 +247,8 @@ class ShardScope:
                 shape=self.shape(name),
                 shared_name=f"{self._namespace}/{name}",
             )
+            # Or the handles of one shard would wait for another shard's.
+            private_tensorflow.run_independently(self._handles[name].op)
         return self._handles[name]
 
 

@@ -6,16 +6,21 @@ import time
 import warnings
 import weakref
 
+from absl import logging
 import tensorflow as tf
 
 from tfdist import private_keras_calls
 from tfdist.cluster import member_table
 from tfdist.sandblaster import coordinator as coordinator_lib
 from tfdist.sandblaster import deposits as deposits_lib
+from tfdist.sandblaster import evaluation as evaluation_lib
+from tfdist.sandblaster import fence as fence_lib
+from tfdist.sandblaster import iteration_snapshots
 from tfdist.sandblaster import minimizer as minimizer_lib
 from tfdist.sandblaster import minimizing_fit
 from tfdist.sandblaster import portion_worker
 from tfdist.sandblaster import saved_memory
+from tfdist.sandblaster import server_loss
 from tfdist.sandblaster import shards as shards_lib
 from tfdist.sandblaster import shared_record
 from tfdist.sandblaster import whole_data
@@ -68,6 +73,20 @@ class SandblasterTraining:
         self._progress = shared_record.SharedRecord(
             f"{namespace}/progress", device, self._here
         )
+        self._fence = fence_lib.Fence(namespace, self._devices, self._here)
+        self._losses = server_loss.NoLoss()
+        if self._membership is not None:
+            waits = tolerance.on_stall == "wait"
+            self._losses = server_loss.ServerLoss(
+                config,
+                connections.look_up,
+                self._membership,
+                self._fence,
+                float("inf") if waits else tolerance.server_timeout,
+            )
+        self._snapshots = iteration_snapshots.IterationSnapshots(
+            namespace, self._devices, self._here
+        )
         self._calls = itertools.count()
         # Call of `fit` -> its `_Fit`; and by model what the servers hold.
         self._fit = None
@@ -92,14 +111,60 @@ class SandblasterTraining:
                 "SandblasterStrategy."
             )
         number = next(self._calls)
-        board = self.board.read()
+        board, is_from_snapshot = self.over_losses(self._known)
         fit, done = board.get("fit", -1), board.get("done", 0)
         self._fit = minimizing_fit.MinimizingFit(
             self, number, frame, running, fit > number
         )
         if fit == number and done:
-            self._fit.go_on(frame, done)
+            self._fit.go_on(frame, done, is_from_snapshot)
         return number
+
+    def _known(self):
+        """The call of `fit` under way.
+
+        Returns:
+          A dict with `fit` and `done`, empty if there is none; and whether it
+          is that of a snapshot, as the first server has lost it.
+        """
+        board = self.board.read()
+        if board or not self._config.is_chief:
+            return board, False
+        self._snapshots.look()
+        records = self._snapshots.records()
+        return (records[0][1], True) if records else ({}, False)
+
+    def over_losses(self, function):
+        """Calls a function that talks to servers, again if some were lost.
+
+        Args:
+          function: Callable without arguments that may be called several times.
+
+        Returns:
+          What it returns.
+
+        Raises:
+          TimeoutError: A server is gone for too long; the message names it.
+        """
+        return self._losses.call(function, self._put_back)
+
+    def _put_back(self):
+        if self._fit is not None:
+            self._fit.put_back()
+
+    @property
+    def recoveries(self):
+        """Losses of servers, a list of `server_loss.ServerReturn`."""
+        return list(self._losses.events)
+
+    def await_coordinator(self):
+        """Waits until the chief has put back what servers have lost.
+
+        Raises:
+          TimeoutError: It has not in time; the message names the servers.
+          tf.errors.UnavailableError: The chief is gone for good.
+        """
+        self._losses.wait_until_whole(self._check_chief)
 
     def call(self, function, iterator):
         """Takes the place of a model's `train_function`."""
@@ -129,7 +194,7 @@ class SandblasterTraining:
         ):
             name = f"{self._namespace}/{number}"
             held = _OnServers(
-                name, gradients, model.optimizer, self._devices, self._here
+                name, gradients, model.optimizer, self._fence, self._here
             )
             self._models[model] = held
         portions = whole_data.portions(batches, self._num_portions)
@@ -150,23 +215,40 @@ class SandblasterTraining:
         }
         coordinator = None
         if self._config.is_chief:
-            model.optimizer.attach(
-                functools.partial(
-                    saved_memory.collect, held.shards, held.name, self._progress
-                )
-            )
+            model.optimizer.attach(functools.partial(self._collect, held))
             coordinator = coordinator_lib.Coordinator(
                 self.board,
                 self._progress,
-                held.shards,
-                held.deposits,
+                held,
+                self._snapshots,
                 worker,
-                held.minimizer,
-                len(portions),
-                self._patience,
-                _LostWorkers(self._membership, self._tolerance.worker_timeout),
+                evaluation_lib.Evaluation(
+                    self.board,
+                    held,
+                    worker,
+                    len(portions),
+                    self._patience,
+                    _LostWorkers(
+                        self._membership, self._tolerance.worker_timeout
+                    ),
+                ),
             )
         return worker, coordinator, description
+
+    def _collect(self, held):
+        """Returns what `saved_memory.collect` does."""
+
+        def collect():
+            self._fit.catch_up()
+            if self._fence.missing():
+                logging.warning(
+                    "The model is saved without the memory of L-BFGS, which "
+                    "the parameter servers have lost."
+                )
+                return {}
+            return saved_memory.collect(held.shards, held.name, self._progress)
+
+        return self.over_losses(collect)
 
     def strategy(self):
         """The strategy."""
@@ -191,7 +273,7 @@ class SandblasterTraining:
             if self._membership is not None and now - looked > _LOOK_SECONDS:
                 looked = now
                 self._check_chief(now - began)
-            time.sleep(coordinator_lib.POLL_SECONDS)
+            time.sleep(evaluation_lib.POLL_SECONDS)
 
     def _check_chief(self, waited):
         chief = self._membership.read()[0]
@@ -216,7 +298,7 @@ class SandblasterTraining:
 class _OnServers:
     """Vectors and records of one model, the same for several calls of `fit`."""
 
-    def __init__(self, name, gradients, optimizer, devices, here):
+    def __init__(self, name, gradients, optimizer, fence, here):
         self.name = name
         self.signature = gradients.signature
         self.settings = optimizer.get_config()
@@ -224,10 +306,12 @@ class _OnServers:
             name,
             gradients.number,
             gradients.dtype,
-            devices,
+            fence.devices,
             here,
             minimizer_lib.rows(optimizer.memory),
+            fence,
         )
+        self.stored = iteration_snapshots.StoredShards(self.shards)
         self.deposits = deposits_lib.Deposits(self.shards, name, here)
         self.minimizer = minimizer_lib.Minimizer(
             self.shards,

@@ -1,6 +1,7 @@
 """Batch optimization with a coordinator, as users construct it."""
 
 import contextlib
+import os
 import sys
 from typing import Any
 
@@ -12,6 +13,7 @@ from tfdist.sandblaster import extended
 from tfdist.sandblaster import training as training_lib
 from tfdist.saving import files
 from tfdist.strategies import construction
+from tfdist.strategies import fault_tolerance as fault_tolerance_lib
 from tfdist.strategies import whole_cluster
 from tfdist.strategies.fault_tolerance import FaultTolerance
 
@@ -29,9 +31,10 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
     An epoch of `fit` is one iteration, over all of the data, which each worker
     is given as a whole and in the same order (`shuffle=False`), and keeps in
     memory. The optimizer is `tfdist.sandblaster.LBFGS`. The same code runs in
-    one process without `TF_CONFIG`. A worker may die, and its process may be
-    started again; so may the chief, which then goes on where it was. Without a
-    server nothing goes on. See docs/sandblaster.md.
+    one process without `TF_CONFIG`. Any task may die, and its process may be
+    started again: the chief goes on where it was, and when a server is lost all
+    servers go back to the last iteration of which each has a snapshot. See
+    docs/sandblaster.md.
 
     Args:
       cluster_resolver: A `tf.distribute.cluster_resolver.ClusterResolver`;
@@ -40,8 +43,9 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
         fewer if the data has fewer batches.
       backup_after: Median durations of a portion after which a free worker
         computes it as well when no other portion is left; more than 1.
-      fault_tolerance: A `FaultTolerance`, of which `start_timeout` and
-        `worker_timeout` count.
+      fault_tolerance: A `FaultTolerance`, of which `start_timeout`,
+        `worker_timeout`, `server_timeout`, `on_preemption`, `snapshot_dir` and
+        `snapshot_every` count, and `on_stall="wait"`.
       seed: Integer for `keras.utils.set_random_seed`, the same on all workers.
 
     Raises:
@@ -72,8 +76,17 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
                 f"SandblasterStrategy. Received: jobs {list(config.spec)}"
             )
         if config.is_ps:
+            directory, every = fault_tolerance_lib.snapshots_of(
+                tolerance, os.environ
+            )
             sys.exit(
-                server.serve(config, start_timeout=tolerance.start_timeout)
+                server.serve(
+                    config,
+                    start_timeout=tolerance.start_timeout,
+                    snapshot_dir=directory,
+                    snapshot_every=every,
+                    writes_on_command=True,
+                )
             )
         self._cluster = config
         self._resolver = construction.resolver_of(cluster_resolver, config)
@@ -135,7 +148,7 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
           how many the data is cut, 0 between two evaluations; and `done`, how
           many of them are computed.
         """
-        board = self._training.board.read()
+        board = self._training.over_losses(self._training.board.read)
         accepted = (board.get("queue") or {}).get("accepted", [])
         return {
             "iterations": board.get("done", 0),
@@ -151,12 +164,23 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
           A dict of worker name to a dict with `counted` and `late`, ints: the
           latter are those that another worker had computed before.
         """
-        counts = self._training.board.read().get("counts", {})
+        board = self._training.over_losses(self._training.board.read)
+        counts = board.get("counts", {})
         found = {}
         for number, name in enumerate(self._cluster.worker_names):
             counted, late = counts.get(str(number), (0, 0))
             found[name] = {"counted": counted, "late": late}
         return found
+
+    @property
+    def recoveries(self) -> list[Any]:
+        """Losses of servers that this worker has seen, a list of objects.
+
+        Each has `time`, that of the end of the recovery in seconds since the
+        epoch, `seconds`, and `servers`, the names of those that had lost what
+        they held.
+        """
+        return self._training.recoveries
 
     def own_files(self) -> contextlib.AbstractContextManager[None]:
         """Scope in which this task writes what it saves, chief or not.

@@ -3,7 +3,6 @@
 import types
 
 import keras
-import pytest
 import tensorflow as tf
 
 import tfdist
@@ -36,32 +35,3 @@ def test_a_server_that_holds_none_of_a_small_model_lacks_nothing():
     counted = tf.function(lambda: restorer._count_missing(0, []))
     assert counted() == 0
     assert restorer.complete(0) == 0
-
-
-@pytest.mark.parametrize(
-    ("error", "again"),
-    [
-        # What a server lacks another worker may be about to put back.
-        (tf.errors.FailedPreconditionError, 5),
-        (tf.errors.UnavailableError, 5),
-        (tf.errors.InvalidArgumentError, 0),
-    ],
-)
-def test_a_call_that_fails_beside_healthy_servers_is_made_again_a_few_times(
-    monkeypatch, error, again
-):
-    now = [100.0]
-
-    def sleep(seconds):
-        now[0] += seconds
-
-    clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr(server_loss, "time", clock)
-    worker = types.SimpleNamespace(_hiccups=[])
-    raised = error(None, None, "as a test says")
-    for _ in range(again):
-        server_loss.Recovery._check_hiccups(worker, raised)
-    with pytest.raises(error, match="as a test says"):
-        server_loss.Recovery._check_hiccups(worker, raised)
-    # Others have had some seconds to put it back.
-    assert (now[0] - 100.0 >= 2.5) == (again > 0)

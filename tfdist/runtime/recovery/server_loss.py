@@ -13,9 +13,9 @@ import time
 from absl import logging
 import tensorflow as tf
 
-from tfdist.cluster import connection
 from tfdist.cluster import manifests
 from tfdist.cluster import member_table
+from tfdist.cluster import reconnection
 from tfdist.cluster import server_discovery
 from tfdist.runtime.recovery import election
 from tfdist.runtime.recovery import restoring
@@ -23,19 +23,6 @@ from tfdist.runtime.recovery import server_readiness
 from tfdist.runtime.recovery import stall_watchdog
 
 _POLL_SECONDS = 0.1
-# Calls that fail while all servers are there and in the life that is known:
-# so often in a row within so many seconds, they are not about servers.
-_HICCUPS = 5
-_HICCUP_SECONDS = 60.0
-_HICCUP_PAUSE_SECONDS = 0.3
-_TRANSIENT = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    # A server lacks what another worker is about to put back.
-    tf.errors.FailedPreconditionError,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +109,9 @@ class Recovery:
             timeout=stall_timeout,
             fails=on_stall == "fail",
         )
-        self._hiccups = []
+        self._reconnection = reconnection.Reconnection(
+            self._whereabouts, membership, self._timeout
+        )
         self.events = []
         self.incarnations = self._whereabouts.wait(self._timeout)
         names = member_table.names_of(config)
@@ -249,10 +238,10 @@ class Recovery:
                 if a != b
             }
             if first and not new:
-                self._check_hiccups(error)
+                self._reconnection.check_hiccups(error)
             first = False
             try:
-                self._connect(now, began)
+                self._reconnection.connect(now, began)
                 lost |= new
                 here = [True] * self._whereabouts.config.num_workers
                 for shard in sorted(new):
@@ -270,7 +259,7 @@ class Recovery:
                 self._refresh()
                 break
             except tf.errors.OpError as again:
-                self._check_time(began, again)
+                self._reconnection.check_time(began, again)
                 logging.warning(
                     "Recovery begins again (%s).", type(again).__name__
                 )
@@ -294,38 +283,6 @@ class Recovery:
             event.seconds,
             f" without {', '.join(event.servers)}" if lost else "",
         )
-
-    def _check_hiccups(self, error):
-        """Raises `error` if servers cannot be what it is about."""
-        now = time.monotonic()
-        self._hiccups = [t for t in self._hiccups if now - t < _HICCUP_SECONDS]
-        self._hiccups.append(now)
-        if not isinstance(error, _TRANSIENT) or len(self._hiccups) > _HICCUPS:
-            raise error
-        time.sleep(_HICCUP_PAUSE_SECONDS * (len(self._hiccups) - 1))
-
-    def _check_time(self, began, error):
-        if time.monotonic() - began > self._timeout:
-            raise TimeoutError(
-                f"Gave up after {self._timeout:g} s of recovery from the loss "
-                f"of a server: {error.message}"
-            ) from error
-
-    def _connect(self, incarnations, began):
-        """Connects to servers that are new, and enters their tables."""
-        config = self._whereabouts.config
-        connection.reconnect(config)
-        self._membership.reconnected(config, incarnations)
-        while True:
-            try:
-                self._membership.enter_again()
-                return
-            except tf.errors.OpError as error:
-                # It answers before it is ready, or has died again.
-                self._check_time(began, error)
-                time.sleep(_POLL_SECONDS)
-                if self._whereabouts.lives() != incarnations:
-                    raise
 
     def _settle_marks(self):
         # An evaluator leaves none.

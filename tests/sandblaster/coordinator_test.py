@@ -1,0 +1,461 @@
+"""Coordinators that go on when shards have lost what they held."""
+
+import itertools
+import pathlib
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.sandblaster import functions
+from tfdist.cluster import snapshot_slots
+from tfdist.sandblaster import commands
+from tfdist.sandblaster import coordinator
+from tfdist.sandblaster import deposits
+from tfdist.sandblaster import evaluation
+from tfdist.sandblaster import fence
+from tfdist.sandblaster import iteration_snapshots
+from tfdist.sandblaster import line_search
+from tfdist.sandblaster import minimizer
+from tfdist.sandblaster import portion_worker
+from tfdist.sandblaster import shards
+from tfdist.sandblaster import shared_record
+from tfdist.sandblaster import work_queue
+
+PORTIONS, SHARDS, MEMORY = 3, 2, 3
+START = np.array([-1.2, 1.0, -0.5, 2.0, 1.5])
+LOST = tf.errors.UnavailableError(None, None, "a server is gone")
+_names = itertools.count()
+
+
+class Portions:
+    """Rosenbrock's function, of which each portion is a third.
+
+    Attributes:
+        before: called before a portion is computed, with its number.
+    """
+
+    def __init__(self):
+        self.x = START.copy()
+        self.before = lambda portion: None
+
+    def assign(self, vector):
+        self.x = np.array(vector)
+
+    def values(self):
+        return tf.constant(self.x)
+
+    def compute(self, portion, goes_on):
+        del goes_on
+        self.before(portion)
+        value, gradient = functions.rosenbrock(self.x)
+        factor = (portion + 1) / 2  # 3 in all.
+        return tf.constant(factor * gradient), np.array([factor * value, 1.0])
+
+
+class Chief:
+    """A process of the chief, on shards of this process."""
+
+    def __init__(self, name, clock=lambda: 0.0):
+        device = tf.config.list_logical_devices("CPU")[0].name
+        devices = [device] * SHARDS
+        self.name = name
+        self.records = [
+            shared_record.SharedRecord(f"{name}/{record}", device, device)
+            for record in ("board", "progress")
+        ]
+        self.fence = fence.Fence(name, devices, device)
+        self.shards = shards.Shards(
+            f"{name}/0",
+            len(START),
+            "float64",
+            devices,
+            device,
+            minimizer.rows(MEMORY),
+            self.fence,
+        )
+        self.deposits = deposits.Deposits(self.shards, f"{name}/0", device)
+        held = types.SimpleNamespace(
+            shards=self.shards,
+            deposits=self.deposits,
+            minimizer=minimizer.Minimizer(
+                self.shards,
+                MEMORY,
+                line_search.StrongWolfe(),
+                gradient_tolerance=0.0,
+                value_tolerance=-1.0,
+            ),
+            stored=iteration_snapshots.StoredShards(self.shards),
+        )
+        self.portions = Portions()
+        self.worker = portion_worker.PortionWorker(
+            self.records[0],
+            self.shards,
+            self.deposits,
+            self.portions,
+            list(range(PORTIONS)),
+            0,
+        )
+        self.snapshots = iteration_snapshots.IterationSnapshots(
+            name, devices, device, clock
+        )
+        self.coordinator = coordinator.Coordinator(
+            *self.records,
+            held,
+            self.snapshots,
+            self.worker,
+            evaluation.Evaluation(
+                self.records[0], held, self.worker, PORTIONS, 2.0, list
+            ),
+        )
+
+    def begin(self):
+        names = ("variables", "settings", "batches", "data")
+        description = dict.fromkeys(names, "")
+        return self.coordinator.begin(0, description, tf.constant(START))
+
+    def go_on(self):
+        self.worker.forget()
+        self.coordinator.go_on()
+
+    def iterate(self, number):
+        """Values after some iterations, and the last point."""
+        results = [self.coordinator.iterate(k) for k in range(number)]
+        return [one["value"] for one in results], self.portions.x.tolist()
+
+    def lose(self, shard):
+        """A shard's process is started again: it holds nothing."""
+        names = [
+            f"{self.name}/0/{shard}/{vector}"
+            for vector in (
+                *minimizer.POINTS,
+                *minimizer.GRADIENTS,
+                minimizer.DIRECTION,
+                minimizer.HISTORY,
+            )
+        ]
+        names += [
+            f"{self.name}/term/{shard}",
+            f"{self.name}/0/sum of portions/{shard}",
+        ]
+        if shard == 0:
+            names += [f"{self.name}/board", f"{self.name}/progress"]
+        with tf.device(self.shards.devices[0]):
+            for name in names:
+                handle = tf.raw_ops.VarHandleOp(
+                    dtype=self.dtype_of(name), shape=None, shared_name=name
+                )
+                tf.raw_ops.DestroyResourceOp(
+                    resource=handle, ignore_lookup_error=True
+                )
+            tf.raw_ops.MapClear(
+                dtypes=[tf.float64, tf.float64],
+                shared_name=f"{self.name}/0/deposits/{shard}",
+            )
+
+    def dtype_of(self, name):
+        """The dtype of a resource."""
+        if name.endswith(("board", "progress")):
+            return tf.string
+        return tf.int64 if "/term/" in name else tf.float64
+
+
+class Clock:
+    """A clock on which some seconds pass whenever it is read."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.seconds = 1.0
+
+    def __call__(self):
+        self.now += self.seconds
+        return self.now
+
+
+@pytest.fixture
+def name():
+    return f"coordinator_test/{next(_names)}"
+
+
+@pytest.fixture
+def offered(tmp_path):
+    """A directory that this process offers, as a server does."""
+    device = tf.config.list_logical_devices("CPU")[0].name
+    made = snapshot_slots.SnapshotSlots(
+        tmp_path, device, task=0, num_servers=1, every=1.0
+    )
+    made.restore()
+    yield tmp_path / "ps-0-of-1"
+    made.finish()
+    handle = tf.raw_ops.VarHandleOp(
+        dtype=tf.string, shape=None, shared_name="tfdist/snapshot_slots"
+    )
+    tf.raw_ops.DestroyResourceOp(resource=handle)
+
+
+@pytest.fixture
+def directory(offered, monkeypatch):
+    """The same, for a snapshot of each iteration."""
+    monkeypatch.setattr(iteration_snapshots, "_MOST_OF_TIME", 0)
+    return offered
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """Values and the last point of twelve iterations."""
+    chief = Chief("coordinator_test/undisturbed")
+    assert not chief.begin()
+    return chief.iterate(12)
+
+
+def disturb(chief, evaluations, act):
+    """Does something, once, in the middle of an evaluation.
+
+    Args:
+        chief: the `Chief`.
+        evaluations: the evaluation, from 1.
+        act: callable, after which a call fails.
+    """
+    seen = []
+
+    def before(portion):
+        seen.append(portion)
+        if len(seen) == PORTIONS * (evaluations - 1) + 2:
+            act()
+            raise LOST
+
+    chief.portions.before = before
+
+
+def go_over(chief, number):
+    """Iterates as a process does that has missed a server."""
+    with pytest.raises(tf.errors.UnavailableError, match="a server is gone"):
+        chief.iterate(number)
+    chief.go_on()
+    return [chief.coordinator.iterate(k) for k in range(number)][-1]
+
+
+@pytest.mark.parametrize("lost", [[0], [1], [0, 1]])
+def test_all_shards_go_back_together(name, directory, undisturbed, lost):
+    chief = Chief(name, Clock())
+    chief.begin()
+    disturb(chief, 12, lambda: [chief.lose(k) for k in lost])
+    last = go_over(chief, 12)
+    assert len(chief.snapshots.seconds) > 3
+    assert [last["value"], chief.portions.x.tolist()] == [
+        undisturbed[0][-1],
+        undisturbed[1],
+    ]
+    assert len(list(directory.glob("*.index"))) == 2 * SHARDS
+
+
+def test_shards_that_were_not_lost_go_back_as_well(
+    name, directory, undisturbed
+):
+    del directory
+    clock = Clock()
+    chief = Chief(name, clock)
+    chief.begin()
+    chief.iterate(5)
+    clock.seconds = 0.0
+    chief.iterate(9)
+    chief.lose(1)
+    chief.go_on()
+    assert chief.records[1].read()["done"] == 5
+    values, x = chief.iterate(12)
+    assert (values[-1], x) == (undisturbed[0][-1], undisturbed[1])
+
+
+def test_late_deposits_and_their_tickets_do_not_count(
+    name, directory, undisturbed
+):
+    del directory
+    chief = Chief(name, Clock())
+    chief.begin()
+    board = chief.records[0]
+    old = []
+
+    def lose():
+        queue = work_queue.restored(board.read()["queue"])
+        old.append(queue.take(7, 0.0).ticket)
+        board.change(
+            lambda record, now: record.update(
+                queue=work_queue.restored(record["queue"]).state()
+            )
+        )
+        chief.lose(1)
+
+    disturb(chief, 8, lose)
+    with pytest.raises(tf.errors.UnavailableError):
+        chief.iterate(12)
+    chief.go_on()
+    huge = tf.constant(np.full(len(START), 1e9))
+    late = []
+
+    def before(portion):
+        del portion
+        if not late:
+            late.append(old[0])
+            chief.deposits.keep(old[0], huge, [1e9, 1.0])
+            queue = work_queue.restored(board.read()["queue"])
+            assert not queue.is_open(old[0])
+            assert not queue.complete(old[0], 1.0)
+
+    chief.portions.before = before
+    values, x = chief.iterate(12)
+    assert late
+    assert (values[-1], x) == (undisturbed[0][-1], undisturbed[1])
+
+
+@pytest.mark.parametrize("lost", [[], [1]])
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_pair_that_is_half_written_is_written_again(
+    name, directory, undisturbed, monkeypatch, lost, is_written
+):
+    del directory
+    chief = Chief(name, Clock())
+    chief.begin()
+    run, pairs = chief.shards.run, []
+
+    def failing(batch):
+        if any(isinstance(one, commands.SetRow) for one in batch):
+            pairs.append(batch)
+            if len(pairs) == 7:
+                if is_written:
+                    run(batch)
+                for shard in lost:
+                    chief.lose(shard)
+                raise LOST
+        return run(batch)
+
+    monkeypatch.setattr(chief.shards, "run", failing)
+    last = go_over(chief, 12)
+    assert last["value"] == undisturbed[0][-1]
+    assert chief.portions.x.tolist() == undisturbed[1]
+
+
+def test_without_snapshots_the_parameters_are_those_of_the_last_iteration(name):
+    chief = Chief(name)
+    chief.begin()
+    values, x = chief.iterate(6)
+    chief.lose(1)
+    chief.go_on()
+    result = chief.coordinator.iterate(5)
+    assert result["value"] == values[-1]
+    point = chief.shards.fetch(result["point"]).numpy()
+    assert point.tolist() == x
+    while result["outcome"] == "moved":
+        result = chief.coordinator.iterate(chief.records[1].read()["done"])
+    np.testing.assert_allclose(chief.portions.x, np.ones(5), atol=1e-6)
+
+
+def test_another_process_goes_on_and_the_first_must_end(name, undisturbed):
+    first = Chief(name)
+    first.begin()
+    expected = first.iterate(5)
+    other = Chief(name)
+    assert other.begin()
+    before = other.shards.fetch(minimizer.POINTS[0]).numpy()
+    # What the first one has sent is not carried out.
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        first.shards.run([commands.Scale(minimizer.POINTS[0], 2.0)])
+    with pytest.raises(RuntimeError, match="must end"):
+        first.fence.explain(caught.value)
+    np.testing.assert_array_equal(
+        other.shards.fetch(minimizer.POINTS[0]), before
+    )
+    with pytest.raises(RuntimeError, match="must end"):
+        first.go_on()
+    with pytest.raises(RuntimeError, match="must end"):
+        first.coordinator.iterate(5)
+    with pytest.raises(RuntimeError, match="must end"):
+        first.begin()
+    values, x = other.iterate(12)
+    assert values[4] == expected[0][-1]
+    assert (values[-1], x) == (undisturbed[0][-1], undisturbed[1])
+
+
+@pytest.mark.parametrize("lost", [[], [0], [0, 1]])
+def test_another_process_goes_on_where_shards_were_lost_as_well(
+    name, directory, undisturbed, lost
+):
+    del directory
+    first = Chief(name, Clock())
+    first.begin()
+    disturb(first, 9, lambda: None)
+    with pytest.raises(tf.errors.UnavailableError):
+        first.iterate(12)
+    for shard in lost:
+        first.lose(shard)
+    other = Chief(name, Clock())
+    assert other.begin()
+    values, x = other.iterate(12)
+    assert (values[-1], x) == (undisturbed[0][-1], undisturbed[1])
+    # The first one would put back what it has lost.
+    with pytest.raises(RuntimeError, match="must end"):
+        first.go_on()
+
+
+@pytest.mark.parametrize("damage", ["cut", "removed", "other"])
+def test_a_snapshot_that_is_damaged_is_not_used(
+    name, directory, undisturbed, damage
+):
+    chief = Chief(name, Clock())
+    chief.begin()
+    chief.iterate(9)
+    slot = chief.snapshots.slot
+    (newest,) = directory.glob(f"*-{slot}-shard-1.data*")
+    if damage == "cut":
+        newest.write_bytes(newest.read_bytes()[:-40])
+    elif damage == "removed":
+        newest.unlink()
+    else:
+        content = bytearray(newest.read_bytes())
+        content[3] ^= 1
+        newest.write_bytes(content)
+    chief.lose(1)
+    chief.go_on()
+    assert chief.snapshots.slot == 1 - slot
+    assert chief.records[1].read()["done"] < 9
+    values, x = chief.iterate(12)
+    assert (values[-1], x) == (undisturbed[0][-1], undisturbed[1])
+
+
+def test_a_disk_that_fails_ends_nothing(name, directory, undisturbed):
+    chief = Chief(name, Clock())
+    chief.begin()
+    chief.iterate(6)
+    written = len(chief.snapshots.seconds)
+    aside = pathlib.Path(f"{directory}-aside")
+    directory.rename(aside)
+    directory.write_text("not a directory")
+    chief.iterate(9)
+    assert len(chief.snapshots.seconds) == written
+    directory.unlink()
+    aside.rename(directory)
+    values, x = chief.iterate(12)
+    assert len(chief.snapshots.seconds) > written
+    assert (values[-1], x) == (undisturbed[0][-1], undisturbed[1])
+
+
+def test_snapshots_take_a_twentieth_of_the_time_at_most(offered):
+    del offered
+    # Of `look`, `is_due` and the begin and the end of `write`.
+    times = iter(
+        [0.0, 1.0, 1.0, 1.03125, 2.0, 2.03125, 12.03125, 212.0, 212.03125]
+    )
+    device = tf.config.list_logical_devices("CPU")[0].name
+    made = iteration_snapshots.IterationSnapshots(
+        "twentieth", [device], device, lambda: next(times)
+    )
+    made.look()
+    assert made.is_due()
+    stored = types.SimpleNamespace(write=lambda *_: None)
+    # It takes a 32nd of the interval of a second.
+    assert made.write(stored, 0, {})
+    assert not made.is_due()
+    # It takes 10 s: a pause of 200 s.
+    assert made.write(stored, 0, {})
+    assert not made.is_due()
+    assert made.is_due()

@@ -1,0 +1,210 @@
+"""Servers that are killed in the middle of a minimization."""
+
+import signal
+import time
+
+import pytest
+
+from tests.multi_process import real_cluster
+from tests.sandblaster import tasks
+from tests.sandblaster.cluster_test import check_minimum
+from tests.waits import wait_until
+
+TRAIN = "tests.sandblaster.tasks:train"
+SERVE = "tests.sandblaster.tasks:serve"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(zygote, tmp_path_factory):
+    """The report of a cluster of two servers in which nothing dies.
+
+    Of one worker: with as many portions, more workers find the same bits.
+    """
+    with real_cluster.ClusterUnderTest(
+        zygote,
+        tmp_path_factory.mktemp("undisturbed"),
+        num_ps=2,
+        num_workers=1,
+    ) as made:
+        for k in range(2):
+            made.start("ps", k, SERVE)
+        (worker,) = made.start_workers(TRAIN, portions_per_worker=24)
+        made.finish()
+        return worker.report()
+
+
+class Scene:
+    """Two servers and three workers, the chief of which waits in a portion."""
+
+    def __init__(self, cluster, tmp_path, kept=True, **arguments):
+        self.made = cluster(num_ps=2, num_workers=3)
+        self.kept = tmp_path / "kept"
+        self.directory = str(self.kept) if kept else None
+        self.servers = [self._start(k) for k in range(2)]
+        self.workers = self.made.start_workers(TRAIN, **arguments)
+        self.chief = self.workers[0]
+
+    def _start(self, index):
+        return self.made.start("ps", index, SERVE, directory=self.directory)
+
+    def wait_for_snapshots(self):
+        """Waits until each server has written at least one."""
+        for k in range(2):
+            wait_until(
+                lambda k=k: list((self.kept / f"ps-{k}-of-2").glob("*.index")),
+                f"server {k} has written a snapshot",
+            )
+
+    def kill_and_start(self, *indices):
+        """Kills servers, and starts them again."""
+        for index in indices:
+            self.servers[index].kill()
+        for index in indices:
+            self.servers[index] = self._start(index)
+
+    def check(self, undisturbed, killed):
+        """Checks that all end where nobody was disturbed, to the bit.
+
+        Args:
+            undisturbed: the report.
+            killed: the servers that the chief has missed, a list of lists.
+        """
+        self.made.finish()
+        reports = [worker.report() for worker in self.workers]
+        for report in reports:
+            assert report["weights"] == undisturbed["weights"]
+            expected = undisturbed["losses"]
+            assert report["losses"] == expected[-len(report["losses"]) :]
+            # Each example is counted once in each sum.
+            assert set(report["examples"]) == {tasks.EXAMPLES}
+        names = [[f"/job:ps/task:{k}" for k in group] for group in killed]
+        missed = reports[0]["recoveries"]
+        assert [servers for servers in missed if servers] == names
+        assert not list(self.kept.glob("*"))
+        return reports
+
+
+@pytest.mark.smoke
+def test_a_server_killed_in_mid_evaluation_changes_no_bit(
+    cluster, tmp_path, undisturbed
+):
+    scene = Scene(cluster, tmp_path, holds={"worker-0": 90})
+    scene.chief.expect("holding")
+    scene.wait_for_snapshots()
+    scene.kill_and_start(0)
+    scene.made.tell("go on worker-0")
+    scene.chief.expect("are back at their snapshots of the end of iteration")
+    scene.chief.expect("goes on after .* without /job:ps/task:0")
+    reports = scene.check(undisturbed, [[0]])
+    check_minimum(reports[0])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("killed", [[1], [0, 1]])
+def test_any_server_may_be_killed(cluster, tmp_path, undisturbed, killed):
+    scene = Scene(cluster, tmp_path, holds={"worker-0": 90})
+    scene.chief.expect("holding")
+    scene.wait_for_snapshots()
+    scene.kill_and_start(*killed)
+    scene.made.tell("go on worker-0")
+    scene.check(undisturbed, [killed])
+
+
+@pytest.mark.nightly
+def test_a_server_may_be_killed_twice(cluster, tmp_path, undisturbed):
+    scene = Scene(cluster, tmp_path, holds={"worker-0": [80, 110]})
+    for go_on in ("go on worker-0", "go on worker-0 1"):
+        scene.chief.expect("holding")
+        scene.wait_for_snapshots()
+        scene.kill_and_start(1)
+        scene.made.tell(go_on)
+        scene.chief.expect("goes on after .* without /job:ps/task:1")
+    scene.check(undisturbed, [[1], [1]])
+
+
+@pytest.mark.nightly
+def test_a_server_may_be_killed_while_a_pair_is_written(
+    cluster, tmp_path, undisturbed
+):
+    """One server has written it, and the other not."""
+    scene = Scene(cluster, tmp_path, pair=5)
+    scene.chief.expect("about to write a pair")
+    scene.wait_for_snapshots()
+    scene.servers[1].send(signal.SIGSTOP)
+    scene.made.tell("write")
+    scene.chief.expect("writes a pair")
+    # The first server needs some milliseconds.
+    time.sleep(0.5)
+    scene.kill_and_start(1)
+    scene.check(undisturbed, [[1]])
+
+
+@pytest.mark.nightly
+def test_without_a_snapshot_it_goes_on_from_the_last_parameters(
+    cluster, tmp_path
+):
+    scene = Scene(cluster, tmp_path, kept=False, holds={"worker-0": 90})
+    scene.chief.expect("holding")
+    scene.kill_and_start(1)
+    scene.made.tell("go on worker-0")
+    scene.chief.expect("There is no snapshot .* with an empty memory")
+    scene.made.finish()
+    reports = [worker.report() for worker in scene.workers]
+    for report in reports:
+        check_minimum(report)
+        assert report["weights"] == reports[0]["weights"]
+        assert set(report["examples"]) == {tasks.EXAMPLES}
+    values = [one["value"] for one in reports[0]["iterations"]]
+    assert values == sorted(values, reverse=True)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("servers", [[], [0], [1]])
+def test_the_chief_may_be_killed_alone_or_with_a_server(
+    cluster, tmp_path, undisturbed, servers
+):
+    scene = Scene(cluster, tmp_path, holds={"worker-0": 90, "worker-1": 140})
+    scene.chief.expect("holding")
+    scene.wait_for_snapshots()
+    scene.chief.kill()
+    scene.kill_and_start(*servers)
+    scene.chief = scene.made.start("worker", 0, TRAIN)
+    scene.workers[0] = scene.chief
+    scene.chief.expect("Goes on with the minimization")
+    scene.made.tell("go on worker-1")
+    # The new process has missed nothing.
+    reports = scene.check(undisturbed, [])
+    assert len(reports[0]["losses"]) < len(undisturbed["losses"])
+
+
+@pytest.mark.nightly
+def test_all_tasks_may_be_killed_at_once(cluster, tmp_path, undisturbed):
+    scene = Scene(cluster, tmp_path, holds={"worker-0": 90})
+    scene.chief.expect("holding")
+    scene.wait_for_snapshots()
+    for worker in scene.workers:
+        worker.kill()
+    scene.kill_and_start(0, 1)
+    scene.workers = scene.made.start_workers(TRAIN)
+    scene.chief = scene.workers[0]
+    scene.chief.expect("are back at their snapshots")
+    reports = scene.check(undisturbed, [])
+    assert len(reports[0]["losses"]) < len(undisturbed["losses"])
+
+
+@pytest.mark.nightly
+def test_a_server_that_stays_away_is_named(cluster):
+    made = cluster(num_ps=2, num_workers=2)
+    servers = made.start_servers()
+    workers = made.start_workers(
+        TRAIN, holds={"worker-0": 60, "worker-1": 60}, server_timeout=3.0
+    )
+    for worker in workers:
+        worker.expect("holding")
+    servers[1].kill()
+    for worker in workers:
+        made.tell(f"go on {worker.label}")
+    for worker in workers:
+        assert worker.wait() == 1
+        assert "Gave up after" in worker.output(), worker.output()
+        assert "parameter server /job:ps/task:1" in worker.output()
