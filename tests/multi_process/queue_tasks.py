@@ -6,6 +6,7 @@ number of times that it has been trained on.
 """
 
 import os
+import time
 
 import keras
 import numpy as np
@@ -38,13 +39,17 @@ class _SumOfOutputs(keras.losses.Loss):
 class _Hold(keras.callbacks.Callback):
     """Tells of each step; waits after some until the test tells a name."""
 
-    def __init__(self, holds):
+    def __init__(self, holds, pace, stop_at):
         """Makes the callback.
 
         Args:
             holds: by number of steps, the name.
+            pace: seconds between steps.
+            stop_at: number of steps after which training stops, or None.
         """
         super().__init__()
+        self._pace = pace
+        self._stop_at = stop_at
         self._steps = handshake.Tally(f"{tasks.label()}.steps")
         self._made = 0
         self._holds = {int(step): name for step, name in holds.items()}
@@ -56,6 +61,9 @@ class _Hold(keras.callbacks.Callback):
         self._steps.add()
         if self._made in self._holds:
             handshake.wait_for(self._holds[self._made])
+        if self._made == self._stop_at:
+            self.model.stop_training = True
+        time.sleep(self._pace)
 
 
 class _EpochCounts(keras.callbacks.Callback):
@@ -116,6 +124,8 @@ def train(
     steps_per_execution=1,
     portions_per_worker=8,
     worker_timeout=60.0,
+    pace=0.0,
+    stop_at=None,
     **arguments,
 ):
     """Trains; reports how often each example was seen.
@@ -129,6 +139,8 @@ def train(
         steps_per_execution: of `compile`.
         portions_per_worker: of the strategy.
         worker_timeout: of the strategy.
+        pace: see `_Hold`.
+        stop_at: see `_Hold`.
         **arguments: of `fit`.
     """
     strategy = METHODS[method](
@@ -153,7 +165,7 @@ def train(
             loss=_SumOfOutputs(),
             steps_per_execution=steps_per_execution,
         )
-    hold = _Hold(holds or {})
+    hold = _Hold(holds or {}, pace, stop_at)
     epochs = _EpochCounts(strategy)
     histories, portions = [], []
     for _ in range(fits):

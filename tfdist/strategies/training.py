@@ -88,8 +88,8 @@ class TrainingMixin:
 
         Returns:
           With `work="queue"` a dict of worker name (such as
-          `/job:worker/task:0`) to an int, of the newest call of `fit`, all its
-          epochs; else an empty dict.
+          `/job:worker/task:0`) to an int, over all calls of `fit` so far; else
+          an empty dict.
         """
         return self._runtime.work.counts()
 

@@ -240,13 +240,11 @@ class QueuedEpoch:
         if queue is not None and queue.epoch > self._number:
             return None
         if queue is None or queue.epoch < self._number:
-            before, queue = (
-                queue,
-                portion_queue.PortionQueue(
-                    self._number, self._batches, self._size
-                ),
+            before = queue
+            queue = portion_queue.PortionQueue(
+                self._number, self._batches, self._size
             )
-            if before and before.epoch // _MAX_EPOCHS == self._call:
+            if before is not None:
                 queue.counts, queue.returned = before.counts, before.returned
         if (queue.batches, queue.size) != (self._batches, self._size):
             raise ValueError(
@@ -305,8 +303,7 @@ class QueuedEpoch:
             )
         elif self._queued_work.is_chief:
             logging.info(
-                "Epoch %d has seen all %d portions; portions that have come "
-                "back in this fit: %d.",
+                "Epoch %d has seen all %d portions; %d have come back so far.",
                 self._epoch + 1,
                 len(queue),
                 queue.returned,

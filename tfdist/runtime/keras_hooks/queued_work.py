@@ -153,7 +153,7 @@ class QueuedWork:
     def counts(self):
         """Returns how many portions each worker has done, a dict.
 
-        In the newest call of `fit`: names of workers to ints.
+        In all calls of `fit`: names of workers to ints.
         """
         queue = self.queue()
         counts = {} if queue is None else queue.counts
