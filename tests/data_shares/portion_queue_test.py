@@ -1,10 +1,12 @@
 """Each portion counts once, whatever workers do and in whichever order."""
 
 import collections
+import itertools
 import json
 
 from hypothesis import given
 from hypothesis import strategies as st
+import numpy as np
 import pytest
 
 from tests import laws
@@ -26,9 +28,10 @@ def passed_on(queue):
 
 
 @laws.settings(200)
-@given(EVENTS, st.integers(1, 30), st.integers(1, 7))
-def test_each_portion_counts_once(events, batches, size):
-    queue = portion_queue.PortionQueue(5, batches, size)
+@given(EVENTS, st.integers(1, 30), st.integers(1, 4))
+def test_each_portion_counts_once(events, batches, per_worker):
+    ends = portion_queue.cut(batches, WORKERS, per_worker)
+    queue = portion_queue.PortionQueue(5, ends)
     # Who believes to have which portion: a worker that others have taken for
     # dead does not know.
     believed, counted = {}, collections.Counter()
@@ -61,7 +64,7 @@ def test_each_portion_counts_once(events, batches, size):
         holders = queue.held()
         assert set(holders.values()).isdisjoint(queue.done())
         for number in queue.done():
-            assert counted[number * size] == 1
+            assert counted[ends[number] - 1] == 1
     for _ in range(batches + 1):
         # The others are gone.
         queue.give_back([1, 2])
@@ -69,12 +72,12 @@ def test_each_portion_counts_once(events, batches, size):
         take(0)
     assert queue.is_done
     assert counted == dict.fromkeys(range(batches), 1)
-    assert sum(queue.counts.values()) == len(queue) == -(-batches // size)
+    assert sum(queue.counts.values()) == len(queue) == len(ends)
     assert queue.returned >= returned
 
 
 def test_free_portions_come_in_their_order_and_say_whether_they_were_begun():
-    queue = portion_queue.PortionQueue(1, batches=7, size=3)
+    queue = portion_queue.PortionQueue(1, [3, 6, 7])
     assert queue.take(0) == portion_queue.Portion(0, 0, 3)
     assert queue.take(1) == portion_queue.Portion(1, 3, 6)
     assert queue.give_back([0]) == [0]
@@ -85,7 +88,7 @@ def test_free_portions_come_in_their_order_and_say_whether_they_were_begun():
 
 
 def test_who_takes_again_has_left_what_it_had():
-    queue = portion_queue.PortionQueue(1, batches=4, size=2)
+    queue = portion_queue.PortionQueue(1, [2, 4])
     queue.take(0)
     # It was started again.
     assert queue.take(0).was_begun
@@ -93,7 +96,7 @@ def test_who_takes_again_has_left_what_it_had():
 
 
 def test_a_portion_is_done_whoever_says_so():
-    queue = portion_queue.PortionQueue(1, batches=2, size=2)
+    queue = portion_queue.PortionQueue(1, [2])
     queue.take(0)
     queue.give_back([0])
     queue.take(1)
@@ -104,7 +107,7 @@ def test_a_portion_is_done_whoever_says_so():
 
 
 def test_a_queue_that_was_lost_learns_from_its_workers():
-    queue = portion_queue.PortionQueue(1, batches=6, size=2)
+    queue = portion_queue.PortionQueue(1, [2, 4, 6])
     queue.know({0}, 1, worker=3)
     assert queue.done() == [0]
     assert queue.held() == {3: 1}
@@ -114,14 +117,35 @@ def test_a_queue_that_was_lost_learns_from_its_workers():
 
 
 @pytest.mark.parametrize(
-    ("batches", "workers", "per_worker", "multiple", "size"),
+    ("batches", "workers", "per_worker", "multiple", "sizes"),
     [
-        (51, 3, 8, 1, 3),  # 51 / 24 = 2.1.
-        (48, 3, 8, 1, 2),
-        (5, 4, 8, 1, 1),
-        (51, 3, 8, 5, 5),
-        (51, 3, 1, 4, 20),  # 17, in fours.
+        # 51 / 24 = 2.1, so three, until a sixth of the rest is less.
+        (51, 3, 8, 1, [*[3] * 13, 2, 2, 2, *[1] * 6]),
+        (5, 4, 8, 1, [1] * 5),
+        # 16 / 8 = 2; a quarter of the rest is less from 4 on.
+        (16, 2, 4, 1, [2] * 6 + [1] * 4),
+        (16, 2, 4, 3, [3, 3, 3, 3, 3, 1]),
+        (7, 1, 1, 1, [4, 2, 1]),
     ],
 )
-def test_size_of_a_portion(batches, workers, per_worker, multiple, size):
-    assert portion_queue.size_of(batches, workers, per_worker, multiple) == size
+def test_sizes_of_portions(batches, workers, per_worker, multiple, sizes):
+    ends = portion_queue.cut(batches, workers, per_worker, multiple)
+    assert ends == list(itertools.accumulate(sizes))
+
+
+@laws.settings(100)
+@given(
+    st.integers(1, 500),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.integers(1, 9),
+)
+def test_portions_are_the_epoch(batches, workers, per_worker, multiple):
+    ends = portion_queue.cut(batches, workers, per_worker, multiple)
+    sizes = np.diff([0, *ends])
+    assert ends[-1] == batches
+    assert all(size % multiple == 0 for size in sizes[:-1])
+    assert 0 < sizes[-1] <= sizes[0]
+    assert (np.diff(sizes) <= 0).all()
+    if multiple == 1:
+        assert len(ends) >= min(batches, workers)

@@ -36,26 +36,22 @@ class PortionQueue:
 
     Args:
       epoch: Number of the epoch, greater than that of any epoch before.
-      batches: Number of batches of the epoch.
-      size: Batches of a portion; the last one may have fewer.
+      ends: By portion, the number of the batch after its last, from `cut`.
 
     Attributes:
       epoch: As given.
-      batches: As given.
-      size: As given.
+      ends: As given.
       counts: Dict of the workers' numbers to how many portions each has done.
       returned: How many portions have become free again.
     """
 
-    def __init__(self, epoch, batches, size):
+    def __init__(self, epoch, ends):
         self.epoch = epoch
-        self.batches = batches
-        self.size = size
+        self.ends = list(ends)
         self.counts = {}
         self.returned = 0
-        number = -(-batches // size)
-        self._holders = [_FREE] * number
-        self._begun = [False] * number
+        self._holders = [_FREE] * len(self.ends)
+        self._begun = [False] * len(self.ends)
 
     def __len__(self):
         return len(self._holders)
@@ -74,9 +70,8 @@ class PortionQueue:
             if holder == _FREE:
                 was_begun = self._begun[number]
                 self._holders[number], self._begun[number] = worker, True
-                first = number * self.size
-                end = min(first + self.size, self.batches)
-                return Portion(number, first, end, was_begun)
+                first = self.ends[number - 1] if number else 0
+                return Portion(number, first, self.ends[number], was_begun)
         return None
 
     def complete(self, number, worker):
@@ -140,8 +135,7 @@ class PortionQueue:
         """Returns what `restored` needs, which JSON can hold."""
         return {
             "epoch": self.epoch,
-            "batches": self.batches,
-            "size": self.size,
+            "ends": self.ends,
             "counts": sorted(self.counts.items()),
             "returned": self.returned,
             "holders": self._holders,
@@ -155,7 +149,7 @@ def restored(state):
     Args:
       state: From `PortionQueue.state`.
     """
-    made = PortionQueue(state["epoch"], state["batches"], state["size"])
+    made = PortionQueue(state["epoch"], state["ends"])
     made.counts = dict(state["counts"])
     made.returned = state["returned"]
     made._holders = list(state["holders"])  # noqa: SLF001
@@ -163,16 +157,29 @@ def restored(state):
     return made
 
 
-def size_of(batches, workers, portions_per_worker, multiple):
-    """Returns the number of batches of a portion.
+def cut(batches, workers, portions_per_worker, multiple=1):
+    """Cuts an epoch into portions, which are smaller at its end.
+
+    So that nobody waits long for who has taken the last one: a portion is at
+    most half of what a worker's part of the rest would be (guided
+    self-scheduling; Polychronopoulos and Kuck, IEEE Transactions on Computers,
+    1987).
 
     Args:
-      batches: Of the epoch.
+      batches: Number of batches of the epoch.
       workers: Number of workers.
-      portions_per_worker: How many portions each would have if all were
-        equally fast.
-      multiple: The size is a multiple of it: batches of one call of a
-        training function.
+      portions_per_worker: How many portions of the size of the first ones each
+        worker would have if all were equally fast.
+      multiple: Sizes of all but the last are multiples of it: batches of one
+        call of a training function.
+
+    Returns:
+      By portion, the number of the batch after its last, a list of ints.
     """
-    least = -(-batches // (workers * portions_per_worker))
-    return -(-least // multiple) * multiple
+    most = -(-batches // (workers * portions_per_worker))
+    ends, end = [], 0
+    while end < batches:
+        size = min(most, -(-(batches - end) // (2 * workers)))
+        end = min(end + -(-size // multiple) * multiple, batches)
+        ends.append(end)
+    return ends

@@ -4,6 +4,8 @@ A worker reads what it takes and passes over what others take, as it does with
 a share. For a portion that has come back it begins the epoch again.
 """
 
+import functools
+
 import tensorflow as tf
 
 from tfdist import private_keras
@@ -94,7 +96,6 @@ class PortionReader:
         # Epoch and batch at which it stands; None if that is not known.
         self._at = None
         self._opened = (0, 0)
-        self._pass_over = tf.function(_build_pass_over, autograph=False)
 
     def _begun_again(self):
         made = fresh_pipelines.begun_again(
@@ -128,9 +129,7 @@ class PortionReader:
             self._iterator = self._begin(epoch)
             at = (epoch, 0)
         if batch > at[1]:
-            self._pass_over(
-                self._iterator, tf.constant(batch - at[1], tf.int64)
-            )
+            _pass_over(self._iterator, tf.constant(batch - at[1], tf.int64))
         self._opened = (epoch, batch)
         return self._iterator
 
@@ -152,8 +151,9 @@ class PortionReader:
         return iter(self._pipeline)
 
 
-def _build_pass_over(iterator, number):
-    """Builds: takes as many elements from an iterator, int64 scalar."""
+@functools.partial(tf.function, autograph=False)
+def _pass_over(iterator, number):
+    """Takes as many elements from an iterator, int64 scalar."""
 
     def body(done):
         with tf.control_dependencies(

@@ -19,7 +19,7 @@ from tests import laws
 from tfdist.data_shares import portion_queue
 from tfdist.runtime.exchange import portion_progress
 
-SERVERS, WORKERS, BATCHES, SIZE = 2, 3, 7, 3
+SERVERS, WORKERS, BATCHES, ENDS = 2, 3, 7, [3, 6, 7]
 _runs = itertools.count(1)
 
 
@@ -80,7 +80,7 @@ class _Epoch:
 
     def __init__(self):
         self.number = next(_runs)
-        self.queue = portion_queue.PortionQueue(self.number, BATCHES, SIZE)
+        self.queue = portion_queue.PortionQueue(self.number, ENDS)
         self.applied = np.zeros([SERVERS, BATCHES], int)
 
     def worker(self, number, first_server):

@@ -20,19 +20,17 @@ class QueuedEpoch:
       model: The `keras.Model`.
       call: Number of the call of `fit`.
       first_epoch: The argument `initial_epoch` of `fit`.
-      batches: Batches of an epoch.
-      size: Batches of a portion.
+      ends: By portion of an epoch, the number of the batch after its last.
     """
 
-    def __init__(self, work, reader, model, call, first_epoch, batches, size):
+    def __init__(self, work, reader, model, call, first_epoch, ends):
         self._queued_work = work
         self._reader = reader
         self._model = model
         self._executions = model.steps_per_execution
         self._call = call
         self._first_epoch = first_epoch
-        self._batches = batches
-        self._size = size
+        self._ends = ends
         # Number of the epoch as Keras counts; None before the first step.
         self._epoch = None
         self._portion = None
@@ -83,7 +81,7 @@ class QueuedEpoch:
             )
         result = self._step(call, function)
         self._steps += 1
-        if self._steps < math.ceil(self._batches / self._executions):
+        if self._steps < math.ceil(self._ends[-1] / self._executions):
             return result
         # Keras takes no more steps than there are batches. There are more if
         # some were taken twice.
@@ -129,7 +127,7 @@ class QueuedEpoch:
         progress = self._queued_work.progress
         progress.set_place(
             self._number,
-            math.ceil(self._batches / self._size),
+            len(self._ends),
             portion.number,
             self._next - portion.first,
         )
@@ -241,17 +239,15 @@ class QueuedEpoch:
             return None
         if queue is None or queue.epoch < self._number:
             before = queue
-            queue = portion_queue.PortionQueue(
-                self._number, self._batches, self._size
-            )
+            queue = portion_queue.PortionQueue(self._number, self._ends)
             if before is not None:
                 queue.counts, queue.returned = before.counts, before.returned
-        if (queue.batches, queue.size) != (self._batches, self._size):
+        if queue.ends != self._ends:
             raise ValueError(
                 "Argument `x` must be the same data on all workers with "
-                f'work="queue". Received: {self._batches} batches in portions '
-                f"of {self._size}, where another worker has {queue.batches} "
-                f"in portions of {queue.size}"
+                f'work="queue". Received: {self._ends[-1]} batches in '
+                f"{len(self._ends)} portions, where another worker has "
+                f"{queue.ends[-1]} in {len(queue)}"
             )
         held = None if self._portion is None else self._portion.number
         queue.know(self._done, held, self._queued_work.worker)

@@ -7,8 +7,6 @@ record on the first server; how much of a portion counts is what servers have
 applied of it (`PortionProgress`).
 """
 
-import math
-
 from tfdist import private_keras_calls
 from tfdist.cluster import fit_progress
 from tfdist.cluster import lost_workers
@@ -112,13 +110,13 @@ class QueuedWork:
         portion_reader.check(dataset, adapter, steps, self._workers)
         model = private_keras_calls.model_of(frame)
         executions = model.steps_per_execution
-        size = portion_queue.size_of(
+        ends = portion_queue.cut(
             adapter.num_batches,
             self._workers,
             self._portions_per_worker,
             executions,
         )
-        if math.ceil(adapter.num_batches / size) < self._workers:
+        if len(ends) < self._workers:
             raise ValueError(
                 "Argument `steps_per_execution` must leave a portion for each "
                 'worker with work="queue", of at least as many batches. '
@@ -128,7 +126,7 @@ class QueuedWork:
         reader = portion_reader.PortionReader(dataset, call)
         first_epoch = private_keras_calls.initial_epoch_of(frame)
         return lambda: queued_epoch.QueuedEpoch(
-            self, reader, model, call, first_epoch, adapter.num_batches, size
+            self, reader, model, call, first_epoch, ends
         )
 
     def call(self, call, function, *args):
