@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.sandblaster import functions
+from tfdist.cluster import shared_record
 from tfdist.cluster import snapshot_slots
 from tfdist.sandblaster import commands
 from tfdist.sandblaster import coordinator
@@ -20,7 +21,6 @@ from tfdist.sandblaster import line_search
 from tfdist.sandblaster import minimizer
 from tfdist.sandblaster import portion_worker
 from tfdist.sandblaster import shards
-from tfdist.sandblaster import shared_record
 from tfdist.sandblaster import work_queue
 
 PORTIONS, SHARDS, MEMORY = 3, 2, 3

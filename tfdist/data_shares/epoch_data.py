@@ -25,9 +25,19 @@ class EpochData:
       readers: The `Readers` of the data.
       left_out: Numbers of epochs that are left out, and of batches of the one
         after them, a tuple of ints.
+      make_epoch: Callable that makes what Keras iterates over in an epoch;
+        None for iterators of `dataset`.
     """
 
-    def __init__(self, dataset, source, model, readers, left_out=(0, 0)):
+    def __init__(
+        self,
+        dataset,
+        source,
+        model,
+        readers,
+        left_out=(0, 0),
+        make_epoch=None,
+    ):
         self._dataset = dataset
         self._source = source
         self._readers = readers
@@ -35,10 +45,13 @@ class EpochData:
         # The iterator of the first epoch, where an element of it is known.
         self._begun = None
         self._left_out = left_out
+        self._make_epoch = make_epoch
 
     def __iter__(self):
         if private_keras_calls.is_building_model():
             return iter([self._batch_to_build_for()])
+        if self._make_epoch is not None:
+            return self._make_epoch()
         self._readers.begin()
         begun, self._begun = self._begun, None
         return self._next_epoch() if begun is None else begun

@@ -31,6 +31,7 @@ def distribute(
     before,
     compare=lambda checksum: None,
     begin=lambda size, skips: (0, 0),
+    queue=None,
 ):
     """The data that this worker iterates over.
 
@@ -54,6 +55,10 @@ def distribute(
         (0 where it is not known) and whether some of an epoch can be left
         out. Returns how many epochs, and batches of the first one after
         these, are left out.
+      queue: Where workers take portions instead of shares, a callable of
+        `dataset`, the Keras `DataAdapter`, the frame of `fit` (each None
+        outside of it) and the number of the call; returns `make_epoch` of
+        `EpochData`. Else None.
 
     Returns:
       A `tf.data.Dataset`; for Keras an `EpochData`.
@@ -77,7 +82,11 @@ def distribute(
     is_whole = policy == _AutoShardPolicy.OFF
     call = before(request, None if is_whole else _shares(config)[0])
     shared, steps_per_epoch, number, left_out = dataset, None, 1, (0, 0)
-    if purpose not in ("evaluate", "validate"):
+    make_epoch = None
+    if queue is not None and purpose not in ("evaluate", "validate"):
+        make_epoch = queue(dataset, adapter, frame, call)
+        begin(0, False)
+    elif purpose not in ("evaluate", "validate"):
         if adapter is not None:
             steps_per_epoch = private_keras_calls.steps_per_epoch_of(frame)
         is_fit = call is not None
@@ -98,7 +107,9 @@ def distribute(
     model = private_keras_calls.model_of(frame)
     batches.check(dataset, model)
     readers = py_datasets.Readers(adapter, steps_per_epoch, number)
-    return epoch_data.EpochData(shared, dataset, model, readers, left_out)
+    return epoch_data.EpochData(
+        shared, dataset, model, readers, left_out, make_epoch
+    )
 
 
 def _shares(config):

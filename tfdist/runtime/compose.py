@@ -15,8 +15,10 @@ from tfdist.runtime.corrections import corrector
 from tfdist.runtime.exchange import exchange_markers
 from tfdist.runtime.exchange import gradient_counts
 from tfdist.runtime.exchange import nonfinite as nonfinite_lib
+from tfdist.runtime.exchange import portion_progress
 from tfdist.runtime.keras_hooks import chief_decisions
 from tfdist.runtime.keras_hooks import evaluations
+from tfdist.runtime.keras_hooks import queued_work
 from tfdist.runtime.local_steps import local
 from tfdist.runtime.local_steps import ring
 from tfdist.runtime.local_steps import ring_communication
@@ -68,6 +70,7 @@ def compose(
     stalled_after,
     starts_together=False,
     tables=table.NO_TABLES,
+    portions_per_worker=None,
 ):
     """Makes the parts of the axes that a strategy uses.
 
@@ -84,6 +87,8 @@ def compose(
         which training has stalled.
       starts_together: See `ChiefDecisions`.
       tables: The `TableSettings`.
+      portions_per_worker: Portions of an epoch for each worker, where workers
+        take portions instead of shares; else None.
 
     Returns:
       A `Runtime`.
@@ -130,6 +135,20 @@ def compose(
             start_timeout=tolerance.start_timeout,
             stalled_after=stalled_after,
         )
+        if portions_per_worker is not None:
+            parts["batch_progress"] = lambda made: (
+                portion_progress.PortionProgress(made.store)
+            )
+            parts["work"] = lambda made: queued_work.QueuedWork(
+                made.store,
+                made.batch_progress,
+                membership,
+                config,
+                updates_applied=made.updates_applied,
+                portions_per_worker=portions_per_worker,
+                worker_timeout=tolerance.worker_timeout,
+                stalled_after=stalled_after,
+            )
     if config.num_workers > 1:
         parts["evaluations"] = lambda _: evaluations.OwnEvaluations()
     if not config.is_chief:

@@ -18,8 +18,10 @@ from tfdist.runtime.exchange import exchange_markers
 from tfdist.runtime.exchange import gradient_counts
 from tfdist.runtime.exchange import journal
 from tfdist.runtime.exchange import nonfinite
+from tfdist.runtime.exchange import portion_progress
 from tfdist.runtime.keras_hooks import evaluations
 from tfdist.runtime.keras_hooks import own_decisions
+from tfdist.runtime.keras_hooks import queued_work
 from tfdist.runtime.local_steps import every_step
 from tfdist.runtime.recovery import no_recovery
 from tfdist.runtime.replicas import replica_sync
@@ -45,6 +47,7 @@ class Parts:
 
     Attributes:
       marks: A `ExchangeMarkers`.
+      batch_progress: A `PortionProgress`.
       state: A `TrainingState`.
       unused_models: An `UnusedModels`.
       nonfinite: A `Nonfinite`.
@@ -56,9 +59,11 @@ class Parts:
       server_functions: A `ServerFunctions`.
       chief_decisions: A `ChiefDecisions`.
       evaluations: An `OwnEvaluations`.
+      work: A `QueuedWork`.
     """
 
     marks: Factory = lambda _: exchange_markers.NoMarkers()
+    batch_progress: Factory = lambda _: portion_progress.NoProgress()
     state: Factory = training_state.TrainingState
     unused_models: Factory = unused_models.UnusedModels
     nonfinite: Factory = lambda made: nonfinite.Nonfinite(
@@ -76,6 +81,7 @@ class Parts:
     server_functions: Factory = lambda _: server_functions.NoServerFunctions()
     chief_decisions: Factory = lambda _: own_decisions.OwnDecisions()
     evaluations: Factory = lambda _: evaluations.SharedEvaluations()
+    work: Factory = lambda _: queued_work.NoQueuedWork()
 
 
 class Runtime(owner.Owner):
@@ -111,6 +117,7 @@ class Runtime(owner.Owner):
         self.journal = journal.Journal(self.store)
         parts = parts or Parts()
         self.marks = parts.marks(self)
+        self.batch_progress = parts.batch_progress(self)
         self.state = parts.state(self)
         self.unused_models = parts.unused_models(self)
         self.nonfinite = parts.nonfinite(self)
@@ -125,6 +132,7 @@ class Runtime(owner.Owner):
         self.server_functions = parts.server_functions(self)
         self.chief_decisions = parts.chief_decisions(self)
         self.evaluations = parts.evaluations(self)
+        self.work = parts.work(self)
 
     # Variables.
 

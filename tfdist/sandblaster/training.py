@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist import private_keras_calls
 from tfdist.cluster import member_table
+from tfdist.cluster import shared_record
 from tfdist.sandblaster import coordinator as coordinator_lib
 from tfdist.sandblaster import deposits as deposits_lib
 from tfdist.sandblaster import evaluation as evaluation_lib
@@ -22,7 +23,6 @@ from tfdist.sandblaster import portion_worker
 from tfdist.sandblaster import saved_memory
 from tfdist.sandblaster import server_loss
 from tfdist.sandblaster import shards as shards_lib
-from tfdist.sandblaster import shared_record
 from tfdist.sandblaster import whole_data
 
 # Seconds between two looks at the table of members.

@@ -10,6 +10,7 @@ from absl import logging
 import keras
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist import nonfinite_log
 from tfdist.cluster import config as config_lib
 from tfdist.cluster import connection
@@ -117,6 +118,46 @@ def tables(method, from_bytes, rule):
             f"{method.name}"
         )
     return table.TableSettings(from_bytes, rule)
+
+
+def portions(method, decisions, work, portions_per_worker):
+    """Returns what a strategy's arguments say about portions of the data.
+
+    Args:
+      method: A `Method`.
+      decisions: The argument `decisions`.
+      work: The argument `work`.
+      portions_per_worker: The argument of that name.
+
+    Returns:
+      Portions of an epoch for each worker, int; None for fixed shares.
+
+    Raises:
+      ValueError: They are malformed, or the method has no portions.
+    """
+    checks.one_of("work", work, ("shares", "queue"))
+    checks.count("portions_per_worker", portions_per_worker)
+    if work == "shares":
+        return None
+    reason = None
+    if not method.needs_servers:
+        reason = 'communication="ring", which has no server for the queue'
+    elif method.waits:
+        reason = f"{method.name}, where workers wait for each other"
+    elif method.local_steps is not None:
+        reason = (
+            f"local_steps={method.local_steps!r}, of which a worker that dies "
+            "takes some with it"
+        )
+    elif decisions != "chief":
+        reason = f"decisions={decisions!r}, where calls of `fit` differ"
+    if reason is not None:
+        raise ValueError(
+            'Argument `work` must be "shares" but with Async() or SoftSync(), '
+            'servers, no local_steps and decisions="chief". Received: '
+            f'work="queue" with {reason}'
+        )
+    return portions_per_worker
 
 
 def resolve(method, config):

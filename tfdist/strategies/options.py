@@ -49,6 +49,8 @@ class Options(WithoutServers, Deprecated, total=False):
     warmup_worker_steps: int
     worker_start: Literal["together", "staggered", "independent"]
     decisions: Literal["chief", "each"]
+    work: Literal["shares", "queue"]
+    portions_per_worker: int
 
 
 class AnyCorrection(Options, total=False):

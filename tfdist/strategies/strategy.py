@@ -107,6 +107,14 @@ class ParameterServerStrategy(
         rate, all do so at their next step, and what others decide does not
         count while the chief trains; a later call of `fit` begins when the
         chief's does. "each": each worker for itself. See docs/decisions.md.
+      work: How `fit` divides training data over the workers. "shares": each
+        has a fixed share. "queue": each takes portions when it is free, so
+        that fast workers train on more, and an epoch ends when all its
+        examples have been seen, each once, although workers die. For methods
+        in which nobody waits for others, without local steps; see
+        docs/training.md.
+      portions_per_worker: With work="queue", into how many portions an epoch
+        is cut, for each of the workers that begin.
       fault_tolerance: What is done about tasks that die, hang or come back,
         a `tfdist.FaultTolerance`. Its settings are still arguments of
         strategies, too, for one release, as is `worker_start` as `joining`.
@@ -142,6 +150,8 @@ class ParameterServerStrategy(
         ] = "together",
         nonfinite: Literal["drop", "fail", "ignore"] = "drop",
         decisions: Literal["chief", "each"] = "chief",
+        work: Literal["shares", "queue"] = "shares",
+        portions_per_worker: int = 8,
         fault_tolerance: FaultTolerance | None = None,
         seed: int | None = None,
         **old_arguments: Unpack[options.Deprecated],
@@ -190,6 +200,9 @@ class ParameterServerStrategy(
             construction.check_without_servers(config, variable_partitioner)
         resolved = construction.resolve(self._method, config)
         tables = construction.tables(self._method, table_bytes, table_rule)
+        portions = construction.portions(
+            self._method, decisions, work, portions_per_worker
+        )
         if config.is_ps:
             snapshot_dir, snapshot_every = fault_tolerance_lib.snapshots_of(
                 tolerance, os.environ
@@ -221,6 +234,7 @@ class ParameterServerStrategy(
             stalled_after=self._stalled_after,
             starts_together=self._warm_start.starts_together,
             tables=tables,
+            portions_per_worker=portions,
         )
         atexit.register(
             construction.end_local_steps, weakref.ref(self._runtime.local)

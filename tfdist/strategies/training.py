@@ -85,6 +85,16 @@ class TrainingMixin:
         """
         return self._runtime.data_shares
 
+    def portion_counts(self) -> dict[str, int]:
+        """Returns how many portions of the data each worker has trained on.
+
+        Returns:
+          With `work="queue"` a dict of worker name (such as
+          `/job:worker/task:0`) to an int, over all calls of `fit` so far; else
+          an empty dict.
+        """
+        return self._runtime.work.counts()
+
     def gradient_counts(self) -> dict[str, dict[str, int]]:
         """Returns the fate of each worker's gradients.
 

@@ -18,6 +18,7 @@ from tfdist.cluster.member_table import Member
 from tfdist.cluster.member_table import MemberState
 from tfdist.runtime.keras_hooks import chief_decisions
 from tfdist.runtime.keras_hooks import fit_call
+from tfdist.runtime.keras_hooks import queued_work
 
 NAMES = ("chief", "one", "two", "later")
 
@@ -44,6 +45,7 @@ class Worker:
             updates_applied=lambda: [0],
             local=None,
             coordination=None,
+            work=queued_work.NoQueuedWork(),
         )
         self.version = 0
         self.membership = membership = types.SimpleNamespace(

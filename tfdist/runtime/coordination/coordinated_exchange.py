@@ -11,6 +11,8 @@ carried out by whoever comes next: a worker that dies in between holds nobody
 up, and no server averages other gradients than the others do.
 """
 
+import functools
+
 import tensorflow as tf
 
 from tfdist import private_tensorflow
@@ -58,8 +60,16 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
             with tf.control_dependencies([request.arrived.op]):
                 kept.append(mine.keep())
         # The first server is always among them, and the first.
+        first = requests[0]
         decision = self._decision = ledger.arrive(
-            *requests[0].extra, kept, self._last, requests[0].finite
+            *first.extra[:2],
+            kept,
+            self._last,
+            first.finite,
+            # One decision for all servers: the first one keeps the progress.
+            functools.partial(
+                self._runtime.batch_progress.build_claim, 0, first.place, [0]
+            ),
         )
         responses = [
             self._carry_out(request, mine, decision)

@@ -234,7 +234,9 @@ class Ledger:
 
     # In the training step.
 
-    def arrive(self, key, pulled, after, last=False, finite=None):
+    def arrive(
+        self, key, pulled, after, last=False, finite=None, claim=lambda _: None
+    ):
         """Builds: tells of a gradient, waits until it is decided over.
 
         Args:
@@ -244,11 +246,14 @@ class Ledger:
           last: bool, whether this worker trains no more.
           finite: Whether the gradient may count, scalar bool tensor; None if
             all do.
+          claim: Callable that is given whether the gradient is of the epoch of
+            the state, and builds whether its batch is new, scalar bool
+            tensors; None if nobody looks.
 
         Returns:
           A `Decision`.
         """
-        return self._arrival.build(key, pulled, after, last, finite)
+        return self._arrival.build(key, pulled, after, last, finite, claim)
 
     # Out of it.
 

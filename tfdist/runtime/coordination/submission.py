@@ -58,7 +58,9 @@ class Submission:
         self._mailboxes = mailboxes
         self._worker = worker
 
-    def build(self, key, pulled, after, last=False, finite=None):
+    def build(
+        self, key, pulled, after, last=False, finite=None, claim=lambda _: None
+    ):
         """See `Ledger.arrive`."""
         mine = self._worker
         my_epoch = self._ledger.read_epoch()
@@ -67,14 +69,17 @@ class Submission:
             key, pulled = tf.identity(key), tf.identity(pulled)
             my_epoch = tf.identity(my_epoch)
 
-        def event(attendance):
+        def event(attendance, claim=lambda _: None):
+            current = self._ledger.is_current(my_epoch)
+            new = claim(current)
             return traced_events.event(
                 attendance,
                 mine,
                 key=key,
                 pulled=pulled,
                 finite=True if finite is None else finite,
-                current=self._ledger.is_current(my_epoch),
+                # Of a batch that has counted before it is void.
+                current=current if new is None else current & new,
             )
 
         def arrived(state, attendance):
@@ -94,7 +99,7 @@ class Submission:
         def submitted(state, attendance):
             staged = self._ledger.leftovers.read(0)
             state, *outcome = self._events.call(
-                "submit", state, event(attendance), staged, last=last
+                "submit", state, event(attendance, claim), staged, last=last
             )
             return state, None, outcome
 

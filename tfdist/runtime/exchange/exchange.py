@@ -121,6 +121,14 @@ class ExchangeBuilder:
             self._runtime.journal.note_other()
             return
         with tf.control_dependencies(done):
+            self._runtime.batch_progress.build_advance()
+            self._runtime.journal.note_repeated(
+                {
+                    r.shard: r.repeated
+                    for r in responses
+                    if r.repeated is not None
+                }
+            )
             self._runtime.journal.write(
                 started=started,
                 pulled=self._pulled,
@@ -188,8 +196,10 @@ class ExchangeBuilder:
         """Sends to a server what it needs, and `extra` tensors.
 
         Returns:
-          A `PushRequest`.
+          A `PushRequest`; last in its `extra` the place in the data, if any.
         """
+        if self.iterations is not None:
+            extra = [*extra, *self._runtime.batch_progress.place()]
         request = self._sender.send(
             shard,
             begun=self._begun,
@@ -221,15 +231,32 @@ class ExchangeBuilder:
             wait = section.now() - request.arrived
             version = store.counter("version", request.shard)
             staleness = version.read() - request.pulled
-            tables = self._update_if_finite(request, version)
-            self._count(request, staleness)
+            new = self._claim(request)
+            tables = self._update_if_finite(request, version, new)
+            self._count(request, staleness, new)
         if section.late_inputs:
             private_tensorflow.add_control_inputs(lock.op, section.late_inputs)
-        return self._respond(request, lock, before, tables, [staleness, wait])
+        return self._respond(
+            request, lock, before, tables, [staleness, wait], new
+        )
 
-    def _update_if_finite(self, request, version):
+    def _claim(self, request):
+        """Builds the note of the batch in the server's progress.
+
+        Returns:
+          Whether the server has not applied it, a scalar bool tensor; None if
+          nobody looks.
+        """
+        if self.iterations is None:
+            return None
+        return self._runtime.batch_progress.build_claim(
+            request.shard, request.place, self._shards
+        )
+
+    def _update_if_finite(self, request, version, new):
         """Builds what was recorded; returns tables of which rows change."""
         tables = []
+        conditions = [x for x in (request.finite, new) if x is not None]
 
         def update():
             graph = tf.compat.v1.get_default_graph()
@@ -240,17 +267,17 @@ class ExchangeBuilder:
                 tables.extend(self._mark_rows(request, operations, version))
             return True
 
-        if request.finite is None:
-            update()
+        if conditions:
+            tf.cond(tf.reduce_all(conditions), update, lambda: False)
         else:
-            tf.cond(request.finite, update, lambda: False)
+            update()
         return tables
 
-    def _count(self, request, staleness):
+    def _count(self, request, staleness, new):
         """Builds the counting of this worker's gradient."""
         if self._is_counted:
             counts = self._runtime.gradient_counts
-            counts.note(request.shard, request.finite, staleness)
+            counts.note(request.shard, request.finite, staleness, new)
 
     def _update(self, request, replays, sent, version):
         """Builds the replays, and the counting of an optimizer's step."""
@@ -281,7 +308,7 @@ class ExchangeBuilder:
                 kept.append((table, since))
         return kept
 
-    def _respond(self, request, lock, before, tables, figures):
+    def _respond(self, request, lock, before, tables, figures, new=None):
         """Reads fresh values, frees the lock, sends them home."""
         store, section, shard = self._store, request.section, request.shard
         in_rows = {table.ordinal for table, _ in tables}
@@ -314,6 +341,8 @@ class ExchangeBuilder:
                     shard, self.iterations, request.number, self._shards
                 )
             figures = [*figures, *self._read_more(section)]
+            if new is not None:
+                figures.append(tf.cast(tf.logical_not(new), tf.int64))
             follows = shard == 0 and self._runtime.chief_decisions.follows
             if follows:
                 figures.append(self._runtime.chief_decisions.build_read())
@@ -334,6 +363,7 @@ class ExchangeBuilder:
         home, figures = home[: len(values)], home[len(values) :]
         *values, version = home
         told = figures.pop() if follows else None
+        repeated = None if new is None else figures.pop()
         staleness, wait, *more = figures
         rest = values[len(fresh) :]
         return pull_response.PullResponse(
@@ -351,6 +381,7 @@ class ExchangeBuilder:
             version,
             more,
             told,
+            repeated,
         )
 
     @property

@@ -116,14 +116,20 @@ class GradientCounts:
             for value in values
         ]
 
-    def note(self, shard, finite, staleness):
+    def note(self, shard, finite, staleness, new=None):
         """Builds, on the server: one more gradient of this worker.
 
         Args:
           shard: Number of the server.
           finite: Whether it was applied, a scalar bool tensor, or None.
           staleness: Updates that it was late by, a scalar int64 tensor.
+          new: Whether it counts, a scalar bool tensor; not that of a batch
+            that the server has applied before. None if it does.
         """
+        one = tf.ones([], tf.int64)
+        if new is not None:
+            one = tf.cast(new, tf.int64)
+            staleness *= one
         mine = row = self._store.worker_id
         if finite is not None:
             row += self._num_workers * (1 - tf.cast(finite, tf.int64))
@@ -131,7 +137,7 @@ class GradientCounts:
         tf.raw_ops.ResourceScatterAdd(
             resource=self.handle(shard),
             indices=tf.stack([row, mine + 2 * self._num_workers]),
-            updates=tf.stack([tf.ones([], tf.int64), staleness]),
+            updates=tf.stack([one, staleness]),
         )
 
     def read_on(self, shard):

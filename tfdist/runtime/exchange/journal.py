@@ -116,6 +116,24 @@ class Journal:
                 *self._note_elsewhere(shards, one),
             ]
 
+    def note_repeated(self, repeated):
+        """Builds that servers have left a step out that they had made before.
+
+        Args:
+          repeated: Dict of the numbers of servers to how often, scalar int64
+            tensors; empty if nobody looks.
+        """
+        if not repeated:
+            return
+        with tf.device(self._device):
+            zero = tf.zeros([], tf.int64)
+            self._elsewhere.assign_add(
+                tf.stack(
+                    [repeated.get(k, zero) for k in range(self._num_shards)]
+                ),
+                read_value=False,
+            )
+
     def _note_elsewhere(self, shards, number):
         """Builds that as many steps leave the other servers out."""
         if len(shards) == self._num_shards:

@@ -23,6 +23,8 @@ class PullResponse:
       version: Updates applied, scalar int64 tensor.
       more: What else was read, a list of scalar tensors.
       told: What the chief has told, see `ChiefDecisions`; None if nobody looks.
+      repeated: 1 if the server had applied the batch before, else 0, a scalar
+        int64 tensor; None if nobody looks.
     """
 
     shard: int
@@ -33,6 +35,7 @@ class PullResponse:
     version: tf.Tensor
     more: list
     told: tf.Tensor | None = None
+    repeated: tf.Tensor | None = None
 
 
 def pulled_from(store, shard, records, iterations):
@@ -74,8 +77,11 @@ def arrivals(responses):
         found += [value for _, _, value in response.fresh]
         found += [tensor for _, *both in response.rows for tensor in both]
         found += [response.version, *response.more]
-        if response.told is not None:
-            found.append(response.told)
+        found += [
+            tensor
+            for tensor in (response.told, response.repeated)
+            if tensor is not None
+        ]
     return [tensor.op for tensor in found]
 
 

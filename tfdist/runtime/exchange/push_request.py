@@ -55,6 +55,11 @@ class PushRequest:
     section: section_lib.ServerScope
     arrived: tf.Tensor
 
+    @property
+    def place(self):
+        """The place of the batch in the data, see `PortionProgress`."""
+        return self.extra[-1] if self.extra else None
+
 
 class Sender:
     """Sends the records of one exchange, with what they need on servers.

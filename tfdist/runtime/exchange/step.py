@@ -265,6 +265,7 @@ class Step:
             rule = getattr(optimizer, "inner_optimizer", optimizer)
             if getattr(rule, "gradient_accumulation_steps", None):
                 self.accumulates = True
+            self._runtime.batch_progress.check(self)
             for other, known in self._pending.items():
                 known.settled = len(other.get_operations())
 

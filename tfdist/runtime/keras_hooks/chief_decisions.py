@@ -145,6 +145,7 @@ class ChiefDecisions:
         it has left go on in the next one: all workers may have as many.
         """
         fit.is_in_loop = False
+        self._runtime.work.leave()
         # Not once more after a heartbeat: others may have begun the next one.
         self._runtime.coordination.leave_if_over()
         if fit.has_begun:
@@ -256,6 +257,7 @@ class ChiefDecisions:
         if fit is None:
             return
         fit.is_in_loop = False
+        self._runtime.work.leave()
         self._runtime.local.finish()
         self._runtime.coordination.leave()
         self._tell(reached=fit_progress.ended(fit.number))

@@ -42,9 +42,8 @@ def before_data(runtime, before_training, request, shares):
     table_saving.check(tables, private_keras_calls.callbacks_of(frame))
     running = running_fit.begin(frame)
     before_training()
-    call = functools.partial(
-        empty_epochs.call, runtime.call_in_fit, runtime.coordination
-    )
+    call = functools.partial(runtime.work.call, runtime.call_in_fit)
+    call = functools.partial(empty_epochs.call, call, runtime.coordination)
     runtime.chief_decisions.watch(frame, running)
     call = functools.partial(runtime.chief_decisions.call, call)
     runtime.watch(running, frame)

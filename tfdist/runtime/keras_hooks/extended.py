@@ -242,6 +242,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             before,
             self._runtime.chief_decisions.note_data,
             self._runtime.chief_decisions.begin_data,
+            self._runtime.work.data,
         )
 
     def _distribute_datasets_from_function(self, dataset_fn, options):

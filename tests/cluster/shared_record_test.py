@@ -4,7 +4,7 @@ import threading
 
 import tensorflow as tf
 
-from tfdist.sandblaster import shared_record
+from tfdist.cluster import shared_record
 
 
 def make(name):

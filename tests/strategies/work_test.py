@@ -1,0 +1,57 @@
+"""Which strategies give out portions, and what others answer."""
+
+import keras
+import numpy as np
+import pytest
+
+import tfdist
+from tfdist import synchronization
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"work": "some"}, "one of shares, queue. Received: work='some'"),
+        ({"portions_per_worker": 0}, "of at least 1. Received: portions_per"),
+        ({"local_steps": 2}, "with local_steps=ParameterAveraging"),
+        ({"decisions": "each"}, "with decisions='each'"),
+        (
+            {"synchronization": synchronization.Sync()},
+            "where workers wait for each other",
+        ),
+        (
+            {"synchronization": synchronization.BoundedStaleness(2)},
+            "where workers wait for each other",
+        ),
+    ],
+)
+def test_what_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tfdist.ParameterServerStrategy(**{"work": "queue", **arguments})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        tfdist.AsyncStrategy,
+        tfdist.DCASGDStrategy,
+        tfdist.SoftSyncStrategy,
+        tfdist.DANAStrategy,
+    ],
+)
+def test_one_process_has_all_portions(make):
+    strategy = make(work="queue", portions_per_worker=4)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(np.ones([6, 1]), np.ones([6, 1]), batch_size=2, verbose=0)
+    assert strategy.updates_applied() == [3]
+    assert strategy.portion_counts() == {}
+
+
+@pytest.mark.parametrize(
+    "make", [tfdist.BackupWorkersStrategy, tfdist.DownpourStrategy]
+)
+def test_presets_that_have_no_portions(make):
+    with pytest.raises(ValueError, match="Argument `work` must be"):
+        make(work="queue")
