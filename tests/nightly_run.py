@@ -138,6 +138,8 @@ def main(argv):
     """Runs the stages that are asked for."""
     if len(argv) > 1:
         raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
+    # A shell has its background jobs, and what they start, ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     directory = _ROOT / _DIRECTORY.value
     directory.mkdir(parents=True, exist_ok=True)
     wanted = set(_STAGES if "all" in _WANTED.value else _WANTED.value)
