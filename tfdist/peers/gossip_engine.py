@@ -1,6 +1,7 @@
 """The engine of workers that average with each other in pairs."""
 
 import math
+import threading
 import time
 
 from absl import logging
@@ -28,6 +29,8 @@ class GossipEngine(engine.PeerEngine):
 
     def __init__(self, *args, seed, **kwargs):
         self.seed = seed
+        # Threads that send find out that a worker is lost.
+        self._knows = threading.Lock()
         super().__init__(*args, codec=None, **kwargs)
         self._next_look = 0.0
         # By channel: the request, messages of its receiver, and since when.
@@ -53,12 +56,13 @@ class GossipEngine(engine.PeerEngine):
         A lost one has no incarnation here: none of its messages counts.
         """
         roster = self.roster
-        self.known.assign(
-            [
-                0 if roster.is_lost(worker) else roster.known.get(worker, 0)
-                for worker in range(roster.num_workers)
-            ]
-        )
+        with self._knows:
+            self.known.assign(
+                [
+                    0 if roster.is_lost(worker) else roster.known.get(worker, 0)
+                    for worker in range(roster.num_workers)
+                ]
+            )
 
     # Steps.
 
