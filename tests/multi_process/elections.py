@@ -50,6 +50,10 @@ class _Restorer:
         """Completes."""
         return self._inner.complete(shard)
 
+    def lost_by_rows(self, shard):
+        """Reads what rows of tables have lost."""
+        return self._inner.lost_by_rows(shard)
+
 
 class _Watched:
     """The elections of a worker, with a note of each that has ended."""
@@ -85,6 +89,10 @@ class _Watched:
                 }
             )
         return done, here
+
+    def lost_by_rows(self, shard):
+        """Reads what rows of tables have lost."""
+        return self._inner.lost_by_rows(shard)
 
 
 def watch(strategy):

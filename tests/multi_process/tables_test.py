@@ -227,6 +227,19 @@ def test_rows_of_a_killed_server_are_what_is_counted(cluster, tmp_path, way):
         assert lost[0] <= deaths and lost[1] <= deaths
 
 
+def _holds_all(path):
+    """Whether a snapshot was made when workers had named all variables."""
+    try:
+        meta = (path / "meta.json").read_text()
+    except FileNotFoundError:
+        return False
+    # The table, the counter of steps, and the counts of gradients.
+    names = ("/variable/0/", '/variable/1"', '/gradients"')
+    return all(name in meta for name in names) and "rows-0.json" in {
+        file.name for file in path.iterdir()
+    }
+
+
 @pytest.mark.nightly
 def test_rows_are_what_snapshots_say_when_all_were_killed(cluster, tmp_path):
     made = cluster(num_ps=2, num_workers=2)
@@ -252,8 +265,10 @@ def test_rows_are_what_snapshots_say_when_all_were_killed(cluster, tmp_path):
         worker.wait_for_steps(50)
     for index in range(2):
         wait_until(
-            lambda k=index: any(kept.glob(f"ps-{k}-of-2/[0-9]*/rows-0.json")),
-            "there is a snapshot with the table",
+            lambda k=index: any(
+                _holds_all(path) for path in kept.glob(f"ps-{k}-of-2/[0-9]*")
+            ),
+            "there is a snapshot of all that there is",
         )
     for task in (*workers, *servers):
         task.kill()
