@@ -51,10 +51,14 @@ MOVED = {
 # How servers that are started again find what they held.
 SNAPSHOTS = ("snapshot_dir", "snapshot_every")
 FAULT_TOLERANCE = ("worker_timeout", *SNAPSHOTS)
+# How training data is divided.
+PORTIONS = ("work", "portions_per_worker")
 # Flag -> what it needs of the method, and that in words.
 FITS = {
     "worker_timeout": (
-        lambda method: method.waits or method.is_among_peers,
+        lambda method: (
+            method.waits or method.is_among_peers or FLAGS.work == "queue"
+        ),
         "wait for each other",
     ),
     **dict.fromkeys(
@@ -62,6 +66,17 @@ FITS = {
         (
             lambda method: not method.waits and method.needs_servers,
             "do not wait for each other",
+        ),
+    ),
+    **dict.fromkeys(
+        PORTIONS,
+        (
+            lambda method: (
+                not method.waits
+                and method.needs_servers
+                and method.local_steps is None
+            ),
+            "do not wait for each other and exchange every step",
         ),
     ),
     **dict.fromkeys(SNAPSHOTS, (lambda method: True, "train together")),
@@ -91,6 +106,19 @@ flags.DEFINE_enum(
     "together",
     ["together", "staggered"],
     "How the remaining workers start then.",
+)
+flags.DEFINE_enum(
+    "work",
+    "shares",
+    ["shares", "queue"],
+    "How training data is divided: each worker has a share, or takes portions "
+    "when it is free.",
+)
+flags.DEFINE_integer(
+    "portions_per_worker",
+    8,
+    "Portions of an epoch for each worker with --work=queue.",
+    lower_bound=1,
 )
 flags.DEFINE_float(
     "worker_timeout",
@@ -178,6 +206,8 @@ def settings() -> dict[str, Any]:
         ignored.add("worker_start")
     if FLAGS.snapshot_dir is None:
         ignored.update(SNAPSHOTS)
+    if FLAGS.work == "shares":
+        ignored.update(PORTIONS)
     return {
         **registry.settings(FLAGS.strategy),
         **{
@@ -241,6 +271,14 @@ def _refuse(name: str) -> None:
     flags.register_validator(name, check)
 
 
+flags.register_multi_flags_validator(
+    ["portions_per_worker", "work"],
+    lambda values: (
+        FLAGS["portions_per_worker"].using_default_value
+        or values["work"] == "queue"
+    ),
+    message="--portions_per_worker is for --work=queue only.",
+)
 flags.register_validator("straggler", _check_straggler)
 for _name in MOVED:
     _refuse(_name)
