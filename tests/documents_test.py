@@ -37,7 +37,14 @@ OWN = {
     "tutorial",
 }
 # Those whose programs need no cluster and print nothing to look at.
-SHORT = ["decisions", "elasticity", "nonfinite", "operations", "sandblaster"]
+SHORT = [
+    "decisions",
+    "elasticity",
+    "nonfinite",
+    "operations",
+    "sandblaster",
+    "training",
+]
 # `tests/strategies/own_methods_test.py` trains with the programs of this one.
 ELSEWHERE = {"new_method"}
 
