@@ -170,6 +170,16 @@ def depends_on_iterators(dataset):
     )
 
 
+def repeats_a_shuffle(dataset):
+    """Whether a data set shuffles anew within one iteration over it."""
+    return any(
+        _name(stage) == "_ShuffleAndRepeatDataset"
+        or _name(stage) == "_RepeatDataset"
+        and any(_name(part) in _SHUFFLES for part in _stages(stage))
+        for stage in _stages(dataset)
+    )
+
+
 def bytes_in_memory(dataset):
     """Bytes of the tensors that a `tf.data.Dataset` reads, as far as is known.
 

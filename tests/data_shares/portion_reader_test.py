@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tests import laws
 from tfdist import private_keras
+from tfdist import private_pipelines
 from tfdist.data_shares import fresh_pipelines
 from tfdist.data_shares import portion_reader
 
@@ -138,6 +139,16 @@ def test_kinds_that_are_refused(monkeypatch, question, message):
     monkeypatch.setattr(private_keras, question, lambda adapter: True)
     with pytest.raises(ValueError, match=message):
         check()
+
+
+def test_a_repeated_shuffle_is_refused():
+    repeated = shuffled().repeat(2)
+    for data in (repeated, repeated.prefetch(1)):
+        with pytest.raises(ValueError, match="`shuffle` below `repeat`"):
+            check(data)
+    assert not private_pipelines.repeats_a_shuffle(shuffled())
+    once = tf.data.Dataset.range(4).repeat(2).shuffle(8)
+    assert not private_pipelines.repeats_a_shuffle(once)
 
 
 def test_a_loop_of_one_s_own_is_refused():

@@ -208,3 +208,34 @@ def test_a_server_that_stays_away_is_named(cluster):
         assert worker.wait() == 1
         assert "Gave up after" in worker.output(), worker.output()
         assert "parameter server /job:ps/task:1" in worker.output()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_task_that_returns_in_the_second_fit_takes_part(cluster, index):
+    made = cluster(num_ps=1, num_workers=2)
+    made.start("ps", 0, SERVE)
+    workers = made.start_workers(TRAIN, before=3, holds={f"worker-{index}": 1})
+    workers[index].expect("holding")
+    workers[index].kill()
+    # It has not seen the first call of `fit`, whose vectors are used on.
+    workers[index] = made.start("worker", index, TRAIN, before=3)
+    made.finish()
+    first, second = (worker.report() for worker in workers)
+    check_minimum(first)
+    assert second["weights"] == first["weights"]
+    both = min(len(first["losses"]), len(second["losses"]))
+    assert first["losses"][-both:] == second["losses"][-both:]
+
+
+@pytest.mark.nightly
+def test_workers_end_when_the_chief_does_not_return(cluster):
+    made = cluster(num_ps=1, num_workers=2)
+    made.start("ps", 0, SERVE)
+    chief, worker = made.start_workers(
+        TRAIN, holds={"worker-0": 30}, lost_after=5.0
+    )
+    chief.expect("holding")
+    chief.kill()
+    worker.expect("The coordinator, /job:worker/task:0, has not been there")
+    assert worker.wait() == 1

@@ -7,6 +7,7 @@ import numpy as np
 
 from tests.multi_process import handshake
 import tfdist
+from tfdist.cluster import member_table
 from tfdist.sandblaster import commands as commands_lib
 from tfdist.sandblaster import shards
 
@@ -127,6 +128,8 @@ def train(
     holds=None,
     pair=None,
     server_timeout=100.0,
+    before=0,
+    lost_after=member_table.LOST_AFTER_SECONDS,
 ):
     """Trains to the minimum, and reports.
 
@@ -136,7 +139,10 @@ def train(
         holds: by label of a task the step before which it waits, or a list.
         pair: number of the pair before which the coordinator waits, or None.
         server_timeout: of the strategy.
+        before: epochs of a call of `fit` before, to which no hold applies.
+        lost_after: seconds without a heartbeat after which a chief is gone.
     """
+    member_table.LOST_AFTER_SECONDS = lost_after
     keras.config.set_floatx("float64")
     if pair is not None:
         hold_a_pair(pair)
@@ -150,9 +156,12 @@ def train(
         seed=1,
     )
     model = make_model(strategy, Held)
+    x, y = data()
+    if before:
+        model.fit(x, y, batch_size=2, epochs=before, shuffle=False, verbose=0)
+        model._steps = 0
     own = (holds or {}).get(os.environ["TASK_LABEL"], ())
     model.holds_before = (own,) if isinstance(own, int) else own
-    x, y = data()
     history = model.fit(
         x, y, batch_size=2, epochs=epochs, shuffle=False, verbose=0
     )

@@ -57,6 +57,14 @@ def check(dataset, adapter, steps_per_epoch, workers):
             "(`dataset.apply(tf.data.experimental.assert_cardinality(n))`), "
             f"or {_INSTEAD} Received: {kind}"
         )
+    if private_pipelines.repeats_a_shuffle(dataset):
+        raise ValueError(
+            "Argument `x` must not repeat a shuffle with "
+            'work="queue", which reads batches by their numbers: the order of '
+            "a repetition depends on who has read those before. Pass "
+            f"`epochs` instead of `dataset.repeat`, or {_INSTEAD} Received: "
+            "a data set with `shuffle` below `repeat`"
+        )
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy not in (_AutoShardPolicy.AUTO, _AutoShardPolicy.DATA):
         raise ValueError(

@@ -27,9 +27,9 @@ from tfdist.peers import messages
 
 # Places in a header of what `messages` has no names for: the receiver, the
 # number of the request that this replies to (0 in a request), and in the place
-# of a scale the chief's step to which the learning rate belongs.
+# of a scale when the chief had the learning rate, in microseconds.
 TO, REPLIES_TO = messages.SEEN, messages.SEEN + 1
-RATE_STEP = messages.SCALE
+RATE_TIME = messages.SCALE
 
 # Columns of what is counted for each other worker: the number of its last
 # message; exchanges that this worker has begun, and that have ended; those
@@ -101,7 +101,7 @@ class GossipChannel:
         self._request = hidden(tf.zeros([3], tf.int64))
         self._sent = hidden(zero)
         self._steps = hidden(zero)
-        # Step of the chief, and bits of the rate that it had there.
+        # When the chief had a rate, in microseconds, and the bits of it.
         self._news = hidden(tf.zeros([2], tf.int64))
         workers = roster.num_workers
         self._counts = hidden(tf.zeros([workers, COUNTS], tf.int64))
@@ -159,7 +159,9 @@ class GossipChannel:
         self._flat.assign(after, read_value=False)
         step = tf.convert_to_tensor(self._steps.assign_add(1))
         if not self._roster.worker_id:
-            news = tf.stack([step, tf.bitcast(rate, tf.int64)])
+            # Microseconds: of a chief that was started again it is later.
+            now = tf.cast(tf.timestamp() * 1e6, tf.int64)
+            news = tf.stack([now, tf.bitcast(rate, tf.int64)])
             self._news.assign(news, read_value=False)
         count, size, staleness, sent = self._receive()
         sent += tf.cond(
@@ -193,7 +195,7 @@ class GossipChannel:
         """Builds the sending of a message; returns its number and bytes."""
         number = tf.convert_to_tensor(self._sent.assign_add(1))
         roster = self._roster
-        step, rate = tf.unstack(self._news.read_value())
+        since, rate = tf.unstack(self._news.read_value())
         message = base.dense(vector)
         places = {
             messages.SENDER: tf.constant(roster.worker_id, tf.int64),
@@ -201,7 +203,7 @@ class GossipChannel:
             messages.FIRST: number,
             messages.LAST: number,
             messages.RATE: rate,
-            RATE_STEP: step,
+            RATE_TIME: since,
             messages.KIND: tf.cast(message.kind, tf.int64),
             TO: to,
             REPLIES_TO: replies_to,
@@ -298,7 +300,7 @@ class GossipChannel:
         stop = tf.where(is_known, header[messages.STOP], zero)
         told = tf.maximum(self._told.read_value(), stop)
         self._told.assign(told, read_value=False)
-        self._hear(is_fresh, header[RATE_STEP], header[messages.RATE])
+        self._hear(is_fresh, header[RATE_TIME], header[messages.RATE])
         exchanges += numbers[SERVED] + numbers[ENDED]
         return exchanges, came + size, staleness, sent
 
@@ -310,13 +312,13 @@ class GossipChannel:
         ]
         self._counts.scatter_add(tf.IndexedSlices(tf.stack(row), worker))
 
-    def _hear(self, is_fresh, step, rate):
+    def _hear(self, is_fresh, since, rate):
         """Builds the adoption of the chief's rate, if it is a newer one."""
         news = self._news.read_value()
-        is_new = is_fresh & (step > news[0])
+        is_new = is_fresh & (since > news[0])
         if not self._roster.worker_id:
             return
-        news = tf.where(is_new, tf.stack([step, rate]), news)
+        news = tf.where(is_new, tf.stack([since, rate]), news)
         self._news.assign(news, read_value=False)
         if self._rate is not None:
             own = self._rate.read_value()

@@ -78,14 +78,29 @@ class MeanOfWorkers:
                 )
         result = {}
         for name in sorted({name for part in parts.values() for name in part}):
-            found = [
-                part[name] for _, part in sorted(parts.items()) if name in part
-            ]
+            found = self._finite(
+                {
+                    worker: part[name]
+                    for worker, part in sorted(parts.items())
+                    if name in part
+                }
+            )
             total = np.zeros(found[0].shape, np.float64)
             for vector in found:
                 total += vector
             result[name] = (total / len(found)).astype(found[0].dtype)
         return result
+
+    def _finite(self, vectors):
+        """Those vectors that are finite, a list; all, if none is."""
+        finite = {k: v for k, v in vectors.items() if np.isfinite(v).all()}
+        for worker in vectors.keys() - finite.keys():
+            logging.warning(
+                "Parameters of %s are not finite%s.",
+                self._roster.names[worker],
+                ": the mean is without them" if finite else "",
+            )
+        return list((finite or vectors).values())
 
 
 def _pack(vectors):

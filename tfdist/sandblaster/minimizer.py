@@ -146,6 +146,9 @@ class Minimizer:
           ValueError: The function is not finite at the first point.
         """
         evaluations = 0
+        # Not after `clear`: an iteration that is interrupted goes back to the
+        # pairs of before.
+        slot = self._memory.free_slot
         if self._known is None:
             self._look_around(evaluate)
             evaluations = 1
@@ -155,7 +158,7 @@ class Minimizer:
         while True:
             slope, length, first = self._choose_direction()
             if slope < -_TINY * length * math.sqrt(self._known[2]):
-                made = self._search(evaluate, slope, length, first)
+                made = self._search(evaluate, slot, slope, length, first)
                 evaluations += made[1]
                 if made[0] is not None:
                     break
@@ -217,7 +220,7 @@ class Minimizer:
             commands.Axpy(self.trial, step, DIRECTION),
         ]
 
-    def _search(self, evaluate, slope, length, first):
+    def _search(self, evaluate, slot, slope, length, first):
         """Searches along the direction, and goes where that has led to.
 
         Returns:
@@ -241,10 +244,10 @@ class Minimizer:
                 break
             self._shards.run(self._go(step))
         decrease = self.value - value
-        self._accept(step, value, slope, trial_slope, length)
+        self._accept(slot, step, value, slope, trial_slope, length)
         return step, evaluations, decrease
 
-    def _accept(self, step, value, slope, trial_slope, length):
+    def _accept(self, slot, step, value, slope, trial_slope, length):
         """The trial point becomes the current one."""
         memory = self._memory
         old, new = GRADIENTS[self._now], GRADIENTS[1 - self._now]
@@ -253,7 +256,6 @@ class Minimizer:
         )
         pair, others = [], ()
         if part:
-            slot = memory.free_slot
             s, y = memory.rows_of(slot)
             pair = [
                 # s, in the place of the direction.

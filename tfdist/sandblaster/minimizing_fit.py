@@ -122,8 +122,9 @@ class MinimizingFit:
             training.strategy(), self._model
         )
         self.running.before_end(self._end)
+        name = training.over_losses(lambda: training.name_of(self._number))
         self._worker, self._coordinator, self._description = training.begin(
-            self._model, self._gradients, batches, self._number
+            self._model, self._gradients, batches, self._number, name
         )
         loaded = self._model.optimizer.take_loaded()
         values = self._gradients.values()
@@ -131,7 +132,7 @@ class MinimizingFit:
         self._has_begun = True
 
     def _begin_together(self, values, loaded):
-        """Begins on the servers, or waits until the chief has."""
+        """Begins on the servers; others see whether they do the same."""
         training = self._training
         if self._coordinator is not None:
             goes_on = self._coordinator.begin(
@@ -148,9 +149,6 @@ class MinimizingFit:
                     "Goes on with the minimization that the chief had begun."
                 )
             return
-        training.await_chief(
-            lambda: training.board.read().get("fit", -1) >= self._number
-        )
         progress = training.progress()
         if progress["fit"] == self._number:
             whole_data.compare(progress["description"], self._description)

@@ -28,6 +28,13 @@ class ServerReturn:
     servers: tuple
 
 
+class CoordinatorGoneError(tf.errors.UnavailableError):
+    """The coordinator is gone for good: no recovery of servers helps."""
+
+    def __init__(self, message):
+        super().__init__(None, None, message)
+
+
 class NoLoss:
     """The part that `ServerLoss` has, in one process."""
 
@@ -81,6 +88,7 @@ class ServerLoss:
         Raises:
           TimeoutError: A server is gone for too long; the message names it.
           RuntimeError: Another process of the chief has taken this one's place.
+          CoordinatorGoneError: The chief is gone for good.
         """
         if self._is_active:
             return function()  # Whoever calls this handles errors.
@@ -89,6 +97,8 @@ class ServerLoss:
             while True:
                 try:
                     return function()
+                except CoordinatorGoneError:
+                    raise
                 except tf.errors.OpError as error:
                     failed = error
                 self._recover(failed, put_back)
@@ -143,6 +153,8 @@ class ServerLoss:
                 self._lives = now
                 put_back()
                 break
+            except CoordinatorGoneError:
+                raise
             except tf.errors.OpError as again:
                 self._fence.explain(again)
                 self._reconnection.check_time(began, again)

@@ -7,7 +7,6 @@ import warnings
 import weakref
 
 from absl import logging
-import tensorflow as tf
 
 from tfdist import private_keras_calls
 from tfdist.cluster import member_table
@@ -113,6 +112,14 @@ class SandblasterTraining:
         number = next(self._calls)
         board, is_from_snapshot = self.over_losses(self._known)
         fit, done = board.get("fit", -1), board.get("done", 0)
+        if fit > number and is_from_snapshot:
+            logging.warning(
+                "Call %d of `fit` is left out: a snapshot of parameter servers "
+                "is of call %d. If it is of another program, give each program "
+                "a `snapshot_dir` of its own.",
+                number + 1,
+                fit + 1,
+            )
         self._fit = minimizing_fit.MinimizingFit(
             self, number, frame, running, fit > number
         )
@@ -162,7 +169,7 @@ class SandblasterTraining:
 
         Raises:
           TimeoutError: It has not in time; the message names the servers.
-          tf.errors.UnavailableError: The chief is gone for good.
+          CoordinatorGoneError: The chief is gone for good.
         """
         self._losses.wait_until_whole(self._check_chief)
 
@@ -173,7 +180,35 @@ class SandblasterTraining:
             return function(iterator)
         return self._fit.step(iterator)
 
-    def begin(self, model, gradients, batches, number):
+    def name_of(self, number):
+        """What the servers call all that a call of `fit` is about.
+
+        A process that was started again has not seen the calls before, of
+        which this one may go on with the vectors.
+
+        Args:
+          number: Number of the call.
+
+        Returns:
+          The name, or None on the chief if it is the first to begin.
+        """
+        if self._config.is_chief:
+            self._snapshots.look()
+            records = [one for _, one in self._snapshots.records()]
+            records = [self._progress.read(), *records]
+        else:
+            self.await_chief(lambda: self.board.read().get("fit", -1) >= number)
+            records = [self._progress.read()]
+        return next(
+            (
+                record["description"]["name"]
+                for record in records
+                if record.get("fit") == number
+            ),
+            None,
+        )
+
+    def begin(self, model, gradients, batches, number, name):
         """Makes the parts of one call of `fit`.
 
         Args:
@@ -181,6 +216,7 @@ class SandblasterTraining:
           gradients: Its `PortionGradients`.
           batches: List of the batches of the data set.
           number: Number of the call.
+          name: From `name_of`.
 
         Returns:
           A tuple: the `PortionWorker`, the `Coordinator` (None on other tasks
@@ -188,13 +224,21 @@ class SandblasterTraining:
         """
         held = self._models.get(model)
         settings = model.optimizer.get_config()
-        if held is None or (held.signature, held.settings) != (
-            gradients.signature,
-            settings,
+        if (
+            held is None
+            or (held.signature, held.settings)
+            != (
+                gradients.signature,
+                settings,
+            )
+            or (name and held.name != name)
         ):
-            name = f"{self._namespace}/{number}"
             held = _OnServers(
-                name, gradients, model.optimizer, self._fence, self._here
+                name or f"{self._namespace}/{number}",
+                gradients,
+                model.optimizer,
+                self._fence,
+                self._here,
             )
             self._models[model] = held
         portions = whole_data.portions(batches, self._num_portions)
@@ -265,7 +309,7 @@ class SandblasterTraining:
           is_there: Callable without arguments.
 
         Raises:
-          tf.errors.UnavailableError: The chief is gone for good.
+          CoordinatorGoneError: The chief is gone for good.
         """
         began = looked = time.monotonic()
         while not is_there():
@@ -286,9 +330,7 @@ class SandblasterTraining:
         else:
             is_gone = silent > member_table.LOST_AFTER_SECONDS
         if is_gone:
-            raise tf.errors.UnavailableError(
-                None,
-                None,
+            raise server_loss.CoordinatorGoneError(
                 f"The coordinator, {chief.name}, has not been there for "
                 f"{silent:.0f} s ({chief.state.name.lower()}): nobody goes on "
                 "with the minimization.",

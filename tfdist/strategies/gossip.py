@@ -18,8 +18,8 @@ class GossipStrategy(among_peers.StrategyAmongPeers):
     step of its own gradients it sends half of its parameters to a random other
     worker and gets half of that one's, so that both have the mean; at the end
     of `fit` all take the mean of all workers. No step waits for another
-    worker, and none sends more than two messages, however many workers there
-    are. `TF_CONFIG` has workers alone. A worker that has died is left out
+    worker. On average a worker sends at most two messages for each step,
+    however many workers there are. `TF_CONFIG` has workers alone. A worker that has died is left out
     after `worker_timeout`, and the others go on. What holds and what does not:
     docs/peers.md.
 

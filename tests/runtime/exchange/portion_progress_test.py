@@ -26,7 +26,8 @@ _runs = itertools.count(1)
 class _Servers:
     """Two servers, each with what a `PortionProgress` keeps."""
 
-    def __init__(self):
+    def __init__(self, name="test"):
+        self._name = name
         self.devices = [
             d.name for d in tf.config.list_logical_devices("CPU")[1:3]
         ]
@@ -55,7 +56,7 @@ class _Servers:
     def _resource(self, shard, name, dtype, shape):
         with tf.device(self.devices[shard]):
             return tf.raw_ops.VarHandleOp(
-                dtype=dtype, shape=shape, shared_name=f"test/{name}"
+                dtype=dtype, shape=shape, shared_name=f"{self._name}/{name}"
             )
 
     def _build_claim(self, shard, place, enabled):
@@ -130,9 +131,14 @@ def test_each_server_applies_each_batch_once(data):
 
 
 def test_a_push_of_no_portion_always_counts():
-    for place in ([-1, 1, 0, 0], [-1, 1, 0, 1]):
-        assert servers().claim(0, place)
-        assert servers().claim(0, place)
+    fresh = _Servers("fresh")
+    for made in (fresh, servers()):
+        for place in ([-1, 1, 0, 0], [-1, 1, 0, 1]):
+            assert made.claim(0, place)
+            assert made.claim(0, place)
+    assert fresh.progress.latest() < 0
+    assert fresh.claim(1, [5, 1, 0, 0])
+    assert fresh.progress.latest() == 5
 
 
 def test_a_push_of_an_epoch_that_is_over_does_not_count():

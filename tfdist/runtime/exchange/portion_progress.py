@@ -13,6 +13,8 @@ import tensorflow as tf
 
 # Of pushes that are of no portion: no epoch, one portion, its first batch.
 _NO_PLACE = [-1, 1, 0, 0]
+# In the place of an epoch's number, of a server that has seen no push.
+_NOTHING = -2
 
 
 class NoProgress:
@@ -149,6 +151,11 @@ class PortionProgress:
 
     # Outside of it.
 
+    def latest(self):
+        """Returns the greatest number of an epoch that a server has, int."""
+        vectors = self._store.call(self._read)
+        return max(int(vector.numpy()[0]) for vector in vectors)
+
     def read(self, epoch):
         """Returns the next batch of each portion, an int64 array.
 
@@ -205,5 +212,5 @@ class PortionProgress:
         with tf.device(device):
             known = tf.raw_ops.VarIsInitializedOp(resource=handle)
             return tf.cond(
-                known, read, lambda: tf.constant(_NO_PLACE[:1], tf.int64)
+                known, read, lambda: tf.constant([_NOTHING], tf.int64)
             )

@@ -168,6 +168,7 @@ class QueuedEpoch:
             self._queued_work.wait_until(
                 self._may_begin, f"others to end epoch {self._epoch}"
             )
+            self._check_progress()
             self._has_begun = True
         if not self._is_over:
             self._queued_work.wait_until(self._look, self._describe)
@@ -208,6 +209,25 @@ class QueuedEpoch:
             or queue.epoch >= self._number
             or queue.is_done
         )
+
+    def _check_progress(self):
+        """Refuses servers that would leave out all of this epoch.
+
+        Raises:
+          RuntimeError: Their snapshots are of a later epoch.
+        """
+        latest = self._queued_work.progress.latest()
+        queue = self._queued_work.queue()
+        is_behind = queue is not None and queue.epoch > self._number
+        if latest > self._number and not is_behind:
+            raise RuntimeError(
+                'With work="queue", parameter servers that begin with '
+                "snapshots must go on with the same epoch. They have call "
+                f"{latest // _MAX_EPOCHS} of `fit`, epoch "
+                f"{latest % _MAX_EPOCHS + 1}, and this worker begins call "
+                f"{self._call}, epoch {self._epoch + 1}. Pass `initial_epoch` "
+                "(as BackupAndRestore does), or empty `snapshot_dir`."
+            )
 
     def _look(self):
         """Takes a portion; returns whether there is one, or the end."""

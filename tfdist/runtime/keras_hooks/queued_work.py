@@ -99,7 +99,10 @@ class QueuedWork:
         Raises:
           ValueError: The data has no portions; see `portion_reader.check`.
         """
-        if self._epoch is not None:
+        if (
+            self._epoch is not None
+            or private_keras_calls.is_within_fit_of_another(frame)
+        ):
             raise NotImplementedError(
                 '`fit` must not be called within another `fit` with work="'
                 'queue".'
