@@ -19,9 +19,9 @@ class GossipStrategy(among_peers.StrategyAmongPeers):
     worker and gets half of that one's, so that both have the mean; at the end
     of `fit` all take the mean of all workers. No step waits for another
     worker. On average a worker sends at most two messages for each step,
-    however many workers there are. `TF_CONFIG` has workers alone. A worker that has died is left out
-    after `worker_timeout`, and the others go on. What holds and what does not:
-    docs/peers.md.
+    however many workers there are. `TF_CONFIG` has workers alone. A worker that
+    has died is left out after `worker_timeout`, and the others go on. What
+    holds and what does not: docs/peers.md.
 
     Args:
       **kwargs: Arguments of `ParameterServerStrategy`, documented there, that
