@@ -174,7 +174,9 @@ def test_the_chief_may_be_killed_alone_or_with_a_server(
     scene.made.tell("go on worker-1")
     # The new process has missed nothing.
     reports = scene.check(undisturbed, [])
-    assert len(reports[0]["losses"]) < len(undisturbed["losses"])
+    if not servers:
+        # A snapshot may be of the first iteration.
+        assert len(reports[0]["losses"]) < len(undisturbed["losses"])
 
 
 @pytest.mark.nightly
