@@ -84,7 +84,7 @@ class Scene:
         return reports
 
 
-@pytest.mark.smoke
+@pytest.mark.nightly
 def test_a_server_killed_in_mid_evaluation_changes_no_bit(
     cluster, tmp_path, undisturbed
 ):

@@ -269,9 +269,9 @@ class RingExchange(exchange.ExchangeBuilder):
         # All make the same update, also who has nothing that counts in it.
         return None if self._finite is None else self._round.counts
 
-    def _count(self, request, staleness):
+    def _count(self, request, staleness, new):
         request = dataclasses.replace(request, finite=self._finite)
-        super()._count(request, staleness)
+        super()._count(request, staleness, new)
 
     def _ask(self, shards):
         responses, accepted = super()._ask(shards)
