@@ -202,3 +202,11 @@ def test_files_are_known_where_they_are_read(tmp_path):
     assert read(names.interleave(tf.data.TextLineDataset).batch(2))
     assert not read(names)
     assert not read(Dataset.from_generator(lambda: [1], tf.int64).batch(2))
+
+
+def test_a_repeated_shuffle_is_known():
+    repeats = private_pipelines.repeats_a_shuffle
+    data = Dataset.range(4)
+    assert repeats(data.shuffle(4).batch(2).repeat(2).prefetch(1))
+    assert not repeats(data.repeat(2).shuffle(4))
+    assert not repeats(data.repeat(2))

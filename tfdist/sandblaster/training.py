@@ -181,7 +181,7 @@ class SandblasterTraining:
         return self._fit.step(iterator)
 
     def name_of(self, number):
-        """What the servers call all that a call of `fit` is about.
+        """The name that servers have for the vectors of a call of `fit`.
 
         A process that was started again has not seen the calls before, of
         which this one may go on with the vectors.
