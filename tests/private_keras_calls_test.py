@@ -262,26 +262,6 @@ def test_the_epoch_and_the_first_one_are_known(strategy):
     assert sorted(set(seen)) == [(1, 1), (1, 2)]
 
 
-def test_a_fit_within_that_of_another_model_is_known(strategy):
-    seen = []
-
-    class FitAnother(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            outer = private_keras_calls.fit_under_way()
-            seen.append(private_keras_calls.is_within_fit_of_another(outer))
-            other = build(strategy)
-            other.fit(X, Y, verbose=0, callbacks=[Look()])
-
-    class Look(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            inner = private_keras_calls.fit_under_way()
-            seen.append(private_keras_calls.is_within_fit_of_another(inner))
-
-    build(strategy).fit(X, Y, verbose=0, callbacks=[FitAnother()])
-    assert seen == [False, True]
-    assert not private_keras_calls.is_within_fit_of_another(None)
-
-
 def test_the_fit_under_way_is_found(strategy):
     model, seen = build(strategy), []
 

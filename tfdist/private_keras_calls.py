@@ -237,25 +237,12 @@ def evaluation():
 
 def fit_under_way():
     """Returns the frame of the innermost `fit` under way, or None."""
-    return next(filter(_is_fit, _frames()), None)
-
-
-def is_within_fit_of_another(frame):
-    """Whether a `fit` was called within that of another model.
-
-    Args:
-      frame: Its frame, or None.
-    """
-    return frame is not None and any(
-        _is_fit(outer) and _self_of(outer) is not _self_of(frame)
-        for outer in _frames(frame)
-    )
-
-
-def _is_fit(frame):
-    return frame.f_code.co_name == "fit" and isinstance(
-        _self_of(frame), _TRAINER
-    )
+    for frame in _frames():
+        if frame.f_code.co_name == "fit" and isinstance(
+            _self_of(frame), _TRAINER
+        ):
+            return frame
+    return None
 
 
 def compiling_model():

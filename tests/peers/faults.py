@@ -76,25 +76,14 @@ def train(
     strategy = main.strategy_of(
         compression, warmup_peers, worker_timeout=worker_timeout
     )
-    worker = strategy.cluster.worker_id
     model = programs.model_of(strategy)
-    replica, paces = programs.Replica(), Pace(pace, hold, until)
-    try:
-        model.fit(
-            programs.data(worker, steps),
-            verbose=0,
-            callbacks=[paces, replica],
-        )
-    except tf.errors.UnavailableError as error:
-        handshake.report(error=error.message)
+    seen = fit(strategy, model, steps, Pace(pace, hold, until))
+    if seen is None:
         return
     handshake.report(
-        replica=replica.weights.ravel().tolist(),
-        after=model.get_weights()[0].ravel().tolist(),
+        **seen,
         residual=programs.residual(strategy),
         counts=strategy.update_counts(),
-        steps=paces.steps,
-        longest=paces.longest,
         merged=sum(
             sender._backlog.merged
             for channel in strategy._engine.channels
@@ -111,6 +100,51 @@ def train_saved(directory, epochs):
         epochs: Of `fit`.
     """
     strategy = main.strategy_of("threshold(tau=0.0625)")
+    seen = fit_saved(strategy, directory, epochs)
+    handshake.report(**seen, residual=programs.residual(strategy))
+
+
+def fit(strategy, model, steps, paces):
+    """Trains with constant gradients.
+
+    Args:
+        strategy: of the worker.
+        model: its model.
+        steps: of this worker.
+        paces: a `Pace`.
+
+    Returns:
+        What it sees in the end, a dict; None if `fit` fails, as reported.
+    """
+    replica = programs.Replica()
+    try:
+        model.fit(
+            programs.data(strategy.cluster.worker_id, steps),
+            verbose=0,
+            callbacks=[paces, replica],
+        )
+    except tf.errors.UnavailableError as error:
+        handshake.report(error=error.message)
+        return None
+    return {
+        "replica": replica.weights.ravel().tolist(),
+        "after": model.get_weights()[0].ravel().tolist(),
+        "steps": paces.steps,
+        "longest": paces.longest,
+    }
+
+
+def fit_saved(strategy, directory, epochs):
+    """Trains with a `ClusterCheckpoint`, five steps an epoch.
+
+    Args:
+        strategy: of the worker.
+        directory: of the checkpoints.
+        epochs: of `fit`.
+
+    Returns:
+        What it sees in the end, a dict.
+    """
     model = programs.model_of(strategy)
     checkpoint = tfdist.callbacks.ClusterCheckpoint(directory)
     model.fit(
@@ -119,9 +153,8 @@ def train_saved(directory, epochs):
         verbose=0,
         callbacks=[checkpoint],
     )
-    handshake.report(
-        residual=programs.residual(strategy),
-        weights=model.get_weights()[0].ravel().tolist(),
-        resumed=checkpoint.resumed_epoch,
-        updates=strategy.updates_applied(),
-    )
+    return {
+        "weights": model.get_weights()[0].ravel().tolist(),
+        "resumed": checkpoint.resumed_epoch,
+        "updates": strategy.updates_applied(),
+    }

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tests.all_reduce import reports as reports_lib
-from tests.multi_process.link import Link
 from tests.peers import programs
 
 pytestmark = pytest.mark.nightly
@@ -200,28 +199,8 @@ def test_a_worker_that_was_killed_joins_again(cluster, killed):
         assert 0 < theirs["served"] <= counts["ended"]
 
 
-def test_a_message_that_arrives_twice_counts_once(cluster):
-    running = cluster(num_ps=0, num_workers=2)
-    there = [running.address("worker", index) for index in range(2)]
-    here = running.another_address()
-    # An attempt takes a third of the timeout.
-    settings = {"steps": 400, "pace": 0.02, "worker_timeout": 15.0}
-    # The first one reaches the second by a link.
-    workers = [
-        running.start_by_other_ways(
-            "worker", 0, {"worker": [there[0], here]}, TRAIN, **settings
-        ),
-        running.start("worker", 1, TRAIN, **settings),
-    ]
-    workers[0].expect("serves on port")
-    with Link(here, there[1]) as link:
-        for worker in workers:
-            worker.wait_for_steps(20)
-        link.cut_way_back()
-        workers[0].expect("/job:worker/task:1 does not answer")
-        link.heal()
-        running.finish()
-    reports = reports_of(workers)
+def test_a_message_that_arrives_twice_counts_once(send_twice):
+    reports = reports_of(send_twice(TRAIN))
     check_mean(reports)
     assert reports[0]["counts"][name_of(1)]["repeated"] > 0
     assert reports[1]["counts"][name_of(0)]["duplicates"] > 0

@@ -1,7 +1,6 @@
 """Workers under `GossipStrategy`: programs, and training with faults."""
 
 import keras
-import tensorflow as tf
 
 from tests.all_reduce import main
 from tests.multi_process import handshake
@@ -63,24 +62,14 @@ def train(
     """
     strategy = strategy_of(worker_timeout=worker_timeout, **tolerance)
     model = model_of(strategy)
-    replica, paces = programs.Replica(), faults.Pace(pace, hold, until)
-    try:
-        model.fit(
-            programs.data(strategy.cluster.worker_id, steps),
-            verbose=0,
-            callbacks=[paces, replica],
+    paces = faults.Pace(pace, hold, until)
+    seen = faults.fit(strategy, model, steps, paces)
+    if seen is not None:
+        handshake.report(
+            **seen,
+            counts=strategy.exchange_counts(),
+            distance=strategy.consensus_distance(),
         )
-    except tf.errors.UnavailableError as error:
-        handshake.report(error=error.message)
-        return
-    handshake.report(
-        replica=replica.weights.ravel().tolist(),
-        after=model.get_weights()[0].ravel().tolist(),
-        counts=strategy.exchange_counts(),
-        distance=strategy.consensus_distance(),
-        steps=paces.steps,
-        longest=paces.longest,
-    )
 
 
 def train_saved(directory, epochs):
@@ -90,17 +79,4 @@ def train_saved(directory, epochs):
         directory: Of the checkpoints.
         epochs: Of `fit`.
     """
-    strategy = strategy_of()
-    model = programs.model_of(strategy)
-    checkpoint = tfdist.callbacks.ClusterCheckpoint(directory)
-    model.fit(
-        programs.data(strategy.cluster.worker_id, 5),
-        epochs=epochs,
-        verbose=0,
-        callbacks=[checkpoint],
-    )
-    handshake.report(
-        weights=model.get_weights()[0].ravel().tolist(),
-        resumed=checkpoint.resumed_epoch,
-        updates=strategy.updates_applied(),
-    )
+    handshake.report(**faults.fit_saved(strategy_of(), directory, epochs))

@@ -8,21 +8,6 @@ from tests.peers import programs
 
 pytestmark = pytest.mark.nightly
 
-# Those of `PeerToPeerStrategy`, whose sums are means here.
-PROGRAMS = (
-    "two_fits",
-    "compiled_again",
-    "a_layer_frozen_between_fits",
-    "accumulated_gradients",
-    "loss_scale",
-    "not_finite",
-    "in_other_ways",
-    "a_loop_of_its_own",
-    "the_chief_stops",
-    "refused",
-    "two_optimizers",
-    "moving_statistics",
-)
 OWN = ("monitored", "rates")
 GRADIENTS = [programs.gradient(worker).ravel() for worker in range(2)]
 
@@ -34,7 +19,10 @@ def reports(zygote, tmp_path_factory):
         zygote,
         tmp_path_factory,
         "tests.peers.gossip_main:run",
-        modules={"peers.programs": PROGRAMS, "peers.gossip_programs": OWN},
+        modules={
+            "peers.programs": programs.ALIKE,
+            "peers.gossip_programs": OWN,
+        },
     )
 
 

@@ -18,6 +18,21 @@ from tfdist.peers import channel
 
 ROWS, COLUMNS = 64, 32
 RATE = 2.0**-3
+# Programs that all methods among peers run.
+ALIKE = (
+    "two_fits",
+    "compiled_again",
+    "a_layer_frozen_between_fits",
+    "accumulated_gradients",
+    "loss_scale",
+    "not_finite",
+    "in_other_ways",
+    "a_loop_of_its_own",
+    "the_chief_stops",
+    "refused",
+    "two_optimizers",
+    "moving_statistics",
+)
 
 
 def gradient(worker):

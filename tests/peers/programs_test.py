@@ -8,21 +8,7 @@ from tests.peers import programs
 
 pytestmark = pytest.mark.nightly
 
-PROGRAMS = (
-    "two_fits",
-    "compiled_again",
-    "a_layer_frozen_between_fits",
-    "accumulated_gradients",
-    "loss_scale",
-    "not_finite",
-    "in_other_ways",
-    "a_loop_of_its_own",
-    "the_chief_stops",
-    "refused",
-    "two_optimizers",
-    "moving_statistics",
-    "monitored",
-)
+PROGRAMS = (*programs.ALIKE, "monitored")
 GRADIENTS = [programs.gradient(worker).ravel() for worker in range(2)]
 
 

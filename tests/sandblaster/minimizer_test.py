@@ -295,3 +295,35 @@ def test_what_the_coordinator_holds_does_not_grow_with_the_model():
         sizes.append(sum(map(np.size, one._known)))
         sizes[-1] += one._memory.products.size
     assert sizes == [8 + 3 + 64] * 2
+
+
+def test_a_search_that_begins_again_writes_over_no_pair_of_before(monkeypatch):
+    made = functions.make_shards(ROSENBROCK_START, 2, 3)
+    one = minimizer.Minimizer(
+        made, 3, SEARCHES["strong_wolfe"], gradient_tolerance=0.0
+    )
+    evaluate = functions.evaluator(functions.rosenbrock, made)
+    for _ in range(6):
+        one.iterate(evaluate)
+    slots = one.state()["memory"]["slots"]
+    assert len(slots) == 3 and 0 in slots
+    run, search, written, failed = made.run, one._search, [], []
+
+    def watched(batch):
+        written.extend(
+            one.index for one in batch if isinstance(one, commands.SetRow)
+        )
+        return run(batch)
+
+    def fail_first(*args):
+        if not failed:
+            failed.append(args)
+            return None, 0, 0.0
+        return search(*args)
+
+    monkeypatch.setattr(made, "run", watched)
+    monkeypatch.setattr(one, "_search", fail_first)
+    assert one.iterate(evaluate).restarted
+    # An iteration that is interrupted goes on with the pairs of before.
+    assert len(written) == 2
+    assert not {row % 4 for row in written} & set(slots)

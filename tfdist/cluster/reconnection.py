@@ -1,7 +1,10 @@
 """Connecting again to servers that were gone, or that were started again."""
 
+import dataclasses
+import random
 import time
 
+from absl import logging
 import tensorflow as tf
 
 from tfdist.cluster import connection
@@ -22,6 +25,22 @@ _TRANSIENT = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class ServerReturn:
+    """One recovery of this process.
+
+    Attributes:
+      time: Seconds since the epoch at its end.
+      seconds: From the failed call to its end.
+      servers: Names of the servers that had lost what they held; empty if
+        there was but a break in the connection.
+    """
+
+    time: float
+    seconds: float
+    servers: tuple
+
+
 class Reconnection:
     """This process's connection to servers, over the deaths of these.
 
@@ -29,23 +48,75 @@ class Reconnection:
       discovery: The `ServerDiscovery`.
       membership: This process's `Membership`.
       timeout: Seconds to wait for servers that are gone.
+      name: Of this process, for the log.
+
+    Attributes:
+      lives: By server, the number of the process that has what it should, a
+        list of int.
     """
 
-    def __init__(self, discovery, membership, timeout):
+    def __init__(self, discovery, membership, timeout, name):
         self._discovery = discovery
         self._membership = membership
         self._timeout = timeout
+        self._name = name
         self._hiccups = []
+        self.lives = discovery.wait(timeout)
 
-    def check_hiccups(self, error):
-        """Says that a call has failed, though all servers are there.
+    def recover(self, error, put_back):
+        """Waits for all servers, and has them get what they have lost.
 
         Args:
-          error: The `tf.errors.OpError` of the call.
+          error: The `tf.errors.OpError` of the call that has failed.
+          put_back: Callable of the numbers of the servers that were started
+            again, a set, and of all lives as they are now; called again if it
+            raises a `tf.errors.OpError`.
+
+        Returns:
+          The `ServerReturn`.
 
         Raises:
-          tf.errors.OpError: `error`, if servers cannot be what it is about.
+          TimeoutError: A server is gone for too long; the message names it.
+          tf.errors.OpError: `error`, if it has nothing to do with servers.
         """
+        began = time.monotonic()
+        lost, is_first = set(), True
+        while True:
+            left = self._timeout - (time.monotonic() - began)
+            now = self._discovery.wait(left, error)
+            pairs = zip(self.lives, now, strict=True)
+            new = {k for k, (known, life) in enumerate(pairs) if known != life}
+            if is_first and not new:
+                self._check_hiccups(error)
+            is_first = False
+            try:
+                self._connect(now, began)
+                lost |= new
+                put_back(new, now)
+                self.lives = now
+                break
+            except tf.errors.OpError as again:
+                self._check_time(began, again)
+                logging.warning(
+                    "Recovery begins again (%s).", type(again).__name__
+                )
+                time.sleep(random.uniform(0.5, 1.5))
+        names = self._discovery.config.ps_names
+        done = ServerReturn(
+            time=time.time(),
+            seconds=time.monotonic() - began,
+            servers=tuple(names[k] for k in sorted(lost)),
+        )
+        logging.warning(
+            "%s goes on after %.1f s%s.",
+            self._name,
+            done.seconds,
+            f" without {', '.join(done.servers)}" if lost else "",
+        )
+        return done
+
+    def _check_hiccups(self, error):
+        """Raises `error` if servers cannot be what it is about."""
         now = time.monotonic()
         self._hiccups = [t for t in self._hiccups if now - t < _HICCUP_SECONDS]
         self._hiccups.append(now)
@@ -53,43 +124,25 @@ class Reconnection:
             raise error
         time.sleep(_HICCUP_PAUSE_SECONDS * (len(self._hiccups) - 1))
 
-    def check_time(self, began, error):
-        """Gives up after the timeout.
-
-        Args:
-          began: Time at which the recovery began.
-          error: The last `tf.errors.OpError`.
-
-        Raises:
-          TimeoutError: The time is over.
-        """
+    def _check_time(self, began, error):
         if time.monotonic() - began > self._timeout:
             raise TimeoutError(
                 f"Gave up after {self._timeout:g} s of recovery from the loss "
                 f"of a server: {error.message}"
             ) from error
 
-    def connect(self, incarnations, began):
-        """Connects to servers that are new, and enters their tables.
-
-        Args:
-          incarnations: Of all servers, a list of int.
-          began: Time at which the recovery began.
-
-        Raises:
-          TimeoutError: A server does not get ready in time.
-          tf.errors.OpError: A server has died again.
-        """
+    def _connect(self, lives, began):
+        """Connects to servers that are new, and enters their tables."""
         config = self._discovery.config
         connection.reconnect(config)
-        self._membership.reconnected(config, incarnations)
+        self._membership.reconnected(config, lives)
         while True:
             try:
                 self._membership.enter_again()
                 return
             except tf.errors.OpError as error:
                 # It answers before it is ready, or has died again.
-                self.check_time(began, error)
+                self._check_time(began, error)
                 time.sleep(_POLL_SECONDS)
-                if self._discovery.lives() != incarnations:
+                if self._discovery.lives() != lives:
                     raise

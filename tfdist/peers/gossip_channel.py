@@ -24,10 +24,11 @@ from tfdist import private_tensorflow
 from tfdist.compression import base
 from tfdist.peers import gossip_transport
 from tfdist.peers import messages
+from tfdist.peers import rate_news
 
 # Places in a header of what `messages` has no names for: the receiver, the
 # number of the request that this replies to (0 in a request), and in the place
-# of a scale when the chief had the learning rate, in microseconds.
+# of a scale when the chief had the learning rate, see `rate_news`.
 TO, REPLIES_TO = messages.SEEN, messages.SEEN + 1
 RATE_TIME = messages.SCALE
 
@@ -81,12 +82,14 @@ class GossipChannel:
       group: The `flat.FlatGroup`.
       rate: The variable of the optimizer's learning rate, or None: it follows
         that of the chief, worker 0, of which each message has the newest.
+
+    Attributes:
+      news: The `RateNews`.
     """
 
     def __init__(self, engine, name, group, rate=None):
         self.name = name
         self.group = group
-        self._rate = rate
         self._roster = roster = engine.roster
         self._known = engine.known
         self._told = engine.told
@@ -101,8 +104,7 @@ class GossipChannel:
         self._request = hidden(tf.zeros([3], tf.int64))
         self._sent = hidden(zero)
         self._steps = hidden(zero)
-        # When the chief had a rate, in microseconds, and the bits of it.
-        self._news = hidden(tf.zeros([2], tf.int64))
+        self.news = rate_news.RateNews(not roster.worker_id, rate)
         workers = roster.num_workers
         self._counts = hidden(tf.zeros([workers, COUNTS], tf.int64))
         # Sums of the elements that have come from other workers.
@@ -158,11 +160,7 @@ class GossipChannel:
             return after, tf.constant(False), zero, zero, zero, zero
         self._flat.assign(after, read_value=False)
         step = tf.convert_to_tensor(self._steps.assign_add(1))
-        if not self._roster.worker_id:
-            # Microseconds: of a chief that was started again it is later.
-            now = tf.cast(tf.timestamp() * 1e6, tf.int64)
-            news = tf.stack([now, tf.bitcast(rate, tf.int64)])
-            self._news.assign(news, read_value=False)
+        self.news.build_step(rate)
         count, size, staleness, sent = self._receive()
         sent += tf.cond(
             tf.equal(self._request.read_value()[0], 0),
@@ -195,7 +193,7 @@ class GossipChannel:
         """Builds the sending of a message; returns its number and bytes."""
         number = tf.convert_to_tensor(self._sent.assign_add(1))
         roster = self._roster
-        since, rate = tf.unstack(self._news.read_value())
+        since, rate = self.news.build_read()
         message = base.dense(vector)
         places = {
             messages.SENDER: tf.constant(roster.worker_id, tf.int64),
@@ -300,7 +298,7 @@ class GossipChannel:
         stop = tf.where(is_known, header[messages.STOP], zero)
         told = tf.maximum(self._told.read_value(), stop)
         self._told.assign(told, read_value=False)
-        self._hear(is_fresh, header[RATE_TIME], header[messages.RATE])
+        self.news.build_hear(is_fresh, header[RATE_TIME], header[messages.RATE])
         exchanges += numbers[SERVED] + numbers[ENDED]
         return exchanges, came + size, staleness, sent
 
@@ -311,19 +309,6 @@ class GossipChannel:
             for column in range(COUNTS)
         ]
         self._counts.scatter_add(tf.IndexedSlices(tf.stack(row), worker))
-
-    def _hear(self, is_fresh, since, rate):
-        """Builds the adoption of the chief's rate, if it is a newer one."""
-        news = self._news.read_value()
-        is_new = is_fresh & (since > news[0])
-        if not self._roster.worker_id:
-            return
-        news = tf.where(is_new, tf.stack([since, rate]), news)
-        self._news.assign(news, read_value=False)
-        if self._rate is not None:
-            own = self._rate.read_value()
-            chiefs = tf.cast(tf.bitcast(rate, tf.float64), own.dtype)
-            self._rate.assign(tf.where(is_new, chiefs, own), read_value=False)
 
     def _build_serve(self, sender, number, half):
         """Builds the reply to a request; returns its bytes."""
@@ -389,11 +374,6 @@ class GossipChannel:
     def vector(self):
         """Builds the vector with what has come."""
         return self._flat.read_value()
-
-    def forget_rate(self):
-        """Forgets the chief's rate, when all have ended a call of `fit`."""
-        if self._roster.worker_id:
-            self._news.assign(tf.zeros([2], tf.int64))
 
     def came_from(self, worker):
         """Number of messages of another worker that have come, int."""

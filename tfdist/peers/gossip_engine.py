@@ -120,13 +120,20 @@ class GossipEngine(engine.PeerEngine):
             self._look()
             if time.monotonic() - reported > _REPORT_SECONDS:
                 reported = time.monotonic()
-                logging.warning("Waiting for replies of other workers.")
+                names = {
+                    self.roster.names[one.request[1]]
+                    for one in self.channels
+                    if one.request
+                }
+                logging.warning(
+                    "Waiting for replies of %s.", ", ".join(sorted(names))
+                )
             time.sleep(_POLL_SECONDS)
         self.collectives.finish({}, self._receive, lambda worker, sent: False)
         self.admission.is_open = False
         self.collectives.post(closed=True)
         for one in self.channels:
-            one.forget_rate()
+            one.news.forget()
         self._take_mean()
 
     def _receive(self):

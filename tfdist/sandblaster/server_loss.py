@@ -1,10 +1,7 @@
 """Calls to servers that are made again when servers were lost."""
 
-import dataclasses
-import random
 import time
 
-from absl import logging
 import tensorflow as tf
 
 from tfdist.cluster import reconnection
@@ -12,27 +9,8 @@ from tfdist.cluster import server_discovery
 from tfdist.cluster import waiting
 
 
-@dataclasses.dataclass(frozen=True)
-class ServerReturn:
-    """One recovery of this worker.
-
-    Attributes:
-      time: Seconds since the epoch at its end.
-      seconds: From the failed call to its end.
-      servers: Names of the servers that had lost what they held; empty if
-        there was but a break in the connection.
-    """
-
-    time: float
-    seconds: float
-    servers: tuple
-
-
-class CoordinatorGoneError(tf.errors.UnavailableError):
+class CoordinatorGoneError(RuntimeError):
     """The coordinator is gone for good: no recovery of servers helps."""
-
-    def __init__(self, message):
-        super().__init__(None, None, message)
 
 
 class NoLoss:
@@ -63,14 +41,14 @@ class ServerLoss:
 
     def __init__(self, config, look_up, membership, fence, timeout):
         self._names = config.ps_names
-        self._name = config.task_name
         self._fence = fence
         self._timeout = timeout
-        self._discovery = server_discovery.ServerDiscovery(config, look_up)
         self._reconnection = reconnection.Reconnection(
-            self._discovery, membership, timeout
+            server_discovery.ServerDiscovery(config, look_up),
+            membership,
+            timeout,
+            config.task_name,
         )
-        self._lives = self._discovery.wait(timeout)
         self._is_active = False
         self.events = []
 
@@ -97,8 +75,6 @@ class ServerLoss:
             while True:
                 try:
                     return function()
-                except CoordinatorGoneError:
-                    raise
                 except tf.errors.OpError as error:
                     failed = error
                 self._recover(failed, put_back)
@@ -134,43 +110,13 @@ class ServerLoss:
 
     def _recover(self, error, put_back):
         self._fence.explain(error)
-        began = time.monotonic()
-        lost, is_first = set(), True
-        while True:
-            left = self._timeout - (time.monotonic() - began)
-            now = self._discovery.wait(left, error)
-            new = {
-                k
-                for k, (a, b) in enumerate(zip(self._lives, now, strict=True))
-                if a != b
-            }
-            if is_first and not new:
-                self._reconnection.check_hiccups(error)
-            is_first = False
+
+        def put_all_back(shards, now):
+            del shards, now
             try:
-                self._reconnection.connect(now, began)
-                lost |= new
-                self._lives = now
                 put_back()
-                break
-            except CoordinatorGoneError:
-                raise
             except tf.errors.OpError as again:
                 self._fence.explain(again)
-                self._reconnection.check_time(began, again)
-                logging.warning(
-                    "Recovery begins again (%s).", type(again).__name__
-                )
-                time.sleep(random.uniform(0.5, 1.5))
-        event = ServerReturn(
-            time=time.time(),
-            seconds=time.monotonic() - began,
-            servers=tuple(self._names[k] for k in sorted(lost)),
-        )
-        self.events.append(event)
-        logging.warning(
-            "%s goes on after %.1f s%s.",
-            self._name,
-            event.seconds,
-            f" without {', '.join(event.servers)}" if lost else "",
-        )
+                raise
+
+        self.events.append(self._reconnection.recover(error, put_all_back))

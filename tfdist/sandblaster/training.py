@@ -161,7 +161,7 @@ class SandblasterTraining:
 
     @property
     def recoveries(self):
-        """Losses of servers, a list of `server_loss.ServerReturn`."""
+        """Losses of servers, a list of `reconnection.ServerReturn`."""
         return list(self._losses.events)
 
     def await_coordinator(self):

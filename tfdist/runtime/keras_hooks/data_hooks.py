@@ -41,6 +41,7 @@ def before_data(runtime, before_training, request, shares):
     runtime.evaluations.check(private_keras_calls.callbacks_of(frame))
     table_saving.check(tables, private_keras_calls.callbacks_of(frame))
     running = running_fit.begin(frame)
+    runtime.work.watch(running)
     before_training()
     call = functools.partial(runtime.work.call, runtime.call_in_fit)
     call = functools.partial(empty_epochs.call, call, runtime.coordination)

@@ -23,6 +23,9 @@ class NoQueuedWork:
     # What makes the data of a call of `fit`.
     data = None
 
+    def watch(self, running):
+        """Takes no note of a call of `fit`."""
+
     def call(self, call, function, *args):
         """Calls a `train_function` of Keras by `call`."""
         return call(function, *args)
@@ -81,8 +84,26 @@ class QueuedWork:
             store.devices[0],
             store.worker_device,
         )
+        # The call of `fit` under way, or the last one, a `RunningFit`.
+        self._running = None
         # The epoch under way on this worker, or None.
         self._epoch = None
+
+    def watch(self, running):
+        """Takes note of a call of `fit` that asks for its data.
+
+        Args:
+          running: Its `RunningFit`.
+
+        Raises:
+          NotImplementedError: Another call is under way.
+        """
+        if self._running is not None and not self._running.is_over():
+            raise NotImplementedError(
+                '`fit` must not be called within another `fit` with work="'
+                'queue".'
+            )
+        self._running = running
 
     def data(self, dataset, adapter, frame, call):
         """Returns the data of a call of `fit`, for `EpochData`.
@@ -99,14 +120,6 @@ class QueuedWork:
         Raises:
           ValueError: The data has no portions; see `portion_reader.check`.
         """
-        if (
-            self._epoch is not None
-            or private_keras_calls.is_within_fit_of_another(frame)
-        ):
-            raise NotImplementedError(
-                '`fit` must not be called within another `fit` with work="'
-                'queue".'
-            )
         steps = None
         if adapter is not None:
             steps = private_keras_calls.steps_per_epoch_of(frame)

@@ -10,7 +10,6 @@ import random
 import threading
 import time
 
-from absl import logging
 import tensorflow as tf
 
 from tfdist.cluster import manifests
@@ -26,23 +25,16 @@ _POLL_SECONDS = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class Event:
-    """One recovery.
+class Event(reconnection.ServerReturn):
+    """One recovery, and what was restored.
 
     Attributes:
-      time: Seconds since the epoch at its end.
-      seconds: From the failed call to its end.
-      servers: Names of the servers that had lost what they held; empty if
-        there was but a break in the connection.
       restored_by_this_worker: Of those, the ones that this worker restored.
       lost_by_rows: For a model with tables, by name of such a server: of the
         updates that it counts, the least and the most that are lost in a row
         of a table there.
     """
 
-    time: float
-    seconds: float
-    servers: tuple
     restored_by_this_worker: tuple
     lost_by_rows: dict = dataclasses.field(default_factory=dict)
 
@@ -82,7 +74,6 @@ class Recovery:
         self._runtime = runtime
         self._store = store = runtime.store
         self._whereabouts = server_discovery.ServerDiscovery(config, look_up)
-        self._name = config.task_name
         self._membership = membership
         self._timeout = float("inf") if on_stall == "wait" else timeout
         self._election = election.Election(
@@ -110,10 +101,9 @@ class Recovery:
             fails=on_stall == "fail",
         )
         self._reconnection = reconnection.Reconnection(
-            self._whereabouts, membership, self._timeout
+            self._whereabouts, membership, self._timeout, config.task_name
         )
         self.events = []
-        self.incarnations = self._whereabouts.wait(self._timeout)
         names = member_table.names_of(config)
         # By server, what tells it what to keep in snapshots.
         self._manifests = [
@@ -124,6 +114,11 @@ class Recovery:
         ]
         # By server: its life, and what it has been told of.
         self._told = {}
+
+    @property
+    def incarnations(self):
+        """Numbers of the servers' processes, a list of int."""
+        return self._reconnection.lives
 
     @property
     def config(self):
@@ -215,73 +210,46 @@ class Recovery:
           TimeoutError: A server is gone for too long; the message names it.
           tf.errors.OpError: The error, if it has nothing to do with servers.
         """
-        began = time.monotonic()
         self._active.now = True
         try:
-            self._recover(error, began)
+            self._recover(error)
         finally:
             self._active.now = False
 
-    def _recover(self, error, began):
+    def _recover(self, error):
         # Workers that lost the same server do not all come back at once.
         time.sleep(random.uniform(0.0, _POLL_SECONDS))
-        lost, mine, by_rows = set(), set(), {}
-        first = True
-        while True:
-            left = self._timeout - (time.monotonic() - began)
-            now = self._whereabouts.wait(left, error)
-            new = {
-                k
-                for k, (a, b) in enumerate(
-                    zip(self.incarnations, now, strict=True)
-                )
-                if a != b
-            }
-            if first and not new:
-                self._reconnection.check_hiccups(error)
-            first = False
-            try:
-                self._reconnection.connect(now, began)
-                lost |= new
-                here = [True] * self._whereabouts.config.num_workers
-                for shard in sorted(new):
-                    done, here = self._election.restore(shard, began)
-                    self._settling.settle(shard)
-                    by_rows[shard] = self._election.lost_by_rows(shard)
-                    if done:
-                        mine.add(shard)
-                if new:
-                    self._runtime.unused_models.free_again(new)
-                self._runtime.coordination.renew(now, here)
-                self.incarnations = now
-                if lost:
-                    self._settle_marks()
-                self._refresh()
-                break
-            except tf.errors.OpError as again:
-                self._reconnection.check_time(began, again)
-                logging.warning(
-                    "Recovery begins again (%s).", type(again).__name__
-                )
-                time.sleep(random.uniform(0.5, 1.5))
+        began = time.monotonic()
+        mine, by_rows = set(), {}
+
+        def put_back(shards, now):
+            here = [True] * self._whereabouts.config.num_workers
+            for shard in sorted(shards):
+                done, here = self._election.restore(shard, began)
+                self._settling.settle(shard)
+                by_rows[shard] = self._election.lost_by_rows(shard)
+                if done:
+                    mine.add(shard)
+            if shards:
+                self._runtime.unused_models.free_again(shards)
+            self._runtime.coordination.renew(now, here)
+            self._reconnection.lives = now
+            if by_rows:
+                self._settle_marks()
+            self._refresh()
+
+        done = self._reconnection.recover(error, put_back)
         names = self._whereabouts.config.ps_names
-        event = Event(
-            time=time.time(),
-            seconds=time.monotonic() - began,
-            servers=tuple(names[k] for k in sorted(lost)),
-            restored_by_this_worker=tuple(names[k] for k in sorted(mine)),
-            lost_by_rows={
-                names[k]: found
-                for k, found in by_rows.items()
-                if found is not None
-            },
-        )
-        self.events.append(event)
-        logging.warning(
-            "%s goes on after %.1f s%s.",
-            self._name,
-            event.seconds,
-            f" without {', '.join(event.servers)}" if lost else "",
+        self.events.append(
+            Event(
+                **dataclasses.asdict(done),
+                restored_by_this_worker=tuple(names[k] for k in sorted(mine)),
+                lost_by_rows={
+                    names[k]: found
+                    for k, found in by_rows.items()
+                    if found is not None
+                },
+            )
         )
 
     def _settle_marks(self):

@@ -1,0 +1,46 @@
+"""An epoch of portions, where servers know of others."""
+
+import types
+
+import pytest
+
+from tfdist.data_shares import portion_queue
+from tfdist.runtime.keras_hooks import queued_epoch
+
+CALL, ENDS = 2, [2, 4]
+
+
+def number(call, epoch):
+    return call * 2**32 + epoch
+
+
+def begun(latest, queue=None):
+    """An epoch, the second of the second call, that has yet to begin."""
+    work = types.SimpleNamespace(
+        progress=types.SimpleNamespace(latest=lambda: latest),
+        queue=lambda: queue,
+        lost_workers=lambda call: None,
+    )
+    model = types.SimpleNamespace(steps_per_execution=1)
+    made = queued_epoch.QueuedEpoch(work, None, model, CALL, 0, ENDS)
+    made._epoch = 1
+    return made
+
+
+@pytest.mark.parametrize(
+    "latest", [-2, -1, number(1, 7), number(2, 0), number(2, 1)]
+)
+def test_servers_may_know_of_this_epoch_or_of_those_before(latest):
+    begun(latest)._check_progress()
+
+
+@pytest.mark.parametrize("latest", [number(2, 2), number(3, 0)])
+def test_servers_with_snapshots_of_a_later_epoch_are_refused(latest):
+    # They would leave out each gradient, as one that they have applied.
+    old = portion_queue.PortionQueue(number(2, 0), ENDS)
+    for queue in (None, old):
+        with pytest.raises(RuntimeError, match="begins call 2, epoch 2"):
+            begun(latest, queue)._check_progress()
+    # Others are further: this worker follows them.
+    queue = portion_queue.PortionQueue(latest, ENDS)
+    begun(latest, queue)._check_progress()

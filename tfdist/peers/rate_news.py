@@ -1,0 +1,59 @@
+"""The chief's learning rate, which workers tell each other."""
+
+import tensorflow as tf
+
+from tfdist import private_tensorflow
+
+
+class RateNews:
+    """The newest rate of the chief that this worker knows.
+
+    Each message has it, so that it spreads from worker to worker. What the
+    chief had later is newer, in microseconds of its clock: also where another
+    process of the chief has begun to count its steps again.
+
+    Args:
+      is_chief: Whether this worker is the chief.
+      rate: The variable of the optimizer's learning rate, or None.
+    """
+
+    def __init__(self, is_chief, rate):
+        self._is_chief = is_chief
+        self._rate = rate
+        # When the chief had it, and the bits of the rate as float64.
+        self._news = private_tensorflow.hidden_variable(tf.zeros([2], tf.int64))
+
+    def build_step(self, rate):
+        """Builds, in a step: the chief has a rate, scalar float64."""
+        if self._is_chief:
+            now = tf.cast(tf.timestamp() * 1e6, tf.int64)
+            news = tf.stack([now, tf.bitcast(rate, tf.int64)])
+            self._news.assign(news, read_value=False)
+
+    def build_read(self):
+        """Builds what a message says: since when, and bits; scalar int64."""
+        return tf.unstack(self._news.read_value())
+
+    def build_hear(self, counts, since, bits):
+        """Builds the adoption of what a message says, if it is newer.
+
+        Args:
+          counts: Whether the message does, scalar bool.
+          since: From `build_read` of its sender.
+          bits: The same.
+        """
+        if self._is_chief:
+            return
+        news = self._news.read_value()
+        is_new = counts & (since > news[0])
+        news = tf.where(is_new, tf.stack([since, bits]), news)
+        self._news.assign(news, read_value=False)
+        if self._rate is not None:
+            own = self._rate.read_value()
+            chiefs = tf.cast(tf.bitcast(bits, tf.float64), own.dtype)
+            self._rate.assign(tf.where(is_new, chiefs, own), read_value=False)
+
+    def forget(self):
+        """Forgets it, when all have ended a call of `fit`."""
+        if not self._is_chief:
+            self._news.assign(tf.zeros([2], tf.int64))
