@@ -183,8 +183,9 @@ def test_the_chief_may_be_killed_alone_or_with_a_server(
     # The new process has missed nothing.
     reports = scene.check(undisturbed, [])
     left_out = len(undisturbed["losses"]) - len(reports[0]["losses"])
-    # It shows the last iteration that was made once more.
-    assert left_out == done - 1 if servers else left_out > 0
+    # It shows the last iteration that was made once more. Server 0 may know of
+    # later iterations than the snapshot that server 1 has.
+    assert left_out >= done - 1 if servers else left_out > 0
 
 
 @pytest.mark.nightly
