@@ -84,8 +84,9 @@ def test_a_group_that_fails_leaves_the_others_to_their_end(script):
         status, text = run.finish()
     assert status == 3
     assert "group 0 worker 0 exited with status 3" in text
-    assert text.count("trained to the end") == 3
+    # The server is ended with its workers, perhaps before it says so.
     for label in ("worker 0", "worker 1"):
+        assert f"[group 1 {label}] trained to the end" in text
         assert f"group 1 {label} is done" in text
     assert "killing" not in text
 
