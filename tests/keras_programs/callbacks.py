@@ -31,7 +31,7 @@ _HALVED = {
 
 @row(linear(OWN))
 def weights_swapped_for_validation(strategy, worker):
-    """Other weights from `on_test_begin` to `on_test_end`."""
+    """A callback that swaps the weights during validation."""
     model = kit.compiled(strategy)
     kept = []
 
@@ -81,7 +81,7 @@ def _plain(swap_on_epoch):
 
 @row(_plain(False), **optimizers.NO_EMA)
 def averages_swapped_for_validation(strategy, worker):
-    """`SwapEMAWeights`, with averages of the optimizer."""
+    """`SwapEMAWeights`, with the optimizer's averages."""
     return _swapped(strategy, worker, False)
 
 
@@ -114,7 +114,7 @@ def rate_set_between_fits(strategy, worker):
 
 @row(alike(0.25))
 def rate_lowered_by_a_plateau(strategy, worker):
-    """`ReduceLROnPlateau`: the next `fit` begins with the chief's rate."""
+    """`ReduceLROnPlateau`: the next `fit` starts with the chief's rate."""
     model = kit.compiled(strategy)
     zero = 0.0 * _ONE
     plateau = keras.callbacks.ReduceLROnPlateau(
@@ -133,7 +133,7 @@ def rate_lowered_by_a_plateau(strategy, worker):
 
 @row(alike([2, True]))
 def stopped_early(strategy, worker):
-    """`EarlyStopping` of the chief stops all."""
+    """`EarlyStopping` on the chief stops all workers."""
     model = kit.compiled(strategy)
     zero = 0.0 * _ONE
     stopping = keras.callbacks.EarlyStopping("val_loss", patience=1)
@@ -213,7 +213,7 @@ _TWICE = linear(_SECOND, _SECOND)
     async_local_sgd=_last_anchor(_TWICE["half"]),
 )
 def backed_up(strategy, worker):
-    """`BackupAndRestore`: the chief's `fit` goes on in its second epoch."""
+    """`BackupAndRestore`: the chief's `fit` resumes in its second epoch."""
     model = kit.compiled(strategy)
 
     def stop(epoch, logs=None):
@@ -238,7 +238,7 @@ def backed_up(strategy, worker):
 
 @row(linear(OWN, OWN))
 def chief_evaluates_in_fit(strategy, worker):
-    """The chief alone evaluates and predicts after each batch."""
+    """Only the chief evaluates and predicts after each batch."""
     model = kit.compiled(strategy)
 
     def look(batch, logs=None):
@@ -253,7 +253,7 @@ def chief_evaluates_in_fit(strategy, worker):
 
 @row(linear(OWN, OWN))
 def chief_saves_in_fit(strategy, worker):
-    """The chief alone saves the model after each epoch."""
+    """Only the chief saves the model after each epoch."""
     model = kit.compiled(strategy)
 
     def save(epoch, logs=None):

@@ -19,12 +19,12 @@ PERIOD = 2
 KINDS = {
     "sum": "each gradient is an update",
     "mean": "an update is the mean of one gradient per worker",
-    "half": "each gradient counts half when it arrives",
+    "half": "each gradient is applied on arrival, with weight 1/2",
     "local": "the workers' weights are averaged every two local steps",
     "alone": "each group trains alone",
-    "sent": "each worker's optimizer makes updates, and all workers apply them",
-    "pairs": "each worker's optimizer makes updates, and all take the mean",
-    "loose": "weights depend on who is late; counts and signs are exact",
+    "sent": "each worker makes its own updates, and all workers apply them",
+    "pairs": "each worker makes its own updates; then all take the mean",
+    "loose": "weights depend on timing; only counts and signs are checked",
 }
 
 

@@ -46,7 +46,7 @@ def arrays(strategy, worker):
 
 @row(linear(_shares([1.0, 2.0, 4.0, 8.0])))
 def validation_split(strategy, worker):
-    """`validation_split`: what is left is shared out."""
+    """`validation_split`: the remaining data is split over the workers."""
     return _fitted(
         strategy,
         _VALUES,
@@ -65,7 +65,7 @@ def data_set(strategy, worker):
 
 @row({**_ALL, "mean": _ALL["half"], "local": _ALL["half"]})
 def shuffled(strategy, worker):
-    """A shuffled data set, at which the chief alone has looked."""
+    """A shuffled dataset over which only the chief has iterated."""
     data = _data_set().shuffle(8, seed=3).batch(1)
     if worker == 0:
         next(iter(data))
@@ -106,7 +106,7 @@ def py_dataset(strategy, worker):
 
 @row(_ALL)
 def generator(strategy, worker):
-    """A Python generator, which gives all workers the same."""
+    """A Python generator that yields the same on all workers."""
     batches = ((v[None], v[None]) for v in _VALUES)
     return _fitted(strategy, batches)
 
@@ -126,7 +126,7 @@ def sample_weights(strategy, worker):
 
 @row(_ALL)
 def counted_lines(strategy, worker):
-    """Files of which lines are skipped and taken."""
+    """Lines of files, with `skip` and `take`."""
     names = []
     for number in range(2):
         path = pathlib.Path(f"{number}-{worker}.txt")
@@ -149,7 +149,7 @@ def fewer_batches_than_workers(strategy, worker):
 
 @row(linear((OWN[0], ()), OWN))
 def worker_without_data(strategy, worker):
-    """A worker that finds no data in one `fit`, and some in the next."""
+    """A worker without data in one `fit`, but with data in the next."""
     model = kit.compiled(strategy)
     data = kit.own(worker).filter(lambda x, y: worker == 0)
     model.fit(data, verbose=0)
@@ -159,7 +159,7 @@ def worker_without_data(strategy, worker):
 
 @row(linear(OWN))
 def data_of_a_function(strategy, worker):
-    """`distribute_datasets_from_function`: the sharing is the program's."""
+    """`distribute_datasets_from_function`: the program splits the data."""
     data = strategy.distribute_datasets_from_function(
         lambda context: kit.own(worker)
     )
@@ -198,5 +198,5 @@ def class_weights(strategy, worker):
 
 @row(_ALL)
 def cached(strategy, worker):
-    """A data set that is cached and prefetched."""
+    """A dataset that is cached and prefetched."""
     return _fitted(strategy, _data_set().cache().batch(1).prefetch(2))

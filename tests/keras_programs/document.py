@@ -15,30 +15,31 @@ DOCS = pathlib.Path(__file__).parents[2] / "docs"
 PATH = DOCS / "compatibility.md"
 _STATES = {Refused: "r", Documented: "d", Wrong: "-", NotTried: "."}
 _BEGINNING = """\
-# What works under what
+# Compatibility: which programs work with which methods
 
-Each row is a Keras program, each column a method. A cell is the expected
-outcome on two workers, by exact arithmetic. `make nightly` runs all cells and
-compares; `make test` runs one program per method. `python -m
-tests.keras_programs.main --write_docs` makes this page from the table in
+In the tables below, each row is a Keras program and each column is a training
+method. A cell says what happens if two workers run the program with this
+method. `make nightly` runs all cells, and compares the results with exact
+arithmetic; `make test` runs one program per method. `python -m
+tests.keras_programs.main --write_docs` makes this page from the tables in
 `tests/keras_programs/`.
 
 | | |
 | --- | --- |
-| + | right: exactly what the method's arithmetic predicts, on both workers |
-| r | refused with an error; the note below quotes it |
-| d | different, as documented; the note below quotes the sentence |
-| - | wrong, and known |
+| + | both workers get exactly the result that the method's rule predicts |
+| r | refused with an error; a note below the table quotes it |
+| d | another result, as documented; a note below the table quotes it |
+| - | a wrong result, which is a known bug |
 | . | does not apply |
 
-The columns, and what each method makes of two workers' gradients:
+The columns, and what each method does with the two workers' gradients:
 
 """
 
 
 def text():
     """The whole document."""
-    lines = ["| | method | kind |", "| --- | --- | --- |"]
+    lines = ["| column | method | rule |", "| --- | --- | --- |"]
     for number, column in enumerate(COLUMNS.values(), 1):
         kind = KINDS[column.kind]
         lines.append(f"| {number} | `{column.code}` | {kind} |")
@@ -90,14 +91,19 @@ def _notes(rows):
     lines = []
     for (note, numbers), titles in found.items():
         where = ", ".join(map(str, numbers))
-        lines += [f"- {note} (in {where}):", f"  {'; '.join(titles)}."]
+        what = "column" if len(numbers) == 1 else "columns"
+        lines += [
+            f"- {note} ({what} {where}):",
+            f"  {'; '.join(titles)}.",
+        ]
     return lines
 
 
 def _note(cell):
     if isinstance(cell, Refused):
         texts = cell.text.split("|")
-        return "refused, " + " or ".join(f'"{text}"' for text in texts)
+        return "Refused with " + " or ".join(f'"{text}"' for text in texts)
     if isinstance(cell, Documented):
-        return f'[{cell.document}]({cell.document}), "{cell.sentence}"'
+        document = f"[{cell.document}]({cell.document})"
+        return f'Another result: "{cell.sentence}", {document}'
     return cell.what

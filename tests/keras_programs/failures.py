@@ -40,7 +40,7 @@ def _raise_after(batches):
 
 @row(linear(OWN))
 def first_step_refused(strategy, worker):
-    """An error in the very first step, caught; then another loss."""
+    """An error in the very first step, caught; then `fit` with a new loss."""
     model = kit.compiled(strategy)
     good = model.loss
     with strategy.scope():
@@ -55,7 +55,7 @@ def first_step_refused(strategy, worker):
 
 @row(linear(OWN))
 def another_rate_refused(strategy, worker):
-    """The same with another rate and model; the chief evaluates in between."""
+    """The same, then `fit` of a new model that the chief has evaluated."""
     refused = kit.compiled(strategy, lambda: keras.optimizers.SGD(0.25))
     with strategy.scope():
         refused.compile(refused.optimizer, _refuse)
@@ -80,7 +80,7 @@ def interrupted(strategy, worker):
 
 @row(linear((OWN[0], OWN[1][:2]), _SECOND))
 def interrupted_on_one_worker(strategy, worker):
-    """The same on the second worker alone."""
+    """The same exception only on the second worker."""
     model = kit.compiled(strategy)
     calls = [_raise_after(2)] if worker == 1 else []
     with contextlib.suppress(_Raised):
@@ -91,7 +91,7 @@ def interrupted_on_one_worker(strategy, worker):
 
 @row(linear((OWN[0][:2], OWN[1]), _SECOND))
 def interrupted_on_the_chief(strategy, worker):
-    """The same on the chief alone."""
+    """The same exception only on the chief."""
     model = kit.compiled(strategy)
     calls = [_raise_after(2)] if worker == 0 else []
     with contextlib.suppress(_Raised):
@@ -126,7 +126,7 @@ _ALL_BUT_ONE = linear((OWN[0][1:], OWN[1]))
     softsync=left_over(_ALL_BUT_ONE),
 )
 def step_within_cond(strategy, worker):
-    """An optimizer's step inside `tf.cond`, for all batches but one."""
+    """An optimizer's step inside `tf.cond`, skipped for one batch."""
     with strategy.scope():
         inputs = keras.Input([1])
         model = Conditional(inputs, kit.zeros()(inputs))
@@ -156,7 +156,7 @@ _FINITE = {
 
 @row(_FINITE, async_local_sgd=-7.5)
 def batch_that_is_not_finite(strategy, worker):
-    """NaN in one worker's batches: those updates are left out."""
+    """NaN in some batches of one worker: those updates are dropped."""
     model = kit.compiled(strategy)
     nan = float("nan")
     pairs = (OWN[0], (16.0, nan, nan, 128.0))
@@ -188,7 +188,7 @@ _SURVIVED = linear((OWN[0], OWN[1][:2]), (_SECOND[0], ()))
     },
 )
 def fit_after_a_death(strategy, worker):
-    """A worker is killed in `fit`: the other one ends it, and fits again."""
+    """A worker is killed in `fit`; the other one ends `fit`, fits again."""
     model = kit.compiled(strategy)
 
     def die(batch, logs=None):

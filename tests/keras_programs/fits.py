@@ -33,7 +33,7 @@ def one_fit(strategy, worker):
 
 @row(together(_ONCE, linear(OWN, _SECOND)))
 def two_fits(strategy, worker):
-    """Two calls of `fit`, and a look in between."""
+    """Two calls of `fit`, and the weights between them."""
     model = kit.compiled(strategy)
     model.fit(kit.own(worker), verbose=0)
     seen = kit.weight(strategy, model)
@@ -43,7 +43,7 @@ def two_fits(strategy, worker):
 
 @row(linear(_SECOND, _SECOND, _SECOND))
 def three_epochs(strategy, worker):
-    """Several epochs; each worker's history has them all."""
+    """Several epochs; each worker's `History` has all of them."""
     model = kit.compiled(strategy)
     history = model.fit(kit.own(worker, _SECOND), epochs=3, verbose=0)
     assert history.epoch == [0, 1, 2]
@@ -52,7 +52,7 @@ def three_epochs(strategy, worker):
 
 @row(linear(_UNEVEN, _OTHER_WAY))
 def uneven_data(strategy, worker):
-    """Three batches beside one, then the other way round."""
+    """Three batches on one worker, one on the other; then vice versa."""
     model = kit.compiled(strategy)
     model.fit(kit.own(worker, _UNEVEN), verbose=0)
     model.fit(kit.own(worker, _OTHER_WAY), verbose=0)
@@ -101,7 +101,7 @@ class Two(keras.Model):
 
 @row(together(linear(OWN), linear(OWN, _SECOND)))
 def unfrozen(strategy, worker):
-    """A layer unfrozen between two calls of `fit`, the same optimizer."""
+    """A layer unfrozen between two calls of `fit`, with one optimizer."""
     with strategy.scope():
         model = Two()
         model.second.trainable = False
@@ -143,7 +143,7 @@ def loop_of_strategy_run(strategy, worker):
 
 
 class OwnStep(keras.Model):
-    """A `train_step` of one's own."""
+    """A custom `train_step`."""
 
     def train_step(self, data):
         with tf.GradientTape() as tape:
@@ -155,7 +155,7 @@ class OwnStep(keras.Model):
 
 @row(linear(OWN))
 def own_train_step(strategy, worker):
-    """A `train_step` of one's own."""
+    """A custom `train_step`."""
     with strategy.scope():
         inputs = keras.Input([1])
         model = OwnStep(inputs, kit.zeros()(inputs))
@@ -231,7 +231,7 @@ def compiled_steps(strategy, worker):
 
 @row(together(linear(OWN, _SECOND), linear(_SECOND)))
 def two_models_in_turns(strategy, worker):
-    """A `fit` of one model, of another one, and of the first again."""
+    """`fit` of one model, then of another one, then of the first again."""
     models = kit.compiled(strategy), kit.compiled(strategy)
     for number, data in ((0, OWN), (1, _SECOND), (0, _SECOND)):
         models[number].fit(kit.own(worker, data), verbose=0)
@@ -240,7 +240,7 @@ def two_models_in_turns(strategy, worker):
 
 @row(together(linear(_SECOND, _SECOND), linear(OWN, OWN)))
 def fit_within_fit(strategy, worker):
-    """A `fit` of another model in a callback at the end of each epoch."""
+    """`fit` of another model in a callback at the end of each epoch."""
     outer, inner = kit.compiled(strategy), kit.compiled(strategy)
 
     def fit(epoch, logs=None):
@@ -262,7 +262,7 @@ def fit_within_fit(strategy, worker):
     **of(("easgd", "fasgd"), Loose(1000.0)),
 )
 def weights_set_between_fits(strategy, worker):
-    """`set_weights` between two calls of `fit`: the chief's count."""
+    """`set_weights` between two calls of `fit`: the chief's are used."""
     model = kit.compiled(strategy)
     model.fit(kit.own(worker), verbose=0)
     strategy.barrier()
@@ -273,7 +273,7 @@ def weights_set_between_fits(strategy, worker):
 
 @row(linear(OWN, _SECOND))
 def loaded_model(strategy, worker):
-    """`fit`, save, load, `fit`."""
+    """`fit`, save the model, load it, `fit`."""
     model = kit.compiled(strategy)
     model.fit(kit.own(worker), verbose=0)
     strategy.barrier()
@@ -289,7 +289,7 @@ def loaded_model(strategy, worker):
 
 @row(together(linear(OWN), linear(OWN)))
 def evaluated(strategy, worker):
-    """`evaluate` and `predict` after `fit`: all see the newest weights."""
+    """`evaluate` and `predict` after `fit` use the newest weights."""
     model = kit.compiled(strategy)
     model.fit(kit.own(worker), verbose=0)
     strategy.barrier()
@@ -315,7 +315,7 @@ def validated_every_second_epoch(strategy, worker):
 
 @row(linear(OWN))
 def part_of_an_execution(strategy, worker):
-    """`steps_per_execution=3` of four batches."""
+    """`steps_per_execution=3` with four batches."""
     model = kit.compiled(strategy, steps_per_execution=3)
     model.fit(kit.own(worker), verbose=0)
     return kit.weight(strategy, model)
@@ -323,7 +323,7 @@ def part_of_an_execution(strategy, worker):
 
 @row(linear(OWN))
 def later_epochs(strategy, worker):
-    """`initial_epoch=2` of three epochs."""
+    """`initial_epoch=2` with three epochs."""
     model = kit.compiled(strategy)
     model.fit(kit.own(worker), initial_epoch=2, epochs=3, verbose=0)
     return kit.weight(strategy, model)
@@ -388,7 +388,7 @@ def loop_within_a_function(strategy, worker):
 
 @row(linear(OWN))
 def unused_layer(strategy, worker):
-    """A layer without a gradient beside one that has one."""
+    """Two layers, one of which has no gradient."""
     with strategy.scope():
         model = Two()
         model.call = model.first

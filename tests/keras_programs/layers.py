@@ -47,13 +47,13 @@ def _trained(strategy, worker, layer, data=OWN):
 
 @row(linear(OWN))
 def weight_named_learning_rate(strategy, worker):
-    """A layer's weight that is called `learning_rate`."""
+    """A layer's weight named `learning_rate`."""
     return _trained(strategy, worker, lambda: Named("learning_rate"))
 
 
 @row(linear(OWN))
 def weight_named_as_an_accumulator(strategy, worker):
-    """A layer's weight that is called `gradient_accumulator`."""
+    """A layer's weight named `gradient_accumulator`."""
     return _trained(strategy, worker, lambda: Named("gradient_accumulator"))
 
 
@@ -132,13 +132,13 @@ _COUNTS = {kind: float(n) for kind, n in updates(4).items()}
     **_shared(8.0),
 )
 def counting_layer(strategy, worker):
-    """A layer that counts its calls in a float of `add_weight`."""
+    """A layer that counts its calls in a float from `add_weight`."""
     return _counted(strategy, worker, "float32")
 
 
 @row(alike(4.0))
 def counting_layer_of_integers(strategy, worker):
-    """The same with an integer, which each worker keeps for itself."""
+    """The same with an integer, of which each worker has its own."""
     return _counted(strategy, worker, "int32")
 
 
@@ -167,7 +167,7 @@ def batch_normalization(strategy, worker):
 
 @row(alike(Each(([1.0, 3.0, 7.0], [10.0, 30.0, 70.0]))))
 def stateful_rnn(strategy, worker):
-    """`SimpleRNN(stateful=True)`: each worker's state is its own."""
+    """`SimpleRNN(stateful=True)`: each worker has its own state."""
     with strategy.scope():
         cell = keras.layers.SimpleRNN(
             1,
@@ -214,7 +214,7 @@ _ATTEMPTS = Documented(
 
 @row(alike(_SEEN), backup_workers=_ATTEMPTS)
 def metric_with_a_variable(strategy, worker):
-    """A metric whose `keras.Variable` each worker keeps for itself."""
+    """A metric with a `keras.Variable`: each worker has its own."""
     with strategy.scope():
         seen = Seen()
     model = kit.compiled(strategy, metrics=[seen])
@@ -246,7 +246,7 @@ _REFUSED = Refused("assigned beside|trainable=False|code of yours")
     **of(("all_reduce", "peer_to_peer", "gossip", *AVERAGING), _REFUSED),
 )
 def trainable_weight_assigned_in_a_step(strategy, worker):
-    """A trainable weight that `train_step` assigns itself."""
+    """A trainable weight that `train_step` assigns directly."""
     with strategy.scope():
         model = Codebook()
         model.compile()
@@ -256,7 +256,7 @@ def trainable_weight_assigned_in_a_step(strategy, worker):
 
 @row(linear(((2.0, 4.0), (8.0, 16.0))))
 def embedding(strategy, worker):
-    """An `Embedding`, whose gradients are rows."""
+    """An `Embedding`, with sparse gradients."""
     with strategy.scope():
         table = keras.layers.Embedding(4, 1, embeddings_initializer="zeros")
         scale = keras.layers.Lambda(lambda x: x[:, :, 0])
@@ -299,7 +299,7 @@ class Added(keras.layers.Layer):
 
 @row(linear(((2.0, 4.0), (8.0, 16.0))))
 def added_loss(strategy, worker):
-    """`add_loss` of a layer."""
+    """`add_loss` in a layer."""
     return _trained(strategy, worker, Added, ((1.0, 2.0), (4.0, 8.0)))
 
 
@@ -324,7 +324,7 @@ _CLIPPED_LOCALLY = Documented(
     **_REFUSED_BESIDE,
 )
 def constrained(strategy, worker):
-    """A constraint (`NonNeg`): first it holds, then it need not."""
+    """A constraint (`NonNeg`) that first changes weights, then does not."""
     with strategy.scope():
         layer = kit.zeros(kernel_constraint="non_neg")
         model = keras.Sequential([keras.Input([1]), layer])
@@ -338,7 +338,7 @@ def constrained(strategy, worker):
 
 @row(alike([2.0, 1.0]))
 def adapted(strategy, worker):
-    """`Normalization.adapt` of all workers before `fit`."""
+    """`Normalization.adapt` on all workers before `fit`."""
     with strategy.scope():
         layer = keras.layers.Normalization(axis=None)
         layer.adapt(np.array([[1.0], [3.0]], "float32"))

@@ -100,13 +100,13 @@ def adam():
 
 @_optimizer(looks=True)
 def adamw():
-    """AdamW, whose weights decay."""
+    """AdamW, with weight decay."""
     return keras.optimizers.AdamW(0.5, weight_decay=0.25)
 
 
 @_optimizer()
 def nadam():
-    """Nadam, which keeps a product of momenta beside its slots."""
+    """Nadam, which also keeps a product of momenta."""
     return keras.optimizers.Nadam(0.5)
 
 
@@ -208,7 +208,7 @@ class CountsItself(keras.optimizers.SGD):
 
 @_optimizer(sgd=True)
 def own_scalar():
-    """An optimizer of one's own with a scalar of its own."""
+    """A custom optimizer that keeps a scalar variable."""
     return CountsItself(0.5)
 
 
@@ -222,13 +222,13 @@ NO_EMA = {**_NO_EMA, **of(("dana", "fasgd"), Refused("use_ema"))}
 
 @_optimizer(sgd=True, **NO_EMA)
 def averaged():
-    """`use_ema=True`: what `fit` leaves is the average."""
+    """`use_ema=True`: after `fit`, the weights are the average."""
     return keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
 
 
 @_optimizer(**_NO_EMA)
 def overwritten():
-    """`ema_overwrite_frequency=2`, of Adam."""
+    """`ema_overwrite_frequency=2`, with Adam."""
     return keras.optimizers.Adam(
         0.5, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
     )
@@ -270,7 +270,7 @@ def accumulated(strategy, worker):
     **_EACH_STEP,
 )
 def accumulated_over_fits(strategy, worker):
-    """The same over two calls of `fit`, and `compile` in between."""
+    """The same over two calls of `fit`, with `compile` in between."""
     model = kit.compiled(
         strategy,
         lambda: keras.optimizers.SGD(1.0, gradient_accumulation_steps=2),
@@ -307,7 +307,7 @@ class OwnRule(keras.optimizers.SGD):
 
 @row(scaled(linear(OWN), 2.0), downpour=Documented(-255.0, *_COUNTS_NOTHING))
 def own_rule(strategy, worker):
-    """An optimizer with an `update_step` of its own."""
+    """A custom optimizer with its own `update_step`."""
     model = kit.compiled(strategy, lambda: OwnRule(1.0))
     model.fit(kit.own(worker), verbose=0)
     return kit.weight(strategy, model)

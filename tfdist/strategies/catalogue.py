@@ -88,7 +88,7 @@ ENTRIES = (
         "tfdist.correction:GapAware",
         "correction",
         paper="Barkai et al. 2020",
-        help="each gradient, less where parameters have changed since",
+        help="each gradient, smaller where parameters have moved since",
     ),
     Entry(
         "fasgd",
@@ -138,7 +138,7 @@ ENTRIES = (
         "local_steps",
         {"synchronization": "async"},
         paper="Liu et al. 2024",
-        help="each worker's change, with delayed Nesterov momentum",
+        help="one worker's weight change, with delayed Nesterov momentum",
         preset="AsyncLocalSGDStrategy",
     ),
     Entry(
