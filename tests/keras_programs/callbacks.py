@@ -165,8 +165,7 @@ def _last_anchor(value):
     return Documented(
         Loose(value),
         "averaging.md",
-        "what is seen within `fit` is the anchor of this worker's last "
-        "exchange",
+        "the anchor dates from this worker's last exchange",
     )
 
 

@@ -178,12 +178,12 @@ _SURVIVED = linear((OWN[0], OWN[1][:2]), (_SECOND[0], ()))
         "peer_to_peer": Documented(
             Loose(_SURVIVED["sum"]),
             "peers.md",
-            "updates of a dead worker that reached only some of the others",
+            "of a dead worker, which may have reached only some of the others",
         ),
         "gossip": Documented(
             Loose(_SURVIVED["half"]),
             "peers.md",
-            "what the others have averaged with a dead worker",
+            "remain part of the others' mean",
         ),
     },
 )

@@ -186,7 +186,7 @@ _ONE_AT_A_TIME = Refused("one optimizer trains at a time")
 @row(
     together(linear(OWN), scaled(linear(OWN), 2.0)),
     downpour=Documented(
-        [-255.0] * 2, "averaging.md", "with `n_fetch=1` it has no effect"
+        [-255.0] * 2, "averaging.md", "a fetch replaces the result of each step"
     ),
     backup_workers=_NOT_AGAIN,
     **of(RINGS, _ONE_AT_A_TIME),

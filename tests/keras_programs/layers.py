@@ -117,7 +117,7 @@ def _shared(value):
     cell = Documented(
         Loose(value),
         "averaging.md",
-        "worker moves the servers' values by 1/N of the difference",
+        "each push moves the servers' values towards the worker's",
     )
     return of(("downpour", "async_local_sgd", "easgd"), cell)
 
@@ -310,7 +310,7 @@ _REFUSED_BESIDE = of(
 _CLIPPED_LOCALLY = Documented(
     [-255.0, 0.0],
     "averaging.md",
-    "so do weights that your code clips",
+    "clipping of weights by your code",
 )
 
 

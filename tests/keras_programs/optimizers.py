@@ -24,8 +24,8 @@ from tests.keras_programs.table import row
 STEPS = 4
 _ONES = ((1.0,) * STEPS,) * 2
 _TWO = ((1.0, 2.0), (4.0, 8.0))
-_COUNTS_NOTHING = ("averaging.md", "with `n_fetch=1` it has no effect")
-_CLIPS = ("averaging.md", "except that it clips gradients")
+_COUNTS_NOTHING = ("averaging.md", "a fetch replaces the result of each step")
+_CLIPS = ("averaging.md", "so the compiled optimizer only clips gradients")
 _IGNORED = Documented(-2.0 * STEPS, *_COUNTS_NOTHING)
 _SGD_ALONE = {
     "dana": Refused("SGD without momentum"),
