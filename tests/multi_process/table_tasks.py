@@ -215,7 +215,9 @@ def trajectory(optimizer):
 def _rows_and_slots(model):
     """All rows of all tables, by the end of their names."""
     variables = [*model.variables, *model.optimizer.variables]
-    tables = [v.value for v in variables if v.shape and v.shape[0] >= ROWS]
+    tables = [
+        v.value for v in variables if len(v.shape) == 2 and v.shape[0] >= ROWS
+    ]
     tables += getattr(tables[0], "columns", {}).values()
     return {
         table.path.rsplit("/", 1)[-1]: table.read_rows(

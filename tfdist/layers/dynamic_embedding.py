@@ -1,5 +1,7 @@
 """Embeddings of ids that nobody knows before training."""
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -57,14 +59,14 @@ class DynamicEmbedding(keras.layers.Layer):
 
     def __init__(
         self,
-        output_dim,
-        capacity,
+        output_dim: int,
+        capacity: int,
         *,
-        initializer="uniform",
-        admit_after=1,
-        evict_after=None,
-        seed=0,
-        **kwargs,
+        initializer: str | float = "uniform",
+        admit_after: int = 1,
+        evict_after: int | None = None,
+        seed: int = 0,
+        **kwargs: Any,
     ):
         super().__init__(**kwargs)
         self.output_dim = checks.count("output_dim", output_dim)
@@ -79,7 +81,7 @@ class DynamicEmbedding(keras.layers.Layer):
         self.seed = checks.count("seed", seed, 0)
         self.embeddings = None
 
-    def build(self, input_shape=None):
+    def build(self, input_shape: Any = None) -> None:
         """Makes the table on the servers."""
         del input_shape
         low, high = -_BOUND, _BOUND
@@ -94,7 +96,7 @@ class DynamicEmbedding(keras.layers.Layer):
             autocast=False,
         )
 
-    def call(self, inputs):
+    def call(self, inputs: Any) -> tf.Tensor:
         """Looks up.
 
         Args:
@@ -117,13 +119,13 @@ class DynamicEmbedding(keras.layers.Layer):
         rows = self.embeddings.value.sparse_read(tf.cast(ids, tf.int64))
         return tf.cast(rows, self.compute_dtype)
 
-    def compute_output_spec(self, inputs):
+    def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:
         """Returns shape and type of the output."""
         return keras.KerasTensor(
             (*inputs.shape, self.output_dim), self.compute_dtype
         )
 
-    def counts(self):
+    def counts(self) -> list[dict[str, int]]:
         """Returns what the servers hold, a list with a dict for each of them.
 
         Returns:
@@ -134,7 +136,7 @@ class DynamicEmbedding(keras.layers.Layer):
         """
         return self.embeddings.value.counts()
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make an equal layer."""
         return {
             **super().get_config(),

@@ -1,4 +1,4 @@
-"""Which row of a dynamic table an id has: two buckets of eight rows.
+"""The index of a dynamic table: an id has a row in one of two buckets of eight.
 
 An id hashes to a partition, and within it to two buckets. It has at most one
 of their 16 rows, beside which its key lies. So the index is as large as the
@@ -44,7 +44,7 @@ def rows_for(capacity):
 
 
 class Admitted(NamedTuple):
-    """What became of ids; all int64 but `is_new`.
+    """The fate of ids; all int64 but `is_new`.
 
     Attributes:
       rows: `(n,)`, their rows on the server; negative for none.

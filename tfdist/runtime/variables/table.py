@@ -174,7 +174,7 @@ class TableVariable(ReplicaVariable):
         return found
 
     def _known(self, ids):
-        """Which ids are allowed, and the rule in words."""
+        """Says if ids are allowed; returns that, and the rule in words."""
         known = tf.logical_and(ids >= 0, ids < self.shape[0])
         return known, f"at least 0 and less than {self.shape[0]}"
 
