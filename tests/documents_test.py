@@ -43,6 +43,7 @@ SHORT = [
     "nonfinite",
     "operations",
     "sandblaster",
+    "tables",
     "training",
 ]
 # `tests/strategies/own_methods_test.py` trains with the programs of this one.

@@ -45,6 +45,7 @@ _MODULES = (
     "compression",
     "correction",
     "datasets",
+    "layers",
     "pipeline",
     "placement",
     "sandblaster",

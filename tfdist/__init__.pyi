@@ -11,6 +11,7 @@ from tfdist import codistillation as codistillation
 from tfdist import compression as compression
 from tfdist import correction as correction
 from tfdist import datasets as datasets
+from tfdist import layers as layers
 from tfdist import pipeline as pipeline
 from tfdist import placement as placement
 from tfdist import sandblaster as sandblaster

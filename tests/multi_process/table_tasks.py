@@ -17,6 +17,7 @@ RATES = {
     "adagrad": 0.1,
     "rmsprop": 0.01,
     "adam": 0.01,
+    "dynamic adam": 0.01,
 }
 
 
@@ -44,12 +45,19 @@ def _strategy():
     )
 
 
-def _sum_of_rows(strategy, initializer="zeros", batch=BATCH):
+def _table(dynamic, first):
+    """A layer whose rows begin with a number."""
+    if dynamic:
+        return tfdist.layers.DynamicEmbedding(WIDTH, ROWS, initializer=first)
+    return keras.layers.Embedding(
+        ROWS, WIDTH, embeddings_initializer=keras.initializers.Constant(first)
+    )
+
+
+def _sum_of_rows(strategy, first=0, batch=BATCH, dynamic=False):
     """A model whose gradient is one for each row of its batch."""
     with strategy.scope():
-        table = keras.layers.Embedding(
-            ROWS, WIDTH, embeddings_initializer=initializer
-        )
+        table = _table(dynamic, first)
         model = keras.Sequential(
             [
                 keras.Input((batch,), dtype="int64"),
@@ -67,15 +75,15 @@ def _rows(table):
     return np.asarray(table(np.arange(ROWS))).tolist()
 
 
-def push_rows(steps, initializer="zeros"):
+def push_rows(steps, dynamic=False):
     """Pushes a gradient of one for each id; reports all rows.
 
     Args:
         steps: how many.
-        initializer: of the table.
+        dynamic: whether ids get their rows in training.
     """
     strategy = _strategy()
-    model, table = _sum_of_rows(strategy, initializer)
+    model, table = _sum_of_rows(strategy, dynamic=dynamic)
     ids = ids_of(strategy.cluster.worker_id, steps)
     model.fit(
         _data(ids),
@@ -91,6 +99,7 @@ def push_rows(steps, initializer="zeros"):
         rows=_rows(table),
         updates=strategy.updates_applied(),
         bytes_per_server=strategy.bytes_per_server,
+        counts=table.counts() if dynamic else None,
     )
 
 
@@ -98,10 +107,14 @@ def push_rows(steps, initializer="zeros"):
 SAME_IDS = np.arange(0, ROWS, 3)
 
 
-def push_same_rows_until_told():
-    """Pushes a gradient of one for each of `SAME_IDS` in every step."""
+def push_same_rows_until_told(dynamic=False):
+    """Pushes a gradient of one for each of `SAME_IDS` in every step.
+
+    Args:
+        dynamic: whether ids get their rows in training.
+    """
     strategy = _strategy()
-    model, table = _sum_of_rows(strategy, "zeros", len(SAME_IDS))
+    model, table = _sum_of_rows(strategy, 0, len(SAME_IDS), dynamic)
     model.fit(
         _data(SAME_IDS[None]),
         steps_per_epoch=10**6,
@@ -122,10 +135,14 @@ def cycle_of_ids(worker):
     return np.random.default_rng(worker).integers(0, 200, (50, BATCH))
 
 
-def push_rows_until_told():
-    """The same until it is told to stop, from a table of ones."""
+def push_rows_until_told(dynamic=False):
+    """The same until it is told to stop, from a table of ones.
+
+    Args:
+        dynamic: whether ids get their rows in training.
+    """
     strategy = _strategy()
-    model, table = _sum_of_rows(strategy, "ones")
+    model, table = _sum_of_rows(strategy, 1, dynamic=dynamic)
     model.fit(
         _data(cycle_of_ids(strategy.cluster.worker_id)),
         steps_per_epoch=10**6,
@@ -145,7 +162,10 @@ def _regression(strategy, optimizer):
     """
     keras.utils.set_random_seed(3)
     with strategy.scope():
-        table = keras.layers.Embedding(ROWS, WIDTH)
+        if optimizer.startswith("dynamic "):
+            table = tfdist.layers.DynamicEmbedding(WIDTH, ROWS)
+        else:
+            table = keras.layers.Embedding(ROWS, WIDTH)
         model = keras.Sequential(
             [
                 keras.Input((BATCH,), dtype="int64"),
@@ -157,7 +177,7 @@ def _regression(strategy, optimizer):
         if optimizer == "momentum":
             made = keras.optimizers.SGD(momentum=0.9)
         else:
-            made = keras.optimizers.get(optimizer)
+            made = keras.optimizers.get(optimizer.removeprefix("dynamic "))
         made.learning_rate = RATES[optimizer]
         model.compile(made, "mse")
     return model, table
@@ -195,22 +215,28 @@ def trajectory(optimizer):
 def _rows_and_slots(model):
     """All rows of all tables, by the end of their names."""
     variables = [*model.variables, *model.optimizer.variables]
-    tables = [v.value for v in variables if tuple(v.shape) == (ROWS, WIDTH)]
+    tables = [
+        v.value for v in variables if len(v.shape) == 2 and v.shape[0] >= ROWS
+    ]
+    tables += getattr(tables[0], "columns", {}).values()
     return {
-        table.path.rsplit("/", 1)[-1]: table.read_rows(0, ROWS).tolist()
+        table.path.rsplit("/", 1)[-1]: table.read_rows(
+            0, table.shape[0]
+        ).tolist()
         for table in tables
     }
 
 
-def resume(directory, epochs):
+def resume(directory, epochs, optimizer):
     """Trains one worker from its newest checkpoint on; reports all rows.
 
     Args:
         directory: of the checkpoints.
+        optimizer: a key of `RATES`.
         epochs: how many are to have been trained in the end.
     """
     strategy = _strategy()
-    model, _ = _regression(strategy, "adam")
+    model, _ = _regression(strategy, optimizer)
     checkpoint = tfdist.callbacks.ClusterCheckpoint(directory)
     found = []
 

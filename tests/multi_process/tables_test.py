@@ -9,6 +9,7 @@ import pytest
 from tests.multi_process import real_cluster
 from tests.multi_process import table_tasks
 from tests.multi_process.real_cluster import ClusterUnderTest
+from tests.runtime.variables.row_index_test import partitions_of
 from tests.waits import wait_until
 from tfdist.runtime.variables.partitions import Partitions
 
@@ -97,8 +98,45 @@ def test_number_of_servers_makes_no_difference(
 
 
 @pytest.mark.nightly
+def test_dynamic_rows_are_the_sum_of_all_pushes(zygote, tmp_path_factory):
+    with ClusterUnderTest(
+        zygote, tmp_path_factory.mktemp("dynamic"), num_ps=2, num_workers=2
+    ) as cluster:
+        cluster.start_servers()
+        workers = cluster.start_workers(
+            "table_tasks:push_rows", steps=STEPS, dynamic=True
+        )
+        for worker in workers:
+            worker.expect("has made one step")
+        for worker in workers:
+            cluster.tell(f"go on {worker.label}")
+        cluster.finish()
+        reports = [worker.report() for worker in workers]
+        exported = cluster.directory / "exported"
+        index = json.loads((exported / "index.json").read_text())
+        pieces = [
+            [np.load(exported / piece[key]) for key in ("ids", "file")]
+            for piece in index["tables"][0]["pieces"]
+        ]
+    ids = [table_tasks.ids_of(worker, STEPS) for worker in range(2)]
+    times = np.bincount(np.ravel(ids), minlength=table_tasks.ROWS)
+    expected = -np.repeat(times[:, None], table_tasks.WIDTH, axis=1)
+    for report in reports:
+        np.testing.assert_array_equal(report["rows"], expected)
+        used = [counts["used"] for counts in report["counts"]]
+        assert sum(used) == np.count_nonzero(times) and min(used) > 0
+        assert used == [counts["admitted"] for counts in report["counts"]]
+    found, rows = (np.concatenate(one) for one in zip(*pieces, strict=True))
+    assert sorted(found) == np.flatnonzero(times).tolist()
+    np.testing.assert_array_equal(rows, expected[found])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("optimizer", "tables"), [("adam", 3), ("dynamic adam", 5)]
+)
 def test_checkpoint_of_two_servers_is_resumed_on_others_to_the_bit(
-    zygote, tmp_path_factory
+    zygote, tmp_path_factory, optimizer, tables
 ):
     directory = tmp_path_factory.mktemp("checkpoints")
 
@@ -118,23 +156,24 @@ def test_checkpoint_of_two_servers_is_resumed_on_others_to_the_bit(
                 "table_tasks:resume",
                 directory=str(directory if epochs == 1 else own),
                 epochs=epochs,
+                optimizer=optimizer,
             )
             cluster.finish(240.0)
             return worker.report()
 
     saved = run(2, epochs=1)
     assert saved["resumed"] == 0
-    # The rows, and Adam's two slots.
-    assert len(saved["trained"]) == 3
-    for values in saved["trained"].values():
-        assert len(np.unique(values)) > 100
+    # The rows, and Adam's two slots; of dynamic rows ids and last updates.
+    assert len(saved["trained"]) == tables
+    for name, values in saved["trained"].items():
+        assert len(np.unique(values)) > (1 if name == "updated" else 100)
     found = {servers: run(servers, epochs=2) for servers in (1, 2, 3)}
     for servers, report in found.items():
         assert report["resumed"] == 1
         assert report["restored"] == saved["trained"]
         assert report["updates"] == [16] * servers
         for name, values in report["trained"].items():
-            assert values != saved["trained"][name]
+            assert name == "ids" or values != saved["trained"][name]
             np.testing.assert_allclose(
                 values, found[2]["trained"][name], rtol=1e-6, atol=1e-7
             )
@@ -158,9 +197,21 @@ WAYS = {
 }
 
 
+def servers_of(ids, dynamic):
+    """The one of two servers that has each id's row."""
+    if dynamic:
+        return (partitions_of(ids) % np.uint64(2)).astype(int)
+    return Partitions(table_tasks.ROWS, 2).place(ids)[0]
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("way", WAYS)
-def test_rows_of_a_killed_server_are_what_is_counted(cluster, tmp_path, way):
+@pytest.mark.parametrize(
+    ("way", "dynamic"),
+    [*((way, False) for way in WAYS), ("none", True), ("by stripes", True)],
+)
+def test_rows_of_a_killed_server_are_what_is_counted(
+    cluster, tmp_path, way, dynamic
+):
     """Every update is in a row, or is counted as lost there.
 
     SGD at a rate of one, and gradients of one: a row is minus the number of
@@ -173,12 +224,16 @@ def test_rows_of_a_killed_server_are_what_is_counted(cluster, tmp_path, way):
         settings = WAYS[way]
         if settings is not None:
             settings = {**settings, "directory": str(kept), "every": 0.3}
+        if dynamic and settings and "stripe_bytes" in settings:
+            settings["stripe_bytes"] = 1 << 17
         return made.start(
             "ps", index, "recovery_tasks:serve", **(settings or {})
         )
 
     first, _ = [serve(index) for index in range(2)]
-    workers = made.start_workers("table_tasks:push_same_rows_until_told")
+    workers = made.start_workers(
+        "table_tasks:push_same_rows_until_told", dynamic=dynamic
+    )
     deaths = 2
     for _ in range(deaths):
         for worker in workers:
@@ -216,7 +271,7 @@ def test_rows_of_a_killed_server_are_what_is_counted(cluster, tmp_path, way):
         assert least == most
     same = np.isin(np.arange(len(rows)), table_tasks.SAME_IDS)
     assert np.all(rows[~same] == 0)
-    shard, _ = Partitions(table_tasks.ROWS, 2).place(np.arange(len(rows)))
+    shard = servers_of(np.arange(len(rows)), dynamic)
     updates = reports[0]["updates"]
     assert np.all(rows[same & (shard == 1)] == -updates[1])
     missing = updates[0] + rows[same & (shard == 0)]
@@ -294,13 +349,16 @@ def test_rows_are_what_snapshots_say_when_all_were_killed(cluster, tmp_path):
 
 
 @pytest.mark.nightly
-def test_kill_9_in_a_look_up_or_push_loses_no_row_of_the_others(cluster):
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_kill_9_in_a_look_up_or_push_loses_no_row_of_the_others(
+    cluster, dynamic
+):
     made = cluster(num_ps=2, num_workers=3)
     made.start_servers()
 
     def start(index):
         task = "table_tasks:push_rows_until_told"
-        return made.start("worker", index, task)
+        return made.start("worker", index, task, dynamic=dynamic)
 
     others, lives = [start(0), start(1)], [start(2)]
     kills = 3

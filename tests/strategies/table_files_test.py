@@ -71,7 +71,7 @@ def test_export_replaces_the_one_before_at_once(trained, tmp_path, monkeypatch):
     np.testing.assert_array_equal(loaded(index, "items/embeddings"), rows)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [
-        "export-2-table-0-000000.npy",
+        "export-1-table-0-000000.npy",
         "index.json",
         "of-the-user.npy",
     ]

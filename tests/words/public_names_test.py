@@ -22,7 +22,7 @@ NAMES = {
         PipelineStrategy SandblasterStrategy SidecarEvaluator SoftSyncStrategy
         __version__
         averaging callbacks cluster codistillation compression correction
-        datasets pipeline placement register sandblaster simulation
+        datasets layers pipeline placement register sandblaster simulation
         synchronization testing
     """,
     "tfdist.averaging": """
@@ -44,6 +44,7 @@ NAMES = {
         InverseStaleness LateGradient Slots
     """,
     "tfdist.datasets": "DatasetUnavailableError EMBEDDED MAX_PIXEL load",
+    "tfdist.layers": "DynamicEmbedding",
     "tfdist.pipeline": "pipeline",
     "tfdist.placement": """
         CostGraph Crossing Devices Edge Mixed Node Partition Pipeline

@@ -11,6 +11,7 @@ import pathlib
 import numpy as np
 
 from tfdist import saved_state
+from tfdist.runtime.variables import row_index
 from tfdist.runtime.variables.variables import Role
 
 INDEX = "index.json"
@@ -94,23 +95,33 @@ def _numbers(directory):
 
 def _write_table(table, directory, name):
     """Writes the pieces of a table; returns its entry of the index."""
-    pieces = []
+    pieces, written = [], 0
     for first, end in table.ranges_of_rows(PIECE_BYTES):
+        rows = table.read_rows(first, end)
         path = directory / f"{name}-{len(pieces):06d}.npy"
-        with path.open("wb") as file:
-            np.save(
-                file,
-                saved_state.plain(table.read_rows(first, end)),
-                allow_pickle=False,
-            )
-            _flush(file)
-        pieces.append({"file": path.name, "first": first, "end": end})
+        piece = {"file": path.name}
+        if table.is_dynamic:
+            ids = table.columns["ids"].read_rows(first, end)[:, 0]
+            has = ids != row_index.EMPTY
+            rows, ids = rows[has], ids[has]
+            first, end = written, written + len(rows)
+            piece["ids"] = path.with_suffix(".ids.npy").name
+            _save(directory / piece["ids"], ids)
+        written = end
+        _save(path, saved_state.plain(rows))
+        pieces.append({**piece, "first": first, "end": end})
     return {
         "name": table.path,
-        "shape": table.shape.as_list(),
+        "shape": [written, table.shape[1]],
         "dtype": table.dtype.name,
         "pieces": pieces,
     }
+
+
+def _save(path, array):
+    with path.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
+        _flush(file)
 
 
 def _flush(file):

@@ -80,7 +80,9 @@ def apply(record, piece, args, section):
     """
     table = record.variable
     gradient, *rest = args
-    if table.rule == "dense":
+    if table.is_dynamic:
+        gradient = table.build_admission(gradient, section)
+    elif table.rule == "dense":
         dense = tf.math.unsorted_segment_sum(
             gradient.values, gradient.indices, piece.rows
         )

@@ -6,6 +6,7 @@ from tfdist import guarded_steps
 from tfdist import private_keras_calls
 from tfdist import running_fit
 from tfdist.runtime.keras_hooks import empty_epochs
+from tfdist.runtime.keras_hooks import full_tables
 from tfdist.runtime.keras_hooks import table_saving
 from tfdist.saving import callbacks
 from tfdist.saving import models
@@ -44,11 +45,15 @@ def before_data(runtime, before_training, request, shares):
     runtime.work.watch(running)
     before_training()
     call = functools.partial(runtime.work.call, runtime.call_in_fit)
+    dynamic = [table for table in tables if table.is_dynamic]
+    if dynamic and runtime.store.is_chief:
+        full = full_tables.FullTables(running, dynamic)
+        call = functools.partial(full.call, call)
     call = functools.partial(empty_epochs.call, call, runtime.coordination)
     runtime.chief_decisions.watch(frame, running)
     call = functools.partial(runtime.chief_decisions.call, call)
     runtime.watch(running, frame)
-    if runtime.recovery.is_needed:
+    if runtime.recovery.is_needed or dynamic:
         guarded_steps.guard(model, call)
     runtime.note_data_shares(shares)
     return runtime.chief_decisions.number or runtime.fits

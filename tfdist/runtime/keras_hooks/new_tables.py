@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from tfdist import private_keras
 from tfdist import private_keras_calls
+from tfdist.runtime.variables import dynamic_table
+from tfdist.runtime.variables import row_index
 from tfdist.runtime.variables import table_values
 from tfdist.runtime.variables.variables import Role
 
@@ -42,7 +44,11 @@ def create(store, reference, maker, kwargs):
     if not is_of_layer or not kwargs.get("trainable"):
         return None
     making = private_keras_calls.making()
-    if making is None or not _is_table(store, making.variable):
+    if making is None:
+        return None
+    if isinstance(making.initializer, dynamic_table.DynamicRows):
+        return _create_dynamic(store, making, kwargs)
+    if not _is_table(store, making.variable):
         return None
     shape = tuple(making.variable.shape)
     build_values = table_values.by_partition(making.initializer, shape)
@@ -75,17 +81,60 @@ def _create_slot(store, table, kwargs):
             f"state of an optimizer, {kwargs.get('name')!r}, that is not made "
             "row by row"
         )
-    return _create(store, table, making.variable, build_values, kwargs)
+    slot = _create(store, table, making.variable, build_values, kwargs)
+    if table.is_dynamic:
+        table.slots.append(slot)
+    return slot
 
 
-def _create(store, reference, variable, build_values, kwargs):
+def _create_dynamic(store, making, kwargs):
+    """A dynamic table, and the columns of integers beside it."""
+    if store.tables.rule != "lazy":
+        raise ValueError(
+            "Argument `table_rule` of the strategy must be 'lazy' with "
+            "tfdist.layers.DynamicEmbedding. Received: "
+            f"table_rule={store.tables.rule!r}"
+        )
+    maker = making.initializer
+    table = _create(
+        store,
+        None,
+        making.variable,
+        _filled_with(0),
+        kwargs,
+        rows_maker=maker,
+    )
+    columns = {"ids": row_index.EMPTY, "updated": 0}
+    if maker.admit_after > 1:
+        columns["asked"] = 0
+    for name, value in columns.items():
+        table.columns[name] = store.create_table(
+            table,
+            shape=(table.shape[0], 1),
+            path=f"{table.path}/{name}",
+            build_values=_filled_with(value),
+            **{**_known(kwargs), "dtype": tf.int64, "trainable": False},
+        )
+    return table
+
+
+def _filled_with(value):
+    return lambda _, part, dtype: tf.fill(part, tf.constant(value, dtype))
+
+
+def _create(store, reference, variable, build_values, kwargs, **more):
     return store.create_table(
         reference,
         shape=tuple(variable.shape),
         path=variable.path,
         build_values=build_values,
-        **{k: kwargs[k] for k in kwargs if k not in ("initial_value", "shape")},
+        **_known(kwargs),
+        **more,
     )
+
+
+def _known(kwargs):
+    return {k: kwargs[k] for k in kwargs if k not in ("initial_value", "shape")}
 
 
 def _is_table(store, variable):

@@ -5,7 +5,6 @@ What they cannot do is refused before anything is trained.
 
 import keras
 
-from tfdist.runtime.variables import table as table_lib
 from tfdist.runtime.variables.variables import Role
 
 
@@ -43,11 +42,11 @@ def check(tables, callbacks):
             raise largest.refusal_to_save(
                 f"the callback {name}, which could not restore its rows"
             )
-        if (
-            isinstance(callback, keras.callbacks.ModelCheckpoint)
-            and largest.num_bytes > table_lib.WHOLE_BYTES
+        if isinstance(callback, keras.callbacks.ModelCheckpoint) and not all(
+            table.fits_file for table in tables
         ):
-            raise largest.refusal_to_save(f"the callback {name}")
+            unfit = next(table for table in tables if not table.fits_file)
+            raise unfit.refusal_to_save(f"the callback {name}")
         if (
             isinstance(callback, keras.callbacks.EarlyStopping)
             and callback.restore_best_weights

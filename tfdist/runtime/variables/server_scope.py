@@ -135,6 +135,14 @@ class ServerScope:
             self._store.claim(variable, self.shard)
         return self._store.handle(variable, self.shard, piece)
 
+    def counter(self, name):
+        """The `Counter` of that name on this server."""
+        return self._store.counter(name, self.shard)
+
+    def resource(self, name, dtype, shape):
+        """Handle of the resource of that name on this server."""
+        return self._store.resource(self.shard, name, dtype, shape)
+
     def read_local(self, variable):
         """The value of a worker-local variable, sent before the lock."""
         if variable.ref() in self._settings:

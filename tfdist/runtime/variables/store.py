@@ -4,6 +4,7 @@ import weakref
 
 import tensorflow as tf
 
+from tfdist.runtime.variables import dynamic_table
 from tfdist.runtime.variables import look_up
 from tfdist.runtime.variables import partitions as partitions_lib
 from tfdist.runtime.variables import resources
@@ -154,7 +155,10 @@ class ParameterStore(resources.Resources):
           A `TableVariable`.
         """
         with tf.init_scope():
-            table = table_lib.TableVariable(
+            kind = table_lib.TableVariable
+            if "rows_maker" in kwargs:
+                kind = dynamic_table.DynamicTable
+            table = kind(
                 owner=self._owner,
                 shape=shape,
                 look_up=self._look_up,
@@ -193,12 +197,16 @@ class ParameterStore(resources.Resources):
     def _scatter(self, table):
         """The pieces of a table, one on each server."""
         partitions = partitions_lib.Partitions(table.shape[0], self.num_shards)
+        kind, more = table_lib.TablePiece, ()
+        if table.is_dynamic:
+            kind, more = (
+                dynamic_table.DynamicPiece,
+                (table.new_index(partitions),),
+            )
         pieces, first = [], 0
         for shard in range(self.num_shards):
             rows = len(partitions.on(shard)) * partitions.rows_each
-            pieces.append(
-                table_lib.TablePiece(shard, shard, first, rows, partitions)
-            )
+            pieces.append(kind(shard, shard, first, rows, partitions, *more))
             first += rows
         return tuple(pieces)
 

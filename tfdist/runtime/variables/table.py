@@ -88,7 +88,12 @@ class TableVariable(ReplicaVariable):
         builds their rows here.
       rule: One of `RULES`.
       **kwargs: Of `ReplicaVariable`.
+
+    Attributes:
+      is_dynamic: Whether ids are not numbers of rows, see `DynamicTable`.
     """
+
+    is_dynamic = False
 
     def __init__(
         self,
@@ -138,11 +143,8 @@ class TableVariable(ReplicaVariable):
 
     def _sparse_read(self, indices):
         unique, where = tf.unique(tf.reshape(indices, [-1]))
-        known = tf.logical_and(unique >= 0, unique < self.shape[0])
-        message = (
-            f"Ids of the table {self.path!r} must be at least 0 and less than "
-            f"{self.shape[0]}. Received:"
-        )
+        known, allowed = self._known(unique)
+        message = f"Ids of the table {self.path!r} must be {allowed}. Received:"
         checked = tf.debugging.Assert(
             tf.reduce_all(known), [message, tf.boolean_mask(unique, ~known)]
         )
@@ -170,6 +172,11 @@ class TableVariable(ReplicaVariable):
         )
         found.set_shape(indices.shape + self.shape[1:])
         return found
+
+    def _known(self, ids):
+        """Says if ids are allowed; returns that, and the rule in words."""
+        known = tf.logical_and(ids >= 0, ids < self.shape[0])
+        return known, f"at least 0 and less than {self.shape[0]}"
 
     def gather_nd(self, indices, name=None):
         """Refuses; see `refusal`."""
@@ -228,6 +235,11 @@ class TableVariable(ReplicaVariable):
             f"Received: {what}."
         )
 
+    @property
+    def fits_file(self):
+        """Whether a file of Keras's may hold it as a whole."""
+        return self.num_bytes <= WHOLE_BYTES
+
     def ranges_of_rows(self, num_bytes):
         """Ranges of rows of at most so many bytes, or of one row.
 
@@ -252,11 +264,11 @@ class TableVariable(ReplicaVariable):
         """Returns all values where they are saved; else refuses.
 
         Raises:
-          ValueError: It is no save, or the table is larger than `WHOLE_BYTES`.
+          ValueError: It is no save, or not `fits_file`.
         """
         if not private_keras_calls.is_saving():
             raise self.refusal("a read of all its values")
-        if self.num_bytes > WHOLE_BYTES:
+        if not self.fits_file:
             raise self.refusal_to_save("a save of all its values")
         whole = np.empty(self.shape.as_list(), self.dtype.as_numpy_dtype)
         for first, end in self.ranges_of_rows(_READ_BYTES):

@@ -1,0 +1,344 @@
+"""`tfdist.layers.DynamicEmbedding` against embeddings of known ids."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import nightly
+from tests.runtime.variables.hashing_test import splitmix
+from tests.strategies import twins
+import tfdist
+from tfdist.callbacks import ClusterCheckpoint
+from tfdist.layers import DynamicEmbedding
+from tfdist.runtime.checkpoint import table_export
+
+WIDTH, EXAMPLES, IDS = 4, 24, 5
+TABLE_BYTES = 4096
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "adam": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.05),
+}
+
+
+def strategy_with_tables():
+    """A strategy in one process, with tables."""
+    return tfdist.AsyncStrategy(table_bytes=TABLE_BYTES)
+
+
+def examples():
+    """Numbers of ids (24, 5), some several times, and targets (24, 1)."""
+    random = np.random.default_rng(0)
+    x = random.integers(0, 40, (EXAMPLES, IDS))
+    x[:, 1] = x[:, 0]
+    return x, random.normal(size=(EXAMPLES, 1)).astype("float32")
+
+
+def ids_of(numbers):
+    """An id for each number, anywhere in int64."""
+    return splitmix(np.asarray(numbers)).view(np.int64)
+
+
+def build(strategy, optimizer, table, dtype="int64"):
+    """A compiled model that looks a table up twice."""
+    keras.utils.set_random_seed(5)
+    with strategy.scope():
+        inputs = keras.Input((IDS,), dtype=dtype)
+        rows = keras.layers.Flatten()(table(inputs))
+        more = keras.layers.GlobalAveragePooling1D()(table(inputs[:, 1:]))
+        hidden = keras.layers.Concatenate()([rows, more])
+        model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+        model.compile(OPTIMIZERS[optimizer](), "mse")
+    return model
+
+
+def dynamic(strategy, optimizer="adagrad", dtype="int64", **settings):
+    """A model with a dynamic table, and the table."""
+    settings = {"capacity": 100, "name": "items", **settings}
+    with strategy.scope():
+        table = DynamicEmbedding(WIDTH, **settings)
+    return build(strategy, optimizer, table, dtype), table
+
+
+def fit(model, x, epochs=2, **arguments):
+    """Trains on ids; returns losses."""
+    _, y = examples()
+    arguments = {"batch_size": 8, "shuffle": False, "verbose": 0, **arguments}
+    return model.fit(x, y, epochs=epochs, **arguments).history["loss"]
+
+
+@pytest.mark.parametrize(
+    "optimizer", nightly.also(["adam"], ["sgd", "adagrad", "ftrl"])
+)
+def test_trains_as_a_table_of_known_ids(optimizer):
+    x, _ = examples()
+    strategy = strategy_with_tables()
+    with strategy.scope():
+        known = keras.layers.Embedding(
+            300, WIDTH, embeddings_initializer=keras.initializers.Constant(0.5)
+        )
+    model = build(strategy, optimizer, known)
+    expected = fit(model, x), np.asarray(known(np.arange(50)))
+    model, table = dynamic(strategy, optimizer, initializer=0.5)
+    found = fit(model, ids_of(x)), np.asarray(table(ids_of(np.arange(50))))
+    twins.assert_same(found, expected, tolerance=1e-6)
+    (counts,) = table.counts()
+    assert counts["used"] == counts["admitted"] == len(np.unique(x))
+    assert counts["evicted"] == counts["refused"] == 0
+
+
+def test_first_values_are_of_the_id_and_the_seed():
+    ids = tf.constant(ids_of(np.arange(1000)))
+    strategy = strategy_with_tables()
+    tables = [dynamic(strategy, seed=seed)[1] for seed in (0, 0, 1)]
+    one, same, other = (np.asarray(table(ids)) for table in tables)
+    np.testing.assert_array_equal(one, same)
+    assert not np.any(one == other)
+    assert one.min() >= -0.05 and one.max() < 0.05
+    assert np.ptp(one) > 0.099
+    # Nothing has a row because somebody has looked it up.
+    assert tables[0].counts()[0]["used"] == 0
+
+
+def linear(strategy, optimizer, **settings):
+    """A model whose loss is the mean of all elements of all rows."""
+    with strategy.scope():
+        table = DynamicEmbedding(WIDTH, **{"capacity": 100, **settings})
+        model = keras.Sequential([keras.Input((IDS,), dtype="int64"), table])
+        model.compile(
+            OPTIMIZERS[optimizer](), lambda _, rows: keras.ops.mean(rows)
+        )
+    return model, table
+
+
+def step(model, ids):
+    """Trains on ids in one batch; returns the gradient of each element."""
+    x = np.asarray(ids).reshape(-1, IDS)
+    model.fit(x, np.zeros(len(x)), batch_size=len(x), verbose=0)
+    return 1 / (x.size * WIDTH)
+
+
+def test_first_gradient_is_applied_to_the_first_values():
+    model, table = linear(strategy_with_tables(), "sgd")
+    ids = ids_of(np.arange(10))
+    before = np.asarray(table(ids))
+    gradient = step(model, ids)
+    np.testing.assert_allclose(
+        table(ids), before - 0.1 * gradient, rtol=1e-6, atol=1e-8
+    )
+
+
+def test_strings_are_ids():
+    x, _ = examples()
+    words = np.char.add("item ", x.astype(str)).astype(object)
+    strategy = strategy_with_tables()
+    model, table = dynamic(strategy, dtype="string")
+    losses = fit(model, tf.constant(words), epochs=8)
+    assert losses[-1] < losses[0]
+    assert table.counts()[0]["used"] == len(np.unique(x))
+    row = np.asarray(table(tf.constant(["item 1"])))
+    (hashed,) = tf.strings.to_hash_bucket_fast(["item 1"], 2**63 - 1).numpy()
+    np.testing.assert_array_equal(row, table(np.array([hashed])))
+
+
+def test_gradients_before_admission_are_dropped():
+    x, _ = examples()
+    strategy = strategy_with_tables()
+    model, table = dynamic(strategy, admit_after=2)
+    ids = ids_of(np.unique(x))
+    before = np.asarray(table(ids))
+    fit(model, ids_of(x), epochs=1, batch_size=EXAMPLES)
+    assert table.counts()[0]["used"] == 0
+    np.testing.assert_array_equal(table(ids), before)
+    fit(model, ids_of(x), epochs=1, batch_size=EXAMPLES)
+    assert table.counts()[0] == {
+        "rows": 32768,
+        "used": len(ids),
+        "admitted": len(ids),
+        "evicted": 0,
+        "refused": 0,
+    }
+
+
+def neighbours(count):
+    """Ids of one partition: more than it has rows."""
+    ids = np.arange(60_000)
+    return ids[(splitmix(ids) >> np.uint64(1)) % np.uint64(1024) == 0][:count]
+
+
+def test_full_table_says_so_and_loses_no_other_row(caplog):
+    strategy = strategy_with_tables()
+    model, table = dynamic(strategy)
+    ids = np.resize(neighbours(50), (EXAMPLES, IDS))
+    fit(model, ids)
+    (counts,) = table.counts()
+    # Of 32 rows. Each of two epochs drops what is refused.
+    assert counts["used"] == counts["admitted"] == 32
+    assert counts["refused"] >= 18
+    assert "gradients of ids of 'items/embeddings' were dropped" in caplog.text
+    rows = np.asarray(table(neighbours(50)))
+    model, other = dynamic(strategy, name="other")
+    first = np.asarray(other(neighbours(50)))
+    assert np.any(rows != first, axis=1).sum() == 32
+
+
+def test_old_rows_are_given_away_with_their_slots():
+    """What comes into another id's row begins as in an empty one."""
+    old, new = np.split(neighbours(50), [40])
+    model, table = linear(strategy_with_tables(), "adagrad", evict_after=2)
+    before = np.asarray(table(new))
+    step(model, old)
+    assert table.counts()[0]["used"] == 32
+    for _ in range(2):
+        step(model, np.full(IDS, old[0]))
+    assert table.counts()[0]["evicted"] == 0
+    g = step(model, new)
+    assert table.counts()[0]["evicted"] == len(new)
+    np.testing.assert_allclose(
+        table(new),
+        before - 0.1 * g / np.sqrt(0.1 + g**2 + 1e-7),
+        rtol=1e-6,
+        atol=1e-8,
+    )
+
+
+def test_two_fits_and_another_optimizer():
+    x, _ = examples()
+    strategy = strategy_with_tables()
+    model, table = dynamic(strategy, "adagrad")
+    first = fit(model, ids_of(x), epochs=3)
+    with strategy.scope():
+        model.compile(OPTIMIZERS["adam"](), "mse")
+    second = fit(model, ids_of(x + 20), epochs=3)
+    assert first[-1] < first[0] and second[-1] < second[0]
+    assert table.counts()[0]["used"] == len(np.unique([x, x + 20]))
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "float64"])
+def test_types_of_layers(policy):
+    x, _ = examples()
+    strategy = strategy_with_tables()
+    model, table = dynamic(strategy, dtype="int64")
+    with strategy.scope():
+        layer = DynamicEmbedding(WIDTH, 100, dtype=policy, name="typed")
+        typed = build(strategy, "sgd", layer)
+    losses = fit(typed, ids_of(x), epochs=3)
+    assert losses[-1] < losses[0]
+    compute = {"mixed_bfloat16": "bfloat16"}.get(policy, policy)
+    assert layer(ids_of(x)).dtype.name == compute
+    assert model.built and table.built
+
+
+def test_frozen_table_gets_no_rows():
+    x, _ = examples()
+    strategy = strategy_with_tables()
+    model, table = dynamic(strategy)
+    table.trainable = False
+    with strategy.scope():
+        model.compile("sgd", "mse")
+    fit(model, ids_of(x))
+    assert table.counts()[0]["used"] == 0
+
+
+def test_saved_table_goes_on_with_ids_and_slots(tmp_path):
+    x, _ = examples()
+    ids = ids_of(np.unique(x))
+
+    def run(epochs, directory, resumed=0):
+        model, table = dynamic(strategy_with_tables(), "adam")
+        checkpoint = ClusterCheckpoint(tmp_path / directory)
+        fit(model, ids_of(x), epochs=epochs, callbacks=[checkpoint])
+        assert checkpoint.resumed_epoch == resumed
+        assert table.counts()[0]["used"] == len(ids)
+        return np.asarray(table(ids))
+
+    run(1, "stopped")
+    np.testing.assert_array_equal(run(2, "stopped", 1), run(2, "whole"))
+
+
+def test_export_has_ids_and_rows(tmp_path, monkeypatch):
+    x, _ = examples()
+    strategy = strategy_with_tables()
+    model, table = dynamic(strategy)
+    fit(model, ids_of(x))
+    monkeypatch.setattr(table_export, "PIECE_BYTES", 4 * WIDTH * 10_000)
+    strategy.export_tables(tmp_path, model)
+    index = json.loads((tmp_path / table_export.INDEX).read_text())
+    (entry,) = index["tables"]
+    assert entry["name"] == "items/embeddings"
+    assert entry["shape"] == [len(np.unique(x)), WIDTH]
+    ids, rows = (
+        np.concatenate([np.load(tmp_path / p[key]) for p in entry["pieces"]])
+        for key in ("ids", "file")
+    )
+    assert len(entry["pieces"]) == 4
+    assert sorted(ids) == sorted(ids_of(np.unique(x)))
+    np.testing.assert_array_equal(table(ids), rows)
+
+
+@pytest.mark.parametrize("save", ["save", "get_weights"])
+def test_files_without_ids_are_refused(tmp_path, save):
+    x, _ = examples()
+    model, _ = dynamic(strategy_with_tables())
+    fit(model, ids_of(x), epochs=1)
+    with pytest.raises(ValueError, match=r"items/embeddings' is a (dynamic )?"):
+        model.save(tmp_path / "m.keras") if save == "save" else (
+            model.get_weights()
+        )
+    checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "m.keras")
+    with pytest.raises(ValueError, match=r"dynamic table.*ClusterCheckpoint"):
+        fit(model, ids_of(x), callbacks=[checkpoint])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_layer_needs_a_strategy_with_tables():
+    message = r"DynamicEmbedding must be built in the scope .*table_bytes"
+    with pytest.raises(ValueError, match=message):
+        DynamicEmbedding(WIDTH, 100).build()
+    for strategy in (tfdist.AsyncStrategy(), tfdist.DownpourStrategy()):
+        with strategy.scope(), pytest.raises(ValueError, match=message):
+            DynamicEmbedding(WIDTH, 100).build()
+    strategy = tfdist.AsyncStrategy(table_bytes=1, table_rule="dense")
+    with strategy.scope(), pytest.raises(ValueError, match="`table_rule`"):
+        DynamicEmbedding(WIDTH, 100).build()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("output_dim", 0),
+        ("capacity", 1.5),
+        ("initializer", "normal"),
+        ("admit_after", 0),
+        ("evict_after", -1),
+        ("seed", -1),
+    ],
+)
+def test_arguments_are_refused_by_name(name, value):
+    arguments = {"output_dim": 4, "capacity": 10, name: value}
+    with pytest.raises(ValueError, match=rf"`{name}`.*Received: {name}="):
+        DynamicEmbedding(**arguments)
+
+
+def test_ids_are_integers_or_strings():
+    strategy = strategy_with_tables()
+    _, table = dynamic(strategy)
+    with pytest.raises(ValueError, match="integers or strings"):
+        table(np.array([0.5]))
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="items/embeddings.*must be not"
+    ):
+        table(np.array([-(2**63)]))
+
+
+def test_layer_is_made_again_from_its_config():
+    layer = DynamicEmbedding(
+        3, 10, initializer=0.1, admit_after=2, evict_after=9, seed=4
+    )
+    again = DynamicEmbedding.from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
