@@ -219,6 +219,7 @@ def test_two_fits_and_another_optimizer():
     assert table.counts()[0]["used"] == len(np.unique([x, x + 20]))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "float64"])
 def test_types_of_layers(policy):
     x, _ = examples()
@@ -245,6 +246,7 @@ def test_frozen_table_gets_no_rows():
     assert table.counts()[0]["used"] == 0
 
 
+@pytest.mark.nightly
 def test_saved_table_goes_on_with_ids_and_slots(tmp_path):
     x, _ = examples()
     ids = ids_of(np.unique(x))
@@ -281,7 +283,7 @@ def test_export_has_ids_and_rows(tmp_path, monkeypatch):
     np.testing.assert_array_equal(table(ids), rows)
 
 
-@pytest.mark.parametrize("save", ["save", "get_weights"])
+@pytest.mark.parametrize("save", nightly.also(["save"], ["get_weights"]))
 def test_files_without_ids_are_refused(tmp_path, save):
     x, _ = examples()
     model, _ = dynamic(strategy_with_tables())

@@ -1,5 +1,7 @@
 """The index of dynamic tables against a dictionary."""
 
+import functools
+
 import hypothesis
 from hypothesis import strategies as st
 import numpy as np
@@ -29,29 +31,41 @@ _SOME = np.arange(-30_000, 30_000)
 NEIGHBOURS = _SOME[partitions_of(_SOME) == partitions_of(_SOME[:1])].tolist()
 
 
+EMPTY = tf.constant(row_index.EMPTY, tf.int64)
+
+
 class Server:
     """The columns of a table on the first server that has its partition."""
 
     def __init__(self, admit_after=1, evict_after=None):
         self.index = row_index.RowIndex(PLACES, admit_after, evict_after)
         rows = partitions_lib.PARTITIONS * ROWS_EACH
-        self.keys = tf.Variable(
-            tf.fill([rows, 1], tf.constant(row_index.EMPTY, tf.int64))
-        )
+        self.keys = tf.Variable(tf.fill([rows, 1], EMPTY))
         self.seen, self.asked = (
             tf.Variable(tf.zeros([rows, 1], tf.int64)) for _ in range(2)
         )
-        self.counts_asked = admit_after > 1
+        asked = self.asked.handle if admit_after > 1 else None
+        self._admit = tf.function(
+            lambda ids, now: self.index.admit(
+                ids, now, self.keys.handle, self.seen.handle, asked
+            ),
+            input_signature=[
+                tf.TensorSpec([None], tf.int64),
+                tf.TensorSpec([], tf.int64),
+            ],
+            autograph=False,
+        )
+
+    def clear(self):
+        """Forgets all ids; returns itself."""
+        self.keys.assign(tf.fill(self.keys.shape, EMPTY))
+        for column in (self.seen, self.asked):
+            column.assign(tf.zeros_like(column))
+        return self
 
     def admit(self, ids, now):
         """Pushes gradients of ids; returns an `Admitted` of arrays."""
-        admitted = self.index.admit(
-            tf.constant(ids, tf.int64),
-            tf.constant(now, tf.int64),
-            self.keys.handle,
-            self.seen.handle,
-            self.asked.handle if self.counts_asked else None,
-        )
+        admitted = self._admit(ids, now)
         return row_index.Admitted(*(x.numpy() for x in admitted))
 
     def find(self, ids):
@@ -63,6 +77,16 @@ class Server:
         """The keys of the rows that an id may have."""
         rows = self.index._candidates(tf.constant([id_], tf.int64)).numpy()[0]
         return self.keys.numpy()[rows, 0]
+
+
+@functools.cache
+def _server(evict_after):
+    return Server(evict_after=evict_after)
+
+
+def cleared(evict_after):
+    """A server without ids, traced once for all examples."""
+    return _server(evict_after).clear()
 
 
 def test_there_are_enough_neighbours():
@@ -94,7 +118,7 @@ def test_ids_are_on_the_server_of_their_partition():
     st.sampled_from([None, 1, 3]),
 )
 def test_each_id_has_a_row_of_its_own(pushes, evict_after):
-    server, held, updated = Server(evict_after=evict_after), {}, {}
+    server, held, updated = cleared(evict_after), {}, {}
     for now, ids in enumerate(pushes):
         admitted = server.admit(ids, now)
         lost = []
