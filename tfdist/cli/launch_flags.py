@@ -110,8 +110,9 @@ def define_flags() -> flags.FlagValues:
         "How often each task that fails is started again: after half a "
         "second, and after twice as long each further time. After its last "
         "restart the others go on without a worker that is not the chief; "
-        "without the chief or a server the run ends. Mistakes of the program "
-        "(a TypeError, a ValueError, a failed import) are not started again.",
+        "without the chief, a server or a helper the run ends. Mistakes of the "
+        "program (a TypeError, a ValueError, a failed import) are not started "
+        "again.",
     )
     define.bool(
         "fail_fast",

@@ -40,7 +40,7 @@ class ClusterConfig:
     while a worker's id counts chief and workers together, chief first.
 
     Attributes:
-        spec: job (`chief`, `worker`, `ps`, `helper`, `evaluator`) to addresses
+        spec: job (`chief`, `worker`, `ps`, `evaluator`, `helper`) to addresses
             `host:port` in the order of tasks; empty for one process without
             servers. Jobs without tasks are left out.
         task_type: the job of this process.

@@ -70,6 +70,7 @@ def connect(config, timeout):
     wait_for_listeners("helper", helpers.addresses(config), timeout)
     helpers.wait(config, timeout)
     _wait_for_servers(config, timeout)
+    helpers.keep_in_use(config)
     _connected.add(config)
     return devices
 

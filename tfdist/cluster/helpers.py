@@ -7,9 +7,15 @@ the same process. So the worker ends with an error, and its next process takes
 the parameters from the servers.
 """
 
+import atexit
+import contextlib
+import threading
 import time
 
+import tensorflow as tf
+
 from tfdist.cluster import incarnation
+from tfdist.cluster import server_client
 from tfdist.cluster import sessions
 from tfdist.cluster import waiting
 
@@ -17,6 +23,7 @@ from tfdist.cluster import waiting
 # waited for some seconds already.
 _SILENT_SECONDS = 10.0
 _POLL_SECONDS = 0.2
+_BEAT_SECONDS = 1.0
 
 # By name, the incarnations of the helpers that this process is connected to.
 _lives = {}
@@ -79,6 +86,47 @@ def check(config):
                 "When both are started again, it continues with the servers' "
                 "parameters."
             )
+
+
+def keep_in_use(config):
+    """Keeps the connections to all helpers of this worker in use.
+
+    gRPC closes a connection on which nothing but its own pings travels. A step
+    that a helper computes for 20 s would fail.
+
+    Args:
+      config: The `ClusterConfig` of a connected worker or evaluator.
+    """
+    stop = threading.Event()
+    threads = [
+        threading.Thread(
+            target=_beat, args=(_beat_of(task, address), stop), daemon=True
+        )
+        for task, address in config.helpers.items()
+    ]
+    for thread in threads:
+        thread.start()
+
+    def end():
+        stop.set()
+        for thread in threads:
+            thread.join(server_client.SECONDS)
+
+    if threads:
+        atexit.register(end)
+
+
+def _beat_of(task, address):
+    client = server_client.ServerClient(address, task, job="helper")
+    return client.function(lambda: [tf.timestamp()], [])
+
+
+def _beat(beat, stop):
+    while not stop.wait(_BEAT_SECONDS):
+        # A helper that is gone fails the next step.
+        with contextlib.suppress(tf.errors.OpError):
+            beat()
+    beat.close()
 
 
 def _life(task, address):

@@ -38,12 +38,14 @@ class ServerClient:
 
     Args:
       address: Its `host:port`.
-      task: Its index among the servers.
+      task: Its index in its job.
+      job: Its job.
     """
 
-    def __init__(self, address, task):
+    def __init__(self, address, task, job="ps"):
         self.address = address
         self.task = task
+        self.job = job
         # Drawn by the server when it started; None before the first session.
         self._life = None
         self._functions = weakref.WeakSet()
@@ -80,7 +82,7 @@ class ServerClient:
         """
         try:
             session = sessions.open_session(
-                self.address, "ps", self.task, graph, deadline
+                self.address, self.job, self.task, graph, deadline
             )
         except OSError as error:
             raise tf.errors.UnavailableError(
@@ -104,7 +106,7 @@ class ServerClient:
         return session
 
     def _life_of(self, session):
-        mine = f"/job:ps/replica:0/task:{self.task}/"
+        mine = f"/job:{self.job}/replica:0/task:{self.task}/"
         for device in session.list_devices():
             if mine in device.name:
                 return device.incarnation
@@ -129,7 +131,8 @@ class ServerFunction:
 
     def __init__(self, client, build, signature):
         self._client = client
-        device = f"/job:ps/replica:0/task:{client.task}/device:CPU:0"
+        task = f"/job:{client.job}/replica:0/task:{client.task}"
+        device = f"{task}/device:CPU:0"
 
         def built(*arguments):
             with tf.device(device):

@@ -4,7 +4,7 @@
 
 ```
 {"cluster": {"chief": ["host:port"], "worker": [...], "ps": [...],
-             "helper": [...], "evaluator": [...]},
+             "evaluator": [...], "helper": [...]},
  "task": {"type": "worker", "index": 0},
  "rpc_layer": "grpc",
  "initial_workers": 2}
@@ -30,7 +30,7 @@ from tfdist.cluster.refusal import refusal
 from tfdist.cluster.refusal import refuse_misspelt_keys
 from tfdist.cluster.refusal import shown
 
-JOBS = ("chief", "worker", "ps", "helper", "evaluator")
+JOBS = ("chief", "worker", "ps", "evaluator", "helper")
 """Allowed job names; chief and workers come in the order of worker ids."""
 
 _KNOWN_KEYS = (
