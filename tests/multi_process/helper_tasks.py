@@ -47,7 +47,7 @@ class Losses(keras.callbacks.Callback):
         self.found.append(logs["loss"])
 
 
-def fit_twice(model, optimizer):
+def fit_twice(strategy, model, optimizer):
     """Two fits on uneven batches, the second with a frozen layer."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=[44, 6]).astype("float32")
@@ -57,7 +57,8 @@ def fit_twice(model, optimizer):
     arguments["callbacks"] = [losses]
     model.fit(x, y, epochs=2, validation_data=(x, y), **arguments)
     model.get_layer("middle").trainable = False
-    compile_as(model, optimizer)
+    with strategy.scope():
+        compile_as(model, optimizer)
     model.fit(x, y, epochs=2, **arguments)
     return [
         *losses.found,
@@ -81,11 +82,12 @@ def train(optimizers):
         with strategy.scope():
             model = build(optimizer, policy)
             placement.place(model, WHERE)
-        numbers = fit_twice(model, optimizer)
-        with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        numbers = fit_twice(strategy, model, optimizer)
+        alone = tf.distribute.OneDeviceStrategy("/cpu:0")
+        with alone.scope():
             plain = build(optimizer, policy)
         found[name] = {
-            "numbers": [numbers, fit_twice(plain, optimizer)],
+            "numbers": [numbers, fit_twice(alone, plain, optimizer)],
             "weights": [
                 np.concatenate([w.ravel() for w in one.get_weights()]).tolist()
                 for one in (model, plain)

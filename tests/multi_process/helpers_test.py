@@ -117,7 +117,8 @@ strategy = tfdist.AsyncStrategy(
         start_timeout=120.0, server_timeout=120.0
     )
 )
-model = tasks.build_sum_of_weights(strategy)
+# Small weights travel by way of the worker, large ones do not.
+model = tasks.build_sum_of_weights(strategy, shapes=[(7,), (3, 5), (130, 130)])
 with strategy.scope():
     tfdist.placement.place(model, {{"*": "helper:0/CPU:0"}})
 

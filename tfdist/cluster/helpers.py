@@ -8,14 +8,10 @@ the parameters from the servers.
 """
 
 import atexit
-import contextlib
 import threading
 import time
 
-import tensorflow as tf
-
 from tfdist.cluster import incarnation
-from tfdist.cluster import server_client
 from tfdist.cluster import sessions
 from tfdist.cluster import waiting
 
@@ -24,6 +20,8 @@ from tfdist.cluster import waiting
 _SILENT_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 _BEAT_SECONDS = 1.0
+# Longer than a question to a helper that hangs takes.
+_END_SECONDS = 30.0
 
 # By name, the incarnations of the helpers that this process is connected to.
 _lives = {}
@@ -99,9 +97,7 @@ def keep_in_use(config):
     """
     stop = threading.Event()
     threads = [
-        threading.Thread(
-            target=_beat, args=(_beat_of(task, address), stop), daemon=True
-        )
+        threading.Thread(target=_beat, args=(task, address, stop), daemon=True)
         for task, address in config.helpers.items()
     ]
     for thread in threads:
@@ -109,24 +105,18 @@ def keep_in_use(config):
 
     def end():
         stop.set()
+        # A thread that is in TensorFlow is not to be torn from it.
         for thread in threads:
-            thread.join(server_client.SECONDS)
+            thread.join(_END_SECONDS)
 
     if threads:
         atexit.register(end)
 
 
-def _beat_of(task, address):
-    client = server_client.ServerClient(address, task, job="helper")
-    return client.function(lambda: [tf.timestamp()], [])
-
-
-def _beat(beat, stop):
+def _beat(task, address, stop):
     while not stop.wait(_BEAT_SECONDS):
-        # A helper that is gone fails the next step.
-        with contextlib.suppress(tf.errors.OpError):
-            beat()
-    beat.close()
+        # If it is gone, the next step fails.
+        _life(task, address)
 
 
 def _life(task, address):

@@ -38,14 +38,12 @@ class ServerClient:
 
     Args:
       address: Its `host:port`.
-      task: Its index in its job.
-      job: Its job.
+      task: Its index among the servers.
     """
 
-    def __init__(self, address, task, job="ps"):
+    def __init__(self, address, task):
         self.address = address
         self.task = task
-        self.job = job
         # Drawn by the server when it started; None before the first session.
         self._life = None
         self._functions = weakref.WeakSet()
@@ -82,7 +80,7 @@ class ServerClient:
         """
         try:
             session = sessions.open_session(
-                self.address, self.job, self.task, graph, deadline
+                self.address, "ps", self.task, graph, deadline
             )
         except OSError as error:
             raise tf.errors.UnavailableError(
@@ -106,7 +104,7 @@ class ServerClient:
         return session
 
     def _life_of(self, session):
-        mine = f"/job:{self.job}/replica:0/task:{self.task}/"
+        mine = f"/job:ps/replica:0/task:{self.task}/"
         for device in session.list_devices():
             if mine in device.name:
                 return device.incarnation
@@ -131,8 +129,7 @@ class ServerFunction:
 
     def __init__(self, client, build, signature):
         self._client = client
-        task = f"/job:{client.job}/replica:0/task:{client.task}"
-        device = f"{task}/device:CPU:0"
+        device = f"/job:ps/replica:0/task:{client.task}/device:CPU:0"
 
         def built(*arguments):
             with tf.device(device):

@@ -27,11 +27,7 @@ from tfdist.runtime.variables import table
 
 _strategies = itertools.count()
 # The launcher's flag that leaves a job out.
-_LAUNCHED_WITHOUT = {
-    "ps": "--num_ps=0",
-    "helper": "--helpers_per_worker=0",
-    "evaluator": "--noevaluator",
-}
+_LAUNCHED_WITHOUT = {"ps": "--num_ps=0", "evaluator": "--noevaluator"}
 
 
 def check_arguments(variable_partitioner, nonfinite, decisions):
@@ -68,7 +64,7 @@ def check_without_servers(config, partitioner):
       ClusterConfigError: The cluster has other tasks than workers.
       ValueError: Variables are to be split over servers.
     """
-    for job in _LAUNCHED_WITHOUT:
+    for job in ("ps", "evaluator"):
         if job in config.spec:
             raise tf_config.ClusterConfigError(
                 "A strategy without servers is for workers alone: TF_CONFIG"
