@@ -188,7 +188,8 @@ def test_programs_of_checkpoints_run(tmp_path):
 def test_programs_of_placement_run(tmp_path):
     homes = "{v.path: v.value.device[-5:] for v in model.variables}"
     parts = programs(DOCS / "placement.md")
-    assert len(parts) == 3
+    assert len(parts) == 4
+    *parts, on_helpers = parts
     text = run_alone(tmp_path, write(tmp_path, with_names(parts[0], homes)))
     assert "--> CPU:2" in text
     device_of = found(text)[homes]
@@ -199,6 +200,20 @@ def test_programs_of_placement_run(tmp_path):
     )
     device_of = found(text)[homes]
     assert {d for p, d in device_of.items() if "low" in p} == {"CPU:1"}
+    homes = "{v.path: v.value.device for v in model.variables}"
+    text = launch(
+        tmp_path,
+        write(tmp_path, with_names(on_helpers, homes)),
+        "--helpers_per_worker=1",
+    )
+    outputs = re.findall(r"(?m)\[worker (\d)\] found (.*)$", text)
+    assert {number for number, _ in outputs} == {"0", "1"}
+    for number, said in outputs:
+        at = json.loads(said)[homes]
+        home = f"/job:helper/replica:0/task:{number}/device:CPU:0"
+        assert {p for p in at if at[p] == home} == {
+            p for p in at if "encoder_1" in p
+        }
 
 
 @pytest.mark.nightly

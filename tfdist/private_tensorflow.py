@@ -276,7 +276,7 @@ def enable_collectives(server_def):
 _CONTEXT_SECONDS = 60
 
 
-def move_servers(addresses):
+def move_servers(addresses, helpers):
     """Connects this process to servers that are new or at other addresses.
 
     In public, connecting to a cluster with other addresses makes a new runtime,
@@ -285,12 +285,18 @@ def move_servers(addresses):
 
     Args:
       addresses: List of `host:port`, one for each `ps` task.
+      helpers: Dict of index of a `helper` task to `host:port`.
     """
     definition = context.get_server_def()
     jobs = {job.name: job for job in definition.cluster.job}
-    servers = jobs.get("ps") or definition.cluster.job.add(name="ps")
-    for task, address in enumerate(addresses):
-        servers.tasks[task] = address
+    for name, tasks in (
+        ("ps", dict(enumerate(addresses))),
+        ("helper", helpers),
+    ):
+        if tasks:
+            job = jobs.get(name) or definition.cluster.job.add(name=name)
+            for task, address in tasks.items():
+                job.tasks[task] = address
     _connect(definition)
 
 

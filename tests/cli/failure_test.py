@@ -258,6 +258,11 @@ def test_a_long_message_is_cut():
             "of this cluster do.",
             True,
         ),
+        (
+            "Helper /job:helper/task:0 at localhost:1 is gone, and a worker "
+            "cannot go on without its helper. /job:worker/task:0 ends.",
+            True,
+        ),
         ("The server at localhost:1 is gone.", False),
     ],
 )

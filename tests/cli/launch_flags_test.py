@@ -35,6 +35,22 @@ WRONG = {
         ["--num_ps=0", "--num_workers=1", "--evaluator", "SCRIPT"],
         ["--num_ps", "--evaluator"],
     ),
+    "helpers_negative": (
+        ["--helpers_per_worker=-1", "SCRIPT"],
+        ["--helpers_per_worker", "at least 0", "-1"],
+    ),
+    "helpers_no_servers": (
+        ["--num_ps=0", "--num_workers=1", "--helpers_per_worker=1", "SCRIPT"],
+        ["--helpers_per_worker", "0 without parameter servers"],
+    ),
+    "helpers_evaluator": (
+        ["--evaluator", "--helpers_per_worker=1", "SCRIPT"],
+        ["--helpers_per_worker", "with an evaluator"],
+    ),
+    "helpers_max_workers": (
+        ["--max_workers=3", "--helpers_per_worker=1", "SCRIPT"],
+        ["--helpers_per_worker", "0 with --max_workers"],
+    ),
     "max_restarts": (
         ["--max_restarts=-1", "SCRIPT"],
         ["--max_restarts", "at least 0", "-1"],

@@ -115,6 +115,32 @@ def test_accepted_variants_of_tensorflow():
     assert read({**W2P1, "chief": []}, W0) == read(W2P1, W0)
 
 
+@hypothesis.given(st.booleans(), st.integers(1, 4), st.integers(0, 3))
+def test_each_helper_is_that_of_one_worker(has_chief, workers, each):
+    num_workers = workers + has_chief
+    cluster = {
+        "ps": ["p:1"],
+        "worker": [f"w{k}:1" for k in range(workers)],
+        "helper": [f"h{k}:1" for k in range(each * num_workers)],
+    }
+    if has_chief:
+        cluster["chief"] = ["c:1"]
+    jobs = ["chief"] * has_chief + ["worker"] * workers
+    found = {}
+    for number, job in enumerate(jobs):
+        worker = config_of(cluster, job, number - (job != jobs[0]) * has_chief)
+        assert len(worker.helpers) == each
+        found.update(dict.fromkeys(worker.helpers.items(), worker.task_name))
+    # In the order of workers, and no two have the same.
+    assert list(found) == [(k, f"h{k}:1") for k in range(each * num_workers)]
+    assert config_of(cluster, "ps", 0).helpers == {}
+    for (task, address), name in found.items():
+        helper = config_of(cluster, "helper", task)
+        assert helper.is_helper and not helper.is_worker and not helper.is_ps
+        assert (helper.helped_worker, helper.address) == (name, address)
+        assert helper.helpers == {}
+
+
 def test_one_worker_without_servers_is_local():
     config = read({"worker": ["a:1"]}, W0)
     assert config.is_local and config.is_chief and config.address == "a:1"

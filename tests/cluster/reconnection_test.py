@@ -32,7 +32,7 @@ def test_a_call_that_fails_beside_healthy_servers_is_made_again_a_few_times(
     monkeypatch.setattr(reconnection, "time", clock)
     servers = types.SimpleNamespace(
         wait=lambda *_: [7],
-        config=types.SimpleNamespace(ps_names=["/job:ps/task:0"]),
+        config=types.SimpleNamespace(ps_names=["/job:ps/task:0"], helpers={}),
     )
     monkeypatch.setattr(reconnection.connection, "reconnect", lambda _: None)
     made = reconnection.Reconnection(
@@ -53,7 +53,7 @@ def test_what_servers_have_lost_is_put_back_until_that_holds(monkeypatch):
     lives = iter([[1, 1], [1, 2], [3, 2]])
     servers = types.SimpleNamespace(
         wait=lambda *_: next(lives),
-        config=types.SimpleNamespace(ps_names=["first", "second"]),
+        config=types.SimpleNamespace(ps_names=["first", "second"], helpers={}),
     )
     monkeypatch.setattr(reconnection.connection, "reconnect", lambda _: None)
     clock = types.SimpleNamespace(

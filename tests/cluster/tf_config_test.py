@@ -157,6 +157,25 @@ MALFORMED = {
         },
         ['TF_CONFIG["cluster"]', '"ps"', "evaluator", "['worker']"],
     ),
+    "helpers_uneven": (
+        {"cluster": {**W2P1, "helper": ["d:1", "e:1", "f:1"]}, "task": W0},
+        ['TF_CONFIG["cluster"]["helper"]', "as many", "3 helpers", "2 workers"],
+    ),
+    "helpers_no_ps": (
+        {"cluster": {"worker": ["a:1"], "helper": ["d:1"]}, "task": W0},
+        ['TF_CONFIG["cluster"]', '"ps"', "helpers", "['worker', 'helper']"],
+    ),
+    "helpers_and_evaluator": (
+        {
+            "cluster": {
+                **W2P1,
+                "helper": ["d:1", "e:1"],
+                "evaluator": ["f:1"],
+            },
+            "task": W0,
+        },
+        ['no job "evaluator"', "helpers"],
+    ),
     "task_missing": (
         {"cluster": W2P1},
         ['TF_CONFIG["task"]["type"]', "chief, worker, ps, evaluator", "{}"],

@@ -214,6 +214,7 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
         *,
         num_ps=1,
         num_workers=2,
+        num_helpers=0,
         initial_workers=None,
     ):
         """Chooses the addresses; starts nothing.
@@ -223,6 +224,7 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
             directory: an empty `pathlib.Path` of the cluster's own.
             num_ps: number of servers.
             num_workers: number of workers.
+            num_helpers: number of helpers of all workers together.
             initial_workers: of them, that are waited for; `None` for all.
         """
         self._zygote = zygote
@@ -230,7 +232,7 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
         self.num_ps = num_ps
         self.num_workers = num_workers
         self._ports = local_cluster.LocalCluster(
-            {"ps": num_ps, "worker": num_workers},
+            {"ps": num_ps, "helper": num_helpers, "worker": num_workers},
             initial_workers=initial_workers,
         )
         self._more_ports = contextlib.ExitStack()
@@ -259,7 +261,7 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
         """Starts a task.
 
         Args:
-            job: `ps` or `worker`.
+            job: `ps`, `helper` or `worker`.
             index: of the task in its job.
             target: `module:function`, the module in `tests.multi_process`
                 or with its full name.
@@ -328,6 +330,14 @@ class ClusterUnderTest(contextlib.AbstractContextManager):
             self.start("ps", index, "tasks:serve", **arguments)
             for job, index in self._configs
             if job == "ps"
+        ]
+
+    def start_helpers(self):
+        """Starts all helpers; returns them."""
+        return [
+            self.start("helper", index, "tasks:serve")
+            for job, index in self._configs
+            if job == "helper"
         ]
 
     def start_workers(self, target, **arguments):

@@ -133,7 +133,12 @@ class WaitAfterFirstStep(keras.callbacks.Callback):
 
 
 def push_constants(
-    steps, values, learning_rate=None, wait=False, worker_start="together"
+    steps,
+    values,
+    learning_rate=None,
+    wait=False,
+    worker_start="together",
+    where=None,
 ):
     """Pushes this worker's value `steps` times and reports all there is.
 
@@ -144,6 +149,8 @@ def push_constants(
             `PolynomialDecay` for Adam with a schedule.
         wait: whether to wait for the test after the first step.
         worker_start: of the strategy.
+        where: devices of the model's layers, a dict as `placement.place` takes
+            it; `None` for the worker's own.
     """
     strategy = tfdist.AsyncStrategy(
         worker_start=worker_start,
@@ -153,6 +160,9 @@ def push_constants(
         optimizer = _optimizer(learning_rate)
         metrics = [ExamplesSeen()]
     model = build_sum_of_weights(strategy, optimizer, metrics=metrics)
+    if where:
+        with strategy.scope():
+            tfdist.placement.place(model, where)
     worker = strategy.cluster.worker_id
     batch_size = worker + 1
     model.fit(
@@ -172,6 +182,7 @@ def push_constants(
         parts=[part.numpy().ravel().tolist() for part in layer.parts],
         calls=[calls.numpy().ravel().tolist() for calls in layer.calls],
         placement=[part.value.shard for part in layer.parts],
+        devices=[part.value.device for part in layer.parts],
         metrics=strategy.cluster_metrics(model),
         own_metrics=model.get_metrics_result()["examples_seen"].numpy().item(),
         versions=[e.version for e in exchanges],

@@ -1,5 +1,7 @@
 """`fit` with L-BFGS in one process."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -340,3 +342,12 @@ def test_settings_of_the_strategy_that_make_no_sense_are_refused(settings):
     (name,) = settings
     with pytest.raises(ValueError, match=f"Argument `{name}` must be"):
         tfdist.SandblasterStrategy(**settings)
+
+
+def test_helpers_are_refused(monkeypatch):
+    cluster = {"worker": ["a:1"], "ps": ["b:1"], "helper": ["c:1"]}
+    task = {"type": "worker", "index": 0}
+    text = json.dumps({"cluster": cluster, "task": task})
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ValueError, match='"helper" for SandblasterStrategy'):
+        tfdist.SandblasterStrategy()

@@ -48,10 +48,12 @@ _FAULT_SIGNALS = (
     signal.SIGTRAP,
 )
 _ARGUMENTS = re.compile(r"\s*Arguments received by .*", re.DOTALL)
-# Of `cluster.peers`: a worker is gone, or its old process is not yet.
+# Of `cluster.peers`: a worker is gone, or its old process is not yet. Of
+# `cluster.helpers`: a helper is.
 _OF_ANOTHER = re.compile(
     rb"training without servers cannot go on without it"
     rb"|do not answer as workers of this cluster do"
+    rb"|a worker cannot go on without its helper"
 )
 # Mistakes of a program, which it makes again; not what a machine, a file or a
 # network may cause.
@@ -85,8 +87,8 @@ class Cause:
             where that is not known.
         is_final: whether another start would fail in the same way: a mistake
             of the program, such as a `TypeError` or a failed import.
-        is_of_another: whether it is that another worker is gone, without which
-            this one cannot go on.
+        is_of_another: whether it is that another worker or a helper is gone,
+            without which this one cannot go on.
     """
 
     error: str

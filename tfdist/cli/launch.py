@@ -64,6 +64,7 @@ def main(argv: Sequence[str]) -> int:
         initial_workers = values.num_workers + values.chief
     counts = {
         "ps": values.num_ps,
+        "helper": values.helpers_per_worker * (max_workers + values.chief),
         "chief": int(values.chief),
         "worker": max_workers,
         "evaluator": int(values.evaluator),
@@ -126,7 +127,7 @@ def main(argv: Sequence[str]) -> int:
                     task.address,
                     command,
                     environ,
-                    is_server=task.job == "ps",
+                    is_server=task.job in ("ps", "helper"),
                     worker=task.index if task.job == "worker" else None,
                     is_wanted=(
                         task.job != "worker" or task.index < values.num_workers

@@ -68,6 +68,12 @@ def define_flags() -> flags.FlagValues:
     )
     define.bool("evaluator", False, "Start an evaluator.")
     define.integer(
+        "helpers_per_worker",
+        0,
+        "Helpers of each worker, the chief included: tasks that hold layers of "
+        'its model, on devices such as "helper:0/CPU:0".',
+    )
+    define.integer(
         "num_groups",
         1,
         "Groups that codistil: with more than one, each is a cluster of its "
@@ -104,8 +110,9 @@ def define_flags() -> flags.FlagValues:
         "How often each task that fails is started again: after half a "
         "second, and after twice as long each further time. After its last "
         "restart the others go on without a worker that is not the chief; "
-        "without the chief or a server the run ends. Mistakes of the program "
-        "(a TypeError, a ValueError, a failed import) are not started again.",
+        "without the chief, a server or a helper the run ends. Mistakes of the "
+        "program (a TypeError, a ValueError, a failed import) are not started "
+        "again.",
     )
     define.bool(
         "fail_fast",
@@ -175,7 +182,12 @@ def define_flags() -> flags.FlagValues:
 
 def check_flags(values: flags.FlagValues) -> None:
     """Refuses values that mean nothing, alone or together."""
-    for name in ("num_ps", "num_workers", "max_restarts"):
+    for name in (
+        "num_ps",
+        "num_workers",
+        "helpers_per_worker",
+        "max_restarts",
+    ):
         usage.check(
             values[name].value >= 0, name, "be at least 0", values[name].value
         )
@@ -230,6 +242,20 @@ def check_flags(values: flags.FlagValues) -> None:
         "be at least 1 with --evaluator, which reads the parameters from "
         "the servers",
         values.num_ps,
+    )
+    helpers = values.helpers_per_worker
+    usage.check(
+        not helpers or values.num_ps and not values.evaluator,
+        "helpers_per_worker",
+        "be 0 without parameter servers, and with an evaluator, which has no "
+        "helpers for its model",
+        helpers,
+    )
+    usage.check(
+        not helpers or capacity in (None, values.num_workers),
+        "helpers_per_worker",
+        "be 0 with --max_workers: workers that join later have none",
+        helpers,
     )
 
 

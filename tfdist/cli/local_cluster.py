@@ -7,7 +7,7 @@ import socket
 import sys
 from typing import Any
 
-JOBS = ("ps", "chief", "worker", "evaluator")
+JOBS = ("ps", "helper", "chief", "worker", "evaluator")
 """The order in which tasks are started."""
 
 

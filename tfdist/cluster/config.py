@@ -40,7 +40,7 @@ class ClusterConfig:
     while a worker's id counts chief and workers together, chief first.
 
     Attributes:
-        spec: job (`chief`, `worker`, `ps`, `evaluator`) to addresses
+        spec: job (`chief`, `worker`, `ps`, `evaluator`, `helper`) to addresses
             `host:port` in the order of tasks; empty for one process without
             servers. Jobs without tasks are left out.
         task_type: the job of this process.
@@ -185,6 +185,11 @@ class ClusterConfig:
         return self.task_type == "ps"
 
     @property
+    def is_helper(self) -> bool:
+        """Whether this task holds layers of a worker's model."""
+        return self.task_type == "helper"
+
+    @property
     def is_evaluator(self) -> bool:
         """Whether this task evaluates beside the training."""
         return self.task_type == "evaluator"
@@ -239,6 +244,26 @@ class ClusterConfig:
     def ps_names(self) -> tuple[str, ...]:
         """The parameter servers, as `/job:ps/task:0`."""
         return self._names("ps")
+
+    @property
+    def helpers(self) -> dict[int, str]:
+        """This worker's helpers: index of the task to `host:port`.
+
+        With H helpers and N workers (chief first), worker k has the helpers
+        from k * H / N to (k + 1) * H / N - 1. Other tasks have none.
+        """
+        addresses = self.spec.get("helper", ())
+        if not addresses or not self.is_worker:
+            return {}
+        each = len(addresses) // self.num_workers
+        first = self.worker_id * each
+        return dict(enumerate(addresses[first : first + each], first))
+
+    @property
+    def helped_worker(self) -> str:
+        """The worker whose helper this task is, as `/job:worker/task:0`."""
+        each = len(self.spec["helper"]) // self.num_workers
+        return self.worker_names[self.task_index // each]
 
     @property
     def task_name(self) -> str:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist import quiet
+from tfdist.cluster import helpers
 from tfdist.cluster import incarnation
 from tfdist.cluster import tf_config
 from tfdist.cluster import waiting
@@ -24,9 +25,9 @@ _started = []
 
 
 def connect(config, timeout):
-    """Connects this worker to all parameter servers.
+    """Connects this worker to all parameter servers, and to its helpers.
 
-    The worker knows only the servers and itself, so that workers may come,
+    The worker knows only these and itself, so that workers may come,
     die and come back without the others noticing.
 
     Args:
@@ -40,7 +41,8 @@ def connect(config, timeout):
 
     Raises:
       ClusterConfigError: The cluster gives this task no address.
-      TimeoutError: A server could not be reached; the message names it.
+      TimeoutError: A server or helper could not be reached; the message names
+        it.
     """
     if not config.num_ps:
         device = tf.config.list_logical_devices("CPU")[0].name
@@ -65,7 +67,10 @@ def connect(config, timeout):
         return devices
     addresses = dict(zip(config.ps_names, config.ps_addresses, strict=True))
     wait_for_listeners("parameter server", addresses, timeout)
+    wait_for_listeners("helper", helpers.addresses(config), timeout)
+    helpers.wait(config, timeout)
     _wait_for_servers(config, timeout)
+    helpers.keep_in_use(config)
     _connected.add(config)
     return devices
 
@@ -97,7 +102,7 @@ def reconnect(config):
             )
         start_runtime(config)
         _started.append(config)
-    private_tensorflow.move_servers(config.ps_addresses)
+    private_tensorflow.move_servers(config.ps_addresses, config.helpers)
 
 
 def renew(config):

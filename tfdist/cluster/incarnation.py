@@ -10,16 +10,17 @@ from tfdist.cluster import sessions
 SECONDS = 3.0
 
 
-def read(address, task, timeout):
+def read(address, task, timeout, job="ps"):
     """The number that a server's runtime has drawn when it started.
 
     It needs nothing of the cluster that this process is connected to: a
     server that hangs, is gone or was started again disturbs nobody.
 
     Args:
-      address: `host:port` of a `ps` task.
+      address: `host:port` of the task.
       task: Its number.
       timeout: Seconds for its answer.
+      job: Its job.
 
     Returns:
       An int, or None where nobody answers in time.
@@ -27,10 +28,10 @@ def read(address, task, timeout):
     session = None
     try:
         session = sessions.open_session(
-            address, "ps", task, tf.Graph(), sessions.Deadline(timeout)
+            address, job, task, tf.Graph(), sessions.Deadline(timeout)
         )
         for device in session.list_devices():
-            if f"/job:ps/replica:0/task:{task}/" in device.name:
+            if f"/job:{job}/replica:0/task:{task}/" in device.name:
                 return device.incarnation
     except (tf.errors.OpError, OSError):
         pass

@@ -8,6 +8,7 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist.cluster import connection
+from tfdist.cluster import helpers
 
 _POLL_SECONDS = 0.1
 # Calls that fail while all servers are there and in the life that is known:
@@ -76,12 +77,14 @@ class Reconnection:
           The `ServerReturn`.
 
         Raises:
+          HelperLostError: A helper of this worker is gone.
           TimeoutError: A server is gone for too long; the message names it.
           tf.errors.OpError: `error`, if it has nothing to do with servers.
         """
         began = time.monotonic()
         lost, is_first = set(), True
         while True:
+            helpers.check(self._discovery.config)
             left = self._timeout - (time.monotonic() - began)
             now = self._discovery.wait(left, error)
             pairs = zip(self.lives, now, strict=True)

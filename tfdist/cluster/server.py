@@ -21,6 +21,8 @@ from tfdist.cluster import versions
 _POLL_SECONDS = 0.25
 # Workers were seen to take leave of TensorFlow within 0.7 to 1.5 s.
 _FAREWELL_SECONDS = 1.2
+# Helpers are to see in the table that their workers have finished.
+_FAREWELL_TO_HELPERS_SECONDS = 4.0
 # What workers that get SIGTERM at the same moment may take for their last step.
 _LAST_STEP_SECONDS = 2.0
 # Workers show that they live every second.
@@ -144,7 +146,10 @@ def _wait_for_end(config, table, timeout):
         logging.info("%s: training is over.", config.task_name)
     # A worker that takes leave of its runtime would wait some seconds for a
     # server that has gone before it.
-    time.sleep(_FAREWELL_SECONDS)
+    has_helpers = "helper" in config.spec
+    time.sleep(
+        _FAREWELL_TO_HELPERS_SECONDS if has_helpers else _FAREWELL_SECONDS
+    )
     return 0
 
 

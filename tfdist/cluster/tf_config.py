@@ -4,13 +4,14 @@
 
 ```
 {"cluster": {"chief": ["host:port"], "worker": [...], "ps": [...],
-             "evaluator": [...]},
+             "evaluator": [...], "helper": [...]},
  "task": {"type": "worker", "index": 0},
  "rpc_layer": "grpc",
  "initial_workers": 2}
 ```
 
 `initial_workers` is ours: how many of the workers are there from the beginning.
+So is the job `helper`, tasks that hold layers of workers' models.
 `groups.py` knows one key more, `codistillation`, which TensorFlow has not.
 
 Each check says which key is wrong, what it held and what is allowed. The
@@ -29,7 +30,7 @@ from tfdist.cluster.refusal import refusal
 from tfdist.cluster.refusal import refuse_misspelt_keys
 from tfdist.cluster.refusal import shown
 
-JOBS = ("chief", "worker", "ps", "evaluator")
+JOBS = ("chief", "worker", "ps", "evaluator", "helper")
 """Allowed job names; chief and workers come in the order of worker ids."""
 
 _KNOWN_KEYS = (
@@ -360,6 +361,24 @@ def _check_counts(spec: Mapping[str, Any], names: KeyNames) -> None:
         raise ClusterConfigError(
             f'{names.cluster} must have at least one task in "worker" or '
             f'"chief". Received: jobs {list(spec)}.'
+        )
+    _check_helpers(spec, workers, names)
+
+
+def _check_helpers(spec: Mapping[str, Any], workers: int, names: KeyNames):
+    helpers = len(spec.get("helper", ()))
+    if helpers % workers:
+        raise ClusterConfigError(
+            f'{names.cluster}["helper"] must list as many tasks for each '
+            f"worker (chief included). Received: {helpers} helpers and "
+            f"{workers} workers."
+        )
+    if helpers and (not spec.get("ps") or spec.get("evaluator")):
+        raise ClusterConfigError(
+            f'{names.cluster} must have a job "ps" and no job "evaluator" '
+            "where there are helpers: these see by the servers when training "
+            "is over, and an evaluator has none for its model. Received: "
+            f"jobs {list(spec)}."
         )
 
 

@@ -9,6 +9,10 @@ _IN_SCOPE = re.compile(
 )
 
 
+# A helper by its number among this worker's own.
+_HELPER = re.compile(r"/?helper:(\d+)/(.+)")
+
+
 def available():
     """Full names of the devices that this process can use.
 
@@ -48,7 +52,8 @@ def resolve(device, argument="device"):
     Args:
       device: A name in any of TensorFlow's spellings: "GPU:1", "/GPU:1",
         "/device:GPU:1", "/job:worker/task:1/GPU:0". What it leaves out is
-        this process's own job, replica and task.
+        this process's own job, replica and task. "helper:0/GPU:1" is a device
+        of this worker's first helper.
       argument: What the name was given as, for the message.
 
     Returns:
@@ -60,8 +65,9 @@ def resolve(device, argument="device"):
     """
     known = available()
     own_spec = _own()
+    name = _with_helper(str(device), known, argument)
     try:
-        spec = tf.DeviceSpec.from_string(str(device))
+        spec = tf.DeviceSpec.from_string(name)
     except ValueError as error:
         raise ValueError(
             f"Argument `{argument}` must be the name of a device such as "
@@ -87,6 +93,29 @@ def resolve(device, argument="device"):
     return spec.to_string()
 
 
+def _with_helper(device, known, argument):
+    """Returns a device's name with the task of the helper that it numbers."""
+    if not (named := _HELPER.fullmatch(device)):
+        return device
+    helpers = _helpers(known)
+    number = int(named[1])
+    if number >= len(helpers):
+        raise ValueError(
+            f"Argument `{argument}` must name one of the {len(helpers)} "
+            "helpers that this process has: those of its worker in "
+            'TF_CONFIG["cluster"]["helper"] (`tfdist launch '
+            "--helpers_per_worker`), under a strategy that has connected to "
+            f"them. Received: {argument}={device!r}"
+        )
+    return f"/job:helper/task:{helpers[number]}/{named[2]}"
+
+
+def _helpers(known):
+    """Tasks of this worker's helpers, which alone it is connected to."""
+    specs = [tf.DeviceSpec.from_string(name) for name in known]
+    return sorted({spec.task for spec in specs if spec.job == "helper"})
+
+
 def _own():
     """Job and task of this process, a `tf.DeviceSpec`."""
     with tf.init_scope(), tf.device("CPU:0"):
@@ -105,6 +134,8 @@ def short(device):
     name = f"{spec.device_type}:{spec.device_index}"
     if spec.job in (None, "localhost"):
         return name
+    if spec.job == "helper":
+        return f"helper:{_helpers(available()).index(spec.task)}/{name}"
     return f"{spec.job}:{spec.task}/{name}"
 
 

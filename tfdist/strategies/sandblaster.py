@@ -70,10 +70,10 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
         _check(portions_per_worker, backup_after)
         tolerance = fault_tolerance or FaultTolerance()
         config, look_up = construction.cluster(cluster_resolver, True)
-        if "evaluator" in config.spec:
+        if not {"evaluator", "helper"}.isdisjoint(config.spec):
             raise tf_config.ClusterConfigError(
-                'TF_CONFIG["cluster"] must have no job "evaluator" for '
-                f"SandblasterStrategy. Received: jobs {list(config.spec)}"
+                'TF_CONFIG["cluster"] must have no job "evaluator" or "helper" '
+                f"for SandblasterStrategy. Received: jobs {list(config.spec)}"
             )
         if config.is_ps:
             directory, every = fault_tolerance_lib.snapshots_of(

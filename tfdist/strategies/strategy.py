@@ -15,6 +15,7 @@ from typing_extensions import Unpack
 
 from tfdist import deprecated
 from tfdist.averaging import LocalSteps
+from tfdist.cluster import helper_server
 from tfdist.cluster import preemption
 from tfdist.cluster import server
 from tfdist.cluster import status_file
@@ -215,6 +216,8 @@ class ParameterServerStrategy(
                     snapshot_every=snapshot_every,
                 )
             )
+        if config.is_helper:
+            sys.exit(helper_server.serve(config, tolerance.start_timeout))
         self._resolver = construction.resolver_of(cluster_resolver, config)
         connections = construction.connect(
             config, look_up, resolved.needs_servers, tolerance

@@ -358,6 +358,11 @@ class ExchangeBuilder:
             values + figures,
             source=store.devices[shard],
             target=store.worker_device,
+            # Pieces are put together on the worker.
+            homes=[
+                variable.local_handle.device if piece is None else None
+                for variable, piece in fresh
+            ],
         )
         self._bytes_received += [transfer.num_bytes(v) for v in values]
         home, figures = home[: len(values)], home[len(values) :]

@@ -19,7 +19,7 @@ def num_bytes(tensor):
     return tf.size(tensor, out_type=tf.int64) * tensor.dtype.size
 
 
-def move(tensors, *, source, target):
+def move(tensors, *, source, target, homes=()):
     """Builds the ops that bring `tensors` to a device.
 
     Small tensors of one type make one message. Those of other types travel in
@@ -30,6 +30,8 @@ def move(tensors, *, source, target):
       tensors: List of dense tensors on `source`.
       source: Device name.
       target: Device name.
+      homes: Devices to which the first tensors go instead, where they are
+        large: what is packed arrives as one message. None for `target`.
 
     Returns:
       A list of tensors on `target`, in the order of `tensors`.
@@ -40,7 +42,8 @@ def move(tensors, *, source, target):
         if _is_packable(tensor):
             packs.setdefault(tensor.dtype, []).append(position)
         else:
-            with tf.device(target):
+            home = homes[position] if position < len(homes) else None
+            with tf.device(home or target):
                 moved[position] = tf.identity(tensor)
     if not packs:
         return moved
