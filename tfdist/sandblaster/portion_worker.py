@@ -5,7 +5,7 @@ import time
 from tfdist.sandblaster import work_queue
 
 # Seconds after which a worker asks again whether its answer is still wanted.
-_ASK_AGAIN_SECONDS = 0.25
+ASK_AGAIN_SECONDS = 0.25
 
 
 class PortionWorker:
@@ -79,7 +79,7 @@ class PortionWorker:
 
         def goes_on():
             nonlocal asked
-            if time.monotonic() - asked < _ASK_AGAIN_SECONDS:
+            if time.monotonic() - asked < ASK_AGAIN_SECONDS:
                 return True
             asked = time.monotonic()
             return self._is_open(attempt)
