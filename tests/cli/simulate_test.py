@@ -180,6 +180,10 @@ WRONG = {
         ["--num_servers", "gossip"],
     ),
     "work": (["--strategy=sync", "--work=queue"], ["--work=queue", "sync"]),
+    "work of gossip": (
+        ["--strategy=gossip", "--work=queue"],
+        ["--work=queue", "gossip", "no server"],
+    ),
     "work and shares": (["--work=queue", "--dynamic_shares"], ["--work"]),
     "portions alone": (
         ["--portions_per_worker=3"],

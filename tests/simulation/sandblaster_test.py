@@ -116,6 +116,13 @@ def test_a_free_worker_asks_again_when_a_portion_is_late():
     assert history.evaluation_seconds[0] == pytest.approx(3.01)
 
 
+@pytest.mark.parametrize("backup_after", [2.0, math.inf])
+def test_portions_may_take_no_time(backup_after):
+    history = played(8, backup_after, Constant(0.0), steps=40, epochs=2)
+    assert history.evaluation_seconds.tolist() == [0.0, 0.0]
+    assert sum(history.summary()["portions"]) == 2 * 16
+
+
 def test_a_worker_with_several_batches_gives_up_what_nobody_wants():
     """It asks between two batches, after a quarter of a second."""
     history = played(

@@ -5,6 +5,7 @@ The same as real workers do in `sandblaster.portion_worker`, and the chief in
 """
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -108,10 +109,11 @@ class VirtualEvaluations:
         ]
         self._events = EventQueue()
         self.jobs, self.seconds, self.fetches = [], [], 0
-        # Number of the evaluation, its queue, and how many portions the chief
-        # has added.
+        # Number of the evaluation, its queue, the portions in that, and how
+        # many of them the chief has added.
         self._stamp, self._added = 0, 0
         self._queue = work_queue.WorkQueue(0, self._patience)
+        self._places = []
         self._is_open = self._is_over = False
         self._backup_at = None
         # By worker.
@@ -136,14 +138,22 @@ class VirtualEvaluations:
 
     # The chief.
 
-    def evaluate(self):
-        """Plays an evaluation at a new point, until the chief has its sum."""
+    def evaluate(self, portions=None, sums=1):
+        """Plays an evaluation at a new point, until the chief has its sum.
+
+        Args:
+          portions: Numbers of those that are evaluated; None for all.
+          sums: How many sums the chief makes of them.
+        """
         began = self.now
         self._spend(_TO_OPEN)
         self._stamp += 1
         self._added = 0
+        if portions is None:
+            portions = range(len(self.portions))
+        self._places = portions
         self._queue = work_queue.WorkQueue(
-            len(self.portions),
+            len(portions),
             self._patience,
             self._queue.next_ticket,
             self._queue.typical,
@@ -152,7 +162,7 @@ class VirtualEvaluations:
         self._wake()
         self._look(CHIEF)
         self._play(lambda: self._is_over)
-        self._spend(_TO_SUM, self._server_seconds)
+        self._spend(sums * _TO_SUM, sums * self._server_seconds)
         self.seconds.append(self.now - began)
 
     def command(self):
@@ -196,7 +206,7 @@ class VirtualEvaluations:
             self._give_back_lost()
 
     def _go_on(self, work):
-        if self._added == len(self.portions):
+        if self._added == len(self._places):
             self._is_over = True
         elif work is not None:
             self._begin(work)
@@ -236,7 +246,7 @@ class VirtualEvaluations:
         """It waits until there may be something to do."""
         self._resting.add(worker)
         due = self._queue.backup_due if self._is_open else None
-        if due is None:
+        if due is None or not math.isfinite(due):
             return
         # Real workers look so often.
         due = max(due, self.now) + evaluation.POLL_SECONDS
@@ -274,7 +284,7 @@ class VirtualEvaluations:
         attempt = self._queue.take(worker, self.now)
         if attempt is None:
             return None
-        batches = self.portions[attempt.portion]
+        batches = self.portions[self._places[attempt.portion]]
         job = Job(
             number=len(self.jobs),
             worker=worker,

@@ -5,9 +5,11 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
+from tfdist.sandblaster import evaluation
 from tfdist.sandblaster import lbfgs
 from tfdist.sandblaster import minimizer as minimizer_lib
 from tfdist.sandblaster import portion_gradients
+from tfdist.sandblaster import samples
 from tfdist.sandblaster import shards
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import history as history_lib
@@ -92,13 +94,12 @@ def simulate(
         for _ in range(epochs):
             if max_seconds is not None and evaluations.now >= max_seconds:
                 break
-            before = len(evaluations.seconds)
+            before = run.batches
             made = run.iterate()
             bar.update()
             if made.step:
                 updates.append(evaluations.now)
-            made_now = len(evaluations.seconds) - before
-            evaluator.count(made_now * data.num_batches)
+            evaluator.count(run.batches - before)
             if evaluator.is_due:
                 evaluator.evaluate(evaluations.now, len(updates))
             if made.outcome is not minimizer_lib.Outcome.MOVED:
@@ -200,6 +201,9 @@ class _Run:
       data: The `Data`.
       evaluations: The `VirtualEvaluations`.
       validation: A `Data`, or None.
+
+    Attributes:
+      batches: How many batches were evaluated.
     """
 
     def __init__(self, flat, data, evaluations, validation):
@@ -222,7 +226,14 @@ class _Run:
             optimizer.damping,
             optimizer.gradient_tolerance,
             optimizer.value_tolerance,
+            optimizer.sample < 1,
         )
+        self.batches = 0
+        self._samples = None
+        if optimizer.sample < 1:
+            self._samples = samples.Samples(
+                len(evaluations.portions), optimizer.sample, optimizer.overlap
+            )
         self._vectors.write(self._minimizer.point, tf.constant(weights))
 
     def iterate(self):
@@ -244,31 +255,71 @@ class _Run:
         point = self._vectors.read(self._minimizer.point).numpy()
         self._flat.leave(point, self._state, self._slots)
 
-    def _evaluate(self, point, gradient):
-        """The loss at a point; see `Minimizer.iterate`."""
-        self._virtual.evaluate()
+    def _evaluate(self, point, gradient, number=None, before="", after=""):
+        """The loss at a point; see `sandblaster.evaluation`."""
+        if number is None:
+            portions = range(len(self._virtual.portions))
+            parts = {gradient: portions}
+            self._virtual.evaluate()
+        else:
+            sample = self._samples[number]
+            portions = sample.portions
+            parts = {
+                before: sample.before,
+                gradient: sample.own,
+                after: sample.after,
+            }
+            self._virtual.evaluate(portions, len(parts))
         weights = self._vectors.read(point).numpy()
-        batches = range(self._data.num_batches)
-        found = self._flat.gradients(
-            [(weights, self._state, batch) for batch in batches]
+        found = self._gradients(weights, portions)
+        value, counts = 0.0, []
+        for name, members in parts.items():
+            # As real servers: portions are added in float64.
+            total, count = np.zeros(self._flat.size, np.float64), 0
+            for portion in members:
+                own, loss, examples = found[portion]
+                total += own
+                value += loss
+                count += examples
+            counts.append(count)
+            mean = (total / count).astype(weights.dtype)
+            self._vectors.write(name, tf.constant(mean))
+        if number is not None:
+            self._vectors.run(
+                evaluation.mean_commands(gradient, before, after, counts)
+            )
+        return value / sum(counts)
+
+    def _gradients(self, weights, portions):
+        """The sums over some portions at a point.
+
+        Returns:
+          Dict of a portion's number to its gradient and loss, both summed over
+          examples, and the number of examples.
+        """
+        batches = {
+            batch
+            for portion in portions
+            for batch in self._virtual.portions[portion]
+        }
+        self.batches += len(batches)
+        computed = self._flat.gradients(
+            [(weights, self._state, batch) for batch in sorted(batches)]
         )
-        # As real workers and servers add: batches in the model's type,
-        # portions in float64.
-        total, value = np.zeros(self._flat.size, np.float64), 0.0
-        for portion in self._virtual.portions:
-            part, loss = np.zeros_like(weights), 0.0
-            for batch in portion:
-                own, state, own_loss = found[batch]
+        by_batch = dict(zip(sorted(batches), computed, strict=True))
+        found = {}
+        for portion in portions:
+            # As real workers: batches are added in the model's type.
+            total, loss, examples = np.zeros_like(weights), 0.0, 0
+            for batch in self._virtual.portions[portion]:
+                own, state, own_loss = by_batch[batch]
                 self._check_state(state)
                 size = self._data.size(batch)
-                part += weights.dtype.type(size) * own
+                total += weights.dtype.type(size) * own
                 loss += own_loss * size
-            total += part
-            value += loss
-        count = self._data.num_examples
-        mean = (total / count).astype(weights.dtype)
-        self._vectors.write(gradient, tf.constant(mean))
-        return value / count
+                examples += size
+            found[portion] = total, loss, examples
+        return found
 
     def _check_state(self, state):
         variables = self._flat.model.non_trainable_variables
