@@ -163,6 +163,10 @@ def test_with_epochs_the_verdict_is_of_a_target(tmp_path, monkeypatch, capsys):
 
 
 WRONG = {
+    "sandblaster": (
+        ["--strategies=sandblaster"],
+        ["--strategies", "tfdist simulate"],
+    ),
     "workers": (["--num_workers=2,two"], ["--num_workers", "2,two"]),
     "no_workers": (["--num_workers=0"], ["--num_workers", "at least 1"]),
     "strategy": (["--strategies=sink"], ["--strategies", "sync", "'sink'"]),

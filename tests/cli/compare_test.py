@@ -170,6 +170,10 @@ def test_it_draws_what_a_person_wants_to_see(ran):
 
 
 WRONG = {
+    "sandblaster": (
+        ["--strategies=sandblaster"],
+        ["--strategies", "tfdist simulate"],
+    ),
     "argument": (["train.py"], ["flags alone", "train.py"]),
     "strategy": (["--strategies=sync,sink"], ["--strategies", "'sink'"]),
     "strategies_twice": (

@@ -111,6 +111,49 @@ def test_it_is_what_simulate_does(ran):
     assert written["evaluations"] == history.evaluations
 
 
+def own_arguments(directory, *arguments):
+    own = own_model_and_data.write(directory)
+    return [
+        "simulate",
+        f"--model={own}:model",
+        f"--data={own}:pair",
+        "--num_workers=2",
+        "--batch_size=8",
+        "--compute=constant:0.1",
+        f"--output_dir={directory}/out",
+        *arguments,
+    ]
+
+
+def test_sandblaster_shows_its_evaluations(tmp_path, capsys):
+    arguments = own_arguments(
+        tmp_path,
+        "--strategy=sandblaster:portions_per_worker=2",
+        "--epochs=2",
+        "--slow=1:2",
+    )
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    written = json.loads((tmp_path / "out" / "history.json").read_text())
+    assert written["method"] == "sandblaster:portions_per_worker=2"
+    assert written["updates"] == 2
+    number = written["data_evaluations"]
+    assert sum(written["portions"]) == 4 * number
+    assert re.search(rf"evaluations over all data +{number}\n", out)
+    assert re.search(r"portions of a worker, least +\d+\n", out)
+    names = {path.name for path in (tmp_path / "out").glob("*.png")}
+    assert "staleness.png" not in names and "gantt.png" in names
+
+
+def test_a_queue_gives_a_slow_worker_less(tmp_path):
+    arguments = own_arguments(tmp_path, "--slow=1:7", "--epochs=1")
+    assert main([*arguments, "--work=queue", "--portions_per_worker=2"]) == 0
+    written = json.loads((tmp_path / "out" / "history.json").read_text())
+    # Eight batches in portions of 2, 2, 1, 1, 1 and 1.
+    assert sorted(written["jobs"]["batch"]) == list(range(8))
+    assert written["jobs"]["worker"].count(1) == 2
+
+
 @pytest.mark.nightly
 def test_progress_is_shown_if_asked_for(tmp_path, capsys):
     own = own_model_and_data.write(tmp_path)
@@ -135,6 +178,28 @@ WRONG = {
     "servers of gossip": (
         ["--strategy=gossip", "--num_servers=2"],
         ["--num_servers", "gossip"],
+    ),
+    "work": (["--strategy=sync", "--work=queue"], ["--work=queue", "sync"]),
+    "work of gossip": (
+        ["--strategy=gossip", "--work=queue"],
+        ["--work=queue", "gossip", "no server"],
+    ),
+    "work and shares": (["--work=queue", "--dynamic_shares"], ["--work"]),
+    "portions alone": (
+        ["--portions_per_worker=3"],
+        ["--portions_per_worker", "--work=queue"],
+    ),
+    "sandblaster": (
+        ["--strategy=sandblaster:memory=3"],
+        ["--strategy", "'memory'"],
+    ),
+    "its rate": (
+        ["--strategy=sandblaster", "--learning_rate=0.1"],
+        ["--learning_rate", "sandblaster"],
+    ),
+    "its chief": (
+        ["--strategy=sandblaster", "--failure=0:1"],
+        ["--failure", "worker 0"],
     ),
     "backup": (
         ["--strategy=backup_workers", "--num_workers=1"],

@@ -19,6 +19,7 @@ from tfdist.sandblaster import portion_worker
 from tfdist.sandblaster import shards
 
 PORTIONS, SHARDS, MEMORY = 3, 2, 3
+MOST_PORTIONS = 8
 START = np.array([-1.2, 1.0, -0.5, 2.0, 1.5])
 LOST = tf.errors.UnavailableError(None, None, "a server is gone")
 
@@ -49,9 +50,19 @@ class Portions:
 
 
 class Chief:
-    """A process of the chief, on shards of this process."""
+    """A process of the chief, on shards of this process.
 
-    def __init__(self, name, clock=lambda: 0.0):
+    Args:
+        name: prefix of the resources' names.
+        clock: of snapshots.
+        samples: a `Samples` of as many portions as it says, each of another
+            factor; `None` evaluates all three.
+    """
+
+    def __init__(self, name, clock=lambda: 0.0, samples=None):
+        search = line_search.StrongWolfe()
+        if samples is not None:
+            search = line_search.FixedStep(0.1)
         device = tf.config.list_logical_devices("CPU")[0].name
         devices = [device] * SHARDS
         self.name = name
@@ -76,9 +87,10 @@ class Chief:
             minimizer=minimizer.Minimizer(
                 self.shards,
                 MEMORY,
-                line_search.StrongWolfe(),
+                search,
                 gradient_tolerance=0.0,
                 value_tolerance=-1.0,
+                has_samples=samples is not None,
             ),
             stored=iteration_snapshots.StoredShards(self.shards),
         )
@@ -88,7 +100,7 @@ class Chief:
             self.shards,
             self.deposits,
             self.portions,
-            list(range(PORTIONS)),
+            list(range(MOST_PORTIONS)),
             0,
         )
         self.snapshots = iteration_snapshots.IterationSnapshots(
@@ -100,7 +112,13 @@ class Chief:
             self.snapshots,
             self.worker,
             evaluation.Evaluation(
-                self.records[0], held, self.worker, PORTIONS, 2.0, list
+                self.records[0],
+                held,
+                self.worker,
+                PORTIONS,
+                2.0,
+                list,
+                samples,
             ),
         )
 
@@ -127,6 +145,8 @@ class Chief:
                 *minimizer.GRADIENTS,
                 minimizer.DIRECTION,
                 minimizer.HISTORY,
+                minimizer.BEFORE,
+                *minimizer.AFTER,
             )
         ]
         names += [

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.sandblaster.chief import LOST
+from tests.sandblaster.chief import MOST_PORTIONS
 from tests.sandblaster.chief import SHARDS
 from tests.sandblaster.chief import START
 from tests.sandblaster.chief import Chief
@@ -19,6 +20,7 @@ from tfdist.cluster import snapshot_slots
 from tfdist.sandblaster import commands
 from tfdist.sandblaster import iteration_snapshots
 from tfdist.sandblaster import minimizer
+from tfdist.sandblaster import samples
 from tfdist.sandblaster import work_queue
 
 _names = itertools.count()
@@ -219,6 +221,80 @@ def test_another_process_goes_on_where_shards_were_lost_as_well(
     # The first one would put back what it has lost.
     with pytest.raises(RuntimeError, match="must end"):
         first.go_on()
+
+
+# Three portions of eight, as many as `disturb` counts in an evaluation; one is
+# shared with the next sample.
+SAMPLED = samples.Samples(MOST_PORTIONS, 0.375, 0.3)
+
+
+@pytest.fixture(scope="module")
+def sampled():
+    """As `undisturbed`, of samples."""
+    chief = Chief("coordinator_test/sampled", samples=SAMPLED)
+    assert not chief.begin()
+    values, x = chief.iterate(12)
+    # Samples differ, and the point moves.
+    assert len(set(values)) == 12
+    assert np.all(np.isfinite(x))
+    return values, x
+
+
+@pytest.mark.parametrize("lost", [[0], [1], [0, 1]])
+def test_with_samples_all_shards_go_back_together(
+    name, directory, sampled, lost
+):
+    del directory
+    chief = Chief(name, Clock(), SAMPLED)
+    chief.begin()
+    disturb(chief, 7, lambda: [chief.lose(k) for k in lost])
+    last = go_over(chief, 12)
+    assert (last["value"], chief.portions.x.tolist()) == (
+        sampled[0][-1],
+        sampled[1],
+    )
+
+
+@pytest.mark.parametrize("lost", [[], [0, 1]])
+def test_another_process_goes_on_with_the_same_samples(
+    name, directory, sampled, lost
+):
+    del directory
+    first = Chief(name, Clock(), SAMPLED)
+    first.begin()
+    disturb(first, 7, lambda: None)
+    with pytest.raises(tf.errors.UnavailableError):
+        first.iterate(12)
+    for shard in lost:
+        first.lose(shard)
+    other = Chief(name, Clock(), SAMPLED)
+    assert other.begin()
+    values, x = other.iterate(12)
+    assert (values[-1], x) == (sampled[0][-1], sampled[1])
+
+
+def test_a_pair_of_samples_that_is_half_written_is_written_again(
+    name, directory, sampled, monkeypatch
+):
+    del directory
+    chief = Chief(name, Clock(), SAMPLED)
+    chief.begin()
+    run, pairs = chief.shards.run, []
+
+    def failing(batch):
+        answer = run(batch)
+        if any(isinstance(one, commands.SetRow) for one in batch):
+            pairs.append(batch)
+            if len(pairs) == 5:
+                raise LOST
+        return answer
+
+    monkeypatch.setattr(chief.shards, "run", failing)
+    last = go_over(chief, 12)
+    assert (last["value"], chief.portions.x.tolist()) == (
+        sampled[0][-1],
+        sampled[1],
+    )
 
 
 @pytest.mark.parametrize("damage", ["cut", "removed", "other"])

@@ -130,6 +130,7 @@ def train(
     server_timeout=100.0,
     before=0,
     lost_after=member_table.LOST_AFTER_SECONDS,
+    settings=None,
 ):
     """Trains to the minimum, and reports.
 
@@ -141,6 +142,7 @@ def train(
         server_timeout: of the strategy.
         before: epochs of a call of `fit` before, to which no hold applies.
         lost_after: seconds without a heartbeat after which a chief is gone.
+        settings: of `LBFGS`, or `None`.
     """
     member_table.LOST_AFTER_SECONDS = lost_after
     keras.config.set_floatx("float64")
@@ -155,7 +157,7 @@ def train(
         ),
         seed=1,
     )
-    model = make_model(strategy, Held)
+    model = make_model(strategy, Held, **(settings or {}))
     x, y = data()
     if before:
         model.fit(x, y, batch_size=2, epochs=before, shuffle=False, verbose=0)

@@ -1,6 +1,7 @@
 """Predictions against sums done by hand, and what is recommended of them."""
 
 import json
+import re
 
 import pytest
 
@@ -93,6 +94,25 @@ def test_a_full_link_of_the_server_gives_its_bytes_per_second():
     rate = shared["async"].examples_per_second
     assert rate == pytest.approx(2 * _BATCH)
     assert shared["async"].server_gbps == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("strategy", "slow"), [("async", 1), ("sync", 4)])
+def test_nothing_is_said_of_portions_that_gain_nothing(strategy, slow):
+    advice, _ = advised(
+        measured(), strategy, compute=SlowWorkers(Constant(0.1), {0: slow})
+    )
+    assert not any("portions" in text for text in advice.verdict)
+
+
+def test_portions_are_named_where_fixed_shares_take_much_longer():
+    compute = SlowWorkers(Constant(0.1), {0: 4})
+    advice, _ = advised(measured(), "async", compute=compute, steps=60)
+    (text,) = (text for text in advice.verdict if "portions" in text)
+    # The slow one's share takes 4 times 60 steps. In portions all together
+    # take 240 / (3 + 1 / 4), and who is done last perhaps 4 more.
+    longer = float(re.search(r"takes ([\d.]+) times", text)[1])
+    assert 240 / (240 / 3.25 + 4) - 0.05 <= longer <= 3.25 + 0.05
+    assert 'work="queue"' in text
 
 
 def test_servers_that_bind_are_named_and_more_of_them_help():

@@ -51,10 +51,11 @@ NAMES = {
         RecurrentStack Report Row choose estimate following measure
         mixed_assignment partition place report
     """,
-    "tfdist.sandblaster": "Armijo LBFGS LineSearch StrongWolfe",
+    "tfdist.sandblaster": "Armijo FixedStep LBFGS LineSearch StrongWolfe",
     "tfdist.simulation": """
         Advice Comparison ComputeTime Constant Failure Gamma History LogNormal
-        Measurement Method Network Pareto Recorded SlowWorkers Sometimes Trace
+        Measurement Method Network Pareto Recorded Sandblaster SlowWorkers
+        Sometimes Trace
         advise compare measure read_trace replay simulate timing
     """,
     "tfdist.strategies.registry": """

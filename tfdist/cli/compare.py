@@ -165,6 +165,7 @@ def main(argv: Sequence[str]) -> int:
         "strategies", values.strategies, num_workers, trained
     )
     simulation_flags.check_without_servers(values, values.strategies)
+    simulation_flags.check_work(values, values.strategies)
     if values.metric is not None:
         _check_metric(values.metric, trained)
     cluster = assumed_cluster.make(values, trained, num_workers)
@@ -189,6 +190,8 @@ def main(argv: Sequence[str]) -> int:
         validation_data=trained.validation,
         evaluate_every=values.evaluate_every,
         dynamic_shares=values.dynamic_shares,
+        work=values.work,
+        portions_per_worker=values.portions_per_worker,
         progress=simulation_flags.show_progress(values),
         **cluster.arguments,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import textwrap
+from typing import Any
 
 from absl import flags
 
@@ -25,6 +26,18 @@ time is drawn from the models that the flags of the cluster describe. With
 --pipeline nothing is trained: a schedule of a pipeline is played, with given
 times of its stages.
 """
+
+
+_SANDBLASTER = """\
+  sandblaster, with portions_per_worker=8 and backup_after=2.0 (inf: never):
+    L-BFGS over all data; an epoch is an iteration (Dean et al. 2012)"""
+_NOT_OF_SANDBLASTER = (
+    "learning_rate",
+    "momentum",
+    "dynamic_shares",
+    "work",
+    "portions_per_worker",
+)
 
 
 def define_flags() -> flags.FlagValues:
@@ -80,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
     rest = usage.parse(values, argv)
     if values.help:
         print(f"{USAGE}\n{simulation_flags.listing(values, __name__)}")
-        print(f"\nMethods:\n{registry.describe()}")
+        print(f"\nMethods:\n{registry.describe()}\n{_SANDBLASTER}")
         print(f"\n{pipelines.listing(values)}")
         return 0
     usage.refuse_arguments(rest)
@@ -96,10 +109,15 @@ def main(argv: Sequence[str]) -> int:
     # Before the user's code runs: what flags alone have wrong.
     simulation_flags.make_cluster(values, values.num_workers)
     trained = simulation_flags.make_model_and_data(values)
-    simulation_flags.check_methods(
-        "strategy", [values.strategy], [values.num_workers], trained
-    )
-    simulation_flags.check_without_servers(values, [values.strategy])
+    sandblaster = _sandblaster(values)
+    if sandblaster is None:
+        simulation_flags.check_methods(
+            "strategy", [values.strategy], [values.num_workers], trained
+        )
+        simulation_flags.check_without_servers(values, [values.strategy])
+        simulation_flags.check_work(values, [values.strategy])
+    else:
+        trained.check_workers(values.num_workers)
     cluster = assumed_cluster.make(values, trained, values.num_workers)
 
     simulation = user_function.import_quietly("tfdist.simulation")
@@ -108,9 +126,11 @@ def main(argv: Sequence[str]) -> int:
     from tfdist.simulation import plots
     from tfdist.simulation import tables
 
-    method, momentum = comparison.with_momentum(
-        values.strategy, trained.momentum
-    )
+    method, momentum = sandblaster, 0.0
+    if sandblaster is None:
+        method, momentum = comparison.with_momentum(
+            values.strategy, trained.momentum
+        )
     history = simulation.simulate(
         trained.model_fn_of(trained.learning_rate, momentum),
         trained.train,
@@ -121,6 +141,8 @@ def main(argv: Sequence[str]) -> int:
         validation_data=trained.validation,
         evaluate_every=values.evaluate_every,
         dynamic_shares=values.dynamic_shares,
+        work=values.work,
+        portions_per_worker=values.portions_per_worker,
         seed=values.seed,
         progress=simulation_flags.show_progress(values),
         **cluster.arguments,
@@ -131,7 +153,41 @@ def main(argv: Sequence[str]) -> int:
     history.write_csv(output_dir / "evaluations.csv")
     plots.accuracy_over_epochs(history, output_dir / "accuracy_over_epochs.png")
     plots.accuracy_over_time(history, output_dir / "accuracy_over_time.png")
-    plots.staleness_histogram(history, output_dir / "staleness.png")
+    if sandblaster is None:
+        plots.staleness_histogram(history, output_dir / "staleness.png")
     gantt.gantt(history, output_dir / "gantt.png", values.gantt_steps)
     print(f"\nResults: {output_dir}")
     return int(history.diverged)
+
+
+def _sandblaster(values: flags.FlagValues) -> Any:
+    """Returns the `Sandblaster` that is asked for, or None.
+
+    Raises:
+        UsageError: a setting or another flag does not go with it.
+    """
+    user_function.import_quietly("tfdist.simulation")
+    from tfdist.simulation import sandblaster
+
+    try:
+        found = sandblaster.of(values.strategy)
+    except ValueError as error:
+        raise usage.UsageError(f"Flag --strategy: {error}") from error
+    if found is None:
+        return None
+    for name in _NOT_OF_SANDBLASTER:
+        usage.check(
+            not values[name].present,
+            name,
+            "not be given with sandblaster, which has neither a learning rate "
+            "nor shares (its portions are a setting of --strategy)",
+            values[name].value,
+        )
+    for text in values.failure:
+        usage.check(
+            int(text.split(":")[0]) != 0,
+            "failure",
+            "not name worker 0 with sandblaster, where it coordinates",
+            text,
+        )
+    return found

@@ -25,7 +25,12 @@ OVERHEAD_MS = 2.0
 _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     **{
         name: (lambda value: value >= 1, "at least 1")
-        for name in ("batch_size", "epochs", "num_servers")
+        for name in (
+            "batch_size",
+            "epochs",
+            "num_servers",
+            "portions_per_worker",
+        )
     },
     **{
         name: (lambda value: value >= 0, "at least 0")
@@ -123,6 +128,16 @@ def define_training(values: flags.FlagValues) -> None:
         False,
         "Each worker takes the next batch that nobody has taken, instead of "
         "having a share of its own, as with `fit` on a cluster.",
+    )
+    define.enum(
+        "work",
+        "shares",
+        ["shares", "queue"],
+        "queue: workers take portions of an epoch when they are free, as with "
+        'AsyncStrategy(work="queue").',
+    )
+    define.integer(
+        "portions_per_worker", 8, "Portions of a worker, with --work=queue."
     )
     define_progress(values)
 
@@ -378,6 +393,44 @@ def check_methods(
             comparison.check_fits(method, max(num_workers), model)
         except ValueError as error:
             raise usage.UsageError(f"Flag --{flag}: {error}") from error
+
+
+def check_work(values: flags.FlagValues, texts: Sequence[str]) -> None:
+    """Refuses portions of methods that have none.
+
+    Args:
+        values: parsed flags.
+        texts: methods that `check_methods` accepts.
+
+    Raises:
+        UsageError: with the method, and the reason.
+    """
+    usage.check(
+        values.work == "queue" or not values["portions_per_worker"].present,
+        "portions_per_worker",
+        "be given together with --work=queue",
+        values.portions_per_worker,
+    )
+    usage.check(
+        values.work == "shares" or not values.dynamic_shares,
+        "work",
+        "not be given beside --dynamic_shares",
+        values.work,
+    )
+    from tfdist.strategies import construction
+
+    for text in texts:
+        try:
+            construction.portions(
+                registry.method(text),
+                "chief",
+                values.work,
+                values.portions_per_worker,
+            )
+        except ValueError as error:
+            raise usage.UsageError(
+                f"Flag --work={values.work} must fit {text}: {error}"
+            ) from error
 
 
 def check_without_servers(

@@ -2,7 +2,8 @@
 
 from tfdist.sandblaster.lbfgs import LBFGS
 from tfdist.sandblaster.line_search import Armijo
+from tfdist.sandblaster.line_search import FixedStep
 from tfdist.sandblaster.line_search import LineSearch
 from tfdist.sandblaster.line_search import StrongWolfe
 
-__all__ = ["LBFGS", "Armijo", "LineSearch", "StrongWolfe"]
+__all__ = ["LBFGS", "Armijo", "FixedStep", "LineSearch", "StrongWolfe"]

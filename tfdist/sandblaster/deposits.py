@@ -71,7 +71,7 @@ class Deposits:
         return self._add(tf.constant(tickets, tf.int64), self._term()).numpy()
 
     def finish(self, target, count):
-        """The sum divided by `count` becomes the vector `target`.
+        """The sum divided by `count` becomes a vector; it begins at 0 again.
 
         Args:
           target: Name of a vector of the shards.
@@ -97,6 +97,10 @@ class Deposits:
         )
         total.set_shape([piece.size])
         piece.write(target, tf.cast(total / count, piece.dtype))
+        with tf.control_dependencies([total]):
+            tf.raw_ops.AssignVariableOp(
+                resource=self._sum(k, piece), value=tf.zeros_like(total)
+            )
 
     def _term(self):
         return tf.constant(self._shards.fence.term, tf.int64)

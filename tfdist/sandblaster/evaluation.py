@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 
+from tfdist.sandblaster import commands
 from tfdist.sandblaster import work_queue
 
 # Seconds between two looks at whether all servers are there.
@@ -25,18 +26,28 @@ class Evaluation:
       patience: As of `WorkQueue`.
       lost_workers: Callable without arguments that gives the numbers of
         workers that are not there any more.
+      samples: The `Samples`; None where each evaluation is over all data.
     """
 
     def __init__(
-        self, board, held, worker, num_portions, patience, lost_workers
+        self,
+        board,
+        held,
+        worker,
+        num_portions,
+        patience,
+        lost_workers,
+        samples=None,
     ):
         self._board = board
+        self._shards = held.shards
         self._fence = held.shards.fence
         self._deposits = held.deposits
         self._worker = worker
         self._num_portions = num_portions
         self._patience = patience
         self._lost_workers = lost_workers
+        self._samples = samples
         # By point: the stamp and the totals of the last evaluation there.
         self._evaluated = {}
         self._checked = time.monotonic()
@@ -74,22 +85,61 @@ class Evaluation:
 
         self._board.change(change)
 
-    def evaluate(self, point, gradient):
+    def evaluate(self, point, gradient, number=None, before="", after=""):
         """The loss at a point, a float; the gradient goes into a vector.
 
         Args:
           point: Name of the vector of the point.
           gradient: Name of the vector that gets the mean gradient.
+          number: Of the sample; None evaluates all data.
+          before: Name of the vector that gets the mean gradient on what the
+            sample shares with the one before.
+          after: The same of what it shares with the next one.
 
         Raises:
           RuntimeError: Another process of the chief has begun to coordinate.
         """
+        if number is None:
+            portions, parts = None, [(self._num_portions, gradient)]
+        else:
+            sample = self._samples[number]
+            portions = sample.portions
+            parts = [
+                (len(sample.before), before),
+                (len(sample.own), gradient),
+                (len(sample.after), after),
+            ]
         self._deposits.clear()
-        stamp = self._board.change(lambda board, now: self._open(board, point))
-        totals, added = 0.0, 0
-        while added < self._num_portions:
+        stamp = self._board.change(
+            lambda board, now: self._open(board, point, portions)
+        )
+        totals, end, counts = 0.0, 0, []
+        for size, target in parts:
+            own = self._add(end, end + size)
+            end += size
+            totals = totals + own
+            counts.append(own[1])
+            self._deposits.finish(target, own[1])
+        value, count = totals[:2]
+        if number is not None:
+            self._shards.run(mean_commands(gradient, before, after, counts))
+        self._evaluated[point] = stamp, totals
+        return float(value / count)
+
+    def _add(self, begin, end):
+        """Adds some portions, in their order, when they are computed.
+
+        Args:
+          begin: Place of the first in the queue.
+          end: Place after the last.
+
+        Returns:
+          Their totals, a float64 vector.
+        """
+        totals, added = 0.0, begin
+        while added < end:
             worked = self._worker.work()
-            tickets = self._accepted()[added:]
+            tickets = self._accepted()[added:end]
             if None in tickets:
                 tickets = tickets[: tickets.index(None)]
             if tickets:
@@ -100,17 +150,14 @@ class Evaluation:
                 self._give_back_lost()
                 self._check_servers()
                 time.sleep(POLL_SECONDS)
-        value, count = totals[:2]
-        self._deposits.finish(gradient, count)
-        self._evaluated[point] = stamp, totals
-        return float(value / count)
+        return totals
 
     def _accepted(self):
         board = self._board.read()
         self._fence.refuse(board.get("term", 0))
         return board["queue"]["accepted"]
 
-    def _open(self, board, point):
+    def _open(self, board, point, portions):
         """The board has a new queue; returns the stamp of its evaluation."""
         self._fence.refuse(board.get("term", 0))
         typical, ticket = board.get("typical"), board["next_ticket"]
@@ -118,8 +165,13 @@ class Evaluation:
             last = work_queue.restored(board["queue"])
             typical, ticket = last.typical, last.next_ticket
         queue = work_queue.WorkQueue(
-            self._num_portions, self._patience, ticket, typical
+            self._num_portions if portions is None else len(portions),
+            self._patience,
+            ticket,
+            typical,
         )
+        # By place in the queue the portion of the data; None: the same.
+        board["portions"] = portions
         board["queue"] = queue.state()
         board["point"] = point
         board["evaluation"] += 1
@@ -146,6 +198,24 @@ class Evaluation:
         if now - self._checked > _CHECK_SECONDS:
             self._checked = now
             self._fence.check()
+
+
+def mean_commands(gradient, before, after, counts):
+    """The commands that make the gradient on a sample of those on its parts.
+
+    Args:
+      gradient: Name of the vector of the gradient on what is the sample's own,
+        which becomes that on all of it.
+      before: See `Evaluation.evaluate`.
+      after: See `Evaluation.evaluate`.
+      counts: Examples of the three parts, in their order.
+    """
+    first, own, last = (count / sum(counts) for count in counts)
+    return [
+        commands.Scale(gradient, own),
+        commands.Axpy(gradient, first, before),
+        commands.Axpy(gradient, last, after),
+    ]
 
 
 def close(board, done):

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from tfdist.sandblaster import line_search as line_search_lib
+from tfdist.sandblaster import samples
 from tfdist.sandblaster import saved_memory
 
 
@@ -29,15 +30,22 @@ class LBFGS(keras.optimizers.Optimizer):
 
     Args:
       memory: Number of pairs, at least 1. The servers hold `2 * memory + 7`
-        vectors of the parameters' size, and one in float64.
-      line_search: "strong_wolfe", "armijo", or a `StrongWolfe` or `Armijo` of
-        `tfdist.sandblaster` with settings.
+        vectors of the parameters' size (three more with samples), and one in
+        float64.
+      line_search: "strong_wolfe", "armijo", "fixed", or a `StrongWolfe`,
+        `Armijo` or `FixedStep` of `tfdist.sandblaster` with settings.
       damping: Whether a pair of too little curvature is damped (Powell 1978)
         instead of left out.
       gradient_tolerance: Training stops when no element of the gradient is
         larger, in absolute value.
       value_tolerance: Training stops when an iteration decreases the loss by no
-        more than this, relative to the loss (or to 1 if it is less).
+        more than this, relative to the loss (or to 1 if it is less). With a
+        `FixedStep` it is not used.
+      sample: Share of the data that an iteration evaluates, in portions. Below
+        1 it needs a `FixedStep`, and the loss, the metrics and
+        `gradient_tolerance` are those of a sample.
+      overlap: Share of a sample that the next one has as well: gradient changes
+        are those on this part. Above 0 and below 0.5.
       name: Of the optimizer.
 
     Raises:
@@ -46,7 +54,8 @@ class LBFGS(keras.optimizers.Optimizer):
     References:
       Dean et al., "Large scale distributed deep networks", NIPS 2012, section
       4.2. Liu and Nocedal, "On the limited memory BFGS method for large scale
-      optimization", 1989.
+      optimization", 1989. Berahas, Nocedal and Takac, "A multi-batch L-BFGS
+      method for machine learning", NIPS 2016 (`sample` and `overlap`).
     """
 
     def __init__(
@@ -56,6 +65,8 @@ class LBFGS(keras.optimizers.Optimizer):
         damping: bool = False,
         gradient_tolerance: float = 1e-5,
         value_tolerance: float = 2.2e-9,
+        sample: float = 1.0,
+        overlap: float = 0.25,
         name: str = "lbfgs",
     ):
         if not isinstance(memory, int) or memory < 1:
@@ -72,12 +83,22 @@ class LBFGS(keras.optimizers.Optimizer):
                     f"Argument `{setting}` must be at least 0. Received: "
                     f"{setting}={value!r}"
                 )
+        samples.check(sample, overlap)
+        search = line_search_lib.of(line_search)
+        if sample < 1 and not isinstance(search, line_search_lib.FixedStep):
+            raise ValueError(
+                'Argument `line_search` must be "fixed" or a FixedStep with '
+                "`sample` below 1: losses of different samples say nothing "
+                f"about a step. Received: line_search={line_search!r}"
+            )
         super().__init__(learning_rate=1.0, name=name)
         self.memory = memory
-        self.line_search = line_search_lib.of(line_search)
+        self.line_search = search
         self.damping = damping
         self.gradient_tolerance = gradient_tolerance
         self.value_tolerance = value_tolerance
+        self.sample = sample
+        self.overlap = overlap
         self._sink = None
         self._saved = dict
         self._loaded = None
@@ -156,6 +177,8 @@ class LBFGS(keras.optimizers.Optimizer):
             "damping": self.damping,
             "gradient_tolerance": self.gradient_tolerance,
             "value_tolerance": self.value_tolerance,
+            "sample": self.sample,
+            "overlap": self.overlap,
         }
 
 

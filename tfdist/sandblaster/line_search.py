@@ -8,6 +8,7 @@ from collections.abc import Generator
 import dataclasses
 import math
 
+from tfdist import checks
 from tfdist import comparable
 
 Search = Generator[float, tuple[float, float], float | None]
@@ -21,7 +22,15 @@ _LEAST_GROWTH, _MOST_GROWTH = 2.0, 10.0
 
 
 class LineSearch(comparable.Comparable):
-    """A base."""
+    """A base.
+
+    Attributes:
+      step: Factor of the first step that is tried.
+      decreases: Whether the function is lower where a search leads to.
+    """
+
+    step = 1.0
+    decreases = True
 
     def search(self, value: float, slope: float, first: float) -> Search:
         """Searches for a step.
@@ -196,7 +205,31 @@ class Armijo(LineSearch):
         return None
 
 
-_NAMES = {"strong_wolfe": StrongWolfe, "armijo": Armijo}
+class FixedStep(LineSearch):
+    """The first step, whatever the function is there.
+
+    One evaluation for each iteration. Nothing makes sure that the function
+    decreases, so that training may diverge. The step is given up only where
+    the function is not finite.
+
+    Args:
+      step: Its length, more than 0, times that of the direction; times
+        `1 / |g|` as long as there are no pairs.
+    """
+
+    decreases = False
+
+    def __init__(self, step: float = 1.0):
+        self.step = checks.positive("step", step)
+
+    def search(self, value: float, slope: float, first: float) -> Search:
+        """See `LineSearch.search`."""
+        del value, slope
+        point = _at(first, (yield first))
+        return first if math.isfinite(point.value) else None
+
+
+_NAMES = {"strong_wolfe": StrongWolfe, "armijo": Armijo, "fixed": FixedStep}
 
 
 def of(given: str | dict | LineSearch) -> LineSearch:

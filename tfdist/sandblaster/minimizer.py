@@ -17,6 +17,10 @@ DIRECTION = "direction"
 # change places, so that the current one is never half-written.
 POINTS = ("point/0", "point/1")
 GRADIENTS = ("gradient/0", "gradient/1")
+# With samples: the gradients on what a sample shares with the next one, and on
+# what it shares with the one before.
+AFTER = ("after/0", "after/1")
+BEFORE = "before"
 
 # A pair is of no use if `s y` is at most this times `s s`, or a direction if
 # its cosine to the steepest one is at most this.
@@ -24,13 +28,13 @@ _TINY = 1e-10
 # Of Powell's damping: Nocedal and Wright 2006, procedure 18.2.
 _DAMPED = 0.2
 
-Evaluate = Callable[[str, str], float]
+Evaluate = Callable[..., float]
 
 
 class Outcome(enum.Enum):
     """The outcome of an iteration.
 
-    MOVED: The point is another one, and lower.
+    MOVED: The point is another one; lower, but with a fixed step.
     CONVERGED: One of the tolerances was reached.
     STUCK: There is no lower point along the steepest direction either; with
       rounded values, the minimum is as near as they can tell.
@@ -84,11 +88,14 @@ class Minimizer:
         instead of left out.
       gradient_tolerance: Converged when no element of the gradient is larger.
       value_tolerance: Converged when the value decreases by no more than this,
-        relative to the value's size (at least 1).
+        relative to the value's size (at least 1). Not used with a fixed step.
+      has_samples: Whether each point is evaluated on a sample of its own
+        (multi-batch L-BFGS), which needs a fixed step.
 
     References:
       Liu and Nocedal, "On the limited memory BFGS method for large scale
-      optimization", Mathematical Programming 1989.
+      optimization", Mathematical Programming 1989. Berahas, Nocedal and Takac,
+      "A multi-batch L-BFGS method for machine learning", NIPS 2016.
     """
 
     def __init__(
@@ -99,6 +106,7 @@ class Minimizer:
         damping=False,
         gradient_tolerance=1e-5,
         value_tolerance=2.2e-9,
+        has_samples=False,
     ):
         self._shards = shards
         self._memory = pair_memory.PairMemory(memory)
@@ -106,6 +114,9 @@ class Minimizer:
         self._damping = damping
         self._gradient_tolerance = gradient_tolerance
         self._value_tolerance = value_tolerance
+        self._has_samples = has_samples
+        # Number of the sample at the current point.
+        self._sample = 0
         # Which of the two is the current point.
         self._now = 0
         # Of the current point: value, dot products of the history and the
@@ -130,6 +141,7 @@ class Minimizer:
     def moved(self):
         """The vector `point` was replaced: the function is to be evaluated."""
         self._known = None
+        self._sample = 0
         self._memory.clear()
 
     def iterate(self, evaluate: Evaluate) -> Iteration:
@@ -137,7 +149,10 @@ class Minimizer:
 
         Args:
           evaluate: Callable of the names of a point and of the vector that
-            gets the gradient there; returns the value, a float.
+            gets the gradient there; returns the value, a float. With samples
+            also of the sample's number, and of the names of the vectors that
+            get the gradients on what it shares with the one before and with
+            the next.
 
         Returns:
           An `Iteration`.
@@ -167,11 +182,10 @@ class Minimizer:
             self._memory.clear()
             restarted = True
         step, _, decrease = made
-        size = max(abs(self.value), abs(self.value + decrease), 1.0)
-        done = (
-            decrease <= self._value_tolerance * size
-            or self._known[3] <= self._gradient_tolerance
-        )
+        done = self._known[3] <= self._gradient_tolerance
+        if self._line_search.decreases:
+            size = max(abs(self.value), abs(self.value + decrease), 1.0)
+            done = done or decrease <= self._value_tolerance * size
         outcome = Outcome.CONVERGED if done else Outcome.MOVED
         return self._ended(outcome, step, evaluations, restarted)
 
@@ -183,7 +197,7 @@ class Minimizer:
     def _look_around(self, evaluate):
         """Learns about a point that no iteration has led to."""
         gradient = GRADIENTS[self._now]
-        value = evaluate(self.point, gradient)
+        value = self._evaluated(evaluate, self._now, self._sample)
         if not math.isfinite(value):
             raise ValueError(
                 "The loss of the data set must be finite where the "
@@ -191,6 +205,13 @@ class Minimizer:
             )
         (products,), *norms = self._shards.run(_of_gradient(gradient))
         self._known = value, products, *norms
+
+    def _evaluated(self, evaluate, which, sample):
+        """Evaluates one of the two points; returns the value."""
+        names = POINTS[which], GRADIENTS[which]
+        if self._has_samples:
+            return evaluate(*names, sample, BEFORE, AFTER[which])
+        return evaluate(*names)
 
     def _choose_direction(self):
         """Makes the direction, and the first trial point.
@@ -201,6 +222,7 @@ class Minimizer:
         _, products, square, _ = self._known
         of_rows, of_gradient = self._memory.coefficients(products)
         first = 1.0 if self._memory.slots else 1.0 / math.sqrt(square)
+        first *= self._line_search.step
         gradient = GRADIENTS[self._now]
         slope, length = self._shards.run(
             [
@@ -231,7 +253,7 @@ class Minimizer:
         step, evaluations = next(search), 0
         gradient = GRADIENTS[1 - self._now]
         while True:
-            value = evaluate(self.trial, gradient)
+            value = self._evaluated(evaluate, 1 - self._now, self._sample + 1)
             evaluations += 1
             (trial_slope,) = self._shards.run(
                 [commands.Dot(gradient, DIRECTION)]
@@ -251,9 +273,16 @@ class Minimizer:
         """The trial point becomes the current one."""
         memory = self._memory
         old, new = GRADIENTS[self._now], GRADIENTS[1 - self._now]
-        part = self._part_kept(
-            step * (trial_slope - slope), step * step * -slope, step * length
-        )
+        curvature = step * (trial_slope - slope)
+        if self._has_samples:
+            before, after = self._shards.run(
+                [
+                    commands.Dot(AFTER[self._now], DIRECTION),
+                    commands.Dot(BEFORE, DIRECTION),
+                ]
+            )
+            curvature = step * (after - before)
+        part = self._part_kept(curvature, step * step * -slope, step * length)
         pair, others = [], ()
         if part:
             s, y = memory.rows_of(slot)
@@ -262,10 +291,7 @@ class Minimizer:
                 commands.Scale(DIRECTION, step),
                 commands.SetRow(HISTORY, s, DIRECTION),
                 # y, in the place of the old gradient.
-                # The matrix of which `s` is a step has the product
-                # `-step * old` with it.
-                commands.Scale(old, -part - (1 - part) * step),
-                commands.Axpy(old, part, new),
+                *self._change(old, new, part, step),
                 commands.SetRow(HISTORY, y, old),
             ]
             others = (DIRECTION, old)
@@ -276,6 +302,24 @@ class Minimizer:
             memory.add(slot, *pair_products)
         self._known = value, products, square, largest
         self._now = 1 - self._now
+        self._sample += 1
+
+    def _change(self, old, new, part, step):
+        """The commands that make `part * y + (1 - part) * B s` of `old`.
+
+        `B`, of which `s` is a step, has the product `-step * old` with it.
+        """
+        if not self._has_samples:
+            return [
+                commands.Scale(old, -part - (1 - part) * step),
+                commands.Axpy(old, part, new),
+            ]
+        # On the same examples at both points.
+        return [
+            commands.Scale(old, -(1 - part) * step),
+            commands.Axpy(old, part, BEFORE),
+            commands.Axpy(old, -part, AFTER[self._now]),
+        ]
 
     def _part_kept(self, curvature, expected, length):
         """The part of a gradient change that goes into the memory.
@@ -304,6 +348,7 @@ class Minimizer:
             "now": self._now,
             "known": known,
             "memory": self._memory.state(),
+            "sample": self._sample,
         }
 
     def restore(self, state, is_complete=True):
@@ -317,7 +362,10 @@ class Minimizer:
         """
         self._now = state["now"]
         self._memory.restore(state["memory"])
+        self._sample = state.get("sample", 0)
         self._known = None
+        # With samples, a snapshot has no gradient on a part of one.
+        is_complete = is_complete and not self._has_samples
         if is_complete and state["known"] is not None:
             value, products, square, largest = state["known"]
             self._known = value, np.array(products), square, largest

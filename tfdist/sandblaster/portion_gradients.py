@@ -23,7 +23,7 @@ class PortionGradients:
     """
 
     def __init__(self, strategy, model):
-        _check(model)
+        check(model)
         self._strategy = strategy
         self._model = model
         self._variables = list(model.trainable_variables)
@@ -165,12 +165,7 @@ class PortionGradients:
     def _check_state(self, before):
         for variable, value in before:
             if not np.array_equal(variable.numpy(), value):
-                raise ValueError(
-                    "A model that L-BFGS trains must not change its state in "
-                    "a step (moving statistics of BatchNormalization, random "
-                    "numbers of Dropout): its loss would not be a function of "
-                    f"its parameters. Received: the variable {variable.path!r}"
-                )
+                refuse_change(variable)
 
 
 class _Sink:
@@ -204,7 +199,21 @@ class _Sink:
             )
 
 
-def _check(model):
+def refuse_change(variable):
+    """Refuses a model whose step changes a variable of its state.
+
+    Raises:
+      ValueError: Always.
+    """
+    raise ValueError(
+        "A model that L-BFGS trains must not change its state in a step "
+        "(moving statistics of BatchNormalization, random numbers of Dropout): "
+        "its loss would not be a function of its parameters. Received: the "
+        f"variable {variable.path!r}"
+    )
+
+
+def check(model):
     """Refuses models that cannot be trained.
 
     Raises:

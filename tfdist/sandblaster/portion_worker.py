@@ -5,7 +5,7 @@ import time
 from tfdist.sandblaster import work_queue
 
 # Seconds after which a worker asks again whether its answer is still wanted.
-_ASK_AGAIN_SECONDS = 0.25
+ASK_AGAIN_SECONDS = 0.25
 
 
 class PortionWorker:
@@ -13,8 +13,9 @@ class PortionWorker:
 
     Args:
       board: The `SharedRecord` with `queue`, the state of a `WorkQueue` (or
-        None), `point`, the vector where it evaluates, and `stamp`, which no
-        other evaluation has.
+        None), `portions`, those of the data that are in the queue, in order
+        (None for all), `point`, the vector where it evaluates, and `stamp`,
+        which no other evaluation has.
       shards: The `Shards`.
       deposits: The `Deposits`.
       gradients: The `PortionGradients`.
@@ -70,7 +71,7 @@ class PortionWorker:
             taken = self._board.change(self._take)
         if taken is None:
             return False
-        attempt, evaluation, point = taken
+        attempt, portion, evaluation, point = taken
         if self.load(point, evaluation) and not self._is_open(attempt):
             # The vector may have become another point before it was fetched.
             self._loaded = None
@@ -79,14 +80,12 @@ class PortionWorker:
 
         def goes_on():
             nonlocal asked
-            if time.monotonic() - asked < _ASK_AGAIN_SECONDS:
+            if time.monotonic() - asked < ASK_AGAIN_SECONDS:
                 return True
             asked = time.monotonic()
             return self._is_open(attempt)
 
-        found = self._gradients.compute(
-            self._portions[attempt.portion], goes_on
-        )
+        found = self._gradients.compute(self._portions[portion], goes_on)
         if found is not None:
             self._deposits.keep(attempt.ticket, *found)
             self._taken = self._board.change(
@@ -102,8 +101,9 @@ class PortionWorker:
         """Takes a portion.
 
         Returns:
-          A tuple, the `Attempt`, the stamp of the evaluation and the name of
-          its point; None if there is no portion.
+          A tuple, the `Attempt`, the number of its portion in the data, the
+          stamp of the evaluation and the name of its point; None if there is
+          no portion.
         """
         queue = _queue_of(board)
         if queue is None:
@@ -112,7 +112,10 @@ class PortionWorker:
         if attempt is None:
             return None
         board["queue"] = queue.state()
-        return attempt, board["stamp"], board["point"]
+        portion = attempt.portion
+        if board.get("portions") is not None:
+            portion = board["portions"][portion]
+        return attempt, portion, board["stamp"], board["point"]
 
     def _complete(self, board, ticket, now):
         """Completes an attempt, and takes a portion; returns that."""

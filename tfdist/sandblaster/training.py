@@ -19,6 +19,7 @@ from tfdist.sandblaster import iteration_snapshots
 from tfdist.sandblaster import minimizer as minimizer_lib
 from tfdist.sandblaster import minimizing_fit
 from tfdist.sandblaster import portion_worker
+from tfdist.sandblaster import samples
 from tfdist.sandblaster import saved_memory
 from tfdist.sandblaster import server_loss
 from tfdist.sandblaster import shards as shards_lib
@@ -258,6 +259,12 @@ class SandblasterTraining:
             "name": held.name,
         }
         coordinator = None
+        optimizer = model.optimizer
+        chosen = None
+        if optimizer.sample < 1:
+            chosen = samples.Samples(
+                len(portions), optimizer.sample, optimizer.overlap
+            )
         if self._config.is_chief:
             model.optimizer.attach(functools.partial(self._collect, held))
             coordinator = coordinator_lib.Coordinator(
@@ -275,6 +282,7 @@ class SandblasterTraining:
                     _LostWorkers(
                         self._membership, self._tolerance.worker_timeout
                     ),
+                    chosen,
                 ),
             )
         return worker, coordinator, description
@@ -362,6 +370,7 @@ class _OnServers:
             optimizer.damping,
             optimizer.gradient_tolerance,
             optimizer.value_tolerance,
+            optimizer.sample < 1,
         )
 
 

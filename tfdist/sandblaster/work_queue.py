@@ -79,17 +79,24 @@ class WorkQueue:
         for portion, ticket in enumerate(self.accepted):
             if ticket is None and portion not in under_way:
                 return portion
-        typical = self.typical
-        if typical is None:
+        if not self._attempts or self.typical is None:
             return None
+        began, portion = self._longest_under_way()
+        late = now - began > self._patience * self.typical
+        return portion if late else None
+
+    def _longest_under_way(self):
+        """Time at which it began, and number of a portion."""
         # Since the last attempt: a backup of a backup waits as long again.
         begun = {one.portion: one.began for one in self._attempts}
-        late = [
-            (began, portion)
-            for portion, began in begun.items()
-            if now - began > self._patience * typical
-        ]
-        return min(late)[1] if late else None
+        return min((began, portion) for portion, began in begun.items())
+
+    @property
+    def backup_due(self):
+        """Time after which there is a backup task; None if it is not known."""
+        if not self._attempts or self.typical is None:
+            return None
+        return self._longest_under_way()[0] + self._patience * self.typical
 
     def complete(self, ticket, now):
         """An attempt has come to its end.
@@ -123,10 +130,14 @@ class WorkQueue:
 
         Args:
           workers: Their numbers.
+
+        Returns:
+          Whether there were any.
         """
-        self._attempts = [
-            one for one in self._attempts if one.worker not in workers
-        ]
+        kept = [one for one in self._attempts if one.worker not in workers]
+        found = len(kept) < len(self._attempts)
+        self._attempts = kept
+        return found
 
     @property
     def is_done(self):

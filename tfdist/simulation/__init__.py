@@ -25,6 +25,7 @@ from tfdist.simulation.measurement import Measurement
 from tfdist.simulation.measurement import measure
 from tfdist.simulation.network import Network
 from tfdist.simulation.results import Comparison
+from tfdist.simulation.sandblaster import Sandblaster
 from tfdist.simulation.simulate import simulate
 from tfdist.simulation.simulate import timing
 from tfdist.simulation.trace import Trace
@@ -46,6 +47,7 @@ __all__ = [
     "Network",
     "Pareto",
     "Recorded",
+    "Sandblaster",
     "SlowWorkers",
     "Sometimes",
     "Trace",

@@ -114,7 +114,13 @@ class Shares:
       dynamic: False: a worker has every `num_workers`-th batch of an epoch,
         as `fit` on a cluster has it, and stops when these are done. True:
         each takes the next one that nobody has taken.
+
+    Attributes:
+      goes_to_others: Whether others compute what a worker that dies has left,
+        and not its next process.
     """
+
+    goes_to_others = False
 
     def __init__(self, num_batches, epochs, num_workers, dynamic=False):
         def share(worker):
@@ -127,9 +133,20 @@ class Shares:
         else:
             self._own = [share(worker) for worker in range(num_workers)]
 
-    def next(self, worker):
+    def next(self, worker, lost=()):
         """The next batch of a worker, None if there is none."""
+        del lost
         return next(self._own[worker], None)
+
+    def arrived(self, batch):
+        """Does nothing."""
+
+    def died(self, worker):
+        """Does nothing."""
+
+    def has_changed(self):
+        """Nobody waits for a batch."""
+        return False
 
 
 def _in_memory(dataset):

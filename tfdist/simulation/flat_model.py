@@ -140,7 +140,7 @@ class FlatModel:
                 else tf.convert_to_tensor(gradient)
                 for gradient, shape in zip(gradients, self._shapes, strict=True)
             ]
-            return _packed(dense), state, tf.cast(loss, tf.float32)
+            return _packed(dense), state, tf.cast(loss, tf.float64)
 
         return tf.vectorized_map(one, (weights, states, rows))
 

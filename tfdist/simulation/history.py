@@ -55,6 +55,8 @@ class History:
       update_bytes: Mean bytes of one encoded update, 0 if it is not known.
       link_bytes: `(machines, 2)`, bytes that each machine has sent and
         received: workers, then the server. None if they are not known.
+      evaluation_seconds: With Sandblaster, how long each evaluation over all
+        data took, float vector; None with other methods.
       diverged: Whether the loss became infinite or NaN; then the training
         was ended.
       model: The trained `keras.Model`, None if time alone was simulated.
@@ -75,6 +77,7 @@ class History:
     fetched_bytes: int = 0
     update_bytes: float = 0.0
     link_bytes: np.ndarray | None = None
+    evaluation_seconds: np.ndarray | None = None
     diverged: bool = False
     model: object = None
 
@@ -164,8 +167,22 @@ class History:
             "gigabytes": self.total_bytes / 1e9,
             "update_bytes": self.update_bytes,
             "largest_link_bytes": self.largest_link_bytes,
+            **self._of_evaluations(),
             "diverged": self.diverged,
             **{f"final_{k}": v for k, v in last.items() if k not in known},
+        }
+
+    def _of_evaluations(self):
+        seconds = self.evaluation_seconds
+        if seconds is None:
+            return {}
+        portions = self.jobs["worker"][self.jobs["accepted"]]
+        return {
+            "data_evaluations": len(seconds),
+            "seconds_per_data_evaluation": float(np.median(seconds)),
+            "portions": np.bincount(
+                portions, minlength=self.num_workers
+            ).tolist(),
         }
 
     def as_dict(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from tfdist.averaging import LocalSteps
 from tfdist.correction import Correction
+from tfdist.simulation import sandblaster
 from tfdist.simulation.exchange import VirtualExchange
 from tfdist.simulation.exchange_gossip import GossipExchange
 from tfdist.simulation.exchange_peers import PeerExchange
@@ -42,9 +43,16 @@ def as_method(strategy: Any, takes_peers: bool = False) -> Method:
       takes_peers: Whether it may be one of workers that send to each other.
 
     Raises:
-      ValueError: It is a text that names none.
+      ValueError: It is a text that names none, or Sandblaster.
       TypeError: It is something else.
     """
+    if sandblaster.of(strategy) is not None:
+        raise ValueError(
+            "Argument `strategy` must be a method with updates from single "
+            "gradients. Received: sandblaster, whose iterations take all data "
+            "and have no learning rate: `tfdist simulate`, `simulate` and "
+            "`timing` play it"
+        )
     if isinstance(strategy, str):
         strategy = registry.method(strategy)
     if isinstance(strategy, Method):

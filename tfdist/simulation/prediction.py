@@ -139,18 +139,8 @@ def predict(measurement, strategy, num_workers, cluster):
     push, pull = measurement.traffic(method, cluster.num_servers)
     # Whoever is done takes the next batch, so that the rate is that of a
     # cluster in which all are training.
-    history = timing(
-        method,
-        num_workers=num_workers,
-        steps=cluster.steps * num_workers,
-        push_bytes=[size / method.copies_per_push for size in push],
-        pull_bytes=pull,
-        num_servers=cluster.num_servers,
-        batch_size=measurement.batch_size,
-        compute=cluster.compute_time(measurement),
-        network=network,
-        dynamic_shares=True,
-        seed=cluster.seed,
+    history = _played(
+        measurement, method, num_workers, cluster, dynamic_shares=True
     )
     begin, end = _window(history)
     jobs = history.jobs
@@ -185,6 +175,50 @@ def predict(measurement, strategy, num_workers, cluster):
         bound=max(BOUNDS, key=parts.get),
         parts=parts,
     )
+
+
+def _played(measurement, method, num_workers, cluster, **shares):
+    push, pull = measurement.traffic(method, cluster.num_servers)
+    return timing(
+        method,
+        num_workers=num_workers,
+        steps=cluster.steps * num_workers,
+        push_bytes=[size / method.copies_per_push for size in push],
+        pull_bytes=pull,
+        num_servers=cluster.num_servers,
+        batch_size=measurement.batch_size,
+        compute=cluster.compute_time(measurement),
+        network=cluster.full_network(measurement),
+        seed=cluster.seed,
+        **shares,
+    )
+
+
+def queue_speed_up(measurement, method, num_workers, cluster):
+    """Returns the time of an epoch with fixed shares over that with portions.
+
+    Args:
+      measurement: A `Measurement`.
+      method: A `Method` that `predict` accepts.
+      num_workers: Number of workers.
+      cluster: A `Cluster`, whose `steps` are a worker's share.
+
+    Returns:
+      Their ratio; 1 for methods without portions (`work="queue"`).
+    """
+    if method.waits or num_workers == 1:
+        return 1.0
+    shares, portions = (
+        _played(
+            measurement,
+            method.resolve(num_workers),
+            num_workers,
+            cluster,
+            work=work,
+        )
+        for work in ("shares", "queue")
+    )
+    return shares.seconds / portions.seconds
 
 
 def check_is_predicted(method):

@@ -21,6 +21,7 @@ from tfdist.simulation.actions import Job
 from tfdist.simulation.actions import read_log
 from tfdist.simulation.exchange_periods import periods_of
 from tfdist.simulation.network import Links
+from tfdist.simulation.queued_shares import WAIT
 from tfdist.synchronization.events import Patience
 from tfdist.synchronization.in_memory import InMemoryLedger
 from tfdist.synchronization.state import Phase
@@ -38,7 +39,7 @@ class Schedule:
     Args:
       method: A `Method`, resolved.
       num_workers: Number of workers.
-      shares: A `Shares`.
+      shares: A `Shares`, or a `QueuedShares`.
       size_of: Callable of a batch: the number of its examples.
       compute: A `ComputeTime`.
       network: A `Network`.
@@ -96,6 +97,7 @@ class Schedule:
             for worker in range(num_workers)
         ]
         self._max_seconds = max_seconds
+        self._worker_timeout = worker_timeout
         self._periods = periods_of(method, num_workers, size_of)
         self.jobs = []
         self._events = EventQueue()
@@ -107,6 +109,8 @@ class Schedule:
         self._alive = [True] * num_workers
         self._steps = [0] * num_workers
         self._finished = [False] * num_workers
+        # Those that wait for a portion, and whether they are new processes.
+        self._idle = {}
         # Batches to be computed again, or left by a process that was killed.
         self._again = [collections.deque() for _ in range(num_workers)]
         # The gradient that such a process was waiting for a decision over.
@@ -114,6 +118,7 @@ class Schedule:
         # None: never.
         self._last_heard = [None] * num_workers
         self._entered = [0.0] * num_workers
+        self._died = [0.0] * num_workers
         self._executed = 0
         # When heartbeats will next decide again, None if nobody waits.
         self._beat_at = None
@@ -160,6 +165,12 @@ class Schedule:
         if not self._alive[worker]:
             return
         batch = self._next_batch(worker)
+        if self._shares.has_changed():
+            self._ask_again()
+        if batch is WAIT:
+            self._current[worker] = None
+            self._idle[worker] = anew
+            return
         if batch is None:
             self._current[worker] = None
             self._finished[worker] = True
@@ -198,10 +209,25 @@ class Schedule:
         if self._again[worker]:
             batch = self._again[worker].popleft()
         else:
-            batch = self._shares.next(worker)
-        if batch is not None:
+            batch = self._shares.next(worker, self._lost())
+        if batch is not None and batch is not WAIT:
             self._steps[worker] += 1
         return batch
+
+    def _lost(self):
+        """Workers that have been silent for too long."""
+        return [
+            worker
+            for worker, alive in enumerate(self._alive)
+            if not alive
+            and self._now >= self._died[worker] + self._worker_timeout
+        ]
+
+    def _ask_again(self):
+        """Workers that wait for a portion ask whether there is one."""
+        for worker, anew in sorted(self._idle.items()):
+            self._events.at(self._now, self._begin, worker, anew)
+        self._idle.clear()
 
     def _pulled(self, job):
         job.began = self._now
@@ -253,6 +279,7 @@ class Schedule:
 
     def _arrive(self, job):
         self._periods.arrived(job)
+        self._shares.arrived(job.batch)
         job.arrived = self._now
         self._ledger.arrive(
             self._there(), job.worker, key=job.number, pulled=job.pulled
@@ -269,12 +296,18 @@ class Schedule:
             return
         self._alive[worker] = False
         self._lives[worker] += 1
+        self._died[worker] = self._now
+        self._idle.pop(worker, None)
+        self._shares.died(worker)
+        if self._shares.goes_to_others:
+            self._events.at(self._now + self._worker_timeout, self._ask_again)
         job = self._current[worker]
         if job is not None:
             self._last_heard[worker] = self._now
         if job is not None and job.arrived is None:
             # Nobody has its gradient: who comes back computes it again.
-            self._again[worker].extendleft(reversed(job.batches))
+            if not self._shares.goes_to_others:
+                self._again[worker].extendleft(reversed(job.batches))
             self._current[worker] = None
             self._drop(job)
         self._beat_if_needed()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 import numbers
 from typing import Any
+from typing import Literal
 
 import keras
 import numpy as np
@@ -15,6 +16,8 @@ from tfdist.runtime.variables.sharding import ByteBalancer
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import flat_run
 from tfdist.simulation import history as history_lib
+from tfdist.simulation import minimization
+from tfdist.simulation import sandblaster as sandblaster_lib
 from tfdist.simulation import training_loop
 from tfdist.simulation.actions import Fetch
 from tfdist.simulation.actions import LogEntry
@@ -26,8 +29,10 @@ from tfdist.simulation.history import History
 from tfdist.simulation.methods import as_exchange
 from tfdist.simulation.methods import as_method
 from tfdist.simulation.network import Network
+from tfdist.simulation.queued_shares import QueuedShares
 from tfdist.simulation.schedule import Schedule
 from tfdist.simulation.virtual_local_steps import slots_of
+from tfdist.strategies import construction
 
 
 def simulate(
@@ -46,6 +51,8 @@ def simulate(
     evaluate_every: float = 1.0,
     shuffle: bool = True,
     dynamic_shares: bool = False,
+    work: Literal["shares", "queue"] = "shares",
+    portions_per_worker: int = 8,
     seed: int = 0,
     worker_timeout: float = 10.0,
     start_timeout: float = 300.0,
@@ -77,11 +84,12 @@ def simulate(
         sample_weight)`, or a finite `tf.data.Dataset` of examples.
       strategy: A `Method`, the text of one (`"softsync:n=1"`), an own
         `Synchronization`, `Correction` or `LocalSteps`, a strategy of tfdist,
-        or a `VirtualExchange`.
+        a `VirtualExchange`, or a `Sandblaster`.
       num_workers: Virtual workers.
       num_servers: Virtual servers; they share the bytes.
       batch_size: Examples of one gradient.
-      epochs: Passes over the data, of all workers together.
+      epochs: Passes over the data, of all workers together; with Sandblaster
+        iterations, at most.
       compute: A `ComputeTime`; default: `Gamma(0.1)`.
       network: A `Network`; default: one that takes no time.
       failures: `Failure`s.
@@ -92,6 +100,9 @@ def simulate(
       dynamic_shares: Whether workers take the next batch that nobody has
         taken. By default each has its own share, as with `fit` on a cluster,
         and stops when that is done.
+      work: "queue": workers take portions of an epoch when they are free, and
+        begin an epoch together, as with `AsyncStrategy(work="queue")`.
+      portions_per_worker: As of `AsyncStrategy`.
       seed: Of initial weights, the order of examples, and compute times.
       worker_timeout: Seconds after which nobody waits for a silent worker.
       start_timeout: The same for one that has never begun.
@@ -119,25 +130,46 @@ def simulate(
     cluster = _cluster(
         compute, network, failures, seed, worker_timeout, start_timeout
     )
-    data = data_lib.Data(dataset, batch_size, shuffle=shuffle, seed=seed)
+    sandblaster = sandblaster_lib.of(strategy)
+    data = data_lib.Data(
+        dataset,
+        batch_size,
+        shuffle=shuffle and sandblaster is None,
+        seed=seed,
+    )
     if data.num_batches < num_workers:
         raise ValueError(
             "Argument `dataset` must have a batch for each worker. Received: "
             f"{data.num_batches} batches of {batch_size} for "
             f"num_workers={num_workers}"
         )
-    shares = data_lib.Shares(
-        data.num_batches, epochs, num_workers, dynamic_shares
-    )
+    if sandblaster is not None:
+        _check_portions(dynamic_shares, work)
+        return minimization.simulate(
+            model_fn,
+            data,
+            sandblaster,
+            num_workers=num_workers,
+            num_servers=num_servers,
+            epochs=epochs,
+            validation_data=validation_data,
+            evaluate_every=evaluate_every,
+            max_seconds=max_seconds,
+            chunk=chunk,
+            progress=progress,
+            **_without_start(cluster),
+        )
     exchange, name = as_exchange(strategy)
     if exchange is not None:
-        _check_flat(num_servers, failures)
+        _check_flat(num_servers, failures, work)
         return flat_run.simulate(
             model_fn,
             data,
             exchange,
             name,
-            shares=shares,
+            shares=data_lib.Shares(
+                data.num_batches, epochs, num_workers, dynamic_shares
+            ),
             num_workers=num_workers,
             num_batches=data.num_batches * epochs,
             compute=cluster["compute"],
@@ -150,6 +182,15 @@ def simulate(
             progress=progress,
         )
     method = as_method(strategy).resolve(num_workers)
+    shares = _shares(
+        data.num_batches,
+        epochs,
+        num_workers,
+        method,
+        dynamic_shares,
+        work,
+        portions_per_worker,
+    )
     model = training_loop.make_model(model_fn, seed, method)
     push, pull = traffic(model, method, num_servers)
     fetch = _fetch_traffic(model, num_servers)
@@ -187,6 +228,7 @@ def timing(
     *,
     num_workers: int,
     steps: int,
+    epochs: int = 1,
     push_bytes: Any = 0,
     pull_bytes: Any = None,
     num_servers: int = 1,
@@ -195,6 +237,8 @@ def timing(
     network: Network | None = None,
     failures: Sequence[Any] = (),
     dynamic_shares: bool = False,
+    work: Literal["shares", "queue"] = "shares",
+    portions_per_worker: int = 8,
     seed: int = 0,
     worker_timeout: float = 10.0,
     start_timeout: float = 300.0,
@@ -204,7 +248,9 @@ def timing(
     Args:
       strategy: As for `simulate`.
       num_workers: Virtual workers.
-      steps: Gradients of all workers together.
+      steps: Gradients of all workers together in an epoch.
+      epochs: Number of epochs; with Sandblaster iterations, of one evaluation
+        each.
       push_bytes: Of one gradient, or of what is pushed of several local
         steps. A number, which servers share evenly, or a list of what each
         server gets.
@@ -215,6 +261,8 @@ def timing(
       network: A `Network`; default: one that takes no time.
       failures: `Failure`s.
       dynamic_shares: As for `simulate`.
+      work: As for `simulate`.
+      portions_per_worker: As for `simulate`.
       seed: Of compute times.
       worker_timeout: As for `simulate`.
       start_timeout: As for `simulate`.
@@ -226,9 +274,22 @@ def timing(
     checks.count("num_servers", num_servers)
     checks.count("batch_size", batch_size)
     checks.count("steps", steps, least=num_workers)
+    checks.count("epochs", epochs)
     cluster = _cluster(
         compute, network, failures, seed, worker_timeout, start_timeout
     )
+    sandblaster = sandblaster_lib.of(strategy)
+    if sandblaster is not None:
+        _check_portions(dynamic_shares, work)
+        return minimization.timing(
+            sandblaster,
+            num_workers=num_workers,
+            steps=steps,
+            epochs=epochs,
+            num_bytes=_by_server("push_bytes", push_bytes, num_servers),
+            batch_size=batch_size,
+            **_without_start(cluster),
+        )
     method = as_method(strategy).resolve(num_workers)
     pull_bytes = push_bytes if pull_bytes is None else pull_bytes
     push = [
@@ -239,7 +300,15 @@ def timing(
     schedule = Schedule(
         method,
         num_workers,
-        data_lib.Shares(steps, 1, num_workers, dynamic_shares),
+        _shares(
+            steps,
+            epochs,
+            num_workers,
+            method,
+            dynamic_shares,
+            work,
+            portions_per_worker,
+        ),
         size_of=lambda batch: batch_size,
         push_bytes=push,
         pull_bytes=pull,
@@ -267,11 +336,58 @@ def timing(
     )
 
 
-def _check_flat(num_servers, failures):
+def _shares(
+    num_batches, epochs, num_workers, method, dynamic, work, portions_per_worker
+):
+    """Returns who computes which batch, a `Shares` or a `QueuedShares`.
+
+    Args:
+      num_batches: Batches of an epoch.
+      epochs: Number of epochs.
+      num_workers: Number of workers.
+      method: A `Method`, resolved.
+      dynamic: The argument `dynamic_shares` of `simulate`.
+      work: As of `simulate`.
+      portions_per_worker: As of `simulate`.
+
+    Raises:
+      ValueError: The method has no portions, or there are dynamic shares.
+    """
+    portions = construction.portions(method, "chief", work, portions_per_worker)
+    if portions is None:
+        return data_lib.Shares(num_batches, epochs, num_workers, dynamic)
+    if dynamic:
+        raise ValueError(
+            'Argument `dynamic_shares` must be False with work="queue". '
+            "Received: dynamic_shares=True"
+        )
+    return QueuedShares(num_batches, epochs, num_workers, portions)
+
+
+def _check_portions(dynamic, work):
+    """Refuses what says how data is shared out, where Sandblaster does."""
+    for name, value, allowed in (
+        ("dynamic_shares", dynamic, False),
+        ("work", work, "shares"),
+    ):
+        if value != allowed:
+            raise ValueError(
+                f"Argument `{name}` must be {allowed} with sandblaster, which "
+                f"has portions of its own. Received: {name}={value!r}"
+            )
+
+
+def _without_start(cluster):
+    """The arguments of a cluster, of which no worker is late to begin."""
+    return {k: v for k, v in cluster.items() if k != "start_timeout"}
+
+
+def _check_flat(num_servers, failures, work):
     """Refuses what is not simulated with a `VirtualExchange`."""
     for name, value, allowed in (
         ("num_servers", num_servers, 1),
         ("failures", list(failures), []),
+        ("work", work, "shares"),
     ):
         if value != allowed:
             raise ValueError(

@@ -127,6 +127,7 @@ def of_history(history):
             ["waiting per gradient, s", amount(some["waited_mean"])],
             ["GB", amount(some["gigabytes"])],
             *_of_links(some),
+            *_of_evaluations(some),
             ["diverged", "yes" if some["diverged"] else "no"],
         ],
     )
@@ -156,6 +157,20 @@ def _of_links(some):
     return [
         ["bytes per update", amount(some["update_bytes"])],
         ["busiest link, GB", amount(some["largest_link_bytes"] / 1e9)],
+    ]
+
+
+def _of_evaluations(some):
+    """Rows that only Sandblaster has."""
+    if "portions" not in some:
+        return []
+    portions = some["portions"]
+    median = some["seconds_per_data_evaluation"]
+    return [
+        ["evaluations over all data", str(some["data_evaluations"])],
+        ["  seconds of one, median", amount(median)],
+        ["portions of a worker, least", str(min(portions))],
+        ["portions of a worker, most", str(max(portions))],
     ]
 
 

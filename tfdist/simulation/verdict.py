@@ -9,6 +9,7 @@ import dataclasses
 from tfdist.simulation import remedies
 from tfdist.simulation.prediction import Cluster
 from tfdist.simulation.prediction import Prediction
+from tfdist.simulation.prediction import queue_speed_up
 
 MIN_SPEED_UP = 1.5
 """The least speed-up that makes a cluster worth its trouble, by default."""
@@ -40,6 +41,8 @@ class Case:
       min_speed_up: What a cluster has to give.
       chosen: The recommended one of the predictions, or None.
       remedies: List of `Remedy`.
+      queue_speed_up: How many times as long an epoch of the chosen one takes
+        with fixed shares as with portions.
     """
 
     measurement: object
@@ -49,6 +52,7 @@ class Case:
     min_speed_up: float = MIN_SPEED_UP
     chosen: Prediction | None = None
     remedies: list = dataclasses.field(default_factory=list)
+    queue_speed_up: float = 1.0
 
     @property
     def fastest(self):
@@ -71,6 +75,14 @@ def decided(case):
     case = dataclasses.replace(
         case, chosen=choose(case.predictions, case.min_speed_up)
     )
+    if case.chosen is not None:
+        longer = queue_speed_up(
+            case.measurement,
+            case.methods[case.chosen.method],
+            case.chosen.num_workers,
+            case.cluster,
+        )
+        case = dataclasses.replace(case, queue_speed_up=longer)
     return dataclasses.replace(case, remedies=_remedies(case))
 
 
@@ -135,7 +147,7 @@ def sentences(case):
       A list of texts.
     """
     first = _staying if case.chosen is None else _recommendation
-    texts = (first(case), _reason(case), _changes(case))
+    texts = (first(case), _reason(case), _shares(case), _changes(case))
     return [text for text in texts if text]
 
 
@@ -182,6 +194,18 @@ def _reason(case):
     return (
         f"It is bound by {row.bound}. For each gradient of a worker these are "
         f"busy: {listed}. A step sends {_bytes(push)} and gets {_bytes(pull)}."
+    )
+
+
+def _shares(case):
+    """Says how much longer an epoch takes if workers have fixed shares."""
+    if case.queue_speed_up < WORTH_A_CHANGE:
+        return None
+    return (
+        "That is while all workers train. With fixed shares, those that are "
+        f"done wait for the slowest, and an epoch takes "
+        f"{case.queue_speed_up:.1f} times as "
+        'long as with portions: pass work="queue".'
     )
 
 

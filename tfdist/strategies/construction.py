@@ -141,7 +141,10 @@ def portions(method, decisions, work, portions_per_worker):
         return None
     reason = None
     if not method.needs_servers:
-        reason = 'communication="ring", which has no server for the queue'
+        reason = (
+            f'communication="{method.communication}", which has no server for '
+            "the queue"
+        )
     elif method.waits:
         reason = f"{method.name}, where workers wait for each other"
     elif method.local_steps is not None:
