@@ -20,7 +20,8 @@ _POLL_SECONDS = 0.02
 # A worker counts as training after so many steps; the others as well go on
 # for so many when all is over.
 _STEPS = 20
-_RATE = 0.005
+# A power of two, for `recovery_tasks.SumsRows`.
+_RATE = 2.0**-8
 # Beyond the longest stop, keep-alive and the start of a process, on a machine
 # that has other things to do.
 START_SECONDS = 180.0
@@ -315,6 +316,9 @@ class Chaos:
             assert other["all_counts"] == first["all_counts"]
             assert other["by_worker"] == first["by_worker"]
         self._check_sums(first, reports)
+        for table in first["rows"]:
+            for index, counts in enumerate(table):
+                self._check_rows(index, counts, reports)
         assert outcome.loss[1] < _LOSS_SHARE * untrained, outcome.loss
 
     def _check_counts(self, label, report):
@@ -343,6 +347,38 @@ class Chaos:
             for (_, index), own in reports.items():
                 applied = own["counts"]["applied"][server]
                 assert applied <= by_worker[index], (applied, by_worker)
+
+    def _check_rows(self, index, counts, reports):
+        """Rows of a table lack what is counted as lost there, and no more.
+
+        Args:
+          index: Number of the server.
+          counts: Updates in its rows, each number once.
+          reports: By target, a dict.
+        """
+        # A small table is in a snapshot as it was at one moment.
+        (count,) = counts
+        missing = reports["worker", 0]["updates"][index] - count
+        server = f"/job:ps/task:{index}"
+        killed = [task.label.split(".")[0] for task in self._killed]
+        deaths = killed.count(f"ps-{index}")
+        self._note(f"{server}: rows lack {missing:g} updates, {deaths} deaths")
+        assert missing >= 0 and (deaths or not missing), (server, missing)
+        for target, report in reports.items():
+            label = f"worker-{target[1]}"
+            if label in killed:
+                continue
+            seen = [
+                event[server][0]
+                for event in report["lost_by_rows"]
+                if server in event
+            ]
+            lost = sum(seen) if self._every else seen[-1] if seen else 0
+            self._note(f"{label}: saw {seen} lost in rows of {server}")
+            assert lost <= missing, (label, seen, missing)
+            # A worker that was stopped may have put back more since.
+            if len(seen) == deaths and not self._stopped:
+                assert lost == missing, (label, seen, missing)
 
     # What is told.
 

@@ -97,7 +97,7 @@ def telling_of_a_wait(what):
         thread.join()
 
 
-class _WhenTold(keras.callbacks.Callback):
+class WhenTold(keras.callbacks.Callback):
     """Does something between two steps, once the test tells its name."""
 
     def __init__(self, name, action):
@@ -140,9 +140,9 @@ def train(synchronization="async", nonfinite="drop", elements=ELEMENTS):
     callbacks = [checkpoint, failure_tasks.TellProgress("stop", _pace)]
     if strategy.cluster.is_chief:
         callbacks += [
-            _WhenTold("pull", strategy.pull),
-            _WhenTold("save", checkpoint._save),
-            _WhenTold("save weights", lambda: model.save_weights(WEIGHTS)),
+            WhenTold("pull", strategy.pull),
+            WhenTold("save", checkpoint._save),
+            WhenTold("save weights", lambda: model.save_weights(WEIGHTS)),
         ]
     model.fit(
         tasks.own_data(1.0),

@@ -1,5 +1,6 @@
 """Workers of every strategy that train while servers die and come back."""
 
+import re
 import time
 
 import keras
@@ -10,6 +11,7 @@ from tests.multi_process import handshake
 import tfdist
 from tfdist import correction
 from tfdist import synchronization
+from tfdist.cluster import manifests
 from tfdist.cluster import table_snapshots
 
 STRATEGIES = {
@@ -32,7 +34,45 @@ STRATEGIES = {
         period=4, **kwargs
     ),
     "diloco": lambda **kwargs: tfdist.DiLoCoStrategy(period=4, **kwargs),
+    # Of its model, see `SumsRows`.
+    "table": lambda **kwargs: tfdist.AsyncStrategy(table_bytes=1, **kwargs),
 }
+ROWS = 3000
+
+
+class SumsRows(keras.layers.Layer):
+    """Passes its input on, and adds rows of a table to the loss.
+
+    The gradient of every third row is one, so that with SGD at a rate that is
+    a power of two a row is minus the rate times the updates that are in it.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.table = keras.layers.Embedding(
+            ROWS, 1, embeddings_initializer="zeros"
+        )
+
+    def call(self, inputs):
+        """Adds the loss."""
+        self.add_loss(keras.ops.sum(self.table(np.arange(0, ROWS, 3))))
+        return inputs
+
+    def updates_in_rows(self, rate):
+        """By server, how many updates there are in each row that has any.
+
+        Args:
+            rate: the learning rate.
+        """
+        ids = np.arange(ROWS)
+        counts = np.asarray(self.table(ids))[:, 0] / -rate
+        assert not counts[ids % 3 > 0].any()
+        shard, _ = self.table.embeddings.value.partitions.place(ids)
+        is_trained = ids % 3 == 0
+        return [
+            sorted(set(counts[is_trained & (np.asarray(shard) == k)].tolist()))
+            for k in range(int(np.max(shard)) + 1)
+        ]
 
 
 def serve(directory=None, every=30.0, stripe_bytes=None):
@@ -50,6 +90,34 @@ def serve(directory=None, every=30.0, stripe_bytes=None):
             start_timeout=60.0, snapshot_dir=directory, snapshot_every=every
         )
     )
+
+
+def tell_less(untold):
+    """Leaves some out of what this process tells servers to keep.
+
+    As if it had told them before it knew of these.
+
+    Args:
+        untold: pattern of names of resources on servers.
+    """
+    text_of = manifests.text_of
+
+    def text_of_less(groups):
+        return text_of(
+            [
+                {
+                    **group,
+                    "variables": {
+                        name: dtype
+                        for name, dtype in group["variables"].items()
+                        if not re.search(untold, name)
+                    },
+                }
+                for group in groups
+            ]
+        )
+
+    manifests.text_of = text_of_less
 
 
 def regression():
@@ -77,6 +145,7 @@ def train(
     worker_timeout=60.0,
     epochs=1,
     rate=None,
+    untold=None,
 ):
     """Trains until told to stop; reports what became of its gradients.
 
@@ -88,8 +157,12 @@ def train(
         worker_timeout: of the strategy.
         epochs: how many to train.
         rate: the learning rate; `None` for one for two workers.
+        untold: see `tell_less`; `None` to tell servers of all.
     """
-    momentum = 0.0 if strategy in ("dana", "averaging") else 0.5
+    if untold is not None:
+        tell_less(untold)
+    sums_rows = [SumsRows()] if strategy == "table" else []
+    momentum = 0.0 if strategy in ("dana", "averaging", "table") else 0.5
     # DANA's momentum is 0.9.
     if rate is None:
         rate = 0.005 if strategy == "dana" else 0.05
@@ -106,6 +179,7 @@ def train(
         model = keras.Sequential(
             [
                 keras.Input((8,)),
+                *sums_rows,
                 keras.layers.Dense(16, activation="tanh"),
                 keras.layers.BatchNormalization(),
                 keras.layers.Dense(1),
@@ -152,4 +226,6 @@ def train(
             [event.seconds, event.servers, event.restored_by_this_worker]
             for event in strategy.recoveries
         ],
+        lost_by_rows=[event.lost_by_rows for event in strategy.recoveries],
+        rows=[layer.updates_in_rows(rate) for layer in sums_rows],
     )

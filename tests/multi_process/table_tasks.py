@@ -1,13 +1,19 @@
 """What the tasks of clusters do whose model has a table on the servers."""
 
+import itertools
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tests.multi_process import failure_tasks
 from tests.multi_process import handshake
+from tests.multi_process import killed_server_tasks
 from tests.multi_process import tasks
 import tfdist
+from tfdist.runtime.checkpoint import table_chunks
+from tfdist.runtime.checkpoint import table_export
+from tfdist.runtime.variables import table as table_lib
 
 ROWS, WIDTH = 3000, 2
 BATCH = 7
@@ -38,10 +44,12 @@ def _data(ids):
     return data.repeat().batch(1).with_options(options)
 
 
-def _strategy():
+def _strategy(server_timeout=60.0):
     return tfdist.AsyncStrategy(
         table_bytes=1,
-        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0),
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0, server_timeout=server_timeout
+        ),
     )
 
 
@@ -128,6 +136,61 @@ def push_same_rows_until_told(dynamic=False):
         counts=strategy.push_counts(),
         lost_by_rows=[event.lost_by_rows for event in strategy.recoveries],
     )
+
+
+def _halt_in(owner, method):
+    """Makes a reader of rows wait in its third call after `halt` was told.
+
+    Args:
+        owner: a class.
+        method: name of what reads some rows.
+    """
+    read, calls = getattr(owner, method), itertools.count(1)
+
+    def read_or_halt(*args):
+        if handshake.told("halt") and next(calls) == 3:
+            print("halted", flush=True)
+            handshake.wait_for("go on")
+        return read(*args)
+
+    setattr(owner, method, read_or_halt)
+
+
+def save_when_told(server_timeout):
+    """Trains until told to stop; the chief exports and saves when told.
+
+    Args:
+        server_timeout: of the strategy, seconds.
+    """
+    table_export.PIECE_BYTES = 4096
+    _halt_in(table_lib.TableVariable, "read_rows")
+    _halt_in(table_chunks.TableChunks, "_read")
+    strategy = _strategy(server_timeout)
+    model, _ = _sum_of_rows(strategy, "zeros", len(SAME_IDS))
+    checkpoint = tfdist.callbacks.ClusterCheckpoint(
+        "checkpoints", save_freq=10**6
+    )
+    callbacks = [checkpoint, failure_tasks.TellProgress("stop")]
+    if strategy.cluster.is_chief:
+        actions = {
+            "export": lambda: strategy.export_tables("exported"),
+            "save": checkpoint._save,
+        }
+        callbacks += [
+            killed_server_tasks.WhenTold(*action) for action in actions.items()
+        ]
+    try:
+        model.fit(
+            _data(SAME_IDS[None]),
+            steps_per_epoch=10**6,
+            verbose=0,
+            callbacks=callbacks,
+        )
+    except Exception as error:
+        handshake.report(error=type(error).__name__, message=str(error))
+        raise
+    strategy.barrier()
+    handshake.report(updates=strategy.updates_applied())
 
 
 def cycle_of_ids(worker):

@@ -37,11 +37,13 @@ def version_in(snapshot):
 class Job:
     """Servers with snapshots, and workers that train."""
 
-    def __init__(self, made):
+    def __init__(self, made, task, **arguments):
         """Starts them.
 
         Args:
             made: a `ClusterUnderTest`.
+            task: what workers do.
+            **arguments: of that.
         """
         self.made = made
         kept = made.directory / "kept"
@@ -56,9 +58,7 @@ class Job:
             )
             for index in range(2)
         ]
-        self.workers = made.start_workers(
-            "failure_tasks:train", value=1.0, until="stop", pace=0.005
-        )
+        self.workers = made.start_workers(task, pace=0.005, **arguments)
         go_on(self.workers, 20)
 
     def steps(self):
@@ -87,7 +87,8 @@ class Job:
 
 
 def test_a_job_that_is_started_again_goes_on_from_the_snapshots(cluster):
-    first = Job(cluster(num_ps=2, num_workers=2))
+    task, arguments = "failure_tasks:train", {"value": 1.0, "until": "stop"}
+    first = Job(cluster(num_ps=2, num_workers=2), task, **arguments)
     made_before = first.steps()
     first.wait_for_snapshots()
     first.kill()
@@ -95,7 +96,7 @@ def test_a_job_that_is_started_again_goes_on_from_the_snapshots(cluster):
     # What was done a snapshot's time ago is there; the rest is lost.
     assert min(held) >= made_before
 
-    second = Job(first.made)
+    second = Job(first.made, task, **arguments)
     for server in second.servers:
         server.expect("begins with its snapshot")
     second.made.tell("stop")
@@ -114,3 +115,51 @@ def test_a_job_that_is_started_again_goes_on_from_the_snapshots(cluster):
             assert set(part) == {-1.0 * report["updates"][server]}
     # Training is over: nothing is kept.
     assert list((second.made.directory / "kept").iterdir()) == []
+
+
+# Strategy, and what workers have not told of when servers write: variables
+# that the first server says are there, that and all that comes after, and what
+# a ledger needs.
+EARLY = {
+    "without slots": ("async", r"/variable/(?!0$|1$|2$)"),
+    "with nothing else": ("async", r"/(variable|signature|gradients|held)"),
+    "without a ledger": ("backup", r"/ledger/.*/(state|epoch|incarnations)$"),
+}
+
+
+@pytest.mark.parametrize("missing", EARLY)
+def test_what_an_early_snapshot_lacks_is_added(cluster, missing):
+    """Servers write before heartbeats have told them of all that there is."""
+    strategy, untold = EARLY[missing]
+    first = Job(
+        cluster(num_ps=2, num_workers=2),
+        "recovery_tasks:train",
+        strategy=strategy,
+        rate=0.01,
+        untold=untold,
+    )
+    first.wait_for_snapshots()
+    first.kill()
+    held = [version_in(newest(d)[0]) for d in first.directories]
+    assert min(held) > 0
+
+    second = Job(
+        first.made, "recovery_tasks:train", strategy=strategy, rate=0.01
+    )
+    for server in second.servers:
+        server.expect("begins with its snapshot")
+    second.made.tell("stop")
+    second.made.finish()
+    said = [
+        "lacked" in worker.output().split("connected")[-1]
+        for worker in second.workers
+    ]
+    assert any(said) == (missing != "without a ledger")
+    reports = [worker.report() for worker in second.workers]
+    assert reports[0]["weights"] == reports[1]["weights"]
+    for server, version in enumerate(held):
+        applied = [r["counts"]["applied"][server] for r in reports]
+        assert min(applied) > 0
+        for report in reports:
+            assert report["updates"][server] == version + sum(applied)
+            assert not any(report["counts"]["lost"])

@@ -65,6 +65,8 @@ def test_export_replaces_the_one_before_at_once(trained, tmp_path, monkeypatch):
         patched.setattr(table_lib.TableVariable, "read_rows", full)
         with pytest.raises(OSError, match="no space"):
             strategy.export_tables(tmp_path, model)
+    # What it had begun is gone.
+    assert not list(tmp_path.glob("export-1-*"))
     index = tmp_path / table_export.INDEX
     np.testing.assert_array_equal(loaded(index, "items/embeddings"), rows)
     strategy.export_tables(tmp_path, model)

@@ -204,6 +204,9 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         }
         try:
             number = self._files.write(state)
+        except TimeoutError:
+            # Of a server that is gone, while rows of a table are read.
+            raise
         except OSError as error:
             logging.error(
                 "No checkpoint could be written to %s (%s); training goes on, "

@@ -42,14 +42,31 @@ def build_is_from_snapshot(value=None):
     Returns:
       A scalar bool tensor, or the operation.
     """
-    handle = tf.raw_ops.VarHandleOp(
-        dtype=tf.bool, shape=[], shared_name="tfdist/from_snapshot"
-    )
+    return _build_flag("tfdist/from_snapshot", value)
+
+
+def build_is_unrestored(value=None):
+    """Builds, in the scope's device: whether nobody has restored a server.
+
+    It was started again when no worker was left that knew what it had held,
+    so it may lack variables: each server writes its snapshots when it likes,
+    and perhaps before workers have told it of all that there is.
+
+    Args:
+      value: See `build_is_from_snapshot`.
+
+    Returns:
+      See `build_is_from_snapshot`.
+    """
+    return _build_flag("tfdist/unrestored", value)
+
+
+def _build_flag(name, value):
+    handle = tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=name)
     if value is not None:
         return tf.raw_ops.AssignVariableOp(
             resource=handle, value=tf.constant(value)
         )
-    # It is made when the server finds a snapshot.
     return tf.cond(
         tf.raw_ops.VarIsInitializedOp(resource=handle),
         lambda: tf.ensure_shape(

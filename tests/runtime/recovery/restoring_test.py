@@ -59,7 +59,7 @@ def test_a_worker_puts_back_counts_of_gradients_that_a_snapshot_lacks():
         runtime.store, runtime.gradient_counts, runtime.synchronizer, 1
     )
     before = runtime.gradient_counts.read()
-    first_values_test.lose_gradient_counts(runtime)
+    first_values_test.lose_named(runtime.store, "gradients")
     assert restorer.complete(0) == 1
     assert runtime.gradient_counts.read() == before
     assert restorer.complete(0) == 0

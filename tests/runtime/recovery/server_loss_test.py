@@ -3,10 +3,8 @@
 import types
 
 import keras
-import tensorflow as tf
 
 import tfdist
-from tfdist.runtime.recovery import restoring
 from tfdist.runtime.recovery import server_loss
 
 
@@ -29,9 +27,5 @@ def test_a_worker_that_has_committed_nothing_does_not_commit_now():
 def test_a_server_that_holds_none_of_a_small_model_lacks_nothing():
     runtime = new_model()
     runtime.commit()
-    restorer = restoring.Restorer(
-        runtime.store, runtime.gradient_counts, runtime.synchronizer, 1
-    )
-    counted = tf.function(lambda: restorer._count_missing(0, []))
-    assert counted() == 0
-    assert restorer.complete(0) == 0
+    first_values = runtime.synchronizer.first_values
+    assert first_values.complete_on(0, [], runtime.committed) == 0

@@ -1,9 +1,10 @@
-"""What a chief gives to servers of which some are empty."""
+"""What workers give to servers that nobody was there to restore."""
 
 import types
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfdist
@@ -55,7 +56,7 @@ def lose(runtime, variable):
     on_server(runtime, variable, build)
 
 
-def joined(runtime, orphans):
+def joined(runtime, may_lack):
     """The traffic of a chief that has come back, with first values."""
     for variable in runtime.store.variables:
         for replica in (variable, variable.pulled):
@@ -63,7 +64,7 @@ def joined(runtime, orphans):
                 value = tf.fill(variable.shape, variable.dtype.max)
                 replica.assign_replica(value)
     runtime.recovery = types.SimpleNamespace(
-        wait_until_settled=lambda is_chief, timeout: orphans,
+        wait_until_settled=lambda is_chief, timeout: may_lack,
         call=lambda function, *args: function(*args),
     )
     return replica_sync.Synchronizer(runtime, is_chief=True, timeout=1.0)
@@ -87,7 +88,7 @@ def test_what_nobody_restores_is_filled_and_nothing_else():
     for variable in runtime.store.variables:
         if variable.name in lost:
             lose(runtime, variable)
-    synchronizer = joined(runtime, orphans=True)
+    synchronizer = joined(runtime, may_lack=True)
     commit_in_two_parts(runtime, synchronizer, len(model.weights))
     after = held(runtime)
     for variable in runtime.store.variables:
@@ -106,31 +107,120 @@ def test_what_nobody_restores_is_filled_and_nothing_else():
     assert synchronizer.versions() == [4]
 
 
-def lose_gradient_counts(runtime):
-    """A server's snapshot may be from before workers knew of them."""
-
-    @tf.function(autograph=False)
-    def call():
-        handle = runtime.gradient_counts.handle(0)
-        tf.raw_ops.DestroyResourceOp(resource=handle)
-
-    call()
-
-
 def test_lost_counts_of_gradients_are_filled_and_no_others():
     runtime, model = trained()
-    synchronizer = joined(runtime, orphans=True)
+    synchronizer = joined(runtime, may_lack=True)
     (before,) = runtime.gradient_counts.read().values()
     assert before["accepted"] == 4
     commit_in_two_parts(runtime, synchronizer, len(model.weights))
     assert list(runtime.gradient_counts.read().values()) == [before]
-    lose_gradient_counts(runtime)
-    synchronizer = joined(runtime, orphans=True)
+    lose_named(runtime.store, "gradients")
+    synchronizer = joined(runtime, may_lack=True)
     commit_in_two_parts(runtime, synchronizer, len(model.weights))
     (after,) = runtime.gradient_counts.read().values()
-    assert after["accepted"] == 0
+    # As this worker has read them last.
+    assert after["accepted"] == 4
     # The next gradient finds what it adds to.
     x = np.ones([2, 3], "float32")
     model.train_on_batch(x, x[:, :2])
     (after,) = runtime.gradient_counts.read().values()
-    assert after["accepted"] == 1
+    assert after["accepted"] == 5
+
+
+def lose_named(store, name):
+    """Takes a resource from the server, by its short name."""
+    dtype = store.known[0, store.name_of(name)]
+
+    @tf.function(autograph=False)
+    def call():
+        tf.raw_ops.DestroyResourceOp(
+            resource=store.resource(0, name, dtype, None),
+            ignore_lookup_error=True,
+        )
+
+    call()
+
+
+def lose_all_but(store, kept):
+    """Leaves on the server what a snapshot has that knew of `kept`.
+
+    Args:
+      store: The `ParameterStore`.
+      kept: Some of `store.known`.
+    """
+    for shard, name in list(store.known):
+        if (shard, name) not in kept:
+            lose_named(store, store.short_name(name))
+
+
+def short_names(runtime):
+    """The names of what a worker tells servers to keep, in their order."""
+    return [runtime.store.short_name(name) for _, name in runtime.store.known]
+
+
+# What a heartbeat told of was all before the one or the other.
+@pytest.mark.parametrize(
+    "first_missing",
+    ["held", "variable/0", "variable/3", "signature/0", "signature/3"],
+)
+def test_what_an_early_snapshot_lacks_is_filled(first_missing):
+    runtime, model = trained()
+    before = held(runtime)
+    names = short_names(runtime)
+    kept = list(runtime.store.known)[: names.index(first_missing)]
+    # On a cluster it is told of first, and without it there is no snapshot.
+    kept.append((0, runtime.store.name_of("version")))
+    lose_all_but(runtime.store, kept)
+    synchronizer = joined(runtime, may_lack=True)
+    commit_in_two_parts(runtime, synchronizer, len(model.weights))
+    after = held(runtime)
+    for variable in runtime.store.variables:
+        name = runtime.store.name_of(f"variable/{variable.ordinal}")
+        expected = np.full(variable.shape, variable.dtype.max)
+        if (0, name) in kept:
+            expected = before[variable.name]
+        np.testing.assert_array_equal(after[variable.name], expected)
+    assert synchronizer.held() == len(runtime.store.variables)
+    assert synchronizer.versions() == [4]
+    x = np.ones([2, 3], "float32")
+    model.train_on_batch(x, x[:, :2])
+
+
+def test_what_workers_have_freed_is_not_filled():
+    runtime, model = trained()
+    freed = list(runtime.store.variables)[: len(model.weights)]
+    for variable in freed:
+        lose(runtime, variable)
+        lose_named(runtime.store, f"signature/{variable.ordinal}")
+    synchronizer = joined(runtime, may_lack=True)
+    commit_in_two_parts(runtime, synchronizer, len(model.weights))
+    assert all(variable.is_over for variable in freed)
+    assert len(list(runtime.store.variables)) > 0
+    for variable in freed:
+        with pytest.raises(tf.errors.FailedPreconditionError):
+            on_server(
+                runtime,
+                variable,
+                lambda handle, v=variable: tf.raw_ops.ReadVariableOp(
+                    resource=handle, dtype=v.dtype
+                ),
+            )
+
+
+def test_a_saved_state_is_put_back_as_a_whole_where_servers_lack_some():
+    runtime, model = trained()
+    saved = runtime.state.read()
+    expected = held(runtime)
+    x = np.ones([2, 3], "float32")
+    model.train_on_batch(x, x[:, :2])
+    # A chief that comes back finds that servers hold a run.
+    synchronizer = joined(runtime, may_lack=True)
+    runtime.synchronizer = synchronizer
+    runtime.state.restore(saved)
+    lose(runtime, runtime.store.variables[0])
+    synchronizer.commit()
+    for name, value in held(runtime).items():
+        np.testing.assert_array_equal(value, expected[name], name)
+    np.testing.assert_array_equal(
+        model.weights[0].numpy(), expected[model.weights[0].value.name]
+    )

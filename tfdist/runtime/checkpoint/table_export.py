@@ -51,6 +51,7 @@ def write(tables, directory, updates):
     Raises:
       ValueError: There are none, or two have the same name.
       OSError: A file could not be written.
+      TimeoutError: A server is gone. An export that was there stays.
     """
     names = [table.path for table in tables]
     if not tables:
@@ -66,22 +67,28 @@ def write(tables, directory, updates):
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     number = 1 + max(_numbers(directory), default=-1)
-    index = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "updates": updates,
-        "tables": [
-            _write_table(table, directory, f"{_PREFIX}{number}-table-{k}")
-            for k, table in enumerate(tables)
-        ],
-    }
-    draft = directory / f"{_PREFIX}{number}.draft"
-    with draft.open("w") as file:
-        json.dump(index, file, indent=1)
-        _flush(file)
-    draft.replace(directory / INDEX)
+    own = f"{_PREFIX}{number}-"
+    try:
+        index = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "updates": updates,
+            "tables": [
+                _write_table(table, directory, f"{own}table-{k}")
+                for k, table in enumerate(tables)
+            ],
+        }
+        draft = directory / f"{own}index"
+        with draft.open("w") as file:
+            json.dump(index, file, indent=1)
+            _flush(file)
+        draft.replace(directory / INDEX)
+    except BaseException:
+        for path in directory.glob(f"{own}*"):
+            path.unlink(missing_ok=True)
+        raise
     for path in directory.glob(f"{_PREFIX}*"):
-        if not path.name.startswith(f"{_PREFIX}{number}-"):
+        if not path.name.startswith(own):
             path.unlink(missing_ok=True)
 
 

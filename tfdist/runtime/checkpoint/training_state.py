@@ -359,6 +359,19 @@ class TrainingState(tf.train.experimental.PythonState):
             if begins:
                 self._store.set_pulled_version(shard, version)
 
+    def servers_lacked(self):
+        """Called when this worker has added what servers had lost.
+
+        A whole state that was saved is worth more than some of a later one.
+        """
+        if self._saved is not None and self._store.is_chief:
+            logging.warning(
+                "All of the model and its optimizer is put back as it was "
+                "saved at update %d.",
+                self._saved.header["updates"],
+            )
+            self.restore(self._saved)
+
     def slot_of_worker(self, key):
         """Returns a saved slot of a correction on this worker, or None."""
         return self._array(key)

@@ -6,7 +6,7 @@ from tfdist.runtime.exchange import records as records_lib
 from tfdist.runtime.variables import traced_calls
 
 
-def build(store, lock_name, name, mine, create=None):
+def build(store, lock_name, name, mine, create=None, is_made=None):
     """Builds: leaves a text on the first server, unless there is one.
 
     Args:
@@ -16,6 +16,8 @@ def build(store, lock_name, name, mine, create=None):
       mine: The text, a scalar string tensor.
       create: Called without arguments to build what the first worker does
         before it leaves its text; or None.
+      is_made: Called without arguments to build whether that was done, a
+        scalar bool tensor: a snapshot may have the text and not the rest.
 
     Returns:
       The text that is there, a scalar string tensor on this worker.
@@ -38,6 +40,8 @@ def build(store, lock_name, name, mine, create=None):
         lock = store.lock(0, lock_name)
     with tf.control_dependencies([lock.op]), on_server():
         known = tf.raw_ops.VarIsInitializedOp(resource=handle)
+        if is_made is not None:
+            known &= is_made()
         left = tf.cond(known, lambda: False, leave)
         with tf.control_dependencies([left]):
             text = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.string)
@@ -47,7 +51,7 @@ def build(store, lock_name, name, mine, create=None):
         return tf.identity(text)
 
 
-def agree(store, lock_name, name, mine, create=None):
+def agree(store, lock_name, name, mine, create=None, is_made=None):
     """Leaves a text on the first server, unless there is one.
 
     Args:
@@ -56,13 +60,14 @@ def agree(store, lock_name, name, mine, create=None):
       name: Of the text, the same on all workers.
       mine: The text, a str.
       create: See `build`.
+      is_made: See `build`.
 
     Returns:
       The text that is there, a str.
     """
     text = tf.constant(mine)
     function = traced_calls.trace(
-        lambda text: build(store, lock_name, name, text, create), text
+        lambda text: build(store, lock_name, name, text, create, is_made), text
     )
     return function(text).numpy().decode()
 
@@ -120,14 +125,15 @@ class Agreement:
       name: The ledger's, the same on all workers.
       method: The synchronization and the correction, a str.
       create: Callable without arguments that builds the ledger's first state.
+      is_made: Callable without arguments that builds whether there is one.
     """
 
-    def __init__(self, store, lock_name, name, method, create):
+    def __init__(self, store, lock_name, name, method, create, is_made):
         self._store = store
         self._lock_name = lock_name
         self._name = name
         self._method = method
-        self._create = create
+        self._first_state = create, is_made
         # What gradients of this worker's steps are of.
         self._layouts = set()
 
@@ -137,7 +143,7 @@ class Agreement:
         Raises:
           ValueError: Another worker uses another method.
         """
-        theirs = self._agree("method", self._method, self._create)
+        theirs = self._agree("method", self._method, *self._first_state)
         if self._method != theirs:
             raise ValueError(
                 "All workers must synchronize in the same way. Here "
@@ -188,11 +194,11 @@ class Agreement:
 
     def again(self):
         """Leaves again what a server that was started again has lost."""
-        self._agree("method", self._method, self._create)
+        self._agree("method", self._method, *self._first_state)
         for layout in self._layouts:
             self._agree("layout", layout)
 
-    def _agree(self, setting, mine, create=None):
+    def _agree(self, setting, mine, create=None, is_made=None):
         """The text that the first worker has left of a setting, a str."""
         name = f"{self._name}/{setting}"
-        return agree(self._store, self._lock_name, name, mine, create)
+        return agree(self._store, self._lock_name, name, mine, create, is_made)

@@ -127,6 +127,7 @@ class Ledger:
             f"{_NAME}/{name}",
             f"synchronization={method!r}, {correction=!r}",
             self._create,
+            self._is_made,
         )
         # How many workers made up the cluster at the last `tick`.
         self.num_enlisted = num_workers
@@ -370,6 +371,17 @@ class Ledger:
                 done.append(self.epoch(shard).set(0))
                 done += self.leftovers.create(shard)
         return done + self._renewal.build_create(self._recovery.incarnations)
+
+    def _is_made(self):
+        """Builds, on the first server: whether it has what decides."""
+        handles = (
+            self.state_handle(),
+            self.epoch(0).handle,
+            self.incarnations(),
+        )
+        return tf.reduce_all(
+            [tf.raw_ops.VarIsInitializedOp(resource=h) for h in handles]
+        )
 
     def _build_tick(self, what, my_epoch):
         def happened(state, attendance):

@@ -7,8 +7,6 @@ counts that belong to them.
 
 import tensorflow as tf
 
-from tfdist.runtime.variables import copies
-
 
 class NoGradientCounts:
     """See `GradientCounts`, whose part it takes where a ledger counts."""
@@ -21,11 +19,6 @@ class NoGradientCounts:
         return []
 
     def handles(self, shard):
-        """Builds nothing, a list."""
-        del shard
-        return []
-
-    def build_missing(self, shard):
         """Builds nothing, a list."""
         del shard
         return []
@@ -94,13 +87,6 @@ class GradientCounts:
     def handles(self, shard):
         """The vector on a server, a list; see `handle`."""
         return [self.handle(shard)]
-
-    def build_missing(self, shard):
-        """Builds: zeros where a server has none; a list."""
-        with tf.device(self._store.devices[shard]):
-            zeros = tf.zeros([3 * self._num_workers], tf.int64)
-        handle = self.handle(shard)
-        return [copies.build_put_if_missing(self._store, shard, handle, zeros)]
 
     def clear(self, shard):
         """Builds, in the scope's device: there are none; the operations."""

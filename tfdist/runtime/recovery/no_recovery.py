@@ -25,6 +25,6 @@ class NoRecovery:
         return self._call(function, *args)
 
     def wait_until_settled(self, is_chief, timeout):
-        """Whether servers came back that nobody was there to restore."""
+        """See `ServerReadiness.wait`."""
         del is_chief, timeout
         return False

@@ -18,7 +18,6 @@ from tfdist.runtime.variables import resources
 from tfdist.runtime.variables import table_values
 from tfdist.runtime.variables import traced_calls
 from tfdist.runtime.variables import transfer
-from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
 
 _LOCK = "recovery/lock"
@@ -131,16 +130,8 @@ class Restorer:
         Returns:
           How many variables that were.
         """
-        number = self._synchronizer.committed
-        if not self._traced.call(
-            ("lacks", shard, number), lambda: self._build_lacks(shard)
-        ):
-            return 0
-        return int(
-            self._traced.call(
-                ("complete", shard, number),
-                lambda: self._build_complete(shard),
-            )
+        return self._first_values.complete_on(
+            shard, self._variables(), self._synchronizer.committed
         )
 
     def lost_by_rows(self, shard):
@@ -218,7 +209,8 @@ class Restorer:
     def _build_restore(self, shard):
         store = self._store
         device = store.devices[shard]
-        held, values = self._copies_on(shard)
+        held = copies.held_by(store, shard, self._variables())
+        values = copies.values_here(held)
         tail = [self._mine(shard)]
         tail += self._gradient_counts.pulled(shard)
         moved = transfer.move(
@@ -269,75 +261,6 @@ class Restorer:
             self._variables(), self._synchronizer.committed
         )
 
-    def _build_lacks(self, shard):
-        store = self._store
-        held = copies.held_by(store, shard, self._variables())
-        lacks = self._count_missing(shard, held) > 0
-        if not shard:
-            lacks |= self._first_values.build_lacks_word(
-                self._variables(), self._synchronizer.committed
-            )
-        return self._home(lacks)
-
-    def _count_missing(self, shard, held):
-        handles = [
-            self._store.handle(variable, shard, piece)
-            for variable, piece in held
-        ]
-        handles += [
-            table_values.held_handle(self._store, table, shard)
-            for table in self._tables()
-        ]
-        handles += self._gradient_counts.handles(shard)
-        with tf.device(self._store.devices[shard]):
-            known = [
-                tf.raw_ops.VarIsInitializedOp(resource=handle)
-                for handle in handles
-            ]
-            # There are none where a model has fewer variables than servers.
-            return tf.math.count_nonzero(~tf.convert_to_tensor(known, tf.bool))
-
-    def _build_complete(self, shard):
-        store = self._store
-        held, values = self._copies_on(shard)
-        moved = transfer.move(
-            [*values, *self._gradient_counts.pulled(shard)],
-            source=store.worker_device,
-            target=store.devices[shard],
-        )
-        handles = [store.handle(v, shard, piece) for v, piece in held]
-        handles += self._gradient_counts.handles(shard)
-        with tf.control_dependencies([value.op for value in moved]):
-            lock = store.lock(shard)
-        with tf.control_dependencies([lock.op]):
-            missing = self._count_missing(shard, held)
-        with tf.control_dependencies([missing.op]):
-            done = [
-                copies.build_put_if_missing(store, shard, handle, value)
-                for handle, value in zip(handles, moved, strict=True)
-            ]
-            done += [
-                table_values.build_fill(store, table, shard)
-                for table in self._tables()
-            ]
-            if not shard:
-                done.append(self._build_leave_word())
-        with tf.control_dependencies(done):
-            store.unlock(shard, lock)
-        return self._home(missing)
-
-    def _copies_on(self, shard):
-        """Returns what the server held, and this worker's values of it."""
-        store = self._store
-        held = copies.held_by(store, shard, self._variables())
-        values = []
-        for variable, piece in held:
-            value = read_replica(variable)
-            if variable.role is Role.ITERATIONS:
-                value = read_replica(variable.pulled)
-            values.append(value if piece is None else piece.of(value))
-        return held, values
-
     def _assign(self, shard, held, values, mine):
         """Puts the values there; those of slots where there are none."""
         store = self._store
@@ -375,21 +298,7 @@ class Restorer:
         tables = self._tables()
         if not tables:
             return [tf.zeros([], tf.int32)] * 2
-        filled = [
-            table_values.build_fill(self._store, table, shard)
-            for table in tables
-        ]
-        new = tf.math.count_nonzero(
-            tf.convert_to_tensor(filled), dtype=tf.int32
+        new, _ = table_values.build_fill_lost(
+            self._store, tables, shard, mine - 1, mine - tf.maximum(there, 1)
         )
-        lost = table_snapshots.build_lost(self._version_name())
-        lost += mine - tf.maximum(there, 1)
-        all_of_it = mine - 1
-        lost = tf.stack(
-            [
-                tf.where(new == len(tables), all_of_it, lost[0]),
-                tf.where(new > 0, all_of_it, lost[1]),
-            ]
-        )
-        table_snapshots.build_lost(self._version_name(), lost)
         return len(tables) - new, new

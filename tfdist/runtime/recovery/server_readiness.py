@@ -48,19 +48,33 @@ class ServerReadiness:
         self._settlers = {}
 
     def look(self):
-        """Returns the `Holding` of each server, a list."""
-        return [Holding(int(h)) for h in self._store.call(self._look).numpy()]
+        """Looks at all servers.
 
-    def settle(self, shard):
-        """Says that a server holds the newest that there is."""
-        if shard not in self._settlers:
+        Returns:
+          The `Holding` of each, and whether each may lack variables because
+          nobody was there to restore it: two lists.
+        """
+        holdings, unrestored = self._store.call(self._look)
+        return [Holding(int(h)) for h in holdings], unrestored.numpy().tolist()
+
+    def settle(self, shard, is_restored=True):
+        """Says that a server holds the newest that there is.
+
+        Args:
+          shard: Number of the server.
+          is_restored: Whether a worker that was there before has seen to that.
+        """
+        key = shard, is_restored
+        if key not in self._settlers:
 
             def build():
                 with tf.device(self._store.devices[shard]):
-                    snapshots.build_is_from_snapshot(False)
+                    flag = snapshots.build_is_unrestored(not is_restored)
+                    with tf.control_dependencies([flag]):
+                        snapshots.build_is_from_snapshot(False)
 
-            self._settlers[shard] = tf.function(build, autograph=False)
-        self._settlers[shard]()
+            self._settlers[key] = tf.function(build, autograph=False)
+        self._settlers[key]()
 
     def wait(self, is_chief, timeout):
         """Waits until a worker that joins can take what servers hold.
@@ -70,14 +84,15 @@ class ServerReadiness:
           timeout: Seconds.
 
         Returns:
-          Whether some servers, not all, are empty, and nobody is there to
-          restore them.
+          Whether servers may lack variables: some were started again when
+          nobody was there to restore them, and others hold something, or they
+          do by a snapshot.
 
         Raises:
           TimeoutError: Some servers stay empty; the message names them.
         """
         began = time.monotonic()
-        found = self.look()
+        found, unrestored = self.look()
 
         def unsettled():
             return ", ".join(
@@ -87,18 +102,13 @@ class ServerReadiness:
             )
 
         def is_settled():
-            found[:] = self.look()
+            found[:], unrestored[:] = self.look()
             if len(set(found)) == 1 and Holding.SNAPSHOT not in found:
                 return True
             waited = time.monotonic() - began
             if Holding.EMPTY in found:
                 return is_chief and waited > _ORPHAN_SECONDS
-            if waited > _SNAPSHOT_SECONDS:
-                for shard, holding in enumerate(found):
-                    if holding is Holding.SNAPSHOT:
-                        self.settle(shard)
-                return True
-            return False
+            return waited > _SNAPSHOT_SECONDS
 
         waiting.wait_until(
             is_settled,
@@ -108,19 +118,23 @@ class ServerReadiness:
             ),
             timeout=timeout,
         )
-        empty = [k for k, h in enumerate(found) if h is Holding.EMPTY]
-        orphans = 0 < len(empty) < len(found)
-        if orphans:
-            logging.warning(
-                "Nobody restores parameter server %s: what it held starts "
-                "afresh.",
-                ", ".join(self._names[k] for k in empty),
-            )
-        return orphans
+        if set(found) == {Holding.EMPTY}:
+            return False
+        for shard, holding in enumerate(found):
+            if holding is not Holding.SETTLED:
+                unrestored[shard] = True
+                self.settle(shard, is_restored=False)
+            if holding is Holding.EMPTY:
+                logging.warning(
+                    "Nobody restores parameter server %s: what it held starts "
+                    "afresh.",
+                    self._names[shard],
+                )
+        return any(unrestored)
 
     def _build_look(self):
         store = self._store
-        found = []
+        found, unrestored = [], []
         for shard in range(store.num_shards):
             counter = store.counter("version", shard)
             with tf.device(store.devices[shard]):
@@ -131,6 +145,9 @@ class ServerReadiness:
                     tf.where(old, int(Holding.SNAPSHOT), int(Holding.SETTLED)),
                     int(Holding.EMPTY),
                 )
+                flag = snapshots.build_is_unrestored()
             with tf.device(store.worker_device):
                 found.append(tf.identity(holding))
-        return tf.stack(found)
+                unrestored.append(tf.identity(flag))
+        with tf.device(store.worker_device):
+            return tf.stack(found), tf.stack(unrestored)

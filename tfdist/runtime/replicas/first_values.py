@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.cluster import reports
 from tfdist.runtime.variables import copies
 from tfdist.runtime.variables import table_values
+from tfdist.runtime.variables import transfer
 from tfdist.runtime.variables.variables import Role
 from tfdist.saved_state import ModelMismatchError
 
@@ -38,7 +39,7 @@ class FirstValues:
         """Number of variables that the servers hold, an int."""
         return int(self._traced.call("held", self._build_held))
 
-    def held_and_alike(self, number):
+    def held_and_alike(self, number, may_lack=False):
         """Number of variables that are held, 0 for less than `number`.
 
         Compares those that are: who waits for a variable that the chief's
@@ -48,19 +49,24 @@ class FirstValues:
           ModelMismatchError: The chief's variables are others.
         """
         held = self.held()
-        self.check(min(held, number))
+        self.check(min(held, number), may_lack)
         return held if held >= number else 0
 
-    def check(self, number):
+    def check(self, number, may_lack=False):
         """Compares the first `number` variables with those of the servers.
+
+        Args:
+          number: How many.
+          may_lack: Whether servers may lack some that workers have not freed.
 
         Raises:
           ModelMismatchError: The chief's variables are others.
         """
         unchecked = self._store.variables[self._checked : number]
         if unchecked:
-            self._compare(unchecked)
-        self._checked = max(self._checked, number)
+            self._compare(unchecked, may_lack)
+        if not may_lack:
+            self._checked = max(self._checked, number)
 
     def give(self, variables, end, begins):
         """Gives variables their first values, on all servers.
@@ -75,39 +81,48 @@ class FirstValues:
             lambda: self._build_give(variables, end, begins),
         )
 
-    def fill(self, variables, end):
-        """Gives first values to what some server does not hold.
+    # For servers that were started again.
+
+    def complete(self, variables, end):
+        """Puts onto all servers what they lack of `variables`.
 
         Args:
           variables: List of `ReplicaVariable`, in the order of the model.
           end: How many variables servers hold then, with those before.
-        """
-        self._traced.call(
-            ("fill", end), lambda: self._build_fill(variables, end)
-        )
-
-    # For a first server that was started again.
-
-    def build_lacks_word(self, variables, end):
-        """Builds: whether the first server does not know that it holds them.
-
-        Args:
-          variables: The first variables of the model, a list.
-          end: How many they are, with those that are gone.
 
         Returns:
-          A scalar bool tensor on the first server.
+          How many variables and the like that were.
         """
-        held = self._store.counter("held", 0).read_or_zero()
-        with tf.device(self._store.devices[0]):
-            known = [
-                tf.raw_ops.VarIsInitializedOp(
-                    resource=self._signature_handle(variable)
-                )
-                for variable in variables
-            ]
-            known = tf.convert_to_tensor(known, tf.bool)
-            return ~tf.reduce_all(known) | (held < end)
+        # The first server comes last: it tells others of what all hold.
+        return sum(
+            self.complete_on(shard, variables, end)
+            for shard in reversed(range(self._store.num_shards))
+        )
+
+    def complete_on(self, shard, variables, end):
+        """Puts onto one server what it lacks of `variables`.
+
+        Under its lock: others may train already. What is there stays.
+
+        Args:
+          shard: Number of the server.
+          variables: See `complete`.
+          end: See `complete`.
+
+        Returns:
+          How many variables and the like that were.
+        """
+        key = (shard, tuple(v.ordinal for v in variables), end)
+        if not self._traced.call(
+            ("lacks", *key), lambda: self._build_lacks(shard, variables, end)
+        ):
+            return 0
+        return int(
+            self._traced.call(
+                ("complete", *key),
+                lambda: self._build_complete(shard, variables, end),
+            )
+        )
 
     def build_leave_word(self, variables, end):
         """Builds: the first server knows that it holds them, or more.
@@ -131,8 +146,28 @@ class FirstValues:
             return tf.identity(number)
 
     def _signature_handle(self, variable):
-        name = f"signature/{variable.ordinal}"
+        return self._signature_of(variable.ordinal)
+
+    def _signature_of(self, ordinal):
+        name = f"signature/{ordinal}"
         return self._store.resource(0, name, tf.string, [])
+
+    def _signed(self, first):
+        """One more than the last ordinal with a signature, 0 for none.
+
+        Args:
+          first: The ordinal to look from.
+        """
+        ordinals = range(first, self.held())
+
+        def build():
+            with tf.device(self._store.devices[0]):
+                known = _are_initialized(map(self._signature_of, ordinals))
+            with tf.device(self._store.worker_device):
+                return tf.identity(known)
+
+        known = self._traced.call(("signed", ordinals), build).numpy()
+        return int(max((first + 1 + known.nonzero()[0]), default=0))
 
     def _build_give(self, variables, end, begins):
         store = self._store
@@ -165,39 +200,80 @@ class FirstValues:
             ]
         self._tell_held(end, done)
 
-    def _build_fill(self, variables, end):
+    def _build_lacks(self, shard, variables, end):
+        missing = self._build_missing(shard, variables)
+        with tf.device(self._store.devices[shard]):
+            lacks = tf.math.count_nonzero(missing) > 0
+        if not shard:
+            lacks |= self._build_lacks_word(variables, end)
+        with tf.device(self._store.worker_device):
+            return tf.identity(lacks)
+
+    def _build_lacks_word(self, variables, end):
+        """Builds: the first server does not know that it holds them."""
+        held = self._store.counter("held", 0).read_or_zero()
+        with tf.device(self._store.devices[0]):
+            known = _are_initialized(map(self._signature_handle, variables))
+            return ~tf.reduce_all(known) | (held < end)
+
+    def _build_missing(self, shard, variables):
+        """Builds: of all that a server is to hold, what it has not."""
         store = self._store
-        done = []
-        for shard in range(store.num_shards):
-            handles, values = self._first_values_on(shard, variables)
-            filled = [
+        handles = [
+            store.handle(variable, shard, piece)
+            for variable, piece in copies.held_by(store, shard, variables)
+        ]
+        handles += [
+            table_values.held_handle(store, table, shard)
+            for table in _tables(variables)
+        ]
+        handles += self._gradient_counts.handles(shard)
+        handles.append(store.counter("version", shard).handle)
+        with tf.device(store.devices[shard]):
+            return ~_are_initialized(handles)
+
+    def _build_complete(self, shard, variables, end):
+        store = self._store
+        held = copies.held_by(store, shard, variables)
+        moved = transfer.move(
+            [
+                *copies.values_here(held),
+                *self._gradient_counts.pulled(shard),
+            ],
+            source=store.worker_device,
+            target=store.devices[shard],
+        )
+        handles = [store.handle(v, shard, piece) for v, piece in held]
+        handles += self._gradient_counts.handles(shard)
+        with tf.control_dependencies([value.op for value in moved]):
+            lock = store.lock(shard)
+        with tf.control_dependencies([lock.op]):
+            missing = self._build_missing(shard, variables)
+        with tf.control_dependencies([missing.op]):
+            done = [
                 copies.build_put_if_missing(store, shard, handle, value)
-                for handle, value in zip(handles, values, strict=True)
+                for handle, value in zip(handles, moved, strict=True)
             ]
-            filled += [
-                table_values.build_fill(store, table, shard)
-                for table in _tables(variables)
-            ]
-            version = store.counter("version", shard)
-            with tf.control_dependencies(filled):
+            if tables := _tables(variables):
+                version = store.counter("version", shard).read_or_zero()
                 with tf.device(store.devices[shard]):
-                    known = tf.raw_ops.VarIsInitializedOp(
-                        resource=version.handle
+                    done += table_values.build_fill_lost(
+                        store, tables, shard, version
                     )
-
-                    def begin(shard=shard):
-                        with tf.control_dependencies(
-                            self._begin_counting(shard)
-                        ):
-                            return tf.constant(True)
-
-                    begun = tf.cond(known, lambda: False, begin)
-                    done.append(begun)
-            # A snapshot may be from before they were known.
-            with tf.control_dependencies([begun]):
-                done += self._gradient_counts.build_missing(shard)
-        done += self._put_missing_signatures(variables)
-        self._tell_held(end, done)
+            if not shard:
+                done.append(self.build_leave_word(variables, end))
+        # A snapshot is made of what is counted, and is to be whole.
+        with tf.control_dependencies(done):
+            with tf.device(store.devices[shard]):
+                first = tf.constant(self._state.first_version, tf.int64)
+            version = store.counter("version", shard).handle
+            begun = copies.build_put_if_missing(store, shard, version, first)
+        with tf.control_dependencies([begun]):
+            store.unlock(shard, lock)
+        with tf.device(store.devices[shard]):
+            number = tf.math.count_nonzero(missing)
+        with tf.device(store.worker_device):
+            return tf.identity(number)
 
     def _begin_counting(self, shard):
         """Builds the server's version, and what it counts of gradients."""
@@ -229,7 +305,7 @@ class FirstValues:
         with tf.device(self._store.devices[0]), tf.control_dependencies(after):
             return self._store.counter("held", 0).set(number)
 
-    def _compare(self, variables):
+    def _compare(self, variables, may_lack):
         store = self._store
 
         def build():
@@ -243,10 +319,15 @@ class FirstValues:
         key = ("signatures", tuple(v.ordinal for v in variables))
         texts = self._traced.call(key, build).numpy()
         over = [v for v, t in zip(variables, texts, strict=True) if not t]
+        if over and may_lack:
+            # A snapshot is of a beginning of what there was: what it has
+            # nothing after is missing, and was not freed.
+            number = self._signed(over[0].ordinal)
+            over = [v for v in over if v.ordinal < number]
         if over:
             self._unused_models.give_up(over)
         for variable, there in zip(variables, texts, strict=True):
-            if variable.is_over:
+            if not there:
                 continue
             mine, theirs = signature(variable), there.decode()
             # Keras numbers layers by what the process made before: the
@@ -258,6 +339,13 @@ class FirstValues:
                     f"there {theirs}. All workers have to build the same "
                     "model and optimizer in the same order."
                 )
+
+
+def _are_initialized(handles):
+    """Builds, in the scope's device: which have a value, a bool vector."""
+    known = [tf.raw_ops.VarIsInitializedOp(resource=h) for h in handles]
+    # There may be none.
+    return tf.convert_to_tensor(known, tf.bool)
 
 
 def _tables(variables):

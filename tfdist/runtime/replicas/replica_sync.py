@@ -60,7 +60,7 @@ class Synchronizer:
             runtime.coordination,
         )
         # Whether servers came back that nobody was there to restore.
-        self._orphans = False
+        self._may_lack = False
         self._warned = False
         self._reader = consistent_read.Reader(runtime.store, runtime.marks)
         # Exchanges made when all was last read at one moment.
@@ -88,38 +88,64 @@ class Synchronizer:
             return
         first, end = self._committed, len(variables)
         if not first:
-            self._orphans = self._runtime.recovery.wait_until_settled(
+            self._may_lack = self._runtime.recovery.wait_until_settled(
                 self._is_chief, self._timeout
             )
         self._runtime.unused_models.enter()
-        if not self._is_chief:
-            held = self._wait_for_chief(end)
-        elif self._orphans:
-            # Each model's part, as it comes, where it is missing.
-            self._first.fill(variables[first:end], end)
-            held = end
-        else:
-            held = self.held()
-        if held > first:
-            self._first.check(min(held, end))
-            if known := variables[first : min(held, end)]:
-                self._pull(known)
+        held = self.held() if self._is_chief else self._wait_for_chief(end)
+        self._first.check(min(held, end), self._may_lack)
         # Not those that nobody uses any more before they were ever trained.
         new = variables[max(held, first) : end]
-        if held < end:
+        if is_new := held < end:
             self._runtime.state.before_initialization(new)
-            self._first.give(new, end, begins=not held)
+        begins = lacked = False
+        if self._may_lack:
+            # Each model's part, as it comes.
+            lacked = self._add_missing(first, end, held)
+            held = max(held, end)
+        elif is_new:
+            begins = not held
+            self._first.give(new, end, begins)
+        if known := variables[first : min(held, end)]:
+            self._pull(known)
         self._committed = end
         self._batches.append([first, end, self._runtime.journal.exchanges])
-        if held < end:
-            self._runtime.state.after_initialization(new, begins=not held)
+        if is_new:
+            self._runtime.state.after_initialization(new, begins)
+        if lacked:
+            self._runtime.state.servers_lacked()
+
+    def _add_missing(self, first, end, held):
+        """Adds what servers lack that nobody was there to restore.
+
+        Args:
+          first: Number of variables that are known to be there.
+          end: Number of variables that are to be.
+          held: Number of variables that the first server says are there.
+
+        Returns:
+          Whether servers have lost something, which is not the same: what
+          comes after all that they held is new.
+        """
+        variables = self._store.variables[first:end]
+        missing = self._first.complete(variables, end)
+        self._first.check(end)
+        if not missing or (first and held <= first):
+            return False
+        logging.warning(
+            "Parameter servers that nobody was there to restore lacked %d "
+            "variables of this model. They begin with what this worker has of "
+            "them: mostly their first values.",
+            missing,
+        )
+        return True
 
     def _wait_for_chief(self, end):
         """Waits for variables up to `end`; returns how many are held."""
         names = [v.name for v in self._store.variables[:end]]
         last = f", {names[-1]!r}" if names else ""
         return waiting.wait_until(
-            lambda: self._first.held_and_alike(end),
+            lambda: self._first.held_and_alike(end, self._may_lack),
             what=lambda: (
                 f"the chief to initialise variable {end - 1} of this model"
                 f"{last} (it has initialised {self.held()} so far)"

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tfdist.runtime.variables import transfer
 from tfdist.runtime.variables.server_scope import read_replica
+from tfdist.runtime.variables.variables import Role
 
 
 def held_by(store, shard, variables):
@@ -34,6 +35,22 @@ def primary_on(store, shard, variables):
     ]
 
 
+def values_here(copies):
+    """Builds the reading of this worker's values of copies, a list.
+
+    Of a step counter without the steps that have not been exchanged yet.
+
+    Args:
+      copies: From `held_by`.
+    """
+    values = []
+    for variable, piece in copies:
+        is_counter = variable.role is Role.ITERATIONS
+        value = read_replica(variable.pulled if is_counter else variable)
+        values.append(value if piece is None else piece.of(value))
+    return values
+
+
 def build_send(store, shard, copies):
     """Builds the way of this worker's replicas to a server.
 
@@ -45,12 +62,8 @@ def build_send(store, shard, copies):
     Returns:
       List of tensors there, one for each copy.
     """
-    values = [read_replica(variable) for variable, _ in copies]
     return transfer.move(
-        [
-            value if piece is None else piece.of(value)
-            for (_, piece), value in zip(copies, values, strict=True)
-        ],
+        values_here(copies),
         source=store.worker_device,
         target=store.devices[shard],
     )

@@ -8,6 +8,8 @@ same for any number of servers.
 import keras
 import tensorflow as tf
 
+from tfdist.cluster import table_snapshots
+
 _CONSTANT = (
     keras.initializers.Zeros,
     keras.initializers.Ones,
@@ -111,6 +113,34 @@ def build_fill(store, table, shard):
     with tf.device(device):
         known = tf.raw_ops.VarIsInitializedOp(resource=held)
     return tf.cond(known, lambda: False, fill)
+
+
+def build_fill_lost(store, tables, shard, version, more=0):
+    """Builds, in the server's device: the same of tables that it has lost.
+
+    And counts it, in `table_snapshots.build_lost`.
+
+    Args:
+      store: The `ParameterStore`.
+      tables: List of `TableVariable`, at least one.
+      shard: Number of the server.
+      version: Updates that it counts, a scalar int64 tensor.
+      more: How many of these are lost in all rows besides what is counted.
+
+    Returns:
+      How many it had not, a scalar int32 tensor; and the operation that counts.
+    """
+    filled = [build_fill(store, table, shard) for table in tables]
+    new = tf.math.count_nonzero(tf.convert_to_tensor(filled), dtype=tf.int32)
+    name = store.name_of("version")
+    lost = table_snapshots.build_lost(name) + more
+    lost = tf.stack(
+        [
+            tf.where(new == len(tables), version, lost[0]),
+            tf.where(new > 0, version, lost[1]),
+        ]
+    )
+    return new, table_snapshots.build_lost(name, lost)
 
 
 def _build_first_values(table, shard, handle, device):

@@ -1,0 +1,51 @@
+"""What a worker that joins is told of servers that were started again."""
+
+import pytest
+import tensorflow as tf
+
+from tests.runtime.replicas import first_values_test
+from tfdist.cluster import snapshots
+from tfdist.runtime.recovery import server_readiness
+from tfdist.runtime.recovery.server_readiness import Holding
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """Of a strategy whose server, this process, holds a model."""
+    monkeypatch.setattr(server_readiness, "_SNAPSHOT_SECONDS", 0.0)
+    runtime, _ = first_values_test.trained()
+    with tf.device(runtime.store.devices[0]):
+        yield runtime.store
+        snapshots.build_is_from_snapshot(False)
+        snapshots.build_is_unrestored(False)
+
+
+def readiness(store):
+    return server_readiness.ServerReadiness(store, ["/job:ps/task:0"])
+
+
+def wait(store):
+    return readiness(store).wait(is_chief=False, timeout=10.0)
+
+
+def test_servers_that_never_died_lack_nothing(store):
+    assert readiness(store).look() == ([Holding.SETTLED], [False])
+    assert not wait(store)
+
+
+def test_who_joins_is_told_of_a_snapshot_until_somebody_has_restored(store):
+    snapshots.build_is_from_snapshot(True)
+    assert readiness(store).look() == ([Holding.SNAPSHOT], [False])
+    assert wait(store)
+    # The next one finds no snapshot any more, and the same server.
+    assert readiness(store).look() == ([Holding.SETTLED], [True])
+    assert wait(store)
+    readiness(store).settle(0)
+    assert readiness(store).look() == ([Holding.SETTLED], [False])
+    assert not wait(store)
+
+
+def test_empty_servers_lack_nothing_that_there_was(store):
+    first_values_test.lose_named(store, "version")
+    assert readiness(store).look() == ([Holding.EMPTY], [False])
+    assert not wait(store)
