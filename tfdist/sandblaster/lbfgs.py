@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdist import checks
 from tfdist.sandblaster import line_search as line_search_lib
 from tfdist.sandblaster import saved_memory
 
@@ -58,26 +59,18 @@ class LBFGS(keras.optimizers.Optimizer):
         value_tolerance: float = 2.2e-9,
         name: str = "lbfgs",
     ):
-        if not isinstance(memory, int) or memory < 1:
-            raise ValueError(
-                "Argument `memory` must be an integer of at least 1. Received: "
-                f"memory={memory!r}"
-            )
-        for setting, value in (
-            ("gradient_tolerance", gradient_tolerance),
-            ("value_tolerance", value_tolerance),
-        ):
-            if not value >= 0:
-                raise ValueError(
-                    f"Argument `{setting}` must be at least 0. Received: "
-                    f"{setting}={value!r}"
-                )
+        if not isinstance(damping, bool):
+            raise ValueError(checks.refusal("damping", "a bool", damping))
         super().__init__(learning_rate=1.0, name=name)
-        self.memory = memory
+        self.memory = checks.count("memory", memory)
         self.line_search = line_search_lib.of(line_search)
         self.damping = damping
-        self.gradient_tolerance = gradient_tolerance
-        self.value_tolerance = value_tolerance
+        self.gradient_tolerance = checks.not_negative(
+            "gradient_tolerance", gradient_tolerance
+        )
+        self.value_tolerance = checks.not_negative(
+            "value_tolerance", value_tolerance
+        )
         self._sink = None
         self._saved = dict
         self._loaded = None
