@@ -204,6 +204,15 @@ def test_files_are_known_where_they_are_read(tmp_path):
     assert not read(Dataset.from_generator(lambda: [1], tf.int64).batch(2))
 
 
+def test_a_cached_shuffle_is_known():
+    caches = private_pipelines.caches_a_shuffle
+    data = Dataset.range(4)
+    assert caches(data.shuffle(4).batch(2).cache().prefetch(1))
+    assert not caches(data.cache().shuffle(4))
+    # It gives the same to every iterator.
+    assert not caches(data.shuffle(4, 1, False).cache())
+
+
 def test_a_repeated_shuffle_is_known():
     repeats = private_pipelines.repeats_a_shuffle
     data = Dataset.range(4)

@@ -241,6 +241,21 @@ def test_what_is_read_outside_of_functions_is_no_part_of_one(outside):
     assert found == {id(variable) for variable in noted}
 
 
+def test_a_function_with_a_gradient_of_its_own_is_known():
+    seen = []
+
+    def watched(x):
+        seen.append(private_tensorflow.is_in_custom_gradient())
+        return x, lambda upstream: upstream
+
+    def step():
+        watched(tf.constant(1.0))
+        tf.custom_gradient(watched)(tf.constant(1.0))
+
+    tf.function(step, autograph=False).get_concrete_function()
+    assert seen == [False, True]
+
+
 def test_what_is_built_for_xla_is_marked():
     with tf.Graph().as_default():
         plain = tf.constant(1.0) + 1.0

@@ -75,6 +75,12 @@ def call(function, args, kwargs):
 
 def outside():
     """Scope in which what is built is not for XLA."""
-    if not _compiled.is_on:
-        return contextlib.nullcontext()
-    return tf.xla.experimental.jit_scope(compile_ops=False)
+    if _compiled.is_on:
+        return tf.xla.experimental.jit_scope(compile_ops=False)
+    if (
+        private_tensorflow.is_compiled_by_xla()
+        and private_tensorflow.take_back_from_xla()
+    ):
+        # The step of Keras's `predict` is a function within that of a step.
+        return private_tensorflow.outside_of_xla()
+    return contextlib.nullcontext()

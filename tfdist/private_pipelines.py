@@ -180,6 +180,23 @@ def repeats_a_shuffle(dataset):
     )
 
 
+def caches_a_shuffle(dataset):
+    """Whether a data set keeps the order of a shuffle in a cache.
+
+    It keeps none before it was read to its end: then the next iterator gives
+    another order.
+    """
+    return any(
+        _name(stage) == "CacheDataset"
+        and any(
+            _name(part) in _SHUFFLES
+            and getattr(part, "_reshuffle_each_iteration", True)
+            for part in _stages(stage)
+        )
+        for stage in _stages(dataset)
+    )
+
+
 def bytes_in_memory(dataset):
     """Bytes of the tensors that a `tf.data.Dataset` reads, as far as is known.
 

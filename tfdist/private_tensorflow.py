@@ -15,6 +15,7 @@ from tensorflow.python.data.experimental.ops import (
 from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops import custom_gradient
 from tensorflow.python.ops import resource_variable_ops
 
 # A replica variable is a stock resource variable whose handle depends on
@@ -153,6 +154,20 @@ def is_in_branch(graph):
         if type(inner).__name__ in _BRANCHES:
             return True
         inner = getattr(inner, "outer_graph", None)
+    return False
+
+
+def is_in_custom_gradient():
+    """Whether a function with a gradient of its own is being traced.
+
+    TensorFlow looks for a variable behind each handle that such a function
+    uses, and fails where there is none; nothing public tells of it before.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is custom_gradient._graph_mode_decorator.__code__:
+            return True
+        frame = frame.f_back
     return False
 
 

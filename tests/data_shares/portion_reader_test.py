@@ -151,6 +151,23 @@ def test_a_repeated_shuffle_is_refused():
     assert not private_pipelines.repeats_a_shuffle(once)
 
 
+def test_a_cached_shuffle_is_refused():
+    cached = shuffled().cache()
+    whole, part = (
+        portion_reader.PortionReader(cached, call=1) for _ in range(2)
+    )
+    assert list(whole.open(0, 0)) and list(part.open(0, BATCHES - 1))
+    next(part.open(0, 0))
+    # One has an order in its cache, and the other one has none.
+    orders = [
+        [x.numpy().tolist() for x, _ in reader.open(1, 0)]
+        for reader in (whole, part)
+    ]
+    assert orders[0] != orders[1]
+    with pytest.raises(ValueError, match="`shuffle` below `cache`"):
+        check(cached)
+
+
 def test_a_loop_of_one_s_own_is_refused():
     with pytest.raises(ValueError, match="training loop of your own"):
         portion_reader.check(shuffled(), None, None, 2)

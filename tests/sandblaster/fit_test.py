@@ -31,7 +31,8 @@ def float64():
 
 def fit(model, epochs, batch_size=20, **arguments):
     """Trains on the data of `tasks`, of which the last batch is smaller."""
-    x, y = tasks.data()
+    x, targets = tasks.data()
+    y = arguments.pop("y", targets)
     arguments.setdefault("shuffle", False)
     return model.fit(
         x, y, batch_size=batch_size, epochs=epochs, verbose=0, **arguments
@@ -116,6 +117,58 @@ def test_weights_that_a_user_sets_are_where_the_next_fit_begins(strategy):
     assert fit(model, 3).history["loss"] == first
 
 
+def change_loss(strategy, model):
+    with strategy.scope():
+        model.compile(tfdist.sandblaster.LBFGS(), loss="mae")
+
+
+def change_frozen_weights(strategy, model):
+    layer = model.layers[0]
+    layer.set_weights([2 * weights for weights in layer.get_weights()])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_loss,
+        pytest.param(change_frozen_weights, marks=pytest.mark.nightly),
+    ],
+)
+def test_another_loss_is_another_function(strategy, change):
+    def made():
+        return small_model(
+            strategy,
+            keras.layers.Dense(2, "tanh", trainable=False),
+            keras.layers.Dense(1),
+        )
+
+    model, other = made(), made()
+    fit(model, 3)
+    change(strategy, model)
+    if change is change_loss:
+        change(strategy, other)
+    other.set_weights(model.get_weights())
+    found, expected = (fit(one, 2).history["loss"] for one in (model, other))
+    assert found == expected
+    x, y = tasks.data()
+    np.testing.assert_allclose(found[-1], model.evaluate(x, y, verbose=0))
+
+
+@pytest.mark.nightly
+def test_metrics_may_be_others_at_the_minimum(strategy):
+    optimizer = tfdist.sandblaster.LBFGS(gradient_tolerance=1.0)
+    model = small_model(strategy, keras.layers.Dense(1), optimizer=optimizer)
+    fit(model, 9)
+    with strategy.scope():
+        model.compile(optimizer, loss="mse", metrics=["mae"])
+    logs = fit(model, 9).history
+    x, y = tasks.data()
+    assert strategy.iterations[-1]["outcome"] == "converged"
+    np.testing.assert_allclose(
+        [*logs["loss"], *logs["mae"]], model.evaluate(x, y, verbose=0)
+    )
+
+
 @pytest.mark.nightly
 def test_other_data_is_another_function(strategy):
     model = tasks.make_model(strategy)
@@ -157,6 +210,8 @@ def test_progress_is_shown_within_an_iteration(strategy):
     model.run_eagerly = True
     before = strategy.progress()["evaluations"]
     fit(model, 1)
+    # The first batch is computed twice before all others.
+    del seen[:2]
     assert [one["evaluations"] - before for one in seen[:10]] == [1] * 5 + [
         2
     ] * 5
@@ -242,6 +297,130 @@ def test_half_precision_is_refused(strategy):
         fit(model, 1)
 
 
+class Extreme(keras.metrics.Metric):
+    """The largest or smallest prediction."""
+
+    def __init__(self, choose, first):
+        super().__init__(name="extreme")
+        self._choose, self._first = choose, first
+        self.found = self.add_variable((), "zeros", name="found")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        """Looks at a batch."""
+        found = keras.ops.cast(self._choose(y_pred), self.found.dtype)
+        pair = keras.ops.stack([self.found.value, found])
+        self.found.assign(self._choose(pair))
+
+    def result(self):
+        """Returns it."""
+        return self.found
+
+    def reset_state(self):
+        """Begins again."""
+        self.found.assign(self._first)
+
+
+@pytest.mark.parametrize(
+    ("choose", "first"), [(keras.ops.max, 0.0), (keras.ops.min, 1e9)]
+)
+def test_metrics_that_are_no_sums_are_refused(strategy, choose, first):
+    model = small_model(
+        strategy,
+        keras.layers.Dense(1, bias_initializer="ones"),
+        metrics=[Extreme(choose, first)],
+    )
+    with pytest.raises(ValueError, match="sums over the data.*found"):
+        fit(model, 1)
+
+
+def test_random_numbers_that_no_seed_tells_of_are_refused(strategy):
+    class Noise(keras.Layer):
+        def call(self, x):
+            return x + tf.random.normal(tf.shape(x), dtype=x.dtype)
+
+    model = small_model(strategy, Noise(), keras.layers.Dense(1))
+    with pytest.raises(ValueError, match="two losses of one batch"):
+        fit(model, 1)
+
+
+def test_weights_that_a_callback_sets_are_refused(strategy):
+    model = tasks.make_model(strategy)
+
+    class Sets(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            weights = self.model.get_weights()
+            self.model.set_weights([w + 1 for w in weights])
+
+    with pytest.raises(RuntimeError, match="must not be changed during `fit`"):
+        fit(model, 2, callbacks=[Sets()])
+    assert len(fit(model, 1, callbacks=[Sets()]).history["loss"]) == 1
+
+
+class OwnStep(keras.Model):
+    """A `train_step` without metrics."""
+
+    more = ()
+
+    def train_step(self, data):
+        """Returns the loss of the batch as it is."""
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x)[:, 0] - tf.cast(y, x.dtype)) ** 2)
+            loss = self.optimizer.scale_loss(loss)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, **dict.fromkeys(self.more, loss)}
+
+
+def own_step(strategy):
+    with strategy.scope():
+        inputs = keras.Input((tasks.FEATURES,))
+        model = OwnStep(inputs, keras.layers.Dense(1)(inputs))
+        model.compile(tfdist.sandblaster.LBFGS(), loss="mse", metrics=["mae"])
+    return model
+
+
+def test_the_log_of_a_train_step_without_metrics_is_the_loss(strategy):
+    logs = fit(own_step(strategy), 2).history
+    values = [one["value"] for one in strategy.iterations[-2:]]
+    assert logs == {"loss": values}
+
+
+def test_logs_that_are_no_metrics_are_refused(strategy):
+    model = own_step(strategy)
+    model.more = ("norm",)
+    with pytest.raises(ValueError, match=r"results of the.*\['norm'\]"):
+        fit(model, 1)
+
+
+@pytest.mark.nightly
+def test_losses_of_several_outputs_are_those_of_evaluate(strategy):
+    x, y = tasks.data()
+    with strategy.scope():
+        inputs = keras.Input((tasks.FEATURES,))
+        outputs = {name: keras.layers.Dense(1)(inputs) for name in "ab"}
+        model = keras.Model(inputs, outputs)
+        model.compile(tfdist.sandblaster.LBFGS(), loss={"a": "mse", "b": "mae"})
+    targets = {"a": y, "b": -y}
+    logs = fit(model, 2, y=targets).history
+    found = model.evaluate(
+        x, targets, batch_size=20, verbose=0, return_dict=True
+    )
+    for name, values in logs.items():
+        np.testing.assert_allclose(values[-1], found[name], err_msg=name)
+
+
+def test_a_scaled_loss_is_refused(strategy):
+    policy = keras.DTypePolicy("mixed_float16")
+    with strategy.scope():
+        inputs = keras.Input((tasks.FEATURES,))
+        model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+        model.dtype_policy = policy
+        model.compile(tfdist.sandblaster.LBFGS(), loss="mse")
+    with pytest.raises(ValueError, match="auto_scale_loss=False"):
+        fit(model, 1)
+
+
 def test_a_train_step_without_a_loss_is_refused(strategy):
     class Own(keras.Model):
         def train_step(self, data):
@@ -287,6 +466,36 @@ def test_a_saved_model_goes_on_with_its_memory(strategy, tmp_path):
     assert losses == expected
 
 
+class Stops(keras.Model):
+    """A model whose training stops at the first batch if it is told to."""
+
+    stops = False
+
+    def train_step(self, data):
+        """As Keras's."""
+        if self.stops:
+            raise KeyboardInterrupt
+        return super().train_step(data)
+
+
+@pytest.mark.nightly
+def test_a_fit_that_is_stopped_at_once_keeps_the_memory(strategy, tmp_path):
+    whole, parts = (tasks.make_model(strategy, Stops) for _ in range(2))
+    expected = fit(whole, 5).history["loss"][3:]
+    fit(parts, 3)
+    parts.stops = True
+    with pytest.raises(KeyboardInterrupt):
+        fit(parts, 2)
+    parts.stops = False
+    parts.save(tmp_path / "model.keras")
+    with strategy.scope():
+        loaded = keras.models.load_model(
+            tmp_path / "model.keras", custom_objects={"Stops": Stops}
+        )
+    assert fit(parts, 2).history["loss"] == expected
+    assert fit(loaded, 2).history["loss"] == expected
+
+
 @pytest.mark.nightly
 def test_a_saved_memory_is_of_no_use_with_other_weights(strategy, tmp_path):
     model = tasks.make_model(strategy)
@@ -324,8 +533,11 @@ def test_a_fit_within_a_fit_is_refused(strategy):
     "settings",
     [
         {"memory": 0},
+        {"memory": True},
+        {"damping": 1},
         {"line_search": "newton"},
         {"gradient_tolerance": -1.0},
+        {"gradient_tolerance": "small"},
         {"value_tolerance": float("nan")},
     ],
 )
@@ -336,7 +548,13 @@ def test_settings_of_lbfgs_that_make_no_sense_are_refused(settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"portions_per_worker": 0}, {"backup_after": 1.0}]
+    "settings",
+    [
+        {"portions_per_worker": 0},
+        {"portions_per_worker": True},
+        {"backup_after": 1.0},
+        {"backup_after": "soon"},
+    ],
 )
 def test_settings_of_the_strategy_that_make_no_sense_are_refused(settings):
     (name,) = settings

@@ -279,6 +279,25 @@ def test_another_coordinator_goes_on_with_the_state(is_complete):
     np.testing.assert_allclose(made.fetch(other.point), np.ones(5), atol=1e-4)
 
 
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_pairs_of_another_function_are_forgotten(is_saved):
+    quadratics = [functions.Quadratic(6), functions.Quadratic(6, seed=1)]
+    for function, pairs in zip(quadratics, (4, 1), strict=True):
+        made = functions.make_shards(np.ones(6), 2, 5)
+        one = minimizer.Minimizer(made, 5, line_search.StrongWolfe())
+        for _ in range(3):
+            one.iterate(functions.evaluator(quadratics[0], made))
+        one.look_again()
+        if is_saved:
+            state = json.loads(json.dumps(one.state()))
+            one = minimizer.Minimizer(made, 5, line_search.StrongWolfe())
+            one.restore(state)
+        value, _ = function(made.fetch(one.point).numpy())
+        step = one.iterate(functions.evaluator(function, made))
+        assert step.value < value
+        assert len(one.state()["memory"]["slots"]) == pairs
+
+
 def test_what_the_coordinator_holds_does_not_grow_with_the_model():
     sizes = []
     for number in (10, 10_000):

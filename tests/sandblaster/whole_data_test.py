@@ -29,6 +29,19 @@ def test_the_checksum_is_of_the_content_and_its_order():
     assert whole_data.checksum([a, b]) == sums[2]
 
 
+def test_the_checksum_is_of_all_elements_of_sparse_and_ragged_tensors():
+    def sums(number):
+        dense = tf.one_hot(number, 5000)
+        ragged = tf.RaggedTensor.from_row_lengths(dense, [2000, 3000])
+        parts = (tf.sparse.from_dense(1.0 - dense), ragged)
+        return [whole_data.checksum([(part, None)]) for part in parts]
+
+    for one, same, other in zip(
+        sums(2500), sums(2500), sums(2501), strict=True
+    ):
+        assert one == same != other
+
+
 @pytest.mark.parametrize(
     "key, error",
     [

@@ -126,6 +126,19 @@ def test_steps_of_every_kind_are_the_same(way):
     twins.assert_same(found, expected, tolerance=1e-5)
 
 
+def test_compiled_evaluation_and_prediction():
+    model, _ = build(
+        strategy_with_tables().scope(), OPTIMIZERS["sgd"], jit_compile=True
+    )
+    x, y = examples()
+    found = model.predict(x, verbose=0)
+    np.testing.assert_allclose(found, model(x), rtol=1e-5, atol=1e-6)
+    expected = np.mean((found - y) ** 2)
+    np.testing.assert_allclose(
+        model.evaluate(x, y, verbose=0), expected, rtol=1e-5
+    )
+
+
 @pytest.fixture(scope="module")
 def trained():
     """A strategy, a model that was trained under it, and its table."""
@@ -235,6 +248,68 @@ REFUSED = {
 def test_optimizers_of_whole_tables_are_refused(name):
     make, message = REFUSED[name]
     model, _ = build(strategy_with_tables().scope(), make)
+    with pytest.raises(ValueError, match=rf"items/embeddings.*{message}"):
+        model.fit(*examples(), verbose=0)
+
+
+@pytest.mark.nightly
+def test_weight_decay_that_leaves_tables_out():
+    def make():
+        made = keras.optimizers.SGD(0.1, weight_decay=0.1)
+        made.exclude_from_weight_decay(var_names=["embeddings"])
+        return made
+
+    found, expected = (
+        train(scope, make)
+        for scope in (strategy_with_tables().scope(), contextlib.nullcontext())
+    )
+    twins.assert_same(found, expected, tolerance=1e-6)
+
+
+class Looked(keras.Layer):
+    """Looks rows up in another way than the layer itself."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.table = keras.layers.Embedding(ROWS, WIDTH, name="items")
+        self._way = way
+
+    def build(self, shape):
+        """Makes the table."""
+        self.table.build()
+
+    def call(self, ids):
+        """Returns `(batch, 5, WIDTH)`."""
+        return self._way(self.table, ids)
+
+    def compute_output_shape(self, shape):
+        """Of the rows."""
+        return (*shape, WIDTH)
+
+
+WAYS = {
+    "remat": (
+        lambda table, ids: keras.remat(lambda ids: table(ids))(ids),
+        "keras.remat",
+    ),
+    "loop": (lambda table, ids: keras.ops.map(table, ids), "in a loop"),
+}
+
+
+@pytest.mark.parametrize(
+    "way", nightly.also(["remat"], [way for way in WAYS if way != "remat"])
+)
+def test_look_ups_without_a_gradient_by_rows_are_refused(way):
+    looked, message = WAYS[way]
+    with strategy_with_tables().scope():
+        model = keras.Sequential(
+            [
+                keras.Input((5,), dtype="int32"),
+                Looked(looked),
+                keras.layers.GlobalAveragePooling1D(),
+            ]
+        )
+        model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=rf"items/embeddings.*{message}"):
         model.fit(*examples(), verbose=0)
 

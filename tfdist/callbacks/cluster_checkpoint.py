@@ -100,7 +100,8 @@ class ClusterCheckpoint(keras.callbacks.Callback):
             raise ValueError(
                 "Argument `model` must be built and compiled under the scope "
                 "of a tfdist strategy with parameter servers for a "
-                "ClusterCheckpoint. Received: a model of "
+                "ClusterCheckpoint, other than SandblasterStrategy. Received: "
+                "a model of "
                 f"{type(strategy).__name__}"
             )
         self._strategy = strategy

@@ -83,7 +83,8 @@ class ClusterMonitor(keras.callbacks.Callback):
         if not hasattr(strategy, "journal"):
             raise ValueError(
                 "Argument `model` must be built and compiled under the scope "
-                "of a tfdist strategy for a ClusterMonitor. Received: a model "
+                "of a tfdist strategy for a ClusterMonitor, other than "
+                "SandblasterStrategy. Received: a model "
                 f"of {type(strategy).__name__}"
             )
         self._strategy = strategy

@@ -65,6 +65,14 @@ def check(dataset, adapter, steps_per_epoch, workers):
             f"`epochs` instead of `dataset.repeat`, or {_INSTEAD} Received: "
             "a data set with `shuffle` below `repeat`"
         )
+    if private_pipelines.caches_a_shuffle(dataset):
+        raise ValueError(
+            "Argument `x` must not cache a shuffle with "
+            'work="queue", in which no worker reads all of an epoch: the cache '
+            "stays empty, and the order becomes another one. Shuffle behind "
+            f"the cache, or {_INSTEAD} Received: a data set with `shuffle` "
+            "below `cache`"
+        )
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy not in (_AutoShardPolicy.AUTO, _AutoShardPolicy.DATA):
         raise ValueError(

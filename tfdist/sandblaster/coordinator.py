@@ -60,6 +60,11 @@ class Coordinator:
         self._retained = None
         self.has_begun = False
 
+    @property
+    def parameters(self):
+        """The parameters after the last iteration, a tensor."""
+        return self._retained[1]
+
     def begin(self, fit, description, values, loaded=None):
         """Begins a call of `fit`, or goes on with one.
 
@@ -103,6 +108,8 @@ class Coordinator:
                 self._shards.load(self._minimizer.point, values)
                 self._minimizer.moved()
         if not goes_on:
+            # The loss may be another one, which no description tells.
+            self._minimizer.look_again()
             before = {
                 "fit": fit,
                 "done": 0,

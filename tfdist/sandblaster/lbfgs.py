@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdist import checks
 from tfdist.sandblaster import line_search as line_search_lib
 from tfdist.sandblaster import samples
 from tfdist.sandblaster import saved_memory
@@ -69,20 +70,8 @@ class LBFGS(keras.optimizers.Optimizer):
         overlap: float = 0.25,
         name: str = "lbfgs",
     ):
-        if not isinstance(memory, int) or memory < 1:
-            raise ValueError(
-                "Argument `memory` must be an integer of at least 1. Received: "
-                f"memory={memory!r}"
-            )
-        for setting, value in (
-            ("gradient_tolerance", gradient_tolerance),
-            ("value_tolerance", value_tolerance),
-        ):
-            if not value >= 0:
-                raise ValueError(
-                    f"Argument `{setting}` must be at least 0. Received: "
-                    f"{setting}={value!r}"
-                )
+        if not isinstance(damping, bool):
+            raise ValueError(checks.refusal("damping", "a bool", damping))
         samples.check(sample, overlap)
         search = line_search_lib.of(line_search)
         if sample < 1 and not isinstance(search, line_search_lib.FixedStep):
@@ -92,11 +81,15 @@ class LBFGS(keras.optimizers.Optimizer):
                 f"about a step. Received: line_search={line_search!r}"
             )
         super().__init__(learning_rate=1.0, name=name)
-        self.memory = memory
+        self.memory = checks.count("memory", memory)
         self.line_search = search
         self.damping = damping
-        self.gradient_tolerance = gradient_tolerance
-        self.value_tolerance = value_tolerance
+        self.gradient_tolerance = checks.not_negative(
+            "gradient_tolerance", gradient_tolerance
+        )
+        self.value_tolerance = checks.not_negative(
+            "value_tolerance", value_tolerance
+        )
         self.sample = sample
         self.overlap = overlap
         self._sink = None

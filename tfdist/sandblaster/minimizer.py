@@ -25,6 +25,9 @@ BEFORE = "before"
 # A pair is of no use if `s y` is at most this times `s s`, or a direction if
 # its cosine to the steepest one is at most this.
 _TINY = 1e-10
+# Relative difference of values and gradients of one function at one point, by
+# rounding.
+_ROUNDED = 1e-6
 # Of Powell's damping: Nocedal and Wright 2006, procedure 18.2.
 _DAMPED = 0.2
 
@@ -122,6 +125,9 @@ class Minimizer:
         # Of the current point: value, dot products of the history and the
         # gradient, its square, its largest element. None before it is known.
         self._known = None
+        # Of the current point, when the function may have become another one:
+        # the value and the square of the gradient that were known of it.
+        self._before = None
 
     @property
     def point(self):
@@ -136,13 +142,23 @@ class Minimizer:
     @property
     def value(self):
         """Value at the current point; None before it is known."""
-        return None if self._known is None else self._known[0]
+        known = self._known or self._before
+        return None if known is None else known[0]
 
     def moved(self):
         """The vector `point` was replaced: the function is to be evaluated."""
-        self._known = None
+        self._known = self._before = None
         self._sample = 0
         self._memory.clear()
+
+    def look_again(self):
+        """The function may be another one: it is evaluated again.
+
+        If it is, the pairs are forgotten.
+        """
+        if self._known is not None:
+            value, _, square, _ = self._known
+            self._before, self._known = (value, square), None
 
     def iterate(self, evaluate: Evaluate) -> Iteration:
         """Makes one iteration.
@@ -205,6 +221,11 @@ class Minimizer:
             )
         (products,), *norms = self._shards.run(_of_gradient(gradient))
         self._known = value, products, *norms
+        before, self._before = self._before, None
+        if before and not np.allclose(
+            before, (value, norms[0]), rtol=_ROUNDED, atol=0
+        ):
+            self._memory.clear()
 
     def _evaluated(self, evaluate, which, sample):
         """Evaluates one of the two points; returns the value."""
@@ -347,6 +368,7 @@ class Minimizer:
         return {
             "now": self._now,
             "known": known,
+            "before": self._before,
             "memory": self._memory.state(),
             "sample": self._sample,
         }
@@ -364,6 +386,7 @@ class Minimizer:
         self._memory.restore(state["memory"])
         self._sample = state.get("sample", 0)
         self._known = None
+        self._before = state.get("before")
         # With samples, a snapshot has no gradient on a part of one.
         is_complete = is_complete and not self._has_samples
         if is_complete and state["known"] is not None:

@@ -39,6 +39,8 @@ class MinimizingFit:
         self._is_set = False
         # Whether epochs were left out that are known from a snapshot alone.
         self._needs_snapshot = False
+        # Whether the model has shown the parameters of an iteration.
+        self._has_shown = False
         # Whether servers hold what this call of `fit` is about.
         self._has_begun = False
         _check_optimizer(self._model)
@@ -81,11 +83,14 @@ class MinimizingFit:
             raise StopIteration
         if self._worker is None:
             self._begin(iterator)
+        self._check_parameters()
         result = self._training.over_losses(self._take_part)
         self._seen += 1
-        if result is not None:
-            self._show(result)
-        return self._model.get_metrics_result()
+        self._has_shown = result is not None
+        if result is None:
+            return self._model.get_metrics_result()
+        self._show(result)
+        return self._gradients.logs(result["value"])
 
     def put_back(self):
         """Servers are there again: they get what they have lost."""
@@ -101,6 +106,19 @@ class MinimizingFit:
         """On the chief, servers hold the last iteration that was shown."""
         if self._coordinator is not None:
             self._coordinator.iterate(self._seen - 1)
+
+    def _check_parameters(self):
+        """Refuses a model to which a callback has given other parameters."""
+        if self._coordinator is None or not self._has_shown:
+            return
+        values = self._gradients.values()
+        if not np.array_equal(values, self._coordinator.parameters):
+            raise RuntimeError(
+                "The weights of a model must not be changed during `fit` under "
+                "SandblasterStrategy, which goes on from those on the servers: "
+                "change them between two calls of `fit`. Received: a model "
+                "whose weights were set after the last iteration"
+            )
 
     def _take_part(self):
         if self._coordinator is not None:
@@ -119,7 +137,7 @@ class MinimizingFit:
             )
         training = self._training
         self._gradients = portion_gradients.PortionGradients(
-            training.strategy(), self._model
+            training.strategy(), self._model, batches
         )
         self.running.before_end(self._end)
         name = training.over_losses(lambda: training.name_of(self._number))
@@ -200,6 +218,9 @@ class MinimizingFit:
             # Of the second iteration after it, the vector is a trial point.
             now = self._training.progress()
             if all(now[key] == progress[key] for key in ("term", "done")):
+                if not now["done"]:
+                    # The result is of the call before.
+                    return None
                 return dict(progress["recent"]).get(self._seen, newest)
 
     def _is_over(self, board):
@@ -213,14 +234,28 @@ class MinimizingFit:
         self._gradients.show(np.array(result["totals"]))
         self._model.optimizer.iterations.assign(self._seen)
         self._training.iterations.append(result)
+        if float(self._model.optimizer.learning_rate) != 1.0:
+            logging.log_first_n(
+                logging.WARNING,
+                "L-BFGS has no learning rate: that of the optimizer was set, "
+                "which has no effect.",
+                1,
+            )
         if coordinator_lib.is_last(result):
             self._model.stop_training = True
             logging.info("Training ends: %s.", result["outcome"])
 
 
 def _check_optimizer(model):
-    if not isinstance(model.optimizer, lbfgs.LBFGS):
+    optimizer = model.optimizer
+    if isinstance(getattr(optimizer, "inner_optimizer", None), lbfgs.LBFGS):
+        raise ValueError(
+            "LBFGS scales no loss: give `compile` the argument "
+            "`auto_scale_loss=False`. Received: a LossScaleOptimizer, which "
+            "Keras makes under the policy mixed_float16"
+        )
+    if not isinstance(optimizer, lbfgs.LBFGS):
         raise ValueError(
             "The optimizer of a model under SandblasterStrategy must be "
-            f"tfdist.sandblaster.LBFGS. Received: {model.optimizer!r}"
+            f"tfdist.sandblaster.LBFGS. Received: {optimizer!r}"
         )

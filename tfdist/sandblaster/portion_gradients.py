@@ -5,6 +5,8 @@ import numpy as np
 import tensorflow as tf
 
 _DTYPES = ("float32", "float64")
+# Difference of what a batch comes to twice, by rounding: relative or absolute.
+_ROUNDED = {"rtol": 1e-3, "atol": 1e-6}
 
 
 class PortionGradients:
@@ -13,6 +15,7 @@ class PortionGradients:
     Args:
       strategy: The strategy of the model.
       model: The compiled `keras.Model`, built.
+      batches: List of the batches of the data set.
 
     Attributes:
       number: Elements of all trainable variables.
@@ -22,7 +25,7 @@ class PortionGradients:
       ValueError: The model cannot be trained so; the message says why.
     """
 
-    def __init__(self, strategy, model):
+    def __init__(self, strategy, model, batches):
         check(model)
         self._strategy = strategy
         self._model = model
@@ -38,14 +41,11 @@ class PortionGradients:
         self._totals = tf.Variable(tf.zeros([2], tf.float64))
         self._step = self._own_step
         if not model.run_eagerly:
-            self._step = tf.function(
-                self._own_step,
-                autograph=False,
-                reduce_retracing=True,
-                jit_compile=model.jit_compile,
-            )
+            self._step = _traced(self._own_step, batches, model.jit_compile)
         self._assign = tf.function(self._split_and_assign, autograph=False)
         self._is_checked = False
+        # Names of what `train_step` returns; None before a step.
+        self._logged = None
 
     @property
     def signature(self):
@@ -73,7 +73,7 @@ class PortionGradients:
         """Computes loss and gradient.
 
         Args:
-          batches: Iterable of a model's batches.
+          batches: List of some of the batches.
           goes_on: Callable without arguments, asked between two batches whether
             anybody still wants the answer.
 
@@ -83,25 +83,19 @@ class PortionGradients:
           all metrics, one after the other. None if nobody wants it.
 
         Raises:
-          ValueError: A step changes the model's state.
+          ValueError: The loss is no function of the parameters, or a metric no
+            sum over the data; the message says why.
         """
-        before = None if self._is_checked else self._state()
-        self._gradient.assign(tf.zeros_like(self._gradient))
-        self._totals.assign(tf.zeros_like(self._totals))
-        self._model.reset_metrics()
+        if not self._is_checked:
+            self._check_step(batches[0])
+            self._is_checked = True
+        self._begin_at_zero()
         for batch in batches:
             if not goes_on():
                 return None
             self._step(batch)
-            if before is not None:
-                self._check_state(before)
-                before, self._is_checked = None, True
-        metrics = [
-            np.ravel(v.numpy()).astype(np.float64)
-            for v in self._model.metrics_variables
-        ]
-        totals = np.concatenate([self._totals.numpy(), *metrics])
-        return self._gradient.value(), totals
+        totals = [self._totals.numpy(), *self._metrics()]
+        return self._gradient.value(), np.concatenate(totals)
 
     def show(self, totals):
         """Gives the model's metrics the state of all portions' totals."""
@@ -112,14 +106,50 @@ class PortionGradients:
             variable.assign(np.reshape(part, variable.shape))
             begin += size
 
+    def logs(self, loss):
+        """The logs of an epoch, when `show` was called.
+
+        Args:
+          loss: The value, for a `train_step` that keeps no metric of it.
+
+        Returns:
+          A dict.
+        """
+        logs = dict(self._model.get_metrics_result())
+        is_kept = any(
+            np.any(v.numpy())
+            for metric in self._model.metrics
+            if metric.name == "loss"
+            for v in metric.variables
+        )
+        if not is_kept:
+            logs["loss"] = loss
+        if self._logged is None:
+            return logs
+        return {name: logs[name] for name in logs if name in self._logged}
+
+    def _begin_at_zero(self):
+        self._gradient.assign(tf.zeros_like(self._gradient))
+        self._totals.assign(tf.zeros_like(self._totals))
+        self._model.reset_metrics()
+
+    def _metrics(self):
+        """State of all metrics, a list of float64 vectors."""
+        return [
+            np.ravel(v.numpy()).astype(np.float64)
+            for v in self._model.metrics_variables
+        ]
+
     def _own_step(self, batch):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
         first = next(one for one in keras.tree.flatten(x) if one is not None)
         examples = tf.shape(first)[0]
         sink = _Sink(self, tf.cast(examples, tf.float64))
         with self._model.optimizer.collecting(sink):
-            self._strategy.run(self._model.train_step, args=(batch,))
+            logs = self._strategy.run(self._model.train_step, args=(batch,))
         sink.check()
+        if not self._is_checked:
+            self._check_logs(logs)
 
     def _add(self, loss, gradients, variables, examples):
         """Builds: the sums grow by those of a batch.
@@ -161,6 +191,45 @@ class PortionGradients:
             for variable in self._model.non_trainable_variables
             if id(variable) not in metrics
         ]
+
+    def _check_step(self, batch):
+        """Refuses a step that L-BFGS cannot use: it is made twice."""
+        before = self._state()
+        self._begin_at_zero()
+        found = []
+        for _ in range(2):
+            self._step(batch)
+            self._check_state(before)
+            found.append((self._totals.numpy()[0], self._metrics()))
+        (loss, metrics), (losses, both) = found
+        if not _is_twice(losses, loss):
+            raise ValueError(
+                "A model that L-BFGS trains must have a loss that is a "
+                "function of its parameters, without random numbers. Received: "
+                f"two losses of one batch, with the sums {loss} and "
+                f"{losses - loss}"
+            )
+        for variable, one, two in zip(
+            self._model.metrics_variables, metrics, both, strict=True
+        ):
+            if not _is_twice(two, one):
+                raise ValueError(
+                    "Metrics under SandblasterStrategy must be made of sums "
+                    "over the data, because those of portions are added. "
+                    "Received: a metric whose variable "
+                    f"{variable.path!r} is {one} after a batch, and {two} "
+                    "after the same batch again"
+                )
+
+    def _check_logs(self, logs):
+        results = self._model.get_metrics_result()
+        self._logged = {"loss", *logs}
+        if unknown := self._logged - {"loss", *results}:
+            raise ValueError(
+                "What the `train_step` of a model that L-BFGS trains returns "
+                "must be results of the model's metrics: only these can be "
+                f"added over portions. Received: {sorted(unknown)}"
+            )
 
     def _check_state(self, before):
         for variable, value in before:
@@ -211,6 +280,53 @@ def refuse_change(variable):
         "its loss would not be a function of its parameters. Received: the "
         f"variable {variable.path!r}"
     )
+
+
+def _traced(step, batches, jit_compile):
+    """A step that is traced once, with what all batches have in common.
+
+    As in Keras's own `fit`, so that it knows no more of a batch's size.
+
+    Args:
+      step: Callable of a batch.
+      batches: List of all batches.
+      jit_compile: Whether XLA compiles it.
+
+    Returns:
+      A callable of a batch.
+    """
+    is_there = tf.nest.map_structure(lambda part: part is not None, batches[0])
+
+    def parts_of(batch):
+        return [part for part in tf.nest.flatten(batch) if part is not None]
+
+    def with_parts(*parts):
+        parts = iter(parts)
+        return step(
+            tf.nest.map_structure(
+                lambda x: next(parts) if x else None, is_there
+            )
+        )
+
+    specs = [
+        {tf.type_spec_from_value(part) for part in parts}
+        for parts in zip(*map(parts_of, batches), strict=True)
+    ]
+    function = tf.function(
+        with_parts,
+        input_signature=[
+            first.most_specific_common_supertype(others)
+            for first, *others in specs
+        ],
+        autograph=False,
+        jit_compile=jit_compile,
+    )
+    return lambda batch: function(*parts_of(batch))
+
+
+def _is_twice(both, one):
+    """Whether a sum is two times another one, but for rounding."""
+    return np.allclose(both, 2 * one, equal_nan=True, **_ROUNDED)
 
 
 def check(model):

@@ -32,7 +32,7 @@ def collect(shards, name, progress):
     if record.get("description", {}).get("name") != name:
         return {}
     state = record["minimizer"]
-    if state["known"] is None:
+    if state["known"] is None and state.get("before") is None:
         return {}
     now = state["now"]
     point = shards.fetch(minimizer_lib.POINTS[now])

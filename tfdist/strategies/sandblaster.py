@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import checks
 from tfdist.cluster import server
 from tfdist.cluster import tf_config
 from tfdist.sandblaster import extended
@@ -49,6 +50,7 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
       seed: Integer for `keras.utils.set_random_seed`, the same on all workers.
 
     Raises:
+      ValueError: An argument is not allowed; the message says what is.
       ClusterConfigError: The cluster's description is malformed.
       TimeoutError: The servers could not be reached within `start_timeout`.
 
@@ -67,7 +69,12 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
         fault_tolerance: FaultTolerance | None = None,
         seed: int | None = None,
     ):
-        _check(portions_per_worker, backup_after)
+        portions_per_worker = checks.count(
+            "portions_per_worker", portions_per_worker
+        )
+        backup_after = checks.number(
+            "backup_after", backup_after, lambda x: x > 1, "above 1"
+        )
         tolerance = fault_tolerance or FaultTolerance()
         config, look_up = construction.cluster(cluster_resolver, True)
         if not {"evaluator", "helper"}.isdisjoint(config.spec):
@@ -188,21 +195,3 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
         See `ParameterServerStrategy.own_files`.
         """
         return self._files.own()
-
-
-def _check(portions_per_worker, backup_after):
-    """Refuses arguments that are not allowed.
-
-    Raises:
-      ValueError: The message says what is.
-    """
-    if not isinstance(portions_per_worker, int) or portions_per_worker < 1:
-        raise ValueError(
-            "Argument `portions_per_worker` must be an integer of at least 1. "
-            f"Received: portions_per_worker={portions_per_worker!r}"
-        )
-    if not backup_after > 1:
-        raise ValueError(
-            "Argument `backup_after` must be more than 1. Received: "
-            f"backup_after={backup_after!r}"
-        )

@@ -141,6 +141,8 @@ class Step:
         pending = self._here()
         if variable.role is Role.TABLE:
             args = table_gradients.checked(variable, fn, args)
+            if args is None:
+                return
         elif variable.pieces:
             check_elementwise(variable, fused_kernels.optimizer_of(fn))
         is_gradient = bool(pending.expected and args)

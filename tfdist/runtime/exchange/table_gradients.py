@@ -27,7 +27,8 @@ def checked(table, fn, args):
       args: Its arguments: the gradient first.
 
     Returns:
-      The same, with a gradient that has each id once.
+      The same, with a gradient that has each id once; None if nothing is to be
+      done.
 
     Raises:
       ValueError: It is no update by rows.
@@ -39,11 +40,20 @@ def checked(table, fn, args):
             "whole variables"
         )
     if not args:
-        raise table.refusal("weight_decay of the optimizer, of all rows")
+        try:
+            # Weight decay; it does nothing to variables that it excludes.
+            fn(table)
+        except ValueError as error:
+            raise table.refusal(
+                "weight_decay of the optimizer, of all rows (leave the table "
+                "out by exclude_from_weight_decay)"
+            ) from error
+        return None
     gradient, *rest = args
     if not isinstance(gradient, tf.IndexedSlices):
         raise table.refusal(
-            "a gradient of all rows (by global_clipnorm, which makes it dense?)"
+            "a gradient of all rows (of a look-up in a loop or in "
+            "keras.ops.map, or by global_clipnorm, which makes it dense)"
         )
     return _summed(gradient), *rest
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist import compiled_parts
 from tfdist import private_keras_calls
+from tfdist import private_tensorflow
 from tfdist.runtime.variables.variables import Piece
 from tfdist.runtime.variables.variables import ReplicaVariable
 from tfdist.runtime.variables.variables import Role
@@ -138,6 +139,12 @@ class TableVariable(ReplicaVariable):
         """Returns rows, as `tf.gather`; its gradient is summed by id."""
         if active.section is not None:
             raise self.refusal("an update rule that looks up rows")
+        if private_tensorflow.is_in_custom_gradient():
+            raise self.refusal(
+                "a look-up in a function with a gradient of its own "
+                "(keras.remat, RematScope, tf.recompute_grad, "
+                "tf.custom_gradient)"
+            )
         with compiled_parts.outside(), tf.name_scope(name or "look_up"):
             return self._sparse_read(tf.convert_to_tensor(indices))
 
