@@ -275,6 +275,7 @@ def test_tutorial_does_what_it_says(tmp_path):
         run.expect(r"\[worker 0\] Epoch 12/")
         os.kill(int(worker), signal.SIGKILL)
         run.expect(r"worker 1 was ended by SIGKILL .* restart 1 of 3 in 0.5 s")
+        run.expect("/job:worker/task:1 is back after")
         run.expect(r"\[worker 1\] Epoch")
         os.kill(int(server), signal.SIGKILL)
         run.expect("restored /job:ps/task:0, .* s after it was missed")

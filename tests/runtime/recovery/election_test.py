@@ -15,15 +15,17 @@ class ScriptedServer:
 
     Args:
       offers: List of `Offers`, one for each time that it is asked.
+      takes_part: Whether the worker has something to offer.
     """
 
-    def __init__(self, offers):
+    def __init__(self, offers, takes_part=True):
         self._offers = iter(offers)
+        self._takes_part = takes_part
         self.left = len(offers)
         self.restored = self.completed = 0
 
     def offer(self, shard, takes_part):
-        assert (shard, takes_part) == (1, True)
+        assert (shard, takes_part) == (1, self._takes_part)
         self.left -= 1
         return next(self._offers)
 
@@ -41,7 +43,7 @@ class ScriptedServer:
         return 0
 
 
-def elect(worker, offers):
+def elect(worker, offers, committed=1):
     """What `Election.restore` of a worker of two returns, and the server."""
     config = types.SimpleNamespace(
         num_workers=2,
@@ -50,11 +52,11 @@ def elect(worker, offers):
         worker_names=["/job:worker/task:0", "/job:worker/task:1"],
         task_name=f"/job:worker/task:{worker}",
     )
-    server = ScriptedServer(offers)
+    server = ScriptedServer(offers, takes_part=committed > 0)
     made = election.Election(
         worker,
         every_step.EveryStep(None),
-        types.SimpleNamespace(committed=1),
+        types.SimpleNamespace(committed=committed),
         server,
         config,
         timeout=60.0,
@@ -107,6 +109,20 @@ def test_a_snapshot_is_taken_where_nobody_has_anything_newer(clock):
     (done, here), server = elect(0, offers)
     assert (done, here) == (False, [True, False])
     assert 2.0 <= clock[0] - began < 2.2
+
+
+@pytest.mark.parametrize("held", [0, 7])
+def test_who_has_nothing_gives_the_others_time(clock, held):
+    """They may notice the loss up to ten seconds later."""
+    began = clock[0]
+    offers = [Offers((0, 0), held=held, settled=False)] * 200
+    (done, here), server = elect(0, offers, committed=0)
+    assert (done, here, server.completed) == (False, [False, False], 0)
+    assert 12.0 <= clock[0] - began < 12.2
+    # Not once a worker has restored the server.
+    began = clock[0]
+    elect(0, [Offers((0, 9), held=9, settled=True)], committed=0)
+    assert clock[0] == began
 
 
 @pytest.mark.parametrize("worker", [0, 1])

@@ -11,6 +11,9 @@ from absl import logging
 
 # Seconds for other workers to say what they hold, after this one has.
 _GATHER_SECONDS = 2.0
+# The same for a worker that has nothing to offer, and would go on from a
+# snapshot: others notice the loss of a server within 10 s.
+_NEWCOMER_SECONDS = 12.0
 # Seconds after which the next best worker restores instead.
 _STAGGER_SECONDS = 3.0
 _POLL_SECONDS = 0.1
@@ -83,6 +86,7 @@ class Election:
         And, as `restore` says it, which workers are there.
         """
         started = time.monotonic()
+        patience = _GATHER_SECONDS if takes_part else _NEWCOMER_SECONDS
         while True:
             offers = self._restorer.offer(shard, takes_part)
             best = max(offers.versions)
@@ -92,7 +96,7 @@ class Election:
             # To train on from a snapshot that is newer than this worker's
             # replicas, where another worker has newer ones still, would lose
             # what these hold.
-            known = offers.settled or all_there or waited >= _GATHER_SECONDS
+            known = offers.settled or all_there or waited >= patience
             if offers.held and offers.held >= best and known:
                 return False, here
             mine = offers.versions[self._worker] if takes_part else 0
@@ -105,7 +109,7 @@ class Election:
                 due += _GATHER_SECONDS
             if mine > offers.held and waited >= due:
                 return True, here
-            if not best and waited > _GATHER_SECONDS:
+            if not best and waited > patience:
                 # Nobody has anything: the chief gives first values again.
                 return False, here
             if waited > self._timeout:
