@@ -50,7 +50,8 @@ def test_who_joins_is_told_of_a_snapshot_until_somebody_has_restored(store):
     assert not wait(store)
 
 
-def test_empty_servers_lack_nothing_that_there_was(store):
+def test_empty_servers_lack_nothing_that_there_was():
+    store = first_values_test.trained()[0].store
     first_values_test.lose_named(store, "version")
     assert readiness(store).look() == ([Holding.EMPTY], [False])
     assert not wait(store)
