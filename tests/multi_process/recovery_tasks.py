@@ -221,7 +221,11 @@ def train(
         all_counts=strategy.gradient_counts(),
         updates=strategy.updates_applied(),
         by_worker=applied_by_worker(strategy),
-        weights=[w.numpy().ravel().tolist() for w in model.weights],
+        weights=[
+            w.numpy().ravel().tolist()
+            for w in model.weights
+            if "embeddings" not in w.path
+        ],
         recoveries=[
             [event.seconds, event.servers, event.restored_by_this_worker]
             for event in strategy.recoveries

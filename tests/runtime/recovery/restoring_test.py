@@ -1,10 +1,12 @@
 """What a worker puts back onto a server that lacks some of it."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.runtime.replicas import first_values_test
+import tfdist
 from tfdist.runtime.recovery import restoring
 from tfdist.runtime.variables import server_scope
 
@@ -76,3 +78,23 @@ def test_word_of_what_is_held_is_never_of_less(held, without):
     assert runtime.synchronizer.held() == max(
         held, len(runtime.store.variables)
     )
+
+
+def test_rows_that_begin_again_are_counted_as_lost():
+    strategy = tfdist.AsyncStrategy(table_bytes=1)
+    with strategy.scope():
+        layer = keras.layers.Embedding(20, 2)
+        model = keras.Sequential([keras.Input((3,), dtype="int64"), layer])
+        model.compile("sgd", "mse")
+    ids = np.arange(24).reshape(8, 3) % 20
+    model.fit(ids, np.ones([8, 3, 2]), batch_size=2, verbose=0)
+    runtime = strategy._runtime
+    restorer = restoring.Restorer(
+        runtime.store, runtime.gradient_counts, runtime.synchronizer, 1
+    )
+    assert restorer.lost_by_rows(0) == (0, 0)
+    table = layer.embeddings.value
+    name = runtime.store.held_name(table, table.pieces[0])
+    first_values_test.lose_named(runtime.store, name)
+    assert restorer.complete(0) == 1
+    assert restorer.lost_by_rows(0) == (4, 4)

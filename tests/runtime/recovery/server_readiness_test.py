@@ -9,11 +9,16 @@ from tfdist.runtime.recovery import server_readiness
 from tfdist.runtime.recovery.server_readiness import Holding
 
 
-@pytest.fixture
-def store(monkeypatch):
+@pytest.fixture(scope="module")
+def runtime():
     """Of a strategy whose server, this process, holds a model."""
+    return first_values_test.trained()[0]
+
+
+@pytest.fixture
+def store(runtime, monkeypatch):
+    """The `ParameterStore`."""
     monkeypatch.setattr(server_readiness, "_SNAPSHOT_SECONDS", 0.0)
-    runtime, _ = first_values_test.trained()
     with tf.device(runtime.store.devices[0]):
         yield runtime.store
         snapshots.build_is_from_snapshot(False)
@@ -45,7 +50,8 @@ def test_who_joins_is_told_of_a_snapshot_until_somebody_has_restored(store):
     assert not wait(store)
 
 
-def test_empty_servers_lack_nothing_that_there_was(store):
+def test_empty_servers_lack_nothing_that_there_was():
+    store = first_values_test.trained()[0].store
     first_values_test.lose_named(store, "version")
     assert readiness(store).look() == ([Holding.EMPTY], [False])
     assert not wait(store)
