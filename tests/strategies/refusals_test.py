@@ -1,5 +1,7 @@
 """What cannot work is refused at once, in the user's words."""
 
+import json
+
 import keras
 import pytest
 import tensorflow as tf
@@ -166,3 +168,21 @@ def test_start_timeout(timeout):
         tfdist.AsyncStrategy(
             fault_tolerance=tfdist.FaultTolerance(start_timeout=timeout)
         )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"synchronization": tfdist.synchronization.Sync()},
+        {"correction": tfdist.correction.InverseStaleness()},
+        {"local_steps": 2},
+        {"table_bytes": 1},
+    ],
+)
+def test_helpers_of_other_methods(monkeypatch, arguments):
+    cluster = {"worker": ["a:1"], "ps": ["b:1"], "helper": ["c:1"]}
+    task = {"type": "worker", "index": 0}
+    text = json.dumps({"cluster": cluster, "task": task})
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ValueError, match='no job "helper" but with Async'):
+        tfdist.ParameterServerStrategy(**arguments)

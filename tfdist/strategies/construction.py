@@ -80,6 +80,28 @@ def check_without_servers(config, partitioner):
         )
 
 
+def check_helpers(config, method, from_bytes):
+    """Refuses helpers where they have not been tried.
+
+    Args:
+      config: The `ClusterConfig`.
+      method: A `Method`.
+      from_bytes: The argument `table_bytes`.
+
+    Raises:
+      ClusterConfigError: There are helpers, and the method is another than
+        `Async()` with a replica of each variable.
+    """
+    is_tried = _is_plain(method) and from_bytes is None
+    if "helper" in config.spec and not is_tried:
+        raise tf_config.ClusterConfigError(
+            'TF_CONFIG["cluster"] must have no job "helper" but with Async(), '
+            "no correction, no local_steps and no table_bytes. Received: "
+            f"{len(config.spec['helper'])} helpers with {method.name} and "
+            f"table_bytes={from_bytes!r}"
+        )
+
+
 def tables(method, from_bytes, rule):
     """Returns what a strategy's arguments say about tables.
 
@@ -106,11 +128,7 @@ def tables(method, from_bytes, rule):
             "Argument `table_bytes` must be a positive number of bytes or "
             f"None. Received: table_bytes={from_bytes!r}"
         )
-    if (
-        method.needs_order
-        or method.correction is not None
-        or method.local_steps is not None
-    ):
+    if not _is_plain(method):
         raise ValueError(
             "Argument `table_bytes` must be None but with Async(), no "
             "correction and no local_steps: other methods need a replica of "
@@ -118,6 +136,15 @@ def tables(method, from_bytes, rule):
             f"{method.name}"
         )
     return table.TableSettings(from_bytes, rule)
+
+
+def _is_plain(method):
+    """Whether each gradient is applied when it arrives, as it is."""
+    return (
+        not method.needs_order
+        and method.correction is None
+        and method.local_steps is None
+    )
 
 
 def portions(method, decisions, work, portions_per_worker):

@@ -201,6 +201,7 @@ class ParameterServerStrategy(
             construction.check_without_servers(config, variable_partitioner)
         resolved = construction.resolve(self._method, config)
         tables = construction.tables(self._method, table_bytes, table_rule)
+        construction.check_helpers(config, self._method, table_bytes)
         portions = construction.portions(
             self._method, decisions, work, portions_per_worker
         )
