@@ -123,7 +123,7 @@ class Chief:
         )
 
     def begin(self):
-        names = ("variables", "settings", "batches", "data")
+        names = ("variables", "settings", "untrained", "batches", "data")
         description = dict.fromkeys(names, "")
         return self.coordinator.begin(0, description, tf.constant(START))
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tests.sandblaster import tasks
 import tfdist
+from tfdist.sandblaster import portion_gradients
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +153,19 @@ def test_another_loss_is_another_function(strategy, change):
     assert found == expected
     x, y = tasks.data()
     np.testing.assert_allclose(found[-1], model.evaluate(x, y, verbose=0))
+
+
+def test_what_workers_compare_has_frozen_weights_and_no_seeds(strategy):
+    model = small_model(
+        strategy,
+        keras.layers.Dense(2, trainable=False),
+        keras.layers.Dropout(0.5),
+        keras.layers.Dense(1),
+    )
+    made = portion_gradients.PortionGradients(strategy, model, [tasks.data()])
+    kernel, bias = made.untrained()
+    np.testing.assert_array_equal(kernel, model.layers[0].kernel)
+    np.testing.assert_array_equal(bias, np.zeros(2))
 
 
 @pytest.mark.nightly

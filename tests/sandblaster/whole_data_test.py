@@ -47,12 +47,19 @@ def test_the_checksum_is_of_all_elements_of_sparse_and_ragged_tensors():
     [
         ("variables", saved_state.ModelMismatchError),
         ("settings", saved_state.ModelMismatchError),
+        ("untrained", saved_state.ModelMismatchError),
         ("data", ValueError),
         ("batches", ValueError),
     ],
 )
 def test_a_worker_that_computes_something_else_is_refused(key, error):
-    chiefs = {"variables": "a", "settings": "b", "data": 1, "batches": 2}
+    chiefs = {
+        "variables": "a",
+        "settings": "b",
+        "untrained": 0,
+        "data": 1,
+        "batches": 2,
+    }
     whole_data.compare(chiefs, dict(chiefs))
     with pytest.raises(error, match=key):
         whole_data.compare(chiefs, {**chiefs, key: 3})

@@ -5,6 +5,8 @@ import numpy as np
 import tensorflow as tf
 
 _DTYPES = ("float32", "float64")
+# Keras's name of the state of random numbers.
+_SEED = "seed_generator_state"
 # Difference of what a batch comes to twice, by rounding: relative or absolute.
 _ROUNDED = {"rtol": 1e-3, "atol": 1e-6}
 
@@ -54,6 +56,17 @@ class PortionGradients:
             f"{v.name}{tuple(v.shape)}:{keras.backend.standardize_dtype(v.dtype)}"
             for v in self._variables
         )
+
+    def untrained(self):
+        """Returns what else the loss depends on, a list of tensors.
+
+        Weights of frozen layers, and statistics; no random seeds.
+        """
+        return [
+            tf.constant(value)
+            for variable, value in self._state()
+            if variable.name != _SEED
+        ]
 
     def values(self):
         """Returns the variables as one vector, a tensor `(number,)`."""

@@ -254,6 +254,7 @@ class SandblasterTraining:
         description = {
             "variables": gradients.signature,
             "settings": repr(sorted(held.settings.items())),
+            "untrained": whole_data.checksum(gradients.untrained()),
             "data": whole_data.checksum(batches),
             "batches": len(batches),
             "name": held.name,

@@ -51,7 +51,7 @@ def compare(chiefs, own):
       own: That of this worker.
 
     Raises:
-      ModelMismatchError: The models or settings differ.
+      ModelMismatchError: The models, settings or frozen weights differ.
       ValueError: The data differs.
     """
     for key in ("variables", "settings"):
@@ -60,6 +60,12 @@ def compare(chiefs, own):
                 f"The {key} of the model must be the same on all workers. "
                 f"Received: {own[key]}, and on the chief {chiefs[key]}"
             )
+    if chiefs["untrained"] != own["untrained"]:
+        raise saved_state.ModelMismatchError(
+            "Weights of frozen layers and other untrained state of the model "
+            "must be the same on all workers: set or load them on all. "
+            "Received: others than the chief's"
+        )
     for key in ("batches", "data"):
         if chiefs[key] != own[key]:
             raise ValueError(
