@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.sandblaster.chief import LOST
 from tests.sandblaster.chief import MOST_PORTIONS
 from tests.sandblaster.chief import SHARDS
@@ -202,7 +203,7 @@ def test_another_process_goes_on_and_the_first_must_end(name, undisturbed):
     assert (values[-1], x) == (undisturbed[0][-1], undisturbed[1])
 
 
-@pytest.mark.parametrize("lost", [[], [0], [0, 1]])
+@pytest.mark.parametrize("lost", nightly.also([[0]], [[], [0, 1]]))
 def test_another_process_goes_on_where_shards_were_lost_as_well(
     name, directory, undisturbed, lost
 ):
@@ -240,7 +241,7 @@ def sampled():
     return values, x
 
 
-@pytest.mark.parametrize("lost", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("lost", nightly.also([[1]], [[0], [0, 1]]))
 def test_with_samples_all_shards_go_back_together(
     name, directory, sampled, lost
 ):
@@ -255,7 +256,7 @@ def test_with_samples_all_shards_go_back_together(
     )
 
 
-@pytest.mark.parametrize("lost", [[], [0, 1]])
+@pytest.mark.parametrize("lost", nightly.also([[0, 1]], [[]]))
 def test_another_process_goes_on_with_the_same_samples(
     name, directory, sampled, lost
 ):

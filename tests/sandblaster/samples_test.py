@@ -197,6 +197,7 @@ def test_a_second_fit_goes_on_with_the_next_sample(float64):
     assert [*fit(parts, 3), *fit(parts, 4)] == expected
 
 
+@pytest.mark.nightly
 def test_a_loaded_model_goes_on_with_the_next_sample(float64, tmp_path):
     strategy = tfdist.SandblasterStrategy(portions_per_worker=PORTIONS)
     model = sampled_model(strategy)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import nightly
 from tests.strategies import tables_test
 from tests.strategies.tables_test import ROWS
 from tests.strategies.tables_test import WIDTH
@@ -207,7 +208,9 @@ def test_model_checkpoint_saves_smaller_tables(trained, tmp_path):
     )
 
 
-@pytest.mark.parametrize(("chunks", "size"), [(128, 180), (1024, 1)])
+@pytest.mark.parametrize(
+    ("chunks", "size"), nightly.also([(128, 180)], [(1024, 1)])
+)
 def test_large_tables_are_saved_in_more_chunks(
     tmp_path, monkeypatch, chunks, size
 ):

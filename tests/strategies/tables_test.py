@@ -378,6 +378,7 @@ def test_table_may_be_made_in_the_first_step():
         model.table.get_weights()
 
 
+@pytest.mark.nightly
 def test_saved_table_goes_on_with_its_slots(tmp_path):
     """Two epochs of all rows, stopped in between, are two epochs."""
     ids = np.random.default_rng(1).permutation(ROWS).reshape(-1, 5)

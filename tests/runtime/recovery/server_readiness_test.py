@@ -20,9 +20,15 @@ def store(runtime, monkeypatch):
     """The `ParameterStore`."""
     monkeypatch.setattr(server_readiness, "_SNAPSHOT_SECONDS", 0.0)
     with tf.device(runtime.store.devices[0]):
+        # This process may have read a snapshot in another test.
+        _forget_snapshots()
         yield runtime.store
-        snapshots.build_is_from_snapshot(False)
-        snapshots.build_is_unrestored(False)
+        _forget_snapshots()
+
+
+def _forget_snapshots():
+    snapshots.build_is_from_snapshot(False)
+    snapshots.build_is_unrestored(False)
 
 
 def readiness(store):
