@@ -202,6 +202,9 @@ USES = {
     "matrix": lambda model, table, _: keras.ops.matmul(
         table.embeddings, np.ones((WIDTH, 1), "float32")
     ),
+    "product": lambda model, table, _: table.embeddings * 2,
+    "sum": lambda model, table, _: tf.reduce_sum(table.embeddings.value),
+    "shape": lambda model, table, _: tf.shape(table.embeddings.value),
     "gather_nd": lambda model, table, _: tf.gather_nd(
         table.embeddings.value, [[1]]
     ),

@@ -203,7 +203,7 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
     def handle(self):
         section = active.section
         if section is None or not self.role.is_on_server:
-            return self._handle
+            return self.local_handle
         return section.handle(self)
 
     @property
@@ -250,13 +250,13 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
                 initial_value=super()._read_variable_op(), trainable=False
             )
         # What was traced with the old one fails rather than goes on with it.
-        private_tensorflow.empty_variable(self._handle, self.dtype)
+        private_tensorflow.empty_variable(self.local_handle, self.dtype)
         self._handle = self._moved.handle
 
     @property
     def device(self):
         """The device of the local replica, a full name."""
-        return self._handle.device
+        return self.local_handle.device
 
     def assign_replica(self, value):
         """Sets the local replica alone; returns nothing."""
