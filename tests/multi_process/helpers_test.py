@@ -166,6 +166,8 @@ def test_a_worker_whose_helper_is_gone_begins_again(tmp_path, number):
         before = int(run.expect(r"\[worker 0\] at update (\d+)")[1])
         if number == signal.SIGSTOP:
             os.kill(pids["helper 1"], signal.SIGCONT)
+        # It imports TensorFlow anew, and then traces its step.
+        run.expect(r"\[worker 0\] .*worker/task:1 is back")
         after = int(run.expect(r"\[worker 1\] at update (\d+)")[1])
         assert after > before
         # A server that dies is given back what workers have on helpers.
