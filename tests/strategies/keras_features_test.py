@@ -341,6 +341,20 @@ def test_reading_the_count_leaves_accumulating_steps_in_it():
     assert assert_trains_the_same(train)[0] == [1, 2, 4, 5, 7, 8]
 
 
+def test_eager_operations_see_the_newest_of_optimizers():
+    """They would read what this worker has of a slot, and ask no server."""
+
+    def train(scope):
+        with scope():
+            model = compiled(perceptron(), keras.optimizers.Adam(0.1))
+        _fit(model)
+        # Before anything else looks at them.
+        found = [np.asarray(v * 1) for v in model.optimizer.variables]
+        return found, traces(model)
+
+    assert np.any(assert_trains_the_same(train)[0][2])
+
+
 @pytest.mark.nightly
 def test_model_is_built_by_fit():
     """Layers without an input shape get their variables in the first call."""

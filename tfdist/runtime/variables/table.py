@@ -76,16 +76,6 @@ class TablePiece(Piece):
         return tf.IndexedSlices(values, row, dense_shape)
 
 
-class _Hidden:
-    """A handle that TensorFlow does not take for one."""
-
-    def __init__(self, handle):
-        self._handle = handle
-
-    def __getattr__(self, name):
-        return getattr(self._handle, name)
-
-
 class TableVariable(ReplicaVariable):
     """A variable whose rows are on servers, and on no worker.
 
@@ -130,21 +120,6 @@ class TableVariable(ReplicaVariable):
         self.rule = rule
         self.is_slot = is_slot
         self._look_up = look_up
-
-    @property
-    def _handle(self):
-        # Eager operations read a variable by it and ask nobody: they would
-        # take the stand-in for the table. Now they convert it to a tensor.
-        return _Hidden(self._stand_in)
-
-    @_handle.setter
-    def _handle(self, handle):
-        self._stand_in = handle
-
-    @property
-    def local_handle(self):
-        """The handle of the stand-in."""
-        return self._stand_in
 
     @property
     def partitions(self):

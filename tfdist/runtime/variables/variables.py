@@ -168,6 +168,16 @@ class _Active(threading.local):
 active = _Active()
 
 
+class _Hidden:
+    """A handle that TensorFlow does not take for one."""
+
+    def __init__(self, handle):
+        self._handle = handle
+
+    def __getattr__(self, name):
+        return getattr(self._handle, name)
+
+
 class ReplicaVariable(private_tensorflow.ResourceVariable):
     """A resource variable whose handle follows the place of its use.
 
@@ -225,9 +235,22 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
         return tf.TensorShape([piece.rows, *self._full_shape[1:]])
 
     @property
+    def _handle(self):
+        # Eager operations read a variable by it and ask nobody: they would
+        # take an old replica of a slot, or the stand-in for a table. If it is
+        # no tensor, they convert the variable to one.
+        if self.role.is_on_server:
+            return _Hidden(self._local_handle)
+        return self._local_handle
+
+    @_handle.setter
+    def _handle(self, handle):
+        self._local_handle = handle
+
+    @property
     def local_handle(self):
         """The handle of the replica, wherever it is asked for."""
-        return self._handle
+        return self._local_handle
 
     @property
     def files(self):
