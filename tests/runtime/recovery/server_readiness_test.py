@@ -18,7 +18,7 @@ def runtime():
 @pytest.fixture
 def store(runtime, monkeypatch):
     """The `ParameterStore`."""
-    monkeypatch.setattr(server_readiness, "_SNAPSHOT_SECONDS", 0.0)
+    monkeypatch.setattr(server_readiness, "_NOTICE_SECONDS", 0.0)
     with tf.device(runtime.store.devices[0]):
         # This process may have read a snapshot in another test.
         _forget_snapshots()

@@ -16,8 +16,7 @@ from tfdist.cluster import waiting
 
 # A worker that was there before notices the loss of a server within 10 s, and
 # at once where the server's port is closed.
-_ORPHAN_SECONDS = 12.0
-_SNAPSHOT_SECONDS = 5.0
+_NOTICE_SECONDS = 12.0
 
 
 class Holding(enum.IntEnum):
@@ -105,10 +104,9 @@ class ServerReadiness:
             found[:], unrestored[:] = self.look()
             if len(set(found)) == 1 and Holding.SNAPSHOT not in found:
                 return True
-            waited = time.monotonic() - began
-            if Holding.EMPTY in found:
-                return is_chief and waited > _ORPHAN_SECONDS
-            return waited > _SNAPSHOT_SECONDS
+            if Holding.EMPTY in found and not is_chief:
+                return False
+            return time.monotonic() - began > _NOTICE_SECONDS
 
         waiting.wait_until(
             is_settled,
