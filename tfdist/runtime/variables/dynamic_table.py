@@ -82,15 +82,9 @@ class DynamicPiece(TablePiece):
 
     index: object
 
-    def slices_of(self, slices, shape):
-        """Returns the `tf.IndexedSlices` of this server, by ids."""
-        ids, values = slices.indices, slices.values
-        if self.partitions.num_servers > 1:
-            here = tf.equal(self.index.shards(ids), self.shard)
-            ids = tf.boolean_mask(ids, here)
-            values = tf.boolean_mask(values, here)
-        dense_shape = tf.constant([self.rows, *shape[1:]], tf.int64)
-        return tf.IndexedSlices(values, ids, dense_shape)
+    def _place(self, ids):
+        # The server finds the row.
+        return self.index.shards(ids), ids
 
 
 class DynamicTable(TableVariable):

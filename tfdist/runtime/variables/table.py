@@ -66,7 +66,7 @@ class TablePiece(Piece):
 
     def slices_of(self, slices, shape):
         """Returns the `tf.IndexedSlices` of this server, by its rows."""
-        shard, row = self.partitions.place(tf.cast(slices.indices, tf.int64))
+        shard, row = self._place(tf.cast(slices.indices, tf.int64))
         values = slices.values
         if self.partitions.num_servers > 1:
             inside = tf.equal(shard, self.shard)
@@ -74,6 +74,10 @@ class TablePiece(Piece):
             row = tf.boolean_mask(row, inside)
         dense_shape = tf.constant([self.rows, *shape[1:]], tf.int64)
         return tf.IndexedSlices(values, row, dense_shape)
+
+    def _place(self, ids):
+        """Server and row there of each id."""
+        return self.partitions.place(ids)
 
 
 class TableVariable(ReplicaVariable):
