@@ -4,14 +4,14 @@
 
 Two workers train `Embedding(rows, 64)` with a head of two dense layers on
 batches of 256 times 20 Zipf ids: some 2,900 different ones. With
-`table_bytes` the table lives on the servers alone; without, each worker has a
-replica, and the servers send the rows that have changed. TensorFlow's own
-strategy has one server and takes its steps in a bare loop, without Keras. For
-each rule milliseconds per step of a worker, the largest peak of the memory of a
-worker (or coordinator) and of a server, and the processor time of all servers
-per step.
+`table_bytes` the table lives on the servers alone, also if it is dynamic;
+without, each worker has a replica, and the servers send the rows that have
+changed. TensorFlow's own strategy has one server and takes its steps in a bare
+loop, without Keras. For each rule milliseconds per step of a worker, the
+largest peak of the memory of a worker (or coordinator) and of a server, and the
+processor time of all servers per step.
 
-All three take turns within one run.
+All four take turns within one run.
 """
 
 import contextlib
@@ -32,9 +32,14 @@ flags.DEFINE_multi_enum(
     "optimizer", None, list(looking_up.RATES), "Default: all."
 )
 flags.DEFINE_multi_enum(
-    "system", None, ["table", "replicas", "tensorflow"], "Default: all."
+    "system",
+    None,
+    ["table", "dynamic", "replicas", "tensorflow"],
+    "Default: all.",
 )
 
+# `table_bytes`, and whether ids get their rows in training.
+OURS = {"table": (1,), "dynamic": (1, True), "replicas": (None,)}
 WORKERS = 2
 STEPS, QUICK_STEPS = 100, 20
 ROUNDS = 3
@@ -69,12 +74,12 @@ def measure(optimizer):
     steps = QUICK_STEPS if FLAGS.quick else STEPS
     with contextlib.ExitStack() as stack:
         systems = {}
-        for name, table_bytes in (("table", 1), ("replicas", None)):
+        for name, settings in OURS.items():
             if FLAGS.system and name not in FLAGS.system:
                 continue
             systems[name] = stack.enter_context(
                 clusters.Cluster(
-                    (looking_up.worker, optimizer, FLAGS.rows, table_bytes),
+                    (looking_up.worker, optimizer, FLAGS.rows, *settings),
                     (looking_up.serve,),
                     ps=FLAGS.ps,
                     workers=WORKERS,

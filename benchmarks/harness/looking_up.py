@@ -38,13 +38,14 @@ def batches(rows, seed):
     return data.with_options(options)
 
 
-def worker(optimizer, rows, table_bytes):
+def worker(optimizer, rows, table_bytes, dynamic=False):
     """Builds a worker of tfdist.
 
     Args:
         optimizer: a key of `RATES`.
         rows: of the table.
         table_bytes: of the strategy.
+        dynamic: whether ids get their rows in training.
 
     Returns:
         A callable of a number of steps, which takes them in `fit`; it gives
@@ -56,10 +57,15 @@ def worker(optimizer, rows, table_bytes):
 
     strategy = tfdist.AsyncStrategy(table_bytes=table_bytes)
     with strategy.scope():
+        embedding = (
+            tfdist.layers.DynamicEmbedding(WIDTH, rows)
+            if dynamic
+            else keras.layers.Embedding(rows, WIDTH)
+        )
         model = keras.Sequential(
             [
                 keras.Input((FEATURES,), dtype="int32"),
-                keras.layers.Embedding(rows, WIDTH),
+                embedding,
                 keras.layers.GlobalAveragePooling1D(),
                 keras.layers.Dense(64, activation="relu"),
                 keras.layers.Dense(1),
