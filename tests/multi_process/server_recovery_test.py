@@ -7,6 +7,7 @@ import pytest
 
 from tests.multi_process.server_failure_test import check_exact
 from tests.multi_process.server_failure_test import start_training
+from tests.waits import wait_until
 
 
 def go_on(workers, steps=15):
@@ -83,6 +84,11 @@ def test_methods_go_on_with_their_state(cluster, tmp_path, strategy):
     )
     for index in range(2):
         go_on(workers, 30)
+        written = tmp_path / "kept" / f"ps-{index}-of-2"
+        wait_until(
+            lambda written=written: list(written.glob("[0-9]*")),
+            "there is a snapshot",
+        )
         servers[index].kill()
         servers[index] = made.start("ps", index, "recovery_tasks:serve", **kept)
         # Slots are those of the snapshot.

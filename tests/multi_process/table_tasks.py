@@ -166,7 +166,7 @@ def save_when_told(server_timeout):
     _halt_in(table_lib.TableVariable, "read_rows")
     _halt_in(table_chunks.TableChunks, "_read")
     strategy = _strategy(server_timeout)
-    model, _ = _sum_of_rows(strategy, "zeros", len(SAME_IDS))
+    model, _ = _sum_of_rows(strategy, 0, len(SAME_IDS))
     checkpoint = tfdist.callbacks.ClusterCheckpoint(
         "checkpoints", save_freq=10**6
     )

@@ -14,6 +14,7 @@ from tfdist.runtime.keras_hooks import fit_turns
 
 NAMES = ("chief", "one", "two")
 CALL = 1
+_CLOSED = fit_progress.closed(CALL)
 
 
 def row(
@@ -110,6 +111,30 @@ def turns(worker, rows, former, initial_workers=3):
             [row(reached=0), row(), row()],
             row(reached=0),
             (0, 0),
+        ),
+        "an exception has ended it here alone": (
+            1,
+            [row(4, 7), row(), row()],
+            row(2, 1, state=MemberState.FAILED, reached=_CLOSED),
+            (4, 7),
+        ),
+        "an exception has ended it here, and then nothing": (
+            1,
+            [row(1, 7), row(), row()],
+            row(2, 1, reached=_CLOSED),
+            (2, 1),
+        ),
+        "it was ended here and elsewhere": (
+            1,
+            [row(reached=_CLOSED), row(), row()],
+            row(2, 1, state=MemberState.FAILED, reached=_CLOSED),
+            OVER,
+        ),
+        "a later call was begun here": (
+            1,
+            [row(4, 7), row(), row()],
+            row(reached=fit_progress.begun(CALL + 1)),
+            OVER,
         ),
         "late for the first time": (
             1,

@@ -113,9 +113,10 @@ class FitTurns:
         ]
         if self._worker != CHIEF and self._counts(rows[CHIEF]):
             words = [rows[CHIEF].word]
+        places = [word.position(number) for word in words]
         if not is_new:
-            words.append(former.word)
-        return max((word.position(number) for word in words), default=(0, 0))
+            places.append(_place_of(former, number))
+        return max(places, default=(0, 0))
 
     def wait_for_start(self):
         """Waits until the first workers have made their first step in `fit`.
@@ -258,3 +259,19 @@ class FitTurns:
             stalled_after=self._stalled_after,
             progress=self._updates_applied,
         )
+
+
+def _place_of(former, number):
+    """Position of this worker's former process in a call of `fit`.
+
+    Not its end, if that was its last call: perhaps an exception has ended it.
+
+    Args:
+      former: The `Member`.
+      number: The call's number.
+    """
+    word = former.word
+    is_last = word.number == number
+    if is_last and former.state is not member_table.MemberState.FINISHED:
+        return word.epoch, word.batch
+    return word.position(number)
