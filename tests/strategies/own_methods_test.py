@@ -150,7 +150,7 @@ def test_it_trains_on_a_real_cluster(strategy, data_dir, tmp_path):
         f"--output_dir={tmp_path}",
         "--batch_size=64",
         "--epochs=3",
-        "--learning_rate=0.01",
+        "--learning_rate=0.003",
     ]
     scripts.run(tmp_path, EXAMPLE, flags, {"ps": 1, "worker": NUM_WORKERS})
     summary = json.loads((tmp_path / "summary.json").read_text())
