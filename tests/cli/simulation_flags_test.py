@@ -9,6 +9,7 @@ import pytest
 from tests import waits
 from tests.cli import own_model_and_data
 from tfdist import simulation
+from tfdist.cli import method_checks
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
 from tfdist.cli import user_function
@@ -371,7 +372,7 @@ def test_an_error_in_the_users_layers_is_shown_as_it_is(own):
 def test_methods_that_do_not_fit_are_refused(method, counts, parts, own):
     made = model_and_data(*own_flags(own), "--batch_size=16")
     with pytest.raises(usage.UsageError) as caught:
-        simulation_flags.check_methods("strategy", [method], counts, made)
+        method_checks.check("strategy", [method], counts, made)
     for part in parts:
         assert part in str(caught.value)
 
@@ -379,7 +380,7 @@ def test_methods_that_do_not_fit_are_refused(method, counts, parts, own):
 def test_an_optimizer_that_does_not_fit_is_refused(own):
     made = model_and_data(*own_flags(own, "adam"))
     with pytest.raises(usage.UsageError, match="--strategy: 'dana' does not"):
-        simulation_flags.check_methods("strategy", ["dana"], [2], made)
+        method_checks.check("strategy", ["dana"], [2], made)
 
 
 def test_tensorflow_waits_until_it_is_needed():

@@ -1,7 +1,5 @@
 """`fit` with L-BFGS in one process."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -9,45 +7,13 @@ import scipy.optimize
 import tensorflow as tf
 
 from tests.sandblaster import tasks
+from tests.sandblaster.fits import fit
+from tests.sandblaster.fits import own_step
+from tests.sandblaster.fits import small_model
 import tfdist
 from tfdist.sandblaster import portion_gradients
 
-
-@pytest.fixture(scope="module")
-def strategy():
-    return tfdist.SandblasterStrategy(portions_per_worker=5)
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    """So that values are told apart near the minimum."""
-    before = keras.config.floatx()
-    policy = keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before)
-    keras.config.set_dtype_policy(policy)
-
-
-def fit(model, epochs, batch_size=20, **arguments):
-    """Trains on the data of `tasks`, of which the last batch is smaller."""
-    x, targets = tasks.data()
-    y = arguments.pop("y", targets)
-    arguments.setdefault("shuffle", False)
-    return model.fit(
-        x, y, batch_size=batch_size, epochs=epochs, verbose=0, **arguments
-    )
-
-
-def small_model(strategy, *layers, optimizer=None, **arguments):
-    """A compiled model of some layers."""
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((tasks.FEATURES,)), *layers])
-        model.compile(
-            optimizer or tfdist.sandblaster.LBFGS(), loss="mse", **arguments
-        )
-    return model
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def test_it_ends_at_the_minimum(strategy):
@@ -274,137 +240,10 @@ def test_sample_weights_count(strategy):
     np.testing.assert_allclose(strategy.iterations[-1]["value"], whole)
 
 
-@pytest.mark.parametrize(
-    "layer", [keras.layers.Dropout, keras.layers.BatchNormalization]
-)
-def test_layers_with_a_changing_state_are_refused(strategy, layer):
-    arguments = {"rate": 0.5} if layer is keras.layers.Dropout else {}
-    model = small_model(strategy, layer(**arguments), keras.layers.Dense(1))
-    with pytest.raises(ValueError, match="must not change its state"):
-        fit(model, 1)
-
-
-@pytest.mark.nightly
-def test_normalization_that_was_adapted_is_not(strategy):
-    layer = keras.layers.Normalization()
-    layer.adapt(tasks.data()[0])
-    fit(small_model(strategy, layer, keras.layers.Dense(1)), 1)
-
-
-def test_other_optimizers_are_refused(strategy):
-    model = small_model(strategy, keras.layers.Dense(1), optimizer="sgd")
-    with pytest.raises(ValueError, match="LBFGS"):
-        fit(model, 1)
-
-
-def test_constraints_are_refused(strategy):
-    model = small_model(
-        strategy, keras.layers.Dense(1, kernel_constraint="non_neg")
-    )
-    with pytest.raises(ValueError, match="constraint"):
-        fit(model, 1)
-
-
-def test_half_precision_is_refused(strategy):
-    model = small_model(strategy, keras.layers.Dense(1, dtype="float16"))
-    with pytest.raises(ValueError, match="float16"):
-        fit(model, 1)
-
-
-class Extreme(keras.metrics.Metric):
-    """The largest or smallest prediction."""
-
-    def __init__(self, choose, first):
-        super().__init__(name="extreme")
-        self._choose, self._first = choose, first
-        self.found = self.add_variable((), "zeros", name="found")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        """Looks at a batch."""
-        found = keras.ops.cast(self._choose(y_pred), self.found.dtype)
-        pair = keras.ops.stack([self.found.value, found])
-        self.found.assign(self._choose(pair))
-
-    def result(self):
-        """Returns it."""
-        return self.found
-
-    def reset_state(self):
-        """Begins again."""
-        self.found.assign(self._first)
-
-
-@pytest.mark.parametrize(
-    ("choose", "first"), [(keras.ops.max, 0.0), (keras.ops.min, 1e9)]
-)
-def test_metrics_that_are_no_sums_are_refused(strategy, choose, first):
-    model = small_model(
-        strategy,
-        keras.layers.Dense(1, bias_initializer="ones"),
-        metrics=[Extreme(choose, first)],
-    )
-    with pytest.raises(ValueError, match="sums over the data.*found"):
-        fit(model, 1)
-
-
-def test_random_numbers_that_no_seed_tells_of_are_refused(strategy):
-    class Noise(keras.Layer):
-        def call(self, x):
-            return x + tf.random.normal(tf.shape(x), dtype=x.dtype)
-
-    model = small_model(strategy, Noise(), keras.layers.Dense(1))
-    with pytest.raises(ValueError, match="two losses of one batch"):
-        fit(model, 1)
-
-
-def test_weights_that_a_callback_sets_are_refused(strategy):
-    model = tasks.make_model(strategy)
-
-    class Sets(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            weights = self.model.get_weights()
-            self.model.set_weights([w + 1 for w in weights])
-
-    with pytest.raises(RuntimeError, match="must not be changed during `fit`"):
-        fit(model, 2, callbacks=[Sets()])
-    assert len(fit(model, 1, callbacks=[Sets()]).history["loss"]) == 1
-
-
-class OwnStep(keras.Model):
-    """A `train_step` without metrics."""
-
-    more = ()
-
-    def train_step(self, data):
-        """Returns the loss of the batch as it is."""
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self(x)[:, 0] - tf.cast(y, x.dtype)) ** 2)
-            loss = self.optimizer.scale_loss(loss)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply(gradients, self.trainable_variables)
-        return {"loss": loss, **dict.fromkeys(self.more, loss)}
-
-
-def own_step(strategy):
-    with strategy.scope():
-        inputs = keras.Input((tasks.FEATURES,))
-        model = OwnStep(inputs, keras.layers.Dense(1)(inputs))
-        model.compile(tfdist.sandblaster.LBFGS(), loss="mse", metrics=["mae"])
-    return model
-
-
 def test_the_log_of_a_train_step_without_metrics_is_the_loss(strategy):
     logs = fit(own_step(strategy), 2).history
     values = [one["value"] for one in strategy.iterations[-2:]]
     assert logs == {"loss": values}
-
-
-def test_logs_that_are_no_metrics_are_refused(strategy):
-    model = own_step(strategy)
-    model.more = ("norm",)
-    with pytest.raises(ValueError, match=r"results of the.*\['norm'\]"):
-        fit(model, 1)
 
 
 @pytest.mark.nightly
@@ -422,47 +261,6 @@ def test_losses_of_several_outputs_are_those_of_evaluate(strategy):
     )
     for name, values in logs.items():
         np.testing.assert_allclose(values[-1], found[name], err_msg=name)
-
-
-def test_a_scaled_loss_is_refused(strategy):
-    policy = keras.DTypePolicy("mixed_float16")
-    with strategy.scope():
-        inputs = keras.Input((tasks.FEATURES,))
-        model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-        model.dtype_policy = policy
-        model.compile(tfdist.sandblaster.LBFGS(), loss="mse")
-    with pytest.raises(ValueError, match="auto_scale_loss=False"):
-        fit(model, 1)
-
-
-def test_a_train_step_without_a_loss_is_refused(strategy):
-    class Own(keras.Model):
-        def train_step(self, data):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(self(data[0]))
-            gradients = tape.gradient(loss, self.trainable_variables)
-            self.optimizer.apply(gradients, self.trainable_variables)
-            return {"loss": loss}
-
-    with strategy.scope():
-        inputs = keras.Input((tasks.FEATURES,))
-        model = Own(inputs, keras.layers.Dense(1)(inputs))
-        model.compile(tfdist.sandblaster.LBFGS())
-    with pytest.raises(ValueError, match="scale_loss"):
-        fit(model, 1)
-
-
-def test_it_has_no_step_of_a_batch(strategy):
-    model = tasks.make_model(strategy)
-    x, y = tasks.data()
-    with pytest.raises(RuntimeError, match="no step of one batch"):
-        model.train_on_batch(x, y)
-    fit(model, 1)
-    with pytest.raises(RuntimeError, match="no step of one batch"):
-        model.train_on_batch(x, y)
-    variable = keras.Variable(1.0)
-    with pytest.raises(RuntimeError, match="SandblasterStrategy"):
-        tfdist.sandblaster.LBFGS().apply([tf.constant(1.0)], [variable])
 
 
 def test_a_saved_model_goes_on_with_its_memory(strategy, tmp_path):
@@ -528,58 +326,3 @@ def test_a_model_without_a_memory_is_saved_and_loaded(strategy, tmp_path):
     with strategy.scope():
         loaded = keras.models.load_model(tmp_path / "model.keras")
     assert len(fit(loaded, 2).history["loss"]) == 2
-
-
-@pytest.mark.nightly
-def test_a_fit_within_a_fit_is_refused(strategy):
-    model, other = (tasks.make_model(strategy) for _ in range(2))
-
-    class Fits(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            fit(other, 1)
-
-    with pytest.raises(NotImplementedError, match="within another"):
-        fit(model, 1, callbacks=[Fits()])
-    assert len(fit(other, 1).history["loss"]) == 1
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"memory": 0},
-        {"memory": True},
-        {"damping": 1},
-        {"line_search": "newton"},
-        {"gradient_tolerance": -1.0},
-        {"gradient_tolerance": "small"},
-        {"value_tolerance": float("nan")},
-    ],
-)
-def test_settings_of_lbfgs_that_make_no_sense_are_refused(settings):
-    (name,) = settings
-    with pytest.raises(ValueError, match=f"Argument `{name}` must be"):
-        tfdist.sandblaster.LBFGS(**settings)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"portions_per_worker": 0},
-        {"portions_per_worker": True},
-        {"backup_after": 1.0},
-        {"backup_after": "soon"},
-    ],
-)
-def test_settings_of_the_strategy_that_make_no_sense_are_refused(settings):
-    (name,) = settings
-    with pytest.raises(ValueError, match=f"Argument `{name}` must be"):
-        tfdist.SandblasterStrategy(**settings)
-
-
-def test_helpers_are_refused(monkeypatch):
-    cluster = {"worker": ["a:1"], "ps": ["b:1"], "helper": ["c:1"]}
-    task = {"type": "worker", "index": 0}
-    text = json.dumps({"cluster": cluster, "task": task})
-    monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(ValueError, match='"helper" for SandblasterStrategy'):
-        tfdist.SandblasterStrategy()

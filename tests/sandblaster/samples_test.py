@@ -138,16 +138,6 @@ def multi_batch(iterations):
     return points, values
 
 
-@pytest.fixture
-def float64():
-    before, policy = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(before)
-    keras.config.set_dtype_policy(policy)
-
-
 def sampled_model(strategy, **settings):
     return tasks.make_model(
         strategy,

@@ -8,8 +8,8 @@ from tests import nightly
 from tfdist.simulation import Measurement
 from tfdist.simulation import Method
 from tfdist.simulation import measure
+from tfdist.simulation import traffic
 from tfdist.simulation.measurement import Variable
-from tfdist.simulation.simulate import traffic
 
 _STREAM = np.random.default_rng(0)
 _X = _STREAM.standard_normal((50, 4)).astype("float32")
@@ -75,7 +75,7 @@ def test_bytes_are_those_of_the_simulator():
     trainable = 4 * 8 + 8 + 8 + 8 + 8 * 3 + 3
     assert result.pull_bytes == result.push_bytes == 4 * (trainable + 16)
     for servers in (1, 3):
-        assert result.traffic(Method(), servers) == traffic(
+        assert result.traffic(Method(), servers) == traffic.of_exchanges(
             model, Method(), servers
         )
 

@@ -167,7 +167,7 @@ def test_it_trains_as_shares_do_where_there_is_one_worker():
         ("parameter_averaging:synchronization=async", {}, "`work` must be"),
         ("async", {"dynamic_shares": True}, "`dynamic_shares` must be"),
         ("async", {"portions_per_worker": 0}, "`portions_per_worker` must"),
-        ("gossip", {}, "`work` must be shares"),
+        ("gossip", {}, "`work` must be 'shares'"),
     ],
 )
 def test_what_has_no_portions_is_refused(strategy, arguments, name):

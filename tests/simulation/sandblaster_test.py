@@ -327,7 +327,7 @@ def test_a_model_that_changes_its_state_is_refused():
     ("arguments", "message"),
     [
         ({"failures": [Failure(0, 1.0)]}, "`failures` must not name worker 0"),
-        ({"work": "queue"}, "`work` must be shares with sandblaster"),
+        ({"work": "queue"}, "`work` must be 'shares' with sandblaster"),
         ({"dynamic_shares": True}, "`dynamic_shares` must be False"),
     ],
 )

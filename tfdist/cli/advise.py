@@ -11,6 +11,7 @@ from typing import Any
 from absl import flags
 
 from tfdist.cli import assumed_cluster
+from tfdist.cli import method_checks
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
 from tfdist.cli import user_function
@@ -112,10 +113,10 @@ def main(argv: Sequence[str]) -> int:
         return 0
     usage.refuse_arguments(rest)
     counts = _check_flags(values)
-    simulation_flags.load_method_modules(values)
+    method_checks.load_modules(values)
     if not values["strategies"].present:
         values.strategies = list(registry.names("synchronization"))
-    simulation_flags.split_methods(values)
+    method_checks.split(values)
     trained = simulation_flags.make_model_and_data(values)
     simulation = user_function.import_quietly("tfdist.simulation")
     arguments, undisturbed = _cluster_arguments(values, counts, simulation)

@@ -10,6 +10,7 @@ from typing import Any
 from absl import flags
 
 from tfdist.cli import assumed_cluster
+from tfdist.cli import method_checks
 from tfdist.cli import pipelines
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
@@ -132,7 +133,7 @@ def main(argv: Sequence[str]) -> int:
     if pipelines.is_asked_for(values):
         pipelines.compare(values)
         return 0
-    simulation_flags.split_methods(values)
+    method_checks.split(values)
     _different("strategies", values.strategies)
     num_workers = _numbers(values, "num_workers", int, 1)
     seeds = _numbers(values, "seeds", int, 0)
@@ -150,7 +151,7 @@ def main(argv: Sequence[str]) -> int:
         finite = value is None or math.isfinite(value)
         usage.check(finite, name, "be a finite number", value)
     simulation_flags.check(values)
-    simulation_flags.load_method_modules(values)
+    method_checks.load_modules(values)
     output_dir = simulation_flags.make_output_dir(values)
     # Before the user's code runs: what flags alone have wrong.
     simulation_flags.make_cluster(values, num_workers)
@@ -161,11 +162,9 @@ def main(argv: Sequence[str]) -> int:
         "not be given for --model: its optimizer has a schedule of its own",
         ",".join(values.learning_rates),
     )
-    simulation_flags.check_methods(
-        "strategies", values.strategies, num_workers, trained
-    )
-    simulation_flags.check_without_servers(values, values.strategies)
-    simulation_flags.check_work(values, values.strategies)
+    method_checks.check("strategies", values.strategies, num_workers, trained)
+    method_checks.check_without_servers(values, values.strategies)
+    method_checks.check_work(values, values.strategies)
     if values.metric is not None:
         _check_metric(values.metric, trained)
     cluster = assumed_cluster.make(values, trained, num_workers)

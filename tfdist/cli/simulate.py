@@ -7,6 +7,7 @@ from typing import Any
 from absl import flags
 
 from tfdist.cli import assumed_cluster
+from tfdist.cli import method_checks
 from tfdist.cli import pipelines
 from tfdist.cli import simulation_flags
 from tfdist.cli import usage
@@ -104,18 +105,18 @@ def main(argv: Sequence[str]) -> int:
         value = values[name].value
         usage.check(value >= 1, name, "be at least 1", value)
     simulation_flags.check(values)
-    simulation_flags.load_method_modules(values)
+    method_checks.load_modules(values)
     output_dir = simulation_flags.make_output_dir(values)
     # Before the user's code runs: what flags alone have wrong.
     simulation_flags.make_cluster(values, values.num_workers)
     trained = simulation_flags.make_model_and_data(values)
     sandblaster = _sandblaster(values)
     if sandblaster is None:
-        simulation_flags.check_methods(
+        method_checks.check(
             "strategy", [values.strategy], [values.num_workers], trained
         )
-        simulation_flags.check_without_servers(values, [values.strategy])
-        simulation_flags.check_work(values, [values.strategy])
+        method_checks.check_without_servers(values, [values.strategy])
+        method_checks.check_work(values, [values.strategy])
     else:
         trained.check_workers(values.num_workers)
     cluster = assumed_cluster.make(values, trained, values.num_workers)

@@ -15,9 +15,7 @@ from absl import flags
 
 from tfdist.cli import model_and_data
 from tfdist.cli import usage
-from tfdist.cli import user_function
 from tfdist.cli import virtual_cluster
-from tfdist.strategies import registry
 
 OVERHEAD_MS = 2.0
 """The default of `--overhead_ms`, what `simulation.advise` assumes."""
@@ -237,6 +235,18 @@ def define_cluster(values: flags.FlagValues, measures: bool = False) -> None:
     )
 
 
+def define_method_modules(values: flags.FlagValues) -> None:
+    """Defines where methods come from that are not tfdist's."""
+    flags.DEFINE_multi_string(
+        "method_module",
+        [],
+        "FILE.py or package.module that calls tfdist.register, for methods of "
+        "your own. May be repeated.",
+        flag_values=values,
+        module_name=__name__,
+    )
+
+
 def listing(
     values: flags.FlagValues, module_name: str, hidden: Sequence[str] = ()
 ) -> str:
@@ -306,153 +316,10 @@ def make_cluster(
     return virtual_cluster.make(values, num_workers)
 
 
-def define_method_modules(values: flags.FlagValues) -> None:
-    """Defines where methods come from that are not tfdist's."""
-    flags.DEFINE_multi_string(
-        "method_module",
-        [],
-        "FILE.py or package.module that calls tfdist.register, for methods of "
-        "your own. May be repeated.",
-        flag_values=values,
-        module_name=__name__,
-    )
-
-
-def split_methods(values: flags.FlagValues) -> None:
-    """Has the commas within parentheses not split `--strategies`.
-
-    Raises:
-        UsageError: parentheses do not match.
-    """
-    try:
-        values.strategies = registry.split(values.strategies)
-    except ValueError as error:
-        raise usage.UsageError(f"Flag --strategies: {error}") from error
-
-
-def load_method_modules(values: flags.FlagValues) -> None:
-    """Imports the modules that `--method_module` names.
-
-    Raises:
-        UsageError: there is no such module.
-    """
-    for place in values.method_module:
-        user_function.import_quietly("tfdist.simulation")
-        try:
-            registry.load(place)
-        except ModuleNotFoundError as error:
-            raise usage.UsageError(
-                "Flag --method_module must be FILE.py or package.module, and "
-                f"be there. Received: --method_module={place}: {error}."
-            ) from error
-
-
 def overhead_seconds(values: flags.FlagValues) -> float:
     """Returns a worker's time per exchange beside network and update."""
     given = values.overhead_ms
     return (OVERHEAD_MS if given is None else given) / 1e3
-
-
-def check_methods(
-    flag: str,
-    texts: Sequence[str],
-    num_workers: Sequence[int],
-    trained: model_and_data.ModelAndData,
-) -> None:
-    """Refuses methods that do not exist or do not fit, before any training.
-
-    Args:
-        flag: name of the flag that they come from.
-        texts: the methods.
-        num_workers: every number of workers.
-        trained: what they are to train.
-
-    Raises:
-        UsageError: with the method, and the reason.
-    """
-    user_function.import_quietly("tfdist.simulation")
-    from tfdist.simulation import comparison
-
-    trained.check_workers(max(num_workers))
-    for text in texts:
-        try:
-            method, rest = comparison.with_momentum(text, trained.momentum)
-        except (TypeError, ValueError) as error:
-            raise usage.UsageError(f"Flag --{flag}: {error}") from error
-        try:
-            for number in num_workers:
-                comparison.check_fits(method, number)
-        except ValueError as error:
-            raise usage.UsageError(
-                f"Flag --{flag} must fit --num_workers: {error}"
-            ) from error
-        if method.correction is None:
-            continue
-        model = trained.model_fn_of(trained.learning_rate, rest)()
-        try:
-            comparison.check_fits(method, max(num_workers), model)
-        except ValueError as error:
-            raise usage.UsageError(f"Flag --{flag}: {error}") from error
-
-
-def check_work(values: flags.FlagValues, texts: Sequence[str]) -> None:
-    """Refuses portions of methods that have none.
-
-    Args:
-        values: parsed flags.
-        texts: methods that `check_methods` accepts.
-
-    Raises:
-        UsageError: with the method, and the reason.
-    """
-    usage.check(
-        values.work == "queue" or not values["portions_per_worker"].present,
-        "portions_per_worker",
-        "be given together with --work=queue",
-        values.portions_per_worker,
-    )
-    usage.check(
-        values.work == "shares" or not values.dynamic_shares,
-        "work",
-        "not be given beside --dynamic_shares",
-        values.work,
-    )
-    from tfdist.strategies import construction
-
-    for text in texts:
-        try:
-            construction.portions(
-                registry.method(text),
-                "chief",
-                values.work,
-                values.portions_per_worker,
-            )
-        except ValueError as error:
-            raise usage.UsageError(
-                f"Flag --work={values.work} must fit {text}: {error}"
-            ) from error
-
-
-def check_without_servers(
-    values: flags.FlagValues, texts: Sequence[str]
-) -> None:
-    """Refuses flags of the cluster that peers are not simulated with.
-
-    Args:
-        values: parsed flags.
-        texts: methods that `check_methods` accepts.
-
-    Raises:
-        UsageError: with the flag.
-    """
-    peers = [t for t in texts if registry.method(t).is_among_peers]
-    for name in ("num_servers", "failure"):
-        usage.check(
-            not (peers and values[name].present),
-            name,
-            f"not be given with {', '.join(peers)}",
-            values[name].value,
-        )
 
 
 def define_output(values: flags.FlagValues, default: str, what: str) -> None:

@@ -16,7 +16,7 @@ import tqdm
 from tfdist import checks
 from tfdist import one_replica
 from tfdist.simulation import data as data_lib
-from tfdist.simulation.simulate import traffic
+from tfdist.simulation import traffic
 from tfdist.strategies.method import Method
 
 # Calls that trace, allocate and fill caches.
@@ -101,9 +101,9 @@ class Measurement:
     def traffic(
         self, method: Method, num_servers: int
     ) -> tuple[list[int], list[int]]:
-        """Bytes of a push and of a pull by server; see `simulate.traffic`."""
+        """Bytes of a push and of a pull by server; see `of_exchanges`."""
         model = types.SimpleNamespace(variables=self.variables)
-        return traffic(model, method, num_servers)
+        return traffic.of_exchanges(model, method, num_servers)
 
     def scaled(self, factor: float) -> "Measurement":
         """An estimate for a batch `factor` times as large.

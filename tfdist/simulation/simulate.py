@@ -2,37 +2,29 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence
-import numbers
 from typing import Any
 from typing import Literal
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tfdist import checks
-from tfdist.cluster import member_table
-from tfdist.runtime.variables.sharding import ByteBalancer
+from tfdist.simulation import arguments
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import flat_run
 from tfdist.simulation import history as history_lib
 from tfdist.simulation import minimization
 from tfdist.simulation import sandblaster as sandblaster_lib
+from tfdist.simulation import traffic
 from tfdist.simulation import training_loop
 from tfdist.simulation.actions import Fetch
 from tfdist.simulation.actions import LogEntry
 from tfdist.simulation.compute import ComputeTime
-from tfdist.simulation.compute import Gamma
-from tfdist.simulation.failures import Failure
-from tfdist.simulation.gradients import num_bytes
 from tfdist.simulation.history import History
 from tfdist.simulation.methods import as_exchange
 from tfdist.simulation.methods import as_method
 from tfdist.simulation.network import Network
-from tfdist.simulation.queued_shares import QueuedShares
 from tfdist.simulation.schedule import Schedule
-from tfdist.simulation.virtual_local_steps import slots_of
-from tfdist.strategies import construction
 
 
 def simulate(
@@ -127,7 +119,7 @@ def simulate(
         )
     if max_seconds is not None:
         checks.positive("max_seconds", max_seconds)
-    cluster = _cluster(
+    cluster = arguments.cluster(
         compute, network, failures, seed, worker_timeout, start_timeout
     )
     sandblaster = sandblaster_lib.of(strategy)
@@ -144,7 +136,11 @@ def simulate(
             f"num_workers={num_workers}"
         )
     if sandblaster is not None:
-        _check_portions(dynamic_shares, work)
+        arguments.refuse_all_but(
+            "sandblaster, which has portions of its own",
+            dynamic_shares=(dynamic_shares, False),
+            work=(work, "shares"),
+        )
         return minimization.simulate(
             model_fn,
             data,
@@ -157,11 +153,16 @@ def simulate(
             max_seconds=max_seconds,
             chunk=chunk,
             progress=progress,
-            **_without_start(cluster),
+            **arguments.without_start(cluster),
         )
     exchange, name = as_exchange(strategy)
     if exchange is not None:
-        _check_flat(num_servers, failures, work)
+        arguments.refuse_all_but(
+            "peer_to_peer, gossip and exchanges",
+            num_servers=(num_servers, 1),
+            failures=(list(failures), []),
+            work=(work, "shares"),
+        )
         return flat_run.simulate(
             model_fn,
             data,
@@ -182,7 +183,7 @@ def simulate(
             progress=progress,
         )
     method = as_method(strategy).resolve(num_workers)
-    shares = _shares(
+    shares = arguments.shares(
         data.num_batches,
         epochs,
         num_workers,
@@ -192,8 +193,8 @@ def simulate(
         portions_per_worker,
     )
     model = training_loop.make_model(model_fn, seed, method)
-    push, pull = traffic(model, method, num_servers)
-    fetch = _fetch_traffic(model, num_servers)
+    push, pull = traffic.of_exchanges(model, method, num_servers)
+    fetch = traffic.of_fetches(model, num_servers)
     schedule = Schedule(
         method,
         num_workers,
@@ -275,32 +276,38 @@ def timing(
     checks.count("batch_size", batch_size)
     checks.count("steps", steps, least=num_workers)
     checks.count("epochs", epochs)
-    cluster = _cluster(
+    cluster = arguments.cluster(
         compute, network, failures, seed, worker_timeout, start_timeout
     )
     sandblaster = sandblaster_lib.of(strategy)
     if sandblaster is not None:
-        _check_portions(dynamic_shares, work)
+        arguments.refuse_all_but(
+            "sandblaster, which has portions of its own",
+            dynamic_shares=(dynamic_shares, False),
+            work=(work, "shares"),
+        )
         return minimization.timing(
             sandblaster,
             num_workers=num_workers,
             steps=steps,
             epochs=epochs,
-            num_bytes=_by_server("push_bytes", push_bytes, num_servers),
+            num_bytes=arguments.by_server(
+                "push_bytes", push_bytes, num_servers
+            ),
             batch_size=batch_size,
-            **_without_start(cluster),
+            **arguments.without_start(cluster),
         )
     method = as_method(strategy).resolve(num_workers)
     pull_bytes = push_bytes if pull_bytes is None else pull_bytes
     push = [
         size * method.copies_per_push
-        for size in _by_server("push_bytes", push_bytes, num_servers)
+        for size in arguments.by_server("push_bytes", push_bytes, num_servers)
     ]
-    pull = _by_server("pull_bytes", pull_bytes, num_servers)
+    pull = arguments.by_server("pull_bytes", pull_bytes, num_servers)
     schedule = Schedule(
         method,
         num_workers,
-        _shares(
+        arguments.shares(
             steps,
             epochs,
             num_workers,
@@ -334,148 +341,3 @@ def timing(
         pull_bytes=int(sum(pull)),
         fetched_bytes=int(fetches * sum(pull)),
     )
-
-
-def _shares(
-    num_batches, epochs, num_workers, method, dynamic, work, portions_per_worker
-):
-    """Returns who computes which batch, a `Shares` or a `QueuedShares`.
-
-    Args:
-      num_batches: Batches of an epoch.
-      epochs: Number of epochs.
-      num_workers: Number of workers.
-      method: A `Method`, resolved.
-      dynamic: The argument `dynamic_shares` of `simulate`.
-      work: As of `simulate`.
-      portions_per_worker: As of `simulate`.
-
-    Raises:
-      ValueError: The method has no portions, or there are dynamic shares.
-    """
-    portions = construction.portions(method, "chief", work, portions_per_worker)
-    if portions is None:
-        return data_lib.Shares(num_batches, epochs, num_workers, dynamic)
-    if dynamic:
-        raise ValueError(
-            'Argument `dynamic_shares` must be False with work="queue". '
-            "Received: dynamic_shares=True"
-        )
-    return QueuedShares(num_batches, epochs, num_workers, portions)
-
-
-def _check_portions(dynamic, work):
-    """Refuses what says how data is shared out, where Sandblaster does."""
-    for name, value, allowed in (
-        ("dynamic_shares", dynamic, False),
-        ("work", work, "shares"),
-    ):
-        if value != allowed:
-            raise ValueError(
-                f"Argument `{name}` must be {allowed} with sandblaster, which "
-                f"has portions of its own. Received: {name}={value!r}"
-            )
-
-
-def _without_start(cluster):
-    """The arguments of a cluster, of which no worker is late to begin."""
-    return {k: v for k, v in cluster.items() if k != "start_timeout"}
-
-
-def _check_flat(num_servers, failures, work):
-    """Refuses what is not simulated with a `VirtualExchange`."""
-    for name, value, allowed in (
-        ("num_servers", num_servers, 1),
-        ("failures", list(failures), []),
-        ("work", work, "shares"),
-    ):
-        if value != allowed:
-            raise ValueError(
-                f"Argument `{name}` must be {allowed} with peer_to_peer, "
-                f"gossip and exchanges. Received: {name}={value!r}"
-            )
-
-
-def _cluster(compute, network, failures, seed, worker_timeout, start_timeout):
-    """The arguments of a `Schedule` that describe the cluster, checked."""
-    checks.count("seed", seed, least=0)
-    least = 2 * member_table.HEARTBEAT_SECONDS
-    checks.number(
-        "worker_timeout",
-        worker_timeout,
-        lambda value: value > least,
-        f"above {least:g}, two heartbeats",
-    )
-    checks.positive("start_timeout", start_timeout)
-    return {
-        "compute": checks.kind("compute", compute, ComputeTime, Gamma(0.1)),
-        "network": checks.kind("network", network, Network, Network()),
-        "failures": checks.several("failures", failures, Failure),
-        "seed": seed,
-        "worker_timeout": worker_timeout,
-        "start_timeout": start_timeout,
-    }
-
-
-def _by_server(name, sizes, num_servers):
-    """Bytes of each server, a list."""
-    if isinstance(sizes, numbers.Real):
-        sizes = [sizes / num_servers] * num_servers
-    if len(sizes) != num_servers:
-        raise ValueError(
-            f"Argument `{name}` must be a number or a list of {num_servers}, "
-            f"the number of servers. Received: {name}={sizes!r}"
-        )
-    for size in sizes:
-        checks.not_negative(name, size)
-    return list(sizes)
-
-
-def traffic(model, method, num_servers):
-    """Bytes of a push and of a pull, by server.
-
-    Args:
-      model: A compiled `keras.Model`.
-      method: A `Method`, resolved.
-      num_servers: Servers, over which variables are spread as
-        `ParameterServerStrategy` spreads them.
-
-    Returns:
-      Two lists of ints.
-    """
-    push, pull = [0] * num_servers, [0] * num_servers
-    beside = _averaged_slots(model, method)
-    for variable, size, server in _placed(model, num_servers):
-        slots = round(size * beside) if variable.trainable else 0
-        pull[server] += size + slots
-        push[server] += slots + size * (
-            method.copies_per_push if variable.trainable else 1
-        )
-    return push, pull
-
-
-def _fetch_traffic(model, num_servers):
-    """Bytes of parameters alone, by server; a list of ints."""
-    fetch = [0] * num_servers
-    for variable, size, server in _placed(model, num_servers):
-        fetch[server] += size if variable.trainable else 0
-    return fetch
-
-
-def _placed(model, num_servers):
-    """Variable, bytes and server of all that is on servers."""
-    balancer = ByteBalancer(num_servers)
-    for variable in model.variables:
-        if variable.trainable or tf.as_dtype(variable.dtype).is_floating:
-            size = num_bytes([variable])
-            yield variable, size, balancer.place(size)
-
-
-def _averaged_slots(model, method):
-    """Bytes of optimizer state that is averaged, per byte of parameters."""
-    steps = method.local_steps
-    if steps is None or not steps.average_optimizer_state:
-        return 0.0
-    parameters = model.trainable_variables
-    model.optimizer.build(parameters)
-    return num_bytes(slots_of(model.optimizer)) / num_bytes(parameters)

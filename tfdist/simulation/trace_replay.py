@@ -7,13 +7,13 @@ import keras
 
 from tfdist import checks
 from tfdist.simulation import data as data_lib
+from tfdist.simulation import traffic
 from tfdist.simulation import training_loop
 from tfdist.simulation.data import Shares
 from tfdist.simulation.history import History
 from tfdist.simulation.methods import as_method
 from tfdist.simulation.placement import Placement
 from tfdist.simulation.recorded_schedule import RecordedSchedule
-from tfdist.simulation.simulate import traffic
 from tfdist.simulation.trace import Trace
 
 
@@ -104,7 +104,7 @@ def replay(
         by_variable = placement.of(model)
         servers = set(by_variable)
     source = RecordedSchedule(method, trace, shares, servers)
-    push, pull = traffic(model, method, trace.num_servers)
+    push, pull = traffic.of_exchanges(model, method, trace.num_servers)
     return training_loop.train(
         source,
         model,

@@ -1,0 +1,214 @@
+"""Refusals of `fit` with L-BFGS, in one process."""
+
+import json
+
+import keras
+import pytest
+import tensorflow as tf
+
+from tests.sandblaster import tasks
+from tests.sandblaster.fits import fit
+from tests.sandblaster.fits import own_step
+from tests.sandblaster.fits import small_model
+import tfdist
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+@pytest.mark.parametrize(
+    "layer", [keras.layers.Dropout, keras.layers.BatchNormalization]
+)
+def test_layers_with_a_changing_state_are_refused(strategy, layer):
+    arguments = {"rate": 0.5} if layer is keras.layers.Dropout else {}
+    model = small_model(strategy, layer(**arguments), keras.layers.Dense(1))
+    with pytest.raises(ValueError, match="must not change its state"):
+        fit(model, 1)
+
+
+@pytest.mark.nightly
+def test_normalization_that_was_adapted_is_not(strategy):
+    layer = keras.layers.Normalization()
+    layer.adapt(tasks.data()[0])
+    fit(small_model(strategy, layer, keras.layers.Dense(1)), 1)
+
+
+def test_other_optimizers_are_refused(strategy):
+    model = small_model(strategy, keras.layers.Dense(1), optimizer="sgd")
+    with pytest.raises(ValueError, match="LBFGS"):
+        fit(model, 1)
+
+
+def test_constraints_are_refused(strategy):
+    model = small_model(
+        strategy, keras.layers.Dense(1, kernel_constraint="non_neg")
+    )
+    with pytest.raises(ValueError, match="constraint"):
+        fit(model, 1)
+
+
+def test_half_precision_is_refused(strategy):
+    model = small_model(strategy, keras.layers.Dense(1, dtype="float16"))
+    with pytest.raises(ValueError, match="float16"):
+        fit(model, 1)
+
+
+class Extreme(keras.metrics.Metric):
+    """The largest or smallest prediction."""
+
+    def __init__(self, choose, first):
+        super().__init__(name="extreme")
+        self._choose, self._first = choose, first
+        self.found = self.add_variable((), "zeros", name="found")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        """Looks at a batch."""
+        found = keras.ops.cast(self._choose(y_pred), self.found.dtype)
+        pair = keras.ops.stack([self.found.value, found])
+        self.found.assign(self._choose(pair))
+
+    def result(self):
+        """Returns it."""
+        return self.found
+
+    def reset_state(self):
+        """Begins again."""
+        self.found.assign(self._first)
+
+
+@pytest.mark.parametrize(
+    ("choose", "first"), [(keras.ops.max, 0.0), (keras.ops.min, 1e9)]
+)
+def test_metrics_that_are_no_sums_are_refused(strategy, choose, first):
+    model = small_model(
+        strategy,
+        keras.layers.Dense(1, bias_initializer="ones"),
+        metrics=[Extreme(choose, first)],
+    )
+    with pytest.raises(ValueError, match="sums over the data.*found"):
+        fit(model, 1)
+
+
+def test_random_numbers_that_no_seed_tells_of_are_refused(strategy):
+    class Noise(keras.Layer):
+        def call(self, x):
+            return x + tf.random.normal(tf.shape(x), dtype=x.dtype)
+
+    model = small_model(strategy, Noise(), keras.layers.Dense(1))
+    with pytest.raises(ValueError, match="two losses of one batch"):
+        fit(model, 1)
+
+
+def test_weights_that_a_callback_sets_are_refused(strategy):
+    model = tasks.make_model(strategy)
+
+    class Sets(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            weights = self.model.get_weights()
+            self.model.set_weights([w + 1 for w in weights])
+
+    with pytest.raises(RuntimeError, match="must not be changed during `fit`"):
+        fit(model, 2, callbacks=[Sets()])
+    assert len(fit(model, 1, callbacks=[Sets()]).history["loss"]) == 1
+
+
+def test_logs_that_are_no_metrics_are_refused(strategy):
+    model = own_step(strategy)
+    model.more = ("norm",)
+    with pytest.raises(ValueError, match=r"results of the.*\['norm'\]"):
+        fit(model, 1)
+
+
+def test_a_scaled_loss_is_refused(strategy):
+    policy = keras.DTypePolicy("mixed_float16")
+    with strategy.scope():
+        inputs = keras.Input((tasks.FEATURES,))
+        model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+        model.dtype_policy = policy
+        model.compile(tfdist.sandblaster.LBFGS(), loss="mse")
+    with pytest.raises(ValueError, match="auto_scale_loss=False"):
+        fit(model, 1)
+
+
+def test_a_train_step_without_a_loss_is_refused(strategy):
+    class Own(keras.Model):
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self(data[0]))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return {"loss": loss}
+
+    with strategy.scope():
+        inputs = keras.Input((tasks.FEATURES,))
+        model = Own(inputs, keras.layers.Dense(1)(inputs))
+        model.compile(tfdist.sandblaster.LBFGS())
+    with pytest.raises(ValueError, match="scale_loss"):
+        fit(model, 1)
+
+
+def test_it_has_no_step_of_a_batch(strategy):
+    model = tasks.make_model(strategy)
+    x, y = tasks.data()
+    with pytest.raises(RuntimeError, match="no step of one batch"):
+        model.train_on_batch(x, y)
+    fit(model, 1)
+    with pytest.raises(RuntimeError, match="no step of one batch"):
+        model.train_on_batch(x, y)
+    variable = keras.Variable(1.0)
+    with pytest.raises(RuntimeError, match="SandblasterStrategy"):
+        tfdist.sandblaster.LBFGS().apply([tf.constant(1.0)], [variable])
+
+
+@pytest.mark.nightly
+def test_a_fit_within_a_fit_is_refused(strategy):
+    model, other = (tasks.make_model(strategy) for _ in range(2))
+
+    class Fits(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            fit(other, 1)
+
+    with pytest.raises(NotImplementedError, match="within another"):
+        fit(model, 1, callbacks=[Fits()])
+    assert len(fit(other, 1).history["loss"]) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"memory": 0},
+        {"memory": True},
+        {"damping": 1},
+        {"line_search": "newton"},
+        {"gradient_tolerance": -1.0},
+        {"gradient_tolerance": "small"},
+        {"value_tolerance": float("nan")},
+    ],
+)
+def test_settings_of_lbfgs_that_make_no_sense_are_refused(settings):
+    (name,) = settings
+    with pytest.raises(ValueError, match=f"Argument `{name}` must be"):
+        tfdist.sandblaster.LBFGS(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"portions_per_worker": 0},
+        {"portions_per_worker": True},
+        {"backup_after": 1.0},
+        {"backup_after": "soon"},
+    ],
+)
+def test_settings_of_the_strategy_that_make_no_sense_are_refused(settings):
+    (name,) = settings
+    with pytest.raises(ValueError, match=f"Argument `{name}` must be"):
+        tfdist.SandblasterStrategy(**settings)
+
+
+def test_helpers_are_refused(monkeypatch):
+    cluster = {"worker": ["a:1"], "ps": ["b:1"], "helper": ["c:1"]}
+    task = {"type": "worker", "index": 0}
+    text = json.dumps({"cluster": cluster, "task": task})
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ValueError, match='"helper" for SandblasterStrategy'):
+        tfdist.SandblasterStrategy()

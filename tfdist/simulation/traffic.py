@@ -1,0 +1,57 @@
+"""Bytes that workers exchange with the servers, of a model and a method."""
+
+import tensorflow as tf
+
+from tfdist.runtime.variables.sharding import ByteBalancer
+from tfdist.simulation.gradients import num_bytes
+from tfdist.simulation.virtual_local_steps import slots_of
+
+
+def of_exchanges(model, method, num_servers):
+    """Bytes of a push and of a pull, by server.
+
+    Args:
+      model: A compiled `keras.Model`.
+      method: A `Method`, resolved.
+      num_servers: Servers, over which variables are spread as
+        `ParameterServerStrategy` spreads them.
+
+    Returns:
+      Two lists of ints.
+    """
+    push, pull = [0] * num_servers, [0] * num_servers
+    beside = _averaged_slots(model, method)
+    for variable, size, server in _placed(model, num_servers):
+        slots = round(size * beside) if variable.trainable else 0
+        pull[server] += size + slots
+        push[server] += slots + size * (
+            method.copies_per_push if variable.trainable else 1
+        )
+    return push, pull
+
+
+def of_fetches(model, num_servers):
+    """Bytes of parameters alone, by server; a list of ints."""
+    fetch = [0] * num_servers
+    for variable, size, server in _placed(model, num_servers):
+        fetch[server] += size if variable.trainable else 0
+    return fetch
+
+
+def _placed(model, num_servers):
+    """Variable, bytes and server of all that is on servers."""
+    balancer = ByteBalancer(num_servers)
+    for variable in model.variables:
+        if variable.trainable or tf.as_dtype(variable.dtype).is_floating:
+            size = num_bytes([variable])
+            yield variable, size, balancer.place(size)
+
+
+def _averaged_slots(model, method):
+    """Bytes of optimizer state that is averaged, per byte of parameters."""
+    steps = method.local_steps
+    if steps is None or not steps.average_optimizer_state:
+        return 0.0
+    parameters = model.trainable_variables
+    model.optimizer.build(parameters)
+    return num_bytes(slots_of(model.optimizer)) / num_bytes(parameters)
