@@ -57,6 +57,32 @@ def test_variables_are_read_and_restored_by_what_ours_override():
     assert variables.ReplicaVariable.__mro__[1] is kind
 
 
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_eager_operations_read_variables_by_their_handles(is_hidden):
+    class Newer(private_tensorflow.ResourceVariable):
+        def _read_variable_op(self, no_copy=False):
+            return tf.constant(4.0)
+
+        @property
+        def _handle(self):
+            if is_hidden:
+                return private_tensorflow.UnreadHandle(self.own)
+            return self.own
+
+        @_handle.setter
+        def _handle(self, handle):
+            self.own = handle
+
+        @property
+        def handle(self):
+            return self.own
+
+    variable = Newer(3.0)
+    # Once TensorFlow asks in both cases, nothing needs to be hidden.
+    assert float(tf.multiply(variable, 1.0)) == (4.0 if is_hidden else 3.0)
+    assert variable._handle.device == variable.own.device
+
+
 def test_checkpoints_restore_by_what_ours_override(tmp_path):
     seen = []
 

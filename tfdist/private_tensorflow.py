@@ -24,6 +24,23 @@ from tensorflow.python.ops import resource_variable_ops
 ResourceVariable = resource_variable_ops.ResourceVariable
 
 
+class UnreadHandle:
+    """Stands for a handle in the place where eager operations look for it.
+
+    They read a variable by its `_handle` and ask nobody. Where that is no
+    tensor, they convert the variable to one, which it sees to.
+
+    Args:
+      handle: The handle, whose attributes this has.
+    """
+
+    def __init__(self, handle):
+        self._handle = handle
+
+    def __getattr__(self, name):
+        return getattr(self._handle, name)
+
+
 def auto_shard_dataset(dataset, num_workers, index):
     """The share of worker `index` of `num_workers` of a `tf.data.Dataset`.
 

@@ -1,5 +1,6 @@
 """`tfdist.layers.DynamicEmbedding` against embeddings of known ids."""
 
+import gc
 import json
 
 import keras
@@ -219,6 +220,26 @@ def test_two_fits_and_another_optimizer():
     assert table.counts()[0]["used"] == len(np.unique([x, x + 20]))
 
 
+def test_another_model_of_the_table_may_be_freed():
+    """Its optimizer's slots are reset with the rows, and then are gone."""
+    strategy = strategy_with_tables()
+    model, table = linear(strategy, "adagrad")
+    with strategy.scope():
+        other = keras.Sequential([keras.Input((IDS,), dtype="int64"), table])
+        other.compile(
+            OPTIMIZERS["adam"](), lambda _, rows: keras.ops.mean(rows)
+        )
+    step(other, ids_of(np.arange(10)))
+    step(model, ids_of(np.arange(10, 20)))
+    del other
+    gc.collect()
+    # The next model is made where the freed one was.
+    next_one, _ = linear(strategy, "sgd")
+    step(next_one, ids_of(np.arange(5)))
+    step(model, ids_of(np.arange(20, 30)))
+    assert table.counts()[0]["used"] == 30
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "float64"])
 def test_types_of_layers(policy):
@@ -316,6 +337,7 @@ def test_layer_needs_a_strategy_with_tables():
         ("output_dim", 0),
         ("capacity", 1.5),
         ("initializer", "normal"),
+        ("initializer", float("nan")),
         ("admit_after", 0),
         ("evict_after", -1),
         ("seed", -1),

@@ -1,5 +1,6 @@
 """Embeddings of ids that nobody knows before training."""
 
+import math
 from typing import Any
 
 import keras
@@ -71,8 +72,14 @@ class DynamicEmbedding(keras.layers.Layer):
         super().__init__(**kwargs)
         self.output_dim = checks.count("output_dim", output_dim)
         self.capacity = checks.count("capacity", capacity)
-        if initializer != "uniform":
-            checks.number("initializer", initializer, lambda x: True, "")
+        if initializer != "uniform" and not (
+            checks.is_number(initializer) and math.isfinite(initializer)
+        ):
+            raise ValueError(
+                checks.refusal(
+                    "initializer", '"uniform" or a finite number', initializer
+                )
+            )
         self.initializer = initializer
         self.admit_after = checks.count("admit_after", admit_after)
         if evict_after is not None:
@@ -132,8 +139,11 @@ class DynamicEmbedding(keras.layers.Layer):
           `rows`, those that there are; `used`, those that an id has; and since
           the server's process began: `admitted`, ids that got a row,
           `evicted`, those that lost theirs, and `refused`, gradients that were
-          dropped because an id's rows were all taken. All ints.
+          dropped because an id's rows were all taken. All ints. Before the
+          layer is built, the list is empty.
         """
+        if self.embeddings is None:
+            return []
         return self.embeddings.value.counts()
 
     def get_config(self) -> dict[str, Any]:

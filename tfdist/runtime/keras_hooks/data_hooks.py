@@ -45,15 +45,15 @@ def before_data(runtime, before_training, request, shares):
     runtime.work.watch(running)
     before_training()
     call = functools.partial(runtime.work.call, runtime.call_in_fit)
-    dynamic = [table for table in tables if table.is_dynamic]
-    if dynamic and runtime.store.is_chief:
-        full = full_tables.FullTables(running, dynamic)
+    has_tables = runtime.store.tables.from_bytes is not None
+    if has_tables and runtime.store.is_chief:
+        full = full_tables.FullTables(running, model, runtime.store)
         call = functools.partial(full.call, call)
     call = functools.partial(empty_epochs.call, call, runtime.coordination)
     runtime.chief_decisions.watch(frame, running)
     call = functools.partial(runtime.chief_decisions.call, call)
     runtime.watch(running, frame)
-    if runtime.recovery.is_needed or dynamic:
+    if runtime.recovery.is_needed or has_tables:
         guarded_steps.guard(model, call)
     runtime.note_data_shares(shares)
     return runtime.chief_decisions.number or runtime.fits

@@ -2,18 +2,21 @@
 
 from absl import logging
 
+from tfdist.runtime.keras_hooks import table_saving
+
 
 class FullTables:
     """Looks at the dynamic tables of a model for one call of `fit`.
 
     Args:
       running: Its `RunningFit`.
-      tables: List of `DynamicTable`.
+      model: The `keras.Model`, which may make its tables in the first step.
+      store: The `ParameterStore`.
     """
 
-    def __init__(self, running, tables):
+    def __init__(self, running, model, store):
         self._running = running
-        self._tables = tables
+        self._of = model, store
         self._is_watched = False
 
     def call(self, call_in_fit, function, *args):
@@ -24,7 +27,8 @@ class FullTables:
         return call_in_fit(function, *args)
 
     def _warn(self):
-        for table in self._tables:
+        tables = table_saving.tables_of(*self._of)
+        for table in filter(lambda table: table.is_dynamic, tables):
             refused = sum(counts["refused"] for counts in table.counts())
             if refused:
                 logging.warning(

@@ -215,16 +215,30 @@ class DynamicTable(TableVariable):
         with section.on_rows(tf.gather(admitted.rows, new)):
             self.assign(self._first_rows(tf.gather(ids, new)))
             for slot in self.slots:
-                width = slot.shape[1]
-                first = slot.build_values(0, (1, width), slot.dtype.name)
-                shape = tf.stack([tf.size(new), width])
-                slot.assign(tf.broadcast_to(first, shape))
+                _build_first_slots(slot, tf.size(new))
         has = tf.where(admitted.rows >= 0)[:, 0]
         return tf.IndexedSlices(
             tf.gather(gradient.values, has),
             tf.gather(admitted.rows, has),
             gradient.dense_shape,
         )
+
+
+def _build_first_slots(slot, number):
+    """Builds: rows of a slot in the scope are as when it was made.
+
+    The slot may be of another optimizer than the one whose step this is, and
+    be freed before the next step.
+    """
+
+    def assign():
+        width = slot.shape[1]
+        first = slot.build_values(0, (1, width), slot.dtype.name)
+        slot.assign(tf.broadcast_to(first, tf.stack([number, width])))
+        return True
+
+    there = tf.raw_ops.VarIsInitializedOp(resource=slot.handle)
+    tf.cond(there, assign, lambda: False)
 
 
 def _read(counts):

@@ -168,16 +168,6 @@ class _Active(threading.local):
 active = _Active()
 
 
-class _Hidden:
-    """A handle that TensorFlow does not take for one."""
-
-    def __init__(self, handle):
-        self._handle = handle
-
-    def __getattr__(self, name):
-        return getattr(self._handle, name)
-
-
 class ReplicaVariable(private_tensorflow.ResourceVariable):
     """A resource variable whose handle follows the place of its use.
 
@@ -236,11 +226,10 @@ class ReplicaVariable(private_tensorflow.ResourceVariable):
 
     @property
     def _handle(self):
-        # Eager operations read a variable by it and ask nobody: they would
-        # take an old replica of a slot, or the stand-in for a table. If it is
-        # no tensor, they convert the variable to one.
+        # Else an eager operation would take an old replica of a slot, or the
+        # stand-in for a table.
         if self.role.is_on_server:
-            return _Hidden(self._local_handle)
+            return private_tensorflow.UnreadHandle(self._local_handle)
         return self._local_handle
 
     @_handle.setter
