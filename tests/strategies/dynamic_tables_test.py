@@ -1,5 +1,6 @@
 """`tfdist.layers.DynamicEmbedding` against embeddings of known ids."""
 
+import contextlib
 import gc
 import json
 
@@ -188,6 +189,29 @@ def test_full_table_says_so_and_loses_no_other_row(caplog):
     assert np.any(rows != first, axis=1).sum() == 32
 
 
+class Within(keras.Model):
+    """A model that makes its table when it is first called."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = DynamicEmbedding(WIDTH, 100)
+        self.head = keras.layers.Dense(1)
+
+    def call(self, ids):
+        """Returns `(batch, 1)`."""
+        return self.head(keras.ops.mean(self.table(ids), 1))
+
+
+def test_full_table_that_is_made_in_the_first_step_says_so(caplog):
+    strategy = strategy_with_tables()
+    with strategy.scope():
+        model = Within()
+        model.compile("sgd", "mse")
+    assert model.table.counts() == []
+    fit(model, np.resize(neighbours(50), (EXAMPLES, IDS)), epochs=1)
+    assert "/embeddings' were dropped" in caplog.text
+
+
 def test_old_rows_are_given_away_with_their_slots():
     """What comes into another id's row begins as in an empty one."""
     old, new = np.split(neighbours(50), [40])
@@ -326,6 +350,12 @@ def test_layer_needs_a_strategy_with_tables():
     for strategy in (tfdist.AsyncStrategy(), tfdist.DownpourStrategy()):
         with strategy.scope(), pytest.raises(ValueError, match=message):
             DynamicEmbedding(WIDTH, 100).build()
+    for scope in (contextlib.nullcontext(), tfdist.AsyncStrategy().scope()):
+        with scope:
+            model = Within()
+            model.compile("sgd", "mse")
+        with pytest.raises(ValueError, match=message):
+            fit(model, ids_of(examples()[0]))
     strategy = tfdist.AsyncStrategy(table_bytes=1, table_rule="dense")
     with strategy.scope(), pytest.raises(ValueError, match="`table_rule`"):
         DynamicEmbedding(WIDTH, 100).build()
@@ -352,8 +382,14 @@ def test_arguments_are_refused_by_name(name, value):
 def test_ids_are_integers_or_strings():
     strategy = strategy_with_tables()
     _, table = dynamic(strategy)
-    with pytest.raises(ValueError, match="integers or strings"):
+    with pytest.raises(ValueError, match=r"integers or strings.*'float"):
         table(np.array([0.5]))
+    with strategy.scope():
+        model = keras.Sequential([DynamicEmbedding(WIDTH, 100)])
+        model.compile("sgd", "mse")
+    # Keras makes floats of ids, which have not all of their digits.
+    with pytest.raises(ValueError, match=r"dtype='int64'.*'float32'"):
+        fit(model, ids_of(examples()[0]))
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="items/embeddings.*must be not"
     ):

@@ -118,12 +118,20 @@ class DynamicEmbedding(keras.layers.Layer):
         elif not ids.dtype.is_integer:
             raise ValueError(
                 checks.refusal(
-                    "inputs of DynamicEmbedding",
-                    "integers or strings",
+                    "DynamicEmbedding: inputs",
+                    "integers or strings (begin the model with "
+                    "keras.Input(..., dtype='int64'): Sequential takes ids "
+                    "for floats)",
                     ids.dtype.name,
                 )
             )
-        rows = self.embeddings.value.sparse_read(tf.cast(ids, tf.int64))
+        ids = tf.cast(ids, tf.int64)
+        table = self.embeddings.value
+        if isinstance(table, tf.Variable):
+            rows = table.sparse_read(ids)
+        else:
+            # Keras looks for shapes before it makes the table.
+            rows = tf.gather(table, tf.zeros_like(ids))
         return tf.cast(rows, self.compute_dtype)
 
     def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:

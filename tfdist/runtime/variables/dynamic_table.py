@@ -42,7 +42,9 @@ class DynamicRows(keras.initializers.Initializer):
         self.evict_after = evict_after
 
     def __call__(self, shape, dtype=None):
-        """Refuses: nobody else can make the table."""
+        """Refuses, as nobody else can make the table, but to give a shape."""
+        if tf.distribute.has_strategy() and not tf.executing_eagerly():
+            return tf.zeros(shape, dtype)
         raise ValueError(
             "tfdist.layers.DynamicEmbedding must be built in the scope of a "
             "strategy with parameter servers and tables, such as "
