@@ -12,7 +12,6 @@ import itertools
 
 import keras
 import numpy as np
-import pytest
 
 from tests.runtime.exchange.delay_test import VirtualWorker
 from tfdist.runtime.coordination import coordination
@@ -138,12 +137,13 @@ def test_rows_and_kernel_are_those_of_synchronous_sgd():
         assert max(e.staleness for e in found) <= 2 * (WORKERS - 1)
 
 
-def adam(gradients, rate=0.25, beta_1=0.5, beta_2=0.75, epsilon=1e-7):
-    """Change by Adam (Kingma and Ba 2015), the form before section 2.1.
+def adam(gradients):
+    """Change by Adam in the form of its section 2 (Kingma and Ba 2015).
 
     Args:
         gradients: By step, a list of those that are applied in that step.
     """
+    rate, beta_1, beta_2, epsilon = 0.25, 0.5, 0.75, 1e-7
     m = v = w = 0.0
     for t, some in enumerate(gradients, start=1):
         for g in some:
