@@ -220,6 +220,11 @@ class Ledger:
             resource=self._pulled[shard].local_handle, value=value
         )
 
+    def forget_row_counts(self):
+        """Builds: nothing is known of rows that others update until a push."""
+        if self.row_counts is not None:
+            self.row_counts.build_forget()
+
     @property
     def num_workers(self):
         """Number of workers."""

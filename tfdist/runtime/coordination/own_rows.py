@@ -12,11 +12,14 @@ arXiv 2111.05897: dense layers synchronous, embeddings asynchronous with bounded
 staleness).
 """
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.runtime.exchange import records as records_lib
 from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
+
+_UNKNOWN = np.int64(-1)
 
 
 def are_in(record):
@@ -51,11 +54,21 @@ class RowCounts:
 
     def __init__(self, store, counter):
         self._counter = counter
-        # By server: as this worker last read it; less than 0: never.
+        # By server: as this worker's last push has read it.
         self.pulled = [
-            store.worker_variable(tf.constant(-1, tf.int64), f"rows_pulled_{k}")
+            store.worker_variable(_UNKNOWN, f"rows_pulled_{k}")
             for k in range(store.num_shards)
         ]
+
+    def build_forget(self):
+        """Builds: this worker has pulled by other means than a push."""
+        for shard in range(len(self.pulled)):
+            self.build_set_pulled(shard, _UNKNOWN)
+
+    def build_set_pulled(self, shard, number):
+        """Builds: the worker has read `number`; returns the operation."""
+        handle = self.pulled[shard].local_handle
+        return tf.raw_ops.AssignVariableOp(resource=handle, value=number)
 
     def gradients(self, shard):
         """`Counter` of the gradients whose rows a server has updated."""
@@ -128,13 +141,14 @@ class OwnRows:
           request: The `PushRequest`.
 
         Returns:
-          A scalar int64 tensor; 0 if this is the first push.
+          A scalar int64 tensor; 0 if it has pulled by other means.
         """
         pulled = request.extra[3]
         now = self._counts.gradients(request.shard).read_or_zero()
         # A server that was started again counts from 0.
         late = tf.maximum(now - pulled, tf.zeros_like(now))
-        return tf.where(pulled < 0, tf.zeros_like(now), late)
+        is_known = tf.not_equal(pulled, _UNKNOWN)
+        return tf.where(is_known, late, tf.zeros_like(late))
 
     def run(self, replay, request):
         """Builds the update of the rows of one table on one server.
@@ -175,9 +189,4 @@ class OwnRows:
           shard: Number of the server.
           read: List of tensors whose last is that of `read_on`.
         """
-        return [
-            tf.raw_ops.AssignVariableOp(
-                resource=self._counts.pulled[shard].local_handle,
-                value=read[-1],
-            )
-        ]
+        return [self._counts.build_set_pulled(shard, read[-1])]
