@@ -25,6 +25,8 @@ SHARED, NOBODYS = 3, 5
 IDS = np.array([[SHARED, 7, 7], [SHARED, 1040, 1040]])
 X = np.array([[1.0, -2.0], [4.0, 0.5]], np.float32)
 FIRST = 8.0
+# Of Adam, and the number of its first steps.
+RATE, HALVED_AFTER = 0.25, 4
 _runs = itertools.count()
 
 
@@ -143,9 +145,10 @@ def adam(gradients):
     Args:
         gradients: By step, a list of those that are applied in that step.
     """
-    rate, beta_1, beta_2, epsilon = 0.25, 0.5, 0.75, 1e-7
+    beta_1, beta_2, epsilon = 0.5, 0.75, 1e-7
     m = v = w = 0.0
     for t, some in enumerate(gradients, start=1):
+        rate = RATE if t <= HALVED_AFTER else RATE / 2
         for g in some:
             m = beta_1 * m + (1 - beta_1) * g
             v = beta_2 * v + (1 - beta_2) * g**2
@@ -156,7 +159,7 @@ def adam(gradients):
 
 def test_adam_takes_one_step_for_each_worker_that_has_the_row():
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay(
-        [10**6], [0.25, 0.0]
+        [HALVED_AFTER - 1], [RATE, RATE / 2]
     )
     workers = make_workers(
         lambda: keras.optimizers.Adam(schedule, beta_1=0.5, beta_2=0.75)
