@@ -105,12 +105,8 @@ def test_a_server_that_was_killed_comes_back_with_its_rows(cluster, tmp_path):
         (event,) = report["lost_by_rows"]
         least, most = event["/job:ps/task:1"]
         stayed, restored = check(report)
-        print(
-            least,
-            most,
-            stayed.min(),
-            stayed.max(),
-            restored.min(),
-            restored.max(),
-            report["counts"],
-        )
+        # Who was in the middle of a step may have lost its rows, or not yet.
+        one = table_tasks.GRADIENT
+        assert 0 <= stayed.min() and stayed.max() <= one
+        assert (least - 1) * one <= restored.min()
+        assert restored.max() <= (most + 1) * one
