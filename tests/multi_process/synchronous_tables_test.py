@@ -86,7 +86,8 @@ def test_a_server_that_was_killed_comes_back_with_its_rows(cluster, tmp_path):
     workers = [start(made, k) for k in range(WORKERS)]
     for worker in workers:
         worker.wait_for_steps(10)
-    newest = max(int(p.name) for p in kept.glob("ps-1-of-2/[0-9]*"))
+    found = kept.glob("ps-1-of-2/[0-9]*")
+    newest = max((int(path.name) for path in found), default=0)
     wait_until(
         lambda: any(
             int(path.name) > newest for path in kept.glob("ps-1-of-2/[0-9]*")
