@@ -1,8 +1,9 @@
 """A table on servers, read by rows, beside replicas and TensorFlow's own.
 
     python benchmarks/tables.py [--quick] [--rows=1000000] [--ps=1]
+        [--workers=2] [--system=table --system=sync_table ...]
 
-Two workers train `Embedding(rows, 64)` with a head of two dense layers on
+The workers train `Embedding(rows, 64)` with a head of two dense layers on
 batches of 256 times 20 Zipf ids: some 2,900 different ones. With
 `table_bytes` the table lives on the servers alone, also if it is dynamic;
 without, each worker has a replica, and the servers send the rows that have
@@ -11,7 +12,8 @@ loop, without Keras. For each rule milliseconds per step of a worker, the
 largest peak of the memory of a worker (or coordinator) and of a server, and the
 processor time of all servers per step.
 
-All four take turns within one run.
+All take turns within one run. With `--system=sync_table` and `sync`, `Sync()`
+trains with tables and without.
 """
 
 import contextlib
@@ -34,13 +36,20 @@ flags.DEFINE_multi_enum(
 flags.DEFINE_multi_enum(
     "system",
     None,
-    ["table", "dynamic", "replicas", "tensorflow"],
-    "Default: all.",
+    ["table", "dynamic", "replicas", "tensorflow", "sync_table", "sync"],
+    "Default: the first four.",
 )
+flags.DEFINE_integer("workers", 2, "Of each system.", lower_bound=1)
 
-# `table_bytes`, and whether ids get their rows in training.
-OURS = {"table": (1,), "dynamic": (1, True), "replicas": (None,)}
-WORKERS = 2
+# `table_bytes`, whether ids get their rows in training, and the method.
+OURS = {
+    "table": (1,),
+    "dynamic": (1, True),
+    "replicas": (None,),
+    "sync_table": (1, False, "sync"),
+    "sync": (None, False, "sync"),
+}
+DEFAULT = ("table", "dynamic", "replicas", "tensorflow")
 STEPS, QUICK_STEPS = 100, 20
 ROUNDS = 3
 
@@ -62,7 +71,13 @@ def main():
     ]
     titles = ["rule, system", "ms / step", "worker MB", "server MB"]
     print(tables.aligned([*titles, "server CPU ms"], rows))
-    program.report("tables", rows=FLAGS.rows, ps=FLAGS.ps, step=found)
+    program.report(
+        "tables",
+        rows=FLAGS.rows,
+        ps=FLAGS.ps,
+        workers=FLAGS.workers,
+        step=found,
+    )
 
 
 def measure(optimizer):
@@ -72,28 +87,29 @@ def measure(optimizer):
         optimizer: a key of `looking_up.RATES`.
     """
     steps = QUICK_STEPS if FLAGS.quick else STEPS
+    chosen = FLAGS.system or DEFAULT
     with contextlib.ExitStack() as stack:
         systems = {}
         for name, settings in OURS.items():
-            if FLAGS.system and name not in FLAGS.system:
+            if name not in chosen:
                 continue
             systems[name] = stack.enter_context(
                 clusters.Cluster(
                     (looking_up.worker, optimizer, FLAGS.rows, *settings),
                     (looking_up.serve,),
                     ps=FLAGS.ps,
-                    workers=WORKERS,
+                    workers=FLAGS.workers,
                     forked=True,
                 )
             )
-        if not FLAGS.system or "tensorflow" in FLAGS.system:
+        if "tensorflow" in chosen:
             systems["tensorflow"] = stack.enter_context(
                 clusters.TensorFlowCluster(
                     optimizer,
                     FLAGS.rows,
-                    WORKERS,
+                    FLAGS.workers,
                     coordinator=looking_up.coordinator,
-                    workers=WORKERS,
+                    workers=FLAGS.workers,
                     forked=True,
                 )
             )
@@ -128,7 +144,7 @@ def turn(system, steps):
         "worker_mb": _peak(others),
         "server_mb": _peak(pids),
         # Of as many steps as workers have taken together.
-        "cpu": cpu / (WORKERS * steps),
+        "cpu": cpu / (FLAGS.workers * steps),
     }
 
 

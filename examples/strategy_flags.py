@@ -147,10 +147,17 @@ flags.register_validator(
 )
 
 
-def make_strategy() -> tf.distribute.Strategy:
+def make_strategy(
+    table_bytes: int | None = None, seed: int | None = None
+) -> tf.distribute.Strategy:
     """Makes the strategy that the flags describe.
 
     On a parameter server this serves until training is over, and exits.
+
+    Args:
+        table_bytes: see `tfdist.ParameterServerStrategy`; plain Keras has no
+            tables.
+        seed: the same.
 
     Raises:
         SystemExit: the flags do not fit each other or the cluster, for example
@@ -169,15 +176,20 @@ def make_strategy() -> tf.distribute.Strategy:
         method = registry.method(text)
         others = {
             "fault_tolerance": tfdist.FaultTolerance(**_given(FAULT_TOLERANCE)),
+            "seed": seed,
             **_given(set(FITS) - set(FAULT_TOLERANCE)),
         }
+        if table_bytes is not None and not method.needs_servers:
+            raise ValueError("it has no servers, on which tables could be.")
         if method.all_reduces_gradients:
             return tfdist.AllReduceStrategy(**others)
         if method.sends_to_peers:
             return tfdist.PeerToPeerStrategy(**method.peer_arguments, **others)
         if method.gossips:
             return tfdist.GossipStrategy(**others)
-        return tfdist.ParameterServerStrategy(**method.arguments, **others)
+        return tfdist.ParameterServerStrategy(
+            **method.arguments, **others, table_bytes=table_bytes
+        )
     except ValueError as error:
         sys.exit(f"--strategy={text}: {error}")
 

@@ -6,6 +6,8 @@ Users and items have a vector each; their product says whether a user clicks.
 With 4 million rows of 64 floats, the tables and Adam's slots take 3 GB, which
 no worker holds: a step looks up the rows of its batch, and sends their
 gradients back. Adam changes these rows and no others (docs/tables.md).
+With `-- --strategy=sync`, each update of the dense layer is made of the mean
+of all workers' gradients, and each worker's rows are updated by themselves.
 
 The data is made up. Ids follow Zipf's law, as those of real logs do, and every
 user and item has a hidden vector of 4 numbers; a click is drawn from their
@@ -18,8 +20,7 @@ from absl import app
 from absl import flags
 import keras
 import numpy as np
-
-import tfdist
+import strategy_flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("users", 2_000_000, "Number of users.", lower_bound=1)
@@ -50,9 +51,11 @@ def main(argv):
     """Trains and prints AUCs."""
     del argv
     table_bytes = FLAGS.table_mb << 20
-    strategy = tfdist.AsyncStrategy(
+    strategy = strategy_flags.make_strategy(
         table_bytes=table_bytes or None, seed=FLAGS.seed
     )
+    cluster = getattr(strategy, "cluster", None)
+    is_chief = cluster is None or cluster.is_chief
     load = load_movielens if FLAGS.movielens else make_up
     ids, clicks, best, sizes = load()
     tests = int(TEST_SHARE * len(clicks))
@@ -65,18 +68,21 @@ def main(argv):
             keras.losses.BinaryCrossentropy(from_logits=True),
             metrics=[keras.metrics.AUC(from_logits=True, name="auc")],
         )
-    is_chief = strategy.cluster.is_chief
     model.fit(
         *train,
         batch_size=FLAGS.batch_size,
         epochs=FLAGS.epochs,
         validation_data=test,
         validation_batch_size=8192,
+        callbacks=strategy_flags.stragglers(
+            cluster.num_workers if cluster else 1
+        ),
         verbose=2 if is_chief else 0,
     )
     if is_chief:
-        held = ", ".join(f"{n / 2**20:.0f}" for n in strategy.bytes_per_server)
-        print(f"MB of variables on each server: {held}")
+        if cluster is not None:
+            held = [f"{n / 2**20:.0f}" for n in strategy.bytes_per_server]
+            print(f"MB of variables on each server: {', '.join(held)}")
         if best is not None:
             print(f"AUC of the hidden probabilities themselves: {best:.4f}")
 

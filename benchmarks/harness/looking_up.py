@@ -38,7 +38,7 @@ def batches(rows, seed):
     return data.with_options(options)
 
 
-def worker(optimizer, rows, table_bytes, dynamic=False):
+def worker(optimizer, rows, table_bytes, dynamic=False, method="async"):
     """Builds a worker of tfdist.
 
     Args:
@@ -46,6 +46,7 @@ def worker(optimizer, rows, table_bytes, dynamic=False):
         rows: of the table.
         table_bytes: of the strategy.
         dynamic: whether ids get their rows in training.
+        method: name of the strategy's method.
 
     Returns:
         A callable of a number of steps, which takes them in `fit`; it gives
@@ -54,8 +55,11 @@ def worker(optimizer, rows, table_bytes, dynamic=False):
     import keras
 
     import tfdist
+    from tfdist.strategies import registry
 
-    strategy = tfdist.AsyncStrategy(table_bytes=table_bytes)
+    strategy = tfdist.ParameterServerStrategy(
+        **registry.method(method).arguments, table_bytes=table_bytes
+    )
     with strategy.scope():
         embedding = (
             tfdist.layers.DynamicEmbedding(WIDTH, rows)

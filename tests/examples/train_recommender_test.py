@@ -20,8 +20,10 @@ FLAGS = (
 )
 
 
-def test_workers_with_tables_find_the_hidden_structure(tmp_path):
-    outputs = scripts.run(tmp_path, PROGRAM, FLAGS, {"ps": 2, "worker": 2})
+@pytest.mark.parametrize("strategy", ["async", "sync"])
+def test_workers_with_tables_find_the_hidden_structure(tmp_path, strategy):
+    flags = (*FLAGS, f"--strategy={strategy}")
+    outputs = scripts.run(tmp_path, PROGRAM, flags, {"ps": 2, "worker": 2})
     chief = outputs["worker-0"]
     found = [float(x) for x in re.findall(r"val_auc: ([\d.]+)", chief)]
     (best,) = re.findall(r"probabilities themselves: ([\d.]+)", chief)

@@ -138,6 +138,54 @@ def push_same_rows_until_told(dynamic=False):
     )
 
 
+GRADIENT = 6.0
+
+
+def push_in_rounds_until_told(dynamic=False):
+    """Pushes a gradient of `GRADIENT` for rows and a kernel, synchronously.
+
+    Args:
+        dynamic: whether ids get their rows in training.
+    """
+    strategy = tfdist.ParameterServerStrategy(
+        synchronization=tfdist.synchronization.Sync(),
+        table_bytes=1,
+        fault_tolerance=tfdist.FaultTolerance(
+            start_timeout=60.0, server_timeout=60.0, worker_timeout=15.0
+        ),
+    )
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    with strategy.scope():
+        table = _table(dynamic, 0)
+        ids = keras.Input((len(SAME_IDS),), dtype="int64")
+        rows = keras.layers.Lambda(
+            lambda x: GRADIENT * keras.ops.sum(x, (1, 2))[:, None]
+        )(table(ids))
+        six = keras.layers.Lambda(
+            lambda x: GRADIENT + keras.ops.cast(0 * x[:, :1], "float32")
+        )(ids)
+        model = keras.Model(ids, rows + dense(six))
+        model.compile(keras.optimizers.SGD(1.0), tasks.first_output)
+    model.fit(
+        _data(SAME_IDS[None]),
+        steps_per_epoch=10**6,
+        verbose=0,
+        callbacks=[failure_tasks.TellProgress("stop")],
+    )
+    strategy.barrier()
+    exchanges = strategy.journal.read_new()
+    handshake.report(
+        dynamic=dynamic,
+        rows=_rows(table),
+        kernel=float(dense.kernel.numpy()[0, 0]),
+        updates=strategy.updates_applied(),
+        iterations=int(model.optimizer.iterations.numpy()),
+        counts=strategy.gradient_counts(),
+        staleness=[e.staleness for e in exchanges if e.accepted],
+        lost_by_rows=[event.lost_by_rows for event in strategy.recoveries],
+    )
+
+
 def _halt_in(owner, method):
     """Makes a reader of rows wait in its third call after `halt` was told.
 

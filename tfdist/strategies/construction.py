@@ -128,14 +128,31 @@ def tables(method, from_bytes, rule):
             "Argument `table_bytes` must be a positive number of bytes or "
             f"None. Received: table_bytes={from_bytes!r}"
         )
-    if not _is_plain(method):
+    if not _has_tables(method):
         raise ValueError(
-            "Argument `table_bytes` must be None but with Async(), no "
-            "correction and no local_steps: other methods need a replica of "
-            f"each variable. Received: table_bytes={from_bytes!r} with "
-            f"{method.name}"
+            "Argument `table_bytes` must be None but with Async() or Sync() "
+            "without backup workers, no correction and no local_steps: other "
+            "methods need a replica of each variable. Received: "
+            f"table_bytes={from_bytes!r} with {method.name}"
+        )
+    if rule == "dense" and method.waits:
+        raise ValueError(
+            'Argument `table_rule` must be "lazy" with Sync(): an update of '
+            "all rows for the gradient of each worker would let them decay as "
+            "many times in a step. Received: "
+            f"table_rule={rule!r} with {method.name}"
         )
     return table.TableSettings(from_bytes, rule)
+
+
+def _has_tables(method):
+    """Whether rows of tables can be updated by each worker's gradient."""
+    return _is_plain(method) or (
+        method.needs_servers
+        and method.synchronization.takes_all
+        and method.correction is None
+        and method.local_steps is None
+    )
 
 
 def _is_plain(method):

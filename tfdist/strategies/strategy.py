@@ -82,11 +82,13 @@ class ParameterServerStrategy(
       table_bytes: Embeddings of so many bytes or more are tables: they live on
         the servers alone and are read and updated by rows, so that a model
         may be larger than a worker. 64 MiB (`64 << 20`) is a good size. For
-        `Async()` without corrections and local steps; see docs/tables.md.
-        Default: each worker has a replica of every variable.
+        `Async()`, and for `Sync()` without backup workers, which averages all
+        but the rows of tables; without corrections and local steps. See
+        docs/tables.md. Default: each worker has a replica of every variable.
       table_rule: How an optimizer updates tables. "lazy": rows that have a
         gradient, each with its slots, and no other. "dense": all rows, as
-        Keras does. For SGD without momentum and Adagrad it is the same.
+        Keras does; with `Async()` only. For SGD without momentum and Adagrad
+        it is the same.
       warmup_worker_steps: Steps that the first worker trains alone before the
         others begin (Dean et al. 2012); 0 for none. For synchronizations
         without waiting. `fit` waits by itself, a loop of one's own calls

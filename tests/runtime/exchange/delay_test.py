@@ -27,6 +27,7 @@ from tests import nightly
 from tfdist.cluster import config as cluster_config
 from tfdist.runtime import runtime
 from tfdist.runtime.keras_hooks import extended
+from tfdist.runtime.variables import table
 
 FEATURES, BATCH, RATE = 3, 4, 0.05
 _runs = itertools.count()
@@ -35,7 +36,9 @@ _runs = itertools.count()
 class VirtualWorker(tf.distribute.Strategy):
     """A worker that shares the server of those with the same `run`."""
 
-    def __init__(self, run, number, partitioner=None, **parts):
+    def __init__(
+        self, run, number, partitioner=None, tables=table.NO_TABLES, **parts
+    ):
         device = tf.config.list_logical_devices("CPU")[0].name
         self.runtime = runtime.Runtime(
             runtime.Parts(**parts),
@@ -46,6 +49,7 @@ class VirtualWorker(tf.distribute.Strategy):
             is_chief=number == 0,
             timeout=10.0,
             partitioner=partitioner,
+            tables=tables,
         )
         config = cluster_config.ClusterConfig.local()
         super().__init__(

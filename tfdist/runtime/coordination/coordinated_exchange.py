@@ -9,14 +9,18 @@
 So a decision is made once for all servers, and what has been decided is
 carried out by whoever comes next: a worker that dies in between holds nobody
 up, and no server averages other gradients than the others do.
+
+Rows of tables are not averaged, see `own_rows`.
 """
 
+import dataclasses
 import functools
 
 import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist.runtime.coordination import gradient_buffer
+from tfdist.runtime.coordination import own_rows
 from tfdist.runtime.exchange import exchange
 from tfdist.runtime.exchange import records as records_lib
 from tfdist.runtime.variables import resources
@@ -34,9 +38,13 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
       **kwargs: Those of `ExchangeBuilder`.
     """
 
+    # The update may be newer than the step that the rows are of.
+    _rows_are_live = False
+
     def __init__(self, *, ledger, method, is_alone, **kwargs):
         super().__init__(**kwargs)
         self._ledger = ledger
+        self._rows = own_rows.of(ledger, self.iterations, kwargs["records"])
         self._method = method
         self._is_alone = is_alone
         # Of gradients on servers.
@@ -53,7 +61,10 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
         store = self._store
         ledger = self._ledger
         extra = [ledger.next_key(), self._pulled]
-        requests = [self._send(shard, extra) for shard in shards]
+        requests = [
+            self._send(shard, [*extra, *self._rows.sent_to(shard)])
+            for shard in shards
+        ]
         staged = [self._stage(request) for request in requests]
         kept = []
         for request, mine in zip(requests, staged, strict=True):
@@ -89,6 +100,8 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
             and record.variable.role is Role.PARAMETER
             for shard in records_lib.shards_of(record, self._store)
         }
+        # A model of tables alone has its step counter there.
+        updated = updated or {0}
         return tf.reduce_min(tf.stack([by_server[k] for k in sorted(updated)]))
 
     def _arrival(self, responses):
@@ -98,6 +111,8 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
         with tf.control_dependencies([request.arrived.op]):
             self._corrector.add_kept(request)
         device = self._store.devices[request.shard]
+        averaged = [r for r in request.replays if _is_of_update(r.record)]
+        request = dataclasses.replace(request, replays=averaged)
         return gradient_buffer.GradientBuffer(self._ledger, device, request)
 
     def _enclosed(self, replays, buffer):
@@ -109,7 +124,7 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
             variable = record.variable
             if self.iterations is not None and _is_of_update(record):
                 continue
-            if variable.role is Role.STATE:
+            if variable.role is Role.STATE or own_rows.are_in(record):
                 continue
             raise ValueError(
                 f"Variable {variable.name!r} is assigned beside the "
@@ -169,6 +184,7 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
                 parallel_iterations=1,
             )
             with tf.control_dependencies(reached):
+                others = self._rows.build_others(request)
                 self._own_part(request, staged, own, accepted, current, void)
         late = section.late_inputs
         if late:
@@ -178,6 +194,9 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
         else:
             with section.entered():
                 figures = [tf.zeros([], tf.int64), tf.zeros([], tf.float64)]
+        if others is not None:
+            with section.entered():
+                figures[0] = tf.where(accepted, others, figures[0])
         return self._respond(request, lock, before, [], figures)
 
     def _given(self, request, copies, values):
@@ -189,14 +208,18 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
         more = [self._ledger.updates(section.shard).read()]
         if section.shard == 0:
             more.append(self._decision.arrival)
-        return more
+        return more + self._rows.read_on(section.shard)
 
     def _note_pulled(self, responses):
         if self.iterations is None:
             return []
         return [
-            self._ledger.set_pulled(response.shard, response.more[0])
+            op
             for response in responses
+            for op in (
+                self._ledger.set_pulled(response.shard, response.more[0]),
+                *self._rows.set_pulled(response.shard, response.more),
+            )
         ]
 
     def _own_part(self, request, staged, replays, accepted, current, void):
@@ -211,7 +234,11 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
             with section.entered():
                 for one in replays:
                     with section.on_piece(one.piece):
-                        one.run(request.sent, section)
+                        if own_rows.are_in(one.record):
+                            self._rows.run(one, request)
+                        else:
+                            one.run(request.sent, section)
+                self._rows.build_count(request.shard)
             return True
 
         def discard():
@@ -273,10 +300,12 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
                 lambda: staged.sums.add(take(), first, worker),
             )
             sums = staged.sums
-            if_(
-                count > 0,
-                lambda: update(sums.average(count), sums.settings()),
-            )
+
+            def average():
+                update(sums.average(count), sums.settings())
+                self._rows.build_note_size(request.shard, count)
+
+            if_(count > 0, average)
 
         if self._ledger.forgets:
             if_(tf.equal(key, state_lib.FORGET), forget, gradient)
@@ -303,6 +332,7 @@ def _is_of_update(record):
     """
     return (
         isinstance(record, records_lib.Update)
+        and not own_rows.are_in(record)
         or record.variable.role is Role.ITERATIONS
         or (
             record.variable.role is Role.STATE

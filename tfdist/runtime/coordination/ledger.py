@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist.runtime.coordination import agreement
 from tfdist.runtime.coordination import epoch_fence
 from tfdist.runtime.coordination import orphaned_gradients
+from tfdist.runtime.coordination import own_rows
 from tfdist.runtime.coordination import shared_state
 from tfdist.runtime.coordination import submission
 from tfdist.runtime.coordination import wake_up_queues
@@ -115,6 +116,10 @@ class Ledger:
             store.worker_variable(tf.zeros([], tf.int64), f"pulled_{k}")
             for k in range(store.num_shards)
         ]
+        # None where the strategy has no tables.
+        self.row_counts = None
+        if store.tables.from_bytes is not None:
+            self.row_counts = own_rows.RowCounts(store, self._counter)
         # Starts afresh when a server has lost what it held. What a worker sends
         # of an epoch that has ended counts nowhere any more.
         self._epoch = store.worker_variable(tf.zeros([], tf.int64), "epoch")
@@ -214,6 +219,11 @@ class Ledger:
         return tf.raw_ops.AssignVariableOp(
             resource=self._pulled[shard].local_handle, value=value
         )
+
+    def forget_row_counts(self):
+        """Builds: nothing is known of rows that others update until a push."""
+        if self.row_counts is not None:
+            self.row_counts.build_forget()
 
     @property
     def num_workers(self):

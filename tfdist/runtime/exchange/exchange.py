@@ -38,6 +38,9 @@ class ExchangeBuilder:
         not, it is done nowhere. None for not to look.
     """
 
+    # Whether an update of rows reads the newest counters on the server.
+    _rows_are_live = True
+
     def __init__(
         self,
         runtime,
@@ -68,6 +71,7 @@ class ExchangeBuilder:
             frozen=frozen,
             lifter=lifter,
             weight=weight,
+            rows_are_live=self._rows_are_live,
         )
         self._local_steps = local_steps
         self._last = last

@@ -9,6 +9,7 @@ from tfdist.runtime.exchange import rows
 from tfdist.runtime.variables import server_scope as section_lib
 from tfdist.runtime.variables import transfer
 from tfdist.runtime.variables.server_scope import read_replica
+from tfdist.runtime.variables.variables import Role
 
 
 @dataclasses.dataclass
@@ -73,10 +74,22 @@ class Sender:
       lifter: The `Lifter` of the graph.
       weight: How much these gradients count among those of an update, a
         scalar tensor; None if all count the same.
+      rows_are_live: Whether an update of rows of tables takes what depends on
+        state (a learning rate that follows a schedule) from the newest state
+        on the server; else as this worker has computed it.
     """
 
     def __init__(
-        self, store, graph, records, *, settings, frozen, lifter, weight
+        self,
+        store,
+        graph,
+        records,
+        *,
+        settings,
+        frozen,
+        lifter,
+        weight,
+        rows_are_live,
     ):
         self._store = store
         self._graph = graph
@@ -85,6 +98,7 @@ class Sender:
         self._frozen = frozen
         self._lifter = lifter
         self._weight = weight
+        self._rows_are_live = rows_are_live
 
     def send(self, shard, *, begun, ahead, finite, number, extra, enclosed):
         """Sends to a server what it needs.
@@ -173,6 +187,8 @@ class Sender:
 
     def _live(self, record, shard):
         """Variables that the value of `record` reads afresh on `shard`."""
+        if record.variable.role is Role.TABLE and not self._rows_are_live:
+            return frozenset()
         live = self._store.live_on(shard) - self._frozen
         if isinstance(record, records_lib.Mutation):
             live = live | {record.variable.ordinal}

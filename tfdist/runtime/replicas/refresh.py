@@ -73,6 +73,8 @@ class Refresh:
             what `_read_under_lock` has returned for them.
         """
         store, pieces = self._store, {}
+        for ledger in self.ledgers:
+            ledger.forget_row_counts()
         for shard, here, values, version, counts, updates in found:
             for (variable, piece), value in zip(here, values, strict=True):
                 if piece is None:

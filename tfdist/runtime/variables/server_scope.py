@@ -22,6 +22,8 @@ class ServerScope:
         self.row_scope = None
         # Counters that were read, by graph and `ref()`; None: read each time.
         self._counters = None
+        # Counters with another value than that on the server, by `ref()`.
+        self._known_counters = {}
         # Operations whose results come from the worker and are needed here.
         self.late_inputs = []
         # What has been sent of worker-local variables, by their `ref()`.
@@ -86,12 +88,28 @@ class ServerScope:
           variable: The `ReplicaVariable`.
           read: Callable without arguments that builds the reading.
         """
+        if variable.ref() in self._known_counters:
+            return self._known_counters[variable.ref()]
         if self._counters is None:
             return read()
         key = tf.compat.v1.get_default_graph(), variable.ref()
         if key not in self._counters:
             self._counters[key] = read()
         return self._counters[key]
+
+    @contextlib.contextmanager
+    def with_counter(self, variable, value):
+        """Makes a step counter have a given value.
+
+        Args:
+          variable: The `ReplicaVariable`.
+          value: A scalar tensor of its type.
+        """
+        self._known_counters[variable.ref()] = value
+        try:
+            yield
+        finally:
+            del self._known_counters[variable.ref()]
 
     @contextlib.contextmanager
     def with_settings(self, values):
