@@ -287,18 +287,31 @@ class _ReadByRows:
         return self._value.sparse_read(indices, name)
 
 
-class _ShapeDispatcher(tf.__internal__.dispatch.OpDispatcher):
-    """Answers `tf.shape` where it cannot read a variable."""
+class _RowsDispatcher(tf.__internal__.dispatch.OpDispatcher):
+    """Answers an operation that cannot read a variable as a whole.
+
+    Args:
+      answer: Callable of a `_ReadByRows` and the other arguments.
+    """
+
+    def __init__(self, answer):
+        self._answer = answer
 
     def handle(self, args, kwargs):
-        """Returns the shape of a `_ReadByRows`, whatever else is asked."""
+        """Returns what `answer` does, if the first argument is by rows."""
         variable, *rest = args or [None]
-        if not isinstance(variable, _ReadByRows) or rest or kwargs:
+        if not isinstance(variable, _ReadByRows) or kwargs:
             return self.NOT_SUPPORTED
-        return tf.constant(variable.shape.as_list())
+        return self._answer(variable, *rest)
 
 
-_ShapeDispatcher().register(tf.shape)
+_RowsDispatcher(
+    lambda variable: tf.constant(variable.shape.as_list())
+).register(tf.shape)
+_RowsDispatcher(lambda variable: variable._value).register(tf.convert_to_tensor)
+_RowsDispatcher(
+    lambda variable, ids: tf.nn.embedding_lookup(variable._value, ids)
+).register(tf.nn.embedding_lookup)
 
 
 def read_by_rows(variable):
