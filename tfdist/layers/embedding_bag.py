@@ -238,14 +238,15 @@ class _Bags:
 
     Attributes:
       ids: `(n,)`, of all bags.
-      numbers: Of the bag of each id, an integer tensor `(n,)`.
       size: Number of bags, an int or a scalar tensor.
+      numbers: Of the bag of each id, an integer tensor `(n,)`; None if all
+        bags have as many ids, in order.
       weights: Floats `(n,)`, or None.
     """
 
     ids: tf.Tensor
-    numbers: tf.Tensor
     size: Any
+    numbers: tf.Tensor | None = None
     weights: tf.Tensor | None = None
 
     def combined(self, rows, combiner):
@@ -263,7 +264,7 @@ class _Bags:
         if combiner == "sum":
             return total
         if weights is None:
-            weights = tf.ones_like(self.numbers, rows.dtype)
+            weights = tf.ones_like(rows[:, 0])
         if combiner == "mean":
             return tf.math.divide_no_nan(total, self._summed(weights)[:, None])
         squares = self._summed(tf.square(weights))[:, None]
@@ -271,23 +272,23 @@ class _Bags:
         return total * tf.math.rsqrt(tf.where(squares > 0, squares, 1))
 
     def _summed(self, values):
-        return tf.math.unsorted_segment_sum(values, self.numbers, self.size)
+        if self.numbers is not None:
+            return tf.math.unsorted_segment_sum(values, self.numbers, self.size)
+        each = tf.shape(values)[0] // tf.maximum(self.size, 1)
+        shape = tf.concat([[self.size, each], tf.shape(values)[1:]], 0)
+        return tf.reduce_sum(tf.reshape(values, shape), 1)
 
 
 def _bags_of(inputs):
     """Returns the `_Bags` of a tensor, without weights."""
     if isinstance(inputs, tf.RaggedTensor):
-        return _Bags(inputs.values, inputs.value_rowids(), inputs.nrows())
+        return _Bags(inputs.values, inputs.nrows(), inputs.value_rowids())
     size = inputs.shape[0]
     if isinstance(inputs, tf.SparseTensor):
-        if size is None:
-            size = inputs.dense_shape[0]
-        return _Bags(inputs.values, inputs.indices[:, 0], size)
-    if size is None:
-        size = tf.shape(inputs)[0]
-    ids = tf.reshape(inputs, [-1])
-    each = tf.size(ids) // tf.maximum(size, 1)
-    return _Bags(ids, tf.repeat(tf.range(size), each), size)
+        size = inputs.dense_shape[0] if size is None else size
+        return _Bags(inputs.values, size, inputs.indices[:, 0])
+    size = tf.shape(inputs)[0] if size is None else size
+    return _Bags(tf.reshape(inputs, [-1]), size)
 
 
 def _weights_of(name, inputs, weights):
