@@ -301,6 +301,8 @@ def test_bags_of_strings():
         np.testing.assert_allclose(
             vectors, [red + shoe, 0 * red, shoe], rtol=1e-6
         )
+    with pytest.raises(ValueError, match=r"`inputs`.*alone.*'string'"):
+        bag({"words": words, "numbers": tf.ragged.constant([[1], [], []])})
     assert table(words).shape == [3, None, WIDTH]
     np.testing.assert_array_equal(table(words).values, [red, shoe, shoe])
 

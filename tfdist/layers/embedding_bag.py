@@ -75,7 +75,9 @@ class EmbeddingBag(keras.layers.Layer):
         self.embedding = embedding
         self.combiner = combiner
 
-    def build(self, inputs_shape: Any = None, weights_shape: Any = None):
+    def build(
+        self, inputs_shape: Any = None, weights_shape: Any = None
+    ) -> None:
         """Builds the embedding, if no other layer has."""
         del inputs_shape, weights_shape
         if not self.embedding.built:
@@ -116,7 +118,19 @@ class EmbeddingBag(keras.layers.Layer):
             for name, ids in inputs.items()
         }
         ids = [each.ids for each in bags.values()]
-        if len({each.dtype for each in ids}) > 1:
+        types = {each.dtype for each in ids}
+        if len(types) > 1:
+            if tf.string in types:
+                raise ValueError(
+                    checks.refusal(
+                        "EmbeddingBag: inputs",
+                        "features of integers alone, or of strings alone",
+                        {
+                            name: each.ids.dtype.name
+                            for name, each in bags.items()
+                        },
+                    )
+                )
             ids = [tf.cast(each, tf.int64) for each in ids]
         rows = self.embedding(tf.concat(ids, 0))
         if rows.dtype.size < 4:
