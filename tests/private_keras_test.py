@@ -277,12 +277,15 @@ def test_rates_and_trained_variables_of_an_optimizer_are_found(scaled):
     assert found is variable
 
 
-class Rows:
+class Rows(type(tf.Variable(0.0))):
     """A TensorFlow variable that can be read by rows alone."""
 
     def sparse_read(self, indices, name=None):
         del name
         return tf.fill([*indices.shape, 2], 7.0)
+
+    def _read_variable_op(self, no_copy=False):
+        raise ValueError("a use of all values")
 
 
 def test_take_asks_a_variable_that_is_read_by_rows_for_rows():
@@ -293,14 +296,19 @@ def test_take_asks_a_variable_that_is_read_by_rows_for_rows():
     assert type(variable) is not keras.Variable
     assert isinstance(variable, keras.Variable)
     assert variable.__class__ is keras.Variable
-    variable._value = Rows()
+    variable._value = Rows(tf.zeros([5, 2]))
     ids = np.array([[1, -1]])
     assert np.all(layer(ids) == 7)
     assert np.all(tf.function(layer)(ids) == 7)
+    ragged = tf.ragged.constant([[1, -1], [2]])
+    assert layer(ragged).to_list() == [[[7, 7], [7, 7]], [[7, 7]]]
+    assert np.all(layer(ragged.to_sparse()) == 7)
     # `take` counts negative ids from the end: it asks for the shape.
     np.testing.assert_array_equal(tf.shape(variable), [5, 2])
-    with pytest.raises(ValueError, match="convert"):
+    with pytest.raises(ValueError, match="a use of all values"):
         keras.ops.matmul(variable, np.ones((2, 1)))
+    with pytest.raises(ValueError, match="a use of all values"):
+        tf.convert_to_tensor(variable, tf.float32)
 
 
 def test_shapes_of_other_variables_are_what_they_were():

@@ -287,27 +287,54 @@ class _ReadByRows:
         return self._value.sparse_read(indices, name)
 
 
-class _ShapeDispatcher(tf.__internal__.dispatch.OpDispatcher):
-    """Answers `tf.shape` where it cannot read a variable."""
+class _RowsDispatcher(tf.__internal__.dispatch.OpDispatcher):
+    """Answers for an operation that would read a whole variable.
+
+    Args:
+      answer: Callable of a `_ReadByRows`, and of the operation's other
+        arguments.
+      others: Number of the others; calls with more are not answered.
+    """
+
+    def __init__(self, answer, others=0):
+        self._answer = answer
+        self._others = others
 
     def handle(self, args, kwargs):
-        """Returns the shape of a `_ReadByRows`, whatever else is asked."""
-        variable, *rest = args or [None]
-        if not isinstance(variable, _ReadByRows) or rest or kwargs:
+        """Returns the answer if the first argument is a `_ReadByRows`."""
+        variable, *others = args or [None]
+        if (
+            not isinstance(variable, _ReadByRows)
+            or len(others) != self._others
+            or kwargs
+        ):
             return self.NOT_SUPPORTED
-        return tf.constant(variable.shape.as_list())
+        return self._answer(variable, *others)
 
 
-_ShapeDispatcher().register(tf.shape)
+def _shape(variable):
+    return tf.constant(variable.shape.as_list())
+
+
+def _look_up(variable, ids):
+    return tf.nn.embedding_lookup(variable._value, ids)
+
+
+_RowsDispatcher(_shape).register(tf.shape)
+_RowsDispatcher(lambda v: v._value).register(tf.convert_to_tensor)
+_RowsDispatcher(_look_up, others=1).register(tf.nn.embedding_lookup)
 
 
 def read_by_rows(variable):
     """Makes `keras.ops.take` ask a Keras variable for rows, not for all.
 
     Keras's `take` hands its variable to `tf.shape`, for ids that count from
-    the end, and to `tf.gather`. That calls `sparse_read` of what has one, and
-    Keras's variables have none; `tf.shape` reads all, and where that raises
-    `ValueError` asks dispatchers, which have no public name.
+    the end, and then to `tf.gather` with dense ids, which calls `sparse_read`
+    of what has one; Keras's variables have none. With ragged ids it calls
+    `tf.nn.embedding_lookup`. With sparse ones it calls `tf.convert_to_tensor`,
+    and looks ids up in the result, which here is the TensorFlow variable.
+    These three operations read all, and where that raises `ValueError` ask
+    dispatchers, which have no public name.
 
     Args:
       variable: The `keras.Variable`, which may still be in the making.

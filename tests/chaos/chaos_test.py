@@ -11,7 +11,12 @@ EVENTS = 4
 # Strategy -> seed and seconds between snapshots. The schedules kill and stop
 # both servers and workers; without snapshots, workers restore all.
 RUNS = {"backup": (8, 1.0), "elastic": (3, 0.0), "table": (3, 1.0)}
-SLOW_RUNS = {"async": (5, 0.0), "softsync": (4, 1.0), "diloco": (6, 1.0)}
+SLOW_RUNS = {
+    "async": (5, 0.0),
+    "softsync": (4, 1.0),
+    "diloco": (6, 1.0),
+    "dynamic_table": (3, 1.0),
+}
 
 
 @pytest.mark.parametrize("strategy", nightly.also(RUNS, SLOW_RUNS))

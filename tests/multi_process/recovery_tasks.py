@@ -5,6 +5,7 @@ import time
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tests.multi_process import failure_tasks
 from tests.multi_process import handshake
@@ -34,8 +35,11 @@ STRATEGIES = {
         period=4, **kwargs
     ),
     "diloco": lambda **kwargs: tfdist.DiLoCoStrategy(period=4, **kwargs),
-    # Of its model, see `SumsRows`.
-    "table": lambda **kwargs: tfdist.AsyncStrategy(table_bytes=1, **kwargs),
+    # Of their models, see `SumsRows`.
+    **dict.fromkeys(
+        ("table", "dynamic_table"),
+        lambda **kwargs: tfdist.AsyncStrategy(table_bytes=1, **kwargs),
+    ),
 }
 ROWS = 3000
 
@@ -45,13 +49,21 @@ class SumsRows(keras.layers.Layer):
 
     The gradient of every third row is one, so that with SGD at a rate that is
     a power of two a row is minus the rate times the updates that are in it.
+
+    Args:
+        dynamic: whether ids get their rows in training.
     """
 
-    def __init__(self):
+    def __init__(self, dynamic):
         super().__init__()
-        self.table = keras.layers.Embedding(
-            ROWS, 1, embeddings_initializer="zeros"
-        )
+        if dynamic:
+            self.table = tfdist.layers.DynamicEmbedding(
+                1, ROWS, initializer=0.0
+            )
+        else:
+            self.table = keras.layers.Embedding(
+                ROWS, 1, embeddings_initializer="zeros"
+            )
 
     def call(self, inputs):
         """Adds the loss."""
@@ -67,7 +79,11 @@ class SumsRows(keras.layers.Layer):
         ids = np.arange(ROWS)
         counts = np.asarray(self.table(ids))[:, 0] / -rate
         assert not counts[ids % 3 > 0].any()
-        shard, _ = self.table.embeddings.value.partitions.place(ids)
+        table = self.table.embeddings.value
+        if table.is_dynamic:
+            shard = table.index.shards(tf.constant(ids))
+        else:
+            shard, _ = table.partitions.place(ids)
         is_trained = ids % 3 == 0
         return [
             sorted(set(counts[is_trained & (np.asarray(shard) == k)].tolist()))
@@ -161,8 +177,10 @@ def train(
     """
     if untold is not None:
         tell_less(untold)
-    sums_rows = [SumsRows()] if strategy == "table" else []
-    momentum = 0.0 if strategy in ("dana", "averaging", "table") else 0.5
+    has_table = strategy.endswith("table")
+    sums_rows = [SumsRows(strategy == "dynamic_table")] if has_table else []
+    without = has_table or strategy in ("dana", "averaging")
+    momentum = 0.0 if without else 0.5
     # DANA's momentum is 0.9.
     if rate is None:
         rate = 0.005 if strategy == "dana" else 0.05

@@ -208,7 +208,9 @@ USES = {
     "gather_nd": lambda model, table, _: tf.gather_nd(
         table.embeddings.value, [[1]]
     ),
-    "ragged": lambda model, table, _: table(tf.ragged.constant([[1], [2, 3]])),
+    "convert": lambda model, table, _: tf.convert_to_tensor(
+        table.embeddings, tf.float64
+    ),
 }
 
 

@@ -44,7 +44,7 @@ NAMES = {
         InverseStaleness LateGradient Slots
     """,
     "tfdist.datasets": "DatasetUnavailableError EMBEDDED MAX_PIXEL load",
-    "tfdist.layers": "DynamicEmbedding",
+    "tfdist.layers": "DynamicEmbedding EmbeddingBag",
     "tfdist.pipeline": "pipeline",
     "tfdist.placement": """
         CostGraph Crossing Devices Edge Mixed Node Partition Pipeline

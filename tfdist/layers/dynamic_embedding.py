@@ -51,7 +51,7 @@ class DynamicEmbedding(keras.layers.Layer):
       seed: int, of the first values.
       **kwargs: Of `keras.layers.Layer`.
 
-    Input shape: any, of integers or strings.
+    Input shape: any, dense or ragged, of integers or strings.
     Output shape: that of the input, and `output_dim`.
 
     Raises:
@@ -107,11 +107,23 @@ class DynamicEmbedding(keras.layers.Layer):
         """Looks up.
 
         Args:
-          inputs: Tensor of ids, of any shape, integers or strings.
+          inputs: Tensor of ids, of any shape, integers or strings, dense or
+            ragged.
 
         Returns:
           Tensor of that shape and `output_dim`, of the layer's compute dtype.
         """
+        if isinstance(inputs, tf.RaggedTensor):
+            return tf.ragged.map_flat_values(self.call, inputs)
+        if isinstance(inputs, tf.SparseTensor):
+            raise ValueError(
+                checks.refusal(
+                    "DynamicEmbedding: inputs",
+                    "dense or ragged (tfdist.layers.EmbeddingBag takes sparse "
+                    "ids)",
+                    "SparseTensor",
+                )
+            )
         ids = tf.convert_to_tensor(inputs)
         if ids.dtype == tf.string:
             ids = tf.strings.to_hash_bucket_fast(ids, 2**63 - 1)
@@ -137,7 +149,9 @@ class DynamicEmbedding(keras.layers.Layer):
     def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:
         """Returns shape and type of the output."""
         return keras.KerasTensor(
-            (*inputs.shape, self.output_dim), self.compute_dtype
+            (*inputs.shape, self.output_dim),
+            self.compute_dtype,
+            ragged=getattr(inputs, "ragged", False),
         )
 
     def counts(self) -> list[dict[str, int]]:

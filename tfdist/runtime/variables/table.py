@@ -214,7 +214,7 @@ class TableVariable(ReplicaVariable):
             raise self.refusal(
                 "a use of all its values (a regularizer, a constraint, an "
                 "average of weights, or code that reads it other than by "
-                "keras.ops.take with dense ids and axis=0)"
+                "keras.ops.take with axis=0)"
             )
         if section.row_scope is None:
             return super()._read_variable_op(no_copy)
