@@ -391,6 +391,16 @@ class GossipChannel:
         return int(self._sent.numpy())
 
     @property
+    def seen(self):
+        """Numbers of the last messages of other workers, a list."""
+        return self.counts[:, SEEN].tolist()
+
+    @property
+    def sums(self):
+        """Zeros: there are no updates of which there are checksums."""
+        return [0] * self._roster.num_workers
+
+    @property
     def counts(self):
         """The counts, an int64 array `(num_workers, COUNTS)`."""
         return self._counts.numpy()

@@ -7,6 +7,7 @@ import time
 from absl import logging
 
 from tfdist.peers import engine
+from tfdist.peers import epoch_check
 from tfdist.peers import gossip_channel
 from tfdist.peers import mean
 
@@ -45,6 +46,9 @@ class GossipEngine(engine.PeerEngine):
                 self.device,
                 self.tolerance.start_timeout,
             )
+
+    def _make_check(self):
+        return epoch_check.NoEpochCheck()
 
     def make_channel(self, name, group, rate):
         """Makes a `GossipChannel`; see there."""

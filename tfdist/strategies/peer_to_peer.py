@@ -18,9 +18,11 @@ class PeerToPeerStrategy(among_peers.StrategyAmongPeers):
     Each worker holds all parameters and an optimizer of its own. It makes a
     step of its own gradients, encodes the update, applies what is decoded of
     it at once, and sends it to all others, which apply it when it comes. No
-    step waits for another worker. `TF_CONFIG` has workers alone. A worker that
-    has died is left out after `worker_timeout`, and the others go on. What
-    holds and what does not: docs/peers.md.
+    step waits for another worker. `TF_CONFIG` has workers alone. A
+    worker that has died is left out after `worker_timeout`, and the others go
+    on. At the end of each epoch, each worker checks that its replica is the
+    sum of all updates, and repairs it otherwise. What holds and what does not:
+    docs/peers.md.
 
     Args:
       compression: A codec of `tfdist.compression`, or a text such as
@@ -89,8 +91,8 @@ class PeerToPeerStrategy(among_peers.StrategyAmongPeers):
           `foreign` (messages of a process that was replaced). If one of both
           has joined: `before`, this worker's updates before that worker came;
           `fetched`, that worker's updates in the values that this worker
-          began with; `earlier`, updates of that worker's earlier processes
-          that are here.
+          began with, or took over to repair its replica; `earlier`, updates
+          of that worker's earlier processes that are here.
         """
         return self._engine.accounts()
 
