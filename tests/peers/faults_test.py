@@ -140,20 +140,19 @@ def test_the_others_go_on_without_a_worker_that_was_killed(cluster):
 def test_survivors_agree_on_the_last_updates_of_a_dead_worker(cluster):
     """One that did not get them takes the first worker's parameters."""
     running = cluster(num_ps=0, num_workers=3)
-    settings = {"epochs": 10**6, "until": "stop", "worker_timeout": 12.0}
+    settings = {"epochs": 10**6, "until": "stop", "worker_timeout": 20.0}
+    settings |= {"capacity": 2, "pace": 0.01}
     workers = [
-        running.start("worker", 0, TRAIN, steps=50, pace=0.01, **settings),
+        running.start("worker", 0, TRAIN, steps=50, **settings),
         # Its inbox is full while it waits.
-        running.start(
-            "worker", 1, TRAIN, steps=5, hold=4, capacity=2, **settings
-        ),
-        running.start("worker", 2, TRAIN, steps=50, pace=0.01, **settings),
+        running.start("worker", 1, TRAIN, steps=5, hold=4, **settings),
+        running.start("worker", 2, TRAIN, steps=50, **settings),
     ]
     workers[1].wait_for_steps(4)
-    workers[2].wait_for_steps(200)
+    workers[2].wait_for_steps(100)
     workers[2].kill()
-    workers[0].expect("/job:worker/task:2 is given up")
     running.tell("go on worker-1")
+    workers[0].expect("/job:worker/task:2 is given up")
     workers[1].expect("This replica is now that of /job:worker/task:0")
     running.tell("stop")
     running.finish()
