@@ -49,14 +49,23 @@ def test_rounding_is_told_from_one_lost_update(training):
     )
 
 
-def test_differences_of_numbers_are_those_of_workers_lost_to_both():
-    names = ["a", "b", "c"]
-    mine = {"seen": {"x": [5, 6, 7]}, "lost": [2]}
-    theirs = {"seen": {"x": [4, 6, 9]}, "lost": []}
+def test_differences_of_numbers_are_those_of_dead_processes():
+    names, known = ["a", "b", "c"], [1, 2, 3]
+    none = {"x": [0, 0, 0]}
+    mine = {"seen": {"x": [5, 6, 7]}, "lost": [2], "known": known}
+    theirs = {"seen": {"x": [4, 6, 9]}, "lost": [], "known": known}
+    mine["earlier"] = theirs["earlier"] = none
     assert not epoch_check._difference(mine, theirs, names)
     theirs["lost"] = [2]
     found = epoch_check._difference(mine, theirs, names)
-    assert found == "of c, which is lost, it has 7 updates instead of 9"
+    assert found == "of the last updates of c it has 7 instead of 9"
+    # One that was started again has other numbers.
+    theirs = {**theirs, "known": [1, 2, 4], "earlier": {"x": [0, 0, 9]}}
+    assert not epoch_check._difference(mine, theirs, names)
+    mine = {**mine, "known": [1, 2, 4], "earlier": {"x": [0, 0, 7]}, "lost": []}
+    assert "earlier processes of c it has 7 instead of 9" in (
+        epoch_check._difference(mine, theirs, names)
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,7 @@ def test_differences_of_numbers_are_those_of_workers_lost_to_both():
 def test_the_lowest_worker_whose_checksum_holds_counts(
     holds, records, expected
 ):
-    record = {"seen": {}, "lost": []}
+    record = {"seen": {}, "lost": [], "known": [1, 2, 3]}
 
     def status_of(worker):
         if records[worker] is None:

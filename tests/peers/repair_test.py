@@ -49,7 +49,8 @@ class Meetings:
         number = min(len(self.requests), len(self._snapshots)) - 1
         seen = self._snapshots[number]
         sums = [7 * number for number in seen]
-        header = {"seen": {self._name: seen}, "sums": {self._name: sums}}
+        header = {"seen": seen, "sums": sums, "earlier": [0, 0, 5]}
+        header = {key: {self._name: row} for key, row in header.items()}
         value = np.full(SIZE, THEIRS, np.float32)
         file = io.BytesIO()
         saved = saved_state.SavedState({"peers": header}, {"variable/0": value})
@@ -129,6 +130,7 @@ def test_last_updates_of_a_lost_worker_are_those_of_the_other(receiver, seen):
     assert receiver.channel.seen[2] == seen
     assert receiver.channel.sums[2] == 7 * seen
     assert receiver.channel.fetched[2] == seen - 3
+    assert receiver.channel.earlier == [0, 0, 5]
 
 
 def test_without_the_own_updates_it_is_not_taken(receiver):

@@ -114,6 +114,8 @@ class Admission:
         since = {}
         for one in engine.channels:
             since[one.name] = one.admit(worker)
+        # The sums of the worker's updates begin again.
+        engine.check_of_epochs.begin_all()
         self._since[str(worker)] = [incarnation, since]
         self._served.pop(str(worker), None)
         engine.stop_joiners()
@@ -139,6 +141,7 @@ class Admission:
             "lanes": len(engine.lanes),
             "seen": {one.name: one.seen for one in engine.channels},
             "sums": {one.name: one.sums for one in engine.channels},
+            "earlier": {one.name: one.earlier for one in engine.channels},
             **engine.collectives.position,
         }
         file = io.BytesIO()

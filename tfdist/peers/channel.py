@@ -86,13 +86,13 @@ class Channel:
         self._signs = signs(group.size, group.dtype)
         # Updates of others that this worker began with, or took over from
         # another worker, and the checksums of all until then.
-        nothing = [0] * workers, [0] * workers
-        seen, sums = engine.seen_at_join.get(name, nothing)
+        nothing = [0] * workers
+        seen, sums, earlier = engine.seen_at_join.get(name, [nothing] * 3)
         self.fetched = [*seen]
         # By joiner: this worker's updates before it came.
         self.before = {}
-        # By joiner: the updates of its earlier processes that are here.
-        self.earlier = [0] * workers
+        # By worker: the updates of its earlier processes that are here.
+        self.earlier = [*earlier]
         counts = np.zeros([workers, COUNTS], np.int64)
         counts[:, SEEN], counts[:, SUM] = seen, sums
         self._counts = hidden(tf.constant(counts))
@@ -411,14 +411,15 @@ class Channel:
             for update in updates:
                 self._kept.put(update)
 
-    def take_over(self, seen, sums):
+    def take_over(self, seen, sums, earlier):
         """Notes updates that are in parameters of another worker.
 
         Args:
           seen: Numbers of the last updates of all workers in them.
           sums: Their checksums.
+          earlier: Numbers of updates of workers' earlier processes in them.
         """
-        counts = self.counts
+        counts, self.earlier = self.counts, [*earlier]
         for worker in self._roster.others:
             self.fetched[worker] += int(seen[worker] - counts[worker, SEEN])
             counts[worker, [SEEN, SUM]] = seen[worker], sums[worker]

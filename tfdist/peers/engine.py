@@ -85,7 +85,8 @@ class PeerEngine(engine_lib.Engine):
         self._fits = 0
         self._is_over = False
         # Of a snapshot: by channel the numbers of all workers' updates in it,
-        # and their checksums; number of lanes whose variables are in it.
+        # their checksums, and the numbers of updates of earlier processes;
+        # number of lanes whose variables are in it.
         self.seen_at_join = {}
         self.lanes_at_join = 0
         # Numbers of this worker's requests for snapshots.

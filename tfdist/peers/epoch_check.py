@@ -99,10 +99,13 @@ class EpochCheck:
         mine = {
             "holds": not off,
             "seen": {one.name: one.seen for one in self._engine.channels},
+            "earlier": {one.name: one.earlier for one in self._engine.channels},
             "lost": roster.lost,
+            "known": [roster.known.get(k) for k in range(roster.num_workers)],
         }
         self._engine.collectives.post(epoch=mine)
-        if not off and not roster.lost:
+        # Nobody else is asked as long as nobody has died.
+        if not (off or roster.lost or roster.joined):
             return
         worker, reason = self._reference(mine)
         if worker is not None and (off or reason):
@@ -226,14 +229,20 @@ def _shared(lanes):
 
 
 def _difference(mine, theirs, names):
-    """Text: of which lost workers two have other last updates."""
+    """Text: of which dead processes two have other last updates."""
     found = []
-    for worker in sorted({*mine["lost"]} & {*theirs["lost"]}):
+    both_lost = {*mine["lost"]} & {*theirs["lost"]}
+    for worker, name in enumerate(names):
+        if mine["known"][worker] != theirs["known"][worker]:
+            continue
         for channel in mine["seen"].keys() & theirs["seen"].keys():
-            here, there = mine["seen"][channel], theirs["seen"][channel]
-            if here[worker] != there[worker]:
-                found.append(
-                    f"of {names[worker]}, which is lost, it has "
-                    f"{here[worker]} updates instead of {there[worker]}"
-                )
+            for key, what in ("seen", ""), ("earlier", "earlier processes of "):
+                here = mine[key][channel][worker]
+                there = theirs[key][channel][worker]
+                counts = key == "earlier" or worker in both_lost
+                if counts and here != there:
+                    found.append(
+                        f"of the last updates of {what}{name} it has {here} "
+                        f"instead of {there}"
+                    )
     return "; ".join(found)

@@ -401,6 +401,11 @@ class GossipChannel:
         return [0] * self._roster.num_workers
 
     @property
+    def earlier(self):
+        """Zeros: there are no updates."""
+        return [0] * self._roster.num_workers
+
+    @property
     def counts(self):
         """The counts, an int64 array `(num_workers, COUNTS)`."""
         return self._counts.numpy()

@@ -225,7 +225,7 @@ class Joiner:
         roster.post()
         self._engine.note_known()
         self._engine.seen_at_join = {
-            name: (seen, told["sums"][name])
+            name: (seen, told["sums"][name], told["earlier"][name])
             for name, seen in told["seen"].items()
         }
         self._engine.lanes_at_join = told["lanes"]

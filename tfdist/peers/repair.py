@@ -155,7 +155,9 @@ class Repair:
         before = {one.name: one.seen for one in engine.channels}
         for one in engine.channels:
             seen = told["seen"][one.name]
-            one.take_over(seen, told["sums"][one.name])
+            one.take_over(
+                seen, told["sums"][one.name], told["earlier"][one.name]
+            )
             # The other has not got what is left of a lost worker.
             kept = self._kept_of_live(one.name)
             self._kept[one.name] = [update for _, update in kept]
