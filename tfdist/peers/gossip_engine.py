@@ -122,13 +122,13 @@ class GossipEngine(engine.PeerEngine):
         while any(one.request for one in self.channels):
             self._receive()
             self._look()
-            if time.monotonic() - reported > _REPORT_SECONDS:
+            names = {
+                self.roster.names[request[1]]
+                for one in self.channels
+                if (request := one.request)
+            }
+            if names and time.monotonic() - reported > _REPORT_SECONDS:
                 reported = time.monotonic()
-                names = {
-                    self.roster.names[one.request[1]]
-                    for one in self.channels
-                    if one.request
-                }
                 logging.warning(
                     "Waiting for replies of %s.", ", ".join(sorted(names))
                 )
