@@ -370,7 +370,7 @@ class Channel:
         return sums
 
     def checksum(self, vector):
-        """What does not change if a replica is the sum of its updates.
+        """Checksum of a replica and all its updates, which never changes.
 
         Args:
           vector: The parameters, `[size]`.
