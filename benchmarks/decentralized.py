@@ -18,6 +18,10 @@ weights, the order of the examples and compute times. With less bandwidth two
 seeds train with the same rate; but dense peers, whose workers do not wait for
 the network, so that updates are later there, have a rate of their own.
 
+With `--real`, real processes train on digits as well, with the rates of the
+virtual ones: as many epochs of the same data. What is shown is the accuracy of
+the first worker's replica, and the bytes that a worker has sent.
+
 Every run is a line of JSON in the file `--results`, which is read again: what
 is in it is not run again, and the tables can be printed at any time
 (`--show`). All of it takes 1,200 runs of 1 to 5 seconds.
@@ -29,6 +33,7 @@ import tempfile
 import time
 
 from absl import flags
+from harness import decentralized_real
 from harness import decentralized_runs
 from harness import decentralized_tasks
 from harness import program
@@ -50,6 +55,12 @@ flags.DEFINE_multi_enum(
 flags.DEFINE_string(
     "results", None, "A file for single runs. Default: a temporary one."
 )
+flags.DEFINE_bool(
+    "real", False, "Trains on real processes, too; default then: 4 workers."
+)
+flags.DEFINE_integer(
+    "real_seeds", len(decentralized_runs.SEEDS), "Of real processes.", 1
+)
 flags.DEFINE_bool("show", False, "Only print what is in the file.")
 
 QUICK = ("server", "peers", "peers, threshold 1/250")
@@ -61,8 +72,9 @@ GBPS = decentralized_runs.GBPS
 
 def main():
     """Trains, prints tables and a line of JSON."""
-    names = FLAGS.task or (["digits"] if FLAGS.quick else ["digits", "text"])
-    counts = FLAGS.workers or ([4] if FLAGS.quick else [MIDDLE, 64, 4])
+    few = FLAGS.quick or FLAGS.real
+    names = FLAGS.task or (["digits"] if few else ["digits", "text"])
+    counts = FLAGS.workers or ([4] if few else [MIDDLE, 64, 4])
     path = FLAGS.results
     if path is None:
         path = os.path.join(tempfile.mkdtemp(), "decentralized.jsonl")
@@ -77,15 +89,18 @@ def main():
                 f"workers, {gbps:g} Gb/s: {_percent(row)}",
                 flush=True,
             )
+    if FLAGS.real:
+        train_real(results, names, counts)
     rows = list(show(results, made, counts))
     program.report("decentralized", rows=rows)
 
 
 def plan(names, counts):
     """Yields (task, method, workers, gbps), the most important first."""
-    methods = FLAGS.method or (
-        QUICK if FLAGS.quick else decentralized_runs.METHODS
-    )
+    methods = decentralized_runs.METHODS
+    if FLAGS.real:
+        methods = decentralized_real.METHODS
+    methods = FLAGS.method or (QUICK if FLAGS.quick else methods)
     middle = [count for count in counts if count == MIDDLE]
     rest = [count for count in counts if count != MIDDLE]
     codecs = [] if FLAGS.method else decentralized_runs.CODECS
@@ -96,6 +111,25 @@ def plan(names, counts):
         *((names, methods, [count], [GBPS]) for count in rest),
     ):
         yield from itertools.product(*part)
+
+
+def train_real(results, names, counts):
+    """Trains on real processes what is not in the results."""
+    methods = FLAGS.method or decentralized_real.METHODS
+    for name, workers, method in itertools.product(names, counts, methods):
+        done = results.real.get((name, method, workers), {})
+        seeds = decentralized_runs.SEEDS[: FLAGS.real_seeds]
+        left = [seed for seed in seeds if seed not in done]
+        if FLAGS.show or not left:
+            continue
+        rate = results.rate((name, method, workers, GBPS))
+        for run in decentralized_real.play(name, method, workers, rate, left):
+            results.write(run)
+            print(
+                f"{time.strftime('%H:%M:%S')} {name}, {method}, {workers} real "
+                f"workers: {100 * decentralized_runs.late(run, 'test'):.2f}",
+                flush=True,
+            )
 
 
 def summarize(results, task, method, workers, gbps):
@@ -182,6 +216,15 @@ def show(results, made, counts):
                 print(f"\n{name}, {workers} workers, no limit of bandwidth")
                 print(tables.aligned(*_of_accuracy(rows)))
                 yield from rows
+            real = [
+                summarize_real(results, name, method, workers)
+                for method in decentralized_real.METHODS
+                if (name, method, workers) in results.real
+            ]
+            if real:
+                print(f"\n{name}, {workers} real processes")
+                print(tables.aligned(*_of_real(real, rows)))
+                yield from real
         rows = [
             summarize(results, task, method, MIDDLE, gbps)
             for method in decentralized_runs.METHODS
@@ -212,6 +255,59 @@ def _of_accuracy(rows):
             tables.number(row["times_fewer_without_entropy"], 0),
             f"{row['step_bytes']:,.0f}",
             f"{row['busiest_link_per_gradient']:,.0f}",
+        ]
+        for row in rows
+    ]
+
+
+def summarize_real(results, name, method, workers):
+    """Figures of real processes over all seeds."""
+    runs = results.real[name, method, workers]
+    tests = {
+        seed: 100 * decentralized_runs.late(run, "test")
+        for seed, run in sorted(runs.items())
+    }
+
+    def mean(key):
+        return float(np.mean([run[key] for run in runs.values()]))
+
+    accuracies = [[row[3] for row in run["curve"]] for run in runs.values()]
+    return {
+        "task": name,
+        "method": method,
+        "workers": workers,
+        "real": True,
+        "rate": mean("rate"),
+        "test": float(np.mean(list(tests.values()))),
+        "error": _error(list(tests.values())),
+        "tests": tests,
+        "by_epoch": (100 * np.mean(accuracies, 0)).tolist(),
+        "staleness": mean("staleness"),
+        "sent": mean("sent"),
+        "received": mean("received"),
+    }
+
+
+def _of_real(rows, virtual):
+    epochs = 1, 2, 5, 10, 20
+    titles = [
+        "method", "rate", "accuracy, %", "against virtual", "staleness",
+        "sent by a worker", *(f"epoch {epoch}" for epoch in epochs),
+    ]  # fmt: skip
+    of_method = {row["method"]: row for row in virtual}
+    return titles, [
+        [
+            row["method"],
+            f"{row['rate']:.3g}",
+            _percent(row),
+            _paired(row, of_method[row["method"]]),
+            f"{row['staleness']:.1f}",
+            f"{row['sent']:,.0f}",
+            *(
+                f"{row['by_epoch'][epoch]:.1f}"
+                for epoch in epochs
+                if epoch < len(row["by_epoch"])
+            ),
         ]
         for row in rows
     ]

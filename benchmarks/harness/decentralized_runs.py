@@ -205,6 +205,8 @@ class Results:
     Attributes:
         runs: (task, method, workers, gbps) -> exponent of the rate -> seed ->
             what `Laboratory.run` returned.
+        real: (task, method, workers) -> seed -> what `decentralized_real.play`
+            yielded.
     """
 
     def __init__(self, path, is_quick=False):
@@ -212,14 +214,29 @@ class Results:
         self._is_quick = is_quick
         self._laboratories = {}
         self.runs = {}
+        self.real = {}
         if self._path.exists():
             for line in self._path.read_text().splitlines():
                 self._add(json.loads(line))
 
+    def write(self, run):
+        """Adds a run, and a line to the file."""
+        with self._path.open("a") as file:
+            file.write(json.dumps(run) + "\n")
+        self._add(run)
+
     def _add(self, run):
+        if run.get("real"):
+            key = tuple(run[k] for k in ("task", "method", "workers"))
+            self.real.setdefault(key, {})[run["seed"]] = run
+            return
         key = tuple(run[k] for k in ("task", "method", "workers", "gbps"))
         rates = self.runs.setdefault(key, {})
         rates.setdefault(_exponent(run["rate"]), {})[run["seed"]] = run
+
+    def rate(self, key):
+        """The best learning rate."""
+        return float(f"{BASE_RATE * FACTOR ** self.best(key):.4g}")
 
     def best(self, key):
         """The exponent of the best rate of those with the most seeds."""
@@ -244,9 +261,7 @@ class Results:
                 self._laboratories[task.name] = laboratory
             rate = float(f"{BASE_RATE * FACTOR**exponent:.4g}")
             run = laboratory.run(method, workers, rate, seed, gbps)
-            with self._path.open("a") as file:
-                file.write(json.dumps(run) + "\n")
-            self._add(run)
+            self.write(run)
         runs = self.runs[key][exponent]
         return self._validation([runs[seed] for seed in seeds])
 

@@ -56,3 +56,11 @@ def test_another_network_has_the_rate_that_is_known(results):
     for gbps in (decentralized_runs.GBPS, 0.1):
         results.train(TASK, "peers", 4, gbps)
         assert len(results.runs["digits", "peers", 4, gbps]) > 2
+
+
+def test_runs_of_real_processes_are_kept_apart(results):
+    run = {"task": "digits", "method": "peers", "workers": 4, "seed": 3}
+    results.write({**run, "real": True})
+    again = decentralized_runs.Results(results._path)
+    assert again.real == {("digits", "peers", 4): {3: {**run, "real": True}}}
+    assert not again.runs

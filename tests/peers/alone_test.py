@@ -1,5 +1,7 @@
 """One process: plain Keras without compression, Strom's rule with it."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -80,3 +82,14 @@ def test_the_argument_is_a_codec_or_its_text():
 def test_numbers_of_the_warm_up_are_counts(name):
     with pytest.raises(ValueError, match=name):
         tfdist.PeerToPeerStrategy(**{name: 0})
+
+
+def test_more_workers_than_can_all_send_to_each_other_are_refused(monkeypatch):
+    addresses = [f"localhost:{port}" for port in range(1, 18)]
+    config = {
+        "cluster": {"worker": addresses},
+        "task": {"type": "worker", "index": 0},
+    }
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(ValueError, match="at most 16 workers.*17 workers"):
+        tfdist.PeerToPeerStrategy()

@@ -57,7 +57,14 @@ class Receiver:
         self.receive = tf.function(self.channel.receive, autograph=False)
 
     def put(
-        self, vector, first, last, incarnation=INCARNATION, stop=0, sender=1
+        self,
+        vector,
+        first,
+        last,
+        incarnation=INCARNATION,
+        stop=0,
+        sender=1,
+        checksum=0,
     ):
         """Puts in a message, with the scale 0.5 and the rate 0.25."""
         header = np.zeros([messages.header_length(3)], np.int64)
@@ -65,7 +72,8 @@ class Receiver:
         message, _ = self.codec.encode(vector, self.codec.state(SIZE))
         scale = np.float64(0.5).view(np.int64)
         fixed = [sender, incarnation, first, last, stop, rate, scale]
-        header[: messages.SEEN] = [*fixed, message.kind.numpy()]
+        header[: messages.SUM] = [*fixed, message.kind.numpy()]
+        header[messages.SUM] = checksum
         self.channel.transport.inbox.put([header, *message[1:]])
 
     def count(self, column):
@@ -129,7 +137,7 @@ def test_numbers_of_a_worker_that_joins_begin_again(receiver):
     receiver.put(ONES, 1, 4)
     receiver.receive()
     receiver.channel.fetched[1] = 10
-    receiver.channel._sent.assign(6)
+    receiver.channel._own.assign([6, 0])
     receiver.channel.admit(1)
     assert receiver.channel.earlier[1] == 14
     assert receiver.channel.fetched[1] == 0
@@ -142,7 +150,7 @@ def test_numbers_of_a_worker_that_joins_begin_again(receiver):
 
 def test_what_a_joiner_has_from_elsewhere_is_not_sent_to_it(receiver):
     """Also where the thread that hands it to senders is late."""
-    receiver.channel._sent.assign(6)
+    receiver.channel._own.assign([6, 0])
     receiver.channel.admit(1)
     joiners, others = receiver.channel.transport.senders
     for number in (5, 6, 7):
@@ -171,7 +179,7 @@ def test_a_message_without_an_update_may_stop(receiver):
 
 def test_staleness_is_what_the_sender_did_not_know(receiver):
     # Of this worker's five updates it had applied none.
-    receiver.channel._sent.assign(5)
+    receiver.channel._own.assign([5, 0])
     receiver.put(ONES, 1, 1)
     _, _, staleness = receiver.receive()
     assert staleness.numpy() == 5
@@ -216,6 +224,29 @@ def test_a_step_s_own_update_is_what_others_decode(codec):
     made.channel.transport.close()
 
 
+def test_a_checksum_stays_what_it_was_but_for_what_is_lost(receiver):
+    """Of a message of another worker, and of a step of its own."""
+    channel = receiver.channel
+    signs = channel_lib.signs(SIZE, tf.float64).numpy()
+    np.testing.assert_array_equal(channel.checksum(np.zeros(SIZE)), 0.0)
+    vector = ONES * signs.astype("float32")
+    decoded = receiver.codec.decode(
+        receiver.codec.encode(vector, receiver.codec.state(SIZE))[0], SIZE
+    )
+    # The scale of all messages is a half.
+    total = 0.5 * decoded.numpy().astype(np.float64) @ signs
+    receiver.put(vector, 1, 1, checksum=round(total * channel_lib.UNITS))
+    receiver.receive()
+    assert channel.sums[1] / channel_lib.UNITS == pytest.approx(total)
+    assert channel.checksum(channel.vector().numpy()) == pytest.approx(0.0)
+    exchange = tf.function(channel.exchange, autograph=False)
+    before = channel.vector()
+    after, *_ = exchange(before, before - vector, tf.ones([], tf.float64))
+    assert channel.sums[0] != 0
+    assert channel.checksum(after.numpy()) == pytest.approx(0.0, abs=0.01)
+    assert abs(channel.checksum(before.numpy())) > 100.0
+
+
 def test_a_step_that_changes_nothing_sends_nothing(receiver):
     exchange = tf.function(receiver.channel.exchange, autograph=False)
     rate = tf.constant(0.25, tf.float64)
@@ -244,8 +275,8 @@ def test_bytes_are_those_of_the_message():
     rate = tf.constant(1.0, tf.float64)
     _, _, sent, *_ = exchange(ONES, ONES - update, rate)
     message, _ = made.codec.encode(tf.constant(update), made.codec.state(SIZE))
-    # To both others, with the header's eleven numbers, of which one is the
+    # To both others, with the header's twelve numbers, of which one is the
     # kind.
-    size = made.codec.bytes(message).numpy() - 4 + 8 * 11
+    size = made.codec.bytes(message).numpy() - 4 + 8 * 12
     assert sent.numpy() == 2 * size
     made.channel.transport.close()

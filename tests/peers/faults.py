@@ -58,6 +58,7 @@ def train(
     capacity=None,
     worker_timeout=10.0,
     warmup_peers=None,
+    epochs=1,
 ):
     """Trains with constant gradients; reports what it sees in the end.
 
@@ -70,6 +71,7 @@ def train(
         capacity: Messages that its inbox takes.
         worker_timeout: Of the strategy.
         warmup_peers: Of the strategy.
+        epochs: Of so many steps each.
     """
     if capacity is not None:
         messages.CAPACITY = capacity
@@ -77,7 +79,7 @@ def train(
         compression, warmup_peers, worker_timeout=worker_timeout
     )
     model = programs.model_of(strategy)
-    seen = fit(strategy, model, steps, Pace(pace, hold, until))
+    seen = fit(strategy, model, steps, Pace(pace, hold, until), epochs)
     if seen is None:
         return
     handshake.report(
@@ -104,7 +106,7 @@ def train_saved(directory, epochs):
     handshake.report(**seen, residual=programs.residual(strategy))
 
 
-def fit(strategy, model, steps, paces):
+def fit(strategy, model, steps, paces, epochs=1):
     """Trains with constant gradients.
 
     Args:
@@ -112,6 +114,7 @@ def fit(strategy, model, steps, paces):
         model: its model.
         steps: of this worker.
         paces: a `Pace`.
+        epochs: of so many steps each.
 
     Returns:
         What it sees in the end, a dict; None if `fit` fails, as reported.
@@ -120,6 +123,7 @@ def fit(strategy, model, steps, paces):
     try:
         model.fit(
             programs.data(strategy.cluster.worker_id, steps),
+            epochs=epochs,
             verbose=0,
             callbacks=[paces, replica],
         )

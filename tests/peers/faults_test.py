@@ -111,6 +111,7 @@ def check_survivors(reports, lost):
     name = f"/job:worker/task:{lost}"
     for report in reports.values():
         applied = report["counts"]["applied"][name]
+        applied += report["counts"]["fetched"][name]
         assert applied > 0
         expected = sums.sum_of(reports, {lost: applied})
         assert report["replica"] == expected.tolist()
@@ -134,6 +135,34 @@ def test_the_others_go_on_without_a_worker_that_was_killed(cluster):
     running.tell("stop")
     running.finish()
     check_survivors(reports_of(workers[:2]), 2)
+
+
+def test_survivors_agree_on_the_last_updates_of_a_dead_worker(cluster):
+    """One that did not get them takes the first worker's parameters."""
+    running = cluster(num_ps=0, num_workers=3)
+    settings = {"epochs": 10**6, "until": "stop", "worker_timeout": 20.0}
+    settings |= {"capacity": 2, "pace": 0.01}
+    workers = [
+        running.start("worker", 0, TRAIN, steps=50, **settings),
+        # Its inbox is full while it waits.
+        running.start("worker", 1, TRAIN, steps=5, hold=4, **settings),
+        running.start("worker", 2, TRAIN, steps=50, **settings),
+    ]
+    workers[1].wait_for_steps(4)
+    workers[2].wait_for_steps(100)
+    workers[2].kill()
+    running.tell("go on worker-1")
+    workers[0].expect("/job:worker/task:2 is given up")
+    workers[1].expect("This replica is now that of /job:worker/task:0")
+    running.tell("stop")
+    running.finish()
+    reports = reports_of(workers[:2])
+    check_survivors(reports, 2)
+    assert reports[1]["replica"] == reports[0]["replica"]
+    lost = "/job:worker/task:2"
+    first, second = (report["counts"] for report in reports.values())
+    assert first["fetched"][lost] == 0 < second["fetched"][lost]
+    assert second["applied"][lost] < first["applied"][lost]
 
 
 def test_a_message_that_arrives_twice_counts_once(send_twice):

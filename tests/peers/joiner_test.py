@@ -1,6 +1,7 @@
 """What a joiner does where others are busy, silent, or started again."""
 
 import io
+import itertools
 import types
 
 import pytest
@@ -79,7 +80,9 @@ def joiner_of(others, **tolerance):
     addresses = [f"localhost:{port}" for port in (1, 2, 3)]
     config = ClusterConfig({"worker": addresses}, "worker", ME)
     engine = types.SimpleNamespace(
-        roster=Roster(config, "test"), collectives=others
+        roster=Roster(config, "test"),
+        collectives=others,
+        requests=itertools.count(1),
     )
     settings = {"worker_timeout": 2.1, "stall_timeout": 0.2, **tolerance}
     made = joining.Joiner(engine, FaultTolerance(**settings))

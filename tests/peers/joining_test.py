@@ -82,4 +82,6 @@ def test_a_worker_that_was_killed_joins_again(cluster, killed):
         assert report["after"] == reports[min(reports)]["after"]
         if k != killed:
             assert report["counts"]["earlier"][name] > 0
+        # All know of each replica which updates it is the sum of.
+        assert "not the sum of its updates" not in workers[k].output()
     assert np.isfinite(reports[0]["after"]).all()

@@ -4,7 +4,9 @@ Sums of them are exact in any order, so that replicas are equal, bit for bit,
 and what each of them holds says which updates it has.
 """
 
+import contextlib
 import json
+import logging
 import pathlib
 
 import keras
@@ -88,8 +90,8 @@ class Replica(keras.callbacks.Callback):
 
 
 def residual(strategy):
-    """The residual of this worker's codec, a list; zeros without one."""
-    for reference in strategy._engine.variables:
+    """The residual of the newest model's codec, a list; zeros without one."""
+    for reference in reversed(strategy._engine.variables):
         variable = reference()
         if variable is not None and "residual" in variable.name:
             return variable.numpy().tolist()
@@ -115,6 +117,47 @@ def replica_after(strategy, model, batches):
     model.fit(batches, verbose=0, callbacks=[replica])
     (only,) = strategy._engine.lanes[-1].channels
     return {"replica": replica.weights.ravel().tolist(), "sent": only.sent}
+
+
+def repaired(strategy, worker):
+    """Weights of worker 1 change by themselves; all logs of its checks."""
+    model = model_of(strategy)
+    replica, steps = Replica(), []
+
+    def spoil(batch, logs):
+        steps.append(batch)
+        if worker == 1 and len(steps) == 2:
+            with strategy._engine.applying():
+                (weights,) = model.trainable_variables
+                weights.assign(weights + 0.5)
+
+    with recorded_logs() as logs:
+        model.fit(
+            data(worker, 4),
+            epochs=3,
+            verbose=0,
+            callbacks=[programs.on(on_train_batch_end=spoil), replica],
+        )
+    return {
+        "replica": replica.weights.ravel().tolist(),
+        "residual": residual(strategy),
+        "logs": [line for line in logs if "replica" in line],
+        "counts": strategy.update_counts(),
+    }
+
+
+@contextlib.contextmanager
+def recorded_logs():
+    """Yields a list of the warnings that are logged meanwhile."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("absl")
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
 
 
 def two_fits(strategy, worker):

@@ -7,8 +7,8 @@ from tests.peers import programs
 
 pytestmark = pytest.mark.smoke
 
-PROGRAMS = ("constant_gradients",)
-STEPS = 40
+PROGRAMS = ("constant_gradients", "repaired")
+STEPS = {"constant_gradients": 40, "repaired": 12}
 CODECS = [
     "threshold(tau=0.0625)",
     pytest.param(None, marks=pytest.mark.nightly),
@@ -27,14 +27,34 @@ def reports(request, zygote, tmp_path_factory):
     )
 
 
-def test_each_replica_ends_at_the_sum_of_what_all_have_sent(reports):
-    found = [report["constant_gradients"] for report in reports]
+def sum_of(name, found):
+    """The sum of what both workers have sent."""
     total = sum(
-        STEPS * programs.gradient(worker).ravel() - one["residual"]
+        STEPS[name] * programs.gradient(worker).ravel() - one["residual"]
         for worker, one in enumerate(found)
     )
+    return (-programs.RATE * total).tolist()
+
+
+def test_a_replica_that_is_not_the_sum_of_its_updates_is_repaired(reports):
+    found = [report["repaired"] for report in reports]
     for one in found:
-        assert one["replica"] == (-programs.RATE * total).tolist()
+        assert one["replica"] == sum_of("repaired", found)
+    assert not found[0]["logs"]
+    off, repairs, done = found[1]["logs"]
+    assert "not the sum of its updates" in off
+    assert "Repairing this replica from that of /job:worker/task:0" in repairs
+    assert "has differed by at most 0.5." in done
+    # What was in the other's parameters has come from it as well.
+    for worker, one in enumerate(found):
+        counts, other = one["counts"], f"/job:worker/task:{1 - worker}"
+        assert counts["fetched"][other] == counts["missed"][other] == 0
+
+
+def test_each_replica_ends_at_the_sum_of_what_all_have_sent(reports):
+    found = [report["constant_gradients"] for report in reports]
+    for one in found:
+        assert one["replica"] == sum_of("constant_gradients", found)
         assert one["after"] == one["replica"]
     for worker, one in enumerate(found):
         counts, other = one["counts"], f"/job:worker/task:{1 - worker}"

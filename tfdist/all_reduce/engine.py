@@ -214,6 +214,9 @@ class Engine:
         shared = variables_lib.shared_by(model)
         self.consistency.compare(moment, [v for v in shared if not v.is_rate])
 
+    def end_epoch(self):
+        """Called when this worker is at the end of an epoch."""
+
     def lanes_of(self, model):
         """The lanes of the last step of a model, a tuple."""
         return self._sequences.get(model, ())

@@ -176,6 +176,7 @@ class Fit:
         while (tail := self._follow()).present:
             self._look(tail.wrote, tail.chief)
         self._look(tail.wrote, tail.chief)
+        self._engine.end_epoch()
         if self._wrote:
             self._wrote = False
             self._engine.compare_model(Moment.END_OF_EPOCH, self._model)

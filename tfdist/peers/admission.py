@@ -17,13 +17,14 @@ import tensorflow as tf
 from tfdist import saved_state
 from tfdist.all_reduce.variables import Kind
 from tfdist.peers import board
-from tfdist.peers import channel as channel_lib
 
 # Seconds between two looks at the requests.
 _LOOK_SECONDS = 0.05
 
 # In the place of the number of a snapshot: the joiner has one that will do.
 JOINED = -1
+# The same: a worker that is no joiner has read its snapshot.
+TAKEN = -2
 
 
 def snapshot_name(name, worker):
@@ -66,7 +67,7 @@ class Admission:
     def look(self):
         """Answers what joiners ask; called between steps."""
         now = time.monotonic()
-        if now < self._next_look or not self.is_open:
+        if now < self._next_look:
             return
         self._next_look = now + _LOOK_SECONDS
         keeps_waiting = False
@@ -84,13 +85,17 @@ class Admission:
         if engine.journal.updates < self._warmup_updates:
             return
         if engine.roster.known.get(worker) != incarnation:
+            if not self.is_open:
+                return
             if self._joins not in (None, worker) and not (
                 engine.roster.is_lost(self._joins)
             ):
                 return
             self._joins = worker
             self._admit(worker, incarnation)
-        if number > 0:
+        if number == TAKEN:
+            self._snapshots.post(snapshot_name(engine.name, worker), b"")
+        elif number > 0:
             text = self._snapshot()
             self._snapshots.post(snapshot_name(engine.name, worker), text)
             self._served[str(worker)] = number
@@ -109,6 +114,8 @@ class Admission:
         since = {}
         for one in engine.channels:
             since[one.name] = one.admit(worker)
+        # The sums of the worker's updates begin again.
+        engine.check_of_epochs.begin_all()
         self._since[str(worker)] = [incarnation, since]
         self._served.pop(str(worker), None)
         engine.stop_joiners()
@@ -132,18 +139,14 @@ class Admission:
             "known": {str(k): v for k, v in roster.known.items()},
             "lost": roster.lost,
             "lanes": len(engine.lanes),
-            "seen": {one.name: self._seen(one) for one in engine.channels},
+            "seen": {one.name: one.seen for one in engine.channels},
+            "sums": {one.name: one.sums for one in engine.channels},
+            "earlier": {one.name: one.earlier for one in engine.channels},
             **engine.collectives.position,
         }
         file = io.BytesIO()
         saved_state.write(saved, file)
         return file.getvalue()
-
-    def _seen(self, one):
-        """Numbers of the last updates of all workers that are here."""
-        seen = one.counts[:, channel_lib.SEEN].tolist()
-        seen[self._engine.roster.worker_id] = one.sent
-        return seen
 
     def _release(self, worker):
         """Drops what a joiner has already; whether its numbers were there."""

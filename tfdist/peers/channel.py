@@ -2,6 +2,7 @@
 
 import weakref
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import private_tensorflow
@@ -10,25 +11,33 @@ from tfdist.peers import messages
 from tfdist.peers import transport as transport_lib
 
 # Columns of what is counted for each other worker: the number of the last
-# update that was applied; updates applied, and missed where this worker had
-# been given up; messages, those that came twice, those of a process that has
-# been replaced; bytes; the sum of the staleness of messages; and messages
-# without an update.
-COUNTS = 9
+# update that was applied, and the sender's checksum of all until then; updates
+# applied, and missed where this worker had been given up; the sum of the
+# staleness of messages; the bits of the sender's learning rate; the call of
+# `fit` that the sender has said is to stop; messages, those that came twice,
+# those of a process that has been replaced; bytes; and messages without an
+# update.
+COUNTS = 12
 (
     SEEN,
+    SUM,
     APPLIED,
     MISSED,
+    STALE,
+    RATE,
+    TOLD,
     MESSAGES,
     DUPLICATES,
     FOREIGN,
     BYTES,
-    STALE,
     EMPTY,
 ) = range(COUNTS)
 
-# In the place of the bits of a rate: the chief has sent none.
-_NO_RATE = -1
+
+# Units of a checksum in 1.0: it is a whole number, whose sums are exact.
+UNITS = 2.0**32
+# Elements of which a float64 copy is made at a time.
+_BLOCK = 2**20
 
 
 class Channel:
@@ -54,6 +63,7 @@ class Channel:
         self._roster = engine.roster
         self._known = engine.known
         self._told = engine.told
+        self._device = engine.device
         hidden = private_tensorflow.hidden_variable
         # The parameters, while a step is changing them.
         self._flat = hidden(tf.zeros([group.size], group.dtype))
@@ -70,17 +80,24 @@ class Channel:
             autograph=False,
             experimental_attributes=private_tensorflow.STAYS_A_FUNCTION,
         )
-        self._sent = hidden(tf.zeros([], tf.int64))
+        # Number of this worker's last update, and the checksum of all.
+        self._own = hidden(tf.zeros([2], tf.int64))
         workers = self._roster.num_workers
-        # Updates of others that this worker began with, as it has joined.
-        seen = engine.seen_at_join.get(name, [0] * workers)
+        self._signs = signs(group.size, group.dtype)
+        # Updates of others that this worker began with, or took over from
+        # another worker, and the checksums of all until then.
+        nothing = [0] * workers
+        seen, sums, earlier = engine.seen_at_join.get(name, [nothing] * 3)
         self.fetched = [*seen]
         # By joiner: this worker's updates before it came.
         self.before = {}
-        # By joiner: the updates of its earlier processes that are here.
-        self.earlier = [0] * workers
-        counts = [[number, *[0] * (COUNTS - 1)] for number in seen]
-        self._counts = hidden(tf.constant(counts, tf.int64))
+        # By worker: the updates of its earlier processes that are here.
+        self.earlier = [*earlier]
+        counts = np.zeros([workers, COUNTS], np.int64)
+        counts[:, SEEN], counts[:, SUM] = seen, sums
+        self._counts = hidden(tf.constant(counts))
+        # Messages that were taken out of the inbox, see `take_all`.
+        self._kept = messages.Queue(f"{name}/kept", group.dtype, 2**30)
         self.transport = transport_lib.Transport(
             self._roster,
             name,
@@ -144,11 +161,18 @@ class Channel:
         return tf.cond(
             base.is_nothing(message),
             lambda: tf.zeros([], tf.int64),
-            lambda: self._enqueue(scale, message, rate),
+            lambda: self._enqueue(scale, message, rate, before),
         )
 
-    def _enqueue(self, scale, message, rate):
-        number = tf.convert_to_tensor(self._sent.assign_add(1))
+    def _enqueue(self, scale, message, rate, before):
+        change = message.values
+        if self._codec is not None:
+            change = before - self._flat.read_value()
+        # The sum of all updates with random signs: see `epoch_check`.
+        total = tf.cast(tf.reduce_sum(change * self._signs), tf.float64)
+        checksum = tf.cast(tf.round(total * UNITS), tf.int64)
+        own = self._own.assign_add(tf.stack([1, checksum]))
+        number, checksum = tf.unstack(tf.convert_to_tensor(own))
         roster = self._roster
         start = tf.stack(
             [
@@ -160,6 +184,7 @@ class Channel:
                 tf.bitcast(rate, tf.int64),
                 tf.bitcast(scale, tf.int64),
                 tf.cast(message.kind, tf.int64),
+                checksum,
             ]
         )
         seen = self._counts.read_value()[:, SEEN]
@@ -169,42 +194,44 @@ class Channel:
             size = messages.build_bytes(header, *message[1:])
             return size * len(roster.others)
 
-    def receive(self):
+    def receive(self, kept=False):
         """Builds the application of all messages that are in the inbox.
 
         To the vector of `begin`, or of a step.
+
+        Args:
+          kept: Whether to apply those of `put_back` instead.
 
         Returns:
           Updates, bytes, and the mean staleness of messages, int64.
         """
         if not self._roster.others:
             return [tf.zeros([], tf.int64)] * 3
-        inbox = self.transport.inbox
-        waiting = inbox.size()
+        queue = self._kept if kept else self.transport.inbox
+        waiting = queue.size()
         before = self._counts.read_value()
         # Read here, and not for each message.
-        mine = self._known.read_value(), self._sent.read_value()
-        no_rate = tf.constant(_NO_RATE, tf.int64)
-        start = 0, before, self._told.read_value(), no_rate
+        known, own = self._known.read_value(), self._own.read_value()
         # What is counted is written once, not for each message.
-        _, counts, told, rate = tf.while_loop(
-            lambda k, *found: k < waiting,
-            lambda k, *found: (
+        _, counts = tf.while_loop(
+            lambda k, counts: k < waiting,
+            lambda k, counts: (
                 k + 1,
-                *self._apply(inbox.take(), *mine, *found),
+                self._apply(queue.take(), known, own, counts),
             ),
-            start,
+            (0, before),
             parallel_iterations=1,
         )
         self._counts.assign(counts, read_value=False)
+        told = tf.maximum(
+            self._told.read_value(), tf.reduce_max(counts[:, TOLD])
+        )
         self._told.assign(told, read_value=False)
         if self._rate is not None:
             own = self._rate.read_value()
-            chiefs = tf.cast(tf.bitcast(rate, tf.float64), own.dtype)
-            self._rate.assign(
-                tf.where(tf.equal(rate, _NO_RATE), own, chiefs),
-                read_value=False,
-            )
+            is_new = counts[0, SEEN] > before[0, SEEN]
+            chiefs = tf.cast(tf.bitcast(counts[0, RATE], tf.float64), own.dtype)
+            self._rate.assign(tf.where(is_new, chiefs, own), read_value=False)
         new = tf.unstack(tf.reduce_sum(counts - before, 0))
         fresh = new[MESSAGES] - new[DUPLICATES] - new[FOREIGN] - new[EMPTY]
         return (
@@ -213,51 +240,78 @@ class Channel:
             new[STALE] // tf.maximum(fresh, 1),
         )
 
-    def _apply(self, update, known, sent, counts, told, rate):
-        length = messages.header_length(self._roster.num_workers)
-        header = tf.unstack(tf.ensure_shape(update.header, [length]))
-        sender, first, last = (
-            header[place]
-            for place in (messages.SENDER, messages.FIRST, messages.LAST)
+    def _apply(self, update, known, own, counts):
+        """Builds the application of a message; returns the counts with it."""
+        me, length = self._roster.worker_id, COUNTS
+        header = tf.ensure_shape(
+            update.header, [messages.header_length(self._roster.num_workers)]
         )
-        scale = tf.bitcast(header[messages.SCALE], tf.float64)
-        kind = tf.cast(header[messages.KIND], tf.int32)
-        is_foreign = tf.not_equal(
-            tf.gather(known, sender), header[messages.INCARNATION]
+        sender, incarnation, last, stop, scale, kind = tf.unstack(
+            tf.gather(
+                header,
+                [
+                    messages.SENDER,
+                    messages.INCARNATION,
+                    messages.LAST,
+                    messages.STOP,
+                    messages.SCALE,
+                    messages.KIND,
+                ],
+            )
         )
-        seen = tf.gather(counts[:, SEEN], sender)
-        is_known = tf.logical_not(is_foreign)
-        is_numbered = is_known & (last > 0)
-        is_fresh = is_numbered & (last > seen)
-        tf.cond(
-            is_fresh,
-            lambda: self._decode(kind, update.values, update.data, scale),
-            lambda: None,
+        row = tf.gather(counts, sender)
+        is_known = tf.equal(tf.gather(known, sender), incarnation)
+        is_fresh = is_known & (last > row[SEEN])
+        kind = tf.where(is_fresh, tf.cast(kind, tf.int32), base.NOTHING)
+        scale = tf.bitcast(scale, tf.float64)
+        self._decode(kind, update.values, update.data, scale)
+        # Few operations on vectors: each one costs several microseconds. The
+        # first columns are differences of these numbers.
+        found = tf.concat([row, own, header], 0)
+        sent, start = length, length + 2
+        of_update = (
+            tf.gather(
+                found,
+                [
+                    start + messages.LAST,
+                    start + messages.SUM,
+                    start + messages.LAST,
+                    start + messages.FIRST,
+                    sent,
+                    start + messages.RATE,
+                ],
+            )
+            - tf.gather(
+                found,
+                [
+                    SEEN,
+                    SUM,
+                    start + messages.FIRST,
+                    SEEN,
+                    # So many of this worker's the sender had applied.
+                    start + messages.SEEN + me,
+                    RATE,
+                ],
+            )
+            + tf.constant([0, 0, 1, -1, 0, 0], tf.int64)
         )
-        foreign, numbered, new = (
-            tf.cast(x, tf.int64) for x in (is_foreign, is_numbered, is_fresh)
+        flags = tf.stack([is_fresh, is_known, is_known & (last > 0)])
+        fresh, known, numbered = tf.unstack(tf.cast(flags, tf.int64))
+        of_message = tf.stack(
+            [
+                known * tf.maximum(stop - row[TOLD], 0),
+                1,
+                numbered - fresh,
+                1 - known,
+                messages.build_bytes(header, *update[1:]),
+                known - numbered,
+            ]
         )
-        size = messages.build_bytes(*update)
-        row = [
-            new * (last - seen),
-            new * (last - first + 1),
-            new * (first - 1 - seen),
-            tf.ones([], tf.int64),
-            numbered - new,
-            foreign,
-            size,
-            # The sender had applied so many of this worker's updates.
-            new * (sent - header[messages.SEEN + self._roster.worker_id]),
-            1 - foreign - numbered,
-        ]
-        counts = tf.tensor_scatter_nd_add(
-            counts, sender[None, None], tf.stack(row)[None]
+        return tf.tensor_scatter_nd_add(
+            counts,
+            sender[None, None],
+            tf.concat([fresh * of_update, of_message], 0)[None],
         )
-        stop = tf.where(is_foreign, told, header[messages.STOP])
-        if self._rate is not None:
-            is_chiefs = is_fresh & tf.equal(sender, 0)
-            rate = tf.where(is_chiefs, header[messages.RATE], rate)
-        return counts, tf.maximum(told, stop), rate
 
     def _build_decode(self, kind, values, data, scale):
         """Builds the subtraction of a message from the parameters."""
@@ -299,7 +353,39 @@ class Channel:
     @property
     def sent(self):
         """Number of updates that this worker has sent, int."""
-        return int(self._sent.numpy())
+        return int(self._own.numpy()[0])
+
+    @property
+    def seen(self):
+        """Numbers of the last updates of all workers that are here, a list."""
+        seen = self.counts[:, SEEN].tolist()
+        seen[self._roster.worker_id] = self.sent
+        return seen
+
+    @property
+    def sums(self):
+        """The checksums of all those updates, by worker, a list of int."""
+        sums = self.counts[:, SUM].tolist()
+        sums[self._roster.worker_id] = int(self._own.numpy()[1])
+        return sums
+
+    def checksum(self, vector):
+        """Checksum of a replica and all its updates, which never changes.
+
+        Args:
+          vector: The parameters, `[size]`.
+
+        Returns:
+          A float. With rounding it does change a little.
+        """
+        total, drawn = 0.0, self._signs.numpy()
+        for start in range(0, len(vector), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            total += np.dot(
+                vector[block].astype(np.float64),
+                drawn[block].astype(np.float64),
+            )
+        return float(total) + sum(self.sums) / UNITS
 
     def came_from(self, worker):
         """Number of messages of another worker that have come, int."""
@@ -310,7 +396,47 @@ class Channel:
         """The counts, an int64 array `(num_workers, COUNTS)`."""
         return self._counts.numpy()
 
+    def take_all(self):
+        """Takes all messages out of the inbox, a list of `PeerUpdate`."""
+        inbox = self.transport.inbox
+        with tf.device(self._device):
+            return [
+                messages.PeerUpdate(*(x.numpy() for x in inbox.take()))
+                for _ in range(int(inbox.size()))
+            ]
+
+    def put_back(self, updates):
+        """Keeps messages of `take_all` for `receive(kept=True)`."""
+        with tf.device(self._device):
+            for update in updates:
+                self._kept.put(update)
+
+    def take_over(self, seen, sums, earlier):
+        """Notes updates that are in parameters of another worker.
+
+        Args:
+          seen: Numbers of the last updates of all workers in them.
+          sums: Their checksums.
+          earlier: Numbers of updates of workers' earlier processes in them.
+        """
+        counts, self.earlier = self.counts, [*earlier]
+        for worker in self._roster.others:
+            self.fetched[worker] += int(seen[worker] - counts[worker, SEEN])
+            counts[worker, [SEEN, SUM]] = seen[worker], sums[worker]
+        self._counts.assign(counts)
+
     @property
     def is_flushed(self):
         """Whether all live workers have taken what was sent."""
         return self.transport.is_flushed(self.sent)
+
+
+def signs(size, dtype):
+    """Random signs of a vector's elements, the same on all workers.
+
+    Args:
+      size: Elements.
+      dtype: Of the result.
+    """
+    drawn = np.random.default_rng(size).integers(0, 2, size, np.int8)
+    return tf.constant(2 * drawn - 1, dtype)

@@ -1,5 +1,6 @@
 """The engine of workers that send each other updates."""
 
+import itertools
 import weakref
 import zlib
 
@@ -15,6 +16,7 @@ from tfdist.all_reduce.consistency import Moment
 from tfdist.compression import cast
 from tfdist.peers import admission as admission_lib
 from tfdist.peers import channel
+from tfdist.peers import epoch_check
 from tfdist.peers import joining
 from tfdist.peers import journal as journal_lib
 from tfdist.peers import lane as lane_lib
@@ -82,10 +84,14 @@ class PeerEngine(engine_lib.Engine):
         # Calls of `fit` that this worker has begun.
         self._fits = 0
         self._is_over = False
-        # Of a snapshot: by channel the numbers of all workers' updates in it;
+        # Of a snapshot: by channel the numbers of all workers' updates in it,
+        # their checksums, and the numbers of updates of earlier processes;
         # number of lanes whose variables are in it.
         self.seen_at_join = {}
         self.lanes_at_join = 0
+        # Numbers of this worker's requests for snapshots.
+        self.requests = itertools.count(1)
+        self.check_of_epochs = self._make_check()
         self.admission = None
         if roster.others:
             self.admission = admission_lib.Admission(self, warmup_updates)
@@ -106,6 +112,9 @@ class PeerEngine(engine_lib.Engine):
 
     # Of the class that users know.
     strategy_name = "PeerToPeerStrategy"
+
+    def _make_check(self):
+        return epoch_check.EpochCheck(self, self.tolerance)
 
     def make_channel(self, name, group, rate):
         """Makes a `Channel`; see there."""
@@ -146,6 +155,8 @@ class PeerEngine(engine_lib.Engine):
         del states, have_rows, number
         made = lane_lib.PeerLane(self, optimizer, variables, len(self._made))
         self._made.append(weakref.ref(made))
+        for one in made.channels:
+            self.check_of_epochs.begin(made, one)
         return made
 
     @property
@@ -163,7 +174,10 @@ class PeerEngine(engine_lib.Engine):
 
     def before_assignment(self, variable):
         """Called before a shared variable is assigned."""
-        if self.is_applying or self._step is None or not variable.trainable:
+        if self.is_applying or not variable.trainable:
+            return
+        if self._step is None:
+            self.check_of_epochs.has_written = True
             return
         raise NotImplementedError(
             f"Variable {variable.name!r} is trainable, and a training step "
@@ -223,6 +237,7 @@ class PeerEngine(engine_lib.Engine):
                 variable.is_agreed = True
             return
         super().adopt(moment, variables, settings)
+        self.check_of_epochs.begin_all()
 
     def read_state(self):
         """Returns the `SavedState` of this worker."""
@@ -245,6 +260,10 @@ class PeerEngine(engine_lib.Engine):
             return
         for one in self.channels:
             one.transport.stop(self.fit_number, roster.joined)
+
+    def end_epoch(self):
+        """Compares replicas with checksums; see `EpochCheck`."""
+        self.check_of_epochs.end_epoch()
 
     def compare_model(self, moment, model):
         """Logs whether workers hold different values of a model."""

@@ -214,12 +214,16 @@ class GossipChannel:
             size = messages.build_bytes(header, *message[1:])
         return number, size
 
-    def receive(self):
+    def receive(self, kept=False):
         """Builds the handling of all messages that are in the inbox.
+
+        Args:
+          kept: Unused: no messages are kept for later.
 
         Returns:
           Exchanges, bytes, and the staleness, int64.
         """
+        del kept
         if not self._roster.others:
             return [tf.zeros([], tf.int64)] * 3
         return self._receive()[:3]
@@ -389,6 +393,21 @@ class GossipChannel:
     def sent(self):
         """Number of messages that this worker has sent, int."""
         return int(self._sent.numpy())
+
+    @property
+    def seen(self):
+        """Numbers of the last messages of other workers, a list."""
+        return self.counts[:, SEEN].tolist()
+
+    @property
+    def sums(self):
+        """Zeros: there are no updates of which there are checksums."""
+        return [0] * self._roster.num_workers
+
+    @property
+    def earlier(self):
+        """Zeros: there are no updates."""
+        return [0] * self._roster.num_workers
 
     @property
     def counts(self):

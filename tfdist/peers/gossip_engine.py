@@ -7,6 +7,7 @@ import time
 from absl import logging
 
 from tfdist.peers import engine
+from tfdist.peers import epoch_check
 from tfdist.peers import gossip_channel
 from tfdist.peers import mean
 
@@ -45,6 +46,9 @@ class GossipEngine(engine.PeerEngine):
                 self.device,
                 self.tolerance.start_timeout,
             )
+
+    def _make_check(self):
+        return epoch_check.NoEpochCheck()
 
     def make_channel(self, name, group, rate):
         """Makes a `GossipChannel`; see there."""
@@ -118,13 +122,13 @@ class GossipEngine(engine.PeerEngine):
         while any(one.request for one in self.channels):
             self._receive()
             self._look()
-            if time.monotonic() - reported > _REPORT_SECONDS:
+            names = {
+                self.roster.names[request[1]]
+                for one in self.channels
+                if (request := one.request)
+            }
+            if names and time.monotonic() - reported > _REPORT_SECONDS:
                 reported = time.monotonic()
-                names = {
-                    self.roster.names[one.request[1]]
-                    for one in self.channels
-                    if one.request
-                }
                 logging.warning(
                     "Waiting for replies of %s.", ", ".join(sorted(names))
                 )

@@ -121,11 +121,11 @@ class Joiner:
 
     def _fetch(self, needs):
         """Returns a snapshot that has all updates from before this came."""
-        me, number = str(self._roster.worker_id), 0
+        me = str(self._roster.worker_id)
         lacks_since = None
         while True:
             host = min(self._heard)
-            number += 1
+            number = next(self._engine.requests)
             self._wait(
                 [host], number, lambda _, s, n=number: s["served"].get(me) == n
             )
@@ -224,7 +224,10 @@ class Joiner:
         roster.await_later(set(roster.others) - set(self._heard))
         roster.post()
         self._engine.note_known()
-        self._engine.seen_at_join = told["seen"]
+        self._engine.seen_at_join = {
+            name: (seen, told["sums"][name], told["earlier"][name])
+            for name, seen in told["seen"].items()
+        }
         self._engine.lanes_at_join = told["lanes"]
         with self._engine.applying():
             self._engine.restore_state(saved)

@@ -3,6 +3,7 @@
 import functools
 
 import keras
+import ml_dtypes
 import tensorflow as tf
 
 from tfdist import private_keras
@@ -160,6 +161,11 @@ class PeerLane:
         vectors = zip(self.channels, self._vectors(), strict=True)
         return {channel.name: vector.numpy() for channel, vector in vectors}
 
+    def epsilon(self, channel):
+        """The epsilon of the coarsest dtype of a channel's variables."""
+        dtypes = {self._plain[k].dtype for k in channel.group.places}
+        return max(float(ml_dtypes.finfo(d.as_numpy_dtype).eps) for d in dtypes)
+
     def put(self, vectors):
         """Assigns parameters.
 
@@ -170,15 +176,19 @@ class PeerLane:
             value = tf.constant(vectors[channel.name], channel.group.dtype)
             self._assign(channel, value, tf.constant(True))
 
-    def receive(self):
-        """Applies what others have sent; returns the number of updates."""
-        return int(self._receive_eagerly().numpy())
+    def receive(self, kept=False):
+        """Applies what others have sent; returns the number of updates.
 
-    def _build_receive(self):
+        Args:
+          kept: As of `Channel.receive`.
+        """
+        return int(self._receive_eagerly(kept).numpy())
+
+    def _build_receive(self, kept):
         total = tf.zeros([], tf.int64)
         for channel, vector in zip(self.channels, self._vectors(), strict=True):
             channel.begin(vector)
-            count, size, _ = channel.receive()
+            count, size, _ = channel.receive(kept)
             self._engine.journal.note_between(size)
             self._assign(channel, channel.vector(), count > 0)
             total += count

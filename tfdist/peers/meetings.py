@@ -68,6 +68,8 @@ class Meetings:
             # Number of the call of `fit`, and whether nobody can join any more.
             "fits": 0,
             "closed": False,
+            # See `epoch_check`: this worker's replica at the end of an epoch.
+            "epoch": None,
         }
         self._post()
 
@@ -125,12 +127,18 @@ class Meetings:
         except (tf.errors.OpError, OSError):
             return False
 
-    def read_snapshot(self, worker):
-        """Returns the snapshot that a worker has left for this one, bytes."""
+    def read_snapshot(self, worker, seconds=None):
+        """Returns the snapshot that a worker has left for this one, bytes.
+
+        Args:
+          worker: Its number.
+          seconds: For the answer. Default: `start_timeout`.
+        """
         name = admission.snapshot_name(
             self._roster.name, self._roster.worker_id
         )
-        return self._readers[worker].read(name, self._tolerance.start_timeout)
+        seconds = seconds or self._tolerance.start_timeout
+        return self._readers[worker].read(name, seconds)
 
     @property
     def position(self):

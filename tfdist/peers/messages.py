@@ -19,19 +19,20 @@ TOGETHER = 8
 
 # Places in a header, int64; what follows is the sender's count of the updates
 # that it had applied of each worker, `(num_workers,)`.
-SENDER, INCARNATION, FIRST, LAST, STOP, RATE, SCALE, KIND = range(8)
-SEEN = 8
+SENDER, INCARNATION, FIRST, LAST, STOP, RATE, SCALE, KIND, SUM = range(9)
+SEEN = 9
 
 
 class PeerUpdate(NamedTuple):
     """One message outside of graphs, arrays; see `base.Message`.
 
     Attributes:
-      header: `(8 + num_workers,)` int64. FIRST and LAST are the numbers of the
+      header: `(9 + num_workers,)` int64. FIRST and LAST are the numbers of the
         updates in it, from 1; 0 if there are none. STOP is the number of the
         call of `fit` that is to stop, or 0; RATE and SCALE the bits of the
         sender's learning rate and of the scale as float64; KIND that of the
-        encoded vector.
+        encoded vector; SUM the checksum of all of the sender's updates until
+        then, see `epoch_check`.
       values: `[m]`, of the vector's dtype.
       data: `[b]` uint8.
     """
@@ -51,11 +52,19 @@ class PeerUpdate(NamedTuple):
         return self.header[SCALE].view(np.float64)
 
     @property
+    def first(self):
+        """Number of the first update, int."""
+        return int(self.header[FIRST])
+
+    @property
+    def last(self):
+        """Number of the last update, int."""
+        return int(self.header[LAST])
+
+    @property
     def count(self):
         """Number of updates, int."""
-        if not self.header[LAST]:
-            return 0
-        return int(self.header[LAST] - self.header[FIRST]) + 1
+        return self.last - self.first + 1 if self.last else 0
 
     @property
     def bytes(self):

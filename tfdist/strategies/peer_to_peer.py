@@ -6,10 +6,14 @@ from typing_extensions import Unpack
 
 from tfdist import checks
 from tfdist import compression as compression_lib
+from tfdist.cluster import ClusterConfigError
 from tfdist.peers import engine as engine_lib
 from tfdist.strategies import among_peers
 from tfdist.strategies import options
 from tfdist.strategies import strategy as strategy_lib
+
+# Each worker sends its updates to all others.
+_MOST_WORKERS = 16
 
 
 class PeerToPeerStrategy(among_peers.StrategyAmongPeers):
@@ -18,9 +22,11 @@ class PeerToPeerStrategy(among_peers.StrategyAmongPeers):
     Each worker holds all parameters and an optimizer of its own. It makes a
     step of its own gradients, encodes the update, applies what is decoded of
     it at once, and sends it to all others, which apply it when it comes. No
-    step waits for another worker. `TF_CONFIG` has workers alone. A worker that
-    has died is left out after `worker_timeout`, and the others go on. What
-    holds and what does not: docs/peers.md.
+    step waits for another worker. `TF_CONFIG` has workers alone, at most 16. A
+    worker that has died is left out after `worker_timeout`, and the others go
+    on. At the end of each epoch, each worker checks that its replica is the
+    sum of all updates, and repairs it otherwise. What holds and what does not:
+    docs/peers.md.
 
     Args:
       compression: A codec of `tfdist.compression`, or a text such as
@@ -59,6 +65,17 @@ class PeerToPeerStrategy(among_peers.StrategyAmongPeers):
         every = self._cluster.num_workers
         return min(self._warmup_peers or every, every)
 
+    def _connect(self, look_up, tolerance):
+        if self._cluster.num_workers > _MOST_WORKERS:
+            raise ClusterConfigError(
+                f"PeerToPeerStrategy allows at most {_MOST_WORKERS} workers, "
+                "as each one sends its updates to all others. Use "
+                "GossipStrategy, which sends at most two messages for each "
+                "step, or AllReduceStrategy. Received: TF_CONFIG with "
+                f"{self._cluster.num_workers} workers."
+            )
+        return super()._connect(look_up, tolerance)
+
     def _make_engine(self, *args, **kwargs):
         is_partial = self._first < self._cluster.num_workers
         return engine_lib.PeerEngine(
@@ -89,8 +106,8 @@ class PeerToPeerStrategy(among_peers.StrategyAmongPeers):
           `foreign` (messages of a process that was replaced). If one of both
           has joined: `before`, this worker's updates before that worker came;
           `fetched`, that worker's updates in the values that this worker
-          began with; `earlier`, updates of that worker's earlier processes
-          that are here.
+          began with, or took over to repair its replica; `earlier`, updates
+          of that worker's earlier processes that are here.
         """
         return self._engine.accounts()
 
