@@ -386,6 +386,10 @@ def test_ids_are_integers_or_strings():
     _, table = dynamic(strategy)
     with pytest.raises(ValueError, match=r"integers or strings.*'float"):
         table(np.array([0.5]))
+    ragged = tf.ragged.constant([[1], [2, 3]])
+    for ids in (ragged, ragged.to_sparse()):
+        with pytest.raises(ValueError, match=r"dense .*pad .*Received: .*r'"):
+            table(ids)
     with strategy.scope():
         model = keras.Sequential([DynamicEmbedding(WIDTH, 100)])
         model.compile("sgd", "mse")

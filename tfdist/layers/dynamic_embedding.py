@@ -113,6 +113,15 @@ class DynamicEmbedding(keras.layers.Layer):
         Returns:
           Tensor of that shape and `output_dim`, of the layer's compute dtype.
         """
+        if isinstance(inputs, tf.RaggedTensor | tf.SparseTensor):
+            raise ValueError(
+                checks.refusal(
+                    "DynamicEmbedding: inputs",
+                    "dense integers or strings (pad rows of different "
+                    "lengths, and give the next layer a `mask`)",
+                    type(inputs).__name__,
+                )
+            )
         ids = tf.convert_to_tensor(inputs)
         if ids.dtype == tf.string:
             ids = tf.strings.to_hash_bucket_fast(ids, 2**63 - 1)
