@@ -265,7 +265,9 @@ def test_another_model_of_the_table_may_be_freed():
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "float64"])
+@pytest.mark.parametrize(
+    "policy", ["mixed_bfloat16", "mixed_float16", "float64"]
+)
 def test_types_of_layers(policy):
     x, _ = examples()
     strategy = strategy_with_tables()
@@ -275,7 +277,7 @@ def test_types_of_layers(policy):
         typed = build(strategy, "sgd", layer)
     losses = fit(typed, ids_of(x), epochs=3)
     assert losses[-1] < losses[0]
-    compute = {"mixed_bfloat16": "bfloat16"}.get(policy, policy)
+    compute = policy.removeprefix("mixed_")
     assert layer(ids_of(x)).dtype.name == compute
     assert model.built and table.built
 
@@ -384,6 +386,8 @@ def test_ids_are_integers_or_strings():
     _, table = dynamic(strategy)
     with pytest.raises(ValueError, match=r"integers or strings.*'float"):
         table(np.array([0.5]))
+    with pytest.raises(ValueError, match="dense or ragged .*SparseTensor"):
+        table(tf.ragged.constant([[1], [2, 3]]).to_sparse())
     with strategy.scope():
         model = keras.Sequential([DynamicEmbedding(WIDTH, 100)])
         model.compile("sgd", "mse")
@@ -396,9 +400,28 @@ def test_ids_are_integers_or_strings():
         table(np.array([-(2**63)]))
 
 
+def test_loss_scale_looks_at_rows_with_gradients_alone():
+    # Keras would make a tensor of all rows, of which ids are no numbers.
+    strategy = strategy_with_tables()
+    with strategy.scope():
+        table = DynamicEmbedding(WIDTH, 100)
+        table.build()
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1)
+        )
+        optimizer.build([table.embeddings])
+    for values, is_finite in ([[1.0, 2.0], True], [[1.0, np.inf], False]):
+        rows = tf.constant(values)[:, None] * tf.ones([2, WIDTH])
+        gradient = tf.IndexedSlices(rows, ids_of([3, 4]), [2**62, WIDTH])
+        assert bool(optimizer.check_finite([gradient])) == is_finite
+
+
 def test_layer_is_made_again_from_its_config():
     layer = DynamicEmbedding(
         3, 10, initializer=0.1, admit_after=2, evict_after=9, seed=4
     )
     again = DynamicEmbedding.from_config(layer.get_config())
     assert again.get_config() == layer.get_config()
+    # Keras knows the class, as `model_from_json` needs.
+    saved = keras.saving.serialize_keras_object(layer)
+    assert type(keras.saving.deserialize_keras_object(saved)) is type(layer)

@@ -51,6 +51,9 @@ class FitCalls:
         """
         # One that has raised before its first step is none.
         self._next = [one for one in self._next if not one[1].is_over()]
+        # Before this call's callbacks begin: they may read a file of the
+        # chief's (BackupAndRestore), which is whole when all have met.
+        self.end_abandoned(frame)
         self._next.append((next(self._numbers), running, frame))
 
     def call(self, function, *args):

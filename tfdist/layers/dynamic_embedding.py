@@ -13,6 +13,7 @@ from tfdist.runtime.variables import row_index
 _BOUND = 0.05
 
 
+@keras.saving.register_keras_serializable("tfdist")
 class DynamicEmbedding(keras.layers.Layer):
     """Turns ids into vectors; an id gets a row of its own when it is trained.
 

@@ -6,6 +6,7 @@ from absl import logging
 import keras
 import tensorflow as tf
 
+from tfdist import dynamic_subclasses
 from tfdist import private_keras
 from tfdist import private_keras_calls
 from tfdist.runtime.variables import dynamic_table
@@ -38,6 +39,8 @@ def create(store, reference, maker, kwargs):
     """
     if store.tables.from_bytes is None:
         return None
+    if isinstance(maker, keras.optimizers.LossScaleOptimizer):
+        dynamic_subclasses.specialize(maker, ChecksRowsAlone)
     if getattr(reference, "role", None) is Role.TABLE:
         return _create_slot(store, reference, kwargs)
     is_of_layer = isinstance(maker, keras.Layer | keras.Variable)
@@ -65,6 +68,20 @@ def create(store, reference, maker, kwargs):
         return None
     private_keras.read_by_rows(making.variable)
     return _create(store, None, making.variable, build_values, kwargs)
+
+
+class ChecksRowsAlone:
+    """A mixin: a `LossScaleOptimizer` that looks at rows with gradients only.
+
+    Keras's own makes a tensor as large as the table, and takes ids of dynamic
+    tables for numbers of its rows.
+    """
+
+    def check_finite(self, grads):
+        """As Keras's; absent rows are zeros, which are finite."""
+        return super().check_finite(
+            [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        )
 
 
 def _create_slot(store, table, kwargs):

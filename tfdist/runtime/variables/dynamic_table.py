@@ -124,6 +124,16 @@ class DynamicTable(TableVariable):
         """A file of Keras's has no place for ids."""
         return False
 
+    def refusal(self, what):
+        """Returns the error of a use of more than single rows."""
+        return ValueError(
+            f"{self.path!r} is a dynamic table on parameter servers, and no "
+            "worker holds its rows: only look-ups of ids and their gradients "
+            "reach it. Leave the other use out, or use "
+            "keras.layers.Embedding, if all ids are known before training. "
+            f"Received: {what}."
+        )
+
     def refusal_to_save(self, what):
         """Returns the error of a file that has no place for ids."""
         return ValueError(
