@@ -63,16 +63,6 @@ def test_a_slow_receiver_with_a_small_queue_gets_everything(
     assert reports[0]["merged"] > 100
 
 
-def test_uneven_data_ends_with_all_updates_everywhere(cluster):
-    running = cluster(num_ps=0, num_workers=3)
-    workers = [
-        running.start("worker", k, TRAIN, steps=steps, compression=THRESHOLD)
-        for k, steps in enumerate((5, 200, 60))
-    ]
-    running.finish()
-    check_all_is_there(reports_of(workers))
-
-
 def test_a_worker_that_was_stopped_within_its_bound_gets_everything(cluster):
     running = cluster(num_ps=0, num_workers=3)
     workers = running.start_workers(

@@ -94,17 +94,6 @@ def test_a_way_that_first_gets_worse_is_found():
         assert (found.seconds, found.is_optimal) == (35, False)
 
 
-def test_what_belongs_together_is_found_among_many():
-    # Two chains whose nodes alternate: of 65,536 placements 2 take 8 s.
-    names = [f"{way}{number}" for number in range(8) for way in "ab"]
-    nodes = [Node(name, 1, output_bytes=1) for name in names]
-    edges = [Edge(*pair) for pair in zip(names, names[2:], strict=False)]
-    graph = CostGraph(nodes, edges)
-    devices = Devices(("A", "B"), bytes_per_second=2)
-    found = search.anneal(graph, devices, evaluations=1000)
-    assert (found.seconds, found.is_optimal) == (8, False)
-
-
 @laws.settings(max_examples=40)
 @given(st.data())
 def test_never_worse_than_its_start_and_never_too_large(data):
