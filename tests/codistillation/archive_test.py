@@ -175,12 +175,3 @@ def test_weights_with_something_behind_them_are_not_read():
             after.writestr(name, before.read(name) + more)
     with pytest.raises(UnusableCheckpointError, match="1.0' is too long"):
         archive.decode(buffer.getvalue())
-
-
-def test_what_the_release_before_has_written_is_refused():
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as written:
-        said = {"format": "tfdist-codistillation", "version": 1}
-        written.writestr("tfdist.json", json.dumps(said))
-    with pytest.raises(UnusableCheckpointError, match="tfdist-codistillation"):
-        archive.decode(buffer.getvalue())

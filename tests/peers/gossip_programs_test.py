@@ -8,7 +8,6 @@ from tests.peers import programs
 
 pytestmark = pytest.mark.nightly
 
-OWN = ("monitored", "rates")
 GRADIENTS = [programs.gradient(worker).ravel() for worker in range(2)]
 
 
@@ -21,7 +20,7 @@ def reports(zygote, tmp_path_factory):
         "tests.peers.gossip_main:run",
         modules={
             "peers.programs": ("loss_scale",),
-            "peers.gossip_programs": OWN,
+            "peers.gossip_programs": ("monitored",),
         },
     )
 
@@ -53,9 +52,3 @@ def test_the_bytes_of_steps_are_those_of_messages(reports):
         assert 0 < found["sent"] <= found["messages"] * size
         assert found["sent"] % size == 0
     assert max(stale) >= 1
-
-
-def test_the_rate_is_the_chief_s(reports):
-    (_, first, _), (_, second, last) = (r["rates"] for r in reports)
-    assert first == second == programs.RATE / 4
-    assert last == [programs.RATE / 4]

@@ -1,6 +1,5 @@
 """Workers that come while others train: each update counts once on each."""
 
-import numpy as np
 import pytest
 
 from tests.peers import sums
@@ -54,32 +53,3 @@ def test_a_worker_joins_and_all_end_at_the_sum(cluster, compression):
     for report in reports.values():
         assert report["replica"] == expected
         assert report["after"] == expected
-
-
-@pytest.mark.parametrize("killed", [2, 0])
-def test_a_worker_that_was_killed_joins_again(cluster, killed):
-    running = cluster(num_ps=0, num_workers=3)
-    settings = {"pace": 0.005, "until": "stop", "compression": THRESHOLD}
-    workers = dict(
-        enumerate(running.start_workers(TRAIN, steps=10**6, **settings))
-    )
-    for worker in workers.values():
-        worker.wait_for_steps(20)
-    workers[killed].kill()
-    before = workers[killed].steps()
-    workers[killed] = running.start(
-        "worker", killed, TRAIN, steps=10**6, **settings
-    )
-    workers[killed].wait_for_steps(before + 40)
-    running.tell("stop")
-    running.finish()
-    reports = {k: worker.report() for k, worker in workers.items()}
-    check_accounts(reports)
-    # What survivors have of the process that was killed may differ; its
-    # residual is gone, so that its updates are known from a replica alone.
-    name = f"/job:worker/task:{killed}"
-    for k, report in reports.items():
-        assert report["after"] == reports[min(reports)]["after"]
-        if k != killed:
-            assert report["counts"]["earlier"][name] > 0
-    assert np.isfinite(reports[0]["after"]).all()

@@ -172,7 +172,7 @@ def check(graph, devices, pipeline, objective):
         assert all(size <= devices.limit(device) for device in used)
 
 
-@laws.settings(max_examples=300)
+@laws.settings(max_examples=150)
 @given(cost_graphs.chains(8), cost_graphs.devices(4), pipelines)
 def test_stages_are_the_best_of_all_that_fit(graph, devices, pipeline):
     check(graph, devices, pipeline, "throughput")
@@ -315,14 +315,6 @@ def test_what_skips_a_stage_is_handed_on_through_it():
         (
             lambda: Pipeline("gpipe"),
             "`micro_batches` of Pipeline must be g",
-        ),
-        (
-            lambda: Pipeline(micro_batches=0),
-            "`micro_batches` of Pipeline",
-        ),
-        (
-            lambda: Pipeline(max_replicas=True),
-            "`max_replicas` of Pipeline",
         ),
         (
             lambda: Pipeline("pipedream", 8, max_replicas=2),

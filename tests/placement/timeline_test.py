@@ -52,7 +52,7 @@ def test_longest_paths_and_the_lower_bound():
     assert timeline.lower_bound(graph, Devices(("A",), speeds=(2,))) == 4.5
 
 
-@laws.settings(max_examples=150)
+@laws.settings(max_examples=80)
 @given(st.data())
 def test_a_step_follows_its_rules(data):
     graph = data.draw(cost_graphs.graphs())

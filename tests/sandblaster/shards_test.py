@@ -32,7 +32,7 @@ def test_each_element_is_on_one_shard_and_no_shard_has_two_more(number, k):
     assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize("number", [1, 2, 4, 9])
+@pytest.mark.parametrize("number", [1, 4])
 def test_every_command_does_what_numpy_does(number):
     random = np.random.default_rng(number)
     a, b, c = random.normal(size=(3, 7))
