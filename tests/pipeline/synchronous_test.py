@@ -303,9 +303,7 @@ def trained(kind, schedule=None, micro_batches=1, **arguments):
     history = model.fit(
         x, y, 7, epochs, 0, shuffle=False, sample_weight=weights
     )
-    found = [variable.numpy() for variable in model.variables]
-    evaluated = model.evaluate(x, y, verbose=0)
-    return found, history.history, evaluated, model.predict(x, verbose=0)
+    return [variable.numpy() for variable in model.variables], history.history
 
 
 def assert_same_training(found, expected):

@@ -157,7 +157,7 @@ def saddle(x):
     return value, np.array([-np.sin(a) + 0.02 * a, 10 * b])
 
 
-@pytest.mark.parametrize("damping", [False, True])
+@pytest.mark.parametrize("damping", nightly.also([False], [True]))
 def test_pairs_of_negative_curvature_are_left_out_or_damped(damping):
     made = functions.make_shards(np.array([0.3, 1.0]), 2, 3)
     one = minimizer.Minimizer(made, 3, line_search.Armijo(), damping)
@@ -181,7 +181,7 @@ def test_pairs_of_negative_curvature_are_left_out_or_damped(damping):
     assert abs(saddle(made.fetch(one.point).numpy())[1]).max() < 1e-4
 
 
-@pytest.mark.parametrize("is_complete", [True, False])
+@pytest.mark.parametrize("is_complete", nightly.also([False], [True]))
 def test_another_coordinator_goes_on_with_the_state(is_complete):
     def start():
         made = functions.make_shards(ROSENBROCK_START, 2, 4)
