@@ -22,8 +22,8 @@ _TASK = ["--task=digits", "--strategies=sync,async"]
 
 @pytest.fixture
 def few_steps(monkeypatch):
-    """Predictions play a third of the steps that users' do."""
-    advised = functools.partial(simulation.advise, steps=20)
+    """Predictions play a sixth of the steps that users' do."""
+    advised = functools.partial(simulation.advise, steps=10)
     monkeypatch.setattr(simulation, "advise", advised)
 
 

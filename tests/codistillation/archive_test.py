@@ -52,7 +52,7 @@ def test_what_is_written_is_read(arrays, step):
         elements=st.floats(-(2.0**90), 2.0**90, width=32),
     )
 )
-@laws.settings(max_examples=60)
+@laws.settings(max_examples=30)
 def test_quantised_weights_are_as_near_as_is_said(array):
     eight = quantization.restore(
         quantization.quantise(array, "int8"), "float32"
@@ -90,7 +90,7 @@ def test_bytes_on_the_way():
 
 
 @hypothesis.given(data=st.data())
-@laws.settings(max_examples=150)
+@laws.settings(max_examples=60)
 def test_damage_is_never_taken_for_weights(data):
     content = CONTENT
     damage = data.draw(st.sampled_from(["cut", "flipped", "foreign"]))

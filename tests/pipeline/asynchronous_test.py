@@ -79,7 +79,7 @@ def test_graphs_train_as_numpy_does(schedule, depth, micro_batches, sync):
 
 
 @pytest.mark.parametrize("schedule", schedules.ASYNCHRONOUS)
-@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize("depth", nightly.also([4], [2]))
 def test_every_number_of_stages_trains_as_numpy_does(schedule, depth):
     batched = schedule == "pipedream_2bw"
     for sync in (False, True) if schedule == "pipedream" else (False,):

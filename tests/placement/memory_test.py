@@ -31,7 +31,7 @@ def test_memory_as_defined(data):
     assert fits == (not memory.excess_bytes(graph, assignment, devices))
 
 
-@laws.settings(max_examples=100)
+@laws.settings(max_examples=60)
 @given(st.data())
 def test_the_ledger_never_gives_what_is_not_there(data):
     graph = data.draw(cost_graphs.graphs())

@@ -56,6 +56,7 @@ def random_graph(rng, size):
     return CostGraph(nodes, edges)
 
 
+@pytest.mark.nightly
 def test_a_sixth_of_the_placements_nearly_always_shows_the_best():
     found = []
     for seed in range(20):

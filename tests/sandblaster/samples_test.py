@@ -270,7 +270,7 @@ class Noisy:
 @pytest.mark.parametrize("damping", [False, True])
 def test_pairs_of_too_little_curvature_are_left_out_or_damped(damping):
     start = np.linspace(-1, 1, 6)
-    shards = functions.make_shards(start, 2, MEMORY)
+    shards = functions.make_shards(start, 1, MEMORY)
     noisy = Noisy(shards)
     one = minimizer.Minimizer(
         shards,
