@@ -25,17 +25,6 @@ def _stop_at(model, epoch=None, batch=None):
     return on(**{when: stop})
 
 
-def the_chief_stops_after_an_epoch(strategy, worker):
-    """All stop at the same epoch."""
-    with strategy.scope():
-        model = linear()
-    calls = [_stop_at(model, epoch=1)] if worker == 0 else []
-    history = model.fit(
-        batches(np.ones(3 - worker)), epochs=5, verbose=0, callbacks=calls
-    )
-    return *_counts(model), len(history.epoch)
-
-
 def the_chief_stops_within_an_epoch(strategy, worker):
     """The others make one more step."""
     with strategy.scope():
@@ -78,64 +67,6 @@ def best_weights_are_restored(strategy, worker):
     return _counts(model)
 
 
-def one_worker_raises(strategy, worker):
-    """The others end their `fit`; the next one is of all again."""
-    with strategy.scope():
-        model = linear()
-
-    def fail(batch, logs=None):
-        if worker == 1 and batch == 2:
-            raise KeyError("mine")
-
-    try:
-        model.fit(
-            batches(np.ones(6)),
-            verbose=0,
-            callbacks=[on(on_train_batch_end=fail)],
-        )
-    except KeyError:
-        pass
-    model.fit(batches(np.ones(6)), verbose=0)
-    return _counts(model)
-
-
-def a_worker_without_data(strategy, worker):
-    """It follows the steps of the others."""
-    with strategy.scope():
-        model = linear()
-    data = batches(np.ones(3)).filter(lambda x, y: worker == 0)
-    model.fit(data, epochs=2, verbose=0)
-    return _counts(model)
-
-
-def weights_set_between_fits(strategy, worker):
-    """Those of the chief count."""
-    with strategy.scope():
-        model = linear()
-    model.fit(batches(np.ones(2)), verbose=0)
-    model.set_weights([np.array([[[10.0, 70.0][worker]]])])
-    model.fit(batches(np.ones(2)), verbose=0)
-    return weight_of(model)
-
-
-def fits_of_two_models(strategy, worker):
-    """One after the other, and one in a callback of the other."""
-    with strategy.scope():
-        outer, inner = linear(), linear()
-
-    def fit_inner(epoch, logs=None):
-        inner.fit(batches(np.full(2 + worker, 10.0)), verbose=0)
-
-    for _ in range(2):
-        outer.fit(
-            batches(np.ones(3 - worker)),
-            epochs=2,
-            verbose=0,
-            callbacks=[on(on_epoch_end=fit_inner)],
-        )
-    return weight_of(outer), weight_of(inner)
-
-
 def fit_before_the_first_step(strategy, worker):
     """In a callback of another `fit`, for which one worker has no data."""
     with strategy.scope():
@@ -148,28 +79,6 @@ def fit_before_the_first_step(strategy, worker):
     outer.fit(data, verbose=0, callbacks=[on(on_epoch_begin=fit_inner)])
     inner.fit(batches(np.full(2, 10.0)), verbose=0)
     return weight_of(outer), weight_of(inner)
-
-
-def shared_out_data(strategy, worker):
-    """Each batch is trained on once, by one worker or the other."""
-    with strategy.scope():
-        model = linear()
-    x = np.array([[1.0], [10.0], [100.0], [1000.0], [10000.0]], "float32")
-    model.fit(x, x, batch_size=1, shuffle=False, verbose=0)
-    return weight_of(model), strategy.data_shares
-
-
-def a_generator(strategy, worker):
-    """Batch k goes to worker k mod 2, and none is lost."""
-    with strategy.scope():
-        model = linear()
-
-    def generate():
-        for value in (1.0, 10.0, 100.0, 1000.0, 10000.0):
-            yield np.full([1, 1], value), np.zeros([1, 1])
-
-    model.fit(generate(), verbose=0)
-    return weight_of(model)
 
 
 def averaged_weights_over_fits(strategy, worker):
@@ -199,35 +108,6 @@ def monitored(strategy, worker):
         "bytes": [row["bytes_sent"] for row in rows],
         "steps": summary["workers"][0]["steps"],
     }
-
-
-def saved_models(strategy, worker):
-    """The chief writes, with the weights of all."""
-    with strategy.scope():
-        model = linear()
-    model.fit(batches(np.ones(2 + worker)), verbose=0)
-    model.save("whole.keras")
-    strategy.barrier()
-    return weight_of(keras.models.load_model("whole.keras", compile=False))
-
-
-def validation_of_the_chief_alone(strategy, worker):
-    """In a callback, while the others wait for its next step."""
-    with strategy.scope():
-        model = linear()
-    losses = []
-
-    def evaluate(epoch, logs=None):
-        if worker == 0:
-            losses.append(model.evaluate(batches([1.0]), verbose=0))
-
-    model.fit(
-        batches(np.ones(2)),
-        epochs=2,
-        verbose=0,
-        callbacks=[on(on_epoch_end=evaluate)],
-    )
-    return weight_of(model), losses
 
 
 def fewer_epochs_on_one_worker(strategy, worker):

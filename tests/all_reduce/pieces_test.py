@@ -100,7 +100,7 @@ def test_small_vectors_go_to_all_others_and_large_ones_around():
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
-@pytest.mark.parametrize("rate", [0.1, 1e-30, -7.25, 0.0, float("inf")])
+@pytest.mark.parametrize("rate", [0.1, 1e-30, float("inf")])
 def test_the_chiefs_rate_arrives_bit_for_bit(dtype, rate):
     rate = tf.constant(rate, dtype)
     # Of the chief, and of a worker whose rate is another.

@@ -181,44 +181,6 @@ def two_models_of_equal_shapes_in_a_loop(strategy, worker):
     return [weight_of(model) for model in models]
 
 
-def fine_tuning(strategy, worker):
-    """`fit`, layers unfrozen and compiled again, `fit`, load, `fit`."""
-    with strategy.scope():
-        base = keras.Sequential(
-            [
-                keras.Input([3]),
-                keras.layers.Dense(4),
-                keras.layers.BatchNormalization(),
-            ]
-        )
-        base.trainable = False
-        model = keras.Sequential([base, keras.layers.Dense(1)])
-        model.compile("adam", "mse")
-    random = np.random.default_rng(worker)
-    x = random.normal(size=[7 - 2 * worker, 3]).astype("float32")
-    data = batches(x, x[:, :1], 2)
-    model.fit(data, verbose=0)
-    frozen = base.get_weights()
-    base.trainable = True
-    with strategy.scope():
-        model.compile(keras.optimizers.Adam(1e-2), "mse")
-    model.fit(data, epochs=2, verbose=0)
-    unfrozen = base.get_weights()
-    with strategy.own_files():
-        model.save(f"{worker}.keras")
-    with strategy.scope():
-        loaded = keras.models.load_model(f"{worker}.keras")
-    loaded.fit(data, verbose=0)
-    return {
-        "moved": [
-            not np.array_equal(*pair)
-            for pair in zip(frozen, unfrozen, strict=True)
-        ],
-        "bits": bits(loaded),
-        "iterations": int(loaded.optimizer.iterations.numpy()),
-    }
-
-
 def bits(model):
     """All numbers of a model and its optimizer, as hexadecimal bytes."""
     variables = [*model.weights, *model.optimizer.variables]

@@ -15,79 +15,6 @@ from tests.all_reduce.programs import weight_of
 GRADIENTS = [1, 2, 4], [8, 16]
 
 
-def _fit(strategy, worker, **settings):
-    with strategy.scope():
-        model = linear(**settings)
-    model.fit(batches(GRADIENTS[worker]), verbose=0)
-    return weight_of(model), int(model.optimizer.iterations.numpy())
-
-
-def eager_steps(strategy, worker):
-    """`run_eagerly=True`."""
-    return _fit(strategy, worker, run_eagerly=True)
-
-
-def compiled_steps(strategy, worker):
-    """`jit_compile=True`."""
-    return _fit(strategy, worker, jit_compile=True)
-
-
-def several_steps_per_execution(strategy, worker):
-    """`steps_per_execution=2`, of 3 and 2 batches."""
-    return _fit(strategy, worker, steps_per_execution=2)
-
-
-class TwoOptimizers(keras.Model):
-    """Two weights, each with an optimizer of its own, in one step."""
-
-    def __init__(self):
-        """Makes both."""
-        super().__init__()
-        self.a = self.add_weight(shape=(), name="a", initializer="zeros")
-        self.b = self.add_weight(shape=(), name="b", initializer="zeros")
-        self.first = keras.optimizers.SGD(1.0)
-        self.second = keras.optimizers.SGD(0.5)
-
-    def call(self, x):
-        """Returns its input."""
-        return x
-
-    def train_step(self, data):
-        """A step of one optimizer after the other."""
-        mean = tf.reduce_mean(data[0])
-        self.first.apply([mean], [self.a])
-        self.second.apply([4.0 * mean], [self.b])
-        return {"a": self.a.value}
-
-
-def two_optimizers_in_one_step(strategy, worker):
-    """As a GAN has them."""
-    with strategy.scope():
-        model = TwoOptimizers()
-        model.compile()
-    model.fit(batches(GRADIENTS[worker]), verbose=0)
-    return float(model.a.numpy()), float(model.b.numpy())
-
-
-def table_of_an_embedding(strategy, worker):
-    """Ids that one worker, both, or one worker twice has."""
-    with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input([2], dtype="int32"),
-                keras.layers.Embedding(5, 1, embeddings_initializer="zeros"),
-                keras.layers.Lambda(
-                    lambda t: keras.ops.sum(t, (1, 2))[:, None]
-                ),
-            ]
-        )
-        model.compile(keras.optimizers.SGD(1.0), programs.Mean())
-    ids = np.array([[[0, 1], [0, 0]], [[1, 4], [2, 2]]][worker])
-    data = tf.data.Dataset.from_tensor_slices((ids, np.ones([2, 1])))
-    model.fit(programs.unshared(data.batch(1)), verbose=0)
-    return model.get_weights()[0][:, 0].tolist()
-
-
 def rows_of_a_large_table(strategy, worker):
     """Few rows, rows twice, no batch on one worker, NaN, and most rows."""
     settings = {
@@ -246,26 +173,6 @@ def a_batch_with_nan(strategy, worker):
     )
 
 
-def a_step_in_a_branch(strategy, worker):
-    """Is refused."""
-
-    class Branches(programs.Codebook):
-        def train_step(self, data):
-            mean = tf.reduce_mean(data[0])
-
-            def apply():
-                self.optimizer.apply([mean], [self.code])
-                return mean
-
-            tf.cond(mean > 0.0, apply, lambda: mean)
-            return {"code": self.code.value}
-
-    with strategy.scope():
-        model = Branches()
-        model.compile("sgd")
-    model.fit(batches(np.ones(2)), verbose=0)
-
-
 def a_reduction_of_the_users_own(strategy, worker):
     """Is refused."""
 
@@ -277,14 +184,6 @@ def a_reduction_of_the_users_own(strategy, worker):
     with strategy.scope():
         model = Reduces()
         model.compile("sgd")
-    model.fit(batches(np.ones(2)), verbose=0)
-
-
-def an_optimizer_made_outside_of_the_scope(strategy, worker):
-    """Is refused: nothing would reduce its gradients."""
-    optimizer = keras.optimizers.SGD(1.0)
-    with strategy.scope():
-        model = linear(optimizer)
     model.fit(batches(np.ones(2)), verbose=0)
 
 
@@ -310,27 +209,6 @@ def other_optimizers(strategy, worker):
     with strategy.scope():
         model = linear(keras.optimizers.SGD(1.0, nesterov=worker == 1))
     model.fit(batches(np.ones(2)), verbose=0)
-
-
-def loops_of_ones_own(strategy, worker):
-    """`strategy.run` in a `tf.function`, with uneven numbers of steps."""
-    with strategy.scope():
-        model = linear()
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x))
-        weights = model.trainable_variables
-        model.optimizer.apply(tape.gradient(loss, weights), weights)
-
-    @tf.function
-    def train(x):
-        strategy.run(step, args=(x,))
-
-    for gradient in GRADIENTS[worker]:
-        train(tf.constant([[float(gradient)]]))
-    strategy.barrier()
-    return weight_of(model), int(model.optimizer.iterations.numpy())
 
 
 def a_loop_without_a_step_on_one_worker(strategy, worker):

@@ -79,9 +79,7 @@ def test_tensorflow_is_not_imported_for_nothing(closed):
     ("arguments", "message"),
     [
         (["--timeout=0"], "Flag --timeout must be above 0"),
-        (["--bandwidth_mb=nan"], "Flag --bandwidth_mb must be above 0"),
         (["--bandwidth_mb=2000"], "--bandwidth_mb must be at most 1000"),
-        (["--serve_seconds=-1"], "Flag --serve_seconds must be at least 0"),
         (["job.json"], "There must be flags alone. Received: job.json"),
         (["--tf_config=none.json"], "--tf_config=none.json: No such file"),
         (["--tf_config={}"], "There is no cluster to check: set TF_CONFIG"),

@@ -17,12 +17,6 @@ WRONG = {
         ["--num_ps=-1", "SCRIPT"],
         ["--num_ps", "at least 0", "--num_ps=-1"],
     ),
-    "num_ps_word": (["--num_ps=two", "SCRIPT"], ["--num_ps=two"]),
-    "num_workers_negative": (
-        ["--num_workers=-2", "SCRIPT"],
-        ["--num_workers", "at least 0", "--num_workers=-2"],
-    ),
-    "num_workers_float": (["--num_workers=1.5", "SCRIPT"], ["1.5"]),
     "num_groups": (
         ["--num_groups=0", "SCRIPT"],
         ["--num_groups", "at least 1", "--num_groups=0"],
@@ -63,14 +57,9 @@ WRONG = {
         ["--show=worker:2", "SCRIPT"],
         ["--show", "all, chief, or tasks", "--show=worker:2"],
     ),
-    "show_nothing": (["--show=", "SCRIPT"], ["--show", "--show="]),
     "grace_seconds": (
         ["--grace_seconds=-0.5", "SCRIPT"],
         ["--grace_seconds", "at least 0", "-0.5"],
-    ),
-    "grace_seconds_nan": (
-        ["--grace_seconds=nan", "SCRIPT"],
-        ["--grace_seconds", "at least 0", "nan"],
     ),
     "snapshot_seconds": (
         ["--snapshot_seconds=-1", "SCRIPT"],
@@ -89,7 +78,6 @@ WRONG = {
         ["--env=NAME", "SCRIPT"],
         ["--env", "NAME=VALUE", "--env=NAME"],
     ),
-    "env_name": (["--env=1A=2", "SCRIPT"], ["--env", "NAME=VALUE", "1A=2"]),
     "env_tf_config": (
         ["--env=TF_CONFIG={}", "SCRIPT"],
         ["--env", "TF_CONFIG", "launcher sets"],
@@ -103,14 +91,9 @@ WRONG = {
         ["--log_dir", "directory", "Not a directory"],
     ),
     "unknown_flag": (["--num_worker=2", "SCRIPT"], ["'num_worker'"]),
-    "missing_value": (["--num_ps"], ["--num_ps"]),
     "flag_after_script": (
         ["SCRIPT", "--num_ps=2"],
         ["--num_ps after SCRIPT", "before SCRIPT", "-- --num_ps=2"],
-    ),
-    "negated_flag_after_script": (
-        ["SCRIPT", "--nochief"],
-        ["--nochief after SCRIPT"],
     ),
     "argument_before_dashes": (
         ["SCRIPT", "--num_ps=2", "--", "--epochs=1"],

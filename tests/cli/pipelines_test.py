@@ -144,18 +144,10 @@ WRONG = {
         ["--num_workers=2", "not be given beside --pipeline"],
     ),
     "word": (["--pipeline=1f1b", "--stage_times=a"], ["=a", "milliseconds"]),
-    "three": (["--pipeline=1f1b", "--stage_times=1:2:3"], ["=1:2:3"]),
-    "negative": (["--pipeline=1f1b", "--stage_times=1,-1"], ["=1,-1"]),
-    "inf": (["--pipeline=1f1b", "--stage_times=inf"], ["=inf"]),
     "zero": (["--pipeline=1f1b", "--stage_times=1,0"], ["=1,0"]),
-    "none": (["--pipeline=1f1b", "--stage_times="], ["--stage_times", "one"]),
     "micro_batches": (
         ["--pipeline=1f1b", "--stage_times=1", "--micro_batches=0"],
         ["--micro_batches=0", "at least 1"],
-    ),
-    "batches": (
-        ["--pipeline=1f1b", "--stage_times=1", "--batches=0"],
-        ["--batches=0", "at least 1"],
     ),
     "2bw": (
         [
@@ -173,10 +165,6 @@ WRONG = {
         ["--pipeline=1f1b", "--stage_times=1,1", "--stage_devices=0,1"],
         ["--stage_devices=0,1", "ftpipe alone"],
     ),
-    "devices_word": (
-        ["--pipeline=ftpipe", "--stage_times=1,1", "--stage_devices=0,a"],
-        ["--stage_devices=0,a", "numbers of devices"],
-    ),
     "devices_few": (
         ["--pipeline=ftpipe", "--stage_times=1,1", "--stage_devices=0"],
         ["--stage_devices", "2 integers"],
@@ -193,10 +181,6 @@ WRONG = {
             "--activation_mb=1",
         ],
         ["--activation_mb=1", "--boundary_mb"],
-    ),
-    "boundary_alone": (
-        ["--pipeline=1f1b", "--stage_times=1", "--boundary_mb=1"],
-        ["--boundary_mb=1", "--recompute"],
     ),
     "output_dir": (
         ["--pipeline=1f1b", "--stage_times=1", "--output_dir=FILE/a"],

@@ -123,19 +123,12 @@ WRONG_CLUSTER = {
     ),
     "trace": ("--trace=nowhere", "--trace=nowhere", "directory"),
     "straggler_form": ("--straggler=1", "--straggler=1", "WORKER:SECONDS"),
-    "straggler_word": ("--straggler=a:1", "--straggler=a:1", "1:0.5"),
     "straggler_kind": ("--straggler=1:1:gauss", "1:1:gauss", "pareto"),
-    "straggler_negative": ("--straggler=1:-1", "1:-1", "WORKER:SECONDS"),
-    "straggler_nan": ("--straggler=1:nan", "1:nan", "WORKER:SECONDS"),
     "straggler_absent": ("--straggler=4:1", "--straggler=4:1", "from 0 to 3"),
     "slow": ("--slow=1", "--slow=1", "WORKER:FACTOR"),
     "slow_twice": ("--slow=1:2 --slow=1:3", "--slow=1:3", "once"),
-    "slow_absent": ("--slow=7:2", "--slow=7:2", "from 0 to 3"),
     "tail": ("--tail=2:1", "--tail=2:1", "PROBABILITY:SECONDS"),
     "failure": ("--failure=1:5:4", "--failure=1:5:4", "UNTIL later than AT"),
-    "failure_absent": ("--failure=-1:1", "--failure=-1:1", "WORKER:AT"),
-    "servers": ("--num_servers=0", "--num_servers=0", "at least 1"),
-    "latency": ("--latency_ms=-1", "--latency_ms=-1", "at least 0"),
     "bandwidth": ("--bandwidth_gbps=0", "--bandwidth_gbps=0", "above 0"),
     "timeout": ("--worker_timeout=inf", "--worker_timeout=inf", "at least 0"),
 }
@@ -225,7 +218,6 @@ def test_a_module_can_be_named_as_python_names_it(own, monkeypatch):
 WRONG_PROBLEM = {
     "task": ("--task=mnist", "--task=mnist", "digits|text|teacher"),
     "model_alone": ("--model=OWN:model", "--model", "together with --data"),
-    "data_alone": ("--data=OWN:pair", "--data", "together with --model"),
     "not_python": (
         "--model=DIR/bad.py:model --data=OWN:pair",
         "--model=DIR/bad.py:model",
@@ -251,11 +243,6 @@ WRONG_PROBLEM = {
         "--model=own.py",
         "FILE.py:FUNCTION or package.module:FUNCTION",
     ),
-    "no_file": (
-        "--model=no.py:model --data=OWN:pair",
-        "--model=no.py:model",
-        "exists",
-    ),
     "no_module": (
         "--model=no_such.module:model --data=OWN:pair",
         "--model=no_such.module:model",
@@ -264,11 +251,6 @@ WRONG_PROBLEM = {
     "no_function": (
         "--model=OWN:modle --data=OWN:pair",
         "OWN:modle",
-        "a function",
-    ),
-    "no_callable": (
-        "--model=OWN:NUMBER --data=OWN:pair",
-        "OWN:NUMBER",
         "a function",
     ),
     "no_model": (
@@ -281,16 +263,6 @@ WRONG_PROBLEM = {
         "--model=OWN:not_compiled",
         "must return a compiled model",
     ),
-    "no_momentum": (
-        "--model=OWN:adam --data=OWN:pair --momentum=0.9",
-        "--momentum=0.9",
-        "Adam has no momentum",
-    ),
-    "schedule": (
-        "--model=OWN:scheduled --data=OWN:pair --learning_rate=1",
-        "--learning_rate=1",
-        "schedule",
-    ),
     "no_data": (
         "--model=OWN:model --data=OWN:nothing",
         "--data=OWN:nothing",
@@ -301,15 +273,12 @@ WRONG_PROBLEM = {
         "--data=OWN:uneven",
         "[80, 7]",
     ),
-    "few": ("--model=OWN:model --data=OWN:few", "OWN:few", "at least 10"),
     "batch": (
         "--model=OWN:model --data=OWN:pair --batch_size=65",
         "--batch_size=65",
         "at most 64",
     ),
-    "batch_zero": ("--batch_size=0", "--batch_size=0", "at least 1"),
     "rate": ("--learning_rate=0", "--learning_rate=0", "above 0"),
-    "rate_nan": ("--learning_rate=nan", "--learning_rate=nan", "above 0"),
     "momentum": ("--momentum=1", "--momentum=1", "below 1"),
     "seed": ("--seed=-1", "--seed=-1", "at least 0"),
     "epochs": ("--epochs=0", "--epochs=0", "at least 1"),

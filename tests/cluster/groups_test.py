@@ -114,27 +114,12 @@ def test_the_misspelt_key_is_refused(name):
 
 # name -> (what the key holds, parts that the message must contain)
 MALFORMED = {
-    "null": (None, [f"{KEY} must be an object", "None"]),
-    "number": (1, [f"{KEY} must be an object", "1 (of type int)"]),
     "list": ([0, 2], [f"{KEY} must be an object", "[0, 2]"]),
     "empty": ({}, [f"{KEY} must have", '"group" is missing', "{}"]),
     "no_group": ({"num_groups": 2}, ['"group" is missing', "'num_groups'"]),
-    "no_num_groups": ({"group": 1}, ['"num_groups" is missing', "'group'"]),
-    "group_text": (
-        {"group": "0", "num_groups": 2},
-        [f'{KEY}["group"]', "integer from 0 to 1", "'0' (of type str)"],
-    ),
     "group_bool": (
         {"group": True, "num_groups": 2},
         [f'{KEY}["group"]', "integer from 0 to 1", "True (of type bool)"],
-    ),
-    "group_float": (
-        {"group": 1.0, "num_groups": 2},
-        [f'{KEY}["group"]', "integer from 0 to 1", "1.0 (of type float)"],
-    ),
-    "group_negative": (
-        {"group": -1, "num_groups": 2},
-        [f'{KEY}["group"]', "integer from 0 to 1", "-1"],
     ),
     "group_too_large": (
         {"group": 2, "num_groups": 2},
@@ -144,10 +129,6 @@ MALFORMED = {
         {"group": 0, "num_groups": 0},
         [f'{KEY}["num_groups"]', "integer from 1", "0"],
     ),
-    "num_groups_null": (
-        {"group": 0, "num_groups": None},
-        [f'{KEY}["num_groups"]', "integer from 1", "None"],
-    ),
     "num_groups_huge": (
         {"group": 10**4000 + 1, "num_groups": 10**4000},
         [f'{KEY}["group"]', "integer from 0 to"],
@@ -156,25 +137,9 @@ MALFORMED = {
         {"group": 0, "numgroups": 2},
         [f'{KEY}["numgroups"]', 'misspelt "num_groups"', "servers"],
     ),
-    "misspelt_servers": (
-        {"group": 0, "num_groups": 2, "server": SERVERS},
-        [f'{KEY}["server"]', 'misspelt "servers"'],
-    ),
-    "servers_null": (
-        {"group": 1, "num_groups": 2, "servers": None},
-        [f'{KEY}["servers"]', "list of 2 lists", "None"],
-    ),
-    "servers_empty": (
-        {"group": 1, "num_groups": 2, "servers": []},
-        [f'{KEY}["servers"]', "list of 2 lists", "[]"],
-    ),
     "servers_of_some": (
         {"group": 1, "num_groups": 3, "servers": SERVERS},
         [f'{KEY}["servers"]', "list of 3 lists", "'x:1'"],
-    ),
-    "servers_by_name": (
-        {"group": 1, "num_groups": 2, "servers": {"0": [], "1": []}},
-        [f'{KEY}["servers"]', "list of 2 lists", "dict"],
     ),
     "servers_flat": (
         {"group": 1, "num_groups": 2, "servers": ["c:1", "d:1"]},
@@ -195,10 +160,6 @@ MALFORMED = {
     "servers_in_another_order": (
         {"group": 1, "num_groups": 2, "servers": [["x:1"], ["d:1", "c:1"]]},
         [f'{KEY}["servers"][1]', "['c:1', 'd:1']", "['d:1', 'c:1']"],
-    ),
-    "servers_missing_here": (
-        {"group": 1, "num_groups": 2, "servers": [["x:1"], []]},
-        [f'{KEY}["servers"][1]', "['c:1', 'd:1']", "[]"],
     ),
 }
 
@@ -234,9 +195,6 @@ def test_servers_that_the_cluster_has_not_are_refused():
         ((np.int64(0), 2), ["Group.index", "int64"]),
         ((0, 0), ["Group.num_groups", "from 1", "0"]),
         ((0, 2, (("a:1",),)), ["Group.servers", "2 lists"]),
-        ((0, 2, None), ["Group.servers", "2 lists", "None"]),
-        ((0, 2, ("a:1", "b:1")), ["Group.servers[0]", "'a:1'"]),
-        ((0, 1, (("a",),)), ["Group.servers[0][0]", "'a'"]),
     ],
 )
 def test_a_group_made_by_hand_is_checked(arguments, parts):
@@ -281,12 +239,8 @@ def test_nested_arrays_keep_their_form():
     "data, parts",
     [
         ([1, 2, 3], ["tf.data.Dataset", "dataset[0]=1 (of type int)"]),
-        ("digits", ["tf.data.Dataset", "dataset='digits' (of type str)"]),
         (None, ["tf.data.Dataset", "dataset=None"]),
-        ((), ["tf.data.Dataset", "dataset=()"]),
-        ({"x": range(4)}, ["dataset['x']=range(0, 4)"]),
         (np.float32(1), ["tf.data.Dataset", "float32"]),
-        (np.array(1), ["tf.data.Dataset", "ndarray"]),
         (
             {"x": np.ones((4, 2)), "y": np.ones(3)},
             ["equal length", "dataset['x']: 4, dataset['y']: 3"],

@@ -21,30 +21,13 @@ MALFORMED = {
     ),
     "list": ("[1]", ["TF_CONFIG must be a JSON object", "[1]", "list"]),
     "twice": ('{"task": {}, "task": {}}', ["'task' twice", "each key once"]),
-    "null": ("null", ["TF_CONFIG must be a JSON object", "None"]),
     "cluster_list": (
         {"cluster": ["a:1"], "task": W0},
         ['TF_CONFIG["cluster"] must be an object', "['a:1']"],
     ),
-    "cluster_null": (
-        {"cluster": None, "task": W0},
-        ['TF_CONFIG["cluster"]', "None"],
-    ),
     "misspelt_cluster": (
         {"clusters": W2P1, "task": W0},
         ['TF_CONFIG["clusters"]', 'misspelt "cluster"'],
-    ),
-    "sparse_cluster": (
-        {"sparseCluster": W2P1, "task": W0},
-        ['TF_CONFIG["sparseCluster"]', 'misspelt "cluster"'],
-    ),
-    "misspelt_task": (
-        {"cluster": W2P1, "Task": W0},
-        ['TF_CONFIG["Task"]', 'misspelt "task"'],
-    ),
-    "job_master": (
-        {"cluster": {"master": ["a:1"]}, "task": W0},
-        ['"master"', 'call it "chief"', "chief, worker, ps, evaluator"],
     ),
     "job_unknown": (
         {"cluster": {"worker": ["a:1"], "gpu": ["b:1"]}, "task": W0},
@@ -53,10 +36,6 @@ MALFORMED = {
     "job_string": (
         {"cluster": {"worker": "a:1"}, "task": W0},
         ['TF_CONFIG["cluster"]["worker"] must be a list', "'a:1'"],
-    ),
-    "job_null": (
-        {"cluster": {"worker": ["a:1"], "ps": None}, "task": W0},
-        ['TF_CONFIG["cluster"]["ps"] must be a list', "None"],
     ),
     "sparse_key": (
         {"cluster": {"worker": {"x": "a:1"}}, "task": W0},
@@ -70,10 +49,6 @@ MALFORMED = {
         {"cluster": {"worker": {"0": "a:1", "00": "b:1"}}, "task": W0},
         ['TF_CONFIG["cluster"]["worker"]', "each once", "'00'"],
     ),
-    "address_empty": (
-        {"cluster": {"worker": [""]}, "task": W0},
-        ['TF_CONFIG["cluster"]["worker"][0]', "host:port", "''"],
-    ),
     "address_number": (
         {"cluster": {"worker": [2222]}, "task": W0},
         ['TF_CONFIG["cluster"]["worker"][0]', "host:port", "2222", "int"],
@@ -81,10 +56,6 @@ MALFORMED = {
     "address_without_port": (
         {"cluster": {"worker": ["a:1"], "ps": ["server"]}, "task": W0},
         ['TF_CONFIG["cluster"]["ps"][0]', "host:port", "'server'"],
-    ),
-    "address_without_host": (
-        {"cluster": {"worker": [":2222"]}, "task": W0},
-        ['TF_CONFIG["cluster"]["worker"][0]', "host:port", "':2222'"],
     ),
     "address_scheme": (
         {"cluster": {"worker": ["grpc://a:1"]}, "task": W0},
@@ -94,10 +65,6 @@ MALFORMED = {
         {"cluster": {"worker": ["a b:1"]}, "task": W0},
         ['["worker"][0]', "host is malformed", "'a b:1'"],
     ),
-    "address_ipv6_bare": (
-        {"cluster": {"worker": ["::1:2222"]}, "task": W0},
-        ['["worker"][0]', "[::1]:2222", "'::1:2222'"],
-    ),
     "address_ipv6_wrong": (
         {"cluster": {"worker": ["[::g]:2222"]}, "task": W0},
         ['["worker"][0]', "IPv6", "'[::g]:2222'"],
@@ -105,14 +72,6 @@ MALFORMED = {
     "port_zero": (
         {"cluster": {"worker": ["a:0"]}, "task": W0},
         ['["worker"][0]', "1 to 65535", "'a:0'"],
-    ),
-    "port_large": (
-        {"cluster": {"worker": ["a:1", "b:65536"]}, "task": W0},
-        ['["worker"][1]', "1 to 65535", "'b:65536'"],
-    ),
-    "port_negative": (
-        {"cluster": {"worker": ["a:-1"]}, "task": W0},
-        ['["worker"][0]', "1 to 65535", "'a:-1'"],
     ),
     "port_word": (
         {"cluster": {"worker": ["a:grpc"]}, "task": W0},
@@ -130,24 +89,12 @@ MALFORMED = {
         {"cluster": {"chief": ["a:1", "b:1"], "ps": ["c:1"]}, "task": W0},
         ['TF_CONFIG["cluster"]["chief"]', "one address at most", "'b:1'"],
     ),
-    "two_evaluators": (
-        {"cluster": {**W2P1, "evaluator": ["d:1", "e:1"]}, "task": W0},
-        ['TF_CONFIG["cluster"]["evaluator"]', "one address at most"],
-    ),
     "no_worker": (
         {"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 0}},
         ['TF_CONFIG["cluster"]', "at least one task", "['ps']"],
     ),
-    "jobs_empty": (
-        {"cluster": {"worker": [], "ps": []}, "task": W0},
-        ['TF_CONFIG["cluster"]', "at least one task"],
-    ),
     "no_ps": (
         {"cluster": {"worker": ["a:1", "b:1"]}, "task": W0},
-        ['TF_CONFIG["cluster"]["ps"]', "more than one worker", "2 workers"],
-    ),
-    "chief_and_worker_no_ps": (
-        {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": W0},
         ['TF_CONFIG["cluster"]["ps"]', "more than one worker", "2 workers"],
     ),
     "evaluator_no_ps": (
@@ -176,10 +123,6 @@ MALFORMED = {
         },
         ['no job "evaluator"', "helpers"],
     ),
-    "task_missing": (
-        {"cluster": W2P1},
-        ['TF_CONFIG["task"]["type"]', "chief, worker, ps, evaluator", "{}"],
-    ),
     "task_list": (
         {"cluster": W2P1, "task": ["worker", 0]},
         ['TF_CONFIG["task"] must be an object', "['worker', 0]"],
@@ -187,14 +130,6 @@ MALFORMED = {
     "type_missing": (
         {"cluster": W2P1, "task": {"index": 0}},
         ['TF_CONFIG["task"]["type"]', "missing", "{'index': 0}"],
-    ),
-    "type_number": (
-        {"cluster": W2P1, "task": {"type": 0, "index": 0}},
-        ['TF_CONFIG["task"]["type"]', "worker, ps", "0 (of type int)"],
-    ),
-    "type_list": (
-        {"cluster": W2P1, "task": {"type": ["ps"], "index": 0}},
-        ['TF_CONFIG["task"]["type"]', "['ps'] (of type list)"],
     ),
     "type_unknown": (
         {"cluster": W2P1, "task": {"type": "Worker", "index": 0}},
@@ -216,45 +151,21 @@ MALFORMED = {
         {"cluster": W2P1, "task": {"type": "worker", "index": True}},
         ['TF_CONFIG["task"]["index"]', "0 to 1", "True (of type bool)"],
     ),
-    "index_float": (
-        {"cluster": W2P1, "task": {"type": "worker", "index": 1.0}},
-        ['TF_CONFIG["task"]["index"]', "0 to 1", "1.0 (of type float)"],
-    ),
-    "index_negative": (
-        {"cluster": W2P1, "task": {"type": "worker", "index": -1}},
-        ['TF_CONFIG["task"]["index"]', "0 to 1", "-1"],
-    ),
     "index_too_large": (
         {"cluster": W2P1, "task": {"type": "ps", "index": 1}},
         ['TF_CONFIG["task"]["index"]', "0 to 0 for type 'ps'", "1"],
-    ),
-    "index_word": (
-        {"cluster": W2P1, "task": {"type": "worker", "index": "one"}},
-        ['TF_CONFIG["task"]["index"]', "0 to 1", "'one'"],
     ),
     "index_other_digits": (
         {"cluster": W2P1, "task": {"type": "worker", "index": "١"}},
         ['TF_CONFIG["task"]["index"]', "0 to 1", "'١'"],
     ),
-    "index_of_absent_evaluator": (
-        {"cluster": W2P1, "task": {"type": "evaluator", "index": 1}},
-        ['TF_CONFIG["task"]["index"]', "0 to 0 for type 'evaluator'"],
-    ),
     "rpc_layer": (
         {"cluster": W2P1, "task": W0, "rpc_layer": "grpc+verbs"},
         ["TF_CONFIG[\"rpc_layer\"] must be 'grpc'", "'grpc+verbs'"],
     ),
-    "rpc_layer_without_cluster": (
-        {"rpc_layer": 1},
-        ["TF_CONFIG[\"rpc_layer\"] must be 'grpc'", "1 (of type int)"],
-    ),
     "second_worker_without_cluster": (
         {"task": {"type": "worker", "index": 1}},
         ['TF_CONFIG["cluster"]', 'TF_CONFIG["task"]', "no cluster"],
-    ),
-    "ps_without_cluster": (
-        {"cluster": {}, "task": {"type": "ps", "index": 0}},
-        ['TF_CONFIG["cluster"]', "'ps'", "no cluster"],
     ),
 }
 

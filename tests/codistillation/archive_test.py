@@ -52,7 +52,7 @@ def test_what_is_written_is_read(arrays, step):
         elements=st.floats(-(2.0**90), 2.0**90, width=32),
     )
 )
-@laws.settings(max_examples=60)
+@laws.settings(max_examples=30)
 def test_quantised_weights_are_as_near_as_is_said(array):
     eight = quantization.restore(
         quantization.quantise(array, "int8"), "float32"
@@ -90,7 +90,7 @@ def test_bytes_on_the_way():
 
 
 @hypothesis.given(data=st.data())
-@laws.settings(max_examples=150)
+@laws.settings(max_examples=60)
 def test_damage_is_never_taken_for_weights(data):
     content = CONTENT
     damage = data.draw(st.sampled_from(["cut", "flipped", "foreign"]))
@@ -174,13 +174,4 @@ def test_weights_with_something_behind_them_are_not_read():
             more = b"?" if name == "weights/1.0.npy" else b""
             after.writestr(name, before.read(name) + more)
     with pytest.raises(UnusableCheckpointError, match="1.0' is too long"):
-        archive.decode(buffer.getvalue())
-
-
-def test_what_the_release_before_has_written_is_refused():
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as written:
-        said = {"format": "tfdist-codistillation", "version": 1}
-        written.writestr("tfdist.json", json.dumps(said))
-    with pytest.raises(UnusableCheckpointError, match="tfdist-codistillation"):
         archive.decode(buffer.getvalue())

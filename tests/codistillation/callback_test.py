@@ -29,9 +29,10 @@ from tfdist.codistillation.weights import snapshot
 layers = keras.layers
 
 
-def test_exchanges_begin_with_the_end_of_the_burn_in():
+def test_exchanges_begin_with_the_end_of_the_burn_in(capsys):
     exchange = ScriptedExchange()
-    train(exchange, model=codistilled(build(), 3), exchange_every=4)
+    train(exchange, model=codistilled(build(), 3), exchange_every=4, verbose=1)
+    assert "no weights of group 1 came.\n" in capsys.readouterr().out
     # And once more at the end, for peers that train on.
     assert [one.step for one in exchange.published] == [3, 7, 11, 12]
     assert [peer for peer, _ in exchange.asked] == [1] * 4
@@ -59,18 +60,6 @@ def test_what_is_published_is_the_student_at_that_step():
             np.testing.assert_array_equal(ours, theirs)
 
 
-def test_teacher_counts_from_the_step_after_it_came():
-    exchange = ScriptedExchange([None, checkpoint(weights(), step=77)])
-    watch = Watch()
-    callback, logs = train(exchange, callbacks=[watch])
-    assert watch.steps == list(range(6, STEPS + 1))
-    assert logs["teachers"] == [1.0]
-    assert callback.summary["1"]["received"] == 1
-    assert callback.summary["1"]["step"] == 77
-    assert [known for _, known in exchange.asked][:2] == [None, None]
-    assert exchange.asked[2][1].step == 77
-
-
 def test_newest_teacher_replaces_the_one_before():
     near, far = build(1), build(2)
     given = [
@@ -94,7 +83,17 @@ def test_staleness_is_recorded(tmp_path):
             None,
         ]
     )
-    callback, logs = train(exchange, log_dir=tmp_path / "logs")
+    watch = Watch()
+    callback, logs = train(
+        exchange, callbacks=[watch], log_dir=tmp_path / "logs"
+    )
+    # The teacher counts from the step after it came.
+    assert watch.steps == list(range(6, STEPS + 1))
+    assert logs["teachers"] == [1.0]
+    assert callback.summary["1"]["received"] == 1
+    assert callback.summary["1"]["step"] == 3
+    assert [known for _, known in exchange.asked][:2] == [None, None]
+    assert exchange.asked[2][1].step == 3
     found = [
         {key: record[key] for key in record if key not in ("time", "run")}
         for record in callback.records
@@ -198,8 +197,6 @@ def test_summary_is_printed(capsys):
         "Codistillation of group 0: weights of group 1 came once, the last "
         "of its step 7.\n"
     ) in capsys.readouterr().out
-    train(ScriptedExchange(), verbose=1)
-    assert "no weights of group 1 came.\n" in capsys.readouterr().out
 
 
 def test_which_group_comes_from_the_environment(monkeypatch):
@@ -222,15 +219,10 @@ def test_which_group_comes_from_the_environment(monkeypatch):
         ),
         ({"exchange_every": 0}, "exchange_every.*Received: exchange_every=0"),
         (
-            {"exchange_every": 1.5},
-            "exchange_every.*Received: exchange_every=1.5",
-        ),
-        (
             {"max_age_seconds": 0},
             "max_age_seconds.*Received: max_age_seconds=0",
         ),
         ({"num_groups": None}, "group=0 needs num_groups"),
-        ({"group": 2}, "index.*Received: 2"),
     ],
 )
 def test_malformed_arguments_are_refused(arguments, message):

@@ -25,8 +25,10 @@ from tfdist.codistillation.teacher import Teacher
 from tfdist.codistillation.weights import snapshot
 
 
-@pytest.mark.parametrize("distance", ["cross_entropy", "mean_squared_logits"])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("distance", "weighted"),
+    [("cross_entropy", True), ("mean_squared_logits", False)],
+)
 def test_step_is_the_paper_s(distance, weighted):
     rate, weight, temperature = 0.3, 0.7, 1.0
     if distance == "cross_entropy":
@@ -78,25 +80,33 @@ def test_step_is_the_paper_s(distance, weighted):
 
 def test_burn_in_is_exact_to_the_step():
     x, y = data(batches=6)
-    plain = trained(deep(1), "adam")
-    student = deep(1)
+
+    def steps_of(model, watched):
+        """Weights after each step, and the mean distance until then."""
+        found = []
+
+        def look(step, logs):
+            found.append((snapshot(watched), logs.get("codistillation_loss")))
+
+        watch = keras.callbacks.LambdaCallback(on_train_batch_end=look)
+        fit(model, x, y, callbacks=[watch])
+        return found
+
+    plain, student = trained(deep(1), "adam"), deep(1)
     model = trained(Codistilled(student, burn_in_steps=4), "adam")
     model.set_teachers(teachers_of(student, deep(2)))
-    for step in range(6):
-        batch = slice(step * BATCH, (step + 1) * BATCH)
-        # A dropout mask depends on how many were drawn before.
-        fit(plain, x[batch], y[batch])
-        logs = fit(model, x[batch], y[batch])
-        if step < 4:
-            assert_same(plain, student)
-            assert logs["codistillation_loss"] == 0
-        else:
-            assert logs["codistillation_loss"] > 0
-    assert not np.array_equal(snapshot(plain)[0], snapshot(student)[0])
+    # A dropout mask depends on how many were drawn before.
+    expected, found = steps_of(plain, plain), steps_of(model, student)
+    same = [
+        all(map(np.array_equal, alone, own))
+        for (alone, _), (own, _) in zip(expected, found, strict=True)
+    ]
+    assert same == [True] * 4 + [False] * 2
+    assert [loss > 0 for _, loss in found] == [False] * 4 + [True] * 2
 
 
 @pytest.mark.parametrize(
-    "why", nightly.also(["weight 0"], ["no teachers", "none available"])
+    "why", nightly.also(["none available"], ["no teachers"])
 )
 def test_without_teachers_it_is_plain_keras(why):
     x, y = data(batches=4)
@@ -104,16 +114,10 @@ def test_without_teachers_it_is_plain_keras(why):
     expected = fit(plain, x, y, epochs=2)
     student = deep(1)
     model = trained(
-        Codistilled(
-            student, burn_in_steps=0, weight=0.0 if why == "weight 0" else 1.0
-        ),
-        "adam",
-        metrics=["accuracy"],
+        Codistilled(student, burn_in_steps=0), "adam", metrics=["accuracy"]
     )
     if why == "none available":
         model.set_teachers([Teacher(student), Teacher(student)])
-    elif why == "weight 0":
-        model.set_teachers(teachers_of(student, deep(2)))
     logs = fit(model, x, y, epochs=2)
     assert_same(plain, student)
     assert {name: logs[name] for name in expected} == expected
@@ -181,22 +185,22 @@ def test_evaluation_is_of_the_student_alone():
     np.testing.assert_allclose(found["loss"], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"jit_compile": True}, {"run_eagerly": True}, {"steps_per_execution": 2}],
-    ids=lambda settings: next(iter(settings)),
-)
-def test_ways_to_run_a_step(settings):
+def test_ways_to_run_a_step():
     x, y = data(batches=4)
     results = []
-    for given in ({}, settings):
+    for given in (
+        {},
+        {"jit_compile": True, "steps_per_execution": 2},
+        {"run_eagerly": True},
+    ):
         student = linear(1)
         model = trained(Codistilled(student, burn_in_steps=2), **given)
         model.set_teachers(teachers_of(student, linear(2)))
         fit(model, x, y)
         results.append(snapshot(student))
-    for expected, got in zip(*results, strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    for expected, *others in zip(*results, strict=True):
+        for got in others:
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_files_are_those_of_the_student(tmp_path):
@@ -227,16 +231,10 @@ def test_files_are_those_of_the_student(tmp_path):
     ("arguments", "message"),
     [
         ({"burn_in_steps": -1}, "burn_in_steps.*Received: burn_in_steps=-1"),
-        ({"burn_in_steps": 2.5}, "burn_in_steps.*Received: burn_in_steps=2.5"),
         ({"weight": -1.0}, "weight.*Received: weight=-1.0"),
-        ({"weight": float("nan")}, "weight.*Received: weight=nan"),
         (
             {"loss": "mse"},
             "`loss` must be a CodistillationLoss.*Received: loss='mse'",
-        ),
-        (
-            {"student": 3},
-            "`student` must be a keras.Model. Received: student=3",
         ),
         ({"student": Own()}, "Own has a train_step of its own"),
     ],

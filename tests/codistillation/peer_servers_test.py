@@ -15,12 +15,7 @@ SERVERS = [["a:1", "a:2"], ["b:1"]]
     [
         ({"dtype": "int4"}, "float32, float16, int8. .*dtype='int4'"),
         ({"timeout": 0}, "`timeout` must be positive. Received: timeout=0"),
-        (
-            {"timeout": float("nan")},
-            "`timeout` must be positive. Received: timeout=nan",
-        ),
         ({"servers": "a:1"}, "servers must be a list of lists of addresses"),
-        ({"servers": ["a:1", "b:1"]}, r"servers\[0\] must be a list of lists"),
         ({"servers": [["a:1"], ["b"]]}, r"servers\[1\]\[0\] must be 'host:po"),
         ({"servers": [["a:1"], ["a:1"]]}, r"which servers\[0\]\[0\] has as"),
     ],

@@ -42,11 +42,10 @@ def few_bits(count):
     "settings",
     [
         {},
-        {"momentum": 0.5},
         {"momentum": 0.5, "masking": False},
         {"momentum": 0.5, "nesterov": True},
     ],
-    ids=["error feedback", "momentum", "no masking", "nesterov"],
+    ids=["error feedback", "no masking", "nesterov"],
 )
 def test_it_is_the_rule_to_the_bit(settings):
     codec = TopK(0.05, dense_below=0, entropy=False, **settings)

@@ -87,9 +87,9 @@ class Receiver:
         return vector[0]
 
 
-@pytest.fixture(params=[None, Threshold(1.0)], ids=["dense", "threshold"])
+@pytest.fixture
 def receiver(request):
-    made = Receiver(request.param)
+    made = Receiver(getattr(request, "param", None))
     yield made
     made.channel.transport.close()
 
@@ -97,6 +97,12 @@ def receiver(request):
 ONES = tf.constant(np.full(SIZE, 1.0 + 2.0**-20, "float32"))
 
 
+@pytest.mark.parametrize(
+    "receiver",
+    [None, Threshold(1.0)],
+    ids=["dense", "threshold"],
+    indirect=True,
+)
 def test_a_message_is_applied_once(receiver):
     for _ in range(3):
         receiver.put(ONES, 1, 1)

@@ -63,32 +63,6 @@ def test_a_slow_receiver_with_a_small_queue_gets_everything(
     assert reports[0]["merged"] > 100
 
 
-def test_uneven_data_ends_with_all_updates_everywhere(cluster):
-    running = cluster(num_ps=0, num_workers=3)
-    workers = [
-        running.start("worker", k, TRAIN, steps=steps, compression=THRESHOLD)
-        for k, steps in enumerate((5, 200, 60))
-    ]
-    running.finish()
-    check_all_is_there(reports_of(workers))
-
-
-def test_a_worker_that_was_stopped_within_its_bound_gets_everything(cluster):
-    running = cluster(num_ps=0, num_workers=3)
-    workers = running.start_workers(
-        TRAIN, steps=300, pace=0.01, worker_timeout=60.0
-    )
-    for worker in workers:
-        worker.wait_for_steps(20)
-    workers[2].send(signal.SIGSTOP)
-    # The others train on.
-    for worker in workers[:2]:
-        worker.wait_for_steps(250)
-    workers[2].send(signal.SIGCONT)
-    running.finish()
-    check_all_is_there(reports_of(workers))
-
-
 def test_a_worker_that_was_stopped_for_longer_is_told(cluster):
     running = cluster(num_ps=0, num_workers=3)
     workers = running.start_workers(

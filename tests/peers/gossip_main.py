@@ -70,13 +70,3 @@ def train(
             counts=strategy.exchange_counts(),
             distance=strategy.consensus_distance(),
         )
-
-
-def train_saved(directory, epochs):
-    """Trains with a `ClusterCheckpoint`, five steps an epoch.
-
-    Args:
-        directory: Of the checkpoints.
-        epochs: Of `fit`.
-    """
-    handshake.report(**faults.fit_saved(strategy_of(), directory, epochs))

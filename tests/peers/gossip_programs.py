@@ -51,24 +51,3 @@ def monitored(strategy, worker):
         "staleness": [row["staleness"] for row in rows],
         "worker": worker,
     }
-
-
-def rates(strategy, worker):
-    """The chief's callback sets a rate, which the other takes over."""
-    model = programs.model_of(strategy)
-
-    def look(batch, logs):
-        if worker == 0 and batch == 3:
-            model.optimizer.learning_rate = programs.RATE / 4
-        if worker == 1 and batch >= 3:
-            rate = float(model.optimizer.learning_rate.numpy())
-            model.stop_training = False
-            seen.append(rate)
-
-    seen = []
-    model.fit(
-        programs.data(worker, 200),
-        verbose=0,
-        callbacks=[all_reduce_programs.on(on_train_batch_end=look)],
-    )
-    return [seen[:1], float(model.optimizer.learning_rate.numpy()), seen[-1:]]

@@ -20,21 +20,6 @@ from tfdist.peers import channel
 
 ROWS, COLUMNS = 64, 32
 RATE = 2.0**-3
-# Programs that all methods among peers run.
-ALIKE = (
-    "two_fits",
-    "compiled_again",
-    "a_layer_frozen_between_fits",
-    "accumulated_gradients",
-    "loss_scale",
-    "not_finite",
-    "in_other_ways",
-    "a_loop_of_its_own",
-    "the_chief_stops",
-    "refused",
-    "two_optimizers",
-    "moving_statistics",
-)
 
 
 def gradient(worker):
@@ -160,65 +145,6 @@ def recorded_logs():
         logger.removeHandler(handler)
 
 
-def two_fits(strategy, worker):
-    """Of 3 and 5 steps, then of 4 and 2; the weights after each."""
-    model = model_of(strategy)
-    found = []
-    for steps in ([3, 5][worker], [4, 2][worker]):
-        replica = Replica()
-        model.fit(data(worker, steps), verbose=0, callbacks=[replica])
-        found.append(replica.weights.ravel().tolist())
-    return found
-
-
-def compiled_again(strategy, worker):
-    """Two steps at one rate, and two with another optimizer at half of it."""
-    model = model_of(strategy)
-    model.fit(data(worker, 2), verbose=0)
-    with strategy.scope():
-        model.compile(keras.optimizers.SGD(RATE / 2), Product())
-    replica = Replica()
-    model.fit(data(worker, 2), verbose=0, callbacks=[replica])
-    return replica.weights.ravel().tolist()
-
-
-def a_layer_frozen_between_fits(strategy, worker):
-    """Of two layers the first is trained in the first `fit` alone."""
-    with strategy.scope():
-        first = keras.layers.Dense(
-            COLUMNS, use_bias=False, kernel_initializer="zeros"
-        )
-        scale = Scale()
-        model = keras.Sequential([keras.Input([ROWS]), first, scale])
-        model.compile(keras.optimizers.SGD(RATE), Product())
-    model.fit(data(worker, 2), verbose=0)
-    before = first.get_weights()[0]
-    first.trainable = False
-    with strategy.scope():
-        model.compile(keras.optimizers.SGD(RATE), Product())
-    model.fit(data(worker, 3), verbose=0)
-    same = bool((before == first.get_weights()[0]).all())
-    return {
-        "same": same,
-        "weights": model.get_weights()[0].ravel().tolist(),
-        "scale": model.get_weights()[1].item(),
-        "lanes": len(strategy._engine.lanes),
-    }
-
-
-class Scale(keras.layers.Layer):
-    """One weight, by which its input is multiplied."""
-
-    def build(self, shape):
-        """Makes it."""
-        del shape
-        self.scale = self.add_weight(shape=(), initializer="ones")
-
-    def call(self, x):
-        """Returns the product."""
-        return x * self.scale
-
-
 def accumulated_gradients(strategy, worker):
     """Six steps with one update each two: of the mean."""
     model = model_of(
@@ -245,135 +171,6 @@ def loss_scale(strategy, worker):
             )
         )
     return replica_after(strategy, model, batches)
-
-
-def not_finite(strategy, worker):
-    """One of four batches of a worker has NaN, and is left out."""
-    model = model_of(strategy, lambda: keras.optimizers.SGD(RATE, momentum=0.5))
-    batches = data(worker, 4)
-    if worker == 1:
-        bad = [np.full([1, n], np.nan, "float32") for n in (ROWS, COLUMNS)]
-        batches = programs.unshared(
-            tf.data.Dataset.from_tensors(tuple(bad)).concatenate(
-                data(worker, 3)
-            )
-        )
-    return replica_after(strategy, model, batches)
-
-
-def in_other_ways(strategy, worker):
-    """`run_eagerly`, XLA, and several steps in one call: the same sums."""
-    found = {}
-    for name, settings in {
-        "eager": {"run_eagerly": True},
-        "xla": {"jit_compile": True},
-        "at_once": {"steps_per_execution": 2},
-    }.items():
-        model = model_of(strategy, **settings)
-        replica = Replica()
-        model.fit(data(worker, 4), verbose=0, callbacks=[replica])
-        found[name] = replica.weights.ravel().tolist()
-    return found
-
-
-def a_loop_of_its_own(strategy, worker):
-    """`train_on_batch`, and `barrier` where the sum is there."""
-    model = model_of(strategy)
-    x, y = (np.float32(factor)[None] for factor in _factors(worker))
-    for _ in range([3, 6][worker]):
-        model.train_on_batch(x, y)
-    strategy.barrier()
-    return model.get_weights()[0].ravel().tolist()
-
-
-def the_chief_stops(strategy, worker):
-    """Its callback does after 20 steps; the other's is ignored."""
-    model = model_of(strategy)
-    steps = []
-
-    def look(batch, logs):
-        steps.append(batch)
-        if worker == 1 or len(steps) == 20:
-            model.stop_training = True
-
-    model.fit(
-        data(worker, 20 if worker == 0 else 10**9),
-        epochs=10**6,
-        verbose=0,
-        callbacks=[programs.on(on_train_batch_end=look)],
-    )
-    return {
-        "steps": len(steps),
-        "weights": model.get_weights()[0].ravel().tolist(),
-    }
-
-
-def refused(strategy, worker):
-    """Errors at the first step."""
-    found = []
-
-    def constrained():
-        with strategy.scope():
-            layer = keras.layers.Dense(1, kernel_constraint="non_neg")
-            model = keras.Sequential([keras.Input([ROWS]), layer])
-            model.compile("sgd", "mse")
-        return model
-
-    for make in (
-        constrained,
-        lambda: model_of(
-            strategy, lambda: keras.optimizers.SGD(RATE, use_ema=True)
-        ),
-        lambda: _codebook(strategy),
-    ):
-        model = make()
-        try:
-            model.fit(data(worker, 1), verbose=0)
-            found.append("trained on")
-        except NotImplementedError as error:
-            found.append(str(error))
-    return found
-
-
-def _codebook(strategy):
-    with strategy.scope():
-        model = programs.Codebook()
-        model.compile()
-    return model
-
-
-class TwoOptimizers(keras.Model):
-    """Two weights, each with an optimizer of its own."""
-
-    def __init__(self):
-        """Makes it."""
-        super().__init__()
-        self.first = self.add_weight(shape=(), initializer="zeros")
-        self.second = self.add_weight(shape=(), initializer="zeros")
-        self.optimizers = [keras.optimizers.SGD(r) for r in (0.5, 0.25)]
-
-    def call(self, x):
-        """Returns its input."""
-        return x
-
-    def train_step(self, data):
-        """Takes a step of each optimizer: the gradient is the data."""
-        gradient = tf.reduce_mean(data[0])
-        for optimizer, weight in zip(
-            self.optimizers, (self.first, self.second), strict=True
-        ):
-            optimizer.apply([gradient], [weight])
-        return {"gradient": gradient}
-
-
-def two_optimizers(strategy, worker):
-    """Each has messages of its own."""
-    with strategy.scope():
-        model = TwoOptimizers()
-        model.compile()
-    steps = [2, 3][worker]
-    model.fit(programs.batches(np.ones(steps) * (worker + 1.0)), verbose=0)
-    return [float(w.numpy()) for w in (model.first, model.second)]
 
 
 def monitored(strategy, worker):
@@ -416,23 +213,3 @@ def monitored(strategy, worker):
 def _bytes_received(strategy):
     channels = strategy._engine.channels
     return sum(int(one.counts[:, channel.BYTES].sum()) for one in channels)
-
-
-def moving_statistics(strategy, worker):
-    """Each worker's own in `fit`, the chief's at its end."""
-    with strategy.scope():
-        layer = keras.layers.BatchNormalization(momentum=0.5)
-        model = keras.Sequential([keras.Input([1]), layer])
-        model.compile(keras.optimizers.SGD(0.0), "mse")
-    seen = []
-
-    def look(logs):
-        seen.append(layer.moving_mean.numpy().item())
-
-    x = np.full(2, [1.0, 10.0][worker])
-    model.fit(
-        programs.batches(x, size=2),
-        verbose=0,
-        callbacks=[programs.on(on_train_end=look)],
-    )
-    return [*seen, layer.moving_mean.numpy().item()]

@@ -79,7 +79,7 @@ def test_graphs_train_as_numpy_does(schedule, depth, micro_batches, sync):
 
 
 @pytest.mark.parametrize("schedule", schedules.ASYNCHRONOUS)
-@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize("depth", nightly.also([4], [2]))
 def test_every_number_of_stages_trains_as_numpy_does(schedule, depth):
     batched = schedule == "pipedream_2bw"
     for sync in (False, True) if schedule == "pipedream" else (False,):
@@ -104,30 +104,6 @@ def test_pipedreams_stages_are_as_late_as_its_formula_says():
     chains.feed(model, chains.batches_of(units, 1))
     chains.executor(model).drain()
     chains.assert_weights(model, [of_stage[-1] for of_stage in made])
-
-
-def test_2bw_is_one_update_late_everywhere():
-    # W(t + 1) = W(t) - eta * grad f(W(t - 1)), of a batch's mean loss.
-    depth, units = 3, chains.units_of([2] * 16)
-    made = [chains.initial(depth)] * 2
-    for x, y in chains.batches_of(units, 4):
-        gradients = oracles.gradients(made[-2], x, y)
-        made.append(
-            [
-                w - chains.RATE * g
-                for w, g in zip(made[-1], gradients, strict=True)
-            ]
-        )
-    model = chains.chain(
-        made[0],
-        chains.sgd(0.0),
-        True,
-        micro_batches=4,
-        schedule="pipedream_2bw",
-    )
-    chains.feed(model, chains.batches_of(units, 4))
-    chains.executor(model).drain()
-    chains.assert_weights(model, made[-1])
 
 
 def test_each_stage_counts_its_own_updates_for_adam():
@@ -160,7 +136,7 @@ def test_each_stage_counts_its_own_updates_for_adam():
 def test_one_stage_is_plain_keras():
     x, y, sample_weight = models.data("mlp", 12)
     trained = []
-    for schedule in (None, "pipedream", "spectrain", "ftpipe"):
+    for schedule in (None, "pipedream", "spectrain"):
         model = models.make("mlp")
         if schedule:
             pipelined.pipeline(
@@ -195,10 +171,8 @@ def noisy(constraint=None):
 @pytest.mark.parametrize(
     ("kind", "schedule"),
     [
-        ("noisy", "pipedream"),
         ("noisy", "ftpipe"),
         ("mlp", "pipedream_2bw"),
-        ("convnet", "pipedream"),
         ("skip", "pipedream"),
         ("two", "ftpipe"),
     ],
@@ -301,7 +275,6 @@ def test_blocks_on_shared_devices_train_as_on_their_own():
     ("changes", "message"),
     [
         ({"schedule": "gpipe"}, "`schedule` must be one of pipedream, .*gpipe"),
-        ({"micro_batches": 0}, "`micro_batches` must be .* at least 1.*=0"),
         (
             {"schedule": "pipedream_2bw", "micro_batches": 2},
             "must be .* stages, 3, .*: micro_batches=2",
@@ -311,15 +284,7 @@ def test_blocks_on_shared_devices_train_as_on_their_own():
             {"schedule": "spectrain", "optimizer": chains.sgd(0.0)},
             "smoothed gradient.*SGD with momentum=0.0",
         ),
-        (
-            {"optimizer": None},
-            "`optimizer` must be a keras.*Received: optimizer=None",
-        ),
         ({"optimizer": keras.optimizers.Nadam()}, "must not be Nadam"),
-        (
-            {"optimizer": keras.optimizers.LossScaleOptimizer(chains.sgd())},
-            "must not be LossScaleOptimizer",
-        ),
         (
             {"optimizer": keras.optimizers.SGD(global_clipnorm=1.0)},
             "`global_clipnorm` of the optimizer must be None.*Received: .*=1.0",

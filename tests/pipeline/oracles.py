@@ -6,8 +6,7 @@ with it.
 
 import numpy as np
 
-_SYNCHRONOUS = ("gpipe", "1f1b")
-_NAMES = (*_SYNCHRONOUS, "pipedream", "pipedream_2bw", "spectrain", "ftpipe")
+_NAMES = ("pipedream", "pipedream_2bw", "spectrain", "ftpipe")
 
 
 def train(
@@ -18,9 +17,6 @@ def train(
     momentum=0.0,
     vertical_sync=False,
     batch_units=1,
-    *,
-    smoothed=False,
-    recompute=True,
 ):
     """Trains a chain of stages through a pipeline, which ends up empty.
 
@@ -41,8 +37,7 @@ def train(
     Args:
       weights: A list of K float arrays [in, out].
       units: A list of pairs (x, y), of [examples, in] and [examples, out].
-      schedule: "gpipe" and "1f1b" (every unit of a batch with the same
-        weights), "pipedream" (backward with the weights of its forward),
+      schedule: "pipedream" (backward with the weights of its forward),
         "pipedream_2bw" (batch t with W(t - 1)), "spectrain" (forward with
         weights predicted by floor(k / 2) + K - k - 1 updates, backward by
         floor(k / 2)), or "ftpipe" (forward and backward, which computes its
@@ -51,31 +46,20 @@ def train(
       momentum: A float.
       vertical_sync: Of "pipedream": unit u uses version max(0, u - K + 1) of
         every stage.
-      batch_units: Of "gpipe", "1f1b" and "pipedream_2bw": units of an update.
-      smoothed: Of "spectrain": as its paper has it, v = momentum * v + (1 -
-        momentum) * g, w = w - learning_rate * v, and the prediction is
-        w - s * learning_rate * v. Otherwise the momentum is Keras', and the
-        prediction w + s * m.
-      recompute: Of "spectrain": whether a backward computes its forward again
-        with the weights that it predicts. Otherwise it has the activations
-        of its forward, and its weights are in the gradient of the inputs
-        alone.
+      batch_units: Of "pipedream_2bw": units of an update.
 
     Returns:
       A list of K arrays: the weights after all updates.
     """
     assert schedule in _NAMES, schedule
     assert not vertical_sync or schedule == "pipedream"
-    assert schedule in (*_SYNCHRONOUS, "pipedream_2bw") or batch_units == 1
+    assert schedule == "pipedream_2bw" or batch_units == 1
     assert len(units) % batch_units == 0
-    stages = [_Stage(w, learning_rate, momentum, smoothed) for w in weights]
-    if schedule in _SYNCHRONOUS:
-        _train_synchronously(stages, units, batch_units)
-    else:
-        if schedule == "pipedream_2bw":
-            assert batch_units >= len(weights)
-        rule = _Rule(schedule, len(weights), vertical_sync, batch_units)
-        _train_by_half_ticks(stages, units, batch_units, rule, recompute)
+    stages = [_Stage(w, learning_rate, momentum) for w in weights]
+    if schedule == "pipedream_2bw":
+        assert batch_units >= len(weights)
+    rule = _Rule(schedule, len(weights), vertical_sync, batch_units)
+    _train_by_half_ticks(stages, units, batch_units, rule)
     return [stage.versions[-1] for stage in stages]
 
 
@@ -102,16 +86,13 @@ def gradients(weights, x, y):
 class _Stage:
     """The weights of a stage, all versions of them, and its optimizer."""
 
-    def __init__(self, w, learning_rate, momentum, smoothed):
+    def __init__(self, w, learning_rate, momentum):
         self.versions = [np.array(w, np.float64)]
         self.m = np.zeros_like(self.versions[0])
         self._rate, self._momentum = learning_rate, momentum
-        # The same rule: m = -rate * v.
-        self._part = 1 - momentum if smoothed else 1
 
     def update(self, gradient):
-        step = self._rate * self._part * gradient
-        self.m = self._momentum * self.m - step
+        self.m = self._momentum * self.m - self._rate * gradient
         self.versions.append(self.versions[-1] + self.m)
 
     def predicted(self, updates):
@@ -142,20 +123,7 @@ class _Rule:
         return stashed
 
 
-def _train_synchronously(stages, units, batch_units):
-    for first in range(0, len(units), batch_units):
-        batch = units[first : first + batch_units]
-        examples = sum(len(x) for x, _ in batch)
-        weights = [stage.versions[-1] for stage in stages]
-        sums = [np.zeros_like(w) for w in weights]
-        for x, y in batch:
-            for total, part in zip(sums, gradients(weights, x, y), strict=True):
-                total += part * len(x) / examples
-        for stage, gradient in zip(stages, sums, strict=True):
-            stage.update(gradient)
-
-
-def _train_by_half_ticks(stages, units, batch_units, rule, recompute):
+def _train_by_half_ticks(stages, units, batch_units, rule):
     depth = len(stages)
     # By stage and unit: what comes in, forward and backward; what is kept.
     inputs = {(0, u): x for u, (x, _) in enumerate(units)}
@@ -181,7 +149,7 @@ def _train_by_half_ticks(stages, units, batch_units, rule, recompute):
             x, stashed, output = stash.pop((k, u))
             w = rule.of_backward(stage, k, stashed)
             error = errors.pop((k, u))
-            if recompute and w is not stashed:
+            if w is not stashed:
                 output = _forward(x, w, last)
                 if last:
                     error = _loss_gradient(output, units[u][1])

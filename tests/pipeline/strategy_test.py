@@ -121,15 +121,6 @@ def test_compiled_and_trained_models_become_pipelines(plain, tmp_path):
     assert_same(model, plain[0])
 
 
-def test_a_worker_of_a_parameter_server_strategy_is_a_pipeline(plain):
-    strategy = tfdist.ParameterServerStrategy()
-    with strategy.scope():
-        model = pipeline(models.make("mlp"), ["b", "c"], micro_batches=2)
-        compiled(model)
-    fitted(model)
-    assert_same(model, plain[0])
-
-
 def test_strategies_with_replicas_are_refused():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope(), pytest.raises(ValueError, match="strategy"):
@@ -171,7 +162,6 @@ class Subclassed(keras.Model):
         (lambda: OwnStep([keras.Input((2,)), layers.Dense(2)]), "train_step"),
         (lambda: OwnCall([keras.Input((2,)), layers.Dense(2)]), r"\.call"),
         (lambda: keras.Sequential([layers.Dense(2)]), "not built"),
-        (lambda: layers.Dense(2), "keras.Model"),
     ],
 )
 def test_models_that_cannot_be_pipelines_are_refused(make, message):
@@ -191,12 +181,9 @@ def test_subclassed_models_are_refused():
     [
         ({"schedule": "zigzag"}, "`schedule` must be one of gpipe, 1f1b"),
         ({"micro_batches": 0}, "`micro_batches` must be .*0"),
-        ({"micro_batches": 2.5}, "`micro_batches` must be .*2.5"),
         ({"recompute": True, "schedule": "pipedream"}, "recompute=True"),
         ({"vertical_sync": True}, "vertical_sync=True"),
-        ({"stages": 0}, "`stages` must be"),
         ({"stages": [["a"], []]}, "`stages` must be"),
-        ({"stages": 9}, "9 stages need as many devices"),
         ({"devices": ["CPU:0"]}, "one for each of the 3 stages"),
         ({"devices": ["CPU:0", "CPU:1", "CPU:77"]}, "CPU:77"),
     ],

@@ -1,5 +1,6 @@
 """The graph of a synchronous pipeline's step: who waits for whom, and where."""
 
+import functools
 import itertools
 import re
 
@@ -66,9 +67,15 @@ def descendants(operations):
     return found
 
 
-@pytest.fixture(scope="module", params=SCHEDULES)
-def traced(request):
-    return request.param, *graph_of(request.param, 5)
+@pytest.fixture(scope="module")
+def graphs():
+    """Makes `graph_of` a schedule and five micro-batches, once for each."""
+    return functools.cache(lambda schedule: graph_of(schedule, 5))
+
+
+@pytest.fixture(params=SCHEDULES)
+def traced(request, graphs):
+    return request.param, *graphs(request.param)
 
 
 def test_stages_hold_no_more_activations_than_the_schedule_says(traced):
@@ -140,9 +147,9 @@ def test_everything_of_a_stage_is_on_its_device(traced):
     assert {op.device[-5:] for op in regularizers} == {DEVICES[2]}
 
 
-def test_no_gradients_are_computed_of_what_is_not_trained(traced):
+def test_no_gradients_are_computed_of_what_is_not_trained(graphs):
     """Of the input, and of layers before the first that is trained."""
-    schedule, graph, model = traced
+    graph, model = graphs("1f1b")
 
     def used(graph, stage):
         return {
@@ -157,7 +164,7 @@ def test_no_gradients_are_computed_of_what_is_not_trained(traced):
     assert "Conv2DBackpropFilter" in used(graph, 0) & used(graph, 1)
     assert "Conv2DBackpropInput" in used(graph, 1) - used(graph, 0)
     model.get_layer("a").trainable = False
-    graph, _ = graph_of(schedule, 5, model)
+    graph, _ = graph_of("1f1b", 5, model)
     model.get_layer("a").trainable = True
     assert "Conv2DBackpropFilter" in used(graph, 1)
     assert "Conv2DBackpropInput" not in used(graph, 1)
@@ -175,10 +182,11 @@ def kept(graph):
     return found
 
 
-def test_recomputation_keeps_nothing_but_inputs():
-    every = {(stage, unit) for stage in range(3) for unit in range(3)}
-    graph, _ = graph_of("gpipe", 3)
-    assert kept(graph) == every
+def test_recomputation_keeps_nothing_but_inputs(graphs):
+    graph, _ = graphs("gpipe")
+    assert kept(graph) == {
+        (stage, unit) for stage in range(3) for unit in range(5)
+    }
     # The last forward of GPipe is that of the first backward.
     graph, _ = graph_of("gpipe", 3, recompute=True)
     assert kept(graph) == {(stage, 2) for stage in range(3)}

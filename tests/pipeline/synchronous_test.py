@@ -79,7 +79,7 @@ def executor(model, stages, schedule, micro_batches, **options):
 def test_gradient_is_that_of_the_whole_batch(kind, schedule, float64):
     model = compiled(models.make(kind), models.KINDS[kind].loss)
     *data, weights = models.data(kind, 7)
-    counts = range(1, 9) if kind == "mlp" else [2, 8]
+    counts = [1, 3, 8] if kind == "mlp" else [2, 8]
     for sample_weight, micro_batches, recompute in [
         *((weights, count, False) for count in counts),
         (weights, 3, True),
@@ -103,10 +103,9 @@ def test_gradient_is_that_of_the_whole_batch(kind, schedule, float64):
         assert_close(logs, expected_logs)
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean", "sum_over_batch_size"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_gradient_with_every_reduction(schedule, reduction, float64):
-    loss = keras.losses.MeanSquaredError(reduction=reduction)
+def test_gradient_of_a_sum_of_losses(schedule, float64):
+    loss = keras.losses.MeanSquaredError(reduction="sum")
     model = compiled(models.make("convnet"), loss)
     batch = models.data("convnet", 7)
     expected, _ = step(model, model.train_step, batch)
@@ -304,9 +303,7 @@ def trained(kind, schedule=None, micro_batches=1, **arguments):
     history = model.fit(
         x, y, 7, epochs, 0, shuffle=False, sample_weight=weights
     )
-    found = [variable.numpy() for variable in model.variables]
-    evaluated = model.evaluate(x, y, verbose=0)
-    return found, history.history, evaluated, model.predict(x, verbose=0)
+    return [variable.numpy() for variable in model.variables], history.history
 
 
 def assert_same_training(found, expected):
@@ -332,11 +329,6 @@ def test_training_is_that_without_a_pipeline(
 def test_training_with_several_outputs_and_steps_per_execution(float64):
     found = trained("two", "1f1b", 2, steps_per_execution=3)
     assert_same_training(found, trained("two"))
-
-
-def test_training_eagerly(float64):
-    found = trained("skip", "1f1b", 2, run_eagerly=True, epochs=1)
-    assert_same_training(found, trained("skip", run_eagerly=True, epochs=1))
 
 
 # What is refused.

@@ -172,7 +172,7 @@ def check(graph, devices, pipeline, objective):
         assert all(size <= devices.limit(device) for device in used)
 
 
-@laws.settings(max_examples=300)
+@laws.settings(max_examples=60)
 @given(cost_graphs.chains(8), cost_graphs.devices(4), pipelines)
 def test_stages_are_the_best_of_all_that_fit(graph, devices, pipeline):
     check(graph, devices, pipeline, "throughput")
@@ -264,22 +264,6 @@ def test_the_error_counts_replicas_where_they_help():
         partition_chain(graph, Devices(("A", "B"), 15), pipeline=pipeline)
 
 
-def test_replicas_pay_for_their_all_reduce_once_per_batch():
-    # Two replicas: 3 / 2 of computing, and 2 (2 - 1) 10 / 2 for all of M.
-    graph = cost_graphs.chain(3, weight_bytes=10, resident_bytes=10)
-    devices = Devices(("A", "B"), bytes_per_second=1)
-    for batch, seconds, replicas in (
-        (64, 1.5 + 10 / 64, 2),
-        (8, 1.5 + 10 / 8, 2),
-        # In turn: one has 3 of 5.
-        (5, 3, 1),
-    ):
-        pipeline = Pipeline("1f1b", batch, max_replicas=2)
-        (stage,) = partition_chain(graph, devices, pipeline=pipeline).stages
-        assert stage.seconds == pytest.approx(seconds)
-        assert len(stage.devices) == replicas
-
-
 @pytest.mark.parametrize("schedule", chain.SCHEDULES)
 def test_every_plan_is_one_that_the_pipeline_takes(schedule):
     names = ("CPU:0", "CPU:1", "CPU:2", "CPU:3")
@@ -310,40 +294,6 @@ def test_fewer_devices_if_more_do_not_help():
     assert found.placement == {"0": "A", "1": "A", "2": "B"}
 
 
-def test_a_slow_link_is_not_worth_a_second_device():
-    graph = cost_graphs.chain(1, 1, output=3)
-    # Alone 2; with a cut 2 * 3 / 1.
-    found = partition_chain(graph, Devices(("A", "B"), bytes_per_second=1))
-    assert (len(found.stages), found.seconds) == (1, 2)
-    found = partition_chain(graph, Devices(("A", "B"), bytes_per_second=6))
-    assert (len(found.stages), found.seconds) == (2, 1)
-
-
-def test_the_first_stage_holds_most_micro_batches_in_flight():
-    graph = cost_graphs.chain(1, 1, 1, activation_bytes=10, output=0)
-    devices = Devices(("A", "B", "C"))
-    for pipeline, flying in (
-        (Pipeline("1f1b"), [3, 2, 1]),
-        (Pipeline("1f1b", 2), [2, 2, 1]),
-        (Pipeline("gpipe", 8), [8, 8, 8]),
-        (Pipeline("gpipe", 8, recompute=True), [8, 8, 8]),
-    ):
-        found = partition_chain(graph, devices, pipeline=pipeline)
-        assert [stage.in_flight for stage in found.stages] == flying
-        kept = [10] * 3 if pipeline.recompute else [10 * n for n in flying]
-        assert [stage.bytes for stage in found.stages] == kept
-
-
-def test_a_step_of_a_chain_takes_a_second_device_only_for_memory():
-    graph = cost_graphs.chain(1, 1, 1, resident_bytes=10)
-    link = {"latency_seconds": 1, "bytes_per_second": 1}
-    found = partition_chain(graph, Devices(("A", "B"), 30, **link), "step")
-    assert (len(found.stages), found.seconds) == (1, 3)
-    # 3 and, there and back, 1 + 1 each.
-    found = partition_chain(graph, Devices(("A", "B"), 29, **link), "step")
-    assert (len(found.stages), found.seconds) == (2, 7)
-
-
 def test_what_skips_a_stage_is_handed_on_through_it():
     # a -> b -> c, and a -> c; each on its own device.
     nodes = [Node(name, 6, output_bytes=2) for name in "abc"]
@@ -365,14 +315,6 @@ def test_what_skips_a_stage_is_handed_on_through_it():
         (
             lambda: Pipeline("gpipe"),
             "`micro_batches` of Pipeline must be g",
-        ),
-        (
-            lambda: Pipeline(micro_batches=0),
-            "`micro_batches` of Pipeline",
-        ),
-        (
-            lambda: Pipeline(max_replicas=True),
-            "`max_replicas` of Pipeline",
         ),
         (
             lambda: Pipeline("pipedream", 8, max_replicas=2),

@@ -65,7 +65,7 @@ def test_rounding_gives_each_at_most_one_child_and_one_parent():
     assert found == {3: 2, 0: 1}
 
 
-@laws.settings(max_examples=60)
+@laws.settings(max_examples=30)
 @given(cost_graphs.graphs(), cost_graphs.devices(3))
 def test_the_program_keeps_its_constraints(graph, devices):
     pairs, x = favourite_child.relaxation(graph, devices)

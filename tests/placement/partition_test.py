@@ -18,7 +18,7 @@ from tfdist.placement.partition import partition
 AB = Devices(("A", "B"))
 
 
-@laws.settings(max_examples=60)
+@laws.settings(max_examples=30)
 @given(cost_graphs.graphs(1, 6), cost_graphs.devices(3, st.integers(5, 70)))
 def test_no_method_exceeds_the_memory(graph, devices):
     anything = any(
@@ -117,7 +117,6 @@ def test_a_search_measures_if_it_can():
     ("arguments", "message"),
     [
         ({"method": "rl"}, "`method` must be one of .*Received: method='rl'"),
-        ({"objective": "speed"}, "`objective` must be one of"),
         (
             {"method": "etf", "objective": "throughput"},
             "`method` must be 'auto' or 'chain' for stages",
@@ -125,10 +124,6 @@ def test_a_search_measures_if_it_can():
         (
             {"objective": "step", "pipeline": Pipeline()},
             "`pipeline` must be None",
-        ),
-        (
-            {"pipeline": 8},
-            "`pipeline` must be a Pipeline .*Received: pipeline=8",
         ),
         ({"measure": len}, "`method` must be 'search' with measure"),
     ],

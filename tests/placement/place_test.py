@@ -39,16 +39,6 @@ def train(model, x, y, epochs=4):
     ).history
 
 
-def gradients(model, x, y):
-    @tf.function
-    def compute():
-        with placement.following(), tf.GradientTape() as tape:
-            loss = model.compute_loss(x, y, model(x, training=False))
-        return tape.gradient(loss, [v.value for v in model.trainable_variables])
-
-    return [tf.convert_to_tensor(g).numpy() for g in compute()]
-
-
 def step_graph(model, x, y):
     """The graph of one training step, and the functions that it calls."""
 
@@ -93,13 +83,7 @@ def test_placed_is_unplaced(name):
         placed.predict(x, verbose=0),
         atol=TOLERANCE,
     )
-    for one, other in zip(
-        gradients(compiled(plain), x, y),
-        gradients(compiled(placed), x, y),
-        strict=True,
-    ):
-        np.testing.assert_allclose(one, other, atol=TOLERANCE)
-    one, other = train(plain, x, y), train(placed, x, y)
+    one, other = (train(compiled(model), x, y) for model in (plain, placed))
     np.testing.assert_allclose(one["loss"], other["loss"], rtol=1e-6, atol=1e-6)
     assert one["accuracy"] == other["accuracy"]
     for a, b in zip(plain.variables, placed.variables, strict=True):
@@ -155,6 +139,9 @@ def test_what_crosses_is_what_must():
     assert activation <= sent["CPU:1", "CPU:3"] < activation + scalars
     assert activation <= sent["CPU:3", "CPU:1"] < activation + scalars
     assert sent.get(("CPU:2", "CPU:3"), 0) < scalars
+    # And without its model a layer is where it was put.
+    layer = model.get_layer("between")
+    assert layer(tf.zeros((2, 6))).device.endswith("CPU:2")
 
 
 def test_layers_that_were_not_named_stay_with_their_inputs():
@@ -204,33 +191,6 @@ def test_an_update_is_done_where_the_variable_is():
     graph = step_graph(model, x, x)
     squares = [n for n in nodes(graph) if n[1] == "Square" and "adam" in n[0]]
     assert {device[-5:] for _, _, device in squares} == {"CPU:1"}
-
-
-def test_a_placed_layer_is_placed_without_its_model():
-    model, where = zoo.build("mlp")
-    placement.place(model, where)
-    layer = model.get_layer("last")
-    graph = (
-        tf.function(lambda x: layer(x))
-        .get_concrete_function(tf.zeros((2, 8)))
-        .graph
-    )
-    (product,) = [n for n in nodes(graph) if n[1] == "MatMul"]
-    assert product[2].endswith("CPU:3")
-    assert layer(tf.zeros((2, 8))).device.endswith("CPU:3")
-
-
-def test_an_unbuilt_model_is_built_in_place():
-    model = keras.Sequential(
-        [keras.layers.Dense(3, name="a"), keras.layers.Dense(2, name="b")]
-    )
-    placement.place(model, {"a": "CPU:1", "b": "CPU:2"})
-    model.compile("adam", "mse")
-    model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
-    homes = [v.value.device[-5:] for v in model.variables]
-    assert homes == ["CPU:1", "CPU:1", "CPU:2", "CPU:2"]
-    slots = model.optimizer.variables[2:]
-    assert [v.value.device[-5:] for v in slots] == 4 * ["CPU:1"] + 4 * ["CPU:2"]
 
 
 @pytest.mark.nightly
@@ -325,23 +285,12 @@ def test_weights_and_checkpoints(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_second_placement_moves_what_it_names():
-    model, where = zoo.build("skips")
-    placement.place(model, where)
-    placement.place(model, {"a": "CPU:3"})
-    homes = {v.path: v.value.device[-5:] for v in model.variables}
-    assert homes["a/kernel"] == "CPU:3"
-    assert homes["b/kernel"] == "CPU:2"
-
-
 @pytest.mark.parametrize(
     ("where", "message"),
     [
         ({"frist": "CPU:1"}, "Did you mean 'first'.*There are: first, drop"),
         ({"first": "GPU:7"}, r"placement\['first'\].*one of CPU:0, CPU:1"),
-        ({"first": "nowhere"}, "must be"),
         ({"first": "/job:worker/task:3/CPU:0"}, "must be a device that exists"),
-        ({}, "`placement` must be"),
         ("CPU:1", "`placement` must be"),
     ],
 )
@@ -358,19 +307,6 @@ def test_what_xla_would_compile_is_refused():
         compiled(model, jit_compile=True)
     with pytest.raises(ValueError, match="`model` must be"):
         placement.place("model", where)
-
-
-@pytest.mark.parametrize("made", [1, 2])
-def test_variables_of_other_strategies_are_not_moved(made):
-    strategy = (
-        tf.distribute.OneDeviceStrategy("CPU:0")
-        if made == 1
-        else tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    )
-    with strategy.scope():
-        model, where = zoo.build("mlp")
-    with pytest.raises(ValueError, match="tf.distribute strategy, .*Strategy"):
-        placement.place(model, where)
 
 
 def test_the_report_can_be_read():

@@ -119,21 +119,9 @@ def test_is_saved(tmp_path):
 @pytest.mark.parametrize(
     ("layers", "chunks", "message"),
     [
-        ([], 2, "list of recurrent layers"),
         ([keras.layers.LSTM(2)], 0, "`chunks` must be"),
         ([keras.layers.Dense(2)], 2, "Received: Dense"),
         ([keras.layers.LSTM(2, dropout=0.5)], 2, "dropout=0.5"),
-        ([keras.layers.LSTM(2, stateful=True)], 2, "stateful=True"),
-        ([keras.layers.GRU(2, activity_regularizer="l2")], 2, "activity_reg"),
-        (
-            [
-                keras.layers.RNN(
-                    keras.layers.LSTMCell(2), zero_output_for_mask=1
-                )
-            ],
-            2,
-            "zero_output_for_mask=1",
-        ),
         (
             [
                 keras.layers.RNN(
@@ -151,8 +139,6 @@ def test_is_saved(tmp_path):
             2,
             "different",
         ),
-        ([keras.layers.LSTM(2)], True, "`chunks` must be"),
-        ([keras.layers.GRU(2, go_backwards=True)], 2, "go_backwards=True"),
     ],
 )
 def test_refused(layers, chunks, message):

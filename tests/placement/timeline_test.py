@@ -37,51 +37,6 @@ def test_a_chain_takes_the_sum_of_all():
     ]
 
 
-def test_branches_on_two_devices_overlap():
-    graph = CostGraph([Node("a", 3), Node("b", 2)])
-    assert steps.step_time(graph, {"a": "A", "b": "A"}, AB).seconds == 5
-    assert steps.step_time(graph, {"a": "A", "b": "B"}, AB).seconds == 3
-    fast = Devices(("A", "B"), speeds=(1, 4))
-    assert steps.step_time(graph, {"a": "A", "b": "B"}, fast).seconds == 3
-    assert steps.step_time(graph, {"a": "B", "b": "B"}, fast).seconds == 1.25
-
-
-def test_what_a_device_needs_twice_travels_once():
-    nodes = [Node("a", 1, output_bytes=4), Node("b"), Node("c")]
-    graph = CostGraph(nodes, [("a", "b", None, 0), ("a", "c", None, 0)])
-    place = {"a": "A", "b": "B", "c": "B"}
-    assert steps.step_time(graph, place, AB).seconds == 1 + 3
-    # Two gradients come back, of the last first, one behind the other.
-    graph = CostGraph(nodes, [("a", "b"), ("a", "c")])
-    found = steps.step_time(graph, place, AB)
-    assert found.seconds == 1 + 3 + 3 + 3
-    assert [t.node for t in found.transfers] == ["a", "c", "b"]
-
-
-def test_a_link_does_not_hold_up_the_other_direction():
-    # a and b each feed the other device at the same time.
-    nodes = [Node(n, 1, output_bytes=2 * (n in "ab")) for n in "abcd"]
-    graph = CostGraph(nodes, [("a", "c", 2, 0), ("b", "d", 2, 0)])
-    place = {"a": "A", "b": "B", "c": "B", "d": "A"}
-    assert steps.step_time(graph, place, AB).seconds == 1 + 2 + 1
-    # On the same way they follow each other: 2 + (1 + 1) + (1 + 1) + 1, less
-    # the second forward pass, which runs while the first tensor travels.
-    place = {"a": "A", "b": "A", "c": "B", "d": "B"}
-    assert steps.step_time(graph, place, AB).seconds == 1 + 2 + 2 + 1
-
-
-def test_what_became_ready_first_runs_first():
-    # x comes to A at 1 and y at 3, while A runs w until 4.
-    nodes = [Node("w", 4), Node("y", 5, output_bytes=0), Node("x", 1)]
-    nodes += [Node("s", 1), Node("t", 3)]
-    graph = CostGraph(nodes, [("s", "x"), ("t", "y")])
-    devices = Devices(("A", "B", "C"))
-    place = {"w": "A", "y": "A", "x": "A", "s": "B", "t": "C"}
-    found = steps.step_time(graph, place, devices)
-    assert found.forward["x"] == (4, 5)
-    assert found.forward["y"] == (5, 10)
-
-
 def test_longest_paths_and_the_lower_bound():
     nodes = [
         Node(n, 1, s, output_bytes=3)
@@ -97,7 +52,7 @@ def test_longest_paths_and_the_lower_bound():
     assert timeline.lower_bound(graph, Devices(("A",), speeds=(2,))) == 4.5
 
 
-@laws.settings(max_examples=150)
+@laws.settings(max_examples=80)
 @given(st.data())
 def test_a_step_follows_its_rules(data):
     graph = data.draw(cost_graphs.graphs())

@@ -133,39 +133,3 @@ def test_all_end_when_the_chief_does(cluster):
     assert len(chief.report()["losses"]) == 3
     assert other.report()["weights"] == chief.report()["weights"]
     assert len(other.report()["losses"]) <= 4
-
-
-@pytest.mark.nightly
-def test_a_killed_chief_goes_on_with_the_same_samples(cluster):
-    """One worker, or three of which the chief is killed in a portion."""
-    settings = {
-        "sample": 1 / 3,
-        "overlap": 0.25,
-        "line_search": {"name": "fixed", "step": 0.5},
-    }
-    made = cluster(num_ps=2, num_workers=1)
-    made.start_servers()
-    (alone,) = made.start_workers(
-        TRAIN, portions_per_worker=PORTIONS, epochs=20, settings=settings
-    )
-    made.finish()
-    expected = alone.report()
-    # A third of the examples, each once.
-    assert expected["examples"] == [tasks.EXAMPLES / 3] * 20
-    made = cluster(num_ps=2, num_workers=3)
-    made.start_servers()
-    workers = made.start_workers(
-        TRAIN,
-        epochs=20,
-        settings=settings,
-        holds={"worker-0": 30},
-    )
-    workers[0].expect("holding")
-    workers[0].kill()
-    workers[0] = made.start("worker", 0, TRAIN, epochs=20, settings=settings)
-    made.finish()
-    for worker in workers:
-        report = worker.report()
-        assert report["weights"] == expected["weights"]
-        seen = len(report["losses"])
-        assert report["losses"] == expected["losses"][-seen:]

@@ -63,37 +63,6 @@ def undisturbed():
     return chief.iterate(12)
 
 
-@pytest.mark.parametrize("lost", [[0], [1], [0, 1]])
-def test_all_shards_go_back_together(name, directory, undisturbed, lost):
-    chief = Chief(name, Clock())
-    chief.begin()
-    disturb(chief, 12, lambda: [chief.lose(k) for k in lost])
-    last = go_over(chief, 12)
-    assert len(chief.snapshots.seconds) > 3
-    assert [last["value"], chief.portions.x.tolist()] == [
-        undisturbed[0][-1],
-        undisturbed[1],
-    ]
-    assert len(list(directory.glob("*.index"))) == 2 * SHARDS
-
-
-def test_shards_that_were_not_lost_go_back_as_well(
-    name, directory, undisturbed
-):
-    del directory
-    clock = Clock()
-    chief = Chief(name, clock)
-    chief.begin()
-    chief.iterate(5)
-    clock.seconds = 0.0
-    chief.iterate(9)
-    chief.lose(1)
-    chief.go_on()
-    assert chief.records[1].read()["done"] == 5
-    values, x = chief.iterate(12)
-    assert (values[-1], x) == (undisturbed[0][-1], undisturbed[1])
-
-
 def test_late_deposits_and_their_tickets_do_not_count(
     name, directory, undisturbed
 ):
@@ -135,8 +104,9 @@ def test_late_deposits_and_their_tickets_do_not_count(
     assert (values[-1], x) == (undisturbed[0][-1], undisturbed[1])
 
 
-@pytest.mark.parametrize("lost", [[], [1]])
-@pytest.mark.parametrize("is_written", [False, True])
+@pytest.mark.parametrize(
+    ("lost", "is_written"), nightly.also([([1], False)], [([], True)])
+)
 def test_a_pair_that_is_half_written_is_written_again(
     name, directory, undisturbed, monkeypatch, lost, is_written
 ):
@@ -172,9 +142,7 @@ def test_without_snapshots_the_parameters_are_those_of_the_last_iteration(name):
     assert result["value"] == values[-1]
     point = chief.shards.fetch(result["point"]).numpy()
     assert point.tolist() == x
-    while result["outcome"] == "moved":
-        result = chief.coordinator.iterate(chief.records[1].read()["done"])
-    np.testing.assert_allclose(chief.portions.x, np.ones(5), atol=1e-6)
+    assert chief.coordinator.iterate(6)["value"] < values[-1]
 
 
 def test_another_process_goes_on_and_the_first_must_end(name, undisturbed):
@@ -203,27 +171,6 @@ def test_another_process_goes_on_and_the_first_must_end(name, undisturbed):
     assert (values[-1], x) == (undisturbed[0][-1], undisturbed[1])
 
 
-@pytest.mark.parametrize("lost", nightly.also([[0]], [[], [0, 1]]))
-def test_another_process_goes_on_where_shards_were_lost_as_well(
-    name, directory, undisturbed, lost
-):
-    del directory
-    first = Chief(name, Clock())
-    first.begin()
-    disturb(first, 9, lambda: None)
-    with pytest.raises(tf.errors.UnavailableError):
-        first.iterate(12)
-    for shard in lost:
-        first.lose(shard)
-    other = Chief(name, Clock())
-    assert other.begin()
-    values, x = other.iterate(12)
-    assert (values[-1], x) == (undisturbed[0][-1], undisturbed[1])
-    # The first one would put back what it has lost.
-    with pytest.raises(RuntimeError, match="must end"):
-        first.go_on()
-
-
 # Three portions of eight, as many as `disturb` counts in an evaluation; one is
 # shared with the next sample.
 SAMPLED = samples.Samples(MOST_PORTIONS, 0.375, 0.3)
@@ -234,46 +181,34 @@ def sampled():
     """As `undisturbed`, of samples."""
     chief = Chief("coordinator_test/sampled", samples=SAMPLED)
     assert not chief.begin()
-    values, x = chief.iterate(12)
+    values, x = chief.iterate(8)
     # Samples differ, and the point moves.
-    assert len(set(values)) == 12
+    assert len(set(values)) == 8
     assert np.all(np.isfinite(x))
     return values, x
 
 
-@pytest.mark.parametrize("lost", nightly.also([[1]], [[0], [0, 1]]))
-def test_with_samples_all_shards_go_back_together(
-    name, directory, sampled, lost
-):
-    del directory
-    chief = Chief(name, Clock(), SAMPLED)
-    chief.begin()
-    disturb(chief, 7, lambda: [chief.lose(k) for k in lost])
-    last = go_over(chief, 12)
-    assert (last["value"], chief.portions.x.tolist()) == (
-        sampled[0][-1],
-        sampled[1],
-    )
-
-
-@pytest.mark.parametrize("lost", nightly.also([[0, 1]], [[]]))
 def test_another_process_goes_on_with_the_same_samples(
-    name, directory, sampled, lost
+    name, directory, sampled
 ):
     del directory
     first = Chief(name, Clock(), SAMPLED)
     first.begin()
     disturb(first, 7, lambda: None)
     with pytest.raises(tf.errors.UnavailableError):
-        first.iterate(12)
-    for shard in lost:
+        first.iterate(8)
+    for shard in (0, 1):
         first.lose(shard)
     other = Chief(name, Clock(), SAMPLED)
     assert other.begin()
-    values, x = other.iterate(12)
+    values, x = other.iterate(8)
     assert (values[-1], x) == (sampled[0][-1], sampled[1])
+    # The first one would put back what it has lost.
+    with pytest.raises(RuntimeError, match="must end"):
+        first.go_on()
 
 
+@pytest.mark.nightly
 def test_a_pair_of_samples_that_is_half_written_is_written_again(
     name, directory, sampled, monkeypatch
 ):
@@ -291,36 +226,36 @@ def test_a_pair_of_samples_that_is_half_written_is_written_again(
         return answer
 
     monkeypatch.setattr(chief.shards, "run", failing)
-    last = go_over(chief, 12)
+    last = go_over(chief, 8)
     assert (last["value"], chief.portions.x.tolist()) == (
         sampled[0][-1],
         sampled[1],
     )
 
 
-@pytest.mark.parametrize("damage", ["cut", "removed", "other"])
-def test_a_snapshot_that_is_damaged_is_not_used(
-    name, directory, undisturbed, damage
-):
+def test_a_snapshot_that_is_damaged_is_not_used(name, directory, undisturbed):
     chief = Chief(name, Clock())
     chief.begin()
-    chief.iterate(9)
-    slot = chief.snapshots.slot
-    (newest,) = directory.glob(f"*-{slot}-shard-1.data*")
-    if damage == "cut":
-        newest.write_bytes(newest.read_bytes()[:-40])
-    elif damage == "removed":
-        newest.unlink()
-    else:
-        content = bytearray(newest.read_bytes())
-        content[3] ^= 1
-        newest.write_bytes(content)
-    chief.lose(1)
-    chief.go_on()
-    assert chief.snapshots.slot == 1 - slot
-    assert chief.records[1].read()["done"] < 9
+    for done, damage in ((4, "cut"), (7, "removed"), (10, "other")):
+        chief.iterate(done)
+        slot = chief.snapshots.slot
+        (newest,) = directory.glob(f"*-{slot}-shard-1.data*")
+        if damage == "cut":
+            newest.write_bytes(newest.read_bytes()[:-40])
+        elif damage == "removed":
+            newest.unlink()
+        else:
+            content = bytearray(newest.read_bytes())
+            content[3] ^= 1
+            newest.write_bytes(content)
+        chief.lose(1)
+        chief.go_on()
+        assert chief.snapshots.slot == 1 - slot, damage
+        assert chief.records[1].read()["done"] < done
     values, x = chief.iterate(12)
     assert (values[-1], x) == (undisturbed[0][-1], undisturbed[1])
+    assert len(chief.snapshots.seconds) > 3
+    assert len(list(directory.glob("*.index"))) == 2 * SHARDS
 
 
 def test_a_disk_that_fails_ends_nothing(name, directory, undisturbed):

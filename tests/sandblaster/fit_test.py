@@ -16,9 +16,31 @@ from tfdist.sandblaster import portion_gradients
 pytestmark = pytest.mark.usefixtures("float64")
 
 
+class Looks(keras.callbacks.Callback):
+    """Checks the logs of the first epochs."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        """They are those of all data at the new parameters."""
+        self.seen.append(logs["loss"])
+        if epoch >= 4:
+            return
+        x, y = tasks.data()
+        value, _ = tasks.loss(np.array(tasks.weights_of(self.model)))
+        right = np.argmax(self.model.predict(x, verbose=0), 1) == y
+        np.testing.assert_allclose(logs["loss"], value)
+        np.testing.assert_allclose(logs["accuracy"], right.mean(), rtol=1e-6)
+
+
 def test_it_ends_at_the_minimum(strategy):
     model = tasks.make_model(strategy)
-    history = fit(model, 200)
+    looks = Looks()
+    history = fit(model, 200, callbacks=[looks], validation_data=tasks.data())
+    assert looks.seen == sorted(looks.seen, reverse=True)
+    assert int(model.optimizer.iterations) == len(looks.seen)
     scipys = scipy.optimize.minimize(
         tasks.loss,
         np.zeros(18),
@@ -34,54 +56,39 @@ def test_it_ends_at_the_minimum(strategy):
     np.testing.assert_allclose(history.history["loss"][-1], scipys.fun)
 
 
-def test_logs_are_those_of_all_data_at_the_new_parameters(strategy):
-    model = tasks.make_model(strategy)
-    x, y = tasks.data()
-
-    class Looks(keras.callbacks.Callback):
-        seen = []
-
-        def on_epoch_end(self, epoch, logs=None):
-            del epoch
-            value, _ = tasks.loss(np.array(tasks.weights_of(self.model)))
-            right = np.argmax(self.model.predict(x, verbose=0), 1) == y
-            np.testing.assert_allclose(logs["loss"], value)
-            np.testing.assert_allclose(
-                logs["accuracy"], right.mean(), rtol=1e-6
-            )
-            self.seen.append(logs["loss"])
-
-    fit(model, 4, callbacks=[Looks()], validation_data=(x, y))
-    assert len(Looks.seen) == 4
-    assert Looks.seen == sorted(Looks.seen, reverse=True)
-    assert int(model.optimizer.iterations) == 4
-
-
-@pytest.mark.parametrize(
-    "way",
-    ["run_eagerly", pytest.param("jit_compile", marks=pytest.mark.nightly)],
-)
-def test_other_ways_to_run_a_step_do_the_same(strategy, way):
+@pytest.mark.nightly
+def test_a_compiled_step_does_the_same(strategy):
     losses = []
     for used in (False, True):
         model = tasks.make_model(strategy)
-        setattr(model, way, used)
+        model.jit_compile = used
         losses.append(fit(model, 4).history["loss"])
     np.testing.assert_allclose(*losses, rtol=1e-12)
 
 
-def test_a_second_fit_goes_on_where_the_first_has_ended(strategy):
-    whole, parts = (tasks.make_model(strategy) for _ in range(2))
-    expected = fit(whole, 7).history["loss"]
-    found = [*fit(parts, 3).history["loss"], *fit(parts, 4).history["loss"]]
-    assert found == expected
+def test_training_goes_on_where_it_has_ended(strategy, tmp_path):
+    """In a second `fit`, and in one of a saved model with its memory."""
 
+    def make():
+        return tasks.make_model(strategy, memory=3, line_search="armijo")
 
-def test_weights_that_a_user_sets_are_where_the_next_fit_begins(strategy):
-    model = tasks.make_model(strategy)
-    first = fit(model, 3).history["loss"]
-    model.set_weights([np.zeros_like(w) for w in model.get_weights()])
-    assert fit(model, 3).history["loss"] == first
+    def losses(model, epochs):
+        return fit(model, epochs).history["loss"]
+
+    expected = losses(make(), 7)
+    parts = make()
+    assert losses(parts, 3) == expected[:3]
+    parts.save(tmp_path / "model.keras")
+    with strategy.scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.get_config() == parts.optimizer.get_config()
+    assert losses(parts, 4) == losses(loaded, 4) == expected[3:]
+    # Weights that a user sets are where the next one begins.
+    parts.set_weights([np.zeros_like(w) for w in parts.get_weights()])
+    assert losses(parts, 3) == expected[:3]
+    eager = make()
+    eager.run_eagerly = True
+    np.testing.assert_allclose(losses(eager, 4), expected[:4], rtol=1e-12)
 
 
 def change_loss(strategy, model):
@@ -202,15 +209,6 @@ def test_progress_is_shown_within_an_iteration(strategy):
 
 
 @pytest.mark.nightly
-def test_early_stopping_sees_the_loss(strategy):
-    model = tasks.make_model(strategy)
-    stops = keras.callbacks.EarlyStopping("loss", min_delta=0.01, patience=0)
-    losses = fit(model, 50, callbacks=[stops]).history["loss"]
-    assert losses[-2] - losses[-1] < 0.01
-    assert len(losses) < 15
-
-
-@pytest.mark.nightly
 def test_inputs_may_be_a_structure(strategy):
     x, y = tasks.data()
     with strategy.scope():
@@ -261,21 +259,6 @@ def test_losses_of_several_outputs_are_those_of_evaluate(strategy):
     )
     for name, values in logs.items():
         np.testing.assert_allclose(values[-1], found[name], err_msg=name)
-
-
-def test_a_saved_model_goes_on_with_its_memory(strategy, tmp_path):
-    whole, parts = (
-        tasks.make_model(strategy, memory=3, line_search="armijo")
-        for _ in range(2)
-    )
-    expected = fit(whole, 7).history["loss"]
-    losses = fit(parts, 3).history["loss"]
-    parts.save(tmp_path / "model.keras")
-    with strategy.scope():
-        loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert loaded.optimizer.get_config() == parts.optimizer.get_config()
-    losses += fit(loaded, 4).history["loss"]
-    assert losses == expected
 
 
 class Stops(keras.Model):

@@ -42,7 +42,7 @@ def wavy(coefficients):
     return function
 
 
-@laws.settings(200, deadline=None)
+@laws.settings(80, deadline=None)
 @given(
     st.floats(0.1, 10),
     st.floats(0, 5),
@@ -64,7 +64,7 @@ def test_strong_wolfe_finds_what_satisfies_both_conditions(
     assert abs(slope_there) <= -curvature * slope
 
 
-@laws.settings(100, deadline=None)
+@laws.settings(50, deadline=None)
 @given(
     st.floats(0.1, 10), st.floats(0, 5), st.floats(0.1, 5), st.floats(1e-3, 1e3)
 )

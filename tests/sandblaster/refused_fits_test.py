@@ -15,21 +15,12 @@ import tfdist
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-@pytest.mark.parametrize(
-    "layer", [keras.layers.Dropout, keras.layers.BatchNormalization]
-)
-def test_layers_with_a_changing_state_are_refused(strategy, layer):
-    arguments = {"rate": 0.5} if layer is keras.layers.Dropout else {}
-    model = small_model(strategy, layer(**arguments), keras.layers.Dense(1))
+def test_layers_with_a_changing_state_are_refused(strategy):
+    model = small_model(
+        strategy, keras.layers.Dropout(0.5), keras.layers.Dense(1)
+    )
     with pytest.raises(ValueError, match="must not change its state"):
         fit(model, 1)
-
-
-@pytest.mark.nightly
-def test_normalization_that_was_adapted_is_not(strategy):
-    layer = keras.layers.Normalization()
-    layer.adapt(tasks.data()[0])
-    fit(small_model(strategy, layer, keras.layers.Dense(1)), 1)
 
 
 def test_other_optimizers_are_refused(strategy):
@@ -176,12 +167,9 @@ def test_a_fit_within_a_fit_is_refused(strategy):
     "settings",
     [
         {"memory": 0},
-        {"memory": True},
         {"damping": 1},
         {"line_search": "newton"},
         {"gradient_tolerance": -1.0},
-        {"gradient_tolerance": "small"},
-        {"value_tolerance": float("nan")},
     ],
 )
 def test_settings_of_lbfgs_that_make_no_sense_are_refused(settings):
@@ -194,9 +182,7 @@ def test_settings_of_lbfgs_that_make_no_sense_are_refused(settings):
     "settings",
     [
         {"portions_per_worker": 0},
-        {"portions_per_worker": True},
         {"backup_after": 1.0},
-        {"backup_after": "soon"},
     ],
 )
 def test_settings_of_the_strategy_that_make_no_sense_are_refused(settings):

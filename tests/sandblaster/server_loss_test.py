@@ -1,8 +1,5 @@
 """Servers that are killed in the middle of a minimization."""
 
-import signal
-import time
-
 import pytest
 
 from tests.multi_process import real_cluster
@@ -36,10 +33,10 @@ def undisturbed(zygote, tmp_path_factory):
 class Scene:
     """Two servers and three workers, the chief of which waits in a portion."""
 
-    def __init__(self, cluster, tmp_path, kept=True, **arguments):
+    def __init__(self, cluster, tmp_path, **arguments):
         self.made = cluster(num_ps=2, num_workers=3)
         self.kept = tmp_path / "kept"
-        self.directory = str(self.kept) if kept else None
+        self.directory = str(self.kept)
         self.servers = [self._start(k) for k in range(2)]
         self.workers = self.made.start_workers(TRAIN, **arguments)
         self.chief = self.workers[0]
@@ -107,17 +104,6 @@ def test_a_server_killed_in_mid_evaluation_changes_no_bit(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("killed", [[1], [0, 1]])
-def test_any_server_may_be_killed(cluster, tmp_path, undisturbed, killed):
-    scene = Scene(cluster, tmp_path, holds={"worker-0": 90})
-    scene.chief.expect("holding")
-    scene.wait_for_snapshots()
-    scene.kill_and_start(*killed)
-    scene.made.tell("go on worker-0")
-    scene.check(undisturbed, [killed])
-
-
-@pytest.mark.nightly
 def test_a_server_may_be_killed_twice(cluster, tmp_path, undisturbed):
     scene = Scene(cluster, tmp_path, holds={"worker-0": [80, 110]})
     for go_on in ("go on worker-0", "go on worker-0 1"):
@@ -130,43 +116,7 @@ def test_a_server_may_be_killed_twice(cluster, tmp_path, undisturbed):
 
 
 @pytest.mark.nightly
-def test_a_server_may_be_killed_while_a_pair_is_written(
-    cluster, tmp_path, undisturbed
-):
-    """One server has written it, and the other not."""
-    scene = Scene(cluster, tmp_path, pair=5)
-    scene.chief.expect("about to write a pair")
-    scene.wait_for_snapshots()
-    scene.servers[1].send(signal.SIGSTOP)
-    scene.made.tell("write")
-    scene.chief.expect("writes a pair")
-    # The first server needs some milliseconds.
-    time.sleep(0.5)
-    scene.kill_and_start(1)
-    scene.check(undisturbed, [[1]])
-
-
-@pytest.mark.nightly
-def test_without_a_snapshot_it_goes_on_from_the_last_parameters(
-    cluster, tmp_path
-):
-    scene = Scene(cluster, tmp_path, kept=False, holds={"worker-0": 90})
-    scene.chief.expect("holding")
-    scene.kill_and_start(1)
-    scene.made.tell("go on worker-0")
-    scene.chief.expect("There is no snapshot .* with an empty memory")
-    scene.made.finish()
-    reports = [worker.report() for worker in scene.workers]
-    for report in reports:
-        check_minimum(report)
-        assert report["weights"] == reports[0]["weights"]
-        assert set(report["examples"]) == {tasks.EXAMPLES}
-    values = [one["value"] for one in reports[0]["iterations"]]
-    assert values == sorted(values, reverse=True)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("servers", [[], [0], [1]])
+@pytest.mark.parametrize("servers", [[], [0]])
 def test_the_chief_may_be_killed_alone_or_with_a_server(
     cluster, tmp_path, undisturbed, servers
 ):

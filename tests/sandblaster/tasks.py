@@ -8,8 +8,6 @@ import numpy as np
 from tests.multi_process import handshake
 import tfdist
 from tfdist.cluster import member_table
-from tfdist.sandblaster import commands as commands_lib
-from tfdist.sandblaster import shards
 
 EXAMPLES, FEATURES, CLASSES = 96, 5, 3
 DECAY = 2.0**-7  # In float32 as well: so Keras has it.
@@ -104,36 +102,13 @@ def serve(directory=None, every=0.01):
     )
 
 
-def hold_a_pair(number):
-    """Waits before the coordinator writes a pair.
-
-    Args:
-        number: of the pair, from 0.
-    """
-    run, seen = shards.Shards.run, []
-
-    def held_run(self, commands):
-        writes = any(isinstance(c, commands_lib.SetRow) for c in commands)
-        if writes:
-            seen.append(commands)
-            if len(seen) == number + 1:
-                print("about to write a pair", flush=True)
-                handshake.wait_for("write")
-                print("writes a pair", flush=True)
-        return run(self, commands)
-
-    shards.Shards.run = held_run
-
-
 def train(
     portions_per_worker=8,
     epochs=60,
     holds=None,
-    pair=None,
     server_timeout=100.0,
     before=0,
     lost_after=member_table.LOST_AFTER_SECONDS,
-    settings=None,
 ):
     """Trains to the minimum, and reports.
 
@@ -141,16 +116,12 @@ def train(
         portions_per_worker: of the strategy.
         epochs: at most.
         holds: by label of a task the step before which it waits, or a list.
-        pair: number of the pair before which the coordinator waits, or None.
         server_timeout: of the strategy.
         before: epochs of a call of `fit` before, to which no hold applies.
         lost_after: seconds without a heartbeat after which a chief is gone.
-        settings: of `LBFGS`, or `None`.
     """
     member_table.LOST_AFTER_SECONDS = lost_after
     keras.config.set_floatx("float64")
-    if pair is not None:
-        hold_a_pair(pair)
     strategy = tfdist.SandblasterStrategy(
         portions_per_worker=portions_per_worker,
         fault_tolerance=tfdist.FaultTolerance(
@@ -160,7 +131,7 @@ def train(
         ),
         seed=1,
     )
-    model = make_model(strategy, Held, **(settings or {}))
+    model = make_model(strategy, Held)
     x, y = data()
     if before:
         model.fit(x, y, batch_size=2, epochs=before, shuffle=False, verbose=0)

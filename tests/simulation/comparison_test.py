@@ -45,7 +45,7 @@ def compared():
         small_data(64),
         ["async"],
         [2],
-        learning_rates=[0.001, 0.5],
+        learning_rates=[0.5],
         extra_rates=0,
         seeds=[1, 2],
         batch_size=8,
@@ -72,7 +72,7 @@ def test_every_figure_is_that_of_the_histories(compared):
     assert other["gigabytes"] == pytest.approx(
         np.mean([h.total_bytes for h in histories]) / 1e9
     )
-    assert other["learning_rate"] == 0.5  # 0.001 learns nothing.
+    assert other["learning_rate"] == 0.5
     assert alone["staleness_mean"] == 0
     assert all(h.model is None for h in histories)
 
@@ -116,8 +116,7 @@ def test_files_hold_the_rows(compared, tmp_path):
     assert float(lines[1]["final_mean"]) == rows[1]["final_mean"]
     loaded = json.loads((tmp_path / "c.json").read_text())
     assert loaded["rows"] == rows
-    assert len(loaded["runs"]) == 2 * 2 * 2
-    assert sum(run["picked"] for run in loaded["runs"]) == 2 * 2
+    assert len(loaded["runs"]) == 2 * 2
 
 
 def test_the_table_shows_the_figures(compared):
@@ -127,8 +126,7 @@ def test_the_table_shows_the_figures(compared):
     learned, reached, taken = (line.split() for line in lines)
     assert "staleness  staleness p95  dropped" in text
     assert reached[2] == f"{row['epochs_to_target']:.2f}"
-    # Of the two rates that were tried the greater was best.
-    assert learned[1:4] == ["2", "0.5*", f"{row['final_mean']:.3f}"]
+    assert learned[1:4] == ["2", "0.5", f"{row['final_mean']:.3f}"]
     assert f"{row['staleness_mean']:.2f}" in taken
     assert f"target {compared.target:.3f}" in text
     assert max(map(len, text.splitlines())) < 140
@@ -208,7 +206,7 @@ def test_rates_that_diverge_are_the_worst():
     assert compared.rows()[0]["diverged"] == 1
 
 
-def test_the_best_rate_at_the_edge_of_the_grid_is_marked():
+def test_the_best_rate_at_the_edge_of_the_grid_is_marked(tmp_path):
     def runs(best):
         rates = {0.1: 0.2, 0.2: 0.3, 0.4: 0.2}
         rates[best] = 0.9
@@ -222,6 +220,10 @@ def test_the_best_rate_at_the_edge_of_the_grid_is_marked():
     text = compared.table()
     assert "0.1*" in text and "0.4*" in text and "0.2*" not in text
     assert "* 2 of 4 did best with the least or the greatest" in text
+    compared.write_json(tmp_path / "c.json")
+    written = json.loads((tmp_path / "c.json").read_text())["runs"]
+    assert len(written) == 3 * 3 + 1
+    assert sum(run["picked"] for run in written) == 4
 
 
 def trained_rates(monkeypatch, best, **arguments):
@@ -330,7 +332,6 @@ def test_dana_has_the_momentum_and_the_optimizer_none():
 WRONG = {
     "twice": ({"strategies": ["sync", "sync"]}, "each once"),
     "no_workers": ({"num_workers": []}, "`num_workers` must have at least one"),
-    "zero": ({"num_workers": [0]}, "`num_workers` must be an integer"),
     "too_many": ({"num_workers": [9]}, "8 batches of 8 for num_workers=9"),
     "backup": (
         {"strategies": ["async", "backup_workers:backup_workers=2"]},
@@ -344,7 +345,6 @@ WRONG = {
         "does not fit the model",
     ),
     "seed": ({"seed": 1}, "compare takes seed as a list"),
-    "extra": ({"extra_rates": -1}, "`extra_rates` must be an integer of"),
 }
 
 
@@ -375,9 +375,7 @@ def test_an_unknown_metric_is_refused():
     [
         ("metric", "nope", ValueError),
         ("network", 3.0, TypeError),
-        ("compute", 0.1, TypeError),
         ("failures", [simulation.Failure(7, 1.0)], ValueError),
-        ("failures", [(1, 1.0)], TypeError),
     ],
 )
 def test_nothing_is_trained_if_an_argument_does_not_fit(name, value, error):

@@ -33,24 +33,6 @@ class Momentum:
         return weights + velocity
 
 
-class Adam:
-    """Kingma and Ba 2015, in the form with the corrected rate."""
-
-    def __init__(self, rate, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
-        self.rate, self.epsilon = rate, epsilon
-        self.betas = beta_1, beta_2
-        self.slots = [np.zeros(quadratic.SIZE)] * 2
-
-    def step(self, weights, gradient, counted):
-        (one, two), (m, v) = self.betas, self.slots
-        m = one * m + (1 - one) * gradient
-        v = two * v + (1 - two) * gradient**2
-        self.slots = [m, v]
-        time = counted + 1
-        rate = self.rate * np.sqrt(1 - two**time) / (1 - one**time)
-        return weights - rate * m / (np.sqrt(v) + self.epsilon)
-
-
 def rows_of(batch, size):
     """The examples of a batch of at most `size`, where nothing is shuffled."""
     batches = -(-quadratic.EXAMPLES // size)
@@ -153,10 +135,13 @@ def mean_of(workers):
 
 
 class Bmuf:
-    """Chen and Huo 2016: `W` is the filtered model, not what is given out."""
+    """Chen and Huo 2016, Nesterov's: `W` is the filtered model.
 
-    def __init__(self, momentum, rate, nesterov):
-        self.momentum, self.rate, self.nesterov = momentum, rate, nesterov
+    That is not what is given out.
+    """
+
+    def __init__(self, momentum, rate):
+        self.momentum, self.rate = momentum, rate
         self.filtered = np.asarray(quadratic.START, "float64")
         self.delta = np.zeros(quadratic.SIZE)
 
@@ -164,22 +149,7 @@ class Bmuf:
         change = mean_of(workers) - given
         self.delta = self.momentum * self.delta + self.rate * change
         self.filtered = self.filtered + self.delta
-        if self.nesterov:
-            return self.filtered + self.momentum * self.delta
-        return self.filtered
-
-
-class DiLoCo:
-    """Douillard et al. 2023, with the outer momentum in PyTorch's form."""
-
-    def __init__(self, rate=0.7, momentum=0.9):
-        self.rate, self.momentum = rate, momentum
-        self.velocity = np.zeros(quadratic.SIZE)
-
-    def __call__(self, theta, workers):
-        delta = theta - mean_of(workers)
-        self.velocity = self.momentum * self.velocity + delta
-        return theta - self.rate * (delta + self.momentum * self.velocity)
+        return self.filtered + self.momentum * self.delta
 
 
 class DelayedNesterov:

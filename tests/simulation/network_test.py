@@ -81,11 +81,8 @@ def test_a_server_makes_one_update_after_the_other():
     [
         {"latency_seconds": -1},
         {"latency_seconds": math.inf},
-        {"server_seconds": -0.1},
         {"bandwidth_gbps": 0},
-        {"bandwidth_gbps": "fast"},
         {"server_bandwidth_gbps": 0},
-        {"server_seconds": math.nan},
     ],
 )
 def test_bad_numbers_are_refused_by_name(arguments):

@@ -37,14 +37,14 @@ def batches_of(history):
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_equal_workers_share_an_epoch_evenly(workers):
-    history = queue(workers, 40 * workers, epochs=2)
-    assert history.seconds == 2 * 40
-    assert batches_of(history) == list(range(2 * 40 * workers))
+    history = queue(workers, 10 * workers, epochs=2)
+    assert history.seconds == 2 * 10
+    assert batches_of(history) == list(range(2 * 10 * workers))
 
 
 def test_a_slow_worker_takes_what_its_speed_allows():
     """Of N workers, one K times slower: N / (N - 1 + 1 / K) of the time."""
-    workers, slow, batches = 4, 5, 4000
+    workers, slow, batches = 4, 5, 400
     compute = SlowWorkers(SECOND, {3: slow})
     history = queue(workers, batches, compute)
     ideal = batches / (workers - 1 + 1 / slow)
@@ -110,7 +110,7 @@ def test_a_portion_whose_worker_dies_before_it_says_so_is_done():
     assert batches_of(history) == list(range(8))
 
 
-@laws.settings(40)
+@laws.settings(20)
 @given(
     workers=st.integers(1, 5),
     steps=st.integers(5, 60),

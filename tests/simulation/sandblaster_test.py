@@ -58,10 +58,10 @@ def test_equal_workers_take_turns(workers, batches, seconds):
 
 
 @pytest.mark.parametrize("backup_after", [2.0, math.inf])
-@pytest.mark.parametrize("slow", [2, 5, 40])
+@pytest.mark.parametrize("slow", [2, 40])
 def test_a_slow_worker_takes_what_its_speed_allows(slow, backup_after):
     """Near `N / (N - 1 + 1 / K)` of the time of equal workers."""
-    workers, portions = 4, 100
+    workers, portions = 4, 30
     history = played(
         portions,
         backup_after,
@@ -187,7 +187,7 @@ def test_messages_cost_round_trips():
     assert history.seconds == pytest.approx(seconds)
 
 
-@laws.settings(40)
+@laws.settings(20)
 @given(
     workers=st.integers(1, 5),
     batches=st.integers(5, 40),
@@ -341,7 +341,6 @@ def test_what_is_not_simulated_is_refused(arguments, message):
     [
         ("sandblaster:memory=3", "the optimizer that the model is compiled"),
         ("sandblaster:backup_after=1", "`backup_after` must be a number above"),
-        ("sandblaster:portions_per_worker=0", "`portions_per_worker` must be"),
     ],
 )
 def test_settings_that_there_are_not_are_refused(text, message):

@@ -20,7 +20,7 @@ def of(history, worker):
     return history.jobs[history.jobs["worker"] == worker]
 
 
-@pytest.mark.parametrize("workers", [4, 16, 64])
+@pytest.mark.parametrize("workers", [4, 16])
 def test_homogeneous_asynchronous_workers_are_stale_by_n_minus_1(workers):
     """Gupta et al. 2015: about the number of learners."""
     history = timing(
@@ -34,7 +34,7 @@ def test_homogeneous_asynchronous_workers_are_stale_by_n_minus_1(workers):
     assert staleness.mean() == pytest.approx(workers - 1, rel=0.03)
 
 
-@pytest.mark.parametrize("n", nightly.also([4, 30], [1, 15]))
+@pytest.mark.parametrize("n", nightly.also([4], [1, 15, 30]))
 def test_staleness_of_n_softsync_is_about_n_and_hardly_beyond_2n(n):
     """Zhang et al. 2016, section 5.1, with 30 learners."""
     workers = 30
@@ -145,35 +145,6 @@ def test_push_and_pull_take_their_time():
     np.testing.assert_allclose(jobs["arrived"] - jobs["computed"], [push] * 2)
     assert history.total_bytes == 2 * 75_000_000
     assert history.utilization == pytest.approx(1 / (1 + pull + push))
-
-
-def test_servers_link_bounds_what_all_workers_do():
-    # 10 ms per gradient at the server, whatever the number of workers.
-    network = Network(bandwidth_gbps=100, server_bandwidth_gbps=1)
-    history = timing(
-        "async",
-        num_workers=32,
-        steps=640,
-        push_bytes=1_250_000,
-        compute=Constant(0.05),
-        network=network,
-        batch_size=10,
-    )
-    assert history.examples_per_second == pytest.approx(1000, rel=0.05)
-
-
-def test_copies_from_workers_double_what_is_pushed():
-    two, one = (
-        timing(
-            f"dc_asgd:backups={place}",
-            num_workers=2,
-            steps=8,
-            push_bytes=1000,
-        )
-        for place in ("worker", "server")
-    )
-    assert (two.push_bytes, one.push_bytes) == (2000, 1000)
-    assert two.pull_bytes == one.pull_bytes == 1000
 
 
 def test_nobody_waits_for_the_dead_longer_than_the_timeout():
@@ -367,8 +338,6 @@ def test_other_failures_are_refused(failures):
         ({"steps": 1}, "steps"),
         ({"num_servers": 0}, "num_servers"),
         ({"strategy": "backup_workers:backup_workers=2"}, "backup_workers"),
-        ({"strategy": "hogwild"}, "hogwild"),
-        ({"strategy": "sync:n=2"}, "n=2"),
         ({"strategy": "async:correction=magic"}, "magic"),
         (
             {"failures": [Failure(2, 1.0)]},
@@ -378,16 +347,12 @@ def test_other_failures_are_refused(failures):
             {"failures": [Failure(1, 1.0, 5.0), Failure(1, 2.0, 2.5)]},
             "back before it dies again",
         ),
-        ({"failures": [Failure(1, 1.0), Failure(1, 2.0)]}, "back before"),
-        ({"seed": -1}, "seed"),
         ({"batch_size": 0}, "batch_size"),
-        ({"push_bytes": -5}, "push_bytes"),
         (
             {"push_bytes": [1, 2]},
             "`push_bytes` must be a number or a list",
         ),
         ({"worker_timeout": 2.0}, "worker_timeout"),
-        ({"worker_timeout": float("inf")}, "worker_timeout"),
         ({"start_timeout": None}, "start_timeout"),
         ({"compute": Backwards()}, "`compute` must draw"),
     ],

@@ -19,7 +19,7 @@ def test_embedded_tasks_can_be_learned(name):
     assert len(task.train[0]) == len(task.train[1])
     history = simulation.simulate(
         task.model_fn(),
-        tuple(array[:1400] for array in task.train),
+        tuple(array[:640] for array in task.train),
         num_workers=1,
         epochs=2,
         batch_size=task.batch_size,

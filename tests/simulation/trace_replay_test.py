@@ -217,16 +217,8 @@ def spoil(number, worker=1, **values):
             r"line 5: Field `accepted` must be of type bool.*: 1",
         ),
         (
-            spoil(4, pulled=0.5),
-            r"line 5: Field `pulled` must be of type int.*: 0.5",
-        ),
-        (
             spoil(4, staleness=-1),
             r"line 5: Field `staleness` must be at least 0",
-        ),
-        (
-            spoil(4, pulled_by_server=[]),
-            r"line 5: Field `pulled_by_server` must be a",
         ),
         (
             spoil(4, pulled_by_server=[1, 2]),
@@ -287,9 +279,7 @@ def steps_exchanged(rows):
         (an_earlier_fit, "no step as arrival 0: .* of one call of fit"),
         (a_step_twice, "worker 1, step 4: it came as .* so did .* step 3"),
         (steps_exchanged, "worker 1, step 5: .* before the step before it"),
-        (spoil(4, arrival=-1), "step 5: arrival must be 0 or more.*: -1"),
         (spoil(4, pulled_by_server=[99]), "step 5: pulled .*Received: 99"),
-        (spoil(4, accepted=False), "step 5: with SoftSync.* accepted=False"),
         (spoil(4, local_steps=3), "step 5: local_steps must be 1.*: 3"),
         (spoil(4, staleness=9), r"step 5: .* In the trace: .*staleness=9"),
     ],
@@ -306,11 +296,8 @@ def test_contradictions_are_refused(tmp_path, softsync, change, message):
     "method, more, message",
     [
         ("async", {}, r"with Async\(\) it has accepted=True and stalen"),
-        ("sync", {}, r"with Sync\(.* it has accepted=True and stal"),
         ("softsync:s=2", {"batch_size": 8}, "worker 0 must have made .* steps"),
-        ("softsync:s=2", {"batch_size": 110}, "a batch for each worker"),
         ("parameter_averaging", {}, "local steps are not replayed"),
-        ("softsync:s=2", {"evaluate_every": 0}, "`evaluate_every` must be"),
     ],
 )
 def test_what_does_not_fit_is_refused(

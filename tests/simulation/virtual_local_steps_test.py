@@ -64,12 +64,11 @@ def test_weights_are_averaged_by_examples_and_momentum_stays_local():
     assert history.total_bytes == 7 * 2 * 3 * 4
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_slots_are_averaged_as_weights_are(nesterov):
+def test_slots_are_averaged_as_weights_are():
     history = simulate(
         "parameter_averaging:period=2:average_optimizer_state=true",
         3,
-        lambda: SGD(quadratic.RATE, momentum=0.6, nesterov=nesterov),
+        lambda: SGD(quadratic.RATE, momentum=0.6, nesterov=True),
         batch_size=5,
     )
 
@@ -88,7 +87,7 @@ def test_slots_are_averaged_as_weights_are(nesterov):
         EPOCHS,
         5,
         2,
-        lambda: oracles.Momentum(momentum=0.6, nesterov=nesterov),
+        lambda: oracles.Momentum(momentum=0.6, nesterov=True),
         lambda theta, workers: oracles.mean_of(workers),
         after,
     )
@@ -97,29 +96,9 @@ def test_slots_are_averaged_as_weights_are(nesterov):
     assert history.push_bytes == history.pull_bytes == 2 * 3 * 4
 
 
-def test_adam_counts_its_own_workers_steps():
-    # The third time worker 0 has taken fifteen steps, the others twelve.
+def test_bmuf_filters_blocks_and_begins_momentum_anew():
     history = simulate(
-        "parameter_averaging:period=5",
-        3,
-        lambda: keras.optimizers.Adam(0.1),
-        batch_size=5,
-    )
-    wanted = oracles.in_rounds(
-        3,
-        EPOCHS,
-        5,
-        5,
-        lambda: oracles.Adam(0.1),
-        lambda theta, workers: oracles.mean_of(workers),
-    )
-    check(history, wanted)
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_bmuf_filters_blocks_and_begins_momentum_anew(nesterov):
-    history = simulate(
-        f"bmuf:period=2:block_rate=0.8:nesterov={str(nesterov).lower()}",
+        "bmuf:period=2:block_rate=0.8:nesterov=true",
         WORKERS,
         lambda: SGD(quadratic.RATE, momentum=0.6),
     )
@@ -135,54 +114,7 @@ def test_bmuf_filters_blocks_and_begins_momentum_anew(nesterov):
         quadratic.BATCH,
         2,
         lambda: oracles.Momentum(momentum=0.6),
-        oracles.Bmuf(1 - 1 / WORKERS, 0.8, nesterov),
-        after,
-    )
-    check(history, wanted)
-
-
-def test_diloco_is_an_outer_nesterov_of_adams_steps():
-    history = simulate(
-        "diloco:period=3", WORKERS, lambda: keras.optimizers.Adam(0.05)
-    )
-    wanted = oracles.in_rounds(
-        WORKERS,
-        EPOCHS,
-        quadratic.BATCH,
-        3,
-        lambda: oracles.Adam(0.05),
-        oracles.DiLoCo(),
-    )
-    check(history, wanted)
-
-
-def test_elastic_averaging_moves_all_against_one_centre():
-    history = simulate(
-        "easgd:period=2:moving_rate=0.8:synchronization=sync",
-        WORKERS,
-        lambda: SGD(quadratic.RATE, momentum=0.6),
-    )
-    beta, alpha = 0.8, 0.8 / WORKERS
-    centres = [np.asarray(quadratic.START, "float64")]
-
-    def update(centre, workers):
-        # Each with the weights at which its last gradient was computed.
-        mean = np.mean([worker.point for worker in workers], axis=0)
-        centres.append((1 - beta) * centre + beta * mean)
-        return centres[-1]
-
-    def after(workers, theta):
-        for worker in workers:
-            own = worker.own - alpha * (worker.point - centres[-2])
-            worker.give(own)
-
-    wanted = oracles.in_rounds(
-        WORKERS,
-        EPOCHS,
-        quadratic.BATCH,
-        2,
-        lambda: oracles.Momentum(momentum=0.6),
-        update,
+        oracles.Bmuf(1 - 1 / WORKERS, 0.8),
         after,
     )
     check(history, wanted)
@@ -340,25 +272,6 @@ def test_one_worker_is_plain_keras(strategy):
         history.model.get_weights(), model.get_weights(), strict=True
     ):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.nightly
-def test_two_calls_give_the_same_to_the_bit():
-    one, other = (
-        simulate(
-            "async_local_sgd:period=4",
-            model_fn=_with_all_state(_optimizer),
-            shuffle=True,
-            failures=[simulation.Failure(worker=1, at=3.0, until=5.0)],
-        )
-        for _ in range(2)
-    )
-    for field in one.jobs.dtype.names:
-        np.testing.assert_array_equal(one.jobs[field], other.jobs[field])
-    for mine, theirs in zip(
-        one.model.get_weights(), other.model.get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_long_periods_are_no_idleness():
