@@ -31,6 +31,12 @@ def build(strategy):
     return model
 
 
+@pytest.fixture(scope="module")
+def model(strategy):
+    """A model that tests train in turns, traced once."""
+    return build(strategy)
+
+
 def test_every_look_has_a_canary():
     text = pathlib.Path(__file__).read_text("utf-8")
     for name in public_names(private_keras_calls):
@@ -117,8 +123,7 @@ def requests(monkeypatch):
     return seen
 
 
-def test_it_is_known_what_keras_asks_for_data_for(strategy, requests):
-    model = build(strategy)
+def test_it_is_known_what_keras_asks_for_data_for(model, requests):
     model.fit(X, Y, epochs=2, validation_data=(X, Y), verbose=0)
     model.fit(X, Y, validation_split=0.5, steps_per_epoch=1, verbose=0)
     model.evaluate(X, Y, verbose=0)
@@ -159,8 +164,7 @@ def test_a_layer_with_a_fit_of_keras_s_is_known_as_a_model(strategy, requests):
     ]
 
 
-def test_an_evaluation_in_a_callback_is_a_validation(strategy, requests):
-    model = build(strategy)
+def test_an_evaluation_in_a_callback_is_a_validation(model, requests):
 
     class Evaluates(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -229,8 +233,8 @@ def test_data_is_not_shared_out_for_a_method_that_is_not_known(strategy):
         model.learn(tf.data.Dataset.range(4))
 
 
-def test_the_first_step_of_an_epoch_is_known(strategy):
-    model, seen = build(strategy), []
+def test_the_first_step_of_an_epoch_is_known(model):
+    seen = []
 
     class Looks(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -242,8 +246,8 @@ def test_the_first_step_of_an_epoch_is_known(strategy):
     assert not private_keras_calls.is_first_step_of_epoch()
 
 
-def test_the_epoch_and_the_first_one_are_known(strategy):
-    model, seen = build(strategy), []
+def test_the_epoch_and_the_first_one_are_known(model):
+    seen = []
 
     class Looks(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -262,8 +266,8 @@ def test_the_epoch_and_the_first_one_are_known(strategy):
     assert sorted(set(seen)) == [(1, 1), (1, 2)]
 
 
-def test_the_fit_under_way_is_found(strategy):
-    model, seen = build(strategy), []
+def test_the_fit_under_way_is_found(model):
+    seen = []
 
     class Looks(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -293,8 +297,8 @@ def test_the_model_that_is_being_compiled_is_found():
     assert private_keras_calls.compiling_model() is None
 
 
-def test_a_callback_of_keras_is_known_from_one_of_the_user_s(strategy):
-    model, seen = build(strategy), []
+def test_a_callback_of_keras_is_known_from_one_of_the_user_s(model):
+    seen = []
 
     class Looks(keras.callbacks.LambdaCallback):
         def on_epoch_end(self, epoch, logs=None):
@@ -317,8 +321,8 @@ def test_a_first_step_that_is_not_known_is_not_guessed(strategy):
         model.fit(private_keras_calls.is_first_step_of_epoch)
 
 
-def test_callbacks_and_loops_are_found(strategy):
-    model, seen = build(strategy), []
+def test_callbacks_and_loops_are_found(model):
+    seen = []
 
     class Looks(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
@@ -343,8 +347,8 @@ def test_callbacks_and_loops_are_found(strategy):
     assert private_keras_calls.loops_from(sys._getframe()) == []
 
 
-def test_evaluations_and_predictions_are_found(strategy):
-    model, seen = build(strategy), []
+def test_evaluations_and_predictions_are_found(model):
+    seen = []
 
     class Looks(keras.callbacks.Callback):
         def look(self, *args, **kwargs):

@@ -13,11 +13,9 @@ from tests.averaging.rounds_test import batches
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
 from tests.runtime.exchange import delay_test
-from tests.runtime.exchange.delay_test import LATE
 from tests.runtime.exchange.delay_test import RATE
 from tests.strategies.twins import assert_same
 import tfdist
-from tfdist.averaging import AccruedGradients
 from tfdist.averaging import ElasticAveraging
 from tfdist.averaging import ParameterAveraging
 from tfdist.synchronization import Async
@@ -101,28 +99,6 @@ def test_averaging_every_batch_is_synchronous_sgd(three, splits, seed):
 
 
 @pytest.mark.nightly
-def test_averaging_every_batch_of_equal_size_is_synchronous_sgd(three):
-    run, plain, first = three
-    run.reset()
-    plain.set_weights(first)
-    check_joined(run, plain, [(4, 4, 4)] * 6, seed=0)
-
-
-@pytest.mark.nightly
-@laws.settings(max_examples=2, phases=[Phase.generate])
-@given(
-    units=st.lists(st.integers(1, 6), max_size=2),
-    activation=st.sampled_from(["relu", "tanh", "linear"]),
-    bias=st.booleans(),
-    sizes=st.tuples(st.integers(1, 5), st.integers(1, 5)),
-)
-def test_of_any_model_it_is(units, activation, bias, sizes):
-    build = perceptron(units, activation, bias)
-    run = VirtualWorkers(2, ParameterAveraging(1), Sync(), build)
-    check_joined(run, build(), [sizes] * 3, seed=0)
-
-
-@pytest.mark.nightly
 def test_outer_optimizers_that_are_parameter_averaging_to_the_bit():
     """BMUF without momentum, DiLoCo with an outer SGD of rate 1."""
     one = keras.optimizers.SGD(1.0)
@@ -143,36 +119,6 @@ def test_outer_optimizers_that_are_parameter_averaging_to_the_bit():
             seen[-1].append(run.weights())
     np.testing.assert_array_equal(seen[1], seen[0])
     np.testing.assert_array_equal(seen[2], seen[0])
-
-
-def test_fetch_and_push_of_every_step_is_asynchronous_sgd():
-    """The local steps count for nothing: the server's optimizer does all."""
-    server = delay_test.RULES["adam"][0]
-    downpour = AccruedGradients(1, 1, server())
-    runs = [
-        VirtualWorkers(3, downpour, build=linear(lambda: "adam")),
-        VirtualWorkers(3, None, build=linear(server)),
-    ]
-    data = delay_test.batches(len(LATE), seed=3)
-    for k, (x, y) in zip(LATE, data, strict=True):
-        (found,), (wanted,) = (run.step(k, x, y) for run in runs)
-        assert found.staleness == wanted.staleness
-        assert found.version == wanted.version
-        np.testing.assert_array_equal(*(run.weights(k) for run in runs))
-
-
-@pytest.mark.nightly
-def test_averaging_with_everybody_alone_is_asynchronous_sgd():
-    """With a period of 1, Async and plain SGD in workers."""
-    runs = [
-        VirtualWorkers(3, ParameterAveraging(1), build=linear(sgd)),
-        VirtualWorkers(3, None, build=linear(sgd)),
-    ]
-    data = delay_test.batches(len(LATE), seed=4)
-    for k, (x, y) in zip(LATE, data, strict=True):
-        for run in runs:
-            run.step(k, x, y)
-        assert_same(*(run.weights(k) for run in runs))
 
 
 # The elastic move.

@@ -107,7 +107,6 @@ def test_what_is_left_is_pushed_when_training_has_ended():
     strategy, model, _ = train("DiLoCo")
     ends = [
         lambda: model.evaluate(X, Y, verbose=0),
-        lambda: model.predict(X, verbose=0),
         model.get_weights,
         strategy.flush,
         strategy.pull,

@@ -52,9 +52,6 @@ OPTIMIZERS = {
         weight_decay=0.05,
         global_clipnorm=0.1,
     ),
-    "accumulation": lambda: optimizers.SGD(
-        0.1, 0.9, gradient_accumulation_steps=2
-    ),
     "loss scale": lambda: optimizers.LossScaleOptimizer(
         optimizers.SGD(0.1, 0.9), initial_scale=2.0**17, dynamic_growth_steps=2
     ),
@@ -122,14 +119,11 @@ def plain(*arguments):
     return train(contextlib.nullcontext(), **dict(arguments))
 
 
-SOME = ["weight decay, clipping and a schedule"]
 max_norm = keras.constraints.MaxNorm(0.3)
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    nightly.also(SOME, [name for name in OPTIMIZERS if name not in SOME]),
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers(optimizer):
     strategy = tfdist.ParameterServerStrategy(local_steps=PERIOD)
     policy = "mixed_float16" if optimizer == "loss scale" else "float32"
@@ -151,8 +145,9 @@ def partitioner(shape, dtype):
     return [2 if shape[0] > 3 else 1] + [1] * (len(shape) - 1)
 
 
+AVERAGED = "synchronous, state averaged"
 STRATEGIES = {
-    "synchronous, state averaged": lambda: tfdist.ParameterAveragingStrategy(
+    AVERAGED: lambda: tfdist.ParameterAveragingStrategy(
         PERIOD, average_optimizer_state=True
     ),
     "never within training": lambda: tfdist.ParameterAveragingStrategy(1000),
@@ -168,92 +163,21 @@ STRATEGIES = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    nightly.also(
-        ["synchronous, state averaged"],
-        ["pieces", "never within training", "pieces, state averaged"],
-    ),
+    "name", nightly.also([AVERAGED], [n for n in STRATEGIES if n != AVERAGED])
 )
 def test_strategies(name):
-    check(STRATEGIES[name]())
-
-
-@pytest.mark.nightly
-def test_several_steps_per_execution():
-    """With 4 steps an epoch, 3 leave an execution that is cut short."""
-    strategy = tfdist.ParameterServerStrategy(local_steps=2)
-    check(strategy, steps_per_execution=3)
-
-
-@pytest.mark.parametrize(
-    "waits", nightly.also([False], [True]), ids=["async", "sync"]
-)
-def test_constraints(waits):
-    """Of own weights, at each step."""
-    strategy = tfdist.ParameterServerStrategy(
-        local_steps=PERIOD, synchronization=Sync() if waits else None
+    """Constraints are of own weights, at each step."""
+    strategy = STRATEGIES[name]()
+    is_whole = "pieces" not in name
+    found = check(
+        strategy,
+        optimizer="weight decay, clipping and a schedule",
+        constraint=max_norm if is_whole else None,
     )
-    found = check(strategy, constraint=max_norm)
     norms = np.linalg.norm(found["weights"][1], axis=0)
-    assert np.all(norms <= 0.3 + 1e-6) and np.any(norms > 0.29)
-
-
-@pytest.mark.nightly
-def test_custom_loop():
-    """Of a tf.function; nothing tells of its end but `barrier`."""
-    x, y = data()
-    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    def loop(scope, run):
-        keras.utils.set_random_seed(3)
-        with scope:
-            model = build()
-            optimizer = OPTIMIZERS["adam"]()
-            optimizer.build(model.trainable_variables)
-
-        @tf.function
-        def step(x, y):
-            def one(x, y):
-                with tf.GradientTape() as tape:
-                    loss = loss_of(y, model(x, training=True))
-                gradients = tape.gradient(loss, model.trainable_variables)
-                optimizer.apply(gradients, model.trainable_variables)
-                return loss
-
-            return run(one, (x, y))
-
-        losses = [
-            float(step(x[k : k + BATCH], y[k : k + BATCH]))
-            for k in range(0, len(x), BATCH)
-        ]
-        return losses, model
-
-    strategy = tfdist.ParameterServerStrategy(local_steps=PERIOD)
-    losses, model = loop(strategy.scope(), strategy.run)
-    strategy.barrier()
-    wanted, plain = loop(contextlib.nullcontext(), lambda fn, args: fn(*args))
-    assert_same(losses, wanted)
-    assert_same(model.get_weights(), plain.get_weights())
-
-
-@pytest.mark.nightly
-def test_state_that_begins_anew():
-    """With a period of one a momentum is none; else it lasts a period."""
-    x, y = data()
-    found = []
-    for method, momentum in (
-        (ParameterAveraging(1, reset_momentum=True), 0.9),
-        (ParameterAveraging(1), 0.0),
-    ):
-        strategy = tfdist.ParameterServerStrategy(local_steps=method)
-        keras.utils.set_random_seed(3)
-        with strategy.scope():
-            model = build()
-            optimizer = keras.optimizers.SGD(0.1, momentum=momentum)
-            model.compile(
-                optimizer,
-                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            )
-        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
-        found.append(model.get_weights())
-    assert_same(*found)
+    if is_whole:
+        assert np.all(norms <= 0.3 + 1e-6) and np.any(norms > 0.29)
+    if name == AVERAGED:
+        steps = sum(e.local_steps for e in strategy.journal.read_new())
+        assert steps == STEPS * EPOCHS
+        assert strategy.updates_applied()[0] == 3

@@ -12,25 +12,6 @@ from tests.all_reduce.programs import on
 from tests.all_reduce.programs import weight_of
 
 
-def unfrozen_layer(strategy, worker):
-    """`fit`, a layer unfrozen and compiled again, `fit`."""
-    with strategy.scope():
-        layers = [
-            keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-            for _ in range(2)
-        ]
-        layers[0].trainable = False
-        model = keras.Sequential([keras.Input([1]), *layers])
-        model.compile(keras.optimizers.SGD(1.0), linear().loss)
-    model.fit(batches(np.ones(2)), verbose=0)
-    seen = [w.item() for w in model.get_weights()]
-    layers[0].trainable = True
-    with strategy.scope():
-        model.compile(keras.optimizers.SGD(0.5), linear().loss)
-    model.fit(batches(np.ones(1)), verbose=0)
-    return [seen, [w.item() for w in model.get_weights()]]
-
-
 def two_optimizers_alternating(strategy, worker):
     """Two models that train in turns, in a loop."""
     with strategy.scope():

@@ -6,8 +6,6 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import averaging
-from tfdist import correction
 from tfdist import synchronization
 from tfdist.cluster.config import ClusterConfigError
 
@@ -15,27 +13,6 @@ TWO = {"worker": ["localhost:1", "localhost:2"]}
 
 # name -> (arguments, parts of the message).
 WRONG = {
-    "unknown": (
-        {"communication": "gossip"},
-        ["communication", "parameter_server, ring", "'gossip'"],
-    ),
-    "downpour": (
-        {"local_steps": averaging.AccruedGradients()},
-        ["local_steps", "ParameterAveraging", "AccruedGradients"],
-    ),
-    "async": (
-        {"synchronization": synchronization.Async()},
-        ["synchronization", "Sync()", "Async"],
-    ),
-    "default": ({"synchronization": None}, ["synchronization", "Async"]),
-    "backup_workers": (
-        {"synchronization": synchronization.Sync(1)},
-        ["synchronization", "Sync()", "backup_workers=1"],
-    ),
-    "correction": (
-        {"correction": correction.InverseStaleness()},
-        ["correction", "None", "InverseStaleness"],
-    ),
     "partitioner": (
         {
             "variable_partitioner": (

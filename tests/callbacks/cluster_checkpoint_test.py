@@ -218,14 +218,6 @@ def test_tensorflow_checkpoint_with_the_state_of_the_strategy(tmp_path):
     assert_same(traces(model), expected)
 
 
-def test_checkpoint_of_another_model_is_refused(tmp_path):
-    _, model = _start(tfdist.AsyncStrategy, _SGD, perceptron)
-    _fit(model, 1, callbacks=[ClusterCheckpoint(tmp_path)])
-    _, other = _start(tfdist.AsyncStrategy, _SGD, _net)
-    with pytest.raises(ModelMismatchError, match=r"number 2 of variables"):
-        _fit(other, 1, callbacks=[ClusterCheckpoint(tmp_path)])
-
-
 _OTHER_STEPS = {
     "Async": tfdist.AsyncStrategy,
     "averaging": lambda: tfdist.ParameterServerStrategy(
@@ -278,39 +270,38 @@ def test_local_steps_take_up_a_training_without_and_the_reverse(
     assert strategy.updates_applied()[0] > 0
 
 
-def test_a_checkpoint_of_another_model_and_local_steps_is_refused(tmp_path):
-    _, model = _start(tfdist.AsyncStrategy, _SGD, perceptron)
-    _fit(model, 1, callbacks=[ClusterCheckpoint(tmp_path)])
-    _, other = _start(_OTHER_STEPS["averaging"], _SGD, _net)
-    with pytest.raises(ModelMismatchError, match="number 2 of variables"):
-        _fit(other, 1, callbacks=[ClusterCheckpoint(tmp_path)])
+def test_fits_of_one_model_and_of_others(tmp_path, monkeypatch, caplog):
+    """The next `fit` begins where it is told, though Keras keeps the epoch.
 
-
-def test_next_fit_begins_where_it_is_told(tmp_path):
-    """Keras keeps the epoch that a callback has set."""
+    A full disk does not end the training; another model is refused.
+    """
     _, model = _start(tfdist.AsyncStrategy, _SGD, perceptron)
+    saved = tmp_path / "saved"
+    _fit(model, 1, callbacks=[ClusterCheckpoint(saved)])
+    _fit(model, 2, callbacks=[ClusterCheckpoint(saved)])
     checkpoint = ClusterCheckpoint(
         tmp_path / "made", delete_checkpoint=True, save_freq=4
     )
-    _fit(model, 1, callbacks=[ClusterCheckpoint(tmp_path)])
-    _fit(model, 2, callbacks=[ClusterCheckpoint(tmp_path)])
     history = model.fit(
         X, Y, batch_size=_BATCH, epochs=2, verbose=0, callbacks=[checkpoint]
     )
     assert history.epoch == [0, 1]
     assert not (tmp_path / "made").exists()
 
+    for strategy in (tfdist.AsyncStrategy, _OTHER_STEPS["averaging"]):
+        _, other = _start(strategy, _SGD, _net)
+        with pytest.raises(ModelMismatchError, match="number 2 of variables"):
+            _fit(other, 1, callbacks=[ClusterCheckpoint(saved)])
 
-def test_full_disk_does_not_end_the_training(tmp_path, monkeypatch, caplog):
     def refuse(state, file):
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint_files.saved_state, "write", refuse)
-    _, model = _start(tfdist.AsyncStrategy, _SGD, perceptron)
-    _fit(model, 1, callbacks=[ClusterCheckpoint(tmp_path)])
+    full = tmp_path / "full"
+    _fit(model, 1, callbacks=[ClusterCheckpoint(full)])
     assert "No space left on device" in caplog.text
-    assert not list(tmp_path.iterdir())
+    assert not list(full.iterdir())
 
 
 @pytest.mark.parametrize(

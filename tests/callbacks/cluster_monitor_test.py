@@ -23,23 +23,32 @@ FIELDS = {field.name for field in dataclasses.fields(ExchangeRecord)}
 FIGURES = FIELDS - {"time", "version", "pulled", "arrival", "pulled_by_server"}
 
 
-def compiled_model():
-    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", metrics=["mae"])
+def compiled_model(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
     return model
 
 
-def fit(monitor, *, batches, epochs=1, strategy=None, batch_size=2):
+@pytest.fixture(scope="module")
+def model():
+    """A model that tests of one process train in turns."""
+    return compiled_model(tfdist.AsyncStrategy())
+
+
+def updates_of(model):
+    return sum(model.distribute_strategy.updates_applied())
+
+
+def fit(model, *callbacks, batches, epochs=1, batch_size=2):
     """Trains in one process; returns Keras's history."""
-    with (strategy or tfdist.AsyncStrategy()).scope():
-        model = compiled_model()
     x = np.ones([batches * batch_size, 2], np.float32)
     return model.fit(
         x,
         x[:, :1],
         batch_size=batch_size,
         epochs=epochs,
-        callbacks=[monitor],
+        callbacks=list(callbacks),
         verbose=0,
     ).history
 
@@ -59,13 +68,18 @@ def scalars(directory):
     return found
 
 
-def test_every_step_is_a_line(tmp_path):
+def test_every_step_is_a_line(model, tmp_path):
     monitor = ClusterMonitor(tmp_path / "new" / "dir", every_batches=3)
-    fit(monitor, batches=7, epochs=2)
+    before = updates_of(model)
+    history = fit(model, monitor, batches=7, epochs=2)
+    # One worker's metrics of the cluster are its own.
+    for name in ("loss", "mae"):
+        assert history[f"cluster_{name}"] == pytest.approx(history[name])
     assert monitor.jsonl_path.name == "steps-worker-0.jsonl"
     rows = rows_of(monitor.jsonl_path)
     assert [row["step"] for row in rows] == list(range(1, 15))
-    assert [row["version"] for row in rows] == list(range(1, 15))
+    versions = [row["version"] - before for row in rows]
+    assert versions == list(range(1, 15))
     for row in rows:
         assert row.keys() == {"step"} | FIELDS
         assert row["staleness"] == 0
@@ -79,7 +93,7 @@ def test_every_step_is_a_line(tmp_path):
     assert 0 < times[0] < times[-1] < 120.0
 
 
-def test_lines_are_written_while_it_trains(tmp_path):
+def test_lines_are_written_while_it_trains(model, tmp_path):
     seen = []
 
     class Look(keras.callbacks.Callback):
@@ -87,17 +101,15 @@ def test_lines_are_written_while_it_trains(tmp_path):
             seen.append(len(rows_of(monitor.jsonl_path)))
 
     monitor = ClusterMonitor(tmp_path, every_batches=2)
-    with tfdist.AsyncStrategy().scope():
-        model = compiled_model()
-    x = np.ones([5, 2], np.float32)
-    model.fit(x, x[:, :1], batch_size=1, callbacks=[monitor, Look()], verbose=0)
+    fit(model, monitor, Look(), batches=5)
     assert seen == [0, 2, 2, 4, 4]
     assert len(rows_of(monitor.jsonl_path)) == 5
 
 
-def test_events_are_means_over_every_so_many_batches(tmp_path):
+def test_events_are_means_over_every_so_many_batches(model, tmp_path):
     monitor = ClusterMonitor(tmp_path, every_batches=2)
-    fit(monitor, batches=5)
+    before = updates_of(model)
+    fit(model, monitor, batches=5)
     rows = rows_of(monitor.jsonl_path)
     events = scalars(tmp_path / "cluster" / "worker-0")
     assert events.keys() == {f"cluster/{name}" for name in FIGURES}
@@ -106,12 +118,12 @@ def test_events_are_means_over_every_so_many_batches(tmp_path):
         # Written after the second, the fourth and the last batch.
         means = [np.mean(v) for v in (values[:2], values[2:4], values[4:])]
         written = events[f"cluster/{name}"]
-        assert [step for step, _ in written] == [2, 4, 5]
+        assert [step - before for step, _ in written] == [2, 4, 5]
         np.testing.assert_allclose([v for _, v in written], means, rtol=1e-5)
 
 
 def test_without_tensorboard_the_lines_are_written_all_the_same(
-    tmp_path, monkeypatch
+    model, tmp_path, monkeypatch
 ):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
@@ -122,42 +134,43 @@ def test_without_tensorboard_the_lines_are_written_all_the_same(
         ),
     )
     monitor = ClusterMonitor(tmp_path)
-    fit(monitor, batches=3)
+    fit(model, monitor, batches=3)
     assert len(rows_of(monitor.jsonl_path)) == 3
     assert list(tmp_path.iterdir()) == [monitor.jsonl_path]
 
 
-def test_without_a_directory_nothing_is_written(tmp_path, monkeypatch):
+def test_without_a_directory_a_summary_is_all(
+    model, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monitor = ClusterMonitor()
-    fit(monitor, batches=3)
+    fit(model, monitor, batches=3)
     assert monitor.jsonl_path is None
-    assert monitor.summary["updates_applied"] == 3
+    updates = updates_of(model)
+    assert monitor.summary["updates_applied"] == updates
     assert list(tmp_path.iterdir()) == []
-
-
-def test_summary_is_printed_unless_told_not_to(capsys):
-    fit(ClusterMonitor(), batches=3)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Updates applied: 3; gradients pushed: 3, dropped: 0."
-    assert lines[-1].split()[:3] == ["worker", "0", "3"]
-    fit(ClusterMonitor(verbose=0), batches=3)
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == (
+        f"Updates applied: {updates}; gradients pushed: 3, dropped: 0."
+    )
+    assert last.split()[:3] == ["worker", "0", "3"]
+    fit(model, ClusterMonitor(verbose=0), batches=3)
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
     "synchronization",
-    [tfdist.synchronization.Async(), tfdist.synchronization.Sync()],
+    nightly.also(
+        [tfdist.synchronization.Sync()], [tfdist.synchronization.Async()]
+    ),
     ids=repr,
 )
 def test_a_second_fit_counts_its_own_steps(tmp_path, synchronization):
     strategy = tfdist.ParameterServerStrategy(synchronization=synchronization)
-    with strategy.scope():
-        model = compiled_model()
-    x = np.ones([4, 2], np.float32)
+    model = compiled_model(strategy)
     for fits in (1, 2):
         monitor = ClusterMonitor(tmp_path, verbose=0)
-        model.fit(x, x[:, :1], batch_size=1, callbacks=[monitor], verbose=0)
+        fit(model, monitor, batches=4)
         assert monitor.summary["gradients_pushed"] == 4
         assert monitor.summary["gradients_accepted"] == 4
         assert monitor.summary["gradients_dropped"] == 0
@@ -165,12 +178,6 @@ def test_a_second_fit_counts_its_own_steps(tmp_path, synchronization):
         rows = rows_of(monitor.jsonl_path)
         assert [row["step"] for row in rows] == [1, 2, 3, 4]
         assert rows[0]["version"] == 4 * (fits - 1) + 1
-
-
-def test_one_worker_s_cluster_metrics_are_its_own():
-    history = fit(ClusterMonitor(verbose=0), batches=3, epochs=2)
-    for name in ("loss", "mae"):
-        assert history[f"cluster_{name}"] == pytest.approx(history[name])
 
 
 @pytest.mark.parametrize("every", [0, -3])
@@ -187,7 +194,7 @@ def test_bad_every_batches_is_refused(every):
 def test_model_of_no_strategy_of_ours_is_refused(strategy):
     strategy = strategy or tf.distribute.get_strategy()
     with pytest.raises(ValueError, match="the scope of a tfdist strategy"):
-        fit(ClusterMonitor(), batches=1, strategy=strategy)
+        fit(compiled_model(strategy), ClusterMonitor(), batches=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,17 +358,7 @@ class LateWorker(keras.callbacks.Callback):
 
 
 @pytest.mark.nightly
-def test_each_epoch_begins_with_the_newest_parameters():
-    strategy = tfdist.AsyncStrategy()
-    with strategy.scope():
-        model = compiled_model()
+def test_each_epoch_begins_with_the_newest_parameters(model):
     late = LateWorker()
-    model.fit(
-        np.ones([4, 2], np.float32),
-        np.ones([4, 1], np.float32),
-        epochs=3,
-        callbacks=[ClusterMonitor(verbose=0), late],
-        verbose=0,
-    )
-    # One batch in each epoch.
+    fit(model, ClusterMonitor(verbose=0), late, batches=1, epochs=3)
     assert late.seen == [True] * 3

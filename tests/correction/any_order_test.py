@@ -66,7 +66,7 @@ def gradient(parameters, step):
 
 
 @pytest.mark.parametrize("name", CASES)
-@laws.settings(max_examples=25)
+@laws.settings(max_examples=8, nightly=250)
 @given(order=orders)
 def test_follows_its_paper(name, order):
     make, make_oracle = CASES[name]
@@ -83,7 +83,7 @@ def test_follows_its_paper(name, order):
     np.testing.assert_allclose(found.theta, wanted.theta, rtol=2e-4, atol=2e-5)
 
 
-@laws.settings(max_examples=25)
+@laws.settings(max_examples=8, nightly=250)
 @given(order=orders)
 def test_no_compensation_is_asynchronous_sgd_to_the_bit(order):
     for decay in (None, 0.0, 0.95):
@@ -103,7 +103,7 @@ class _Nothing(correction.Correction):
         return late.values
 
 
-@laws.settings(max_examples=25)
+@laws.settings(max_examples=8, nightly=250)
 @given(order=orders)
 def test_slim_and_zero_give_the_same_iterates(order):
     """What a worker computes from: Theta of the one, theta_i of the other."""

@@ -103,7 +103,13 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# What others among them have as well.
+_MORE = ["small buffer", "batches", "twice", "hasty options"]
+
+
+@pytest.mark.parametrize(
+    "kind", nightly.also([kind for kind in KINDS if kind not in _MORE], _MORE)
+)
 def test_shares_are_disjoint_whatever_the_chief_has_looked_at(kind):
     datasets = [KINDS[kind]() for _ in range(WORKERS)]
     list(datasets[0])

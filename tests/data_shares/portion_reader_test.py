@@ -51,7 +51,7 @@ PLACES = st.lists(
 )
 
 
-@laws.settings(10)
+@laws.settings(4, nightly=100)
 @given(PLACES)
 def test_any_batch_can_come_after_any_other(places):
     expected = orders(1)

@@ -18,10 +18,16 @@ X = np.ones([8, 3], "float32")
 Y = np.ones([8, 2], "float32")
 
 
-def fit(given, files=None, epochs=2):
-    """Fits on a task, as a strategy has Keras do it; returns the losses."""
+def build():
+    """A small compiled model."""
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
     model.compile("adam", "mse")
+    return model
+
+
+def fit(given, files=None, epochs=2, model=None):
+    """Fits on a task, as a strategy has Keras do it; returns the losses."""
+    model = model or build()
     if files is not None:
         models.see(model, files)
         callbacks.see(given, files)
@@ -73,14 +79,15 @@ def test_another_worker_writes_but_its_own_files(tmp_path, name, capsys):
     files = clusters.files_of()
     callback = _MAKE[name](tmp_path)
     given = dict(vars(callback))
-    fit([[callback]], files)
-    fit(callback, files)
+    model = build()
+    fit([[callback]], files, model=model)
+    fit(callback, files, model=model)
     assert not os.listdir(tmp_path)
     lines = capsys.readouterr().out.splitlines()
     told = [line for line in lines if "left to" in line]
     assert len(told) == 1 and str(tmp_path) in told[0]
     with files.own():
-        fit([callback], files)
+        fit([callback], files, model=model)
     assert tree(tmp_path)
     for attribute in ("save_freq", "delete_checkpoint", "filename", "log_dir"):
         if attribute in given:

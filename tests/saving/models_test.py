@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import nightly
 from tests.saving import clusters
 from tfdist import codistillation
 from tfdist import placement
@@ -41,7 +42,10 @@ _WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize(
+    "way",
+    nightly.also([way for way in _WAYS if way != "export"], ["export"]),
+)
 def test_another_than_the_chief_writes_but_its_own_files(tmp_path, way, capsys):
     files = clusters.files_of()
     model = seen(files)
@@ -62,7 +66,9 @@ def test_another_than_the_chief_writes_but_its_own_files(tmp_path, way, capsys):
 
 
 def test_an_evaluator_leaves_it_to_the_chief_as_well(tmp_path):
-    seen(clusters.files_of("evaluator", 0)).save(tmp_path / "a.keras")
+    model = seen(clusters.files_of("evaluator", 0))
+    for way in ("save", "export"):
+        _WAYS[way](model, tmp_path)
     assert not os.listdir(tmp_path)
 
 

@@ -107,11 +107,7 @@ def test_parts_of_another_kind_are_refused(settings, error, message):
         ("backup_workers:backup_workers=2", 2, "less than the number of work"),
         ("softsync:n=3", 2, "at most the number of workers, 2"),
         ("sync:correction=dana", 2, "no.* is: leave the correction out"),
-        ("easgd:correction=gap_aware", 2, "nothing is late"),
-        ("easgd:synchronization=backup_workers", 3, "without backup workers"),
         ("easgd:moving_rate=2", 2, "less than the number of workers"),
-        ("sync:on_drop=retry:local_steps=2", 2, "on_drop='retry'"),
-        ("async_local_sgd:synchronization=sync", 2, "do not wait"),
         ("backup_workers:communication=ring", 3, "all workers together"),
         ("async:local_steps=4:communication=ring", 2, "all workers together"),
         (

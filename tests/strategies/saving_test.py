@@ -1,11 +1,13 @@
 """What is saved under a strategy is whole, and is taken up again."""
 
+import contextlib
+import types
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import nightly
 from tests.strategies.twins import assert_same
 from tests.strategies.twins import classification
 from tests.strategies.twins import compiled
@@ -22,118 +24,114 @@ def _fit(model, epochs=2):
     ).history
 
 
-def _trained(scope):
-    with scope:
-        model = compiled(perceptron(), "adam")
+def _model(optimizer="adam"):
+    """A compiled model under a strategy of its own."""
+    with tfdist.AsyncStrategy().scope():
+        return compiled(perceptron(), optimizer)
+
+
+def _trained_and_saved(model, path):
+    """Trains a model, saves it, and trains on.
+
+    Args:
+      model: The model.
+      path: Directory for the files.
+
+    Returns:
+      An object with the `path`, and the model's `state`, `optimizer` and
+      `predictions` when it was saved; then what came of training on: `losses`
+      and `end`.
+    """
     _fit(model)
-    return model
+    model.save(path / "model.keras")
+    model.save_weights(path / "all.weights.h5")
+    model.export(path / "exported", verbose=False)
+    checkpoint = tf.train.Checkpoint(model=model)
+    found = types.SimpleNamespace(
+        path=path,
+        checkpoint=checkpoint.save(path / "checkpoint"),
+        state=traces(model),
+        predictions=model.predict(X, verbose=0),
+    )
+    found.losses, found.end = _fit(model), traces(model)
+    return found
 
 
-def _strategy_scope():
-    return tfdist.AsyncStrategy().scope()
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """What was trained and saved under a strategy."""
+    keras.utils.set_random_seed(2)
+    return _trained_and_saved(_model(), tmp_path_factory.mktemp("saved"))
 
 
-def _goes_on_as(first, second):
-    """Both models hold the same, and train on to the same."""
-    assert_same(traces(second), traces(first))
-    assert_same(second.predict(X, verbose=0), first.predict(X, verbose=0))
-    assert_same(_fit(second), _fit(first))
-    assert_same(traces(second), traces(first))
+def _is_as(model, saved):
+    assert_same(traces(model), saved.state)
+    assert_same(model.predict(X, verbose=0), saved.predictions)
 
 
-def test_model_saved_under_a_strategy_loads_without(tmp_path):
-    model = _trained(_strategy_scope())
-    model.save(tmp_path / "model.keras")
-    _goes_on_as(model, keras.models.load_model(tmp_path / "model.keras"))
+def _goes_on_as(model, saved):
+    """A model holds what was saved, and trains on to the same."""
+    assert_same(traces(model), saved.state)
+    assert_same(_fit(model), saved.losses)
+    assert_same(traces(model), saved.end)
 
 
-def test_model_saved_under_a_strategy_loads_under_another(tmp_path):
-    model = _trained(_strategy_scope())
-    model.save(tmp_path / "model.keras")
-    with _strategy_scope():
-        loaded = keras.models.load_model(tmp_path / "model.keras")
-    _goes_on_as(model, loaded)
+def test_model_saved_under_a_strategy_loads_without(saved):
+    _is_as(keras.models.load_model(saved.path / "model.keras"), saved)
+
+
+def test_model_saved_under_a_strategy_loads_under_another(saved):
+    with tfdist.AsyncStrategy().scope():
+        loaded = keras.models.load_model(saved.path / "model.keras")
+    _goes_on_as(loaded, saved)
 
 
 def test_model_saved_without_a_strategy_loads_under_one(tmp_path):
     keras.utils.set_random_seed(2)
-    with tf.distribute.get_strategy().scope():
-        model = compiled(perceptron(), "adam")
-    _fit(model)
-    model.save(tmp_path / "model.keras")
-    with _strategy_scope():
+    plain = _trained_and_saved(compiled(perceptron(), "adam"), tmp_path)
+    with tfdist.AsyncStrategy().scope():
         loaded = keras.models.load_model(tmp_path / "model.keras")
-    _goes_on_as(model, loaded)
+    _goes_on_as(loaded, plain)
 
 
-@pytest.mark.parametrize("trained_before", nightly.also([True], [False]))
-def test_weights_load_before_and_after_training(tmp_path, trained_before):
-    """Loaded weights reach the servers: the next step starts from them."""
-    source = _trained(_strategy_scope())
-    source.save_weights(tmp_path / "all.weights.h5")
-    scope = _strategy_scope()
-    with scope:
-        target = compiled(perceptron(), "sgd")
-    if trained_before:
-        _fit(target)
-    target.load_weights(tmp_path / "all.weights.h5")
-    assert_same(target.get_weights(), source.get_weights())
-    plain = compiled(perceptron(), "sgd")
-    plain.set_weights(source.get_weights())
-    _fit(plain)
-    _fit(target)
-    assert_same(target.get_weights(), plain.get_weights())
-
-
-@pytest.mark.parametrize("trained_before", nightly.also([True], [False]))
-def test_tensorflow_checkpoint(tmp_path, trained_before):
-    model = _trained(_strategy_scope())
-    path = tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")
-    with _strategy_scope():
-        restored = compiled(perceptron(), "adam")
-        restored.optimizer.build(restored.trainable_variables)
-    if trained_before:
-        _fit(restored, epochs=1)
-    status = tf.train.Checkpoint(model=restored).restore(path)
+def test_what_is_set_or_loaded_after_training_reaches_the_servers(saved):
+    """The next step starts from it, the optimizer's state as well."""
+    model = _model()
+    _fit(model, epochs=1)
+    model.load_weights(saved.path / "all.weights.h5")
+    assert_same(model.get_weights(), saved.state["weights"])
+    model.optimizer.set_weights(saved.state["optimizer"])
+    _goes_on_as(model, saved)
+    # So does TensorFlow's checkpoint.
+    checkpoint = tf.train.Checkpoint(model=model)
+    status = checkpoint.restore(saved.checkpoint)
     status.assert_existing_objects_matched()
-    _goes_on_as(model, restored)
+    _goes_on_as(model, saved)
 
 
-def test_tensorflow_checkpoint_loads_without_a_strategy(tmp_path):
-    model = _trained(_strategy_scope())
-    path = tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")
-    plain = compiled(perceptron(), "adam")
-    plain.optimizer.build(plain.trainable_variables)
-    tf.train.Checkpoint(model=plain).restore(path).assert_consumed()
-    _goes_on_as(model, plain)
+def test_tensorflow_checkpoint_loads_before_training_and_without_a_strategy(
+    saved,
+):
+    for scope in (tfdist.AsyncStrategy().scope(), contextlib.nullcontext()):
+        with scope:
+            model = compiled(perceptron(), "adam")
+            model.optimizer.build(model.trainable_variables)
+        checkpoint = tf.train.Checkpoint(model=model)
+        checkpoint.restore(saved.checkpoint).assert_existing_objects_matched()
+        _is_as(model, saved)
 
 
-def test_exported_model_answers_as_the_model_does(tmp_path):
-    model = _trained(_strategy_scope())
-    model.export(tmp_path / "exported", verbose=False)
-    loaded = tf.saved_model.load(tmp_path / "exported")
-    assert_same(
-        loaded.serve(tf.constant(X)).numpy(), model.predict(X, verbose=0)
-    )
+def test_exported_model_answers_as_the_model_does(saved):
+    loaded = tf.saved_model.load(saved.path / "exported")
+    assert_same(loaded.serve(tf.constant(X)).numpy(), saved.predictions)
 
 
 def test_clone_and_summary():
-    scope = _strategy_scope()
-    model = _trained(scope)
+    model = _model()
     lines = []
     model.summary(print_fn=lines.append)
     assert any("dense" in line for line in lines)
     clone = keras.models.clone_model(model)
-    clone.set_weights(model.get_weights())
-    assert_same(clone.predict(X, verbose=0), model.predict(X, verbose=0))
-
-
-def test_optimizer_state_is_set_on_the_servers():
-    """`set_weights` of an optimizer changes what its next step uses."""
-    source = _trained(_strategy_scope())
-    target = _trained(_strategy_scope())
-    target.set_weights(source.get_weights())
-    target.optimizer.set_weights(
-        [np.array(v.numpy()) for v in source.optimizer.variables]
-    )
-    _goes_on_as(source, target)
+    clone.set_weights([w + 1.0 for w in model.get_weights()])
+    model.set_weights(clone.get_weights())
+    np.testing.assert_allclose(clone(X), model(X), rtol=1e-6)

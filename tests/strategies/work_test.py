@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests import nightly
 import tfdist
 from tfdist import synchronization
 
@@ -32,12 +33,10 @@ def test_what_is_refused(arguments, message):
 
 @pytest.mark.parametrize(
     "make",
-    [
-        tfdist.AsyncStrategy,
-        tfdist.DCASGDStrategy,
-        tfdist.SoftSyncStrategy,
-        tfdist.DANAStrategy,
-    ],
+    nightly.also(
+        [tfdist.AsyncStrategy, tfdist.SoftSyncStrategy],
+        [tfdist.DCASGDStrategy, tfdist.DANAStrategy],
+    ),
 )
 def test_one_process_has_all_portions(make):
     strategy = make(work="queue", portions_per_worker=4)

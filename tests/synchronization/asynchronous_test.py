@@ -37,7 +37,7 @@ class DownpourOracle:
         """What has come has come."""
 
 
-@laws.settings(max_examples=25)
+@laws.settings(max_examples=8, nightly=250)
 @given(num_workers=st.sampled_from([1, 3, 4]), script=virtual_scripts.scripts())
 def test_parameters_are_those_of_the_paper(num_workers, script):
     run = Run(Async(), num_workers, oracle=DownpourOracle(num_workers))

@@ -122,7 +122,7 @@ def check_read(bound):
     return check
 
 
-@laws.settings(max_examples=40)
+@laws.settings(max_examples=12, nightly=400)
 @given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_parameters_and_gap_are_those_of_the_paper(case, script):
     run = Run(
@@ -135,7 +135,7 @@ def test_parameters_and_gap_are_those_of_the_paper(case, script):
     run.play(script).drain()
 
 
-@laws.settings(max_examples=20)
+@laws.settings(max_examples=6, nightly=200)
 @given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_reads_are_guaranteed_where_servers_lag(case, script):
     """Two servers that carry out the log at their own times."""
@@ -150,7 +150,7 @@ def test_reads_are_guaranteed_where_servers_lag(case, script):
     run.play(script).drain()
 
 
-@laws.settings(max_examples=15)
+@laws.settings(max_examples=5, nightly=150)
 @given(
     num_workers=st.sampled_from([1, 2, 4]),
     script=virtual_scripts.scripts(failures=(), max_size=40),

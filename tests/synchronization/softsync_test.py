@@ -75,7 +75,7 @@ def check_updates(number):
     return check
 
 
-@laws.settings(max_examples=50)
+@laws.settings(max_examples=12, nightly=500)
 @given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_parameters_are_those_of_the_paper(case, script):
     run = Run(
@@ -87,7 +87,7 @@ def test_parameters_are_those_of_the_paper(case, script):
     run.play(script).drain()
 
 
-@laws.settings(max_examples=20)
+@laws.settings(max_examples=6, nightly=200)
 @given(
     case=st.sampled_from(CASES),
     factor=st.sampled_from([1.0, 0.3]),
@@ -106,7 +106,7 @@ def test_late_gradients_count_less_if_asked_for(case, factor, script):
     run.play(script).drain()
 
 
-@laws.settings(max_examples=15)
+@laws.settings(max_examples=5, nightly=150)
 @given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_updates_are_as_they_came_where_servers_lag(case, script):
     run = Run(
@@ -119,7 +119,7 @@ def test_updates_are_as_they_came_where_servers_lag(case, script):
     run.play(script).drain()
 
 
-@laws.settings(max_examples=15)
+@laws.settings(max_examples=5, nightly=150)
 @given(num_workers=st.sampled_from([1, 3, 4]), script=virtual_scripts.scripts())
 def test_of_one_gradient_is_asynchronous(num_workers, script):
     states = []

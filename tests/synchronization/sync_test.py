@@ -105,7 +105,7 @@ def check_updates(num_workers, backup_workers):
     return check
 
 
-@laws.settings(max_examples=40)
+@laws.settings(max_examples=12, nightly=400)
 @given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_parameters_are_those_of_the_paper(case, script):
     run = Run(
@@ -117,7 +117,7 @@ def test_parameters_are_those_of_the_paper(case, script):
     run.play(script).drain()
 
 
-@laws.settings(max_examples=20)
+@laws.settings(max_examples=6, nightly=200)
 @given(case=st.sampled_from(CASES), script=virtual_scripts.scripts())
 def test_updates_are_of_current_gradients_where_servers_lag(case, script):
     """Two servers that carry out the log at their own times."""
@@ -131,7 +131,7 @@ def test_updates_are_of_current_gradients_where_servers_lag(case, script):
     run.play(script).drain()
 
 
-@laws.settings(max_examples=15)
+@laws.settings(max_examples=5, nightly=150)
 @given(
     num_workers=st.sampled_from([1, 2, 4]),
     script=virtual_scripts.scripts(failures=(), max_size=40),
@@ -152,7 +152,7 @@ def test_without_backup_workers_it_is_one_large_batch(num_workers, script):
     assert len(run.observer.updates) >= len(script) // (2 * num_workers) - 1
 
 
-@laws.settings(max_examples=15)
+@laws.settings(max_examples=5, nightly=150)
 @given(
     num_workers=st.sampled_from([2, 4]),
     script=virtual_scripts.scripts(failures=(), max_size=40),
@@ -245,6 +245,11 @@ def test_backup_workers_must_be_a_count(value):
         "Argument `backup_workers` of Sync must be an integer of at least 0. "
         f"Received: backup_workers={value!r}"
     )
+
+
+def test_what_is_done_about_a_drop_is_one_of_two():
+    with pytest.raises(ValueError, match="or 'retry'. .*on_drop='again'"):
+        Sync(on_drop="again")
 
 
 @pytest.mark.parametrize("value", [3, 4])

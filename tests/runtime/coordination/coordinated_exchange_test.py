@@ -14,25 +14,16 @@ import tensorflow as tf
 
 from tests import nightly
 from tests.runtime.exchange import delay_test
-from tests.runtime.exchange.delay_test import LATE
 from tests.runtime.exchange.delay_test import RULES
 from tests.runtime.exchange.delay_test import VirtualWorker
-from tests.runtime.variables import partitioning_test
-from tests.strategies import keras_features_test
 from tests.strategies import optimizer_cases
-from tests.strategies import optimizers_test
 from tests.strategies import train_steps_test
 from tests.strategies import twins
 import tfdist
-from tfdist.correction import InverseStaleness
 from tfdist.runtime.coordination import coordination
 from tfdist.runtime.corrections import corrector
 from tfdist.runtime.exchange import step as step_lib
-from tfdist.strategies import presets
-from tfdist.strategies import strategy as strategy_lib
 from tfdist.synchronization import Async
-from tfdist.synchronization import BoundedStaleness
-from tfdist.synchronization import SoftSync
 from tfdist.synchronization import Sync
 
 
@@ -82,38 +73,6 @@ def make_workers(
     return workers
 
 
-def trajectory(run, method, rule):
-    """What each worker sees after each step, and how late it was."""
-    workers = make_workers(run, 3, method, rule=rule)
-    seen = []
-    data = delay_test.batches(len(LATE), seed=1)
-    for k, (x, y) in zip(LATE, data, strict=True):
-        staleness = workers[k].step(x, y)
-        seen.append((staleness, *workers[k].weights()))
-    return np.array(seen)
-
-
-@functools.cache
-def asynchronous(rule):
-    """The `trajectory` where there is no ledger."""
-    return trajectory(f"async {rule}", None, rule)
-
-
-# With three workers, an n of 3 is an s of 1.
-@pytest.mark.parametrize(
-    ("method", "rule"),
-    nightly.also(
-        [(SoftSync(1), "momentum")],
-        [(Async(), "adam_decay"), (SoftSync(n=3), "adam_decay")],
-    ),
-)
-def test_softsync_of_one_gradient_is_async_to_the_bit(method, rule):
-    run = f"softsync {rule} {method}"
-    expected = asynchronous(rule)
-    assert max(expected[:, 0]) > 3  # It is about late gradients.
-    np.testing.assert_array_equal(trajectory(run, method, rule), expected)
-
-
 def number_staged(worker):
     """Gradients that lie on the server."""
     ledger = worker.runtime.coordination.ledgers[0]
@@ -157,34 +116,6 @@ def test_a_gradient_of_an_epoch_that_has_ended_is_void():
     assert [c["accepted"] for c in counts.values()] == [2, 2]
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("s", "rule"), [(2, "momentum"), (1, "sgd"), (3, "adam")]
-)
-def test_rates_follow_the_staleness_of_each_gradient(s, rule):
-    """Zhang et al. 2016, equation 3: alpha_0 / tau, in a mean of s."""
-    workers = make_workers(
-        f"late {rule} {s}", 3, SoftSync(s), InverseStaleness(0.5), rule
-    )
-    server = np.array([1.0] * delay_test.FEATURES + [0.0])
-    copies, pulled, version = [server] * 3, [0] * 3, 0
-    oracle, window = RULES[rule][1](), []
-    data = delay_test.batches(len(LATE), seed=2)
-    for k, (x, y) in zip(LATE, data, strict=True):
-        staleness = workers[k].step(x, y)
-        assert staleness == version - pulled[k]
-        alpha = 0.5 / max(1, staleness)
-        window.append(alpha * delay_test.gradient(copies[k], x, y))
-        if len(window) == s:
-            server = oracle.apply(server, sum(window) / s)
-            window, version = [], version + 1
-        copies[k], pulled[k] = server, version
-        np.testing.assert_allclose(
-            workers[k].weights(), server, rtol=2e-5, atol=2e-6
-        )
-    assert workers[0].runtime.updates_applied() == [len(LATE) // s]
-
-
 def test_dropped_gradient_leaves_no_trace():
     """Neither in the parameters, nor in the statistics of batches."""
     layers = [lambda: keras.layers.BatchNormalization(momentum=0.9)]
@@ -221,113 +152,28 @@ def test_dropped_gradient_leaves_no_trace():
     assert late.model.optimizer.iterations.numpy() == 2
 
 
-@pytest.fixture
-def method(request, monkeypatch):
-    """Makes `tfdist.AsyncStrategy` one that uses the method."""
-
-    class Coordinated(strategy_lib.ParameterServerStrategy):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, synchronization=request.param, **kwargs)
-
-    monkeypatch.setattr(presets, "AsyncStrategy", Coordinated)
-    assert tfdist.AsyncStrategy is Coordinated
-    return request.param
-
-
-FEATURES = {
-    "batch normalization": (
-        keras_features_test.test_batch_normalization_statistics
-    ),
-    "embedding": lambda: (
-        keras_features_test.test_embedding_with_sparse_gradients("adam")
-    ),
-    "two optimizers": lambda: train_steps_test.test_two_optimizers_in_one_step(
-        ("sgd", "adam")
-    ),
-    "custom loop": lambda: train_steps_test.test_custom_loop(False),
-    "pieces": lambda: partitioning_test.test_pieces_train_as_the_whole(
-        "adagrad"
-    ),
+BESIDE = {
+    "constraint": lambda: twins.perceptron(kernel_constraint="non_neg"),
+    "average": lambda: keras.optimizers.SGD(use_ema=True),
+    "count of several": optimizer_cases.CASES["MultiOptimizer"],
 }
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("method", [Sync()], indirect=True, ids=repr)
 @pytest.mark.parametrize(
-    "feature",
-    nightly.also(
-        ["batch normalization", "two optimizers"],
-        ["embedding", "custom loop", "pieces"],
-    ),
+    "name", nightly.also(["constraint"], ["average", "count of several"])
 )
-def test_keras_features(method, feature):
-    FEATURES[feature]()
-
-
-@pytest.mark.parametrize(
-    ("method", "name"),
-    nightly.also(
-        [(Sync(), "accumulation and all")],
-        [
-            *(
-                (Sync(), name)
-                for name in optimizer_cases.EVERY_OPTIMIZER
-                if name != "MultiOptimizer"
-            ),
-            (BoundedStaleness(0), "Nadam"),
-            (BoundedStaleness(0), "loss scale overflows"),
-            (BoundedStaleness(0), "accumulation and all"),
-        ],
-    ),
-    indirect=["method"],
-    ids=repr,
-)
-def test_optimizers(method, name):
-    strategy = tfdist.AsyncStrategy()
-    if method.averages and "all" in name:
-        # It keeps an average, and has a constraint.
-        with pytest.raises(
-            ValueError, match="assigned beside the optimizer's updates"
-        ):
-            optimizer_cases.train(name, strategy.scope())
-        return
-    found = optimizer_cases.train(name, strategy.scope())
-    optimizers_test.assert_same(found, optimizer_cases.plain(name))
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: twins.compiled(twins.perceptron(kernel_constraint="non_neg")),
-        lambda: twins.compiled(
-            twins.perceptron(), keras.optimizers.SGD(use_ema=True)
-        ),
-        lambda: twins.compiled(
-            twins.perceptron(), optimizer_cases.CASES["MultiOptimizer"]()
-        ),
-    ],
-    ids=["constraint", "average", "count of several"],
-)
-def test_what_each_worker_would_do_to_an_average_is_refused(build):
+def test_what_each_worker_would_do_to_an_average_is_refused(name):
     strategy = tfdist.BackupWorkersStrategy(0)
     with strategy.scope():
-        model = build()
+        if name == "constraint":
+            model = twins.compiled(BESIDE[name]())
+        else:
+            model = twins.compiled(twins.perceptron(), BESIDE[name]())
     x, y = twins.classification()
     with pytest.raises(
         ValueError, match="assigned beside the optimizer's upda"
     ):
         model.fit(x, y, verbose=0)
-
-
-@pytest.mark.nightly
-def test_retry_refuses_steps_of_several_optimizers(monkeypatch):
-    monkeypatch.setattr(
-        presets,
-        "AsyncStrategy",
-        lambda: tfdist.BackupWorkersStrategy(0, on_drop="retry"),
-    )
-    with pytest.raises(ValueError, match='use on_drop="next"'):
-        train_steps_test.test_two_optimizers_in_one_step(("sgd", "adam"))
 
 
 @pytest.mark.nightly
@@ -363,7 +209,8 @@ class CountsExamples(keras.metrics.Sum):
 
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_a_step_that_is_taken_again_finds_what_is_its_own(monkeypatch, eagerly):
-    strategy = tfdist.BackupWorkersStrategy(0, on_drop="retry")
+    # A script for four workers runs in one process as well.
+    strategy = tfdist.BackupWorkersStrategy(3, on_drop="retry")
     with strategy.scope():
         layer = CountsCalls()
         model = keras.Sequential([keras.Input([2]), layer])
@@ -383,56 +230,3 @@ def test_a_step_that_is_taken_again_finds_what_is_its_own(monkeypatch, eagerly):
         assert int(calls) == 8 * fit
         assert int(layer.calls) == 4 * fit
         assert logs["seen"] == [8.0]
-
-
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (
-            lambda: tfdist.ParameterServerStrategy(synchronization="sync"),
-            "`synchronization` must be one of tfdist.synchronization .*'sync'",
-        ),
-        (
-            lambda: tfdist.ParameterServerStrategy(correction=0.5),
-            "`correction` must be one of tfdist.correction .*0.5",
-        ),
-        (
-            lambda: tfdist.BackupWorkersStrategy(
-                1, fault_tolerance=tfdist.FaultTolerance(worker_timeout=2.0)
-            ),
-            "`worker_timeout` must be more than two heartbeats, .*=2.0",
-        ),
-        (
-            lambda: tfdist.BackupWorkersStrategy(on_drop="again"),
-            "`on_drop` of Sync must be 'next' or 'retry'. .*='again'",
-        ),
-        (
-            lambda: tfdist.SoftSyncStrategy(2, n=1),
-            "`s` .* and `n` .*Received: s=2, n=1",
-        ),
-        (
-            lambda: tfdist.BoundedStalenessStrategy(-1),
-            "`max_staleness` of BoundedStaleness must be an integer of at "
-            "least 0. Received: max_staleness=-1",
-        ),
-    ],
-)
-def test_bad_arguments_of_strategies(make, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    "make",
-    nightly.also(
-        [lambda: tfdist.BackupWorkersStrategy(3)],
-        [lambda: tfdist.BoundedStalenessStrategy(2)],
-    ),
-)
-def test_a_script_for_a_cluster_runs_in_one_process(make):
-    strategy = make()
-    with strategy.scope():
-        model = twins.compiled(twins.perceptron())
-    x, y = twins.classification()
-    model.fit(x, y, batch_size=6, verbose=0)
-    assert strategy.updates_applied() == [4]

@@ -66,8 +66,8 @@ def test_rows_of_tables_are_compensated(backups):
         np.testing.assert_allclose(found[1][:, 0], kernel, rtol=1e-4, atol=1e-5)
 
 
-def rows_and_whole(made, method):
-    """What workers see that train a table by rows, and as a whole."""
+def rows_and_whole(made, method, number):
+    """What `number` workers see that train a table by rows, and as a whole."""
 
     class Whole(keras.layers.Layer):
         def build(self, shape):
@@ -89,7 +89,7 @@ def rows_and_whole(made, method):
     for make in (embedding, Whole):
         workers = make_workers(
             f"rows {next(_runs)}",
-            2,
+            number,
             method,
             made,
             layers=[make, keras.layers.GlobalAveragePooling1D],
@@ -100,18 +100,19 @@ def rows_and_whole(made, method):
             count = int(random.integers(2, 5))  # Batches differ in their rows.
             x = random.integers(0, ROWS, (count, FEATURES)).astype("float32")
             y = random.normal(size=(count, 1)).astype("float32")
+            k = k % number
             workers[k].step(x, y)
             seen.append(workers[k].model.get_weights()[0])
         yield np.array(seen)
 
 
 @pytest.mark.parametrize(
-    ("made", "method"),
+    ("made", "method", "number"),
     nightly.also(
-        [(correction.DANA("slim"), None)],
-        [(correction.DANA("zero"), Async())],
+        [(correction.DANA("slim"), None, 1)],
+        [(correction.DANA("zero"), Async(), 2)],
     ),
 )
-def test_rows_of_tables_are_corrected_as_the_whole(made, method):
-    rows, whole = rows_and_whole(made, method)
+def test_rows_of_tables_are_corrected_as_the_whole(made, method, number):
+    rows, whole = rows_and_whole(made, method, number)
     np.testing.assert_allclose(rows, whole, rtol=1e-4, atol=1e-5)

@@ -10,67 +10,11 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests import nightly
-from tests.runtime.coordination.coordinated_exchange_test import (
-    FEATURES as KERAS_FEATURES,
-)
-from tests.strategies import optimizer_cases
-from tests.strategies import optimizers_test
 from tests.strategies import twins
 import tfdist
 from tfdist import correction
 from tfdist.runtime.coordination import no_coordination
-from tfdist.strategies import presets
-from tfdist.strategies import strategy as strategy_lib
 from tfdist.synchronization import Sync
-
-
-@pytest.fixture
-def corrected(request, monkeypatch):
-    """Makes `tfdist.AsyncStrategy` one that corrects."""
-
-    class Corrected(strategy_lib.ParameterServerStrategy):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, correction=request.param, **kwargs)
-
-    monkeypatch.setattr(presets, "AsyncStrategy", Corrected)
-    assert tfdist.AsyncStrategy is Corrected
-
-
-@pytest.mark.parametrize(
-    ("corrected", "name"),
-    nightly.also(
-        [(correction.GapAware(), "accumulation and all")],
-        [
-            (correction.GapAware(), "Muon"),
-            (correction.GapAware(), "LossScaleOptimizer"),
-            (
-                correction.DelayCompensation(9.0, None, backups="worker"),
-                "MultiOptimizer",
-            ),
-        ],
-    ),
-    indirect=["corrected"],
-)
-def test_one_worker_trains_as_without_a_strategy(corrected, name):
-    """Whatever the optimizer: none of its gradients is late."""
-    found = optimizer_cases.train(name, tfdist.AsyncStrategy().scope())
-    optimizers_test.assert_same(found, optimizer_cases.plain(name))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "corrected", [correction.DelayCompensation(9.0, None)], indirect=True
-)
-@pytest.mark.parametrize(
-    "feature",
-    nightly.also(
-        ["batch normalization", "embedding", "two optimizers"],
-        ["custom loop", "pieces"],
-    ),
-)
-def test_keras_features(corrected, feature):
-    KERAS_FEATURES[feature]()
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,7 @@ def without(optimizer):
 
 
 @pytest.mark.parametrize(
-    "name",
-    nightly.also(
-        ["sync", "rows"], [n for n in METHODS if n not in ("sync", "rows")]
-    ),
+    "name", nightly.also(["rows"], [name for name in METHODS if name != "rows"])
 )
 def test_a_refused_update_leaves_no_trace(name):
     arguments, optimizer = METHODS[name]
@@ -200,7 +197,7 @@ def test_what_comes_after_a_refused_update_counts():
     assert np.isfinite(model.get_weights()).all()
 
 
-@pytest.mark.parametrize("choice", ["drop", "fail", "ignore"])
+@pytest.mark.parametrize("choice", nightly.also(["fail"], ["drop", "ignore"]))
 def test_loss_scaling_is_no_poison(choice):
     """Keras makes gradients overflow on purpose, and skips such steps."""
     strategy = tfdist.AsyncStrategy(nonfinite=choice)
@@ -237,10 +234,11 @@ def test_loss_scaling_is_no_poison(choice):
 
 
 def test_ignore_does_not_look():
-    found = train(
-        tfdist.AsyncStrategy(nonfinite="ignore"), sgd, batches(poisoned=[1])
-    )
-    assert not np.isfinite(found[0]).any()
+    with tfdist.AsyncStrategy(nonfinite="ignore").scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.train_on_batch(np.full([1, 1], np.nan), np.ones([1, 1]))
+    assert not np.isfinite(model.get_weights()[0]).any()
 
 
 def test_other_choices_are_refused():

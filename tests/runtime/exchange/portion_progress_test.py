@@ -103,7 +103,7 @@ class _Epoch:
             yield
 
 
-@laws.settings(40)
+@laws.settings(12, nightly=400)
 @given(st.data())
 def test_each_server_applies_each_batch_once(data):
     epoch = _Epoch()

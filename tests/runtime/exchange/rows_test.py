@@ -56,32 +56,25 @@ def test_trains_as_without_a_strategy(optimizer):
     _, found = _train(optimizer, strategy.scope())
     _, expected = _train(optimizer, contextlib.nullcontext())
     twins.assert_same(found, expected)
+    if optimizer == "adam":
+        # Momentum moves all rows, so all travel.
+        for exchange in strategy.journal.read_new():
+            assert exchange.bytes_received > ROWS * WIDTH * 4
 
 
 def test_rows_travel_where_the_rule_leaves_the_others_alone():
     strategy = tfdist.AsyncStrategy()
-    _train("sgd", strategy.scope())
+    model, _ = _train("sgd", strategy.scope())
     table_bytes = ROWS * WIDTH * 4
     for exchange in strategy.journal.read_new():
         assert exchange.bytes_received < table_bytes / 100
-
-
-def test_momentum_moves_all_rows_so_all_travel():
-    strategy = tfdist.AsyncStrategy()
-    _train("adam", strategy.scope())
-    for exchange in strategy.journal.read_new():
-        assert exchange.bytes_received > ROWS * WIDTH * 4
-
-
-def test_table_set_on_the_server_is_pulled_whole():
-    strategy = tfdist.AsyncStrategy()
-    model, _ = _train("sgd", strategy.scope())
+    # A table that is set on the server is pulled as a whole.
     table = model.variables[0].value
     table.assign(tf.ones([ROWS, WIDTH]))
     # As another worker would have it, that has not heard of the assignment.
     table.assign_replica(tf.zeros([ROWS, WIDTH]))
     x, y = _data()
-    model.fit(x, y, batch_size=24, verbose=0)
+    model.fit(x, y, batch_size=8, verbose=0)
     untouched = np.setdiff1d(np.arange(ROWS), x)
     found = tf.gather(tf.convert_to_tensor(table), untouched)
     np.testing.assert_array_equal(found, np.ones([len(untouched), WIDTH]))

@@ -127,8 +127,38 @@ def kernel_of(model):
     return model.layers[-1].kernel
 
 
-CALLS = {
-    "validation": lambda model, callback: model.fit(
+class Fails(Swap):
+    """Ends the evaluation by an exception."""
+
+    def on_test_batch_end(self, batch, logs=None):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("eagerly", nightly.also([False], [True]))
+def test_what_an_evaluation_assigns_stays_here(eagerly):
+    """Weights that a callback swaps, and state of a layer."""
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        looked = Looked()
+    model = made(strategy, [looked], run_eagerly=eagerly)
+    model.fit(DATA, DATA, batch_size=1, verbose=0)
+    server = Server(model, kernel_of(model))
+    expected = -DATA.sum()
+
+    def check(callback, epochs=0):
+        """After an evaluation, and a call of `fit` that goes on from there."""
+        nonlocal expected
+        assert callback.pushed
+        expected -= OTHERS * callback.pushed + epochs * DATA.sum()
+        assert server.read() == expected
+        assert Server(model, looked.looks).read() == 0.0
+        model.fit(DATA, DATA, batch_size=1, verbose=0)
+        expected -= DATA.sum()
+        assert server.read() == expected
+        assert float(kernel_of(model).numpy()[0, 0]) == expected
+
+    callback = Swap()
+    model.fit(
         DATA,
         DATA,
         batch_size=1,
@@ -137,65 +167,21 @@ CALLS = {
         validation_batch_size=4,
         callbacks=[callback],
         verbose=0,
-    ),
-    "evaluate": lambda model, callback: model.evaluate(
-        DATA, DATA, callbacks=[callback], verbose=0
-    ),
-    "predict": lambda model, callback: model.predict(
-        DATA, callbacks=[callback], verbose=0
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "call, eagerly, ends",
-    nightly.also(
-        [
-            ("validation", False, True),
-            ("evaluate", True, False),
-            ("predict", False, False),
-        ],
-        [
-            (call, eagerly, ends)
-            for call in CALLS
-            for eagerly in (True, False)
-            for ends in (True, False)
-        ],
-    ),
-)
-def test_weights_that_an_evaluation_swaps_stay_here(call, eagerly, ends):
-    model = made(tfdist.AsyncStrategy(), run_eagerly=eagerly)
-    model.fit(DATA, DATA, batch_size=1, verbose=0)
-    callback = Swap(ends)
-    server = Server(model, kernel_of(model))
-    result = CALLS[call](model, callback)
-    steps = 3 if call == "validation" else 1
-    expected = -DATA.sum() * steps - OTHERS * callback.pushed
-    assert callback.pushed
-    assert server.read() == expected
-    if call == "predict":
+    )
+    check(callback, epochs=2)
+    for ends in (True, False):
+        callback = Swap(ends)
+        model.evaluate(DATA, DATA, callbacks=[callback], verbose=0)
+        check(callback)
+        callback = Swap(ends)
+        result = model.predict(DATA, callbacks=[callback], verbose=0)
         # By the weights that were put in place.
         np.testing.assert_array_equal(result, -DATA)
-    # And goes on from there.
-    model.fit(DATA, DATA, batch_size=1, verbose=0)
-    expected -= DATA.sum()
-    assert server.read() == expected
-    assert float(kernel_of(model).numpy()[0, 0]) == expected
-
-
-def test_weights_are_back_when_an_exception_ends_the_evaluation():
-    class Fails(Swap):
-        def on_test_batch_end(self, batch, logs=None):
-            raise KeyboardInterrupt
-
-    model = made(tfdist.AsyncStrategy())
-    model.fit(DATA, DATA, batch_size=1, verbose=0)
+        check(callback)
+    callback = Fails()
     with pytest.raises(KeyboardInterrupt):
-        model.evaluate(DATA, DATA, callbacks=[Fails()], verbose=0)
-    server = Server(model, kernel_of(model))
-    assert server.read() == -DATA.sum() - OTHERS
-    model.fit(DATA, DATA, batch_size=1, verbose=0)
-    assert server.read() == -2 * DATA.sum() - OTHERS
+        model.evaluate(DATA, DATA, callbacks=[callback], verbose=0)
+    check(callback)
 
 
 @pytest.mark.parametrize("eagerly", nightly.also([False], [True]))
@@ -246,21 +232,6 @@ def test_averages_may_not_stay_in_place_between_epochs():
     swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
     with pytest.raises(ValueError, match="`swap_on_epoch` .* must be False"):
         model.fit(DATA, DATA, callbacks=[swap], verbose=0)
-
-
-@pytest.mark.parametrize("eagerly", nightly.also([False], [True]))
-def test_state_that_a_test_step_assigns_stays_here(eagerly):
-    strategy = tfdist.AsyncStrategy()
-    with strategy.scope():
-        looked = Looked()
-    model = made(strategy, [looked], run_eagerly=eagerly)
-    model.fit(DATA, DATA, batch_size=1, verbose=0)
-    looks = looked.looks
-    server = Server(model, looks)
-    for _ in range(2):
-        model.evaluate(DATA, DATA, batch_size=1, verbose=0)
-        model.predict(DATA, batch_size=2, verbose=0)
-        assert server.read() == 0.0
 
 
 def test_own_steps_outlive_an_evaluation_between_two_exchanges():

@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tests.runtime.replicas import first_values_test
@@ -30,8 +29,15 @@ def test_a_worker_puts_back_what_a_snapshot_lacks_and_nothing_else():
     restorer = restoring.Restorer(
         runtime.store, runtime.gradient_counts, runtime.synchronizer, 1
     )
-    before = first_values_test.held(runtime)
     assert restorer.complete(0) == 0
+    # Counts of gradients.
+    counts = runtime.gradient_counts.read()
+    first_values_test.lose_named(runtime.store, "gradients")
+    assert restorer.complete(0) == 1
+    assert runtime.gradient_counts.read() == counts
+    assert restorer.complete(0) == 0
+    # Values.
+    before = first_values_test.held(runtime)
     lost = [v for v in runtime.store.variables if "momentum" in v.name]
     for variable in lost:
         first_values_test.lose(runtime, variable)
@@ -53,31 +59,12 @@ def test_a_worker_puts_back_what_a_snapshot_lacks_and_nothing_else():
     runtime.synchronizer.first_values._checked = 0
     runtime.synchronizer.first_values.check(len(runtime.store.variables))
     assert restorer.complete(0) == 0
-
-
-def test_a_worker_puts_back_counts_of_gradients_that_a_snapshot_lacks():
-    runtime, _ = first_values_test.trained()
-    restorer = restoring.Restorer(
-        runtime.store, runtime.gradient_counts, runtime.synchronizer, 1
-    )
-    before = runtime.gradient_counts.read()
-    first_values_test.lose_named(runtime.store, "gradients")
-    assert restorer.complete(0) == 1
-    assert runtime.gradient_counts.read() == before
-    assert restorer.complete(0) == 0
-
-
-@pytest.mark.parametrize(("held", "without"), [(1, None), (9, "signature/0")])
-def test_word_of_what_is_held_is_never_of_less(held, without):
-    runtime, _ = first_values_test.trained()
-    restorer = restoring.Restorer(
-        runtime.store, runtime.gradient_counts, runtime.synchronizer, 1
-    )
-    leave_word(runtime, held, without)
-    assert restorer.complete(0) == 0
-    assert runtime.synchronizer.held() == max(
-        held, len(runtime.store.variables)
-    )
+    # The word of what is held is never of less.
+    number = len(runtime.store.variables)
+    for held, without in ((1, None), (number + 4, "signature/0")):
+        leave_word(runtime, held, without)
+        assert restorer.complete(0) == 0
+        assert runtime.synchronizer.held() == max(held, number)
 
 
 def test_rows_that_begin_again_are_counted_as_lost():

@@ -1,12 +1,8 @@
 """The role of a variable is decided by its maker, not by its name."""
 
-import itertools
-
 import keras
-import numpy as np
 import pytest
 
-from tests import nightly
 import tfdist
 from tfdist.runtime.variables.variables import Role
 
@@ -24,11 +20,6 @@ STRATEGIES = {
     ),
     "averaging": lambda: tfdist.ParameterAveragingStrategy(period=2),
 }
-ALL = list(itertools.product(NAMES, STRATEGIES))
-SOME = [
-    ("learning_rate", "sync"),
-    ("kernel_gradient_accumulator", "averaging"),
-]
 
 
 class Scaled(keras.layers.Layer):
@@ -45,27 +36,13 @@ class Scaled(keras.layers.Layer):
         return self.scale * x
 
 
-@pytest.mark.parametrize(
-    ("name", "strategy"),
-    nightly.also(SOME, [case for case in ALL if case not in SOME]),
-)
-def test_a_weight_of_any_name_is_a_parameter(name, strategy):
-    with STRATEGIES[strategy]().scope():
-        model = keras.Sequential([keras.Input([1]), Scaled(name)])
-        model.compile(keras.optimizers.SGD(1.0), lambda y, p: -y * p)
-    model.fit(
-        np.ones([4, 1], "float32"), np.ones([4, 1]), batch_size=1, verbose=0
-    )
-    (weight,) = model.trainable_variables
-    assert weight.value.role is Role.PARAMETER
-    assert float(weight.numpy()) == 1.0 + 4.0
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_state_of_any_name_is_shared(name):
+def test_weights_of_any_name_are_parameters_or_shared_state(name):
+    """They train as such: `tests.keras_programs.layers`."""
     with tfdist.AsyncStrategy().scope():
-        layer = Scaled(name, trainable=False)
-    assert layer.scale.value.role is Role.STATE
+        trained, state = Scaled(name), Scaled(name, trainable=False)
+    assert trained.scale.value.role is Role.PARAMETER
+    assert state.scale.value.role is Role.STATE
 
 
 def test_an_optimizer_s_own_stay_with_the_worker():
@@ -103,28 +80,13 @@ class Summed(keras.metrics.Metric):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_state_of_a_worker_s_batches_stays_with_it(strategy):
+    """Its values in training: `tests.keras_programs.layers`."""
     with STRATEGIES[strategy]().scope():
-        model = keras.Sequential(
-            [
-                keras.Input([1, 1], batch_size=1),
-                keras.layers.SimpleRNN(
-                    1,
-                    stateful=True,
-                    activation=None,
-                    kernel_initializer="ones",
-                    recurrent_initializer="ones",
-                ),
-            ]
-        )
+        layer = keras.layers.SimpleRNN(1, stateful=True)
+        keras.Sequential([keras.Input([1, 1], batch_size=1), layer])
         metric = Summed()
-        model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[metric])
-    (state,) = model.layers[0].states
+    (state,) = layer.states
     assert state.value.role is metric.total.value.role is Role.LOCAL
-    x = np.array([1.0, 2.0, 4.0]).reshape([3, 1, 1])
-    model.fit(x, x[:, 0], batch_size=1, shuffle=False, verbose=0)
-    # h <- h + x for each batch, here alone.
-    assert float(state.numpy()[0, 0]) == 7.0
-    assert model.history.history["summed"] == [7.0]
 
 
 @pytest.mark.parametrize(

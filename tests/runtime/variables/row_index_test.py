@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import laws
 from tests.runtime.variables.hashing_test import splitmix
 from tfdist.runtime.variables import partitions as partitions_lib
 from tfdist.runtime.variables import row_index
@@ -108,6 +109,7 @@ def test_ids_are_on_the_server_of_their_partition():
     assert set(found) == {0, 1, 2}
 
 
+@laws.settings(25, nightly=1000)
 @hypothesis.given(
     st.lists(
         st.lists(
