@@ -1,5 +1,6 @@
 """Workers that come while others train: each update counts once on each."""
 
+import numpy as np
 import pytest
 
 from tests.peers import sums
