@@ -41,7 +41,17 @@ SETTINGS = {
     "clipnorm": {"clipnorm": 0.1},
     "loss_scale": {},
 }
-NAMES = [f"{name}/{setting}" for name in OPTIMIZERS for setting in SETTINGS]
+# Settings are Keras's own code around any rule. Nadam has a number beside its
+# slots, and Muon has two rules.
+NAMES = [
+    *(f"{name}/plain" for name in OPTIMIZERS),
+    *(
+        f"{name}/{setting}"
+        for setting in SETTINGS
+        if setting != "plain"
+        for name in ("Nadam", "Muon")
+    ),
+]
 
 
 def optimizer_of(name):

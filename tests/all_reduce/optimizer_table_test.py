@@ -1,4 +1,4 @@
-"""Every optimizer and setting of Keras, on two workers, is Keras's own."""
+"""Each optimizer and each setting of Keras, on two workers, is Keras's own."""
 
 import pytest
 

@@ -234,17 +234,11 @@ def method(request, monkeypatch):
     return request.param
 
 
+# Others are rows of `tests.keras_programs`, on two workers.
 FEATURES = {
     "batch normalization": (
         keras_features_test.test_batch_normalization_statistics
     ),
-    "embedding": lambda: (
-        keras_features_test.test_embedding_with_sparse_gradients("adam")
-    ),
-    "two optimizers": lambda: train_steps_test.test_two_optimizers_in_one_step(
-        ("sgd", "adam")
-    ),
-    "custom loop": lambda: train_steps_test.test_custom_loop(False),
     "pieces": lambda: partitioning_test.test_pieces_train_as_the_whole(
         "adagrad"
     ),
@@ -253,13 +247,7 @@ FEATURES = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("method", [Sync()], indirect=True, ids=repr)
-@pytest.mark.parametrize(
-    "feature",
-    nightly.also(
-        ["batch normalization", "two optimizers"],
-        ["embedding", "custom loop", "pieces"],
-    ),
-)
+@pytest.mark.parametrize("feature", FEATURES)
 def test_keras_features(method, feature):
     FEATURES[feature]()
 
@@ -269,11 +257,10 @@ def test_keras_features(method, feature):
     nightly.also(
         [(Sync(), "accumulation and all")],
         [
-            *(
-                (Sync(), name)
-                for name in optimizer_cases.EVERY_OPTIMIZER
-                if name != "MultiOptimizer"
-            ),
+            # Other rules are rows of `tests.keras_programs`.
+            (Sync(), "Adafactor"),
+            (Sync(), "LossScaleOptimizer"),
+            (Sync(), "ScheduleFreeAdamW"),
             (BoundedStaleness(0), "Nadam"),
             (BoundedStaleness(0), "loss scale overflows"),
             (BoundedStaleness(0), "accumulation and all"),

@@ -62,13 +62,7 @@ def test_one_worker_trains_as_without_a_strategy(corrected, name):
 @pytest.mark.parametrize(
     "corrected", [correction.DelayCompensation(9.0, None)], indirect=True
 )
-@pytest.mark.parametrize(
-    "feature",
-    nightly.also(
-        ["batch normalization", "embedding", "two optimizers"],
-        ["custom loop", "pieces"],
-    ),
-)
+@pytest.mark.parametrize("feature", KERAS_FEATURES)
 def test_keras_features(corrected, feature):
     KERAS_FEATURES[feature]()
 

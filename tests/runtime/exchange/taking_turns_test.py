@@ -20,8 +20,6 @@ from tests.strategies.twins import compiled
 
 # A loss scale and gradients that accumulate belong to each worker.
 CASES = [
-    "Adam",
-    "Adafactor",
     "MultiOptimizer",
     "Nadam",
     "ScheduleFreeAdamW",

@@ -156,10 +156,9 @@ CALLS = {
             ("predict", False, False),
         ],
         [
-            (call, eagerly, ends)
-            for call in CALLS
-            for eagerly in (True, False)
-            for ends in (True, False)
+            ("validation", True, False),
+            ("evaluate", False, True),
+            ("predict", True, True),
         ],
     ),
 )

@@ -1,12 +1,9 @@
 """The role of a variable is decided by its maker, not by its name."""
 
-import itertools
-
 import keras
 import numpy as np
 import pytest
 
-from tests import nightly
 import tfdist
 from tfdist.runtime.variables.variables import Role
 
@@ -18,17 +15,11 @@ NAMES = [
     "kernel_gradient_accumulator",
 ]
 STRATEGIES = {
-    "async": tfdist.AsyncStrategy,
     "sync": lambda: tfdist.ParameterServerStrategy(
         synchronization=tfdist.synchronization.Sync()
     ),
     "averaging": lambda: tfdist.ParameterAveragingStrategy(period=2),
 }
-ALL = list(itertools.product(NAMES, STRATEGIES))
-SOME = [
-    ("learning_rate", "sync"),
-    ("kernel_gradient_accumulator", "averaging"),
-]
 
 
 class Scaled(keras.layers.Layer):
@@ -45,9 +36,10 @@ class Scaled(keras.layers.Layer):
         return self.scale * x
 
 
+# Under all methods: `weight_named_...` of `tests.keras_programs`.
 @pytest.mark.parametrize(
     ("name", "strategy"),
-    nightly.also(SOME, [case for case in ALL if case not in SOME]),
+    [("learning_rate", "sync"), ("kernel_gradient_accumulator", "averaging")],
 )
 def test_a_weight_of_any_name_is_a_parameter(name, strategy):
     with STRATEGIES[strategy]().scope():
