@@ -119,8 +119,6 @@ OTHERS = {
         # One where no more than one worker is left.
         (1, 2),
     ),
-    "softsync": ([":s=3"], (3, 3)),
-    "dana": ([":variant=dc", "--optimizer=sgd"], (1, 1)),
     "downpour": ([":n_fetch=2:n_push=3", "--optimizer=sgd"], (1, 1)),
 }
 
