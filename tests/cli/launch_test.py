@@ -303,26 +303,12 @@ def test_restarts_end(script):
     path = script("sys.exit(6 if job == 'worker' else forever())")
     flags = ["--num_workers=1", "--max_restarts=2", "--grace_seconds=0"]
     with Launched(*flags, path) as run:
+        # The second time it is given more time.
+        run.expect("status 6; restart 1 of 2 in 0.5 s")
+        run.expect("status 6; restart 2 of 2 in 1 s")
         status, text = run.finish()
     assert status == 6
     assert text.count("worker 0: pid") == 3
-    assert "restart 2 of 2" in text
-
-
-@pytest.mark.nightly
-def test_a_worker_that_dies_is_started_again_without_being_asked_for(script):
-    path = script(
-        """
-        if job == "worker" and index == 1 and not (tmp / "once").exists():
-            (tmp / "once").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        """
-    )
-    with Launched(path) as run:
-        status, text = run.finish()
-    assert status == 0, text
-    assert text.count("worker 1: pid") == 2
-    assert "restart 1 of 3 in 0.5 s" in text
 
 
 @pytest.mark.nightly
@@ -364,14 +350,6 @@ def test_servers_have_a_place_for_snapshots_as_long_as_the_run(script, seconds):
         assert float(every) == seconds
         assert place.startswith(os.path.join(run.tmp, "tfdist-snapshots-"))
         assert not os.path.exists(os.path.dirname(place))
-
-
-@pytest.mark.nightly
-def test_time_is_up(script):
-    with Launched("--timeout=0.5", script("forever()")) as run:
-        status, text = run.finish()
-    assert status == 124
-    assert "not done after 0.5 s" in text
 
 
 @pytest.mark.smoke

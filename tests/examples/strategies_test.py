@@ -26,13 +26,19 @@ def data_dir(tmp_path_factory):
 
 
 def train(directory, data_dir, num_ps, *flags):
-    """Runs the example; returns its summary and the workers' records."""
+    """Runs the example; returns its summary and the workers' records.
+
+    The chief alone reports.
+    """
     jobs = {"ps": num_ps, "worker": NUM_WORKERS}
     flags = [*flags, f"--data_dir={data_dir}", f"--output_dir={directory}"]
     flags += [f"--batch_size={BATCH_SIZE}", "--epochs=1"]
     outputs = scripts.run(directory, EXAMPLE, flags, jobs)
     path = directory / "summary.json"
-    assert path.exists(), outputs
+    assert path.exists() and (directory / "training.png").exists(), outputs
+    for worker in range(NUM_WORKERS):
+        shown = outputs[f"worker-{worker}"]
+        assert ("Epoch" in shown) == ("Test accuracy" in shown) == (not worker)
     steps = [
         [json.loads(line) for line in file.open()]
         for file in sorted(directory.glob("steps-worker-*.jsonl"))
