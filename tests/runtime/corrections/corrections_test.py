@@ -146,8 +146,6 @@ def check(name, rule, method, order, seed=0, partitioner=None):
             ("FASGD", "async"),
             ("DANA-DC by workers", "async"),
             ("delay compensation by workers", "async"),
-            ("DANA-Zero", "async"),
-            ("DANA-Slim", "async"),
             ("adaptive delay compensation", "softsync"),
             ("gap aware by workers", "softsync"),
             ("DANA-DC", "softsync"),

@@ -198,9 +198,7 @@ def test_validation_is_of_the_parameters_not_of_a_look_ahead():
 @pytest.mark.parametrize(
     "made",
     [
-        correction.DANA("zero"),
         correction.DANA("dc"),
-        correction.DelayCompensation(2.0, None),
         correction.FASGD(),
         correction.GapAware(),
     ],
