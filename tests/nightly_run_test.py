@@ -5,6 +5,7 @@ import json
 import subprocess
 
 from absl import app
+from absl.testing import flagsaver
 import pytest
 
 from tests import nightly_run
@@ -98,6 +99,34 @@ def test_a_run_that_was_cut_off_goes_on(tree, tmp_path, capsys):
     assert nightly_run.kept(record(), ["one"]) == {}
     # And a directory that is none of git's has no commit.
     assert nightly_run.commit_of(tmp_path) is None
+
+
+def test_what_has_failed_runs_again(tree, tmp_path, monkeypatch, capsys):
+    fails = f"import os, sys; sys.exit(not os.path.exists('{tmp_path}/mended'))"
+    stages = {"a/1": "pass", "a/2": fails, "b": "pass"}
+    made = {name: (["-c", code], 1) for name, code in stages.items()}
+    for name, value in {
+        "_ROOT": tree,
+        "_STAGES": made,
+        "_FIRST": ["b"],
+        "_SIDE_BY_SIDE": [["a/1"]],
+    }.items():
+        monkeypatch.setattr(nightly_run, name, value)
+
+    def run(stages="all", resume="false"):
+        with flagsaver.as_parsed(
+            directory=str(tmp_path / "out"), stages=stages, resume=resume
+        ):
+            status = nightly_run.main(["nightly_run"])
+        lines = capsys.readouterr().out.splitlines()
+        return status, [line.split(":")[0] for line in lines if "out/" in line]
+
+    assert run() == (1, ["b", "a/1", "a/2"])
+    (tmp_path / "mended").touch()
+    assert run(stages="a", resume="true") == (0, ["a/2"])
+    assert run(resume="true") == (0, [])
+    # Without the flag what is asked for runs again.
+    assert run(stages="b") == (0, ["b"])
 
 
 def test_the_last_line_names_all_that_failed(capsys):
