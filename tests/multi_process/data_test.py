@@ -22,7 +22,8 @@ def reports(zygote, tmp_path_factory):
         workers = cluster.start_workers(
             "data_tasks:run", steps=STEPS, constant=CONSTANT
         )
-        cluster.finish()
+        # Two programs, one after the other.
+        cluster.finish(240.0)
         yield [worker.report() for worker in workers]
 
 
