@@ -45,7 +45,7 @@ _TWO_FILES_AT_A_TIME = ("--numprocesses=2", "--dist=loadfile")
 # Stage -> rooms with real processes, which run one test at a time, and the
 # bound in minutes. `tests/in_process` has all other tests.
 _WITH_PROCESSES = {
-    "tests/servers": (("multi_process", "chaos"), 60),
+    "tests/servers": (("multi_process", "chaos"), 75),
     "tests/without_servers": (
         (
             "all_reduce",
@@ -64,7 +64,7 @@ _WITH_PROCESSES = {
             "examples",
             "newcomer",
         ),
-        45,
+        60,
     ),
 }
 # Name -> arguments of Python, and bound in minutes.
