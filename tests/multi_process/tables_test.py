@@ -207,12 +207,7 @@ def servers_of(ids, dynamic):
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("way", "dynamic"),
-    [
-        ("at one moment", False),
-        ("by stripes", False),
-        ("none", True),
-        ("by stripes", True),
-    ],
+    [*((way, False) for way in WAYS), ("none", True), ("by stripes", True)],
 )
 def test_rows_of_a_killed_server_are_what_is_counted(
     cluster, tmp_path, way, dynamic
