@@ -1,7 +1,5 @@
 """Fused kernels compute Keras's rules, and are used where they do."""
 
-import itertools
-
 import keras
 import numpy as np
 import pytest
@@ -172,11 +170,21 @@ STRATEGIES = {
 }
 # Of `optimizer_cases`: clipping, decay, averages and accumulation, too.
 SOME = [("async", "accumulation and all")]
-ALL = [
+# Rules without a kernel are those of `tests.strategies.optimizers_test` and
+# `tests.all_reduce.optimizer_table`, and formulas those of the tests above.
+OTHERS = [
     ("local", "SGD nesterov"),
-    *itertools.product(("all-reduce", "async"), optimizer_cases.CASES),
+    ("async", "Adam amsgrad"),
+    ("async", "RMSprop centered"),
+    ("async", "MultiOptimizer"),
+    ("async", "all at once"),
+    ("async", "loss scale and all"),
+    ("all-reduce", "AdamW"),
+    ("all-reduce", "Adagrad"),
+    ("all-reduce", "accumulation and all"),
+    ("all-reduce", "all at once"),
+    ("all-reduce", "loss scale overflows"),
 ]
-OTHERS = [case for case in ALL if case not in SOME]
 
 
 @pytest.mark.parametrize(("strategy", "name"), nightly.also(SOME, OTHERS))

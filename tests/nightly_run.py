@@ -1,11 +1,21 @@
 """All that `make test` leaves out, stage by stage, whatever fails.
 
-    python -m tests.nightly_run [--stages=tests,chaos]
+    python -m tests.nightly_run [--stages=tests,chaos] [--resume]
 
-Each stage writes its output to a file of its own. Clusters wait half of their
-time, so that two stages run side by side; benchmarks run alone. The run goes on
-after a failure, ends with one table and a line of JSON, and exits with 1 if a
-stage failed.
+Each stage writes its output to a file of its own. The run continues after a
+failure, ends with one table and a line of JSON, and exits with 1 if a stage
+failed.
+
+Tests that need one process come first, two files at a time, and benchmarks come
+last: each of these stages uses all processors and runs alone. In between,
+stages with real clusters, which wait half of their time, run beside one process
+that computes all the time.
+
+After each stage, its outcome is added to `outcomes.json` beside the outputs,
+with the commit. A run with `--resume` keeps the stages that passed on the same
+commit and runs all others, so a run that was ended after some hours can
+continue. Files that are changed and not committed belong to no commit:
+`--resume` refuses them, and a run with such files records nothing.
 """
 
 from concurrent import futures
@@ -15,6 +25,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 from absl import app
@@ -30,20 +41,66 @@ _PYTEST = (
     "--durations=50",
     "--hypothesis-profile=nightly",
 )
+_TWO_FILES_AT_A_TIME = ("--numprocesses=2", "--dist=loadfile")
+# Stage -> rooms with real processes, which run one test at a time, and the
+# bound in minutes. `tests/in_process` has all other tests.
+_WITH_PROCESSES = {
+    "tests/servers": (("multi_process", "chaos"), 75),
+    "tests/without_servers": (
+        (
+            "all_reduce",
+            "averaging/ring_programs_test.py",
+            "peers",
+            "sandblaster",
+        ),
+        45,
+    ),
+    "tests/programs": (
+        (
+            "benchmarks",
+            "callbacks/cluster_monitor_test.py",
+            "cli",
+            "documents_test.py",
+            "examples",
+            "newcomer",
+        ),
+        60,
+    ),
+}
 # Name -> arguments of Python, and bound in minutes.
 _STAGES = {
     "laws": (
         (
             *_PYTEST,
-            "--numprocesses=2",
-            "--dist=loadfile",
+            *_TWO_FILES_AT_A_TIME,
             "-m",
             "hypothesis and not nightly",
             "tests",
         ),
         60,
     ),
-    "tests": ((*_PYTEST, "-m", "nightly", "tests"), 180),
+    "tests/in_process": (
+        (
+            *_PYTEST,
+            *_TWO_FILES_AT_A_TIME,
+            "-m",
+            "nightly",
+            "tests",
+            *(
+                f"--ignore=tests/{room}"
+                for rooms, _ in _WITH_PROCESSES.values()
+                for room in rooms
+            ),
+        ),
+        60,
+    ),
+    **{
+        name: (
+            (*_PYTEST, "-m", "nightly", *(f"tests/{room}" for room in rooms)),
+            minutes,
+        )
+        for name, (rooms, minutes) in _WITH_PROCESSES.items()
+    },
     "keras_programs": (("-m", "tests.keras_programs.main"), 180),
     "chaos": (("-m", "tests.chaos.main", "--events=200"), 60),
     "chaos_without_servers": (("-m", "tests.chaos.without_servers"), 60),
@@ -53,25 +110,41 @@ _STAGES = {
         for path in sorted(_ROOT.glob("benchmarks/*.py"))
     },
 }
+_FIRST = ("laws", "tests/in_process")
 # Those of one list one after another, beside those of the other list.
 _SIDE_BY_SIDE = (
-    ("tests", "chaos", "chaos_without_servers"),
-    ("laws", "keras_programs", "keras_tests"),
+    (*_WITH_PROCESSES, "chaos", "chaos_without_servers"),
+    ("keras_programs", "keras_tests"),
 )
 # Seconds that pytest has to print failures in, when its time is over.
 _LAST_SECONDS = 60.0
 
 _WANTED = flags.DEFINE_list(
-    "stages", ["all"], f"`all`, or some of {', '.join(_STAGES)}."
+    "stages",
+    ["all"],
+    "`all`, or some of these, or what comes before the `/` of some: "
+    f"{', '.join(_STAGES)}.",
 )
 _DIRECTORY = flags.DEFINE_string(
     "directory", "build/nightly", "Directory of the outputs."
 )
+_RESUME = flags.DEFINE_bool(
+    "resume", False, "Keep the stages that have passed on this commit."
+)
+
+
+def stages_of(names):
+    """Returns the stages that `--stages` names, in the order of `_STAGES`."""
+    return [
+        stage
+        for stage in _STAGES
+        if {"all", stage, stage.partition("/")[0]} & set(names)
+    ]
 
 
 @flags.validator(_WANTED, "must be `all` or name stages")
 def _are_known(names):
-    return set(names) <= {"all", *_STAGES}
+    return all(name == "all" or stages_of([name]) for name in names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +207,100 @@ def _end(process):
         process.wait()
 
 
+def commit_of(root):
+    """Returns the hash of the commit of a work tree.
+
+    It is None if the tree has changes that are not committed, or is none of
+    git's.
+
+    Args:
+        root: `pathlib.Path` of the tree.
+    """
+
+    def git(*arguments):
+        return subprocess.run(
+            ["git", *arguments],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    try:
+        head, status = git("rev-parse", "HEAD"), git("status", "--porcelain")
+    except FileNotFoundError:
+        return None
+    clean = not (head.returncode or status.returncode or status.stdout)
+    return head.stdout.strip() if clean else None
+
+
+class Record:
+    """A file with the stages that have passed on one commit.
+
+    Attributes:
+        commit: its hash, or None if the work tree has changes.
+        passed: by name of a stage, an `Outcome`.
+    """
+
+    def __init__(self, path, root):
+        """Reads what has passed on the commit of the work tree.
+
+        Args:
+            path: `pathlib.Path` of the file.
+            root: `pathlib.Path` of the work tree.
+        """
+        self._path, self._root = path, root
+        self._lock = threading.Lock()
+        self.commit = commit_of(root)
+        self.passed = {}
+        if self.commit and path.exists():
+            found = json.loads(path.read_text("utf-8"))
+            if found["commit"] == self.commit:
+                self.passed = {
+                    name: Outcome(**fields)
+                    for name, fields in found["passed"].items()
+                }
+
+    def add(self, name, outcome):
+        """Adds an outcome, in place of an earlier one.
+
+        Nothing is written of a stage that may have seen other files than those
+        of the commit.
+        """
+        with self._lock:
+            if not self.commit or commit_of(self._root) != self.commit:
+                return
+            self.passed.pop(name, None)
+            if outcome.status == 0:
+                self.passed[name] = outcome
+            passed = {n: dataclasses.asdict(o) for n, o in self.passed.items()}
+            draft = self._path.with_suffix(".draft")
+            content = {"commit": self.commit, "passed": passed}
+            draft.write_text(json.dumps(content, indent=1), "utf-8")
+            draft.rename(self._path)
+
+
+def kept(record, wanted):
+    """Returns what `--resume` keeps: outcomes by name of a stage.
+
+    Args:
+        record: a `Record`.
+        wanted: names of the stages that are asked for.
+
+    Raises:
+        app.UsageError: The work tree has changes.
+    """
+    if record.commit is None:
+        raise app.UsageError(
+            "--resume needs a git work tree without changes and new files: "
+            "outcomes are those of a commit. See `git status`."
+        )
+    outcomes = {n: o for n, o in record.passed.items() if n in wanted}
+    said = ", ".join(outcomes) or "no stage"
+    print(f"Passed before on commit {record.commit}: {said}", flush=True)
+    return outcomes
+
+
 def main(argv):
     """Runs the stages that are asked for."""
     if len(argv) > 1:
@@ -142,20 +309,23 @@ def main(argv):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     directory = _ROOT / _DIRECTORY.value
     directory.mkdir(parents=True, exist_ok=True)
-    wanted = set(_STAGES if "all" in _WANTED.value else _WANTED.value)
-    outcomes = {}
+    record = Record(directory / "outcomes.json", _ROOT)
+    wanted = stages_of(_WANTED.value)
+    outcomes = kept(record, wanted) if _RESUME.value else {}
 
     def run_all(names):
         for name in names:
-            if name in wanted:
+            if name in wanted and name not in outcomes:
                 output = directory / f"{name.replace('/', '_')}.log"
                 print(f"{name}: {output}", flush=True)
                 outcomes[name] = run(*_STAGES[name], output)
+                record.add(name, outcomes[name])
 
+    run_all(_FIRST)
     with futures.ThreadPoolExecutor(len(_SIDE_BY_SIDE)) as pool:
         list(pool.map(run_all, _SIDE_BY_SIDE))
-    run_all([name for name in _STAGES if name not in outcomes])
-    return report(outcomes)
+    run_all(_STAGES)
+    return report({name: outcomes[name] for name in wanted})
 
 
 def report(outcomes):

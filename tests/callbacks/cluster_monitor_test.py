@@ -203,14 +203,12 @@ class Trained:
 
     Attributes:
         number: of examples.
-        validated: whether there was validation data.
         output: what the launcher printed.
         workers: what each worker left.
         directory: of the monitor.
     """
 
     number: int
-    validated: bool
     outputs: dict
     workers: list
     directory: pathlib.Path
@@ -228,25 +226,23 @@ class Trained:
         return [script.EPOCHS * share for share in shares]
 
 
-# The last of 12 batches has two examples. Of 11 full ones one worker gets 6,
-# and Keras asks the other in vain for its sixth.
-@pytest.fixture(
-    scope="module", params=[(46, True), (44, False)], ids=["ragged", "full"]
-)
-def trained(request, tmp_path_factory):
-    number, validated = request.param
+# Of 11 batches the last has two examples. One worker gets 6 of them, and Keras
+# asks the other in vain for its sixth.
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    number = 42
     directory = tmp_path_factory.mktemp("trained")
     outputs = scripts.run(
         directory,
         script.__file__,
-        [directory, number, "validate" if validated else "no"],
+        [directory, number],
         {"ps": 1, "worker": 2},
     )
     workers = [
         json.loads((directory / f"worker-{k}.json").read_text())
         for k in range(2)
     ]
-    return Trained(number, validated, outputs, workers, directory)
+    return Trained(number, outputs, workers, directory)
 
 
 @pytest.mark.nightly
@@ -275,10 +271,7 @@ def test_logs_of_every_worker_have_the_cluster_s_metrics(trained):
 def test_validation_is_over_all_its_data_on_every_worker(trained):
     expected = np.mean(np.abs(trained.errors(shift=1.0)))
     for worker in trained.workers:
-        if trained.validated:
-            assert worker["logs"]["val_mae"] == pytest.approx(expected)
-        else:
-            assert "val_mae" not in worker["logs"]
+        assert worker["logs"]["val_mae"] == pytest.approx(expected)
 
 
 @pytest.mark.nightly

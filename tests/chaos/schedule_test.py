@@ -18,9 +18,12 @@ def test_a_seed_says_all():
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_happens_to_what_is_away_and_one_worker_never_is(seed):
+    bounds = {schedule.KILL: (0.0, 3.0), schedule.STOP: (1.0, 15.0)}
     back = {}
     before = 0.0
     for event in events_of(seed):
+        least, most = bounds[event.kind]
+        assert least <= event.seconds <= most
         assert event.time >= before
         before = event.time
         for target in event.targets:
@@ -31,14 +34,6 @@ def test_nothing_happens_to_what_is_away_and_one_worker_never_is(seed):
         assert sum(job == "worker" for job, _ in event.targets) <= 1
         if event.targets[0][0] == "worker":
             assert sum(job == "worker" for job, _ in away) <= 2
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_bounds_of_times_hold(seed):
-    bounds = {schedule.KILL: (0.0, 3.0), schedule.STOP: (1.0, 15.0)}
-    for event in events_of(seed):
-        least, most = bounds[event.kind]
-        assert least <= event.seconds <= most
 
 
 def test_whatever_can_happen_does():

@@ -212,19 +212,6 @@ def test_signals_end_all_groups_however_far_they_are(script):
 
 
 @pytest.mark.nightly
-def test_a_signal_is_the_status_where_nothing_failed(script):
-    path = script("print('up')\nforever()")
-    flags = ["--num_groups=2", "--num_ps=0", "--num_workers=1"]
-    with Launched(*flags, path) as run:
-        for _ in range(2):
-            run.expect(r"\] up")
-        everything = run.descendants()
-        run.process.send_signal(signal.SIGINT)
-        assert run.finish()[0] == 128 + signal.SIGINT
-    assert_gone(everything)
-
-
-@pytest.mark.nightly
 def test_time_is_up_for_all_groups_at_once(script):
     path = script(
         """

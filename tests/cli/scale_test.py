@@ -117,15 +117,3 @@ def test_what_cannot_be_is_refused_with_what_can(script):
         (path.parent / "done").touch()
         assert run.finish()[0] == 0
     assert control_socket.launchers() == []
-
-
-@pytest.mark.nightly
-def test_a_task_that_fails_again_is_given_more_time(script):
-    path = script("sys.exit(3 if job == 'worker' else forever())")
-    flags = ["--num_workers=1", "--max_restarts=2", "--grace_seconds=0"]
-    with Launched(*flags, path) as run:
-        run.expect("status 3; restart 1 of 2 in 0.5 s")
-        run.expect("worker 0: pid")
-        run.expect("status 3; restart 2 of 2 in 1 s")
-        run.expect("worker 0: pid")
-        assert run.finish()[0] == 3

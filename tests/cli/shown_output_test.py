@@ -91,9 +91,7 @@ def test_lines_of_others_are_told_apart(line):
 @pytest.mark.parametrize(
     "flags, whole",
     [
-        ([], {"worker 0"}),
         (["--chief"], {"chief 0"}),
-        (["--show=worker:1"], {"worker 1"}),
         (["--show=ps:0,chief"], {"ps 0", "worker 0"}),
         (["--show=all"], {"ps 0", "worker 0", "worker 1"}),
     ],

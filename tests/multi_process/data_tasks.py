@@ -115,11 +115,23 @@ KINDS = {
 }
 
 
-def train_on_each_kind():
-    """Trains on all kinds of data, and reports the ids of each epoch."""
+def run(steps, constant):
+    """Trains on all kinds of data, and then another model; reports both.
+
+    Args:
+        steps: of `train_and_evaluate`.
+        constant: of `train_and_evaluate`.
+    """
     strategy = tfdist.AsyncStrategy(
         fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
     )
+    found = train_on_each_kind(strategy)
+    evaluated = train_and_evaluate(strategy, steps, constant)
+    handshake.report(evaluated=evaluated, **found)
+
+
+def train_on_each_kind(strategy):
+    """Trains on all kinds of data; returns the ids of each epoch."""
     seen = []
 
     def note(ids):
@@ -154,11 +166,8 @@ def train_on_each_kind():
     strategy.barrier()
     # At a rate of zero they have been these all along.
     kernel, bias = (float(w.ravel()[0]) for w in model.get_weights())
-    handshake.report(
-        seen=result,
-        updates=strategy.updates_applied(),
-        validation={"losses": losses, "kernel": kernel, "bias": bias},
-    )
+    validation = {"losses": losses, "kernel": kernel, "bias": bias}
+    return {"seen": result, "validation": validation}
 
 
 class _OneBatch(_Numbers):
@@ -189,16 +198,14 @@ def train_on_one_batch():
     model.fit(_slices().batch(EXAMPLES), verbose=0)
 
 
-def train_and_evaluate(steps, constant):
-    """Trains a model with BatchNormalization and evaluates it.
+def train_and_evaluate(strategy, steps, constant):
+    """Trains a model with BatchNormalization; returns what it evaluates to.
 
     Args:
+        strategy: that trains.
         steps: to take.
         constant: each value of the input of BatchNormalization.
     """
-    strategy = tfdist.AsyncStrategy(
-        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0)
-    )
     with strategy.scope():
         normalization = keras.layers.BatchNormalization(momentum=0.75)
         model = keras.Sequential(
@@ -225,9 +232,9 @@ def train_and_evaluate(steps, constant):
     x = same.normal(size=[50, 4]).astype(np.float32)
     results = model.evaluate(x, x[:, :1], batch_size=16, verbose=0)
     predicted = model.predict(x, verbose=0)
-    handshake.report(
-        results=results,
-        predicted=predicted.ravel().tolist(),
-        moving_mean=normalization.moving_mean.numpy().tolist(),
-        weights=[w.ravel().tolist() for w in model.get_weights()],
-    )
+    return {
+        "results": results,
+        "predicted": predicted.ravel().tolist(),
+        "moving_mean": normalization.moving_mean.numpy().tolist(),
+        "weights": [w.ravel().tolist() for w in model.get_weights()],
+    }

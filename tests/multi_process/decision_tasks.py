@@ -21,9 +21,6 @@ METHODS = {
     ),
     "backup": tfdist.BackupWorkersStrategy,
     "softsync": lambda **kwargs: tfdist.SoftSyncStrategy(2, **kwargs),
-    "delay_compensation": lambda **kwargs: tfdist.DCASGDStrategy(
-        lambda_0=0.0, **kwargs
-    ),
     "averaging": lambda **kwargs: tfdist.ParameterAveragingStrategy(
         2, **kwargs
     ),
@@ -68,19 +65,6 @@ def data(*values):
     )
     x = np.array(values, np.float32)[:, None, None]
     return tf.data.Dataset.from_tensor_slices((x, x)).with_options(options)
-
-
-class AddSlope(keras.layers.Layer):
-    """Adds a weight to what it is given: its gradient is one."""
-
-    def build(self, input_shape):
-        """Makes the weight."""
-        del input_shape
-        self.slope = self.add_weight(shape=(), initializer="zeros")
-
-    def call(self, inputs):
-        """Returns the sum."""
-        return inputs + self.slope
 
 
 class Program:
@@ -208,10 +192,10 @@ class Program:
         best = float(np.ravel(early.best_weights[0])[0])
         self.seen["best"] = [best, here]
 
-    def assigned(self, name, by_all):
-        """The weight is assigned between two calls of `fit`."""
+    def assigned(self, name):
+        """The chief assigns the weight between two calls of `fit`."""
         self.fit(*[self.value] * 4)
-        if by_all or self.is_chief:
+        if self.is_chief:
             self.set_weight(100.0)
             between = int(self.model.optimizer.iterations.numpy())
         else:
@@ -242,29 +226,6 @@ class Program:
         self.fit(1.0, 1.0, 1.0, callbacks=[At({2: stop})])
         return len(steps)
 
-    def frozen(self):
-        """A layer is frozen for the second of three calls of `fit`."""
-        with self.strategy.scope():
-            self.model = keras.Sequential(
-                [
-                    keras.Input((1,)),
-                    keras.layers.Dense(
-                        1, use_bias=False, kernel_initializer="ones"
-                    ),
-                    AddSlope(),
-                ]
-            )
-        slope = self.model.layers[-1]
-        with self.strategy.scope():
-            optimizer = keras.optimizers.SGD(2.0**-4)
-        for trainable in (True, False, True):
-            slope.trainable = trainable
-            with self.strategy.scope():
-                self.compile(optimizer)
-            self.fit(*[self.value] * 2)
-        self.note("frozen")
-        self.seen["frozen"].append(float(slope.slope.numpy()))
-
     def run(self, trials):
         """Tries what is asked for, one after the other."""
         for trial in trials:
@@ -272,14 +233,11 @@ class Program:
                 self.rates(trial, {3: set_rate(0.5)})
             elif trial == "kept":
                 self.rates(trial, {})
-            elif trial == "assigned by all":
-                self.assigned(trial, by_all=True)
             elif trial == "assigned by chief":
-                self.assigned(trial, by_all=False)
+                self.assigned(trial)
             else:
                 getattr(self, trial)()
-            if trial != "frozen":
-                self.reset()
+            self.reset()
         return self.seen
 
 

@@ -10,18 +10,18 @@ pytestmark = pytest.mark.nightly
 
 VALUES = (1.0, 3.0, 5.0)
 ONES = (1.0, 1.0, 1.0)
-ASSIGNED = ["assigned by all", "assigned by chief"]
-HALVED = ["halved 1", "halved 2", "halved 3", "halved 4"]
+ASSIGNED = "assigned by chief"
+HALVED = ["halved 1", "halved 2"]
 # A method, its workers' values, what is tried of it. Where updates take
-# gradients of whoever comes first, all are the same.
+# gradients of whoever comes first, all are the same. What all workers assign,
+# and layers that are frozen, are rows of `tests.keras_programs`.
 PROGRAMS = [
-    ("async", VALUES, ["kept", *ASSIGNED, "stops", "best", "frozen"]),
-    ("sync", VALUES, [*HALVED, *ASSIGNED, "stops", "best", "frozen"]),
-    ("backup", ONES, ["kept", *ASSIGNED, "stops", "best", "frozen"]),
-    ("softsync", ONES, ["kept", *ASSIGNED, "stops", "best", "frozen"]),
-    ("delay_compensation", VALUES, ["kept", "frozen"]),
-    ("averaging", ONES, ["halved 1", *ASSIGNED, "stops", "best"]),
-    ("diloco", ONES, ["halved 1", *ASSIGNED, "stops", "best"]),
+    ("async", VALUES, ["kept", ASSIGNED, "stops", "best"]),
+    ("sync", VALUES, [*HALVED, ASSIGNED, "stops", "best"]),
+    ("backup", ONES, ["kept", ASSIGNED, "stops", "best"]),
+    ("softsync", ONES, ["kept", ASSIGNED, "stops", "best"]),
+    ("averaging", ONES, ["halved 1", ASSIGNED, "stops", "best"]),
+    ("diloco", ONES, ["halved 1", ASSIGNED, "stops", "best"]),
 ]
 
 
@@ -41,46 +41,31 @@ def check_gradient_by_gradient(seen, values):
     """`Async`: minus the sum of all."""
     assert seen["kept"][0] == -6 * sum(values)
     check_assigned(seen, 100 - 4 * sum(values))
-    if "stops" in seen:
-        weight, _, _ = seen["stops"]
-        _, accepted = iterations(seen, "stops")
-        assert accepted[0] == 3
-        assert weight == -sum(
-            number * value
-            for number, value in zip(accepted, values, strict=True)
-        )
-    if "frozen" in seen:
-        kernel, _, _, slope = seen["frozen"]
-        assert kernel == 1 - 6 * sum(values) / 16
-        assert slope == -4 * len(values) / 16
+    weight, _, _ = seen["stops"]
+    _, accepted = iterations(seen, "stops")
+    assert accepted[0] == 3
+    assert weight == -sum(
+        number * value for number, value in zip(accepted, values, strict=True)
+    )
 
 
 def check_sync(seen, values):
     """Minus the sum of the means, at the chief's rate."""
     mean = sum(values) / len(values)
-    for name in set(HALVED) & set(seen):
+    for name in HALVED:
         assert seen[name][0] == -3 * mean - 3 * mean / 2
     check_assigned(seen, 100 - 4 * mean)
     # Three steps of all, and one in which the others hear of it.
     others = values[1:]
     assert seen["stops"][0] == -3 * mean - sum(others) / len(others)
-    kernel, _, _, slope = seen["frozen"]
-    assert kernel == pytest.approx(1 - 6 * mean / 16)
-    assert slope == -4 / 16
 
 
 def check_updates(seen, values):
     """Each update moves the weight by one, however many it is made of."""
     assert seen["kept"][0] == -iterations(seen, "kept")[0]
-    for name in set(ASSIGNED) & set(seen):
-        weight, after, _, between = seen[name]
-        assert weight == 100 - (after - between)
+    weight, after, _, between = seen[ASSIGNED]
+    assert weight == 100 - (after - between)
     assert seen["stops"][0] == -iterations(seen, "stops")[0]
-    if "frozen" in seen:
-        kernel, updates, _, slope = seen["frozen"]
-        assert kernel == 1 - updates / 16
-        # Each of three calls of `fit` makes two updates or more.
-        assert 4 <= -slope * 16 <= updates - 2
 
 
 def check_local(seen, values, outer_rate):
@@ -101,13 +86,11 @@ def check_local(seen, values, outer_rate):
 
 def check_assigned(seen, expected):
     """The chief's assignment came between what was pushed before and after."""
-    for name in set(ASSIGNED) & set(seen):
-        assert seen[name][0] == pytest.approx(expected)
+    assert seen[ASSIGNED][0] == pytest.approx(expected)
 
 
 CHECKS = {
     "async": check_gradient_by_gradient,
-    "delay_compensation": check_gradient_by_gradient,
     "sync": check_sync,
     "backup": check_updates,
     "softsync": check_updates,
@@ -124,12 +107,11 @@ def test_the_chief_decides_for_all(cluster):
     made.finish(timeout=540)
 
     reports = [worker.report() for worker in workers]
-    for method, values, trials in PROGRAMS:
+    for method, values, _ in PROGRAMS:
         CHECKS[method](reports[0][method], values)
-        if "best" in trials:
-            best, _ = reports[0][method]["best"]
-            for report in reports:
-                assert report[method]["best"][1] == best
+        best, _ = reports[0][method]["best"]
+        for report in reports:
+            assert report[method]["best"][1] == best
 
 
 def test_without_the_chief_each_worker_decides(cluster):

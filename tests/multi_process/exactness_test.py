@@ -127,28 +127,3 @@ def test_who_is_late_is_waited_for_at_the_end(zygote, tmp_path):
         cluster.start("worker", 1, "tasks:push_constants", **arguments)
         cluster.finish()
         assert first.report()["updates"] == [2 * 3]
-
-
-@pytest.mark.nightly
-def test_eight_workers_lose_nothing_and_double_nothing(cluster):
-    workers, steps = 8, 50
-    made = cluster(num_ps=2, num_workers=workers)
-    made.start_servers()
-    # Sums of 50 of each are multiples of 1/128 below 2**24 of them.
-    values = [2.0**-k for k in range(workers)]
-    tasks = made.start_workers(
-        "tasks:push_constants", steps=steps, values=values, wait=True
-    )
-    for task in tasks:
-        task.expect("has made one step")
-    for task in tasks:
-        made.tell(f"go on {task.label}")
-    made.finish()
-    reports = [task.report() for task in tasks]
-    for report in reports:
-        assert report["updates"] == [workers * steps] * 2
-        assert report["iterations"] == workers * steps
-        for part in report["parts"]:
-            assert set(part) == {-steps * sum(values)}
-    versions = sorted(v for report in reports for v in report["versions"])
-    assert versions == list(range(1, workers * steps + 1))

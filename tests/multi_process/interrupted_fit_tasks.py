@@ -23,20 +23,23 @@ def interrupt(model):
     raise KeyboardInterrupt
 
 
-def run(method, programs):
+def run(methods, programs):
     """Runs programs one after the other; reports what all have come to.
 
     Args:
-        method: of training.
+        methods: of training.
         programs: names of functions here.
     """
-    program = decision_tasks.Program(method, VALUES)
-    for name in programs:
-        print("program", name, flush=True)
-        globals()[name](program)
-        program.note(name)
-        program.reset()
-    handshake.report(seen=program.seen)
+    seen = {}
+    for method in methods:
+        program = decision_tasks.Program(method, VALUES)
+        for name in programs:
+            print("program", method, name, flush=True)
+            globals()[name](program)
+            program.note(name)
+            program.reset()
+        seen[method] = program.seen
+    handshake.report(**seen)
 
 
 def caught(program, *values, **kwargs):

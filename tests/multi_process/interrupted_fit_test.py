@@ -10,6 +10,7 @@ from tests.multi_process import interrupted_fit_tasks
 
 pytestmark = pytest.mark.nightly
 
+METHODS = ["sync", "averaging", "async"]
 # Steps of each worker.
 STEPS = {
     "interrupted_twice": 4,
@@ -17,18 +18,18 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("method", ["sync", "averaging", "async"])
-def test_the_next_call_begins_at_once_and_all_steps_count(cluster, method):
+def test_the_next_call_begins_at_once_and_all_steps_count(cluster):
     made = cluster(num_workers=2)
     made.start_servers()
     workers = made.start_workers(
-        "interrupted_fit_tasks:run", method=method, programs=list(STEPS)
+        "interrupted_fit_tasks:run", methods=METHODS, programs=list(STEPS)
     )
     made.finish()
-    seen = workers[0].report()["seen"]
     values = interrupted_fit_tasks.VALUES
-    update = sum(values) if method == "async" else sum(values) / len(values)
-    for name, steps in STEPS.items():
-        assert seen[name][0] == -steps * update, name
+    for method in METHODS:
+        seen = workers[0].report()[method]
+        update = sum(values) if method == "async" else sum(values) / len(values)
+        for name, steps in STEPS.items():
+            assert seen[name][0] == -steps * update, (method, name)
     for worker in workers:
         assert "Gave up" not in worker.output()

@@ -24,9 +24,7 @@ class Tell(keras.callbacks.Callback):
             print("is training", flush=True)
 
 x = np.ones([64, 4], np.float32)
-model.fit(x, x[:, :1], epochs={epochs}, verbose=0, callbacks=[Tell()])
-strategy.barrier()
-print("updates", strategy.updates_applied(), flush=True)
+model.fit(x, x[:, :1], epochs=10**9, verbose=0, callbacks=[Tell()])
 """
 
 
@@ -34,7 +32,7 @@ print("updates", strategy.updates_applied(), flush=True)
 def test_a_signal_to_the_launcher_ends_servers_and_workers(tmp_path):
     """One that tasks could ignore; of others: tests/cli/orphans_test.py."""
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(epochs=10**9))
+    script.write_text(SCRIPT)
     with Launched("--num_ps=1", "--num_workers=1", script) as run:
         run.expect(r"\[worker \d\] is training")
         processes = run.descendants()
@@ -43,17 +41,3 @@ def test_a_signal_to_the_launcher_ends_servers_and_workers(tmp_path):
         run.process.send_signal(signal.SIGTERM)
         assert run.process.wait(60) == 128 + signal.SIGTERM
         assert_gone(processes)
-
-
-@pytest.mark.smoke
-def test_servers_end_by_themselves_with_status_0(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(epochs=2))
-    flags = ["--num_ps=1", "--num_workers=2", "--grace_seconds=60"]
-    with Launched(*flags, script) as run:
-        status, text = run.finish()
-    assert status == 0, text
-    # 64 examples in batches of 32, two epochs, shared by two workers.
-    assert text.count("updates [4]") == 2
-    assert "ps 0 is done" in text
-    assert "terminating" not in text and "not ended by itself" not in text

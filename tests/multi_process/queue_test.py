@@ -82,8 +82,9 @@ def test_a_worker_that_is_killed_for_good(cluster):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("method", ["async", "dc_asgd", "softsync"])
-@pytest.mark.parametrize("num_ps", [1, 2])
+@pytest.mark.parametrize(
+    ("method", "num_ps"), [("async", 2), ("dc_asgd", 1), ("softsync", 2)]
+)
 def test_kill_9_at_any_moment(cluster, method, num_ps):
     """In the middle of pushes, too: each server applies each batch once."""
     generator = random.Random(num_ps)
@@ -134,8 +135,9 @@ def test_a_slow_worker_takes_fewer_portions(cluster):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("data", sorted(queue_tasks.DATA))
-@pytest.mark.parametrize("executions", [1, 3])
+@pytest.mark.parametrize(
+    ("data", "executions"), [("arrays", 3), ("in order", 1), ("dataset", 1)]
+)
 def test_two_fits_of_uneven_data(cluster, data, executions):
     made = cluster(num_workers=3)
     made.start_servers()

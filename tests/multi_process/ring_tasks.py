@@ -2,13 +2,11 @@
 
 import collections
 import gc
-import time
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.multi_process import failure_tasks
 from tests.multi_process import handshake
 import tfdist
 
@@ -112,29 +110,6 @@ def _own(data):
         tf.data.experimental.AutoShardPolicy.OFF
     )
     return data.with_options(options)
-
-
-def train_for_ever():
-    """Trains until an exchange fails; reports how."""
-    strategy = tfdist.ParameterAveragingStrategy(
-        2,
-        communication="ring",
-        fault_tolerance=tfdist.FaultTolerance(start_timeout=60.0),
-    )
-    with strategy.scope():
-        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    data = tf.data.Dataset.from_tensors((np.ones([2, 4]), np.ones([2, 1])))
-    try:
-        model.fit(
-            _own(data.repeat()),
-            steps_per_epoch=10**9,
-            verbose=0,
-            callbacks=[failure_tasks.TellProgress("never")],
-        )
-    except tf.errors.UnavailableError as error:
-        handshake.report(error=error.message, time=time.time())
-        raise
 
 
 def start_alone():

@@ -1,19 +1,11 @@
 """Workers without servers come to what those with servers come to."""
 
-import signal
-import time
-
 import numpy as np
 import pytest
 
-from tests import nightly
 from tests.multi_process import real_cluster
 
 pytestmark = pytest.mark.nightly
-
-# What TensorFlow's keep-alive takes at most to see that a peer is stopped
-# (`tfdist.cluster.environment`): 5 s to the next ping, 4 s for its answer.
-_STOPPED_SECONDS = 9.0
 
 
 @pytest.fixture(scope="module")
@@ -79,26 +71,6 @@ def test_an_exchange_sends_small_vectors_to_both_others(reports):
     # halves, the same; parameters and moving statistics, as float32.
     sent = 2 * (9 * 8 + row + 2 * 8 + row * rows)
     assert all(sizes == [sent] * 2 for sizes in report["bytes"])
-
-
-@pytest.mark.parametrize(
-    "number", nightly.also([signal.SIGSTOP], [signal.SIGKILL])
-)
-def test_a_worker_that_is_gone_ends_the_others_with_an_error(cluster, number):
-    running = cluster(num_ps=0, num_workers=3)
-    workers = running.start_workers("ring_tasks:train_for_ever")
-    for worker in workers:
-        worker.wait_for_steps(4)
-    *others, gone = workers
-    gone.send(number)
-    began = time.time()
-    for worker in others:
-        # A margin for a machine that does other things as well.
-        report = worker.wait_for_report(_STOPPED_SECONDS + 30.0)
-        assert report["time"] - began < _STOPPED_SECONDS + 20.0
-        address = running.address("worker", 2)
-        assert f"/job:worker/task:2 at {address} is gone" in report["error"]
-        assert worker.wait() == 1
 
 
 def test_workers_that_do_not_come_are_named(cluster):

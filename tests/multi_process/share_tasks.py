@@ -129,11 +129,6 @@ def _strategy(method, workers):
         "backup workers": lambda: tfdist.ParameterServerStrategy(
             synchronization=alone, **kwargs
         ),
-        "SoftSync": lambda: tfdist.ParameterServerStrategy(
-            synchronization=synchronization.SoftSync(n=workers), **kwargs
-        ),
-        "averaging": lambda: tfdist.ParameterAveragingStrategy(2, **kwargs),
-        "DiLoCo": lambda: tfdist.DiLoCoStrategy(2, **kwargs),
     }
     return make[method]()
 

@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import pytest
 
-from tests import nightly
 from tests.multi_process import agreement_tasks
 from tfdist import simulation
 from tfdist.simulation import placement
@@ -46,6 +45,7 @@ class Case:
     )
 
 
+# The simulator replays other methods in `tests.simulation.trace_replay_test`.
 CASES = {
     "softsync": Case(
         "SoftSyncStrategy",
@@ -54,9 +54,6 @@ CASES = {
         arguments={"s": 2},
         model={"optimizer": ["Adam", {"learning_rate": 0.01}]},
     ),
-}
-
-SLOW_CASES = {
     # On one server: several apply gradients in orders of their own. There
     # the statistics of a batch come in the order of updates, too.
     "async": Case(
@@ -66,24 +63,11 @@ SLOW_CASES = {
         num_ps=1,
         model={"optimizer": MOMENTUM, "normalized": True},
     ),
-    "DC-ASGD": Case(
-        "DCASGDStrategy",
-        "dc_asgd:lambda_0=2.0",
-        "async",
-        arguments={"lambda_0": 2.0},
-        model={"optimizer": ["SGD", {"learning_rate": 0.05}]},
-    ),
     "backup workers": Case(
         "BackupWorkersStrategy",
         "backup_workers:backup_workers=1",
         "sync",
         arguments={"backup_workers": 1},
-    ),
-    "bounded staleness": Case(
-        "BoundedStalenessStrategy",
-        "bounded_staleness:max_staleness=3",
-        "sync",
-        arguments={"max_staleness": 3},
     ),
 }
 
@@ -207,9 +191,9 @@ def is_other(case, trace, expected, method=None):
     return difference(weights, expected) > 10 * TOLERANCE
 
 
-@pytest.mark.parametrize("name", nightly.also(CASES, SLOW_CASES))
+@pytest.mark.parametrize("name", CASES)
 def test_the_simulator_comes_to_the_parameters_of_a_real_cluster(cluster, name):
-    case = {**CASES, **SLOW_CASES}[name]
+    case = CASES[name]
     reports, trace = train(cluster, case)
     steps = [step for one in trace.workers for step in one]
     assert [len(one) for one in trace.workers] == [22, 20, 20]
@@ -236,6 +220,6 @@ def test_the_simulator_comes_to_the_parameters_of_a_real_cluster(cluster, name):
     exchanged = dataclasses.replace(trace, workers=(first, *others[::-1]))
     weights = replay(case, exchanged).model.get_weights()
     assert difference(weights, expected) > 100 * TOLERANCE
-    if name in ("async", "DC-ASGD", "softsync"):
+    if name != "backup workers":
         fresh = replay(case, changed(trace, never_late)).model.get_weights()
         assert difference(fresh, expected) > 100 * TOLERANCE

@@ -11,16 +11,13 @@ import time
 
 import pytest
 
-from tests import nightly
 from tfdist.runtime.recovery import stall_watchdog
 
 METHODS = {
     "sync": ("Sync", {}),
-    "backup": ("Sync", {"backup_workers": 1}),
     "softsync": ("SoftSync", {"s": 2}),
     "bounded": ("BoundedStaleness", {"max_staleness": 1}),
 }
-WAITING = {name: METHODS[name] for name in ("sync", "bounded")}
 # Of the workers; the servers know it after at most one heartbeat more.
 TIMEOUT = 15.0
 
@@ -49,12 +46,13 @@ def check_exact(reports):
             assert counts["pushed"] == counts["accepted"] + counts["dropped"]
 
 
-def parametrize(methods, also=()):
-    return pytest.mark.parametrize("method", nightly.also(methods, also))
+# Who waits for all, and who for nobody. Every order of events under the other
+# methods, in virtual time: `tests.synchronization`.
+both = pytest.mark.parametrize("method", ["sync", "softsync"])
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("method", METHODS)
+@both
 def test_kill_9_while_computing_pushing_or_waiting(cluster, method):
     generator = random.Random(method)
     made = cluster(num_ps=2, num_workers=3)
@@ -62,7 +60,7 @@ def test_kill_9_while_computing_pushing_or_waiting(cluster, method):
     others = [start(made, k, method, until="stop", pace=0.02) for k in (0, 1)]
     lives = [start(made, 2, method, until="stop")]
     # The others begin when it does: it is expected.
-    kills = 2 if method in WAITING else 1
+    kills = 2 if method == "sync" else 1
     for kill in range(kills):
         victim = lives[-1]
         victim.wait_for_steps(generator.randint(1, 5))
@@ -109,7 +107,7 @@ def test_a_worker_that_is_started_again_is_not_waited_for(cluster):
 
 
 @pytest.mark.nightly
-@parametrize(["sync"], ["backup", "softsync", "bounded"])
+@both
 def test_a_stopped_worker_is_not_waited_for_and_is_taken_back(cluster, method):
     made = cluster(num_ps=1, num_workers=3)
     made.start_servers()
@@ -171,7 +169,7 @@ def test_a_stopped_worker_ends_the_other_where_a_stall_is_to_fail(cluster):
 
 
 @pytest.mark.nightly
-@parametrize(["sync"], ["bounded", "softsync", "backup"])
+@both
 def test_a_worker_out_of_data_leaves(cluster, method):
     made = cluster(num_ps=1, num_workers=3)
     made.start_servers()
@@ -191,17 +189,16 @@ def test_a_worker_out_of_data_leaves(cluster, method):
 
 
 @pytest.mark.nightly
-@parametrize([], ["sync", "bounded"])
-def test_workers_that_never_begin_are_waited_for_at_first_only(cluster, method):
+def test_workers_that_never_begin_are_waited_for_at_first_only(cluster):
     made = cluster(num_ps=1, num_workers=3)
     made.start_servers()
     early = [
-        start(made, k, method, until="stop", pace=0.01, missing=15.0)
+        start(made, k, "sync", until="stop", pace=0.01, missing=15.0)
         for k in (0, 1)
     ]
     for worker in early:
         worker.wait_for_steps(10)
-    late = start(made, 2, method, until="stop", pace=0.01, missing=15.0)
+    late = start(made, 2, "sync", until="stop", pace=0.01, missing=15.0)
     late.wait_for_steps(10)
     early[0].expect("/job:worker/task:2 takes part again")
     made.tell("stop")

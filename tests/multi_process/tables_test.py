@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.multi_process import real_cluster
 from tests.multi_process import table_tasks
 from tests.multi_process.real_cluster import ClusterUnderTest
 from tests.runtime.variables.row_index_test import partitions_of
@@ -68,32 +67,33 @@ def test_servers_share_the_table(reports):
         assert abs(first - second) < 0.1 * first
 
 
+@pytest.fixture(scope="module")
+def trajectories(zygote, tmp_path_factory):
+    """By number of servers, the report of a worker that trains by all rules."""
+    found = {}
+    for servers in (1, 2, 3):
+        with ClusterUnderTest(
+            zygote,
+            tmp_path_factory.mktemp(f"on-{servers}"),
+            num_ps=servers,
+            num_workers=1,
+        ) as cluster:
+            cluster.start_servers()
+            (worker,) = cluster.start_workers("table_tasks:trajectories")
+            cluster.finish(240.0)
+            found[servers] = worker.report()
+    return found
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("optimizer", table_tasks.RATES)
-def test_number_of_servers_makes_no_difference(
-    zygote, tmp_path_factory, optimizer
-):
-    found = real_cluster.reports_of(
-        zygote,
-        tmp_path_factory,
-        "table_tasks:trajectory",
-        "optimizer",
-        {optimizer: 1},
-        num_workers=1,
-    )[optimizer]
-    for servers in (2, 3):
-        (other,) = real_cluster.reports_of(
-            zygote,
-            tmp_path_factory,
-            "table_tasks:trajectory",
-            "optimizer",
-            {optimizer: servers},
-            num_workers=1,
-        )[optimizer]
-        assert other["first"] == found[0]["first"]
+def test_number_of_servers_makes_no_difference(trajectories, optimizer):
+    one, *others = (report[optimizer] for report in trajectories.values())
+    for other in others:
+        assert other["first"] == one["first"]
         for key in ("losses", "rows"):
             np.testing.assert_allclose(
-                other[key], found[0][key], rtol=1e-6, atol=1e-7
+                other[key], one[key], rtol=1e-6, atol=1e-7
             )
 
 

@@ -11,7 +11,6 @@ import tensorflow as tf
 from tests.cli.launched import Launched
 from tests.multi_process import scripts
 from tests.waits import wait_for_exit
-from tfdist.cli import main
 
 pytestmark = pytest.mark.nightly
 
@@ -113,26 +112,6 @@ def curve(directory, tag):
     ]
 
 
-def test_diloco_trains_without_servers(tmp_path):
-    flags = "--num_ps=0", "--num_workers=2"
-    text = launch(tmp_path, "diloco_ring.py", *flags)
-    # Of 64 batches in each of 4 epochs each worker takes half; an update is
-    # made of 8 steps.
-    counts = re.findall(r"(?m)^\[worker \d\] steps: (\d+), updates: (.*)", text)
-    assert counts == [(str(64 * 4 // 2), f"[{64 * 4 // 2 // 8}]")] * 2
-    # Both hold the same.
-    one, other = re.findall(r"(?m)^\[worker \d\] (loss: .*)", text)
-    assert one == other
-    for worker in range(2):
-        of_epochs = losses(text, rf"\[worker {worker}\] ")
-        assert len(of_epochs) == 4
-        assert of_epochs[-1] < of_epochs[0] / 2
-    model = keras.models.load_model(tmp_path / "diloco.keras")
-    loss, accuracy = model.evaluate(*labelled(1024), verbose=0)
-    assert loss == pytest.approx(float(one.split()[1].rstrip(",")), abs=1e-5)
-    assert accuracy > 0.9
-
-
 def test_groups_codistil(tmp_path):
     flags = "--num_groups=2", "--num_ps=1", "--num_workers=1"
     text = launch(tmp_path, "codistillation.py", *flags)
@@ -147,54 +126,6 @@ def test_groups_codistil(tmp_path):
         assert accuracy > 0.7
     # One may be done before the other one has begun to teach, not both.
     assert taught
-
-
-@pytest.mark.parametrize("command", ["advise", "simulate", "compare"])
-def test_a_model_of_one_s_own_is_simulated(tmp_path, capsys, command):
-    file = PROGRAMS / "own_model.py"
-    flags = [f"--model={file}:build", f"--data={file}:load"]
-    if command == "advise":
-        flags += ["--num_workers=2,4", "--bandwidth_gbps=10"]
-    else:
-        flags += [f"--output_dir={tmp_path}"]
-    if command == "simulate":
-        flags += ["--strategy=async", "--num_workers=4"]
-    if command == "compare":
-        flags += ["--strategies=sync,async", "--num_workers=2"]
-        flags += ["--learning_rates=0.1,0.3"]
-    assert main.main([command, *flags]) == 0
-    shown = capsys.readouterr().out
-    if command == "advise":
-        for method in ("sync", "async", "softsync", "bounded_staleness"):
-            assert re.findall(rf"(?m)^{method} +([24]) ", shown) == ["2", "4"]
-    if command == "simulate":
-        # 768 examples in batches of 32, in each of 5 epochs.
-        assert re.search(rf"(?m)^updates +{768 // 32 * 5}$", shown)
-        rows = re.findall(r"(?m)^(\d\.\d\d) .* (\d\.\d{4})$", shown)
-        assert float(rows[-1][1]) < float(rows[0][1])
-        assert (tmp_path / "history.json").exists()
-    if command == "compare":
-        learned = re.findall(r"(?m)^(sync|async) +2 +0\.[13]\*? +(\S+)", shown)
-        assert [method for method, _ in learned] == ["sync", "async"]
-        assert all(float(accuracy) > 0.7 for _, accuracy in learned)
-        assert (tmp_path / "comparison.csv").exists()
-
-
-def test_a_model_is_placed_and_is_a_pipeline(tmp_path):
-    text = run_alone(tmp_path, "place_and_pipeline.py")
-    for layer, device in (
-        ("encoder_0", "CPU:1"),
-        ("encoder_1", "CPU:1"),
-        ("decoder", "CPU:2"),
-    ):
-        assert re.search(rf"(?m)^{layer} +Dense +{device} +{device} ", text)
-    # Where it is cut depends on measured times.
-    stages = re.search(r"(?m)^stages: (.*)", text)[1]
-    assert re.findall(r"\w+", stages) == ["encoder_0", "encoder_1", "decoder"]
-    # Both are what plain Keras computes.
-    assert float(re.search(r"difference: (\S+)", text)[1]) < 1e-5
-    model = keras.models.load_model(tmp_path / "pipeline.keras")
-    assert model.predict(np.zeros([2, 8]), verbose=0).shape == (2, 2)
 
 
 def test_data_made_before_the_strategy_is_refused(tmp_path):

@@ -28,11 +28,10 @@ def check_accounts(reports):
             assert sent == theirs["counts"]["sent"], (me, other)
 
 
-@pytest.mark.parametrize("compression", [None, THRESHOLD])
-def test_a_worker_joins_and_all_end_at_the_sum(cluster, compression):
+def test_a_worker_joins_and_all_end_at_the_sum(cluster):
     running = cluster(num_ps=0, num_workers=3)
     settings = {
-        "compression": compression,
+        "compression": THRESHOLD,
         "warmup_peers": 2,
         "pace": 0.005,
         "until": "stop",

@@ -9,21 +9,17 @@ pytestmark = pytest.mark.smoke
 
 PROGRAMS = ("constant_gradients", "repaired")
 STEPS = {"constant_gradients": 40, "repaired": 12}
-CODECS = [
-    "threshold(tau=0.0625)",
-    pytest.param(None, marks=pytest.mark.nightly),
-]
 
 
-@pytest.fixture(scope="module", params=CODECS)
-def reports(request, zygote, tmp_path_factory):
+@pytest.fixture(scope="module")
+def reports(zygote, tmp_path_factory):
     """Of both workers, by program."""
     return reports_lib.of_two_workers(
         zygote,
         tmp_path_factory,
         "tests.peers.main:run",
         modules={"peers.programs": PROGRAMS},
-        compression=request.param,
+        compression="threshold(tau=0.0625)",
     )
 
 

@@ -65,21 +65,6 @@ def test_kill_9_in_the_middle_of_a_portion_changes_nothing(cluster):
 
 
 @pytest.mark.nightly
-def test_the_result_is_the_same_to_the_bit_with_any_number_of_workers(cluster):
-    reports = []
-    for workers, portions in ((1, 24), (3, 8)):
-        made = cluster(num_ps=2, num_workers=workers)
-        made.start_servers()
-        started = made.start_workers(TRAIN, portions_per_worker=portions)
-        made.finish()
-        reports += [worker.report() for worker in started]
-    for report in reports[1:]:
-        assert report["weights"] == reports[0]["weights"]
-        assert report["losses"] == reports[0]["losses"]
-    check_minimum(reports[0])
-
-
-@pytest.mark.nightly
 def test_a_worker_that_comes_back_takes_part_again(cluster):
     made = cluster(num_ps=2, num_workers=2)
     made.start_servers()
@@ -100,27 +85,6 @@ def test_a_worker_that_comes_back_takes_part_again(cluster):
     # It has left out what was done when it began.
     losses = again.report()["losses"]
     assert losses == chief.report()["losses"][-len(losses) :]
-
-
-@pytest.mark.nightly
-def test_the_chief_comes_back_and_goes_on(cluster):
-    made = cluster(num_ps=2, num_workers=2)
-    made.start_servers()
-    # It waits in the middle of a line search, after some iterations.
-    chief, other = made.start_workers(
-        TRAIN, holds={"worker-0": 150, "worker-1": 400}
-    )
-    chief.expect("holding")
-    chief.kill()
-    again = made.start("worker", 0, TRAIN)
-    made.tell("go on worker-1")
-    again.expect("Goes on with the minimization")
-    made.finish()
-    check_minimum(again.report())
-    assert other.report()["weights"] == again.report()["weights"]
-    losses = again.report()["losses"]
-    assert losses == other.report()["losses"][-len(losses) :]
-    assert len(losses) < len(other.report()["losses"])
 
 
 @pytest.mark.nightly

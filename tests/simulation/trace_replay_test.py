@@ -103,8 +103,6 @@ def softsync():
             "backup_workers:on_drop=retry",
             "dc_asgd:lambda_0=2.0",
             "bounded_staleness:max_staleness=2:correction=gap_aware",
-            "async",
-            "bounded_staleness:max_staleness=0",
             "sync",
             "backup_workers",
         ],

@@ -133,7 +133,6 @@ ON_A_CLUSTER = {
     "growing_softsync:every=1:most=2": (63, 32, True),  # 1 and 31 of 2.
     # The correction makes all gradients 0, on the servers.
     "decayed:scale=0": (63, 63, False),
-    "async:correction=decayed": (63, 63, True),
     # Of 21 steps of each worker after every third.
     "lookahead:period=3": (21, 7, True),
 }
