@@ -32,6 +32,7 @@ from absl import flags
 from harness import decentralized_runs
 from harness import decentralized_tasks
 from harness import program
+from harness import rate_search
 import numpy as np
 
 from tfdist import tables
@@ -104,11 +105,10 @@ def summarize(results, task, method, workers, gbps):
     tuned = key
     if method not in decentralized_runs.TUNED_BY_NETWORK:
         tuned = (*key[:3], GBPS)
-    if not {key, tuned} <= results.runs.keys():
+    if not {key, tuned} <= results.search.runs.keys():
         return None
-    exponent = results.best(tuned)
-    tried = results.runs[tuned]
-    runs = results.runs[key].get(exponent)
+    exponent = results.search.best(tuned)
+    runs = results.search.runs[key].get(exponent)
     if not runs:
         return None
     tests = {
@@ -127,9 +127,8 @@ def summarize(results, task, method, workers, gbps):
         "method": method,
         "workers": workers,
         "gbps": gbps,
-        "rate": decentralized_runs.BASE_RATE
-        * decentralized_runs.FACTOR**exponent,
-        "rate_is_inside": min(tried) < exponent < max(tried),
+        "rate": rate_search.rate_of(exponent),
+        "rate_is_inside": results.search.is_inside(tuned),
         "test": float(np.mean(list(tests.values()))),
         "error": _error(list(tests.values())),
         "tests": tests,
