@@ -6,19 +6,20 @@ Virtual workers of `tfdist.simulation` train a small network with Downpour SGD
 (plain SGD or Adagrad on the servers, with or without a warm start) and with
 Sandblaster L-BFGS, with 1, 4, 16 and 64 workers. A gradient of one batch takes
 1 ms (Gamma, shape 100), a message 0.05 ms. Sandblaster computes the same
-batches in portions; it makes 5 times as many passes over the data. A warm start is a
-twentieth of the gradients, by one worker with plain SGD; its time counts.
+batches in portions; it makes 5 times as many passes over the data. A warm start
+is a twentieth of the gradients, by one worker with plain SGD; its time counts.
 
 Each method has its own learning rate with each number of workers: of a grid of
 factor 1.5, the one with the best validation accuracy late in training. Rates
 are tried beside the best one until both of its neighbours are worse, on two
 seeds; the best two are tried on all seeds. Higher rates are tried until one
-loses more than 5 percent points. Then the model trains once more on each seed
-and is evaluated on the test data. A seed decides over the split of the data,
-first weights, the order of the examples and compute times.
+loses more than 5 percent points. The tables have the accuracy on other data,
+the test data. A seed decides over the split of the data, first weights, the
+order of the examples and compute times.
 
 With 16 workers, other values of `n_fetch` and `n_push` are tried as well, each
-with its own rate, which is also that of the steps that a worker takes alone.
+with its own rate. With plain SGD on the server, the steps that a worker takes
+by itself have the same rate; with Adagrad, the best one of plain SGD.
 
 Every run is a line of JSON in the file `--results`, which is read again: what
 is in it is not run again, and the tables can be printed at any time (`--show`).
@@ -92,19 +93,16 @@ def plan(names, counts):
 def summarize(results, task, method, workers):
     """Figures of a row over all seeds with the chosen rate, or None."""
     search = results.search
-    key = (task.name, method, workers, "test")
+    key = task.name, method, workers
     if key not in search.runs:
         return None
-    tuned = (*key[:3], "validation")
-    has_rate = tuned in search.runs
-    exponent = search.best(tuned) if has_rate else 0
-    runs = search.runs[key].get(exponent)
-    if not runs:
-        return None
+    exponent = search.best(key)
+    runs = search.runs[key][exponent]
     runs = [runs[seed] for seed in sorted(runs)]
-    tests = [100 * downpour_runs.late(run) for run in runs]
+    tests = [100 * downpour_runs.late(run, "test") for run in runs]
     times = [downpour_runs.seconds_to(run, task.target) for run in runs]
     reached = [value for value in times if value is not None]
+    has_rate = downpour_runs.ALL[method].optimizer is not None
 
     def mean(name):
         return float(np.mean([run[name] for run in runs]))
@@ -114,9 +112,9 @@ def summarize(results, task, method, workers):
         "method": method,
         "workers": workers,
         "rate": rate_search.rate_of(exponent) if has_rate else None,
-        "rate_is_inside": not has_rate or search.is_inside(tuned),
-        "highest": results.highest(tuned)
-        if has_rate and len(search.runs[tuned]) > 1
+        "rate_is_inside": not has_rate or search.is_inside(key),
+        "highest": results.highest(key)
+        if has_rate and len(search.runs[key]) > 1
         else None,
         "test": float(np.mean(tests)),
         "error": _error(tests),

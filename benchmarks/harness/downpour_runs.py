@@ -4,14 +4,19 @@ import dataclasses
 import operator
 import time
 
-import keras
 import numpy as np
 
+from harness import decentralized_runs
+from harness import downpour_exchange
 from harness import rate_search
 from tfdist import simulation
+from tfdist.simulation import flat_run
+from tfdist.simulation.data import Data
+from tfdist.simulation.data import Shares
 
-# Seconds of one gradient, and of a message.
-COMPUTE, LATENCY = 1e-3, 5e-5
+# Of each gradient, and of each message.
+COMPUTE = simulation.Gamma(1e-3)
+NETWORK = simulation.Network(latency_seconds=5e-5)
 # Passes of Sandblaster over the data, times those of the other methods.
 MORE_PASSES = 5
 # Gradients of the warm start, as a share of all others.
@@ -19,185 +24,197 @@ WARM_SHARE = 0.05
 # Validation accuracy that a rate may lose and still counts as one that works.
 TOLERATED = 0.05
 
+late = decentralized_runs.late
+
 
 @dataclasses.dataclass(frozen=True)
 class Method:
     """A row of the comparison.
 
     Attributes:
-        strategy: text for `simulate`, with `{rate}`.
+        optimizer: of the server, "sgd" or "adagrad"; None: Sandblaster.
         is_warm: whether one worker trains alone first.
-        guess: the rate to begin with, times the task's; None without a rate.
-        falls: whether the rate to begin with falls with the workers.
+        n_fetch: steps between two fetches.
+        n_push: steps between two pushes.
     """
 
-    strategy: str
+    optimizer: str | None
     is_warm: bool = False
-    guess: float | None = 1.0
-    falls: bool = True
+    n_fetch: int = 1
+    n_push: int = 1
 
 
-_SGD = "downpour:outer_optimizer=sgd:outer_learning_rate={rate}"
-_ADAGRAD = "downpour:outer_optimizer=adagrad:outer_learning_rate={rate}"
+PLAIN = "Downpour, SGD"
 METHODS = {
-    "Downpour, SGD": Method(_SGD),
-    "Downpour, SGD, warm start": Method(_SGD, is_warm=True),
-    "Downpour, Adagrad": Method(_ADAGRAD, guess=0.1, falls=False),
-    "Downpour, Adagrad, warm start": Method(
-        _ADAGRAD, is_warm=True, guess=0.1, falls=False
-    ),
-    "Sandblaster": Method("sandblaster", guess=None),
-    "Sandblaster, warm start": Method("sandblaster", is_warm=True, guess=None),
+    PLAIN: Method("sgd"),
+    "Downpour, SGD, warm start": Method("sgd", is_warm=True),
+    "Downpour, Adagrad": Method("adagrad"),
+    "Downpour, Adagrad, warm start": Method("adagrad", is_warm=True),
+    "Sandblaster": Method(None),
+    "Sandblaster, warm start": Method(None, is_warm=True),
 }
-# n_fetch, n_push.
-PERIODS = ((1, 1), (4, 1), (1, 4), (2, 2), (4, 4), (8, 8))
+PERIODS = ((4, 1), (1, 4), (2, 2), (4, 4), (8, 8))
 SWEEPS = {
-    f"Downpour, {name}, n_fetch={n_fetch}, n_push={n_push}": Method(
-        f"{METHODS[f'Downpour, {name}'].strategy}"
-        f":n_fetch={n_fetch}:n_push={n_push}",
-        guess=METHODS[f"Downpour, {name}"].guess,
-        falls=METHODS[f"Downpour, {name}"].falls,
+    f"{name}, n_fetch={n_fetch}, n_push={n_push}": dataclasses.replace(
+        METHODS[name], n_fetch=n_fetch, n_push=n_push
     )
-    for name in ("SGD", "Adagrad")
+    for name in (PLAIN, "Downpour, Adagrad")
     for n_fetch, n_push in PERIODS
-    if (n_fetch, n_push) != (1, 1)
 }
 ALL = {**METHODS, **SWEEPS}
 
 
 class Laboratory:
-    """Runs of one task.
+    """Runs of one task, whose functions are traced once for each seed.
 
     Args:
         task: a `decentralized_tasks.Task`.
-        warm_rate: the rate of plain SGD, by one worker.
     """
 
-    def __init__(self, task, warm_rate=None):
+    def __init__(self, task):
         self._task = task
-        self._warm_rate = warm_rate
+        self._prepared = {}
         self._warm = {}
 
-    def run(self, name, workers, rate, seed, part):
+    def run(self, name, workers, rate, seed, *, own_rate, warm_rate):
         """Trains once.
 
         Args:
             name: of `ALL`.
             workers: their number.
-            rate: the learning rate.
+            rate: the server's learning rate.
             seed: of the split of the data, first weights, the order of the
                 examples and compute times.
-            part: "validation" or "test", on which the model is evaluated.
+            own_rate: of the steps that a worker takes by itself.
+            warm_rate: of plain SGD by one worker.
 
         Returns:
             A dict that JSON can hold.
         """
-        task, method = self._task, ALL[name]
-        train, validation, test = task.split(seed)
+        method = ALL[name]
         began, weights = 0.0, None
         if method.is_warm:
-            began, weights = self._warm_start(train, seed)
-        passes, evaluations = task.epochs, task.evaluations
-        if method.guess is None:
-            passes, evaluations = MORE_PASSES * passes, min(evaluations, 1.0)
+            if (seed, warm_rate) not in self._warm:
+                self._warm[seed, warm_rate] = self._warm_start(seed, warm_rate)
+            began, weights = self._warm[seed, warm_rate]
         begin = time.perf_counter()
-        history = self._simulate(
-            train,
-            method.strategy.format(rate=rate),
-            # Between two fetches a worker takes steps of its own.
-            rate,
-            seed,
-            workers,
-            weights,
-            epochs=passes,
-            validation_data={"validation": validation, "test": test}[part],
-            evaluate_every=1 / evaluations,
-        )
+        if method.optimizer is None:
+            history = self._minimize(workers, seed, weights)
+        else:
+            _, history = self._train(
+                method, workers, (rate, own_rate), seed, weights
+            )
+        staleness = history.staleness
         return {
-            "task": task.name,
+            "task": self._task.name,
             "method": name,
             "workers": workers,
             "rate": rate,
             "seed": seed,
-            "part": part,
-            "warm_seconds": began,
             "curve": [
                 [
                     round(row["epoch"], 4),
                     round(began + row["seconds"], 6),
-                    round(row["accuracy"], 5),
+                    # Sandblaster has no rate that would have to be chosen.
+                    round(row.get("validation", row.get("accuracy")), 5),
+                    round(row.get("test", row.get("accuracy")), 5),
                 ]
                 for row in history.evaluations
             ],
             "diverged": history.diverged,
             "seconds": began + history.seconds,
-            "staleness": float(history.staleness.mean())
-            if method.guess is not None and len(history.staleness)
-            else 0.0,
+            "staleness": float(np.mean(staleness)) if len(staleness) else 0.0,
             "bytes": history.total_bytes,
             "took": time.perf_counter() - begin,
         }
 
-    def _warm_start(self, train, seed):
-        """Virtual seconds, and the weights after them."""
-        if seed not in self._warm:
-            task = self._task
-            steps = len(train[0]) // task.batch_size * task.epochs
-            examples = round(WARM_SHARE * steps) * task.batch_size
-            history = self._simulate(
-                tuple(array[:examples] for array in train),
-                "async",
-                self._warm_rate,
-                seed,
-                workers=1,
-            )
-            self._warm[seed] = history.seconds, history.model.get_weights()
-        return self._warm[seed]
+    def _warm_start(self, seed, rate):
+        """Virtual seconds of one worker, and the weights after them."""
+        task = self._task
+        steps = task.sizes[0] // task.batch_size * task.epochs
+        weights, history = self._train(
+            METHODS[PLAIN],
+            1,
+            (rate, rate),
+            seed,
+            max_seconds=WARM_SHARE * steps * COMPUTE.seconds,
+        )
+        return history.seconds, weights
 
-    def _simulate(
-        self, train, strategy, rate, seed, workers, weights=None, **arguments
-    ):
+    def _train(self, method, workers, rates, seed, weights=None, **arguments):
+        """Returns the weights at the end, and the `History`."""
+        task = self._task
+        if seed not in self._prepared:
+            parts = task.split(seed)
+            data = Data(parts[0], task.batch_size, seed=seed)
+            model = downpour_exchange.NumPyModel(task.model(seed), data)
+            self._prepared[seed] = model, data, parts[1:]
+        model, data, parts = self._prepared[seed]
+        model.rate, model.own_rate = rates
+        model.is_adagrad = method.optimizer == "adagrad"
+        first, state, _ = model.first(task.model(seed))
+        if weights is not None:
+            first = weights
+
+        last = []
+
+        def evaluate(weights, state):
+            del state
+            last[:] = [weights]
+            accuracies = [task.accuracy(weights, *part) for part in parts]
+            return dict(zip(("validation", "test"), accuracies, strict=True))
+
+        run = flat_run.FlatRun(
+            model,
+            data,
+            downpour_exchange.DownpourExchange(
+                n_fetch=method.n_fetch, n_push=method.n_push
+            ),
+            shares=Shares(data.num_batches, task.epochs, workers),
+            num_workers=workers,
+            compute=COMPUTE,
+            network=NETWORK,
+            seed=seed,
+            first=(first, state, np.zeros_like(first)),
+            evaluate=evaluate,
+            evaluate_every=1 / task.evaluations,
+            **arguments,
+        )
+        history = run.train()
+        return last[0], history
+
+    def _minimize(self, workers, seed, weights):
+        task = self._task
+        train, _, test = task.split(seed)
+
         def build():
-            model = self._task.model(seed)
+            model = task.model(seed)
             if weights is not None:
-                model.set_weights(weights)
-            model.compile(
-                "sgd" if strategy == "sandblaster" else _sgd(rate),
-                model.loss,
-                metrics=["accuracy"],
-            )
+                ends = np.cumsum([value.size for value in model.get_weights()])
+                parts = np.split(weights, ends[:-1])
+                for variable, part in zip(model.variables, parts, strict=True):
+                    variable.assign(part.reshape(variable.shape))
+            model.compile("sgd", model.loss, metrics=["accuracy"])
             return model
 
         return simulation.simulate(
             build,
             train,
-            strategy,
+            "sandblaster",
             num_workers=workers,
-            batch_size=self._task.batch_size,
-            compute=simulation.Gamma(COMPUTE),
-            network=simulation.Network(latency_seconds=LATENCY),
+            batch_size=task.batch_size,
+            epochs=MORE_PASSES * task.epochs,
+            compute=COMPUTE,
+            network=NETWORK,
+            validation_data=test,
+            evaluate_every=1.0,
             seed=seed,
-            **arguments,
         )
 
 
-def _sgd(rate):
-    return keras.optimizers.SGD(float(rate))
-
-
-def late(run):
-    """Accuracy late in training; 0 if the run diverged.
-
-    The mean over the last quarter of the evaluations, as one says little.
-    """
-    values = [accuracy for _, _, accuracy in run["curve"][1:]]
-    last = values[-max(len(values) // 4, 1) :]
-    return 0.0 if run["diverged"] or not values else float(np.mean(last))
-
-
 def seconds_to(run, target):
-    """Virtual seconds until an accuracy, None if it was not reached."""
-    for _, seconds, accuracy in run["curve"]:
+    """Virtual seconds until a test accuracy, None if it was not reached."""
+    for _, seconds, _, accuracy in run["curve"]:
         if accuracy >= target:
             return seconds
     return None
@@ -211,98 +228,105 @@ class Results:
         is_quick: whether one seed and the first rate are enough.
 
     Attributes:
-        search: the `RateSearch`, by (task, method, workers, part).
+        search: the `RateSearch`, by (task, method, workers).
     """
 
     def __init__(self, path, is_quick=False):
         self._is_quick = is_quick
         self._laboratories = {}
         self.search = rate_search.RateSearch(
-            path, operator.itemgetter("task", "method", "workers", "part"), late
+            path,
+            operator.itemgetter("task", "method", "workers"),
+            lambda run: late(run, "validation"),
         )
 
-    def _runner(self, task, method, workers, part):
-        warm = self._warm_key(task)
+    def train(self, task, name, workers):
+        """Looks for the best rate, and trains with it on all seeds.
 
-        def run(rate, seed):
-            laboratory = self._laboratories.get(task.name)
-            if laboratory is None:
-                rate_alone = None
-                if warm in self.search.runs:
-                    rate_alone = rate_search.rate_of(self.search.best(warm))
-                laboratory = Laboratory(task, rate_alone)
-                if rate_alone is not None:
-                    self._laboratories[task.name] = laboratory
-            return laboratory.run(method, workers, rate, seed, part)
-
-        return run
-
-    def _warm_key(self, task):
-        return task.name, "Downpour, SGD", 1, "validation"
-
-    def train(self, task, method, workers):
-        """Looks for the best rate, then evaluates on the test data.
+        Then it tries higher rates until one does not work.
 
         Args:
             task: a `decentralized_tasks.Task`.
-            method: a name of `ALL`.
+            name: of `ALL`.
             workers: their number.
         """
-        if ALL[method].is_warm and self._warm_key(task) not in self.search.runs:
-            self.train(task, "Downpour, SGD", 1)
-        key = (task.name, method, workers, "validation")
+        method = ALL[name]
+        key = task.name, name, workers
+        others = {}
+        if method.is_warm:
+            others["warm_rate"] = self._rate(task, 1)
+        if max(method.n_fetch, method.n_push) > 1:
+            # With plain SGD both have the same one.
+            others["own_rate"] = (
+                None if method.optimizer == "sgd" else self._rate(task, workers)
+            )
         search = self.search
-        seeds = rate_search.SEEDS[:1] if self._is_quick else rate_search.SEEDS
-        run = self._runner(task, method, workers, "validation")
-        if ALL[method].guess is None:
-            exponent = 0
-        elif self._is_quick:
-            exponent = self._guess(key)
-            search.need(key, exponent, seeds, run)
-        else:
-            search.tune(key, self._guess(key), run)
-            exponent = search.best(key)
-            self._look_for_the_highest(key, exponent, run)
-        run = self._runner(task, method, workers, "test")
-        search.need((*key[:3], "test"), exponent, seeds, run)
 
-    def _look_for_the_highest(self, key, exponent, run):
-        """Tries higher rates until one does not work any more."""
-        seeds = rate_search.TUNED_SEEDS
-        least = self.search.need(key, exponent, seeds, run) - TOLERATED
-        while self.search.need(key, exponent, seeds, run) >= least:
+        def run(rate, seed):
+            laboratory = self._laboratories.setdefault(
+                task.name, Laboratory(task)
+            )
+            own_rate = others.get("own_rate") or rate
+            return laboratory.run(
+                name,
+                workers,
+                rate,
+                seed,
+                own_rate=own_rate,
+                warm_rate=others.get("warm_rate"),
+            )
+
+        if self._is_quick or method.optimizer is None:
+            seeds = rate_search.SEEDS[: 1 if self._is_quick else None]
+            search.need(key, self._guess(key), seeds, run)
+            return
+        search.tune(key, self._guess(key), run)
+        exponent = search.best(key)
+        while self._works(key, exponent):
             exponent += 1
+            search.need(key, exponent, rate_search.TUNED_SEEDS, run)
+
+    def _rate(self, task, workers):
+        """The best rate of plain SGD."""
+        key = task.name, PLAIN, workers
+        if key not in self.search.runs:
+            self.train(task, PLAIN, workers)
+        return rate_search.rate_of(self.search.best(key))
+
+    def _works(self, key, exponent):
+        runs = self.search.runs[key]
+
+        def value(exponent):
+            seeds = rate_search.TUNED_SEEDS
+            return np.mean(
+                [late(runs[exponent][seed], "validation") for seed in seeds]
+            )
+
+        return value(exponent) >= value(self.search.best(key)) - TOLERATED
 
     def highest(self, key):
         """The highest rate that works, over the best one."""
-        runs, best = self.search.runs[key], self.search.best(key)
-
-        def value(exponent):
-            return np.mean(
-                [late(runs[exponent][s]) for s in rate_search.TUNED_SEEDS]
-            )
-
-        exponent = best
-        while (
-            exponent + 1 in runs
-            and value(exponent + 1) >= value(best) - TOLERATED
+        best = exponent = self.search.best(key)
+        while exponent + 1 in self.search.runs[key] and self._works(
+            key, exponent + 1
         ):
             exponent += 1
         return rate_search.FACTOR ** (exponent - best)
 
     def _guess(self, key):
         """The exponent to begin with: the best one of what is alike."""
-        task, name, workers, part = key
+        task, name, workers = key
         method = ALL[name]
-        alike = [key] + [
-            (task, other, workers, part)
-            for other in METHODS
-            if name.startswith(other) or other.startswith(name)
-        ]
-        for other in alike:
-            if other in self.search.runs:
-                return self.search.best(other)
-        rate = {"digits": 0.1, "text": 0.4}[task] * method.guess
-        if method.falls:
-            rate *= 4 / max(workers, 4)
-        return rate_search.exponent_of(rate)
+        if method.optimizer is None:
+            return 0
+        for other in ALL:
+            alike = task, other, workers
+            if (
+                ALL[other].optimizer == method.optimizer
+                and alike in self.search.runs
+            ):
+                return self.search.best(alike)
+        rate = {"digits": 0.1, "text": 0.4}[task]
+        if method.optimizer == "adagrad":
+            return rate_search.exponent_of(0.1 * rate)
+        return rate_search.exponent_of(rate * min(1, 4 / workers))
