@@ -44,7 +44,7 @@ def test_rates_are_tried_until_both_neighbours_of_the_best_are_worse(results):
 def test_what_is_in_the_file_is_not_run_again(results, monkeypatch):
     results.train(TASK, *KEY[1:])
     again = decentralized_runs.Results(results.search._path)
-    assert again.runs == results.search.runs
+    assert again.search.runs == results.search.runs
     monkeypatch.setattr(decentralized_runs.Laboratory, "run", None)
     again.train(TASK, *KEY[1:])
 
