@@ -10,12 +10,12 @@ batches in portions; it makes 5 times as many passes over the data. A warm start
 is a twentieth of the gradients, by one worker with plain SGD; its time counts.
 
 Each method has its own learning rate with each number of workers: of a grid of
-factor 1.5, the one with the best validation accuracy late in training. Rates
-are tried beside the best one until both of its neighbours are worse, on two
-seeds; the best two are tried on all seeds. Higher rates are tried until one
-loses more than 5 percent points. The tables have the accuracy on other data,
-the test data. A seed decides over the split of the data, first weights, the
-order of the examples and compute times.
+factor 1.5, the one with the best validation accuracy late in training. After a
+scan with factor 3.4, rates are tried beside the best one until both of its
+neighbours are worse, on two seeds; the best two are tried on all seeds. Higher
+rates are tried until one loses more than 5 percent points. The tables have the
+accuracy on other data, the test data. A seed decides over the split of the
+data, first weights, the order of the examples and compute times.
 
 With 16 workers, other values of `n_fetch` and `n_push` are tried as well, each
 with its own rate. With plain SGD on the server, the steps that a worker takes

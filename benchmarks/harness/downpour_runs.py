@@ -21,10 +21,14 @@ NETWORK = simulation.Network(latency_seconds=5e-5)
 MORE_PASSES = 5
 # Gradients of the warm start, as a share of all others.
 WARM_SHARE = 0.05
+# Exponents of rates far from the first guess: a climb that begins at a rate
+# with which nothing is learned ends beside it.
+SCANNED = (-6, -3, 3)
 # Validation accuracy that a rate may lose and still counts as one that works.
 TOLERATED = 0.05
 
 late = decentralized_runs.late
+FACTOR = rate_search.FACTOR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,7 +284,7 @@ class Results:
             seeds = rate_search.SEEDS[: 1 if self._is_quick else None]
             search.need(key, self._guess(key), seeds, run)
             return
-        search.tune(key, self._guess(key), run)
+        search.tune(key, self._guess(key), run, SCANNED)
         exponent = search.best(key)
         while self._works(key, exponent):
             exponent += 1
@@ -311,7 +315,7 @@ class Results:
             key, exponent + 1
         ):
             exponent += 1
-        return rate_search.FACTOR ** (exponent - best)
+        return FACTOR ** (exponent - best)
 
     def _guess(self, key):
         """The exponent to begin with: the best one of what is alike."""
@@ -325,7 +329,12 @@ class Results:
                 ALL[other].optimizer == method.optimizer
                 and alike in self.search.runs
             ):
-                return self.search.best(alike)
+                exponent = self.search.best(alike)
+                # Gradients are late by as many times as many others.
+                period = max(method.n_fetch, method.n_push)
+                if method.optimizer == "sgd" and other == PLAIN:
+                    exponent -= round(np.log(period) / np.log(FACTOR))
+                return exponent
         rate = {"digits": 0.1, "text": 0.4}[task]
         if method.optimizer == "adagrad":
             return rate_search.exponent_of(0.1 * rate)

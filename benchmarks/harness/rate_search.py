@@ -70,7 +70,7 @@ class RateSearch:
         runs = self.runs[key][exponent]
         return self._mean([runs[seed] for seed in seeds])
 
-    def tune(self, key, centre, run):
+    def tune(self, key, centre, run, scanned=()):
         """Looks for the best rate, and runs with it on all seeds.
 
         Rates beside the best one are tried until both of its neighbours are
@@ -80,11 +80,13 @@ class RateSearch:
             key: as `key_of` gives.
             centre: exponent to begin with.
             run: as for `need`.
+            scanned: exponents, relative to it, of rates that are tried first.
         """
 
         def value(exponent):
             return self.need(key, exponent, TUNED_SEEDS, run)
 
+        centre = max([centre, *(centre + k for k in scanned)], key=value)
         while True:
             best = max((centre, centre - 1, centre + 1), key=value)
             if best != centre:
