@@ -37,6 +37,7 @@ from harness import decentralized_real
 from harness import decentralized_runs
 from harness import decentralized_tasks
 from harness import program
+from harness import rate_search
 import numpy as np
 
 from tfdist import tables
@@ -59,7 +60,7 @@ flags.DEFINE_bool(
     "real", False, "Trains on real processes, too; default then: 4 workers."
 )
 flags.DEFINE_integer(
-    "real_seeds", len(decentralized_runs.SEEDS), "Of real processes.", 1
+    "real_seeds", len(rate_search.SEEDS), "Of real processes.", 1
 )
 flags.DEFINE_bool("show", False, "Only print what is in the file.")
 
@@ -118,13 +119,13 @@ def train_real(results, names, counts):
     methods = FLAGS.method or decentralized_real.METHODS
     for name, workers, method in itertools.product(names, counts, methods):
         done = results.real.get((name, method, workers), {})
-        seeds = decentralized_runs.SEEDS[: FLAGS.real_seeds]
+        seeds = rate_search.SEEDS[: FLAGS.real_seeds]
         left = [seed for seed in seeds if seed not in done]
         if FLAGS.show or not left:
             continue
         rate = results.rate((name, method, workers, GBPS))
         for run in decentralized_real.play(name, method, workers, rate, left):
-            results.write(run)
+            results.search.write(run)
             print(
                 f"{time.strftime('%H:%M:%S')} {name}, {method}, {workers} real "
                 f"workers: {100 * decentralized_runs.late(run, 'test'):.2f}",
@@ -138,11 +139,10 @@ def summarize(results, task, method, workers, gbps):
     tuned = key
     if method not in decentralized_runs.TUNED_BY_NETWORK:
         tuned = (*key[:3], GBPS)
-    if not {key, tuned} <= results.runs.keys():
+    if not {key, tuned} <= results.search.runs.keys():
         return None
-    exponent = results.best(tuned)
-    tried = results.runs[tuned]
-    runs = results.runs[key].get(exponent)
+    exponent = results.search.best(tuned)
+    runs = results.search.runs[key].get(exponent)
     if not runs:
         return None
     tests = {
@@ -161,9 +161,8 @@ def summarize(results, task, method, workers, gbps):
         "method": method,
         "workers": workers,
         "gbps": gbps,
-        "rate": decentralized_runs.BASE_RATE
-        * decentralized_runs.FACTOR**exponent,
-        "rate_is_inside": min(tried) < exponent < max(tried),
+        "rate": rate_search.rate_of(exponent),
+        "rate_is_inside": results.search.is_inside(tuned),
         "test": float(np.mean(list(tests.values()))),
         "error": _error(list(tests.values())),
         "tests": tests,

@@ -1,11 +1,10 @@
 """Runs of methods with and without servers, and the choice of their rates."""
 
-import json
-import pathlib
 import time
 
 import numpy as np
 
+from harness import rate_search
 from tfdist.simulation import Gamma
 from tfdist.simulation import Network
 from tfdist.simulation import exchanges
@@ -14,10 +13,6 @@ from tfdist.simulation import flat_run
 from tfdist.simulation.data import Data
 from tfdist.simulation.data import Shares
 
-SEEDS, TUNED_SEEDS = (1, 2, 3, 4, 5), (1, 2)
-BASE_RATE, FACTOR = 0.1, 1.5
-# Rates that are tried on all seeds.
-FINALISTS = 2
 # So fast that the network is never the limit.
 GBPS = 1000.0
 # Of 17 million elements, milliseconds to encode and to decode.
@@ -195,75 +190,43 @@ def late(run, name):
     return 0.0 if run["diverged"] else float(np.mean(last))
 
 
+def _key_of(run):
+    if run.get("real"):
+        return None
+    return tuple(run[name] for name in ("task", "method", "workers", "gbps"))
+
+
 class Results:
-    """All runs, each a line of a file, and the search for rates.
+    """All runs, each a line of a file, with the best rate of each method.
 
     Args:
         path: of the file, which may exist.
         is_quick: whether one seed and the first rate are enough.
 
     Attributes:
-        runs: (task, method, workers, gbps) -> exponent of the rate -> seed ->
-            what `Laboratory.run` returned.
-        real: (task, method, workers) -> seed -> what `decentralized_real.play`
-            yielded.
+        search: the `RateSearch`, by (task, method, workers, gbps); runs of real
+            processes are among its `others`.
     """
 
     def __init__(self, path, is_quick=False):
-        self._path = pathlib.Path(path)
         self._is_quick = is_quick
         self._laboratories = {}
-        self.runs = {}
-        self.real = {}
-        if self._path.exists():
-            for line in self._path.read_text().splitlines():
-                self._add(json.loads(line))
+        self.search = rate_search.RateSearch(
+            path, _key_of, lambda run: late(run, "validation")
+        )
 
-    def write(self, run):
-        """Adds a run, and a line to the file."""
-        with self._path.open("a") as file:
-            file.write(json.dumps(run) + "\n")
-        self._add(run)
-
-    def _add(self, run):
-        if run.get("real"):
-            key = tuple(run[k] for k in ("task", "method", "workers"))
-            self.real.setdefault(key, {})[run["seed"]] = run
-            return
-        key = tuple(run[k] for k in ("task", "method", "workers", "gbps"))
-        rates = self.runs.setdefault(key, {})
-        rates.setdefault(_exponent(run["rate"]), {})[run["seed"]] = run
+    @property
+    def real(self):
+        """(task, method, workers) -> seed -> what `decentralized_real` gave."""
+        found = {}
+        for run in self.search.others:
+            key = tuple(run[name] for name in ("task", "method", "workers"))
+            found.setdefault(key, {})[run["seed"]] = run
+        return found
 
     def rate(self, key):
         """The best learning rate."""
-        return float(f"{BASE_RATE * FACTOR ** self.best(key):.4g}")
-
-    def best(self, key):
-        """The exponent of the best rate of those with the most seeds."""
-        rates = self.runs[key]
-        most = max(map(len, rates.values()))
-        full = [e for e, runs in rates.items() if len(runs) == most]
-        return max(full, key=lambda e: self._validation(rates[e].values()))
-
-    @staticmethod
-    def _validation(runs):
-        return float(np.mean([late(run, "validation") for run in runs]))
-
-    def _need(self, task, key, exponent, seeds):
-        """Mean validation accuracy; runs that are missing are made."""
-        _, method, workers, gbps = key
-        for seed in seeds:
-            if seed in self.runs.get(key, {}).get(exponent, {}):
-                continue
-            laboratory = self._laboratories.get(task.name)
-            if laboratory is None:
-                laboratory = Laboratory(task)
-                self._laboratories[task.name] = laboratory
-            rate = float(f"{BASE_RATE * FACTOR**exponent:.4g}")
-            run = laboratory.run(method, workers, rate, seed, gbps)
-            self.write(run)
-        runs = self.runs[key][exponent]
-        return self._validation([runs[seed] for seed in seeds])
+        return rate_search.rate_of(self.search.best(key))
 
     def train(self, task, method, workers, gbps=GBPS):
         """Looks for the best rate, and trains with it on all seeds.
@@ -272,30 +235,22 @@ class Results:
         for methods of `TUNED_BY_NETWORK`.
         """
         key = (task.name, method, workers, gbps)
+
+        def run(rate, seed):
+            laboratory = self._laboratories.get(task.name)
+            if laboratory is None:
+                laboratory = Laboratory(task)
+                self._laboratories[task.name] = laboratory
+            return laboratory.run(method, workers, rate, seed, gbps)
+
+        search = self.search
         if self._is_quick:
-            self._need(task, key, self._guess(key), SEEDS[:1])
+            search.need(key, self._guess(key), rate_search.SEEDS[:1], run)
         elif gbps == GBPS or method in TUNED_BY_NETWORK:
-            self._tune(task, key)
+            search.tune(key, self._guess(key), run)
         else:
-            exponent = self.best((task.name, method, workers, GBPS))
-            self._need(task, key, exponent, TUNED_SEEDS)
-
-    def _tune(self, task, key):
-        def value(exponent):
-            return self._need(task, key, exponent, TUNED_SEEDS)
-
-        centre = self._guess(key)
-        while True:
-            best = max((centre, centre - 1, centre + 1), key=value)
-            if best != centre:
-                centre = best
-                continue
-            ranked = sorted(self.runs[key], key=value, reverse=True)
-            for exponent in ranked[:FINALISTS]:
-                self._need(task, key, exponent, SEEDS)
-            centre = self.best(key)
-            if {centre - 1, centre + 1} <= self.runs[key].keys():
-                return
+            exponent = search.best((task.name, method, workers, GBPS))
+            search.need(key, exponent, rate_search.TUNED_SEEDS, run)
 
     def _guess(self, key):
         """The exponent to begin with: the best one of what is alike."""
@@ -308,14 +263,10 @@ class Results:
             if its_kind == kind
         ]
         for other in alike:
-            if other in self.runs:
-                return self.best(other)
+            if other in self.search.runs:
+                return self.search.best(other)
         # Updates that are means bear higher rates.
         rate = {"digits": 0.1, "text": 0.4}[task]
-        return _exponent(
+        return rate_search.exponent_of(
             rate * {"server": 4 / workers, "peers": 4 / workers}.get(kind, 2)
         )
-
-
-def _exponent(rate):
-    return round(np.log(rate / BASE_RATE) / np.log(FACTOR))
