@@ -178,12 +178,12 @@ _SURVIVED = linear((OWN[0], OWN[1][:2]), (_SECOND[0], ()))
         "peer_to_peer": Documented(
             Loose(_SURVIVED["sum"]),
             "peers.md",
-            "of a dead worker, which may have reached only some of the others",
+            "survivors may have applied different last updates of a worker",
         ),
         "gossip": Documented(
             Loose(_SURVIVED["half"]),
             "peers.md",
-            "remain part of the others' mean",
+            "A finished exchange keeps its effect on the others' parameters",
         ),
     },
 )

@@ -186,7 +186,9 @@ _ONE_AT_A_TIME = Refused("one optimizer trains at a time")
 @row(
     together(linear(OWN), scaled(linear(OWN), 2.0)),
     downpour=Documented(
-        [-255.0] * 2, "averaging.md", "a fetch replaces the result of each step"
+        [-255.0] * 2,
+        "averaging.md",
+        "a fetch overwrites the result",
     ),
     backup_workers=_NOT_AGAIN,
     **of(RINGS, _ONE_AT_A_TIME),

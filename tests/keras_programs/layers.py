@@ -208,7 +208,9 @@ class Seen(keras.metrics.Metric):
 
 _SEEN = Each((15.0, 240.0))
 _ATTEMPTS = Documented(
-    Loose(_SEEN), "strategies.md", "metrics then count each attempt"
+    Loose(_SEEN),
+    "strategies.md",
+    "Metrics then count that batch once per attempt",
 )
 
 

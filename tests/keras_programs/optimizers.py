@@ -24,8 +24,11 @@ from tests.keras_programs.table import row
 STEPS = 4
 _ONES = ((1.0,) * STEPS,) * 2
 _TWO = ((1.0, 2.0), (4.0, 8.0))
-_COUNTS_NOTHING = ("averaging.md", "a fetch replaces the result of each step")
-_CLIPS = ("averaging.md", "so the compiled optimizer only clips gradients")
+_COUNTS_NOTHING = (
+    "averaging.md",
+    "a fetch overwrites the result",
+)
+_CLIPS = ("averaging.md", "that matters is gradient clipping")
 _IGNORED = Documented(-2.0 * STEPS, *_COUNTS_NOTHING)
 _SGD_ALONE = {
     "dana": Refused("SGD without momentum"),

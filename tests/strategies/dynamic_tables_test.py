@@ -416,6 +416,25 @@ def test_ids_are_integers_or_strings():
         table(np.array([-(2**63)]))
 
 
+def test_id_0_and_the_empty_string_may_be_padding():
+    with strategy_with_tables().scope():
+        table = DynamicEmbedding(WIDTH, 100, mask_zero=True)
+        pool = keras.layers.GlobalAveragePooling1D()
+        bag = tfdist.layers.EmbeddingBag(table, "mean")
+        words = keras.Input((None,), dtype="string")
+        model = keras.Model(words, [pool(table(words)), bag(words)])
+    padded = tf.constant([["a", "b", ""], ["c", "", ""]])
+    rows = table(tf.constant(["a", "b", "c"])).numpy()
+    expected = [(rows[0] + rows[1]) / 2, rows[2]]
+    for found in model(padded):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    ids = np.array([[5, 0, -7]])
+    assert table.compute_mask(ids).numpy().tolist() == [[True, False, True]]
+    again = DynamicEmbedding.from_config(table.get_config())
+    assert again.mask_zero and again.supports_masking
+    assert DynamicEmbedding(WIDTH, 100).compute_mask(ids) is None
+
+
 def test_loss_scale_looks_at_rows_with_gradients_alone():
     # Keras would make a tensor of all rows, of which ids are no numbers.
     strategy = strategy_with_tables()

@@ -50,6 +50,9 @@ class DynamicEmbedding(keras.layers.Layer):
       evict_after: Updates of a server without an id after which another one
         may get its row. None: never.
       seed: int, of the first values.
+      mask_zero: Whether id 0, or the empty string, is padding, which layers
+        that take a mask leave out, as with `keras.layers.Embedding`. Its row
+        is looked up all the same.
       **kwargs: Of `keras.layers.Layer`.
 
     Input shape: any, dense or ragged, of integers or strings.
@@ -68,6 +71,7 @@ class DynamicEmbedding(keras.layers.Layer):
         admit_after: int = 1,
         evict_after: int | None = None,
         seed: int = 0,
+        mask_zero: bool = False,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -87,6 +91,8 @@ class DynamicEmbedding(keras.layers.Layer):
             checks.count("evict_after", evict_after)
         self.evict_after = evict_after
         self.seed = checks.count("seed", seed, 0)
+        self.mask_zero = bool(mask_zero)
+        self.supports_masking = self.mask_zero
         self.embeddings = None
 
     def build(self, input_shape: Any = None) -> None:
@@ -147,6 +153,17 @@ class DynamicEmbedding(keras.layers.Layer):
             rows = tf.gather(table, tf.zeros_like(ids))
         return tf.cast(rows, self.compute_dtype)
 
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """Returns which ids are no padding, None without `mask_zero`."""
+        del previous_mask
+        if not self.mask_zero or isinstance(inputs, tf.RaggedTensor):
+            return None
+        if isinstance(inputs, keras.KerasTensor):
+            padding = "" if inputs.dtype == "string" else 0
+            return keras.ops.not_equal(inputs, padding)
+        ids = tf.convert_to_tensor(inputs)
+        return tf.not_equal(ids, tf.zeros([], ids.dtype))
+
     def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:
         """Returns shape and type of the output."""
         return keras.KerasTensor(
@@ -179,4 +196,5 @@ class DynamicEmbedding(keras.layers.Layer):
             "admit_after": self.admit_after,
             "evict_after": self.evict_after,
             "seed": self.seed,
+            "mask_zero": self.mask_zero,
         }
