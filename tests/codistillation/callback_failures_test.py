@@ -197,7 +197,7 @@ def test_weights_of_an_earlier_training_or_alike_are_reported(
     with caplog.at_level(logging.WARNING, logger="absl"):
         train(ScriptedExchange([given]))
     for told in (
-        "first weights of group 1 are of its step 7, and were taken 20",
+        "first weights of group 1 are of its step 7, and were written 20",
         "began with the same weights",
     ):
         assert (told in caplog.text) == is_suspect
