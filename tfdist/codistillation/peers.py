@@ -192,9 +192,10 @@ def warn_if_old(peer, began_at):
     before = began_at - peer.checkpoint.time
     if peer.received == 1 and before > _OLD_SECONDS:
         logging.warning(
-            "The first weights of group %d are of its step %d, and were written "
-            "%.0f s before this training began. If they come from an earlier "
-            "run, use a new directory for each run, or set max_age_seconds.",
+            "The first weights of group %d are of its step %d, and were "
+            "written %.0f s before this training began. If they come from an "
+            "earlier run, use a new directory for each run, or set "
+            "max_age_seconds.",
             peer.number,
             peer.checkpoint.step,
             before,
