@@ -237,7 +237,9 @@ def test_heavy_tails_call_for_backup_workers():
     assert best.speed_up > 2 * found["sync"].speed_up
     # It has been the best of all that were tried.
     others = [f"backup_workers:backup_workers={b}" for b in range(1, 3)]
-    all_found = played(measured(), *others, num_workers=8, compute=_with_tail)
+    all_found = played(
+        measured(), *others, num_workers=8, compute=_with_tail, steps=60
+    )
     assert best.speed_up == max(p.speed_up for p in all_found.values())
 
 

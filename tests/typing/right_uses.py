@@ -167,6 +167,15 @@ def register_method() -> None:
     print(entry.settings, entry.paper)
 
 
+def embed() -> keras.Model:
+    """Looks up ids that are not known in advance, one by one and in bags."""
+    table = tfdist.layers.DynamicEmbedding(8, capacity=1000, mask_zero=True)
+    bag = tfdist.layers.EmbeddingBag(table, "sqrtn")
+    ids = keras.Input([None], dtype="string")
+    print([server["used"] + 1 for server in table.counts()])
+    return keras.Model(ids, bag(ids))
+
+
 def evaluate(model: keras.Model) -> dict[str, float]:
     """Evaluates beside training."""
     return tfdist.SidecarEvaluator(
