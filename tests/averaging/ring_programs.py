@@ -93,3 +93,59 @@ def the_chief_reads_alone(strategy, worker):
         model.train_on_batch(x, x)
     strategy.barrier()
     return seen, weight_of(model)
+
+
+def the_chief_stops_after_an_epoch(strategy, worker):
+    """All stop at the same epoch."""
+    with strategy.scope():
+        model = linear()
+
+    def stop(epoch, logs=None):
+        model.stop_training = epoch == 1
+
+    calls = [on(on_epoch_end=stop)] if worker == 0 else []
+    history = model.fit(
+        batches(np.ones(3 - worker)), epochs=5, verbose=0, callbacks=calls
+    )
+    steps = int(model.optimizer.iterations.numpy())
+    return weight_of(model), steps, len(history.epoch)
+
+
+def one_worker_raises(strategy, worker):
+    """The others end their `fit`; the next one is of all again."""
+    with strategy.scope():
+        model = linear()
+
+    def fail(batch, logs=None):
+        if worker == 1 and batch == 2:
+            raise KeyError("mine")
+
+    try:
+        model.fit(
+            batches(np.ones(6)),
+            verbose=0,
+            callbacks=[on(on_train_batch_end=fail)],
+        )
+    except KeyError:
+        pass
+    model.fit(batches(np.ones(6)), verbose=0)
+    return weight_of(model), int(model.optimizer.iterations.numpy())
+
+
+def validation_of_the_chief_alone(strategy, worker):
+    """In a callback, while the others wait for its next step."""
+    with strategy.scope():
+        model = linear()
+    losses = []
+
+    def evaluate(epoch, logs=None):
+        if worker == 0:
+            losses.append(model.evaluate(batches([1.0]), verbose=0))
+
+    model.fit(
+        batches(np.ones(2)),
+        epochs=2,
+        verbose=0,
+        callbacks=[on(on_epoch_end=evaluate)],
+    )
+    return weight_of(model), losses

@@ -31,12 +31,13 @@ MODULES = {
         "rate_lowered_by_a_plateau",
         "rate_set_by_one_worker",
     ),
-    "all_reduce.fits": (
-        *ENDS,
+    "all_reduce.fits": [
+        name for name in ENDS if name != "the_chief_stops_after_an_epoch"
+    ],
+    "averaging.ring_programs": (
+        "the_chief_stops_after_an_epoch",
         "one_worker_raises",
         "validation_of_the_chief_alone",
-    ),
-    "averaging.ring_programs": (
         "weights_set_by_one_worker",
         "the_chief_reads_alone",
         "another_optimizer_in_fit",
@@ -64,7 +65,10 @@ def test_each_worker_decides_for_itself_where_it_is_to(
         zygote,
         tmp_path_factory,
         "main:run",
-        modules={"all_reduce.fits": names},
+        modules={
+            "all_reduce.fits": names[:1],
+            "averaging.ring_programs": names[1:],
+        },
         period=2,
         decisions="each",
     )
