@@ -46,7 +46,7 @@ def test_the_bytes_of_steps_are_those_of_messages(reports):
     for report in reports:
         found = report["monitored"]
         stale += found["staleness"]
-        # Eleven numbers of a header, and 2,048 of float32. Replies to what comes
+        # A header of 11 numbers, and 2,048 of float32. Replies to what comes
         # between steps are in no record.
         size = 8 * 11 + 4 * 2048
         assert 0 < found["sent"] <= found["messages"] * size
