@@ -141,6 +141,24 @@ def test_what_workers_compare_has_frozen_weights_and_no_seeds(strategy):
     np.testing.assert_array_equal(bias, np.zeros(2))
 
 
+def test_gradients_of_placed_layers_are_put_together_here(strategy):
+    model = small_model(
+        strategy, keras.layers.Dense(2, name="far"), keras.layers.Dense(1)
+    )
+    tfdist.placement.place(model, {"far": "CPU:1"})
+    batch = tuple(map(tf.constant, tasks.data()))
+    made = portion_gradients.PortionGradients(strategy, model, [batch])
+    step = tf.function(made._own_step, autograph=False)
+    operations = step.get_concrete_function(batch).graph.get_operations()
+    # Else all would travel to the largest one, and then here.
+    (together,) = [
+        one.device
+        for one in operations
+        if one.type == "ConcatV2" and one.outputs[0].shape == [made.number]
+    ]
+    assert together == made.values().device
+
+
 @pytest.mark.nightly
 def test_metrics_may_be_others_at_the_minimum(strategy):
     optimizer = tfdist.sandblaster.LBFGS(gradient_tolerance=1.0)

@@ -191,10 +191,10 @@ def test_settings_of_the_strategy_that_make_no_sense_are_refused(settings):
         tfdist.SandblasterStrategy(**settings)
 
 
-def test_helpers_are_refused(monkeypatch):
-    cluster = {"worker": ["a:1"], "ps": ["b:1"], "helper": ["c:1"]}
+def test_an_evaluator_is_refused(monkeypatch):
+    cluster = {"worker": ["a:1"], "ps": ["b:1"], "evaluator": ["c:1"]}
     task = {"type": "worker", "index": 0}
     text = json.dumps({"cluster": cluster, "task": task})
     monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(ValueError, match='"helper" for SandblasterStrategy'):
+    with pytest.raises(ValueError, match='"evaluator" for SandblasterStrategy'):
         tfdist.SandblasterStrategy()

@@ -111,7 +111,7 @@ class MinimizingFit:
         """Refuses a model to which a callback has given other parameters."""
         if self._coordinator is None or not self._has_shown:
             return
-        values = self._gradients.values()
+        values = self._training.over_losses(self._gradients.values)
         if not np.array_equal(values, self._coordinator.parameters):
             raise RuntimeError(
                 "The weights of a model must not be changed during `fit` under "
@@ -145,16 +145,18 @@ class MinimizingFit:
             self._model, self._gradients, batches, self._number, name
         )
         loaded = self._model.optimizer.take_loaded()
-        values = self._gradients.values()
-        training.over_losses(lambda: self._begin_together(values, loaded))
+        training.over_losses(lambda: self._begin_together(loaded))
         self._has_begun = True
 
-    def _begin_together(self, values, loaded):
+    def _begin_together(self, loaded):
         """Begins on the servers; others see whether they do the same."""
         training = self._training
         if self._coordinator is not None:
             goes_on = self._coordinator.begin(
-                self._number, self._description, values, loaded
+                self._number,
+                self._description,
+                self._gradients.values(),
+                loaded,
             )
             if self._needs_snapshot and not goes_on:
                 raise ValueError(

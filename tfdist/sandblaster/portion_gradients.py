@@ -173,6 +173,16 @@ class PortionGradients:
           variables: Keras variables that they are of, in the same order.
           examples: Their number, a scalar float64 tensor.
         """
+        # Each gradient comes from where its layer lies, once.
+        with tf.device(self._gradient.device):
+            parts = self._parts(gradients, variables)
+            weight = tf.cast(examples, self.dtype)
+            self._gradient.assign_add(weight * tf.concat(parts, 0))
+            loss = tf.cast(loss, tf.float64)
+            self._totals.assign_add(tf.stack([loss * examples, examples]))
+
+    def _parts(self, gradients, variables):
+        """Builds: a vector of the gradient of each variable, in a list."""
         by_variable = {
             id(variable): gradient
             for variable, gradient in zip(variables, gradients, strict=True)
@@ -185,10 +195,7 @@ class PortionGradients:
             else:
                 gradient = tf.convert_to_tensor(gradient)
                 parts.append(tf.cast(tf.reshape(gradient, [-1]), self.dtype))
-        weight = tf.cast(examples, self.dtype)
-        self._gradient.assign_add(weight * tf.concat(parts, 0))
-        loss = tf.cast(loss, tf.float64)
-        self._totals.assign_add(tf.stack([loss * examples, examples]))
+        return parts
 
     def _split_and_assign(self, vector):
         parts = tf.split(vector, self._sizes)

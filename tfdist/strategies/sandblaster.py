@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import checks
+from tfdist.cluster import helper_server
 from tfdist.cluster import server
 from tfdist.cluster import tf_config
 from tfdist.sandblaster import extended
@@ -77,10 +78,10 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
         )
         tolerance = fault_tolerance or FaultTolerance()
         config, look_up = construction.cluster(cluster_resolver, True)
-        if not {"evaluator", "helper"}.isdisjoint(config.spec):
+        if "evaluator" in config.spec:
             raise tf_config.ClusterConfigError(
-                'TF_CONFIG["cluster"] must have no job "evaluator" or "helper" '
-                f"for SandblasterStrategy. Received: jobs {list(config.spec)}"
+                'TF_CONFIG["cluster"] must have no job "evaluator" for '
+                f"SandblasterStrategy. Received: jobs {list(config.spec)}"
             )
         if config.is_ps:
             directory, every = fault_tolerance_lib.snapshots_of(
@@ -95,6 +96,8 @@ class SandblasterStrategy(whole_cluster.ClusterMixin, tf.distribute.Strategy):
                     writes_on_command=True,
                 )
             )
+        if config.is_helper:
+            sys.exit(helper_server.serve(config, tolerance.start_timeout))
         self._cluster = config
         self._resolver = construction.resolver_of(cluster_resolver, config)
         connections = construction.connect(config, look_up, True, tolerance)
