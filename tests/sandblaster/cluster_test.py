@@ -97,3 +97,26 @@ def test_all_end_when_the_chief_does(cluster):
     assert len(chief.report()["losses"]) == 3
     assert other.report()["weights"] == chief.report()["weights"]
     assert len(other.report()["losses"]) <= 4
+
+
+@pytest.mark.nightly
+def test_the_next_fit_begins_when_all_have_what_the_last_one_ended_with(
+    cluster,
+):
+    """One is still in the first iteration when the chief has made all."""
+    made = cluster(num_ps=1, num_workers=2)
+    made.start_servers()
+    workers = made.start_workers(
+        "tests.sandblaster.tasks:two_fits", held="worker-1"
+    )
+    workers[1].expect("holding")
+    workers[0].expect(
+        "Waiting for /job:worker/task:1 to end this call of `fit`"
+    )
+    made.tell("go on worker-1")
+    made.finish()
+    chief, other = (worker.report()["fits"] for worker in workers)
+    for mine, theirs in zip(chief, other, strict=True):
+        # The one that was late shows the newest iteration for both.
+        assert theirs[0][-1] == mine[0][-1]
+        assert theirs[1] == mine[1]

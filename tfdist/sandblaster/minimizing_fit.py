@@ -4,6 +4,7 @@ import itertools
 
 from absl import logging
 import numpy as np
+import tensorflow as tf
 
 from tfdist import private_keras
 from tfdist import private_keras_calls
@@ -88,6 +89,11 @@ class MinimizingFit:
         self._seen += 1
         self._has_shown = result is not None
         if result is None:
+            logging.warning(
+                "The chief has begun another call of `fit`, or none has an "
+                "iteration: this worker keeps the weights of iteration %d.",
+                self._seen - 1,
+            )
             return self._model.get_metrics_result()
         self._show(result)
         return self._gradients.logs(result["value"])
@@ -169,6 +175,7 @@ class MinimizingFit:
                     "Goes on with the minimization that the chief had begun."
                 )
             return
+        training.note_following(self._number, True)
         progress = training.progress()
         if progress["fit"] == self._number:
             whole_data.compare(progress["description"], self._description)
@@ -176,7 +183,13 @@ class MinimizingFit:
     def _end(self):
         """Called when all callbacks have ended."""
         # A chief that has to leave comes back, and goes on.
-        if self._coordinator is not None and not preemption.received():
+        if self._coordinator is None:
+            try:
+                self._training.note_following(self._number, False)
+            except tf.errors.OpError:
+                # The chief waits for nobody any more, or not without end.
+                logging.info("The servers have not heard of the end of `fit`.")
+        elif not preemption.received():
             self._training.over_losses(self._end_together)
         self._has_begun = False
         # They have all of the data, and the model.
@@ -186,6 +199,7 @@ class MinimizingFit:
     def _end_together(self):
         self.catch_up()
         self._coordinator.end()
+        self._training.await_followers(self._number)
 
     def _follow(self):
         """Works until the iteration has ended; returns its result, or None."""

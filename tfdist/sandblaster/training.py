@@ -27,6 +27,8 @@ from tfdist.sandblaster import whole_data
 
 # Seconds between two looks at the table of members.
 _LOOK_SECONDS = 1.0
+# Seconds of waiting after which a log line says for whom.
+_TELL_SECONDS = 5.0
 
 
 class SandblasterTraining:
@@ -73,6 +75,10 @@ class SandblasterTraining:
         self._progress = shared_record.SharedRecord(
             f"{namespace}/progress", device, self._here
         )
+        # Number of a worker -> call of `fit`, and whether the worker is in it.
+        self._followers = shared_record.SharedRecord(
+            f"{namespace}/followers", device, self._here
+        )
         self._fence = fence_lib.Fence(namespace, self._devices, self._here)
         self._losses = server_loss.NoLoss()
         if self._membership is not None:
@@ -111,6 +117,9 @@ class SandblasterTraining:
                 "SandblasterStrategy."
             )
         number = next(self._calls)
+        if not self._config.is_chief:
+            # The chief waits for a former process no more.
+            self.over_losses(lambda: self.note_following(number, False))
         board, is_from_snapshot = self.over_losses(self._known)
         fit, done = board.get("fit", -1), board.get("done", 0)
         if fit > number and is_from_snapshot:
@@ -310,6 +319,64 @@ class SandblasterTraining:
     def progress(self):
         """The record of the minimization, a dict."""
         return self._progress.read()
+
+    def note_following(self, number, is_in):
+        """Tells the chief whether this worker takes part in a call of `fit`.
+
+        Args:
+          number: Of the call.
+          is_in: Whether it has begun and not ended it.
+        """
+        row = str(self._config.worker_id)
+
+        def note(followers, now):
+            del now
+            followers[row] = [number, is_in]
+
+        self._followers.change(note)
+
+    def await_followers(self, number):
+        """On the chief, waits until the others have ended a call of `fit`.
+
+        They fetch its last parameters, which the next call replaces.
+
+        Args:
+          number: Of the call.
+        """
+        find_lost, lost = (
+            _LostWorkers(self._membership, self._tolerance.worker_timeout),
+            set(),
+        )
+        began, is_told = time.monotonic(), False
+        while True:
+            lost |= {str(worker) for worker in find_lost()}
+            away = sorted(
+                worker
+                for worker, (fit, is_in) in self._followers.read().items()
+                if is_in and fit == number and worker not in lost
+            )
+            if not away:
+                return
+            waited = time.monotonic() - began
+            members = self._membership.read()
+            names = ", ".join(members[int(worker)].name for worker in away)
+            if waited > self._tolerance.stall_timeout:
+                logging.warning(
+                    "Goes on without %s: not ended this call of `fit` within "
+                    "%.0f s (stall_timeout).",
+                    names,
+                    waited,
+                )
+                return
+            if waited > _TELL_SECONDS and not is_told:
+                is_told = True
+                logging.warning(
+                    "Waiting for %s to end this call of `fit` (at most %g s, "
+                    "stall_timeout).",
+                    names,
+                    self._tolerance.stall_timeout,
+                )
+            time.sleep(evaluation_lib.POLL_SECONDS)
 
     def await_chief(self, is_there):
         """Waits for something that the chief does.
