@@ -12,7 +12,9 @@ from tfdist import compression
 from tfdist.cluster import ClusterConfig
 from tfdist.compression import Cast
 from tfdist.compression import Threshold
+from tfdist.peers import account
 from tfdist.peers import channel as channel_lib
+from tfdist.peers import checksums
 from tfdist.peers import flat
 from tfdist.peers import messages
 from tfdist.peers.roster import Roster
@@ -110,9 +112,9 @@ def test_a_message_is_applied_once(receiver):
     receiver.put(ONES, 1, 1)
     receiver.receive()
     assert receiver.sum() == pytest.approx(-0.5)
-    assert receiver.count(channel_lib.APPLIED) == 1
-    assert receiver.count(channel_lib.DUPLICATES) == 3
-    assert receiver.count(channel_lib.SEEN) == 1
+    assert receiver.count(account.APPLIED) == 1
+    assert receiver.count(account.DUPLICATES) == 3
+    assert receiver.count(account.SEEN) == 1
 
 
 def test_messages_are_applied_in_their_order(receiver):
@@ -120,23 +122,23 @@ def test_messages_are_applied_in_their_order(receiver):
         receiver.put(ONES, first, last)
     count, _, _ = receiver.receive()
     assert receiver.sum() == pytest.approx(-1.5)
-    assert count.numpy() == receiver.count(channel_lib.APPLIED) == 10
-    assert receiver.count(channel_lib.MISSED) == 0
+    assert count.numpy() == receiver.count(account.APPLIED) == 10
+    assert receiver.count(account.MISSED) == 0
 
 
 def test_what_never_comes_is_counted(receiver):
     receiver.put(ONES, 4, 5)
     receiver.receive()
-    assert receiver.count(channel_lib.APPLIED) == 2
-    assert receiver.count(channel_lib.MISSED) == 3
+    assert receiver.count(account.APPLIED) == 2
+    assert receiver.count(account.MISSED) == 3
 
 
 def test_messages_of_another_process_do_not_count(receiver):
     receiver.put(ONES, 1, 1, incarnation=8, stop=3)
     receiver.receive()
     assert receiver.sum() == 0.0
-    assert receiver.count(channel_lib.FOREIGN) == 1
-    assert receiver.count(channel_lib.SEEN) == receiver.told.numpy() == 0
+    assert receiver.count(account.FOREIGN) == 1
+    assert receiver.count(account.SEEN) == receiver.told.numpy() == 0
 
 
 def test_numbers_of_a_worker_that_joins_begin_again(receiver):
@@ -150,8 +152,8 @@ def test_numbers_of_a_worker_that_joins_begin_again(receiver):
     assert receiver.channel.before == {1: 6}
     receiver.put(ONES, 1, 1)
     receiver.receive()
-    assert receiver.count(channel_lib.APPLIED) == 1
-    assert receiver.count(channel_lib.DUPLICATES) == 0
+    assert receiver.count(account.APPLIED) == 1
+    assert receiver.count(account.DUPLICATES) == 0
 
 
 def test_what_a_joiner_has_from_elsewhere_is_not_sent_to_it(receiver):
@@ -180,7 +182,7 @@ def test_a_message_without_an_update_may_stop(receiver):
     receiver.receive()
     assert receiver.told.numpy() == 3
     assert receiver.sum() == 0.0
-    assert receiver.count(channel_lib.DUPLICATES) == 0
+    assert receiver.count(account.DUPLICATES) == 0
 
 
 def test_staleness_is_what_the_sender_did_not_know(receiver):
@@ -189,7 +191,7 @@ def test_staleness_is_what_the_sender_did_not_know(receiver):
     receiver.put(ONES, 1, 1)
     _, _, staleness = receiver.receive()
     assert staleness.numpy() == 5
-    assert receiver.count(channel_lib.STALE) == 5
+    assert receiver.count(account.STALE) == 5
 
 
 @pytest.mark.parametrize(("sender", "rate"), [(0, 0.25), (2, 0.125)])
@@ -233,7 +235,7 @@ def test_a_step_s_own_update_is_what_others_decode(codec):
 def test_a_checksum_stays_what_it_was_but_for_what_is_lost(receiver):
     """Of a message of another worker, and of a step of its own."""
     channel = receiver.channel
-    signs = channel_lib.signs(SIZE, tf.float64).numpy()
+    signs = checksums.signs(SIZE, tf.float64).numpy()
     np.testing.assert_array_equal(channel.checksum(np.zeros(SIZE)), 0.0)
     vector = ONES * signs.astype("float32")
     decoded = receiver.codec.decode(
@@ -241,9 +243,9 @@ def test_a_checksum_stays_what_it_was_but_for_what_is_lost(receiver):
     )
     # The scale of all messages is a half.
     total = 0.5 * decoded.numpy().astype(np.float64) @ signs
-    receiver.put(vector, 1, 1, checksum=round(total * channel_lib.UNITS))
+    receiver.put(vector, 1, 1, checksum=round(total * checksums.UNITS))
     receiver.receive()
-    assert channel.sums[1] / channel_lib.UNITS == pytest.approx(total)
+    assert channel.sums[1] / checksums.UNITS == pytest.approx(total)
     assert channel.checksum(channel.vector().numpy()) == pytest.approx(0.0)
     exchange = tf.function(channel.exchange, autograph=False)
     before = channel.vector()

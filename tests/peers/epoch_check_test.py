@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.peers import channel as channel_lib
+from tfdist.peers import checksums
 from tfdist.peers import epoch_check
 
 SIZE = 2048
@@ -23,15 +23,15 @@ def training():
     last = first.copy()
     for update in updates:
         last -= update
-    signs = channel_lib.signs(SIZE, tf.float64).numpy()
+    signs = checksums.signs(SIZE, tf.float64).numpy()
     return first, updates, last, signs
 
 
 def test_signs_are_random_and_the_same_everywhere():
-    signs = channel_lib.signs(SIZE, tf.float32).numpy()
+    signs = checksums.signs(SIZE, tf.float32).numpy()
     assert set(signs) == {-1.0, 1.0}
     assert abs(signs.sum()) < 5 * SIZE**0.5
-    np.testing.assert_array_equal(signs, channel_lib.signs(SIZE, tf.float32))
+    np.testing.assert_array_equal(signs, checksums.signs(SIZE, tf.float32))
 
 
 def test_rounding_is_told_from_one_lost_update(training):

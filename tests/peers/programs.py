@@ -16,7 +16,7 @@ import tensorflow as tf
 from tests.all_reduce import programs
 from tests.multi_process import handshake
 import tfdist
-from tfdist.peers import channel
+from tfdist.peers import account
 
 ROWS, COLUMNS = 64, 32
 RATE = 2.0**-3
@@ -212,4 +212,4 @@ def monitored(strategy, worker):
 
 def _bytes_received(strategy):
     channels = strategy._engine.channels
-    return sum(int(one.counts[:, channel.BYTES].sum()) for one in channels)
+    return sum(int(one.counts[:, account.BYTES].sum()) for one in channels)

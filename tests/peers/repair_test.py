@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tests.peers import channel_test
 from tfdist import saved_state
-from tfdist.peers import channel as channel_lib
+from tfdist.peers import account
 from tfdist.peers import repair
 
 ONES, SIZE = channel_test.ONES, channel_test.SIZE
@@ -113,10 +113,10 @@ def test_each_update_counts_once_in_what_was_taken_over(receiver):
     # One update of worker 1 and two of worker 2 have come since.
     assert receiver.sum() == pytest.approx(THEIRS - 1.5)
     counts = receiver.channel.counts
-    assert counts[1:, channel_lib.SEEN].tolist() == [4, 6]
+    assert counts[1:, account.SEEN].tolist() == [4, 6]
     assert receiver.channel.fetched == [0, 0, 0]
-    assert counts[1:, channel_lib.APPLIED].tolist() == [4, 6]
-    assert not counts[:, channel_lib.MISSED].any()
+    assert counts[1:, account.APPLIED].tolist() == [4, 6]
+    assert not counts[:, account.MISSED].any()
 
 
 @pytest.mark.parametrize("seen", [2, 5])

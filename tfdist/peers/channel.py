@@ -7,37 +7,10 @@ import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist.compression import base
+from tfdist.peers import account
+from tfdist.peers import checksums
 from tfdist.peers import messages
 from tfdist.peers import transport as transport_lib
-
-# Columns of what is counted for each other worker: the number of the last
-# update that was applied, and the sender's checksum of all until then; updates
-# applied, and missed where this worker had been given up; the sum of the
-# staleness of messages; the bits of the sender's learning rate; the call of
-# `fit` that the sender has said is to stop; messages, those that came twice,
-# those of a process that has been replaced; bytes; and messages without an
-# update.
-COUNTS = 12
-(
-    SEEN,
-    SUM,
-    APPLIED,
-    MISSED,
-    STALE,
-    RATE,
-    TOLD,
-    MESSAGES,
-    DUPLICATES,
-    FOREIGN,
-    BYTES,
-    EMPTY,
-) = range(COUNTS)
-
-
-# Units of a checksum in 1.0: it is a whole number, whose sums are exact.
-UNITS = 2.0**32
-# Elements of which a float64 copy is made at a time.
-_BLOCK = 2**20
 
 
 class Channel:
@@ -83,7 +56,7 @@ class Channel:
         # Number of this worker's last update, and the checksum of all.
         self._own = hidden(tf.zeros([2], tf.int64))
         workers = self._roster.num_workers
-        self._signs = signs(group.size, group.dtype)
+        self._signs = checksums.signs(group.size, group.dtype)
         # Updates of others that this worker began with, or took over from
         # another worker, and the checksums of all until then.
         nothing = [0] * workers
@@ -93,8 +66,8 @@ class Channel:
         self.before = {}
         # By worker: the updates of its earlier processes that are here.
         self.earlier = [*earlier]
-        counts = np.zeros([workers, COUNTS], np.int64)
-        counts[:, SEEN], counts[:, SUM] = seen, sums
+        counts = np.zeros([workers, account.COLUMNS], np.int64)
+        counts[:, account.SEEN], counts[:, account.SUM] = seen, sums
         self._counts = hidden(tf.constant(counts))
         # Messages that were taken out of the inbox, see `take_all`.
         self._kept = messages.Queue(f"{name}/kept", group.dtype, 2**30)
@@ -169,8 +142,7 @@ class Channel:
         if self._codec is not None:
             change = before - self._flat.read_value()
         # The sum of all updates with random signs: see `epoch_check`.
-        total = tf.cast(tf.reduce_sum(change * self._signs), tf.float64)
-        checksum = tf.cast(tf.round(total * UNITS), tf.int64)
+        checksum = checksums.of_update(change, self._signs)
         own = self._own.assign_add(tf.stack([1, checksum]))
         number, checksum = tf.unstack(tf.convert_to_tensor(own))
         roster = self._roster
@@ -187,7 +159,7 @@ class Channel:
                 checksum,
             ]
         )
-        seen = self._counts.read_value()[:, SEEN]
+        seen = self._counts.read_value()[:, account.SEEN]
         header = tf.concat([start, seen], 0)
         put = self.transport.outbox.put([header, message.values, message.data])
         with tf.control_dependencies([put]):
@@ -224,93 +196,49 @@ class Channel:
         )
         self._counts.assign(counts, read_value=False)
         told = tf.maximum(
-            self._told.read_value(), tf.reduce_max(counts[:, TOLD])
+            self._told.read_value(), tf.reduce_max(counts[:, account.TOLD])
         )
         self._told.assign(told, read_value=False)
         if self._rate is not None:
             own = self._rate.read_value()
-            is_new = counts[0, SEEN] > before[0, SEEN]
-            chiefs = tf.cast(tf.bitcast(counts[0, RATE], tf.float64), own.dtype)
+            is_new = counts[0, account.SEEN] > before[0, account.SEEN]
+            chiefs = tf.cast(
+                tf.bitcast(counts[0, account.RATE], tf.float64), own.dtype
+            )
             self._rate.assign(tf.where(is_new, chiefs, own), read_value=False)
         new = tf.unstack(tf.reduce_sum(counts - before, 0))
-        fresh = new[MESSAGES] - new[DUPLICATES] - new[FOREIGN] - new[EMPTY]
+        fresh = (
+            new[account.MESSAGES]
+            - new[account.DUPLICATES]
+            - new[account.FOREIGN]
+            - new[account.EMPTY]
+        )
         return (
-            new[APPLIED],
-            new[BYTES],
-            new[STALE] // tf.maximum(fresh, 1),
+            new[account.APPLIED],
+            new[account.BYTES],
+            new[account.STALE] // tf.maximum(fresh, 1),
         )
 
     def _apply(self, update, known, own, counts):
         """Builds the application of a message; returns the counts with it."""
-        me, length = self._roster.worker_id, COUNTS
-        header = tf.ensure_shape(
-            update.header, [messages.header_length(self._roster.num_workers)]
+        length = messages.header_length(self._roster.num_workers)
+        header = tf.unstack(tf.ensure_shape(update.header, [length]))
+        fresh, is_known = account.is_fresh(counts, header, known)
+        kind = tf.cast(header[messages.KIND], tf.int32)
+        self._decode(
+            tf.where(fresh, kind, base.NOTHING),
+            update.values,
+            update.data,
+            tf.bitcast(header[messages.SCALE], tf.float64),
         )
-        sender, incarnation, last, stop, scale, kind = tf.unstack(
-            tf.gather(
-                header,
-                [
-                    messages.SENDER,
-                    messages.INCARNATION,
-                    messages.LAST,
-                    messages.STOP,
-                    messages.SCALE,
-                    messages.KIND,
-                ],
-            )
-        )
-        row = tf.gather(counts, sender)
-        is_known = tf.equal(tf.gather(known, sender), incarnation)
-        is_fresh = is_known & (last > row[SEEN])
-        kind = tf.where(is_fresh, tf.cast(kind, tf.int32), base.NOTHING)
-        scale = tf.bitcast(scale, tf.float64)
-        self._decode(kind, update.values, update.data, scale)
-        # Few operations on vectors: each one costs several microseconds. The
-        # first columns are differences of these numbers.
-        found = tf.concat([row, own, header], 0)
-        sent, start = length, length + 2
-        of_update = (
-            tf.gather(
-                found,
-                [
-                    start + messages.LAST,
-                    start + messages.SUM,
-                    start + messages.LAST,
-                    start + messages.FIRST,
-                    sent,
-                    start + messages.RATE,
-                ],
-            )
-            - tf.gather(
-                found,
-                [
-                    SEEN,
-                    SUM,
-                    start + messages.FIRST,
-                    SEEN,
-                    # So many of this worker's the sender had applied.
-                    start + messages.SEEN + me,
-                    RATE,
-                ],
-            )
-            + tf.constant([0, 0, 1, -1, 0, 0], tf.int64)
-        )
-        flags = tf.stack([is_fresh, is_known, is_known & (last > 0)])
-        fresh, known, numbered = tf.unstack(tf.cast(flags, tf.int64))
-        of_message = tf.stack(
-            [
-                known * tf.maximum(stop - row[TOLD], 0),
-                1,
-                numbered - fresh,
-                1 - known,
-                messages.build_bytes(header, *update[1:]),
-                known - numbered,
-            ]
-        )
-        return tf.tensor_scatter_nd_add(
+        return account.add(
             counts,
-            sender[None, None],
-            tf.concat([fresh * of_update, of_message], 0)[None],
+            header,
+            fresh,
+            is_known,
+            own[0],
+            self._roster.worker_id,
+            messages.build_bytes(*update),
         )
 
     def _build_decode(self, kind, values, data, scale):
@@ -334,7 +262,7 @@ class Channel:
         """
         self.before[worker] = before = self.sent
         counts = self.counts
-        self.earlier[worker] += int(counts[worker, APPLIED])
+        self.earlier[worker] += int(counts[worker, account.APPLIED])
         self.earlier[worker] += self.fetched[worker]
         self.fetched[worker] = 0
         counts[worker] = 0
@@ -358,14 +286,14 @@ class Channel:
     @property
     def seen(self):
         """Numbers of the last updates of all workers that are here, a list."""
-        seen = self.counts[:, SEEN].tolist()
+        seen = self.counts[:, account.SEEN].tolist()
         seen[self._roster.worker_id] = self.sent
         return seen
 
     @property
     def sums(self):
         """The checksums of all those updates, by worker, a list of int."""
-        sums = self.counts[:, SUM].tolist()
+        sums = self.counts[:, account.SUM].tolist()
         sums[self._roster.worker_id] = int(self._own.numpy()[1])
         return sums
 
@@ -378,22 +306,16 @@ class Channel:
         Returns:
           A float. With rounding it does change a little.
         """
-        total, drawn = 0.0, self._signs.numpy()
-        for start in range(0, len(vector), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            total += np.dot(
-                vector[block].astype(np.float64),
-                drawn[block].astype(np.float64),
-            )
-        return float(total) + sum(self.sums) / UNITS
+        total = checksums.of_replica(vector, self._signs.numpy())
+        return total + sum(self.sums) / checksums.UNITS
 
     def came_from(self, worker):
         """Number of messages of another worker that have come, int."""
-        return int(self.counts[worker, MESSAGES])
+        return int(self.counts[worker, account.MESSAGES])
 
     @property
     def counts(self):
-        """The counts, an int64 array `(num_workers, COUNTS)`."""
+        """The counts, an int64 array `(num_workers, account.COLUMNS)`."""
         return self._counts.numpy()
 
     def take_all(self):
@@ -421,22 +343,16 @@ class Channel:
         """
         counts, self.earlier = self.counts, [*earlier]
         for worker in self._roster.others:
-            self.fetched[worker] += int(seen[worker] - counts[worker, SEEN])
-            counts[worker, [SEEN, SUM]] = seen[worker], sums[worker]
+            self.fetched[worker] += int(
+                seen[worker] - counts[worker, account.SEEN]
+            )
+            counts[worker, [account.SEEN, account.SUM]] = (
+                seen[worker],
+                sums[worker],
+            )
         self._counts.assign(counts)
 
     @property
     def is_flushed(self):
         """Whether all live workers have taken what was sent."""
         return self.transport.is_flushed(self.sent)
-
-
-def signs(size, dtype):
-    """Random signs of a vector's elements, the same on all workers.
-
-    Args:
-      size: Elements.
-      dtype: Of the result.
-    """
-    drawn = np.random.default_rng(size).integers(0, 2, size, np.int8)
-    return tf.constant(2 * drawn - 1, dtype)

@@ -14,6 +14,7 @@ from tfdist.all_reduce import tail as tail_lib
 from tfdist.all_reduce import variables as variables_lib
 from tfdist.all_reduce.consistency import Moment
 from tfdist.compression import cast
+from tfdist.peers import account
 from tfdist.peers import admission as admission_lib
 from tfdist.peers import channel
 from tfdist.peers import epoch_check
@@ -342,7 +343,7 @@ class PeerEngine(engine_lib.Engine):
 
     def _lacks(self, worker, sent):
         here = {
-            one.name: int(one.counts[worker, channel.SEEN])
+            one.name: int(one.counts[worker, account.SEEN])
             for one in self.channels
         }
         return any(here.get(name, 0) < number for name, number in sent.items())
@@ -370,10 +371,10 @@ class PeerEngine(engine_lib.Engine):
             "earlier": dict.fromkeys(names, 0),
         }
         columns = {
-            "applied": channel.APPLIED,
-            "missed": channel.MISSED,
-            "duplicates": channel.DUPLICATES,
-            "foreign": channel.FOREIGN,
+            "applied": account.APPLIED,
+            "missed": account.MISSED,
+            "duplicates": account.DUPLICATES,
+            "foreign": account.FOREIGN,
         }
         for one in self.channels:
             counts = one.counts
