@@ -175,7 +175,7 @@ class MinimizingFit:
                     "Goes on with the minimization that the chief had begun."
                 )
             return
-        training.note_following(self._number, True)
+        training.followers.note(self._number, True)
         progress = training.progress()
         if progress["fit"] == self._number:
             whole_data.compare(progress["description"], self._description)
@@ -185,7 +185,7 @@ class MinimizingFit:
         # A chief that has to leave comes back, and goes on.
         if self._coordinator is None:
             try:
-                self._training.note_following(self._number, False)
+                self._training.followers.note(self._number, False)
             except tf.errors.OpError:
                 # The chief waits for nobody any more, or not without end.
                 logging.info("The servers have not heard of the end of `fit`.")
@@ -199,7 +199,7 @@ class MinimizingFit:
     def _end_together(self):
         self.catch_up()
         self._coordinator.end()
-        self._training.await_followers(self._number)
+        self._training.followers.wait(self._number)
 
     def _follow(self):
         """Works until the iteration has ended; returns its result, or None."""

@@ -15,6 +15,7 @@ from tfdist.sandblaster import coordinator as coordinator_lib
 from tfdist.sandblaster import deposits as deposits_lib
 from tfdist.sandblaster import evaluation as evaluation_lib
 from tfdist.sandblaster import fence as fence_lib
+from tfdist.sandblaster import followers
 from tfdist.sandblaster import iteration_snapshots
 from tfdist.sandblaster import minimizer as minimizer_lib
 from tfdist.sandblaster import minimizing_fit
@@ -27,8 +28,6 @@ from tfdist.sandblaster import whole_data
 
 # Seconds between two looks at the table of members.
 _LOOK_SECONDS = 1.0
-# Seconds of waiting after which a log line says for whom.
-_TELL_SECONDS = 5.0
 
 
 class SandblasterTraining:
@@ -45,6 +44,8 @@ class SandblasterTraining:
       tolerance: The `FaultTolerance`.
 
     Attributes:
+      board: The `SharedRecord` of the portions.
+      followers: The `Followers`.
       iterations: Results of the iterations that this worker has seen, a list
         of dicts; see `Coordinator.iterate`.
     """
@@ -75,9 +76,13 @@ class SandblasterTraining:
         self._progress = shared_record.SharedRecord(
             f"{namespace}/progress", device, self._here
         )
-        # Number of a worker -> call of `fit`, and whether the worker is in it.
-        self._followers = shared_record.SharedRecord(
-            f"{namespace}/followers", device, self._here
+        self.followers = followers.Followers(
+            namespace,
+            device,
+            self._here,
+            config.worker_id,
+            self._membership,
+            tolerance,
         )
         self._fence = fence_lib.Fence(namespace, self._devices, self._here)
         self._losses = server_loss.NoLoss()
@@ -119,7 +124,7 @@ class SandblasterTraining:
         number = next(self._calls)
         if not self._config.is_chief:
             # The chief waits for a former process no more.
-            self.over_losses(lambda: self.note_following(number, False))
+            self.over_losses(lambda: self.followers.note(number, False))
         board, is_from_snapshot = self.over_losses(self._known)
         fit, done = board.get("fit", -1), board.get("done", 0)
         if fit > number and is_from_snapshot:
@@ -289,9 +294,7 @@ class SandblasterTraining:
                     worker,
                     len(portions),
                     self._patience,
-                    _LostWorkers(
-                        self._membership, self._tolerance.worker_timeout
-                    ),
+                    self.followers.absent_workers(),
                     chosen,
                 ),
             )
@@ -319,64 +322,6 @@ class SandblasterTraining:
     def progress(self):
         """The record of the minimization, a dict."""
         return self._progress.read()
-
-    def note_following(self, number, is_in):
-        """Tells the chief whether this worker takes part in a call of `fit`.
-
-        Args:
-          number: Of the call.
-          is_in: Whether it has begun and not ended it.
-        """
-        row = str(self._config.worker_id)
-
-        def note(followers, now):
-            del now
-            followers[row] = [number, is_in]
-
-        self._followers.change(note)
-
-    def await_followers(self, number):
-        """On the chief, waits until the others have ended a call of `fit`.
-
-        They fetch its last parameters, which the next call replaces.
-
-        Args:
-          number: Of the call.
-        """
-        find_lost, lost = (
-            _LostWorkers(self._membership, self._tolerance.worker_timeout),
-            set(),
-        )
-        began, is_told = time.monotonic(), False
-        while True:
-            lost |= {str(worker) for worker in find_lost()}
-            away = sorted(
-                worker
-                for worker, (fit, is_in) in self._followers.read().items()
-                if is_in and fit == number and worker not in lost
-            )
-            if not away:
-                return
-            waited = time.monotonic() - began
-            members = self._membership.read()
-            names = ", ".join(members[int(worker)].name for worker in away)
-            if waited > self._tolerance.stall_timeout:
-                logging.warning(
-                    "Goes on without %s: not ended this call of `fit` within "
-                    "%.0f s (stall_timeout).",
-                    names,
-                    waited,
-                )
-                return
-            if waited > _TELL_SECONDS and not is_told:
-                is_told = True
-                logging.warning(
-                    "Waiting for %s to end this call of `fit` (at most %g s, "
-                    "stall_timeout).",
-                    names,
-                    self._tolerance.stall_timeout,
-                )
-            time.sleep(evaluation_lib.POLL_SECONDS)
 
     def await_chief(self, is_there):
         """Waits for something that the chief does.
@@ -440,24 +385,3 @@ class _OnServers:
             optimizer.value_tolerance,
             optimizer.sample < 1,
         )
-
-
-class _LostWorkers:
-    """Numbers of workers that are not there any more."""
-
-    def __init__(self, membership, timeout):
-        self._membership = membership
-        self._timeout = timeout
-        self._looked = -_LOOK_SECONDS
-
-    def __call__(self):
-        now = time.monotonic()
-        if self._membership is None or now - self._looked < _LOOK_SECONDS:
-            return []
-        self._looked = now
-        alive = member_table.MemberState.ALIVE
-        return [
-            number
-            for number, member in enumerate(self._membership.read())
-            if member.state is not alive or member.silent_for > self._timeout
-        ]
