@@ -164,12 +164,14 @@ def summarize(results, task, method, workers, gbps):
         "rate": rate_search.rate_of(exponent),
         "rate_is_inside": results.search.is_inside(tuned),
         "test": float(np.mean(list(tests.values()))),
-        "error": _error(list(tests.values())),
+        "error": rate_search.standard_error(list(tests.values())),
         "tests": tests,
         "seconds": mean("seconds"),
         "reached": sum(value is not None for value in times),
         "seconds_to_target": None if None in times else float(np.mean(times)),
-        "seconds_to_target_error": None if None in times else _error(times),
+        "seconds_to_target_error": None
+        if None in times
+        else rate_search.standard_error(times),
         "staleness": mean("staleness"),
         "parameters": int(mean("parameters")),
         "update_bytes": mean("update_bytes"),
@@ -185,13 +187,6 @@ def summarize(results, task, method, workers, gbps):
         "rms": np.mean([run["rms"] for run in runs], 0).tolist(),
         "tau": mean("tau"),
     }
-
-
-def _error(values):
-    """The standard error of a mean."""
-    if len(values) < 2:
-        return 0.0
-    return float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
 def _seconds_to(run, target):
@@ -278,7 +273,7 @@ def summarize_real(results, name, method, workers):
         "real": True,
         "rate": mean("rate"),
         "test": float(np.mean(list(tests.values()))),
-        "error": _error(list(tests.values())),
+        "error": rate_search.standard_error(list(tests.values())),
         "tests": tests,
         "by_epoch": (100 * np.mean(accuracies, 0)).tolist(),
         "staleness": mean("staleness"),
@@ -340,7 +335,7 @@ def _paired(row, base):
     if row is base or len(common) < 2:
         return ""
     values = [row["tests"][seed] - base["tests"][seed] for seed in common]
-    return f"{np.mean(values):+.2f} +- {_error(values):.2f}"
+    return f"{np.mean(values):+.2f} +- {rate_search.standard_error(values):.2f}"
 
 
 if __name__ == "__main__":

@@ -117,22 +117,15 @@ def summarize(results, task, method, workers):
         if has_rate and len(search.runs[key]) > 1
         else None,
         "test": float(np.mean(tests)),
-        "error": _error(tests),
+        "error": rate_search.standard_error(tests),
         "seeds": len(runs),
         "reached": len(reached),
         "seconds_to_target": float(np.mean(reached)) if reached else None,
-        "seconds_to_target_error": _error(reached),
+        "seconds_to_target_error": rate_search.standard_error(reached),
         "seconds": mean("seconds"),
         "staleness": mean("staleness"),
         "bytes": mean("bytes"),
     }
-
-
-def _error(values):
-    """The standard error of a mean."""
-    if len(values) < 2:
-        return 0.0
-    return float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
 def show(results, made, counts):

@@ -5,13 +5,9 @@ import time
 import numpy as np
 
 from harness import rate_search
-from tfdist.simulation import Gamma
+from harness import virtual_training
 from tfdist.simulation import Network
 from tfdist.simulation import exchanges
-from tfdist.simulation import flat_model
-from tfdist.simulation import flat_run
-from tfdist.simulation.data import Data
-from tfdist.simulation.data import Shares
 
 # So fast that the network is never the limit.
 GBPS = 1000.0
@@ -70,7 +66,7 @@ def exchange(method, size):
 
 
 class Laboratory:
-    """Runs of one task, whose functions are traced once for each seed.
+    """Runs of one task.
 
     Args:
         task: a `decentralized_tasks.Task`.
@@ -78,7 +74,7 @@ class Laboratory:
 
     def __init__(self, task):
         self._task = task
-        self._prepared = {}
+        self._training = virtual_training.VirtualTraining(task)
 
     def run(self, method, workers, rate, seed, gbps):
         """Trains once.
@@ -94,40 +90,18 @@ class Laboratory:
         Returns:
             A dict that JSON can hold.
         """
-        task = self._task
-        if seed not in self._prepared:
-            parts = task.split(seed)
-            data = Data(parts[0], task.batch_size, seed=seed)
-            model = _PlainSGD(task.model(seed), data)
-            self._prepared[seed] = model, data, parts[1:]
-        model, data, parts = self._prepared[seed]
-        model.scales.clear()
-        weights, state, slots = model.first(task.model(seed))
-        slots[_PlainSGD.RATE] = np.float32(rate)
-
-        def evaluate(weights, state):
-            del state
-            accuracies = [task.accuracy(weights, *part) for part in parts]
-            return dict(zip(_CURVE[2:], accuracies, strict=True))
-
+        model = self._training.model(seed)
+        model.rate = rate
         begin = time.perf_counter()
-        run = flat_run.FlatRun(
-            model,
-            data,
+        run, history, _ = self._training.run(
             exchange(method, model.size),
-            shares=Shares(data.num_batches, task.epochs, workers),
-            num_workers=workers,
-            compute=Gamma(1e-3),
-            network=Network(latency_seconds=5e-5, bandwidth_gbps=gbps),
-            seed=seed,
-            first=(weights, state, slots),
-            evaluate=evaluate,
-            evaluate_every=1 / task.evaluations,
+            workers,
+            Network(latency_seconds=5e-5, bandwidth_gbps=gbps),
+            seed,
         )
-        history = run.train()
         updates, _, elements = run.sent
         return {
-            "task": task.name,
+            "task": self._task.name,
             "method": method,
             "workers": workers,
             "rate": rate,
@@ -153,30 +127,6 @@ class Laboratory:
             "tau": float(run.codec_state(0).get("tau", 0.0)),
             "took": time.perf_counter() - begin,
         }
-
-
-class _PlainSGD(flat_model.FlatModel):
-    """Steps of plain SGD in NumPy, ten times as fast as in TensorFlow.
-
-    Attributes:
-        scales: root mean square of each gradient.
-    """
-
-    # Place of the learning rate among the optimizer's variables.
-    RATE = 1
-
-    def __init__(self, model, data):
-        super().__init__(model, data)
-        self.scales = []
-
-    def apply(self, weights, slots, gradient):
-        rate = slots[self.RATE]
-        return weights - rate * gradient, slots, rate
-
-    def gradients(self, jobs):
-        results = super().gradients(jobs)
-        self.scales += [np.sqrt(np.mean(g**2)) for g, _, _ in results]
-        return results
 
 
 def late(run, name):

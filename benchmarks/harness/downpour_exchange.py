@@ -2,9 +2,6 @@
 
 import dataclasses
 
-import numpy as np
-
-from tfdist.simulation import flat_model
 from tfdist.simulation.exchange import Player
 from tfdist.simulation.exchange import VirtualExchange
 
@@ -105,25 +102,3 @@ class _Player(Player):
 
     def center(self):
         return self._weights, self._slots
-
-
-class NumPyModel(flat_model.FlatModel):
-    """Steps of plain SGD or Adagrad in NumPy, ten times as fast as TensorFlow.
-
-    Attributes:
-        rate: the server's learning rate.
-        is_adagrad: whether it is divided by the root of the sum of squares,
-            which begins at 0, as on the servers of Dean et al.
-        own_rate: of the steps that a worker takes by itself, always plain SGD.
-    """
-
-    def __init__(self, model, data):
-        super().__init__(model, data)
-        self.rate, self.own_rate, self.is_adagrad = 0.1, 0.1, False
-
-    def apply(self, weights, slots, gradient):
-        if not self.is_adagrad:
-            return weights - self.rate * gradient, slots, self.rate
-        squares = slots + gradient**2
-        step = self.rate * gradient / np.sqrt(np.maximum(squares, 1e-30))
-        return weights - step, squares, self.rate

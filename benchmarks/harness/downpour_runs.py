@@ -9,13 +9,10 @@ import numpy as np
 from harness import decentralized_runs
 from harness import downpour_exchange
 from harness import rate_search
+from harness import virtual_training
 from tfdist import simulation
-from tfdist.simulation import flat_run
-from tfdist.simulation.data import Data
-from tfdist.simulation.data import Shares
 
-# Of each gradient, and of each message.
-COMPUTE = simulation.Gamma(1e-3)
+# Of each message.
 NETWORK = simulation.Network(latency_seconds=5e-5)
 # Passes of Sandblaster over the data, times those of the other methods.
 MORE_PASSES = 5
@@ -69,7 +66,7 @@ ALL = {**METHODS, **SWEEPS}
 
 
 class Laboratory:
-    """Runs of one task, whose functions are traced once for each seed.
+    """Runs of one task.
 
     Args:
         task: a `decentralized_tasks.Task`.
@@ -77,7 +74,7 @@ class Laboratory:
 
     def __init__(self, task):
         self._task = task
-        self._prepared = {}
+        self._training = virtual_training.VirtualTraining(task)
         self._warm = {}
 
     def run(self, name, workers, rate, seed, *, own_rate, warm_rate):
@@ -141,51 +138,22 @@ class Laboratory:
             1,
             (rate, rate),
             seed,
-            max_seconds=WARM_SHARE * steps * COMPUTE.seconds,
+            max_seconds=WARM_SHARE * steps * virtual_training.COMPUTE.seconds,
         )
         return history.seconds, weights
 
     def _train(self, method, workers, rates, seed, weights=None, **arguments):
         """Returns the weights at the end, and the `History`."""
-        task = self._task
-        if seed not in self._prepared:
-            parts = task.split(seed)
-            data = Data(parts[0], task.batch_size, seed=seed)
-            model = downpour_exchange.NumPyModel(task.model(seed), data)
-            self._prepared[seed] = model, data, parts[1:]
-        model, data, parts = self._prepared[seed]
+        model = self._training.model(seed)
         model.rate, model.own_rate = rates
         model.is_adagrad = method.optimizer == "adagrad"
-        first, state, _ = model.first(task.model(seed))
-        if weights is not None:
-            first = weights
-
-        last = []
-
-        def evaluate(weights, state):
-            del state
-            last[:] = [weights]
-            accuracies = [task.accuracy(weights, *part) for part in parts]
-            return dict(zip(("validation", "test"), accuracies, strict=True))
-
-        run = flat_run.FlatRun(
-            model,
-            data,
-            downpour_exchange.DownpourExchange(
-                n_fetch=method.n_fetch, n_push=method.n_push
-            ),
-            shares=Shares(data.num_batches, task.epochs, workers),
-            num_workers=workers,
-            compute=COMPUTE,
-            network=NETWORK,
-            seed=seed,
-            first=(first, state, np.zeros_like(first)),
-            evaluate=evaluate,
-            evaluate_every=1 / task.evaluations,
-            **arguments,
+        exchange = downpour_exchange.DownpourExchange(
+            n_fetch=method.n_fetch, n_push=method.n_push
         )
-        history = run.train()
-        return last[0], history
+        _, history, weights = self._training.run(
+            exchange, workers, NETWORK, seed, weights, **arguments
+        )
+        return weights, history
 
     def _minimize(self, workers, seed, weights):
         task = self._task
@@ -208,7 +176,7 @@ class Laboratory:
             num_workers=workers,
             batch_size=task.batch_size,
             epochs=MORE_PASSES * task.epochs,
-            compute=COMPUTE,
+            compute=virtual_training.COMPUTE,
             network=NETWORK,
             validation_data=test,
             evaluate_every=1.0,

@@ -118,3 +118,10 @@ def rate_of(exponent):
 def exponent_of(rate):
     """The exponent of the rate of the grid that is nearest."""
     return round(np.log(rate / BASE_RATE) / np.log(FACTOR))
+
+
+def standard_error(values):
+    """The standard error of a mean; 0 of one value."""
+    if len(values) < 2:
+        return 0.0
+    return float(np.std(values, ddof=1) / np.sqrt(len(values)))

@@ -5,6 +5,7 @@ import types
 from harness import downpour_exchange
 from harness import downpour_runs
 from harness import rate_search
+from harness import virtual_training
 import numpy as np
 import pytest
 
@@ -16,12 +17,13 @@ RATE, OWN_RATE, TARGET = 0.25, 0.125, np.array([1.0, -2.0])
 STEPS = 12
 
 
-class Quadratic(downpour_exchange.NumPyModel):
+class Quadratic(virtual_training.NumPyModel):
     """Whose gradient is the distance to a point."""
 
     def __init__(self, is_adagrad):
         self.rate, self.own_rate = RATE, OWN_RATE
         self.is_adagrad = is_adagrad
+        self.scales = []
 
     def gradients(self, jobs):
         return [(weights - TARGET, state, 0.0) for weights, state, _ in jobs]
@@ -42,7 +44,7 @@ def train(n_fetch, n_push, is_adagrad, num_workers=1):
         compute=simulation.Gamma(1.0),
         network=simulation.Network(),
         seed=0,
-        first=(np.zeros(2), [], np.zeros(2)),
+        first=(np.zeros(2), [], [np.zeros(2)]),
         evaluate=lambda weights, state: seen.append(weights) or {},
     )
     history = run.train()
