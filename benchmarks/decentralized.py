@@ -28,8 +28,6 @@ is in it is not run again, and the tables can be printed at any time
 """
 
 import itertools
-import os
-import tempfile
 import time
 
 from absl import flags
@@ -43,26 +41,13 @@ import numpy as np
 from tfdist import tables
 
 FLAGS = flags.FLAGS
-flags.DEFINE_bool("quick", False, "Few methods, one seed: under a minute.")
-flags.DEFINE_multi_enum(
-    "task", None, ["digits", "text"], "Default: both; digits if --quick."
-)
-flags.DEFINE_multi_integer(
-    "workers", None, "Default: 16, 64 and 4; 4 if --quick.", lower_bound=1
-)
-flags.DEFINE_multi_enum(
-    "method", None, list(decentralized_runs.ALL), "Default: all."
-)
-flags.DEFINE_string(
-    "results", None, "A file for single runs. Default: a temporary one."
-)
+program.define_flags_of_runs(decentralized_runs.ALL, "16, 64 and 4")
 flags.DEFINE_bool(
     "real", False, "Trains on real processes, too; default then: 4 workers."
 )
 flags.DEFINE_integer(
     "real_seeds", len(rate_search.SEEDS), "Of real processes.", 1
 )
-flags.DEFINE_bool("show", False, "Only print what is in the file.")
 
 QUICK = ("server", "peers", "peers, threshold 1/250")
 # With so many workers, more codecs and other networks are tried.
@@ -76,10 +61,7 @@ def main():
     few = FLAGS.quick or FLAGS.real
     names = FLAGS.task or (["digits"] if few else ["digits", "text"])
     counts = FLAGS.workers or ([4] if few else [MIDDLE, 64, 4])
-    path = FLAGS.results
-    if path is None:
-        path = os.path.join(tempfile.mkdtemp(), "decentralized.jsonl")
-    results = decentralized_runs.Results(path, FLAGS.quick)
+    results = decentralized_runs.Results(program.path_of_runs(), FLAGS.quick)
     made = {name: decentralized_tasks.make(name) for name in names}
     if not FLAGS.show:
         for name, method, workers, gbps in plan(names, counts):

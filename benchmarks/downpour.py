@@ -4,7 +4,7 @@
 
 Virtual workers of `tfdist.simulation` train a small network with Downpour SGD
 (plain SGD or Adagrad on the servers, with or without a warm start) and with
-Sandblaster L-BFGS, with 1, 4, 16 and 64 workers. A gradient of one batch takes
+Sandblaster L-BFGS, with 4, 16 and 64 workers. A gradient of one batch takes
 1 ms (Gamma, shape 100), a message 0.05 ms. Sandblaster computes the same
 batches in portions; it makes 5 times as many passes over the data. A warm start
 is a twentieth of the gradients, by one worker with plain SGD; its time counts.
@@ -26,8 +26,6 @@ is in it is not run again, and the tables can be printed at any time (`--show`).
 """
 
 import itertools
-import os
-import tempfile
 import time
 
 from absl import flags
@@ -40,20 +38,7 @@ import numpy as np
 from tfdist import tables
 
 FLAGS = flags.FLAGS
-flags.DEFINE_bool("quick", False, "Few methods, one seed: under a minute.")
-flags.DEFINE_multi_enum(
-    "task", None, ["digits", "text"], "Default: both; digits if --quick."
-)
-flags.DEFINE_multi_integer(
-    "workers", None, "Default: 16, 4, 64 and 1; 4 if --quick.", lower_bound=1
-)
-flags.DEFINE_multi_enum(
-    "method", None, list(downpour_runs.ALL), "Default: all."
-)
-flags.DEFINE_string(
-    "results", None, "A file for single runs. Default: a temporary one."
-)
-flags.DEFINE_bool("show", False, "Only print what is in the file.")
+program.define_flags_of_runs(downpour_runs.ALL, "16, 64 and 4")
 
 QUICK = ("Downpour, SGD", "Downpour, Adagrad", "Sandblaster")
 # With so many workers, `n_fetch` and `n_push` are varied.
@@ -63,11 +48,8 @@ MIDDLE = 16
 def main():
     """Trains, prints tables and a line of JSON."""
     names = FLAGS.task or (["digits"] if FLAGS.quick else ["digits", "text"])
-    counts = FLAGS.workers or ([4] if FLAGS.quick else [MIDDLE, 4, 64, 1])
-    path = FLAGS.results
-    if path is None:
-        path = os.path.join(tempfile.mkdtemp(), "downpour.jsonl")
-    results = downpour_runs.Results(path, FLAGS.quick)
+    counts = FLAGS.workers or ([4] if FLAGS.quick else [MIDDLE, 64, 4])
+    results = downpour_runs.Results(program.path_of_runs(), FLAGS.quick)
     made = {name: decentralized_tasks.make(name) for name in names}
     if not FLAGS.show:
         for name, workers, method in plan(names, counts):

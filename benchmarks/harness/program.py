@@ -1,9 +1,12 @@
 """What all benchmarks do alike: they begin, take turns, and report."""
 
 import json
+import os
 import statistics
+import tempfile
 
 from absl import app
+from absl import flags
 
 
 def run(main):
@@ -21,6 +24,35 @@ def run(main):
         main()
 
     app.run(checked)
+
+
+def define_flags_of_runs(methods, counts):
+    """Defines the flags of a comparison by single runs of virtual workers.
+
+    Args:
+        methods: names of all methods.
+        counts: the default of `--workers`, in words.
+    """
+    flags.DEFINE_bool("quick", False, "Few methods, one seed: under a minute.")
+    flags.DEFINE_multi_enum(
+        "task", None, ["digits", "text"], "Default: both; digits if --quick."
+    )
+    flags.DEFINE_multi_integer(
+        "workers",
+        None,
+        f"Default: {counts}; 4 if --quick.",
+        lower_bound=1,
+    )
+    flags.DEFINE_multi_enum("method", None, list(methods), "Default: all.")
+    flags.DEFINE_string(
+        "results", None, "A file for single runs. Default: a temporary one."
+    )
+    flags.DEFINE_bool("show", False, "Only print what is in the file.")
+
+
+def path_of_runs():
+    """The file that `--results` names, or a temporary one."""
+    return flags.FLAGS.results or os.path.join(tempfile.mkdtemp(), "runs.jsonl")
 
 
 def take_turns(systems, rounds):
