@@ -42,6 +42,7 @@ from tfdist import tables
 
 FLAGS = flags.FLAGS
 program.define_flags_of_runs(decentralized_runs.ALL, "16, 64 and 4")
+flags.adopt_module_key_flags(program)
 flags.DEFINE_bool(
     "real", False, "Trains on real processes, too; default then: 4 workers."
 )

@@ -39,6 +39,7 @@ from tfdist import tables
 
 FLAGS = flags.FLAGS
 program.define_flags_of_runs(downpour_runs.ALL, "16, 64 and 4")
+flags.adopt_module_key_flags(program)
 
 QUICK = ("Downpour, SGD", "Downpour, Adagrad", "Sandblaster")
 # With so many workers, `n_fetch` and `n_push` are varied.
