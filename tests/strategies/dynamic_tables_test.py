@@ -1,6 +1,5 @@
 """`tfdist.layers.DynamicEmbedding` against embeddings of known ids."""
 
-import contextlib
 import gc
 import json
 
@@ -12,66 +11,20 @@ import tensorflow as tf
 from tests import nightly
 from tests.runtime.variables.hashing_test import splitmix
 from tests.strategies import twins
-import tfdist
+from tests.strategies.dynamic_models import EXAMPLES
+from tests.strategies.dynamic_models import IDS
+from tests.strategies.dynamic_models import OPTIMIZERS
+from tests.strategies.dynamic_models import WIDTH
+from tests.strategies.dynamic_models import Within
+from tests.strategies.dynamic_models import build
+from tests.strategies.dynamic_models import dynamic
+from tests.strategies.dynamic_models import examples
+from tests.strategies.dynamic_models import fit
+from tests.strategies.dynamic_models import ids_of
+from tests.strategies.dynamic_models import strategy_with_tables
 from tfdist.callbacks import ClusterCheckpoint
 from tfdist.layers import DynamicEmbedding
 from tfdist.runtime.checkpoint import table_export
-
-WIDTH, EXAMPLES, IDS = 4, 24, 5
-TABLE_BYTES = 4096
-
-OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.1),
-    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
-    "adam": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
-    "ftrl": lambda: keras.optimizers.Ftrl(0.05),
-}
-
-
-def strategy_with_tables():
-    """A strategy in one process, with tables."""
-    return tfdist.AsyncStrategy(table_bytes=TABLE_BYTES)
-
-
-def examples():
-    """Numbers of ids (24, 5), some several times, and targets (24, 1)."""
-    random = np.random.default_rng(0)
-    x = random.integers(0, 40, (EXAMPLES, IDS))
-    x[:, 1] = x[:, 0]
-    return x, random.normal(size=(EXAMPLES, 1)).astype("float32")
-
-
-def ids_of(numbers):
-    """An id for each number, anywhere in int64."""
-    return splitmix(np.asarray(numbers)).view(np.int64)
-
-
-def build(strategy, optimizer, table, dtype="int64"):
-    """A compiled model that looks a table up twice."""
-    keras.utils.set_random_seed(5)
-    with strategy.scope():
-        inputs = keras.Input((IDS,), dtype=dtype)
-        rows = keras.layers.Flatten()(table(inputs))
-        more = keras.layers.GlobalAveragePooling1D()(table(inputs[:, 1:]))
-        hidden = keras.layers.Concatenate()([rows, more])
-        model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
-        model.compile(OPTIMIZERS[optimizer](), "mse")
-    return model
-
-
-def dynamic(strategy, optimizer="adagrad", dtype="int64", **settings):
-    """A model with a dynamic table, and the table."""
-    settings = {"capacity": 100, "name": "items", **settings}
-    with strategy.scope():
-        table = DynamicEmbedding(WIDTH, **settings)
-    return build(strategy, optimizer, table, dtype), table
-
-
-def fit(model, x, epochs=2, **arguments):
-    """Trains on ids; returns losses."""
-    _, y = examples()
-    arguments = {"batch_size": 8, "shuffle": False, "verbose": 0, **arguments}
-    return model.fit(x, y, epochs=epochs, **arguments).history["loss"]
 
 
 @pytest.fixture(scope="module")
@@ -187,19 +140,6 @@ def test_full_table_says_so_and_loses_no_other_row(caplog):
     _, other = linear(strategy, "adagrad", name="other")
     first = np.asarray(other(neighbours(50)))
     assert np.any(rows != first, axis=1).sum() == 32
-
-
-class Within(keras.Model):
-    """A model that makes its table when it is first called."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = DynamicEmbedding(WIDTH, 100)
-        self.head = keras.layers.Dense(1)
-
-    def call(self, ids):
-        """Returns `(batch, 1)`."""
-        return self.head(keras.ops.mean(self.table(ids), 1))
 
 
 def test_full_table_that_is_made_in_the_first_step_says_so(caplog):
@@ -359,104 +299,3 @@ def test_files_without_ids_are_refused(trained, tmp_path):
     with pytest.raises(ValueError, match=r"dynamic table.*ClusterCheckpoint"):
         fit(model, ids_of(x), callbacks=[checkpoint])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_layer_needs_a_strategy_with_tables():
-    message = r"DynamicEmbedding must be built in the scope .*table_bytes"
-    with pytest.raises(ValueError, match=message):
-        DynamicEmbedding(WIDTH, 100).build()
-    for strategy in (tfdist.AsyncStrategy(), tfdist.DownpourStrategy()):
-        with strategy.scope(), pytest.raises(ValueError, match=message):
-            DynamicEmbedding(WIDTH, 100).build()
-    for scope in (contextlib.nullcontext(), tfdist.AsyncStrategy().scope()):
-        with scope:
-            model = Within()
-            model.compile("sgd", "mse")
-        with pytest.raises(ValueError, match=message):
-            fit(model, ids_of(examples()[0]))
-    strategy = tfdist.AsyncStrategy(table_bytes=1, table_rule="dense")
-    with strategy.scope(), pytest.raises(ValueError, match="`table_rule`"):
-        DynamicEmbedding(WIDTH, 100).build()
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("output_dim", 0),
-        ("capacity", 1.5),
-        ("initializer", "normal"),
-        ("initializer", float("nan")),
-        ("admit_after", 0),
-        ("evict_after", -1),
-        ("seed", -1),
-    ],
-)
-def test_arguments_are_refused_by_name(name, value):
-    arguments = {"output_dim": 4, "capacity": 10, name: value}
-    with pytest.raises(ValueError, match=rf"`{name}`.*Received: {name}="):
-        DynamicEmbedding(**arguments)
-
-
-def test_ids_are_integers_or_strings():
-    strategy = strategy_with_tables()
-    _, table = dynamic(strategy)
-    with pytest.raises(ValueError, match=r"integers or strings.*'float"):
-        table(np.array([0.5]))
-    with pytest.raises(ValueError, match="dense or ragged .*SparseTensor"):
-        table(tf.ragged.constant([[1], [2, 3]]).to_sparse())
-    with strategy.scope():
-        model = keras.Sequential([DynamicEmbedding(WIDTH, 100)])
-        model.compile("sgd", "mse")
-    # Keras makes floats of ids, which have not all of their digits.
-    with pytest.raises(ValueError, match=r"dtype='int64'.*'float32'"):
-        fit(model, ids_of(examples()[0]))
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="items/embeddings.*must be not"
-    ):
-        table(np.array([-(2**63)]))
-
-
-def test_id_0_and_the_empty_string_may_be_padding():
-    with strategy_with_tables().scope():
-        table = DynamicEmbedding(WIDTH, 100, mask_zero=True)
-        pool = keras.layers.GlobalAveragePooling1D()
-        bag = tfdist.layers.EmbeddingBag(table, "mean")
-        words = keras.Input((None,), dtype="string")
-        model = keras.Model(words, [pool(table(words)), bag(words)])
-    padded = tf.constant([["a", "b", ""], ["c", "", ""]])
-    rows = table(tf.constant(["a", "b", "c"])).numpy()
-    expected = [(rows[0] + rows[1]) / 2, rows[2]]
-    for found in model(padded):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
-    ids = np.array([[5, 0, -7]])
-    assert table.compute_mask(ids).numpy().tolist() == [[True, False, True]]
-    again = DynamicEmbedding.from_config(table.get_config())
-    assert again.mask_zero and again.supports_masking
-    assert DynamicEmbedding(WIDTH, 100).compute_mask(ids) is None
-
-
-def test_loss_scale_looks_at_rows_with_gradients_alone():
-    # Keras would make a tensor of all rows, of which ids are no numbers.
-    strategy = strategy_with_tables()
-    with strategy.scope():
-        table = DynamicEmbedding(WIDTH, 100)
-        table.build()
-        optimizer = keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.SGD(0.1)
-        )
-        optimizer.build([table.embeddings])
-    for values, is_finite in ([[1.0, 2.0], True], [[1.0, np.inf], False]):
-        rows = tf.constant(values)[:, None] * tf.ones([2, WIDTH])
-        gradient = tf.IndexedSlices(rows, ids_of([3, 4]), [2**62, WIDTH])
-        assert bool(optimizer.check_finite([gradient])) == is_finite
-
-
-def test_layer_is_made_again_from_its_config():
-    layer = DynamicEmbedding(
-        3, 10, initializer=0.1, admit_after=2, evict_after=9, seed=4
-    )
-    again = DynamicEmbedding.from_config(layer.get_config())
-    assert again.get_config() == layer.get_config()
-    # Keras knows the class, as `model_from_json` needs.
-    saved = keras.saving.serialize_keras_object(layer)
-    assert type(keras.saving.deserialize_keras_object(saved)) is type(layer)
