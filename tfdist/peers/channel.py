@@ -166,20 +166,23 @@ class Channel:
             size = messages.build_bytes(header, *message[1:])
             return size * len(roster.others)
 
-    def receive(self, kept=False):
+    def receive(self):
         """Builds the application of all messages that are in the inbox.
 
         To the vector of `begin`, or of a step.
-
-        Args:
-          kept: Whether to apply those of `put_back` instead.
 
         Returns:
           Updates, bytes, and the mean staleness of messages, int64.
         """
         if not self._roster.others:
             return [tf.zeros([], tf.int64)] * 3
-        queue = self._kept if kept else self.transport.inbox
+        return self._apply_all_of(self.transport.inbox)
+
+    def receive_kept(self):
+        """Builds the same for the messages of `put_back`."""
+        return self._apply_all_of(self._kept)
+
+    def _apply_all_of(self, queue):
         waiting = queue.size()
         before = self._counts.read_value()
         # Read here, and not for each message.
@@ -328,7 +331,7 @@ class Channel:
             ]
 
     def put_back(self, updates):
-        """Keeps messages of `take_all` for `receive(kept=True)`."""
+        """Keeps messages of `take_all` for `receive_kept`."""
         with tf.device(self._device):
             for update in updates:
                 self._kept.put(update)

@@ -214,16 +214,12 @@ class GossipChannel:
             size = messages.build_bytes(header, *message[1:])
         return number, size
 
-    def receive(self, kept=False):
+    def receive(self):
         """Builds the handling of all messages that are in the inbox.
-
-        Args:
-          kept: Unused: no messages are kept for later.
 
         Returns:
           Exchanges, bytes, and the staleness, int64.
         """
-        del kept
         if not self._roster.others:
             return [tf.zeros([], tf.int64)] * 3
         return self._receive()[:3]

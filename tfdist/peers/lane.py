@@ -180,7 +180,7 @@ class PeerLane:
         """Applies what others have sent; returns the number of updates.
 
         Args:
-          kept: As of `Channel.receive`.
+          kept: Whether to apply those that were kept instead.
         """
         return int(self._receive_eagerly(kept).numpy())
 
@@ -188,7 +188,8 @@ class PeerLane:
         total = tf.zeros([], tf.int64)
         for channel, vector in zip(self.channels, self._vectors(), strict=True):
             channel.begin(vector)
-            count, size, _ = channel.receive(kept)
+            receive = channel.receive_kept if kept else channel.receive
+            count, size, _ = receive()
             self._engine.journal.note_between(size)
             self._assign(channel, channel.vector(), count > 0)
             total += count
