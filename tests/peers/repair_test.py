@@ -1,7 +1,6 @@
 """The repair of a replica while messages of other workers come."""
 
 import contextlib
-import functools
 import io
 import itertools
 import types
@@ -69,9 +68,7 @@ def run(receiver, snapshots, lost=(), seconds=20.0):
     """Repairs; returns the requests that it took."""
     channel = receiver.channel
     variable = channel._flat
-    receive = tf.function(
-        functools.partial(channel.receive, True), autograph=False
-    )
+    receive = tf.function(channel.receive_kept, autograph=False)
     for worker in lost:
         channel._roster.give_up(worker, "a test")
     meetings = Meetings(channel.name, snapshots)
