@@ -185,7 +185,6 @@ class Runtime(owner.Owner):
         with private_tensorflow.outside_of_functions():
             self._tidy()
             self.synchronizer.commit()
-            self.gradient_counts.begin()
 
     def _tidy(self):
         self.unused_models.tidy()

@@ -5,7 +5,16 @@ fresh values: a server that is restored from a worker's replicas is given the
 counts that belong to them.
 """
 
+import time
+
 import tensorflow as tf
+
+# Vectors, by worker, that lie one after another on a server: gradients
+# accepted, those that are not finite, the staleness of all that were accepted
+# together, the life of the worker's process that sent the last one, and those
+# of this life that were accepted.
+_ACCEPTED, _NONFINITE, _STALENESS, _LIFE, _OF_LIFE = range(5)
+_VECTORS = 5
 
 
 class NoGradientCounts:
@@ -43,12 +52,13 @@ class NoGradientCounts:
         del shard, values
         return []
 
-    def begin(self):
-        """Does nothing."""
-
 
 class GradientCounts:
     """Counts of accepted and dropped gradients of all workers.
+
+    A server may be empty when a worker's process begins, and get back later
+    what it held before. The worker's earlier processes are in these counts, so
+    each process marks its own gradients with a number, its life.
 
     Args:
       store: The `ParameterStore`.
@@ -63,25 +73,21 @@ class GradientCounts:
         self._store = store
         self._names = worker_names
         self._num_workers = num_workers
+        self._length = _VECTORS * num_workers
+        self._life = time.time_ns()
         self._read_all = tf.function(self._build_read, autograph=False)
         # By server: what was there at this worker's last pull.
         self._pulled = [
             store.worker_variable(
-                tf.zeros([3 * num_workers], tf.int64), f"pulled_counts_{k}"
+                tf.zeros([self._length], tf.int64), f"pulled_counts_{k}"
             )
             for k in range(store.num_shards)
         ]
-        # By server: this worker's in earlier lives of its process.
-        self._before = None
 
     def handle(self, shard):
-        """The vector on a server, by worker.
-
-        Gradients accepted, then those that are not finite, then the staleness
-        of all that were accepted, together.
-        """
+        """The vectors on a server, one after another, as one variable."""
         return self._store.resource(
-            shard, "gradients", tf.int64, [3 * self._num_workers]
+            shard, "gradients", tf.int64, [self._length]
         )
 
     def handles(self, shard):
@@ -90,7 +96,7 @@ class GradientCounts:
 
     def clear(self, shard):
         """Builds, in the scope's device: there are none; the operations."""
-        zeros = tf.zeros([3 * self._num_workers], tf.int64)
+        zeros = tf.zeros([self._length], tf.int64)
         return self.put(shard, [zeros])
 
     def put(self, shard, values):
@@ -112,26 +118,39 @@ class GradientCounts:
           new: Whether it counts, a scalar bool tensor; not that of a batch
             that the server has applied before. None if it does.
         """
-        one = tf.ones([], tf.int64)
-        if new is not None:
-            one = tf.cast(new, tf.int64)
-            staleness *= one
-        mine = row = self._store.worker_id
+        accepted = tf.ones([], tf.int64)
         if finite is not None:
-            row += self._num_workers * (1 - tf.cast(finite, tf.int64))
-            staleness *= tf.cast(finite, tf.int64)
-        tf.raw_ops.ResourceScatterAdd(
-            resource=self.handle(shard),
-            indices=tf.stack([row, mine + 2 * self._num_workers]),
-            updates=tf.stack([one, staleness]),
+            accepted = tf.cast(finite, tf.int64)
+        nonfinite = 1 - accepted
+        if new is not None:
+            accepted *= tf.cast(new, tf.int64)
+            nonfinite *= tf.cast(new, tf.int64)
+        handle, rows = self.handle(shard), self._rows()
+        before = tf.raw_ops.ResourceGather(
+            resource=handle, indices=rows, dtype=tf.int64
         )
+        is_same_life = tf.cast(before[_LIFE] == self._life, tf.int64)
+        kept = tf.stack([1, 1, 1, 0, is_same_life])
+        more = tf.stack(
+            [accepted, nonfinite, staleness * accepted, self._life, accepted]
+        )
+        tf.raw_ops.ResourceScatterUpdate(
+            resource=handle, indices=rows, updates=before * kept + more
+        )
+
+    def _rows(self):
+        """Positions of this worker's counts."""
+        return [
+            vector * self._num_workers + self._store.worker_id
+            for vector in range(_VECTORS)
+        ]
 
     def read_on(self, shard):
         """Builds the reading of the vector, in the scope's device; a list."""
         value = tf.raw_ops.ReadVariableOp(
             resource=self.handle(shard), dtype=tf.int64
         )
-        value.set_shape([3 * self._num_workers])
+        value.set_shape([self._length])
         return [value]
 
     def pulled(self, shard):
@@ -147,24 +166,17 @@ class GradientCounts:
             for value in values
         ]
 
-    def begin(self):
-        """Counts what was pulled so far as of earlier lives of this process."""
-        if self._before is None:
-            self._before = self._accepted_here()
-
     def applied(self):
         """Gradients of this process that were applied, by server, as pulled.
 
         Returns:
           A list of int.
         """
-        before = self._before or [0] * self._store.num_shards
-        here = self._accepted_here()
-        return [now - then for now, then in zip(here, before, strict=True)]
+        return [self._applied(vectors.numpy()) for vectors in self._pulled]
 
-    def _accepted_here(self):
-        row = self._store.worker_id
-        return [int(vector.numpy()[row]) for vector in self._pulled]
+    def _applied(self, vectors):
+        mine = vectors[self._rows()]
+        return int(mine[_OF_LIFE]) if mine[_LIFE] == self._life else 0
 
     def read(self):
         """Returns a dict of worker name to a dict of ints.
@@ -181,9 +193,9 @@ class GradientCounts:
                 "nonfinite": int(nonfinite),
                 "staleness": int(staleness),
             }
-            for name, (accepted, nonfinite, staleness) in zip(
+            for name, (accepted, nonfinite, staleness, *_) in zip(
                 self._names.values(),
-                found.reshape(3, -1).T[list(self._names)],
+                found.reshape(_VECTORS, -1).T[list(self._names)],
                 strict=True,
             )
         }
@@ -197,7 +209,7 @@ class GradientCounts:
 
         with tf.device(self._store.devices[0]):
             known = tf.raw_ops.VarIsInitializedOp(resource=handle)
-            nothing = tf.zeros([3 * self._num_workers], tf.int64)
+            nothing = tf.zeros([self._length], tf.int64)
             counts = tf.cond(known, read, lambda: nothing)
         with tf.device(self._store.worker_device):
             return tf.identity(counts)
