@@ -22,6 +22,7 @@ from concurrent import futures
 import dataclasses
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -116,6 +117,10 @@ _SIDE_BY_SIDE = (
     (*_WITH_PROCESSES, "chaos", "chaos_without_servers"),
     ("keras_programs", "keras_tests"),
 )
+# What TensorFlow's C++ code logs when processes begin and end.
+_OF_TENSORFLOW = re.compile(
+    r"[IWEF]\d{4} |WARNING: All log messages before absl::InitializeLog"
+)
 # Seconds that pytest has to print failures in, when its time is over.
 _LAST_SECONDS = 60.0
 
@@ -154,7 +159,7 @@ class Outcome:
     Attributes:
         status: exit status, or None if its bound ended it.
         seconds: how long it took.
-        last: its last line of output.
+        last: its last line of output, without TensorFlow's log.
     """
 
     status: int | None
@@ -193,7 +198,14 @@ def run(arguments, minutes, output):
             status = None
             _end(process)
     lines = output.read_text(errors="replace").split("\n")
-    last = next((line for line in reversed(lines) if line.strip()), "")
+    last = next(
+        (
+            line
+            for line in reversed(lines)
+            if line.strip() and not _OF_TENSORFLOW.match(line)
+        ),
+        "",
+    )
     return Outcome(status, time.monotonic() - began, last.strip("= "))
 
 
