@@ -302,6 +302,29 @@ def test_a_function_can_stay_one():
     assert definition.attr["_noinline"].b
 
 
+def test_a_condition_can_stay_one_operation():
+    variable = tf.Variable(0)
+
+    @tf.function(autograph=False)
+    def changed(whole):
+        def change():
+            variable.assign_add(1)
+            return True
+
+        done = tf.cond(variable < 5, change, lambda: False)
+        if whole:
+            private_tensorflow.keep_whole(done)
+        return done
+
+    for whole in (False, True):
+        graph = changed.get_concrete_function(whole).graph
+        (condition,) = [o for o in graph.get_operations() if o.type == "If"]
+        marked = condition.node_def.attr["_lower_using_switch_merge"].b
+        assert marked == (not whole)
+        assert changed(whole)
+    assert int(variable) == 2
+
+
 @pytest.mark.parametrize("independent", [False, True])
 def test_an_operation_can_leave_the_order_of_a_function(independent):
     @tf.function(autograph=False)

@@ -271,6 +271,27 @@ def unmark_for_xla(operation):
 STAYS_A_FUNCTION = {"_noinline": True}
 
 
+# By which TensorFlow marks a `tf.cond` that it takes apart before it runs.
+_IN_PARTS = "_lower_using_switch_merge"
+
+
+def keep_whole(result):
+    """Makes a `tf.cond` one operation in the graph that runs.
+
+    TensorFlow takes each apart, to run some of its operations before others
+    are ready. It then no longer sees what follows the whole: a function that
+    waits for an answer of a server would be told by another message that the
+    server's branch has run. In public there is no argument for it.
+
+    Args:
+      result: What `tf.cond` has returned, a tensor.
+    """
+    operation = result.op
+    while operation.type != "If":
+        operation = operation.inputs[0].op
+    operation._clear_attr(_IN_PARTS)
+
+
 def run_independently(operation):
     """Takes `operation` out of the order of the function that is traced.
 

@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 
 import tfdist
+from tfdist.runtime.exchange import exchange
 from tfdist.runtime.variables import server_scope
 
 
@@ -45,3 +46,29 @@ def test_the_rules_of_all_variables_share_one_reading(monkeypatch):
     assert len(readings) == len(model.trainable_variables)
     assert len({id(reading) for reading in readings}) == 1
     assert int(model.optimizer.iterations) == 2
+
+
+def test_servers_wait_for_what_they_are_sent_alone(monkeypatch):
+    """Each other operation that they waited for would be another message."""
+    early = []
+    build = exchange.ExchangeBuilder.build
+
+    def noted(builder):
+        graph = tf.compat.v1.get_default_graph()
+        older = set(graph.get_operations())
+        build(builder)
+        early.extend(
+            operation.name.rpartition("/")[-1]
+            for operation in graph.get_operations()
+            if operation not in older and older & set(operation.control_inputs)
+        )
+
+    monkeypatch.setattr(exchange.ExchangeBuilder, "build", noted)
+    with tfdist.AsyncStrategy().scope():
+        model = keras.Sequential(
+            [keras.layers.Input((2,)), keras.layers.Dense(1)]
+        )
+        model.compile("adam", "mse")
+    model.fit(tf.ones([4, 2]), tf.ones([4, 1]), batch_size=2, verbose=0)
+    # Both on this worker; the rest follows them.
+    assert early == ["NoOp", "Timestamp"]

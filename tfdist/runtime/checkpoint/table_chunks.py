@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist import saved_state
 from tfdist.runtime.variables import look_up
 from tfdist.runtime.variables import partitions as partitions_lib
+from tfdist.runtime.variables import routes
 from tfdist.runtime.variables import table_values
 from tfdist.runtime.variables import traced_calls
 
@@ -79,7 +80,7 @@ class TableChunks:
         return self._traced.call(
             ("read", table.ordinal, chunks),
             lambda chunk: look_up.build_gather(
-                self._store, table, *_places(table, chunks, chunk)
+                self._store, table, self._route(table, chunks, chunk)
             ),
             tf.constant(chunk, tf.int64),
         ).numpy()
@@ -89,8 +90,12 @@ class TableChunks:
             table_values.build_fill(self._store, table, shard)
 
     def _build_put(self, table, chunks, chunk, values):
+        route = self._route(table, chunks, chunk)
+        look_up.build_scatter(self._store, table, route, values)
+
+    def _route(self, table, chunks, chunk):
         places = _places(table, chunks, chunk)
-        look_up.build_scatter(self._store, table, *places, values)
+        return routes.build(*places, self._store.num_shards)
 
 
 def _name(table, chunk):

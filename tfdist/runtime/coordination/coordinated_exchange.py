@@ -60,7 +60,9 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
             return super()._ask(shards)
         store = self._store
         ledger = self._ledger
-        extra = [ledger.next_key(), self._pulled]
+        with tf.control_dependencies(self._begun):
+            key = ledger.next_key()
+        extra = [key, self._pulled]
         requests = [
             self._send(shard, [*extra, *self._rows.sent_to(shard)])
             for shard in shards

@@ -86,26 +86,35 @@ class ExchangeBuilder:
 
     def build(self):
         """Builds it all; the effects are tied to the graph's execution."""
+        with tf.device(self._store.worker_device):
+            before = tf.no_op()
+        # What comes before concerns this worker. A server waits for what it is
+        # sent, and would be sent another message to hear of the rest.
+        with tf.control_dependencies(None):
+            self._build(before)
+
+    def _build(self, before):
         store = self._store
         shards = set()
         for record in self._records:
             shards.update(records_lib.shards_of(record, store))
         if self.iterations is not None:
             shards.add(0)
-        started = self._started()
+        started = self._started(before)
         if self.iterations is not None:
             local = read_replica(self.iterations)
             self._ahead = local - read_replica(self.iterations.pulled)
         is_step = self.iterations is not None
         self._shards = sorted(shards)
-        self._begun = []
+        self._begun = [started.op]
         if is_step:
             with tf.control_dependencies([started.op]):
                 self._begun = self._runtime.journal.note_begun(self._shards)
             # Read before anything fresh comes.
             by_server = self._pulled_by_server()
             self._pulled = self._pulled_from(by_server)
-        self._number = self._runtime.marks.next_number()
+        with tf.control_dependencies(self._begun):
+            self._number = self._runtime.marks.next_number()
         # All servers are asked before any answer is waited for.
         responses, accepted = self._ask(self._shards)
         with tf.control_dependencies(pull_response.arrivals(responses)):
@@ -122,7 +131,8 @@ class ExchangeBuilder:
                 if response.told is not None
             ]
         if not is_step:
-            self._runtime.journal.note_other()
+            with tf.control_dependencies(self._begun):
+                self._runtime.journal.note_other()
             return
         with tf.control_dependencies(done):
             self._runtime.batch_progress.build_advance()
@@ -163,9 +173,13 @@ class ExchangeBuilder:
         del responses
         return tf.constant(-1, tf.int64)
 
-    def _started(self):
-        """Time at which the gradients are ready to be sent."""
-        ready = []
+    def _started(self, before):
+        """Time at which the gradients are ready to be sent.
+
+        Args:
+          before: An operation that comes before.
+        """
+        ready = [before]
         for record in self._records:
             if isinstance(record, records_lib.Update):
                 leaves = tf.nest.flatten(record.args)
@@ -272,7 +286,8 @@ class ExchangeBuilder:
             return True
 
         if conditions:
-            tf.cond(tf.reduce_all(conditions), update, lambda: False)
+            done = tf.cond(tf.reduce_all(conditions), update, lambda: False)
+            private_tensorflow.keep_whole(done)
         else:
             update()
         return tables

@@ -4,13 +4,13 @@ import keras
 import tensorflow as tf
 
 from tfdist import fused_kernels
+from tfdist.runtime.variables import routes
 
 _OF_WHOLE_VARIABLES = tuple(
     getattr(keras.optimizers, name)
     for name in ("Adafactor", "Lamb", "Muon")
     if hasattr(keras.optimizers, name)
 )
-_KEEP_ROWS = ("Identity", "StopGradient")
 
 
 def needs_whole(optimizer):
@@ -63,20 +63,12 @@ def _summed(slices):
 
     A table that is looked up several times in a step has several.
     """
-    if _is_of_one_look_up(slices.indices):
-        return slices
+    if not tf.executing_eagerly():
+        if routes.origin(slices.indices).op.type == "Unique":
+            return slices  # Of one look-up.
     ids, where = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, where, tf.size(ids))
     return tf.IndexedSlices(values, ids, slices.dense_shape)
-
-
-def _is_of_one_look_up(indices):
-    if tf.executing_eagerly():
-        return False
-    operation = indices.op
-    while operation.type in _KEEP_ROWS:
-        operation = operation.inputs[0].op
-    return operation.type == "Unique"
 
 
 def apply(record, piece, args, section):

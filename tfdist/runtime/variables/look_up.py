@@ -11,6 +11,7 @@ import weakref
 import tensorflow as tf
 
 from tfdist import private_tensorflow
+from tfdist.runtime.variables import routes
 from tfdist.runtime.variables.variables import active
 
 
@@ -88,82 +89,58 @@ class LookUp:
 
     def _build(self, table, ids, by_number):
         store = self._store
-        if table.is_dynamic and not by_number:
-            return build_found(store, table, ids)
-        with tf.device(store.worker_device):
-            places = table.partitions.place(tf.cast(ids, tf.int64))
-        return build_gather(store, table, *places)
+        # What is around it waits for no server, so servers need not hear of
+        # it: the ids are what they wait for.
+        with tf.control_dependencies(None):
+            with tf.device(store.worker_device):
+                place = table.partitions.place if by_number else table.place
+                route = routes.of_ids(place, ids, store.num_shards)
+            if table.is_dynamic and not by_number:
+                return _build_found(store, table, route)
+            return build_gather(store, table, route)
 
 
-def build_gather(store, table, shard, row):
+def build_gather(store, table, route):
     """Builds the way of rows from the servers to this worker.
 
     Args:
       store: The `ParameterStore`.
       table: The `TableVariable`.
-      shard: Number of each row's server, int64 `(n,)`.
-      row: Its number there, int64 `(n,)`.
+      route: The `Route` of the rows.
 
     Returns:
       A tensor `(n, ...)` here.
     """
-    with tf.device(store.worker_device):
-        rows, places = [row], None
-        if store.num_shards > 1:
-            rows, places = _parted(
-                shard, row, tf.range(tf.size(row)), store.num_shards
-            )
+
+    def read(piece, rows):
+        return tf.raw_ops.ResourceGather(
+            resource=store.handle(table, piece.shard, piece),
+            indices=rows,
+            dtype=table.dtype,
+        )
+
+    return _answers(store, table, route, read)
+
+
+def _build_found(store, table, route):
+    """Builds the way of a dynamic table's rows to this worker."""
+
+    def read(piece, ids):
+        return table.build_found(ids, functools.partial(_handle, store, piece))
+
+    return _answers(store, table, route, read)
+
+
+def _answers(store, table, route, read):
+    """Asks all servers; returns their rows, in the order of the whole."""
     found = []
-    for piece, some in zip(table.pieces, rows, strict=True):
+    for piece, asked in zip(table.pieces, route.asked, strict=True):
         with tf.device(store.devices[piece.shard]):
-            values = tf.raw_ops.ResourceGather(
-                resource=store.handle(table, piece.shard, piece),
-                indices=some,
-                dtype=table.dtype,
-            )
+            values = read(piece, asked)
         with tf.device(store.worker_device):
             found.append(tf.identity(values))
-    return _joined(store, table, found, places)
-
-
-def _joined(store, table, found, places):
-    """Rows of all servers in the order in which they were asked for."""
     with tf.device(store.worker_device):
-        if places is None:
-            return found[0]
-        whole = tf.dynamic_stitch(places, found)
-        return tf.reshape(whole, [-1, *table.shape[1:]])
-
-
-def build_found(store, table, ids):
-    """Builds the way of a dynamic table's rows to this worker.
-
-    Args:
-      store: The `ParameterStore`.
-      table: The `DynamicTable`.
-      ids: int64 `(n,)`.
-
-    Returns:
-      A tensor `(n, ...)` here.
-    """
-    with tf.device(store.worker_device):
-        parts, places = [tf.identity(ids)], None
-        if store.num_shards > 1:
-            parts, places = _parted(
-                table.index.shards(ids),
-                ids,
-                tf.range(tf.size(ids)),
-                store.num_shards,
-            )
-    found = []
-    for piece, some in zip(table.pieces, parts, strict=True):
-        with tf.device(store.devices[piece.shard]):
-            values = table.build_found(
-                some, functools.partial(_handle, store, piece)
-            )
-        with tf.device(store.worker_device):
-            found.append(tf.identity(values))
-    return _joined(store, table, found, places)
+        return route.join(found, table.shape[1])
 
 
 def build_counts(store, table):
@@ -186,31 +163,21 @@ def _handle(store, piece, variable):
     return store.handle(variable, piece.shard, piece)
 
 
-def build_scatter(store, table, shard, row, values):
+def build_scatter(store, table, route, values):
     """Builds the way of rows from this worker to the servers.
 
     Args:
       store: The `ParameterStore`.
       table: The `TableVariable`.
-      shard: See `build_gather`.
-      row: The same.
+      route: The `Route` of the rows.
       values: Of the rows, `(n, ...)`.
     """
-    with tf.device(store.worker_device):
-        rows, parts = _parted(shard, row, values, store.num_shards)
-    for piece, some, part in zip(table.pieces, rows, parts, strict=True):
+    for number, piece in enumerate(table.pieces):
+        with tf.device(store.worker_device):
+            part = route.part(number, values)
         with tf.device(store.devices[piece.shard]):
             tf.raw_ops.ResourceScatterUpdate(
                 resource=store.handle(table, piece.shard, piece),
-                indices=some,
+                indices=route.asked[number],
                 updates=part,
             )
-
-
-def _parted(shard, row, values, num_servers):
-    """Parts rows and what is beside them by server: two lists."""
-    shard = tf.cast(shard, tf.int32)
-    return (
-        tf.dynamic_partition(row, shard, num_servers),
-        tf.dynamic_partition(values, shard, num_servers),
-    )

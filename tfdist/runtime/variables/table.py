@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist import compiled_parts
 from tfdist import private_keras_calls
 from tfdist import private_tensorflow
+from tfdist.runtime.variables import routes
 from tfdist.runtime.variables.variables import Piece
 from tfdist.runtime.variables.variables import ReplicaVariable
 from tfdist.runtime.variables.variables import Role
@@ -66,16 +67,16 @@ class TablePiece(Piece):
 
     def slices_of(self, slices, shape):
         """Returns the `tf.IndexedSlices` of this server, by its rows."""
-        shard, row = self._place(tf.cast(slices.indices, tf.int64))
-        values = slices.values
-        if self.partitions.num_servers > 1:
-            inside = tf.equal(shard, self.shard)
-            values = tf.boolean_mask(values, inside)
-            row = tf.boolean_mask(row, inside)
-        dense_shape = tf.constant([self.rows, *shape[1:]], tf.int64)
-        return tf.IndexedSlices(values, row, dense_shape)
+        route = routes.of_ids(
+            self.place, slices.indices, self.partitions.num_servers
+        )
+        return tf.IndexedSlices(
+            route.part(self.number, slices.values),
+            route.asked[self.number],
+            tf.constant([self.rows, *shape[1:]], tf.int64),
+        )
 
-    def _place(self, ids):
+    def place(self, ids):
         """Server and row there of each id."""
         return self.partitions.place(ids)
 
@@ -129,6 +130,11 @@ class TableVariable(ReplicaVariable):
     def partitions(self):
         """The `Partitions`."""
         return self.pieces[0].partitions
+
+    @property
+    def place(self):
+        """Callable of int64 ids: servers, and what they are asked for."""
+        return self.pieces[0].place
 
     def shape_of(self, piece):
         """Shape of a `Piece`, or of the rows in a `RowScope`."""

@@ -51,7 +51,13 @@ def move(tensors, *, source, target, homes=()):
         dtype: sum(num_bytes(tensors[p]) for p in positions)
         for dtype, positions in packs.items()
     }
-    carrier = max(sizes, key=sizes.get)
+    carrier = max(
+        sizes,
+        key=lambda carrier: (
+            sum(_can_ride(dtype, sizes[dtype], carrier) for dtype in sizes),
+            sizes[carrier],
+        ),
+    )
     members = [tensors[p] for p in packs[carrier]]
     riders = []
     with tf.device(source):

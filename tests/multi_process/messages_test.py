@@ -1,0 +1,29 @@
+"""How many tensors one training step sends to each server and back."""
+
+import pytest
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("table", "there", "back"),
+    [
+        # Gradients and counters in one; fresh values in one.
+        (False, 1, 1),
+        # Ids, gradients of rows, and the rest; rows, and fresh values.
+        (True, 3, 2),
+    ],
+)
+def test_a_step_sends_few_messages(cluster, table, there, back):
+    made = cluster(num_ps=2, num_workers=1)
+    made.start_servers()
+    worker = made.start("worker", 0, "messages_tasks:count", table=table)
+    made.finish()
+    sent = worker.report()["sent"]
+    assert sent == {
+        pair: number
+        for server in ("ps/0/0", "ps/0/1")
+        for pair, number in (
+            (f"worker/0/0 {server}", there),
+            (f"{server} worker/0/0", back),
+        )
+    }
