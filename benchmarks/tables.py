@@ -7,8 +7,8 @@ The workers train `Embedding(rows, 64)` with a head of two dense layers on
 batches of 256 times 20 Zipf ids: some 2,900 different ones. With
 `table_bytes` the table lives on the servers alone, also if it is dynamic;
 without, each worker has a replica, and the servers send the rows that have
-changed. TensorFlow's own strategy has one server and takes its steps in a bare
-loop, without Keras. For each rule milliseconds per step of a worker, the
+changed. With `loop`, steps are taken in a bare loop instead of `fit`, as with
+TensorFlow's own strategy, which runs without Keras. For each rule milliseconds per step of a worker, the
 largest peak of the memory of a worker (or coordinator) and of a server, and the
 processor time of all servers per step.
 
@@ -17,6 +17,7 @@ trains with tables and without.
 """
 
 import contextlib
+import functools
 
 from absl import flags
 from harness import children
@@ -29,27 +30,36 @@ from tfdist import tables
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("quick", False, "SGD alone, fewer steps.")
 flags.DEFINE_integer("rows", 1_000_000, "Of the table.", lower_bound=1)
-flags.DEFINE_integer("ps", 1, "Servers of tfdist.", lower_bound=1)
+flags.DEFINE_integer("ps", 1, "Servers.", lower_bound=1)
 flags.DEFINE_multi_enum(
     "optimizer", None, list(looking_up.RATES), "Default: all."
 )
 flags.DEFINE_multi_enum(
     "system",
     None,
-    ["table", "dynamic", "replicas", "tensorflow", "sync_table", "sync"],
-    "Default: the first four.",
+    [
+        "table",
+        "loop",
+        "dynamic",
+        "replicas",
+        "tensorflow",
+        "sync_table",
+        "sync",
+    ],
+    "Default: the first five.",
 )
 flags.DEFINE_integer("workers", 2, "Of each system.", lower_bound=1)
 
-# `table_bytes`, whether ids get their rows in training, and the method.
+# Arguments of `looking_up.worker`.
 OURS = {
-    "table": (1,),
-    "dynamic": (1, True),
-    "replicas": (None,),
-    "sync_table": (1, False, "sync"),
-    "sync": (None, False, "sync"),
+    "table": {"table_bytes": 1},
+    "loop": {"table_bytes": 1, "in_loop": True},
+    "dynamic": {"table_bytes": 1, "dynamic": True},
+    "replicas": {"table_bytes": None},
+    "sync_table": {"table_bytes": 1, "method": "sync"},
+    "sync": {"table_bytes": None, "method": "sync"},
 }
-DEFAULT = ("table", "dynamic", "replicas", "tensorflow")
+DEFAULT = ("table", "loop", "dynamic", "replicas", "tensorflow")
 STEPS, QUICK_STEPS = 100, 20
 ROUNDS = 3
 
@@ -95,7 +105,11 @@ def measure(optimizer):
                 continue
             systems[name] = stack.enter_context(
                 clusters.Cluster(
-                    (looking_up.worker, optimizer, FLAGS.rows, *settings),
+                    (
+                        functools.partial(looking_up.worker, **settings),
+                        optimizer,
+                        FLAGS.rows,
+                    ),
                     (looking_up.serve,),
                     ps=FLAGS.ps,
                     workers=FLAGS.workers,
@@ -107,8 +121,10 @@ def measure(optimizer):
                 clusters.TensorFlowCluster(
                     optimizer,
                     FLAGS.rows,
+                    FLAGS.ps,
                     FLAGS.workers,
                     coordinator=looking_up.coordinator,
+                    ps=FLAGS.ps,
                     workers=FLAGS.workers,
                     forked=True,
                 )

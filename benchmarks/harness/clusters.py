@@ -122,27 +122,29 @@ class Cluster(contextlib.AbstractContextManager):
 
 
 class TensorFlowCluster(contextlib.AbstractContextManager):
-    """One server, workers and a coordinator of TensorFlow's strategy."""
+    """Servers, workers and a coordinator of TensorFlow's strategy."""
 
     def __init__(
         self,
         *args,
         coordinator=tensorflow_ps.coordinator,
+        ps=1,
         workers=1,
         forked=False,
     ):
-        """Begins to start the server and the workers.
+        """Begins to start the servers and the workers.
 
         Args:
             *args: of `coordinator`.
             coordinator: what builds the coordinator; see `children.Child`.
+            ps: number of servers.
             workers: number of workers.
             forked: see `children.Child`.
         """
         self._build = (coordinator, *args)
         self._forked = forked
         self._ports = local_cluster.LocalCluster(
-            {"ps": 1, "worker": workers, "chief": 1}
+            {"ps": ps, "worker": workers, "chief": 1}
         )
         self._tasks = {(t.job, t.index): t for t in self._ports.tasks}
         self._children = {
@@ -164,7 +166,11 @@ class TensorFlowCluster(contextlib.AbstractContextManager):
     @property
     def server_pids(self):
         """The ids of all servers' processes, a list."""
-        return [self._children["ps", 0].pid]
+        return [
+            child.pid
+            for (job, _), child in self._children.items()
+            if job == "ps"
+        ]
 
     def _start(self, job, number, *build):
         task = self._tasks[job, number]
@@ -182,7 +188,7 @@ class TensorFlowCluster(contextlib.AbstractContextManager):
         )
 
     def restart_server(self):
-        """Kills the parameter server and starts it again."""
+        """Kills the first server and starts it again."""
         self._children["ps", 0].kill()
         self._children["ps", 0] = self._serve("ps", 0)
 

@@ -6,10 +6,11 @@ Each function builds something in a process of its own; see `children.Child`.
 import time
 
 WIDTH, BATCH, FEATURES = 64, 256, 20
-RATES = {"sgd": 0.01, "adagrad": 0.001, "adam": 0.001}
+RATES = {"sgd": 0.01, "adagrad": 0.001, "rmsprop": 0.001, "adam": 0.001}
 TENSORFLOW_RULES = {
     "sgd": "GradientDescentOptimizer",
     "adagrad": "AdagradOptimizer",
+    "rmsprop": "RMSPropOptimizer",
     "adam": "AdamOptimizer",
 }
 
@@ -38,7 +39,15 @@ def batches(rows, seed):
     return data.with_options(options)
 
 
-def worker(optimizer, rows, table_bytes, dynamic=False, method="async"):
+def worker(
+    optimizer,
+    rows,
+    table_bytes,
+    *,
+    dynamic=False,
+    method="async",
+    in_loop=False,
+):
     """Builds a worker of tfdist.
 
     Args:
@@ -47,10 +56,11 @@ def worker(optimizer, rows, table_bytes, dynamic=False, method="async"):
         table_bytes: of the strategy.
         dynamic: whether ids get their rows in training.
         method: name of the strategy's method.
+        in_loop: whether the steps are taken in a bare loop instead of `fit`.
 
     Returns:
-        A callable of a number of steps, which takes them in `fit`; it gives
-        the seconds of each.
+        A callable of a number of steps, which takes them; it gives the seconds
+        of each.
     """
     import keras
 
@@ -80,6 +90,8 @@ def worker(optimizer, rows, table_bytes, dynamic=False, method="async"):
         loss = keras.losses.BinaryCrossentropy(from_logits=True)
         model.compile(made, loss)
     data = batches(rows, strategy.cluster.worker_id)
+    if in_loop:
+        return _bare_loop(strategy, model, loss, data)
 
     class Clock(keras.callbacks.Callback):
         """Notes when each step ends."""
@@ -101,12 +113,40 @@ def worker(optimizer, rows, table_bytes, dynamic=False, method="async"):
     return measure
 
 
-def coordinator(optimizer, rows, workers):
+def _bare_loop(strategy, model, loss, data):
+    """Returns what `worker` returns, without `fit`."""
+    import tensorflow as tf
+
+    def train(ids, targets):
+        with tf.GradientTape() as tape:
+            value = loss(targets, model(ids, training=True))
+        gradients = tape.gradient(value, model.trainable_variables)
+        model.optimizer.apply(gradients, model.trainable_variables)
+
+    @tf.function
+    def step(iterator):
+        strategy.run(train, args=next(iterator))
+
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    iterator = iter(data)
+
+    def measure(steps):
+        started = time.perf_counter()
+        for _ in range(steps):
+            step(iterator)
+        return (time.perf_counter() - started) / steps
+
+    return measure
+
+
+def coordinator(optimizer, rows, ps, workers):
     """Builds the coordinator of TensorFlow's own strategy.
 
     Args:
         optimizer: a key of `TENSORFLOW_RULES`.
         rows: of the table.
+        ps: number of servers; each has a part of the table.
         workers: how many there are.
 
     Returns:
@@ -115,7 +155,10 @@ def coordinator(optimizer, rows, workers):
     import tensorflow as tf
 
     strategy = tf.distribute.ParameterServerStrategy(
-        tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        tf.distribute.cluster_resolver.TFConfigClusterResolver(),
+        tf.distribute.experimental.partitioners.MinSizePartitioner(
+            max_shards=ps
+        ),
     )
     driver = tf.distribute.coordinator.ClusterCoordinator(strategy)
     rule = getattr(tf.compat.v1.train, TENSORFLOW_RULES[optimizer])
@@ -133,7 +176,7 @@ def coordinator(optimizer, rows, workers):
             loss = tf.reduce_mean(
                 tf.nn.sigmoid_cross_entropy_with_logits(targets, logits)
             )
-        parameters = [table, first, last]
+        parameters = [*getattr(table, "variables", [table]), first, last]
         gradients = tape.gradient(loss, parameters)
         rule.apply_gradients(zip(gradients, parameters, strict=True))
         return loss

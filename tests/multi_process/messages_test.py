@@ -13,10 +13,16 @@ import pytest
         (True, 3, 2),
     ],
 )
-def test_a_step_sends_few_messages(cluster, table, there, back):
+def test_a_step_sends_few_messages(cluster, tmp_path, table, there, back):
     made = cluster(num_ps=2, num_workers=1)
     made.start_servers()
-    worker = made.start("worker", 0, "messages_tasks:count", table=table)
+    worker = made.start(
+        "worker",
+        0,
+        "messages_tasks:count",
+        table=table,
+        directory=str(tmp_path / "account"),
+    )
     made.finish()
     sent = worker.report()["sent"]
     assert sent == {
