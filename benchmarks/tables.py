@@ -8,9 +8,9 @@ batches of 256 times 20 Zipf ids: some 2,900 different ones. With
 `table_bytes` the table lives on the servers alone, also if it is dynamic;
 without, each worker has a replica, and the servers send the rows that have
 changed. With `loop`, steps are taken in a bare loop instead of `fit`, as with
-TensorFlow's own strategy, which runs without Keras. For each rule milliseconds per step of a worker, the
-largest peak of the memory of a worker (or coordinator) and of a server, and the
-processor time of all servers per step.
+TensorFlow's own strategy, which runs without Keras. For each rule milliseconds
+per step of a worker, the largest peak of the memory of a worker (or
+coordinator) and of a server, and the processor time of all servers per step.
 
 All take turns within one run. With `--system=sync_table` and `sync`, `Sync()`
 trains with tables and without.
