@@ -68,6 +68,39 @@ _WITH_PROCESSES = {
         60,
     ),
 }
+# Columns of the table of programs; each takes some minutes.
+_COLUMNS = (
+    "async",
+    "bounded_staleness",
+    "backup_workers",
+    "dc_asgd",
+    "dana",
+    "downpour",
+    "sync",
+    "all_reduce",
+    "softsync",
+    "async_local_sgd",
+    "parameter_averaging",
+    "bmuf",
+    "diloco",
+    "parameter_averaging (ring)",
+    "bmuf (ring)",
+    "diloco (ring)",
+    "easgd",
+    "inverse_staleness",
+    "gap_aware",
+    "fasgd",
+    "peer_to_peer",
+    "gossip",
+    "codistillation",
+)
+_PROGRAMS = {
+    f"keras_programs/{column}": (
+        ("-m", "tests.keras_programs.main", f"--columns={column}"),
+        30,
+    )
+    for column in _COLUMNS
+}
 # Name -> arguments of Python, and bound in minutes.
 _STAGES = {
     "laws": (
@@ -102,7 +135,7 @@ _STAGES = {
         )
         for name, (rooms, minutes) in _WITH_PROCESSES.items()
     },
-    "keras_programs": (("-m", "tests.keras_programs.main"), 180),
+    **_PROGRAMS,
     "chaos": (("-m", "tests.chaos.main", "--events=200"), 60),
     "chaos_without_servers": (("-m", "tests.chaos.without_servers"), 60),
     "keras_tests": (("-m", "tests.keras_own.main"), 60),
@@ -115,7 +148,7 @@ _FIRST = ("laws", "tests/in_process")
 # Those of one list one after another, beside those of the other list.
 _SIDE_BY_SIDE = (
     (*_WITH_PROCESSES, "chaos", "chaos_without_servers"),
-    ("keras_programs", "keras_tests"),
+    (*_PROGRAMS, "keras_tests"),
 )
 # What TensorFlow's C++ code logs when processes begin and end.
 _OF_TENSORFLOW = re.compile(

@@ -9,6 +9,7 @@ from absl.testing import flagsaver
 import pytest
 
 from tests import nightly_run
+from tests.keras_programs import columns
 
 
 def test_a_failure_and_a_hang_are_told_apart(tmp_path):
@@ -48,6 +49,10 @@ def test_every_nightly_test_is_in_one_stage():
         for room in rooms:
             assert (nightly_run._ROOT / "tests" / room).exists(), room
             assert f"--ignore=tests/{room}" in in_process
+
+
+def test_every_column_of_programs_is_a_stage():
+    assert set(nightly_run._COLUMNS) == set(columns.COLUMNS)
 
 
 @pytest.fixture
