@@ -88,16 +88,15 @@ class LookUp:
         self._functions.clear()
 
     def _build(self, table, ids, by_number):
-        store = self._store
-        # What is around it waits for no server, so servers need not hear of
-        # it: the ids are what they wait for.
+        store, place, build = self._store, table.partitions.place, build_gather
+        if table.is_dynamic and not by_number:
+            place, build = table.pieces[0].place, _build_found
+        # A server waits for the ids, and would be sent another message to hear
+        # of what comes before them.
         with tf.control_dependencies(None):
             with tf.device(store.worker_device):
-                place = table.partitions.place if by_number else table.place
                 route = routes.of_ids(place, ids, store.num_shards)
-            if table.is_dynamic and not by_number:
-                return _build_found(store, table, route)
-            return build_gather(store, table, route)
+            return build(store, table, route)
 
 
 def build_gather(store, table, route):

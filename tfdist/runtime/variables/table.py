@@ -131,11 +131,6 @@ class TableVariable(ReplicaVariable):
         """The `Partitions`."""
         return self.pieces[0].partitions
 
-    @property
-    def place(self):
-        """Callable of int64 ids: servers, and what they are asked for."""
-        return self.pieces[0].place
-
     def shape_of(self, piece):
         """Shape of a `Piece`, or of the rows in a `RowScope`."""
         if piece is None:
