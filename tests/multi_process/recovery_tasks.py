@@ -81,7 +81,7 @@ class SumsRows(keras.layers.Layer):
         assert not counts[ids % 3 > 0].any()
         table = self.table.embeddings.value
         if table.is_dynamic:
-            shard = table.index.shards(tf.constant(ids))
+            shard, _ = table.index.place(tf.constant(ids))
         else:
             shard, _ = table.partitions.place(ids)
         is_trained = ids % 3 == 0

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.runtime.variables import partitions
 from tfdist.runtime.variables import routes
 
-
-def place(ids):
-    """Even ids are on server 0, odd ones on server 1."""
-    return ids % 2, ids // 2
+PLACES = partitions.Partitions(5000, 2)
 
 
 @pytest.mark.parametrize("num_servers", [1, 2, 3])
@@ -28,18 +26,35 @@ def test_parts_make_the_whole_again(num_servers):
 
 
 def test_a_graph_has_one_route_of_the_same_ids():
-    with tf.Graph().as_default() as graph:
-        ids = tf.constant([4, 7, 1], name="ids")
-        route = routes.of_ids(place, ids, 2)
+    with tf.Graph().as_default():
+        ids = tf.constant([4, 7, 1])
+        route = routes.of_ids(PLACES, ids)
         same = tf.identity(tf.stop_gradient(ids))
-        assert routes.of_ids(place, same, 2) is route
-        assert routes.of_ids(place, ids + 0, 2) is not route
+        assert routes.of_ids(PLACES, same) is route
+        assert routes.of_ids(PLACES, ids + 0) is not route
+        # Another table may have other rows of the same ids.
+        other = partitions.Partitions(9000, 2)
+        assert routes.of_ids(other, ids) is not route
 
-        @tf.function(autograph=False)
-        def branch(ids):
-            # Of the same name, in a graph that begins with what the other
-            # one knows.
-            assert routes.of_ids(place, ids, 2).asked[0].graph is not graph
-            return ids
 
-        branch.get_concrete_function(tf.TensorSpec([3], tf.int32, "ids"))
+def test_branches_have_routes_of_their_own():
+    """No graph can use what is in a branch."""
+
+    @tf.function(autograph=False)
+    def branches(ids, same):
+        around = routes.of_ids(PLACES, same)
+
+        def branch():
+            here = tf.compat.v1.get_default_graph()
+            for given in (ids, same, ids + 0):
+                route = routes.of_ids(PLACES, given)
+                assert route is not around
+                assert route.asked[0].graph is here
+            return route.asked[0]
+
+        tf.cond(tf.size(ids) > 2, branch, branch)
+        assert routes.of_ids(PLACES, same) is around
+        return routes.of_ids(PLACES, ids).asked[0]
+
+    ids = tf.constant([4, 7, 1])
+    branches(ids, ids)

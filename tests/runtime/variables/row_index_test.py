@@ -104,7 +104,7 @@ def test_tables_have_room_for_their_ids(capacity, rows):
 
 def test_ids_are_on_the_server_of_their_partition():
     ids = _SOME[:100]
-    found = Server().index.shards(tf.constant(ids, tf.int64)).numpy()
+    found = Server().index.place(tf.constant(ids, tf.int64))[0].numpy()
     np.testing.assert_array_equal(found, partitions_of(ids) % 3)
     assert set(found) == {0, 1, 2}
 

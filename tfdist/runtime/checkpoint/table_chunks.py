@@ -94,8 +94,9 @@ class TableChunks:
         look_up.build_scatter(self._store, table, route, values)
 
     def _route(self, table, chunks, chunk):
-        places = _places(table, chunks, chunk)
-        return routes.build(*places, self._store.num_shards)
+        with tf.device(self._store.worker_device):
+            places = _places(table, chunks, chunk)
+            return routes.build(*places, self._store.num_shards)
 
 
 def _name(table, chunk):

@@ -177,7 +177,7 @@ class ExchangeBuilder:
         """Time at which the gradients are ready to be sent.
 
         Args:
-          before: An operation that comes before.
+          before: The operation that all of the exchange comes after.
         """
         ready = [before]
         for record in self._records:

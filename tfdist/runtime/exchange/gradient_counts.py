@@ -86,8 +86,9 @@ class GradientCounts:
 
     def handle(self, shard):
         """The vectors on a server, one after another, as one variable."""
+        # A snapshot of another number of workers has none of this length.
         return self._store.resource(
-            shard, "gradients", tf.int64, [self._length]
+            shard, f"gradients/{self._length}", tf.int64, [self._length]
         )
 
     def handles(self, shard):

@@ -262,8 +262,10 @@ class RingExchange(exchange.ExchangeBuilder):
         super().__init__(**kwargs)
         self._round = this_round
 
-    def _started(self):
-        return self._round.began
+    def _started(self, before):
+        with tf.device(self._store.worker_device):
+            with tf.control_dependencies([before]):
+                return tf.identity(self._round.began)
 
     def _gate(self):
         # All make the same update, also who has nothing that counts in it.

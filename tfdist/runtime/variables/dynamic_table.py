@@ -84,9 +84,10 @@ class DynamicPiece(TablePiece):
 
     index: object
 
-    def place(self, ids):
-        """Server of each id, and the id: the server finds the row."""
-        return self.index.shards(ids), ids
+    @property
+    def places(self):
+        """See `routes.of_ids`."""
+        return self.index
 
 
 class DynamicTable(TableVariable):

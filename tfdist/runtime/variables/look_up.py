@@ -88,14 +88,14 @@ class LookUp:
         self._functions.clear()
 
     def _build(self, table, ids, by_number):
-        store, place, build = self._store, table.partitions.place, build_gather
+        store, places, build = self._store, table.partitions, build_gather
         if table.is_dynamic and not by_number:
-            place, build = table.pieces[0].place, _build_found
-        # A server waits for the ids, and would be sent another message to hear
-        # of what comes before them.
+            places, build = table.index, _build_found
+        # A server has to wait for the ids alone. To hear of what else comes
+        # before, it would be sent another message.
         with tf.control_dependencies(None):
             with tf.device(store.worker_device):
-                route = routes.of_ids(place, ids, store.num_shards)
+                route = routes.of_ids(places, ids)
             return build(store, table, route)
 
 

@@ -1,7 +1,7 @@
 """Routes: which rows of a table each server is asked for.
 
-A training step sends its ids to the servers once. The gradient is of the rows
-that were looked up, so its push takes the route of the look-up.
+The gradient of a look-up is of the same ids, so its push takes the route of the
+look-up: a table that is looked up once in a step is sent the ids once.
 """
 
 import dataclasses
@@ -58,10 +58,18 @@ class Route:
 
 @dataclasses.dataclass(frozen=True)
 class _Known:
-    """The route of ids that a graph has; `name` is that of their tensor."""
+    """The route of ids that a graph has.
 
-    name: str
+    Attributes:
+      places: See `of_ids`.
+      graph: The graph.
+      name: Of the ids' tensor.
+      route: The `Route`.
+    """
+
+    places: object
     graph: tf.Graph
+    name: str
     route: Route
 
 
@@ -83,23 +91,24 @@ def build(server, asked, num_servers):
     )
 
 
-def of_ids(place, ids, num_servers):
-    """Builds the `Route` of ids, or returns the one that their graph has.
+def of_ids(places, ids):
+    """Builds the `Route` of ids, or returns the one that the graph has.
 
     Args:
-      place: Callable of int64 ids: for each, numbers of the server and of what
-        it is asked for.
+      places: The `Partitions` of the table; or the `RowIndex`, where servers
+        are asked for ids.
       ids: Integers `(n,)`.
-      num_servers: int.
     """
+    graph = tf.compat.v1.get_default_graph()
     name = origin(ids).name
-    known = ids.graph.get_collection_ref(_ROUTES)
-    for one in known:
-        # The graph of a branch begins with what the one around it knows.
-        if one.name == name and one.graph is ids.graph:
+    # Branches have the same collection as the graph around them.
+    collection = graph.get_collection_ref(_ROUTES)
+    for one in collection:
+        if (one.places, one.graph, one.name) == (places, graph, name):
             return one.route
-    route = build(*place(tf.cast(ids, tf.int64)), num_servers)
-    known.append(_Known(name, ids.graph, route))
+    route = build(*places.place(tf.cast(ids, tf.int64)), places.num_servers)
+    if ids.graph is graph:
+        collection.append(_Known(places, graph, name, route))
     return route
 
 

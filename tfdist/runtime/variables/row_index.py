@@ -75,9 +75,23 @@ class RowIndex:
         self._admit_after = admit_after
         self._evict_after = evict_after
 
-    def shards(self, ids):
-        """Returns the number of each id's server, int64 `(n,)`."""
-        return self._partition(ids) % self._partitions.num_servers
+    @property
+    def num_servers(self):
+        """Number of servers, an int."""
+        return self._partitions.num_servers
+
+    def place(self, ids):
+        """Returns the number of each id's server, and what it is asked for.
+
+        That is the id, of which the server finds the row.
+
+        Args:
+          ids: int64 `(n,)`.
+
+        Returns:
+          Both int64 `(n,)`.
+        """
+        return self._partition(ids) % self.num_servers, ids
 
     def _partition(self, ids):
         return hashing.below(hashing.mix(ids), partitions_lib.PARTITIONS)

@@ -67,18 +67,17 @@ class TablePiece(Piece):
 
     def slices_of(self, slices, shape):
         """Returns the `tf.IndexedSlices` of this server, by its rows."""
-        route = routes.of_ids(
-            self.place, slices.indices, self.partitions.num_servers
-        )
+        route = routes.of_ids(self.places, slices.indices)
         return tf.IndexedSlices(
             route.part(self.number, slices.values),
             route.asked[self.number],
             tf.constant([self.rows, *shape[1:]], tf.int64),
         )
 
-    def place(self, ids):
-        """Server and row there of each id."""
-        return self.partitions.place(ids)
+    @property
+    def places(self):
+        """See `routes.of_ids`."""
+        return self.partitions
 
 
 class TableVariable(ReplicaVariable):
