@@ -143,7 +143,7 @@ def adamax():
     return keras.optimizers.Adamax(0.5)
 
 
-@_optimizer(looks=True)
+@_optimizer(looks=True, **of(("peer_to_peer", "gossip"), Refused("class Ftrl")))
 def ftrl():
     """FTRL."""
     return keras.optimizers.Ftrl(0.5)

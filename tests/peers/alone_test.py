@@ -92,3 +92,30 @@ def test_more_workers_than_can_all_send_to_each_other_are_refused(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     with pytest.raises(ValueError, match="at most 16 workers.*17 workers"):
         tfdist.PeerToPeerStrategy()
+
+
+def _two(optimizer):
+    pick = keras.optimizers.OptimizerMap(optimizer)
+    return keras.optimizers.MultiOptimizer(pick)
+
+
+# Their steps would undo other workers' updates.
+OVERWRITING = {
+    "Ftrl": keras.optimizers.Ftrl,
+    "ScheduleFreeAdamW": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.ScheduleFreeAdamW()
+    ),
+    "use_ema": lambda: _two(keras.optimizers.SGD(use_ema=True)),
+    "overwrite_with_gradient": keras.optimizers.SGD,
+}
+
+
+@pytest.mark.parametrize("named", OVERWRITING)
+def test_steps_that_overwrite_weights_are_refused(named):
+    strategy = tfdist.PeerToPeerStrategy()
+    with strategy.scope():
+        optimizer = OVERWRITING[named]()
+        variable = keras.Variable([1.0])
+    variable.overwrite_with_gradient = named == "overwrite_with_gradient"
+    with pytest.raises(NotImplementedError, match=f"PeerToPeer.*{named}"):
+        strategy.run(optimizer.apply, ([tf.ones([1])], [variable]))
