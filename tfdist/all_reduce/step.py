@@ -1,5 +1,7 @@
 """One training step: which lanes it has, and which state it assigns."""
 
+import warnings
+
 import keras
 import tensorflow as tf
 
@@ -68,6 +70,7 @@ class TrainingStep:
                 for gradient, variable in zip(grads, variables, strict=True)
                 if gradient is not None
             ]
+            _warn_of_missing(grads, variables)
             for _, variable in pairs:
                 _check_made_here(variable)
             self._add_lane(
@@ -100,6 +103,24 @@ class TrainingStep:
         if self._assigned and (self._trains or self.lanes):
             with compiled_parts.outside():
                 self._add_lane(None, [], [])
+
+
+def _warn_of_missing(grads, variables):
+    """Says what Keras says of gradients that are None: it sees the others."""
+    missing = [
+        getattr(variable, "path", variable.name)
+        for gradient, variable in zip(grads, variables, strict=True)
+        if gradient is None
+    ]
+    if missing and len(missing) == len(variables):
+        raise ValueError("No gradients provided for any variable.")
+    if missing:
+        warnings.warn(
+            f"Gradients do not exist for variables {missing} when minimizing "
+            "the loss. If using `model.compile()`, did you forget to provide "
+            "a `loss` argument?",
+            stacklevel=2,
+        )
 
 
 def _check_made_here(variable):
