@@ -1,5 +1,8 @@
 """`FitCalls` without a cluster: when calls that were left end."""
 
+import keras
+import pytest
+
 from tfdist import private_keras_calls
 from tfdist import running_fit
 from tfdist.all_reduce import fit as fit_lib
@@ -16,3 +19,18 @@ def test_left_calls_end_before_callbacks_of_the_next_begin():
     frame = private_keras_calls.current_frame()
     Calls(engine=None).watch(frame, running_fit.begin(frame))
     assert ended == [frame]
+
+
+@pytest.mark.parametrize(
+    ("callback", "acts"),
+    [
+        # Keras's own overrides `on_batch_end`.
+        (keras.callbacks.TerminateOnNaN(), True),
+        (keras.callbacks.EarlyStopping(), False),
+        (keras.callbacks.ProgbarLogger(), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_callbacks_that_may_stop_between_batches_are_known(callback, acts):
+    # After these, a worker that is not the chief takes its own stop back.
+    assert fit_lib._acts_on_batches(callback) is acts

@@ -304,7 +304,13 @@ class _LastOfBatches(_Last):
 
 
 def _acts_on_batches(callback):
-    seen = ("on_train_batch_begin", "on_train_batch_end")
+    # Keras calls the shorter names, too.
+    seen = (
+        "on_train_batch_begin",
+        "on_train_batch_end",
+        "on_batch_begin",
+        "on_batch_end",
+    )
     base = keras.callbacks.Callback
     # A `LambdaCallback` has functions of its own, and no methods.
     return not isinstance(callback, keras.callbacks.ProgbarLogger) and any(
