@@ -66,6 +66,33 @@ def test_with_a_threshold_it_is_strom_s_rule():
     assert programs.residual(strategy) == residual.tolist()
 
 
+def test_a_step_at_rate_zero_is_sent_whole_and_leaves_the_residual():
+    rates = [0.01, 0.0, 0.01]
+    strategy = tfdist.PeerToPeerStrategy("top_k(ratio=0.5,dense_below=0)")
+    with strategy.scope():
+        schedule = keras.optimizers.schedules.PiecewiseConstantDecay(
+            [0, 1], rates
+        )
+        optimizer = keras.optimizers.SGD(schedule, momentum=0.9)
+        variable = keras.Variable([0.0, 0.0])
+    gradient = np.array([1.0, 0.9])
+    velocity, w, residual = np.zeros([3, 2])
+    for rate in rates:
+        strategy.run(
+            optimizer.apply, ([tf.constant(gradient, "float32")], [variable])
+        )
+        velocity = 0.9 * velocity - rate * gradient
+        if rate:
+            total = residual - velocity / rate
+            # The larger element goes, the other one stays.
+            sent = np.where(total == total.max(), total, 0.0)
+            w, residual = w - rate * sent, total - sent
+        else:
+            w = w + velocity
+        np.testing.assert_allclose(variable.value, w, rtol=1e-5)
+    assert w[1] == pytest.approx(-0.0081 - 0.02529)
+
+
 def test_the_argument_is_a_codec_or_its_text():
     codec = tfdist.compression.Threshold(0.5)
     assert tfdist.PeerToPeerStrategy(codec).compression is codec

@@ -121,11 +121,12 @@ class Channel:
             scale = tf.ones([], tf.float64)
             message = base.dense(update)
         else:
-            # Without the rate, which may be another one when a residual goes.
             scale = tf.where(rate > 0.0, rate, tf.ones_like(rate))
-            update = update / tf.cast(scale, update.dtype)
-            state = {k: v.read_value() for k, v in self._codec_state.items()}
-            message, state = self._codec.encode(update, state)
+            message, state = tf.cond(
+                rate > 0.0,
+                lambda: self._encode(update, rate),
+                lambda: self._whole(update),
+            )
             for key, value in state.items():
                 self._codec_state[key].assign(value, read_value=False)
             self._decode(*message, scale)
@@ -136,6 +137,27 @@ class Channel:
             lambda: tf.zeros([], tf.int64),
             lambda: self._enqueue(scale, message, rate, before),
         )
+
+    def _encode(self, update, rate):
+        """Builds a message with the codec, and the codec's next state."""
+        # Without the rate, which may be another one when a residual goes.
+        update = update / tf.cast(rate, update.dtype)
+        return self._codec.encode(update, self._read_codec_state())
+
+    def _whole(self, update):
+        """Builds the message of a step at rate 0, of which there is no rest.
+
+        What the codec keeps back has another unit: nothing is added to it.
+        """
+        message = tf.cond(
+            base.all_finite(update),
+            lambda: base.dense(update),
+            lambda: base.nothing(update.dtype),
+        )
+        return message, self._read_codec_state()
+
+    def _read_codec_state(self):
+        return {k: v.read_value() for k, v in self._codec_state.items()}
 
     def _enqueue(self, scale, message, rate, before):
         change = message.values
