@@ -93,6 +93,33 @@ def test_a_step_at_rate_zero_is_sent_whole_and_leaves_the_residual():
     assert w[1] == pytest.approx(-0.0081 - 0.02529)
 
 
+@pytest.mark.parametrize("is_chief", [True, False])
+def test_only_the_chief_takes_up_accumulated_gradients(is_chief):
+    strategy = tfdist.PeerToPeerStrategy()
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=3)
+        variable = keras.Variable([0.5])
+
+    def found():
+        (accumulator,) = optimizer._accumulated_gradients
+        return [float(x) for x in (variable[0], accumulator[0])]
+
+    def step():
+        strategy.run(optimizer.apply, ([tf.ones([1])], [variable]))
+
+    for _ in range(5):
+        step()
+    assert found() == [-0.5, 2.0]
+    saved = strategy.state.read()
+    step()
+    step()
+    assert found() == [-1.5, 1.0]
+    strategy._engine.is_chief = is_chief
+    strategy.state.restore(saved)
+    assert found() == [-0.5, 2.0 if is_chief else 0.0]
+    assert optimizer.variables[0] == (5 if is_chief else 3)
+
+
 def test_the_argument_is_a_codec_or_its_text():
     codec = tfdist.compression.Threshold(0.5)
     assert tfdist.PeerToPeerStrategy(codec).compression is codec

@@ -154,6 +154,17 @@ def accumulated_gradients(strategy, worker):
     return replica_after(strategy, model, data(worker, 6))
 
 
+def accumulated_over_fits(strategy, worker):
+    """Two calls of `fit` of three steps, or of two; an update each two."""
+    model = model_of(
+        strategy,
+        lambda: keras.optimizers.SGD(RATE, gradient_accumulation_steps=2),
+    )
+    for _ in range(2):
+        found = replica_after(strategy, model, data(worker, 3 - worker))
+    return found
+
+
 def loss_scale(strategy, worker):
     """One of four steps of a worker overflows, which is no update."""
     model = model_of(

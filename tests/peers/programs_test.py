@@ -7,7 +7,12 @@ from tests.peers import programs
 
 pytestmark = pytest.mark.nightly
 
-PROGRAMS = ("accumulated_gradients", "loss_scale", "monitored")
+PROGRAMS = (
+    "accumulated_gradients",
+    "accumulated_over_fits",
+    "loss_scale",
+    "monitored",
+)
 GRADIENTS = [programs.gradient(worker).ravel() for worker in range(2)]
 
 
@@ -31,6 +36,12 @@ def test_steps_that_accumulate_send_nothing(reports):
     first, second = (report["accumulated_gradients"] for report in reports)
     assert first["replica"] == second["replica"] == sum_of(3, 3)
     assert first["sent"] == second["sent"] == 3
+
+
+def test_gradients_to_be_applied_stay_with_their_worker(reports):
+    first, second = (report["accumulated_over_fits"] for report in reports)
+    assert first["replica"] == second["replica"] == sum_of(3, 2)
+    assert (first["sent"], second["sent"]) == (3, 2)
 
 
 def test_steps_that_overflow_send_nothing(reports):

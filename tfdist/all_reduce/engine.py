@@ -175,6 +175,9 @@ class Engine:
             self, optimizer, variables, states, have_rows, number
         )
 
+    # Optimizers accumulate means of all workers' gradients.
+    sums_own_gradients = False
+
     @property
     def takes_rows(self):
         """Whether lanes take gradients that are rows of a table."""

@@ -59,6 +59,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
             kwargs.get("synchronization"),
             kwargs.get("aggregation"),
             kwargs.get("name"),
+            engine.sums_own_gradients,
         )
         made = variables.WorkerVariable(
             engine=engine,
@@ -66,6 +67,7 @@ class AllReduceExtended(one_replica.WorkerExtended):
             distribute_strategy=self._container_strategy(),
             **kwargs,
         )
+        made.see_accumulation(maker)
         if made.is_seed and engine.config.is_worker:
             made.spread_seed(engine.config.worker_id)
         engine.variables.append(weakref.ref(made))

@@ -2,6 +2,7 @@
 
 import io
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import saved_state
@@ -88,7 +89,12 @@ class AllReduceState(tf.train.experimental.PythonState):
         if value is None:
             return
         if variable.kind is Kind.OWN and not (is_chief or variable.is_seed):
-            return
+            if not variable.is_accumulator:
+                return
+            value = np.zeros_like(value)
+        if variable.steps_of_update > 1 and not is_chief:
+            # With the accumulators empty, an update's first step is next.
+            value = value - value % variable.steps_of_update
         with self._engine.applying():
             variable.assign(tf.constant(value, variable.dtype))
         if variable.is_seed:

@@ -14,6 +14,8 @@ _SEED_STRIDE = 7919
 _SEEDS = 2**31
 _SEED = "seed_generator_state"
 _RATE = "learning_rate"
+_STEPS = "iteration"
+_ACCUMULATOR = "gradient_accumulator"
 
 
 _AGGREGATED = (tf.VariableAggregation.MEAN, tf.VariableAggregation.SUM)
@@ -26,11 +28,14 @@ class Kind(enum.Enum):
     SHARED = "shared"
     # Made by an optimizer: the same on all workers.
     OPTIMIZER = "optimizer"
-    # Made by anybody else (metrics, seeds, states of RNNs): one per worker.
+    # Made by anybody else (metrics, seeds, states of RNNs): one per worker. So
+    # are sums of own gradients that an optimizer has yet to apply.
     OWN = "own"
 
 
-def kind_of(maker, trainable, synchronization, aggregation, name):
+def kind_of(
+    maker, trainable, synchronization, aggregation, name, sums_own_gradients
+):
     """The `Kind` of a variable that is being created.
 
     Args:
@@ -40,9 +45,12 @@ def kind_of(maker, trainable, synchronization, aggregation, name):
       aggregation: `tf.VariableAggregation`; MEAN and SUM are of what workers
         share.
       name: Its name, or None.
+      sums_own_gradients: Whether optimizers accumulate the gradients of their
+        worker alone.
     """
     if isinstance(maker, keras.optimizers.Optimizer):
-        return Kind.OPTIMIZER
+        is_own = sums_own_gradients and _leaf(name).endswith(_ACCUMULATOR)
+        return Kind.OWN if is_own else Kind.OPTIMIZER
     is_metric = synchronization == tf.VariableSynchronization.ON_READ
     if is_metric or _leaf(name) == _SEED:
         return Kind.OWN
@@ -60,6 +68,9 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
         self.is_agreed = False
         # Whether it is the engine's own, which Keras does not save.
         self.is_hidden = False
+        # Of an optimizer's number of steps: the steps of an update of own
+        # gradients, and else 1.
+        self.steps_of_update = 1
         super().__init__(**kwargs)
 
     @property
@@ -71,6 +82,17 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
     def is_rate(self):
         """Whether it is a learning rate: the chief's counts for all."""
         return self.kind is Kind.OPTIMIZER and _leaf(self.name) == _RATE
+
+    def see_accumulation(self, maker):
+        """Notes which optimizer has made it, if that sums own gradients."""
+        steps = getattr(maker, "gradient_accumulation_steps", None)
+        if self._engine.sums_own_gradients and _leaf(self.name) == _STEPS:
+            self.steps_of_update = steps or 1
+
+    @property
+    def is_accumulator(self):
+        """Whether it is the sum of own gradients, yet to be applied."""
+        return self.kind is Kind.OWN and _leaf(self.name).endswith(_ACCUMULATOR)
 
     @property
     def is_seed(self):

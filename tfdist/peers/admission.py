@@ -128,12 +128,17 @@ class Admission:
         engine = self._engine
         saved = engine.read_state()
         shared = {
-            f"variable/{number}"
+            f"variable/{number}": variable.steps_of_update
             for number, reference in enumerate(engine.variables)
             if (variable := reference()) is not None
             and variable.kind is not Kind.OWN
         }
-        saved.arrays = {k: v for k, v in saved.arrays.items() if k in shared}
+        # The joiner has no gradients that are yet to be applied.
+        saved.arrays = {
+            k: v - v % shared[k] if shared[k] > 1 else v
+            for k, v in saved.arrays.items()
+            if k in shared
+        }
         roster = engine.roster
         saved.header["peers"] = {
             "known": {str(k): v for k, v in roster.known.items()},

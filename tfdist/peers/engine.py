@@ -150,6 +150,7 @@ class PeerEngine(engine_lib.Engine):
 
     # Updates are vectors.
     takes_rows = False
+    sums_own_gradients = True
 
     def make_lane(self, optimizer, variables, states, have_rows, number):
         """Makes a `PeerLane`; see there."""
@@ -237,7 +238,19 @@ class PeerEngine(engine_lib.Engine):
             for variable in variables:
                 variable.is_agreed = True
             return
+        counted = [
+            variable
+            for variable in variables
+            if getattr(variable, "steps_of_update", 1) > 1
+        ]
+        summed = [int(v.numpy()) % v.steps_of_update for v in counted]
         super().adopt(moment, variables, settings)
+        with self.applying():
+            for variable, number in zip(counted, summed, strict=True):
+                # As many as this worker's own accumulators have.
+                steps = int(variable.numpy())
+                begun = steps - steps % variable.steps_of_update
+                variable.assign(begun + number)
         self.check_of_epochs.begin_all()
 
     def read_state(self):

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist import private_keras
 from tfdist.all_reduce import branches
+from tfdist.all_reduce.variables import Kind
 from tfdist.all_reduce.variables import plain
 from tfdist.peers import flat
 
@@ -66,7 +67,9 @@ class PeerLane:
     @property
     def shared(self):
         """All variables that a worker takes over from the chief, a list."""
-        return [*self._plain, *map(plain, self.optimizer.variables)]
+        slots = map(plain, self.optimizer.variables)
+        # But for gradients of this worker that are yet to be applied.
+        return [*self._plain, *(v for v in slots if not _is_own(v))]
 
     @property
     def agreeing(self):
@@ -242,6 +245,10 @@ def _check(optimizer, variables, strategy):
                 f"{variable.path!r} with constraint="
                 f"{type(constraint).__name__}."
             )
+
+
+def _is_own(variable):
+    return getattr(variable, "kind", None) is Kind.OWN
 
 
 def _parts(optimizer):
