@@ -1,5 +1,7 @@
 """The record that a worker keeps of its steps."""
 
+import contextlib
+
 import numpy as np
 import tensorflow as tf
 
@@ -58,9 +60,19 @@ class StepJournal:
             dropped = tf.cast(tf.logical_not(accepted), tf.int64)
             self._dropped.assign_add(dropped, read_value=False)
 
-    def count_update(self):
-        """Builds: an optimizer's step is made, by all workers."""
-        self._updates.assign_add(1, read_value=False)
+    @contextlib.contextmanager
+    def counting_update(self, optimizer):
+        """Scope of an optimizer's step, which is counted if it is an update.
+
+        A step that only accumulates, or that a loss scale skips, is none.
+
+        Args:
+          optimizer: The Keras optimizer.
+        """
+        before = _iterations(optimizer)
+        yield
+        made = _iterations(optimizer) - before
+        self._updates.assign_add(made, read_value=False)
 
     @property
     def updates(self):
@@ -149,3 +161,8 @@ class StepJournal:
         """
         size = self._bytes[lane] + int(row_bytes)
         return 0, size, size
+
+
+def _iterations(optimizer):
+    # The value, not the variable, which the step changes.
+    return tf.identity(tf.cast(optimizer.iterations, tf.int64))

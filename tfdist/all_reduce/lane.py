@@ -272,9 +272,11 @@ class Lane:
                     strict=True,
                 )
             ]
-            with self._engine.updating():
+            with (
+                self._engine.journal.counting_update(self.optimizer),
+                self._engine.updating(),
+            ):
                 self.optimizer.apply(gradients, self.variables)
-            self._engine.journal.count_update()
 
     # Without a batch.
 

@@ -137,9 +137,13 @@ class PeerLane:
 
     def _apply(self, *gradients):
         engine = self._engine
-        with engine.applying(), engine.replica_context(), engine.updating():
+        with (
+            engine.applying(),
+            engine.replica_context(),
+            engine.journal.counting_update(self.optimizer),
+            engine.updating(),
+        ):
             self.optimizer.apply(list(gradients), self.variables)
-            engine.journal.count_update()
         return []
 
     def _vectors(self):
