@@ -91,7 +91,11 @@ class Lane:
           before: Values of `states` before the step, tensors.
         """
         gradients, slices = self._parted(gradients)
-        values = [*gradients, *(state.read_value() for state in self.states)]
+        states = [state.read_value() for state in self.states]
+        for k, state in enumerate(self.states):
+            if _is_summed(state):
+                states[k] -= before[k]
+        values = [*gradients, *states]
         values = [
             tf.cast(value, spec.dtype)
             for value, spec in zip(values, self._specs, strict=True)
@@ -256,9 +260,14 @@ class Lane:
         of_tables = divided[len(divided) - len(self._tables) :]
         with self._engine.applying(), self._engine.replica_context():
             factor = most / tf.maximum(tail.states, 1.0)
-            for state, mean, old in zip(
-                self.states, means[first:], before, strict=True
+            totals = self._layout.tensors(sums)
+            for state, mean, total, old in zip(
+                self.states, means[first:], totals[first:], before, strict=True
             ):
+                if _is_summed(state):
+                    total = pieces.of_dtype(total, state.dtype)
+                    state.assign(old + total)
+                    continue
                 mean = mean * tf.cast(factor, mean.dtype)
                 mean = pieces.of_dtype(mean, state.dtype)
                 state.assign(tf.where(tail.states > 0.0, mean, old))
@@ -305,6 +314,11 @@ class Lane:
         rows = [table.of(None) for table in self._tables]
         sums, _ = self._sums(self._nothing(numbers), rows)
         return sums
+
+
+def _is_summed(state):
+    """Whether all workers' changes of a state count, and not their mean."""
+    return state.aggregation == tf.VariableAggregation.SUM
 
 
 def _specs(variables):

@@ -1,0 +1,51 @@
+"""State that a step assigns: its mean, or the sum of what workers add."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.all_reduce import programs
+import tfdist
+
+
+class Counts(keras.layers.Layer):
+    """Passes its input on, and adds 1 to each of its weights."""
+
+    def build(self, shape):
+        """Makes the weights, which begin with 5."""
+        self.counts = [
+            self.add_weight(
+                shape=(),
+                initializer=keras.initializers.Constant(5),
+                dtype=dtype,
+                trainable=False,
+                aggregation=aggregation,
+            )
+            for aggregation in ("mean", "sum")
+            for dtype in ("float32", "int64")
+        ]
+
+    def call(self, x):
+        """Returns `x`."""
+        for count in self.counts:
+            count.assign_add(1)
+        return x
+
+
+@pytest.mark.parametrize("eagerly", [True, False], ids=["eagerly", "traced"])
+def test_a_counter_of_all_workers_is_their_sum(monkeypatch, eagerly):
+    strategy = tfdist.AllReduceStrategy()
+    # Another worker does the same.
+    monkeypatch.setattr(
+        strategy._engine.collectives, "sum", lambda vector, *_: 2 * vector
+    )
+    with strategy.scope():
+        counts = Counts()
+        layer = keras.layers.Dense(1)
+        model = keras.Sequential([keras.Input([1]), counts, layer])
+        model.compile("sgd", programs.Mean(), run_eagerly=eagerly)
+    x = np.ones([1, 1])
+    for step in range(1, 3):
+        model.train_on_batch(x, x)
+        found = [float(count.numpy()) for count in counts.counts]
+        assert found == [5 + step, 5 + step, 5 + 2 * step, 5 + 2 * step]
