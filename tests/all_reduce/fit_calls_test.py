@@ -1,8 +1,10 @@
 """`FitCalls` without a cluster: when calls that were left end."""
 
 import keras
+import numpy as np
 import pytest
 
+import tfdist
 from tfdist import private_keras_calls
 from tfdist import running_fit
 from tfdist.all_reduce import fit as fit_lib
@@ -34,3 +36,16 @@ def test_left_calls_end_before_callbacks_of_the_next_begin():
 def test_callbacks_that_may_stop_between_batches_are_known(callback, acts):
     # After these, a worker that is not the chief takes its own stop back.
     assert fit_lib._acts_on_batches(callback) is acts
+
+
+def test_a_callback_that_trains_before_the_first_step_is_called_once():
+    class Trains(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.train_on_batch(x[:2], x[:2])
+
+    x = np.ones([8, 1], "float32")
+    with tfdist.AllReduceStrategy().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(x, x, batch_size=2, callbacks=[Trains()], verbose=0)
+    assert int(model.optimizer.iterations) == 5

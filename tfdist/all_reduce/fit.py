@@ -138,7 +138,8 @@ class Fit:
         last = _Last(self)
         if any(_acts_on_batches(callback) for callback in kept):
             last = _LastOfBatches(self)
-        self._callbacks.callbacks[:] = [_First(self), *kept, last]
+        # A callback that trains a batch is in a loop over the old list.
+        self._callbacks.callbacks = [_First(self), *kept, last]
         model = self._model
         self._engine.read_told()  # Of steps before this call.
         optimizers = [] if model.optimizer is None else [model.optimizer]
