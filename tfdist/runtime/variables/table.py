@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist import compiled_parts
 from tfdist import private_keras_calls
 from tfdist import private_tensorflow
+from tfdist.runtime.variables import rounded_ids
 from tfdist.runtime.variables import routes
 from tfdist.runtime.variables.variables import Piece
 from tfdist.runtime.variables.variables import ReplicaVariable
@@ -149,8 +150,11 @@ class TableVariable(ReplicaVariable):
                 "(keras.remat, RematScope, tf.recompute_grad, "
                 "tf.custom_gradient)"
             )
+        indices = tf.convert_to_tensor(indices)
+        if not self.is_dynamic:
+            rounded_ids.check(indices, self.shape[0], self.path)
         with compiled_parts.outside(), tf.name_scope(name or "look_up"):
-            return self._sparse_read(tf.convert_to_tensor(indices))
+            return self._sparse_read(indices)
 
     def _sparse_read(self, indices):
         unique, where = tf.unique(tf.reshape(indices, [-1]))

@@ -1,0 +1,62 @@
+"""Ids that Keras may have rounded are refused, and all others are not."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.runtime.variables import rounded_ids
+
+
+def check(rows, *types):
+    """Looks up ids that had these types one after the other."""
+
+    @tf.function
+    def look_up(ids):
+        for dtype in types[1:]:
+            ids = tf.reshape(tf.cast(ids, dtype), [-1])
+        ids = tf.where(ids < 0, ids + rows, ids)
+        rounded_ids.check(ids, rows, "items")
+        return ids
+
+    look_up.get_concrete_function(tf.TensorSpec([None], types[0]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "types"),
+    [
+        (1 << 40, ["int64"]),
+        (1 << 31, ["int64", "float64", "int32"]),
+        ((1 << 24) + 1, ["int64", "float32", "int32"]),
+        (257, ["int64", "bfloat16", "int32"]),
+        (2049, ["float32", "float16", "int32"]),
+        (1000, ["uint8", "float32", "bfloat16", "int32"]),
+    ],
+)
+def test_exact_ids_are_allowed(rows, types):
+    check(rows, *types)
+
+
+@pytest.mark.parametrize(
+    ("rows", "types"),
+    [
+        ((1 << 24) + 2, ["int64", "float32", "int32"]),
+        ((1 << 24) + 2, ["float32", "int64"]),
+        (258, ["float32", "bfloat16", "int32"]),
+        (2050, ["int32", "float16", "int32"]),
+        (258, ["uint16", "bfloat16", "float32", "int32"]),
+    ],
+)
+def test_ids_that_may_be_rounded_are_refused(rows, types):
+    with pytest.raises(ValueError, match=r"'items' .*keras.Input\(shape, "):
+        check(rows, *types)
+
+
+def test_model_without_an_input_in_mixed_precision_is_refused():
+    with tfdist.AsyncStrategy(table_bytes=1).scope():
+        layer = keras.layers.Embedding(300, 4, dtype="mixed_bfloat16")
+        model = keras.Sequential([layer])
+    ids = np.array([[257]], "int32")
+    with pytest.raises(ValueError, match="embeddings' must be integers all"):
+        model.predict(ids, verbose=0)
