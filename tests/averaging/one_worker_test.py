@@ -135,6 +135,12 @@ def test_optimizers(optimizer):
 
 
 @pytest.mark.nightly
+def test_blocks_leave_a_point_of_the_optimizer_alone():
+    strategy = tfdist.BMUFStrategy(PERIOD, block_momentum=0.0)
+    check(strategy, optimizer="schedule free")
+
+
+@pytest.mark.nightly
 def test_batches_of_sizes_for_which_steps_are_traced_anew():
     check(tfdist.ParameterServerStrategy(local_steps=PERIOD), others=(4, 8))
 

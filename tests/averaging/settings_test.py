@@ -36,6 +36,22 @@ def changes(number, seed):
     return np.random.default_rng(seed).normal(size=(number, 3))
 
 
+@pytest.mark.parametrize(
+    ("name", "momenta"),
+    [("SGD", 2), ("RMSprop", 2), ("Adam", 2), ("ScheduleFreeAdamW", 0)],
+)
+def test_momenta_of_inner_optimizers(name, momenta):
+    kind = getattr(keras.optimizers, name)
+    momentum = {"momentum": 0.9} if name in ("SGD", "RMSprop") else {}
+    inner = kind(0.1, **momentum)
+    for optimizer in inner, keras.optimizers.LossScaleOptimizer(inner):
+        optimizer.build([keras.Variable(np.ones(3, "float32")) for _ in "ab"])
+        found = [
+            base.is_momentum(v.name, optimizer) for v in optimizer.variables
+        ]
+        assert sum(found) == momenta
+
+
 @laws.settings(max_examples=15)
 @given(
     delay=st.integers(1, 5),

@@ -43,8 +43,8 @@ class LocalSteps(comparable.Comparable, abc.ABC):
       dynamic: Whether slower workers take fewer steps.
       average_optimizer_state: Whether the inner optimizer's slots are averaged
         along with the parameters.
-      reset_momentum: Whether the inner optimizer's momenta start afresh after
-        each exchange.
+      reset_momentum: Whether the inner optimizer's momenta (`is_momentum`)
+        start afresh after each exchange.
     """
 
     pushed = Pushed.CHANGE
@@ -158,15 +158,23 @@ class LocalSteps(comparable.Comparable, abc.ABC):
         return fresh
 
 
-def is_momentum(name):
+def is_momentum(name, optimizer):
     """Whether an optimizer's variable of that name is a momentum.
 
     Second moments are not: with the steps that it has counted, Adam takes
-    those that start afresh for old ones.
+    those that start afresh for old ones. Nor is what `ScheduleFreeAdamW` calls
+    its momentum: that is a point z from which it computes the parameters
+    (Defazio et al. 2024, "The Road Less Scheduled").
 
     Args:
       name: As Keras makes it of a parameter's and of the slot's name.
+      optimizer: The `keras.optimizers.Optimizer`.
     """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    # Not every Keras has it.
+    points = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
+    if isinstance(optimizer, points):
+        return False
     return name.split(":")[0].endswith("momentum")
 
 

@@ -73,7 +73,7 @@ class VirtualLocalSteps:
         self._resets = [
             place
             for place, slot in enumerate(slots, self.num_states)
-            if method.reset_momentum and is_momentum(slot.name)
+            if method.reset_momentum and is_momentum(slot.name, self._optimizer)
         ]
         self._needs_points = method.keeps_own
         # Whether a worker's weights are of use after a push.

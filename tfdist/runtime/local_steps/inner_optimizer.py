@@ -162,6 +162,7 @@ def begin_anew(inner, finite):
 
 def reset_momentum(inner):
     """Builds: an inner optimizer's momenta are as at the beginning."""
+    optimizer = inner.optimizer()
     for variable in inner.state(Role.LOCAL):
-        if averaging.is_momentum(variable.name):
+        if averaging.is_momentum(variable.name, optimizer):
             variable.assign(tf.zeros_like(variable), read_value=False)
