@@ -159,7 +159,14 @@ class LocalStep:
                     "would be exchanged: assign them eagerly, or before the "
                     "optimizer's step."
                 )
-            self._ends[-1].states += self._states.values()
+            last = self._ends[-1]
+            # Each once, also those that were assigned before the step as well.
+            known = {variable.ordinal for variable in last.states}
+            last.states += [
+                variable
+                for ordinal, variable in self._states.items()
+                if ordinal not in known
+            ]
         for end in self._ends:
             self._follow(end)
         self._show_before()
