@@ -38,8 +38,8 @@ class EmbeddingBag(keras.layers.Layer):
     ```
 
     Args:
-      embedding: A `keras.layers.Embedding` or a `DynamicEmbedding`. Ids 0 are
-        left out if it has `mask_zero=True`.
+      embedding: A `keras.layers.Embedding` or a `DynamicEmbedding`. If it has
+        `mask_zero=True`, ids 0 have weights of 0.
       combiner: "mean", "sum" or "sqrtn", or a dict with one of these for each
         feature.
       **kwargs: Of `keras.layers.Layer`.
