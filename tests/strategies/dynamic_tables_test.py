@@ -24,7 +24,9 @@ from tests.strategies.dynamic_models import ids_of
 from tests.strategies.dynamic_models import strategy_with_tables
 from tfdist.callbacks import ClusterCheckpoint
 from tfdist.layers import DynamicEmbedding
+from tfdist.runtime.checkpoint import table_chunks
 from tfdist.runtime.checkpoint import table_export
+from tfdist.runtime.variables import row_index
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +182,59 @@ def test_old_rows_are_given_away_with_their_slots():
         rtol=1e-6,
         atol=1e-8,
     )
+
+
+def test_ids_that_come_or_go_during_a_save_are_left_out(tmp_path, monkeypatch):
+    strategy = strategy_with_tables()
+    model, table = linear(strategy, "adagrad", evict_after=2)
+    parts = np.split(neighbours(60), [40, 50])
+    old, *new = parts
+    for ids in (old, *[old[:1]] * 3):
+        step(model, np.resize(ids, 40))
+    variable = table.embeddings.value
+
+    def train_after(owner, name):
+        """A read of rows that are not all 0, others give some away."""
+        read = getattr(owner, name)
+
+        def read_and_train(self, *args):
+            found = read(self, *args)
+            is_rows = self is variable or args[0] is variable
+            if is_rows and np.any(found):
+                monkeypatch.undo()
+                step(model, np.resize(new.pop(), 40))
+            return found
+
+        monkeypatch.setattr(owner, name, read_and_train)
+
+    def check(ids, rows, before):
+        has = ids != row_index.EMPTY
+        np.testing.assert_array_equal(rows[has], [before[k] for k in ids[has]])
+        assert 0 < has.sum() < 32
+
+    def rows_of_all():
+        ids = np.concatenate(parts)
+        return dict(zip(ids, np.asarray(table(ids)), strict=True))
+
+    before = rows_of_all()
+    train_after(table_chunks.TableChunks, "_read")
+    arrays = {k: np.asarray(v) for k, v in strategy.state.read().arrays.items()}
+    assert len(new) == 1
+    ids, rows = (
+        np.concatenate([arrays[f"table/{one.ordinal}/{k}"] for k in range(64)])
+        for one in (variable.columns["ids"], variable)
+    )
+    check(ids[:, 0], rows, before)
+
+    for _ in range(3):
+        step(model, np.resize(old[:1], 40))
+    before = rows_of_all()
+    train_after(type(variable), "read_rows")
+    strategy.export_tables(tmp_path, model)
+    assert not new
+    (ids,) = tmp_path.glob("*.ids.npy")
+    rows = ids.with_name(ids.name.replace(".ids", ""))
+    check(np.load(ids), np.load(rows), before)
 
 
 def test_two_fits_and_another_optimizer():

@@ -4,7 +4,9 @@ A chunk is read from the servers when it is written to the file, and read from
 the file when it is sent to the servers, so that a worker needs memory for one.
 Chunks are of partitions, which another number of servers has as well. They are
 read one after the other, while other workers train: rows may be some updates
-newer than the rest of the state.
+newer than the rest of the state. Of dynamic tables, the same chunk of rows, of
+columns and of slots comes one after the other, and its ids last: ids that came
+or went meanwhile are left out.
 """
 
 import functools
@@ -13,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import saved_state
+from tfdist.runtime.variables import dynamic_table
 from tfdist.runtime.variables import look_up
 from tfdist.runtime.variables import partitions as partitions_lib
 from tfdist.runtime.variables import routes
@@ -45,14 +48,35 @@ class TableChunks:
         Args:
           tables: List of `TableVariable` that servers hold.
         """
-        return {
-            _name(table, chunk): saved_state.LazyArray(
-                table.dtype.as_numpy_dtype,
-                functools.partial(self._read, table, chunk),
+        found = {}
+        for table in tables:
+            if table.is_dynamic:
+                found.update(self._dynamic_arrays(table, tables))
+        for table in tables:
+            chunks = _chunks_of(table)
+            for chunk in range(chunks):
+                read = functools.partial(self._read, table, chunks, chunk)
+                found.setdefault(_name(table, chunk), _lazy(table, read))
+        return found
+
+    def _dynamic_arrays(self, table, tables):
+        """Returns those of a dynamic table, its columns and its slots."""
+        ids = table.columns["ids"]
+        rows = [t for t in tables if t.pieces is table.pieces and t is not ids]
+        # The same rows in each.
+        chunks = max(map(_chunks_of, rows))
+        found = {}
+        for chunk in range(chunks):
+            steady = dynamic_table.SteadyIds(
+                table, functools.partial(self._read, ids, chunks, chunk)
             )
-            for table in tables
-            for chunk in range(_chunks_of(table))
-        }
+            for one in rows:
+                read = functools.partial(
+                    self._read, one, chunks, chunk, steady.begin
+                )
+                found[_name(one, chunk)] = _lazy(one, read)
+            found[_name(ids, chunk)] = _lazy(ids, steady.end)
+        return found
 
     def put(self, table, arrays):
         """Puts a saved table onto the servers, if there is one.
@@ -75,8 +99,8 @@ class TableChunks:
                 tf.constant(value, table.dtype),
             )
 
-    def _read(self, table, chunk):
-        chunks = _chunks_of(table)
+    def _read(self, table, chunks, chunk, before=lambda: None):
+        before()
         return self._traced.call(
             ("read", table.ordinal, chunks),
             lambda chunk: look_up.build_gather(
@@ -97,6 +121,10 @@ class TableChunks:
         with tf.device(self._store.worker_device):
             places = _places(table, chunks, chunk)
             return routes.build(*places, self._store.num_shards)
+
+
+def _lazy(table, read):
+    return saved_state.LazyArray(table.dtype.as_numpy_dtype, read)
 
 
 def _name(table, chunk):

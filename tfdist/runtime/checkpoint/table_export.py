@@ -4,6 +4,7 @@ Whoever uses the rows elsewhere needs NumPy alone. Rows are looked up and
 written piece by piece, so that a worker needs memory for one.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import pathlib
 import numpy as np
 
 from tfdist import saved_state
+from tfdist.runtime.variables import dynamic_table
 from tfdist.runtime.variables import row_index
 from tfdist.runtime.variables.variables import Role
 
@@ -104,11 +106,15 @@ def _write_table(table, directory, name):
     """Writes the pieces of a table; returns its entry of the index."""
     pieces, written = [], 0
     for first, end in table.ranges_of_rows(PIECE_BYTES):
+        if table.is_dynamic:
+            read = functools.partial(table.columns["ids"].read_rows, first, end)
+            steady = dynamic_table.SteadyIds(table, read)
+            steady.begin()
         rows = table.read_rows(first, end)
         path = directory / f"{name}-{len(pieces):06d}.npy"
         piece = {"file": path.name}
         if table.is_dynamic:
-            ids = table.columns["ids"].read_rows(first, end)[:, 0]
+            ids = steady.end()[:, 0]
             has = ids != row_index.EMPTY
             rows, ids = rows[has], ids[has]
             first, end = written, written + len(rows)

@@ -8,6 +8,7 @@ and its id are saved and restored together.
 import dataclasses
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.runtime.variables import hashing
@@ -72,6 +73,37 @@ class DynamicRows(keras.initializers.Initializer):
     def get_config(self):
         """Returns the arguments that make an equal one."""
         return dict(vars(self))
+
+
+class SteadyIds:
+    """Ids of some rows, of which those that come or go meanwhile are left out.
+
+    Rows are read without a lock, one array after the other. `begin` comes
+    before all others are read, and `end` after them: what was read in between
+    is of the ids that `end` returns.
+
+    Args:
+      table: The `DynamicTable`.
+      read: Callable that returns the ids, a NumPy array.
+    """
+
+    def __init__(self, table, read):
+        self._table = table
+        self._read = read
+        self._before = None
+
+    def begin(self):
+        """Reads the ids, if they have not been read yet."""
+        if self._before is None:
+            self._before = self._read()
+            # An update that gives a row to an id writes the id first.
+            self._table.settle()
+
+    def end(self):
+        """Reads them again; returns them, `EMPTY` where they have changed."""
+        self.begin()
+        before, self._before = self._before, None
+        return np.where(before == self._read(), before, row_index.EMPTY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +181,10 @@ class DynamicTable(TableVariable):
         """Returns rows by their numbers, whatever ids they have."""
         rows = tf.range(first, end, dtype=tf.int64)
         return self._look_up(self, rows, by_number=True).numpy()
+
+    def settle(self):
+        """Waits for the updates that servers are in the middle of."""
+        self._look_up.settle()
 
     def counts(self):
         """Returns what servers hold, a list of dicts, one for each."""

@@ -83,6 +83,17 @@ class LookUp:
                 self._functions[key] = function.get_concrete_function()
         return self._store.call(self._functions[key]).numpy()
 
+    def settle(self):
+        """Waits for the updates that servers are in the middle of."""
+        key = "settle"
+        if key not in self._functions:
+            function = tf.function(
+                lambda: build_settle(self._store), autograph=False
+            )
+            with private_tensorflow.outside_of_functions():
+                self._functions[key] = function.get_concrete_function()
+        self._store.call(self._functions[key])
+
     def forget(self):
         """Forgets what was traced; what is called again is traced again."""
         self._functions.clear()
@@ -156,6 +167,24 @@ def build_counts(store, table):
             )
     with tf.device(store.worker_device):
         return tf.stack(found)
+
+
+def build_settle(store):
+    """Builds: the lock of each server is taken, and freed at once.
+
+    Args:
+      store: The `ParameterStore`.
+
+    Returns:
+      A scalar tensor here, when all have been.
+    """
+    freed = []
+    for shard in range(store.num_shards):
+        lock = store.lock(shard)
+        with tf.control_dependencies([lock.op]):
+            freed.append(store.unlock(shard, lock))
+    with tf.control_dependencies(freed), tf.device(store.worker_device):
+        return tf.zeros([], tf.int64)
 
 
 def _handle(store, piece, variable):
