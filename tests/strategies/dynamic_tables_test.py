@@ -22,6 +22,7 @@ from tests.strategies.dynamic_models import examples
 from tests.strategies.dynamic_models import fit
 from tests.strategies.dynamic_models import ids_of
 from tests.strategies.dynamic_models import strategy_with_tables
+from tfdist import saved_state
 from tfdist.callbacks import ClusterCheckpoint
 from tfdist.layers import DynamicEmbedding
 from tfdist.runtime.checkpoint import table_chunks
@@ -235,6 +236,33 @@ def test_ids_that_come_or_go_during_a_save_are_left_out(tmp_path, monkeypatch):
     (ids,) = tmp_path.glob("*.ids.npy")
     rows = ids.with_name(ids.name.replace(".ids", ""))
     check(np.load(ids), np.load(rows), before)
+
+
+def test_rows_are_as_old_after_a_restore_as_when_they_were_saved(tmp_path):
+    strategy = strategy_with_tables()
+    model, table = linear(strategy, "sgd", evict_after=2)
+    variable = table.embeddings.value
+
+    def ages():
+        ids, updated = (
+            variable.columns[name].read_rows(0, variable.shape[0])[:, 0]
+            for name in ("ids", "updated")
+        )
+        (now,) = strategy.updates_applied()
+        return (now - updated)[ids != row_index.EMPTY]
+
+    for ids in np.split(neighbours(15), 3):
+        step(model, ids)
+    saved = ages()
+    assert sorted(set(saved)) == [1, 2, 3]
+    path = tmp_path / "state"
+    with path.open("wb") as file:
+        saved_state.write(strategy.state.read(), file)
+    for _ in range(2):
+        step(model, neighbours(5))
+    with path.open("rb") as file:
+        strategy.state.restore(saved_state.read(file))
+    np.testing.assert_array_equal(ages(), saved)
 
 
 def test_two_fits_and_another_optimizer():

@@ -78,12 +78,13 @@ class TableChunks:
             found[_name(ids, chunk)] = _lazy(ids, steady.end)
         return found
 
-    def put(self, table, arrays):
+    def put(self, table, arrays, more=0):
         """Puts a saved table onto the servers, if there is one.
 
         Args:
           table: The `TableVariable`.
           arrays: Those of a `SavedState`.
+          more: What is added to all values, a number.
         """
         prefix = _name(table, "")
         chunks = sum(name.startswith(prefix) for name in arrays)
@@ -92,6 +93,7 @@ class TableChunks:
         self._traced.call(("fill", table.ordinal), lambda: self._fill(table))
         for chunk in range(chunks):
             value = np.asarray(arrays[_name(table, chunk)])
+            value = value + more if more else value
             self._traced.call(
                 ("put", table.ordinal, chunks),
                 functools.partial(self._build_put, table, chunks),

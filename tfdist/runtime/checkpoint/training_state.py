@@ -275,7 +275,9 @@ class TrainingState(tf.train.experimental.PythonState):
         if variable.role is Role.TABLE:
             if variable.ordinal not in self._placed:
                 self._placed.add(variable.ordinal)
-                self._tables.put(variable, self._saved.arrays)
+                self._tables.put(
+                    variable, self._saved.arrays, self._more_updates(variable)
+                )
             return
         value = self._array(_name(variable))
         if value is None or _is_measured(variable):
@@ -283,6 +285,22 @@ class TrainingState(tf.train.experimental.PythonState):
         if variable.ordinal not in self._placed:
             self._placed.add(variable.ordinal)
             variable.assign(tf.constant(value, variable.dtype))
+
+    def _more_updates(self, variable):
+        """What is to be added to all values of a saved table, an int.
+
+        A dynamic table holds numbers of updates, and servers that hold a
+        model already go on counting from where they are.
+        """
+        is_count = any(
+            variable is table.columns["updated"]
+            for table in self._store.variables
+            if table.role is Role.TABLE and table.is_dynamic
+        )
+        if not is_count or not self._runtime.committed:
+            return 0
+        now = max(self._runtime.updates_applied())
+        return now - self._saved.header["updates"]
 
     def _put_local(self, number):
         variable = self._store.locals[number]
