@@ -78,3 +78,41 @@ def test_rows_travel_where_the_rule_leaves_the_others_alone():
     untouched = np.setdiff1d(np.arange(ROWS), x)
     found = tf.gather(tf.convert_to_tensor(table), untouched)
     np.testing.assert_array_equal(found, np.ones([len(untouched), WIDTH]))
+
+
+def _pulled(model):
+    """Untouched rows after a step of a worker that has heard of nothing."""
+    table = model.variables[0].value
+    table.assign_replica(tf.zeros([ROWS, WIDTH]))
+    x, y = _data()
+    model.fit(x, y, batch_size=24, verbose=0)
+    untouched = np.setdiff1d(np.arange(ROWS), x)
+    found = tf.gather(tf.convert_to_tensor(table), untouched).numpy()
+    return np.unique(found).tolist()
+
+
+def test_tables_that_are_set_travel_whole_however_early_they_are():
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        model = _model("sgd")
+    model.evaluate(*_data(), verbose=0)
+    for number in (1.0, 7.0):
+        model.variables[0].assign(tf.fill([ROWS, WIDTH], number))
+        assert _pulled(model) == [number]
+
+
+@pytest.mark.nightly
+def test_tables_travel_whole_when_another_optimizer_changed_all_rows():
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        model = _model("sgd")
+    x, y = _data()
+    model.fit(x, y, batch_size=24, verbose=0)
+    model.variables[0].assign(tf.fill([ROWS, WIDTH], 7.0))
+    model.fit(x, y, batch_size=24, verbose=0)
+    for optimizer in ("adam", "sgd"):
+        with strategy.scope():
+            model.compile(OPTIMIZERS[optimizer](), "mse")
+        if optimizer == "adam":
+            model.fit(x, y, batch_size=24, verbose=0)
+    assert _pulled(model) == [7.0]

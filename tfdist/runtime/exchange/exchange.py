@@ -321,10 +321,13 @@ class ExchangeBuilder:
         for table, since in request.tables.values():
             handle = request.section.handle(table)
             changed = rows.changed_by(operations, handle)
-            if changed is not None:
-                stamps = self._store.row_stamps(table)
-                rows.mark(stamps, changed, version.read())
-                kept.append((table, since))
+            stamps = self._store.row_stamps(table)
+            if changed is None:
+                # Another worker's rule may leave rows alone.
+                rows.mark_all(stamps, table, version.read())
+                continue
+            rows.mark(stamps, changed, version.read())
+            kept.append((table, since))
         return kept
 
     def _respond(self, request, lock, before, tables, figures, new=None):

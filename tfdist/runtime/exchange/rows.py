@@ -22,13 +22,19 @@ _SCATTERS = (
 _READS = ("ReadVariableOp", "ResourceGather", "VariableShape")
 
 
-def is_candidate(variable, args):
-    """Whether an update of `variable` with `args` may touch a few rows only."""
+def is_large(variable):
+    """Whether a worker may pull rows of `variable`."""
     return (
         not variable.pieces
-        and variable.shape.rank
+        and bool(variable.shape.rank)
         and variable.num_bytes >= FROM_BYTES
-        and any(isinstance(a, tf.IndexedSlices) for a in tf.nest.flatten(args))
+    )
+
+
+def is_candidate(variable, args):
+    """Whether an update of `variable` with `args` may touch a few rows only."""
+    return is_large(variable) and any(
+        isinstance(a, tf.IndexedSlices) for a in tf.nest.flatten(args)
     )
 
 
@@ -74,6 +80,13 @@ def mark(stamps, rows, version):
             indices=some,
             updates=tf.fill(tf.shape(some), version),
         )
+
+
+def mark_all(stamps, table, version):
+    """Notes that all rows of `table` have; returns the operation."""
+    return tf.raw_ops.AssignVariableOp(
+        resource=stamps, value=tf.fill(table.shape[:1], version)
+    )
 
 
 def changed_since(stamps, handle, table, version):

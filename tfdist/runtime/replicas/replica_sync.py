@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist import private_keras_calls
 from tfdist.cluster import waiting
+from tfdist.runtime.exchange import rows
 from tfdist.runtime.replicas import consistent_read
 from tfdist.runtime.replicas import first_values
 from tfdist.runtime.replicas import refresh
@@ -295,9 +296,11 @@ class Synchronizer:
         stamps = store.row_stamps(table)
         with tf.control_dependencies([lock.op]):
             with tf.device(store.devices[table.shard]):
-                zeros = tf.zeros(table.shape[:1], tf.int64)
+                # What has changed before, nobody has noted.
+                version = store.counter("version", table.shard).read()
+                first = tf.fill(table.shape[:1], version)
             created = copies.build_put_if_missing(
-                store, table.shard, stamps, zeros
+                store, table.shard, stamps, first
             )
         with tf.control_dependencies([created]):
             store.unlock(table.shard, lock)
@@ -306,10 +309,7 @@ class Synchronizer:
         """Every worker is to pull all of `table` with its next exchange."""
         store = self._store
         version = store.counter("version", table.shard).read()
-        return tf.raw_ops.AssignVariableOp(
-            resource=store.row_stamps(table),
-            value=tf.fill(table.shape[:1], version + 1),
-        )
+        return rows.mark_all(store.row_stamps(table), table, version + 1)
 
     def _build_write(self, variable):
         store = self._store
@@ -328,7 +328,10 @@ class Synchronizer:
                     done += self._refresh.note_given(
                         shard, [(variable, piece)], [value]
                     )
-                    if variable.rows_pulled is not None:
+                    # Others may pull rows of it already, or will do so.
+                    if variable.role is Role.PARAMETER and rows.is_large(
+                        variable
+                    ):
                         done.append(self._stamp_all_rows(variable))
             with tf.control_dependencies(done):
                 store.unlock(shard, lock)
