@@ -287,7 +287,7 @@ class TrainingState(tf.train.experimental.PythonState):
             variable.assign(tf.constant(value, variable.dtype))
 
     def _more_updates(self, variable):
-        """What is to be added to all values of a saved table, an int.
+        """Returns the int to be added to all values of a saved table.
 
         A dynamic table holds numbers of updates, and servers that hold a
         model already go on counting from where they are.
