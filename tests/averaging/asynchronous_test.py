@@ -250,3 +250,23 @@ def test_downpour(n_fetch, n_push):
         oracle.step(k, x, y)
         assert_close(run.own_weights(k), oracle.own[k])
     assert run.runtimes[0].updates_applied() == [oracle.pushes]
+
+
+def test_model_that_is_built_within_a_period_begins_with_the_chiefs_values():
+    cluster = VirtualWorkers(WORKERS, ParameterAveraging(4), build=linear(sgd))
+    for k, batch in zip(BEGIN, batches(BEGIN), strict=True):
+        cluster.step(k, *batch)
+    kernels = []
+    for k in BEGIN:
+        keras.utils.set_random_seed(k)
+        with cluster.workers[k].scope():
+            layer = keras.layers.Dense(1)
+            layer.build((None, 3))
+        # Reading swaps own values and anchors, also those of the new model.
+        kernels.append((layer.kernel.value, layer.kernel.numpy()))
+    for k in BEGIN:
+        cluster.runtimes[k].commit()
+    (_, first), (second, own) = kernels
+    assert np.all(first != own)
+    for made in second, cluster.runtimes[1].local._own_values.shadow(second):
+        np.testing.assert_array_equal(made.read_value(), first)

@@ -74,6 +74,9 @@ class EveryStep:
     def show_anchor(self):
         """Does nothing."""
 
+    def after_first_pull(self, variables):
+        """See `Local.after_first_pull`."""
+
     def after_pull(self):
         """Does nothing."""
 

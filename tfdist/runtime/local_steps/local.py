@@ -278,6 +278,14 @@ class Local:
         """
         return self._communication.before_pull(self)
 
+    def after_first_pull(self, variables):
+        """Called when new variables have got what others gave them first.
+
+        Args:
+          variables: List of `ReplicaVariable`.
+        """
+        self._own_values.follow(variables)
+
     def after_pull(self):
         """Called after all replicas were refreshed."""
         if not (self.method.keeps_own and self.has_begun):

@@ -132,6 +132,15 @@ class OwnValues:
         shadow = self._shadows.shadow(variable)
         assign(shadow.local_handle, read_replica(variable))
 
+    def follow(self, variables):
+        """Makes shadows that there are of `variables` hold what replicas do.
+
+        They may be older than the variables' values on the servers: in the
+        middle of a period, what is made is swapped as soon as it is known.
+        """
+        for variable in variables:
+            self.after_write(variable)
+
     def after_write(self, variable):
         """Called after a variable was assigned eagerly: own weights follow.
 
