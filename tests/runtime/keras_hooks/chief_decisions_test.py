@@ -387,6 +387,37 @@ def test_a_first_step_is_told_of_when_it_is_sent_and_may_not_end_yet():
     assert not worker.membership.on_beat
 
 
+def test_callbacks_train_batches_before_and_after_the_steps_of_fit():
+    """A callback is called once; steps at the end go straight through."""
+    worker = Worker(0, table(0))
+    worker.runtime.local = types.SimpleNamespace(finish=lambda: None)
+    worker.runtime.coordination = types.SimpleNamespace(
+        waits=False, leave=lambda: None
+    )
+    decisions, steps = worker.chief_decisions, []
+
+    class Trains(keras.callbacks.Callback):
+        def train(self, *args):
+            steps.append(args)
+            decisions.call(lambda function: function(), lambda: None)
+
+        on_epoch_begin = on_train_end = train
+
+    listed = keras.callbacks.CallbackList([Trains()])
+    fit = worker.begin(1)
+    fit.is_in_loop = False
+    fit.frame = types.SimpleNamespace(
+        f_locals={"self": worker.model, "callbacks": listed}
+    )
+    listed.on_train_begin()
+    listed.on_epoch_begin(0)
+    assert steps == [(0, {})]
+    assert len(listed.callbacks) == 3
+    listed.on_train_end()
+    assert steps == [(0, {}), ({},)]
+    assert not decisions.number
+
+
 def begin(worker):
     """A call of `fit` begins."""
     model = worker.model

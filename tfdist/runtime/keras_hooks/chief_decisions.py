@@ -181,8 +181,8 @@ class ChiefDecisions:
           *args: Its arguments.
         """
         fit = self._fit
-        if fit is None:
-            return call(function, *args)
+        if fit is None or fit.has_ended:
+            return call(function, *args)  # Such as `train_on_batch`.
         if not fit.is_in_loop:
             self._begin_loop(fit)
         if self.is_chief:
@@ -256,7 +256,7 @@ class ChiefDecisions:
         fit = self._fit
         if fit is None:
             return
-        fit.is_in_loop = False
+        fit.is_in_loop, fit.has_ended = False, True
         self._runtime.work.leave()
         self._runtime.local.finish()
         self._runtime.coordination.leave()
