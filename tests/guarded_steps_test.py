@@ -10,44 +10,58 @@ def compiled():
     return model
 
 
-def fit(model):
+def fit(model, **arguments):
     x = np.ones([4, 1], "float32")
-    return model.fit(x, x, batch_size=2, verbose=0).history["loss"]
+    model.fit(x, x, batch_size=2, verbose=0, **arguments)
 
 
-def test_steps_of_fit_go_through_the_call():
-    model, called = compiled(), []
+def guarded_by(model, name, called):
+    """Guards the steps of a model; the call notes the name and function."""
 
     def call(function, *args):
-        called.append(function)
+        called.append((name, function))
         return function(*args)
 
     guarded_steps.guard(model, call)
+
+
+def test_steps_of_fit_go_through_the_call_of_that_fit():
+    model, called = compiled(), []
+    guarded_by(model, "first", called)
     fit(model)
+    guarded_by(model, "second", called)
     fit(model)
-    assert len(called) == 4
+    names, functions = zip(*called, strict=True)
+    assert names == ("first", "first", "second", "second")
     # The function that Keras made, once.
-    assert len(set(map(id, called))) == 1
-    # Once more does not wrap what is wrapped.
-    guarded_steps.guard(model, call)
-    fit(model)
-    assert len(called) == 6
-    assert not isinstance(called[0], guarded_steps.GuardedFunction)
+    assert len(set(map(id, functions))) == 1
+    assert not isinstance(functions[0], guarded_steps.GuardedFunction)
 
 
-def test_what_was_made_before_is_used_and_compile_makes_it_anew():
+class MakesAgain(keras.callbacks.Callback):
+    """Has Keras make the training step again."""
+
+    def on_train_begin(self, logs=None):
+        self.model.make_train_function(force=True)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.model.compile(optimizer="sgd", loss="mse")
+            self.model.make_train_function()
+
+
+def test_what_is_made_before_within_and_after_fit_is_guarded():
     model, called = compiled(), []
     model.make_train_function()
     first = model.train_function
-
-    def call(function, *args):
-        called.append(function)
-        return function(*args)
-
-    guarded_steps.guard(model, call)
+    guarded_by(model, "first", called)
     fit(model)
-    assert called == [first] * 2
+    assert [function for _, function in called] == [first] * 2
+    fit(model, epochs=2, callbacks=[MakesAgain()])
+    assert len(called) == 6
+    assert len({id(function) for _, function in called}) == 3
     model.compile(optimizer="adam", loss="mse")
-    guarded_steps.guard(model, call)
+    guarded_by(model, "second", called)
     fit(model)
-    assert called[-1] is not first
+    assert [name for name, _ in called[6:]] == ["second"] * 2
+    assert len({id(function) for _, function in called}) == 4

@@ -1,30 +1,35 @@
 """Training steps of Keras's `fit` that go through a function of ours."""
 
-import weakref
+from tfdist import dynamic_subclasses
 
 
 class GuardedFunction:
     """A model's `train_function`, called in our way.
 
     Args:
-      model: The `keras.Model`.
-      function: Its `train_function`; None if it has to be made.
+      function: The `train_function` that Keras has made.
       call: Callable of a function and its arguments that calls it.
     """
 
-    def __init__(self, model, function, call):
-        self._model = weakref.ref(model)
-        self._function = function
+    def __init__(self, function, call):
+        self.function = function
         self._call = call
 
     def __call__(self, *args):
-        if self._function is None:
-            # Only now: Keras makes it when it has built the model.
-            model = self._model()
-            model.make_train_function(force=True)
-            self._function = model.train_function
-            model.train_function = self
-        return self._call(self._function, *args)
+        return self._call(self.function, *args)
+
+
+class GuardedTraining:
+    """A mixin: a model all of whose training steps are guarded.
+
+    A callback may have Keras make the training step again within `fit`.
+    """
+
+    def make_train_function(self, *args, **kwargs):
+        """As Keras's; guards the training step that it has made."""
+        super().make_train_function(*args, **kwargs)
+        _put(self, self._tfdist_call)
+        return self.train_function
 
 
 def guard(model, call):
@@ -32,9 +37,18 @@ def guard(model, call):
 
     Args:
       model: The `keras.Model` whose `fit` is about to begin.
-      call: Callable of a function and its arguments that calls it.
+      call: Callable of a function and its arguments that calls it, in place
+        of the one of an earlier `fit`.
     """
-    if not isinstance(model.train_function, GuardedFunction):
-        model.train_function = GuardedFunction(
-            model, model.train_function, call
-        )
+    dynamic_subclasses.specialize(model, GuardedTraining)
+    # Not by Keras's `__setattr__`: its `__init__` may still be under way.
+    vars(model)["_tfdist_call"] = call
+    _put(model, call)
+
+
+def _put(model, call):
+    function = model.train_function
+    if isinstance(function, GuardedFunction):
+        function = function.function
+    if function is not None:  # Or else Keras makes it when `fit` begins.
+        model.train_function = GuardedFunction(function, call)
