@@ -78,6 +78,15 @@ def test_batches_of_a_data_set_can_be_read_in_another_order(workers):
     assert read == [2.0, 1.0]
 
 
+def test_an_adapter_says_how_many_batches_its_part_has():
+    adapter = py_dataset_adapter.PyDatasetAdapter(Batches(), shuffle=False)
+    private_keras.set_num_batches(adapter, 1)
+    assert adapter.num_batches == 1
+    # Of it, and of no other one.
+    other = py_dataset_adapter.PyDatasetAdapter(Batches(), shuffle=False)
+    assert other.num_batches == 2
+
+
 def test_threads_that_read_are_found():
     adapter = py_dataset_adapter.PyDatasetAdapter
     threads = adapter(Batches(workers=2), shuffle=False)

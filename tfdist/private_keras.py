@@ -80,6 +80,28 @@ def batch_of(adapter, index):
     return adapter._standardize_batch(adapter.py_dataset[index])
 
 
+class _Share:
+    """A mixin: a `DataAdapter` of which Keras iterates over a part."""
+
+    num_batches = property(lambda self: self._tfdist_num_batches)
+
+
+def set_num_batches(adapter, number):
+    """Makes Keras begin the data again after another number of batches.
+
+    With `steps_per_epoch`, `fit` goes on with the data of the epoch before
+    until it has seen as many batches as the adapter says. Adapters have no
+    public name, and no setter.
+
+    Args:
+      adapter: A Keras `DataAdapter` that knows its number of batches.
+      number: Batches of the part that Keras iterates over.
+    """
+    _require(adapter, "num_batches")
+    adapter._tfdist_num_batches = number
+    dynamic_subclasses.specialize(adapter, _Share)
+
+
 def shuffles_batches(adapter):
     """Whether Keras draws the order of the batches of a `PyDataset`.
 

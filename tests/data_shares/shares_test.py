@@ -1,7 +1,9 @@
 """What is known of a data set before it is shared out over workers."""
 
+import functools
 import types
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -192,3 +194,24 @@ def test_pairs_of_files_are_those_of_the_whole(names):
 
     whole, found = sums(pairs, names)
     assert sum(found) == whole
+
+
+def test_a_share_begins_again_where_steps_per_epoch_are_all_of_it():
+    """A worker has two of four batches, and trains in each epoch on both."""
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    config = types.SimpleNamespace(
+        num_workers=2, data_share=(2, 1), is_local=False
+    )
+    # Keras's own call, without a frame between it and tfdist.
+    strategy.experimental_distribute_dataset = functools.partial(
+        shares.distribute, config=config, before=lambda *request: 1
+    )
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.arange(4.0, dtype=np.float32)[:, None]
+    history = model.fit(
+        x, x + 9, batch_size=1, steps_per_epoch=2, epochs=3, verbose=0
+    )
+    assert int(model.optimizer.iterations) == 2 * 3
+    assert all(history.history["loss"])

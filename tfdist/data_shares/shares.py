@@ -91,13 +91,14 @@ def distribute(
             steps_per_epoch = private_keras_calls.steps_per_epoch_of(frame)
         is_fit = call is not None
         call = call if is_fit else next(_loops)
+        size = _size(adapter, *((1, 0) if is_whole else _shares(config)))
         shared = _share_out(
             dataset, config, adapter, call, steps_per_epoch, compare
         )
         number, _ = _shares(config)
         if is_fit and adapter is not None:
             left_out = begin(
-                _size(adapter, *((1, 0) if is_whole else _shares(config))),
+                size,
                 not steps_per_epoch
                 and not private_keras.adapts_generator(adapter),
             )
@@ -177,12 +178,14 @@ def _share_out(dataset, config, adapter, call, steps_per_epoch, compare):
     if cardinality >= 0:
         size = cardinality // number + (mine < cardinality % number)
         shared = shared.apply(tf.data.experimental.assert_cardinality(size))
+    if adapter is not None and count and steps_per_epoch:
+        private_keras.set_num_batches(adapter, _size(adapter, number, mine))
     return _with_policy(shared, _AutoShardPolicy.OFF)
 
 
 def _size(adapter, number, mine):
     """Batches of a share of the data in an epoch; 0 where it is not known."""
-    batches = adapter.num_batches or 0
+    batches = 0 if adapter is None else adapter.num_batches or 0
     return batches // number + (mine < batches % number)
 
 
