@@ -347,10 +347,16 @@ def test_a_call_to_which_a_worker_comes_back_at_its_end_has_been_one():
 @pytest.mark.parametrize(
     ("number", "reads", "waits", "looks"),
     {
-        "a backup that the others have to read": (1, True, False, 2),
-        "first call": (1, False, True, 0),
-        "workers wait for each other": (2, False, True, 2),
-        "nobody waits": (2, False, False, 0),
+        "a backup that the others have to read": (1, "reads_backup", False, 2),
+        "a checkpoint that they have to read": (
+            2,
+            "reads_checkpoint",
+            False,
+            2,
+        ),
+        "first call": (1, "reads_checkpoint", True, 0),
+        "workers wait for each other": (2, None, True, 2),
+        "nobody waits": (2, None, False, 0),
     }.values(),
 )
 def test_when_the_chief_waits_for_all_to_begin(number, reads, waits, looks):
@@ -359,7 +365,9 @@ def test_when_the_chief_waits_for_all_to_begin(number, reads, waits, looks):
     worker.runtime.coordination = types.SimpleNamespace(waits=waits)
     worker.chief_decisions._take_over = lambda: None
     fit = worker.begin(number)
-    worker.chief_decisions.position.reads_backup = reads
+    position = worker.chief_decisions.position
+    for name in ("reads_backup", "reads_checkpoint"):
+        setattr(position, name, name == reads)
     worker.chief_decisions._tell_begun(fit)
     assert worker.reads == looks
 

@@ -5,6 +5,7 @@ import types
 import keras
 import pytest
 
+from tfdist import callbacks
 from tfdist.cluster import fit_progress
 from tfdist.cluster.fit_progress import OVER
 from tfdist.cluster.member_table import Member
@@ -208,11 +209,18 @@ def test_a_worker_that_is_there_for_the_first_time_leaves_nothing_out():
     assert begun(model, made) == ((0, 0), None)
 
 
-def test_a_callback_that_resumes_is_not_interfered_with(tmp_path):
-    callback = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+@pytest.mark.parametrize(
+    "make, kinds",
+    [
+        (keras.callbacks.BackupAndRestore, (True, False)),
+        (callbacks.ClusterCheckpoint, (False, True)),
+    ],
+)
+def test_a_callback_that_resumes_is_not_interfered_with(tmp_path, make, kinds):
     model, made = keras.Sequential(), position()
-    assert begun(model, made, callbacks=[callback]) == ((0, 0), None)
-    assert made.reads_backup
+    resumes = [make(tmp_path / "backup")]
+    assert begun(model, made, callbacks=resumes) == ((0, 0), None)
+    assert (made.reads_backup, made.reads_checkpoint) == kinds
     # It has resumed at the eighth epoch, as the others are told.
     made.begin_loop(Frame(model, epoch=7))
     word = made._fits.word

@@ -300,10 +300,15 @@ class ChiefDecisions:
                 version=self._version(),
                 data=fit.data,
             )
-            # From now on BackupAndRestore writes anew what they read. And where
-            # workers wait for each other, those that had no data in the call
-            # before are not waited for until they have begun this one.
-            waits = fit.number > 1 and self._runtime.coordination.waits
+            # From now on BackupAndRestore writes anew what they read, and
+            # ClusterCheckpoint saves later epochs. (In the first call others
+            # may wait for steps of this worker.) And where workers wait for
+            # each other, those that had no data in the call before are not
+            # waited for until they have begun this one.
+            waits = fit.number > 1 and (
+                self._runtime.coordination.waits
+                or self.position.reads_checkpoint
+            )
             if waits or self.position.reads_backup:
                 self._turns.wait_for_others_to_begin(fit.number)
             if fit.number > 1:

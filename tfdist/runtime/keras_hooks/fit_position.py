@@ -27,12 +27,13 @@ class FitPosition:
 
     Attributes:
       reads_backup: Whether the call under way has a BackupAndRestore.
+      reads_checkpoint: Whether it has another callback that resumes.
     """
 
     def __init__(self, turns, fits):
         self._turns = turns
         self._fits = fits
-        self.reads_backup = False
+        self.reads_backup = self.reads_checkpoint = False
         # Where the call that is beginning goes on.
         self._start = _START
         self._first_epoch = 0
@@ -56,9 +57,10 @@ class FitPosition:
         self._first_epoch = private_keras_calls.initial_epoch_of(frame)
         callbacks = _listed(private_keras_calls.callbacks_of(frame))
         self.reads_backup = any(map(_is_backup, callbacks))
-        if self.reads_backup or any(
+        self.reads_checkpoint = any(
             hasattr(one, "resumed_epoch") for one in callbacks
-        ):
+        )
+        if self.reads_backup or self.reads_checkpoint:
             return  # It sees to where `fit` goes on.
         if self._first_call is None:
             self._first_call = number
