@@ -68,6 +68,20 @@ def scalars(directory):
     return found
 
 
+class Evaluates(keras.callbacks.Callback):
+    """Evaluates the model on other data at the end of an epoch."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        x = np.full([2, 2], 9.0, np.float32)
+        self.model.evaluate(x, x[:, :1], verbose=0)
+
+
+def test_metrics_are_those_of_training_though_a_callback_evaluates(model):
+    monitor = ClusterMonitor(verbose=0)
+    history = fit(model, Evaluates(), monitor, batches=2)
+    assert history["cluster_loss"] == pytest.approx(history["loss"])
+
+
 def test_every_step_is_a_line(model, tmp_path):
     monitor = ClusterMonitor(tmp_path / "new" / "dir", every_batches=3)
     before = updates_of(model)

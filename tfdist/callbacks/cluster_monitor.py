@@ -12,6 +12,7 @@ from absl import logging
 import keras
 import tensorflow as tf
 
+from tfdist import private_keras_calls
 from tfdist.callbacks import summary as summary_lib
 
 # Fields that say which step it was: their means mean nothing.
@@ -88,6 +89,7 @@ class ClusterMonitor(keras.callbacks.Callback):
                 f"of {type(strategy).__name__}"
             )
         self._strategy = strategy
+        _publish_first(self._publish_metrics)
         cluster = strategy.cluster
         self._name = f"{cluster.task_type}-{cluster.task_index}"
         strategy.journal.read_new()
@@ -215,6 +217,31 @@ class ClusterMonitor(keras.callbacks.Callback):
                     tf.summary.scalar(
                         f"cluster/{field.name}", sum(values) / len(values)
                     )
+
+
+class _First(keras.callbacks.Callback):
+    """Publishes an epoch's metrics before another callback resets them.
+
+    A callback that evaluates the model does, and may come before the monitor.
+    """
+
+    def __init__(self, publish):
+        super().__init__()
+        self._publish = publish
+
+    def on_epoch_end(self, epoch, logs=None):
+        del epoch, logs
+        self._publish()
+
+
+def _publish_first(publish):
+    """Puts a `_First` before all callbacks of the `fit` under way."""
+    call = private_keras_calls.fit_under_way()
+    listed = call and private_keras_calls.callbacks_of(call)
+    if isinstance(listed, keras.callbacks.CallbackList):
+        kept = [one for one in listed.callbacks if not isinstance(one, _First)]
+        # Keras is in a loop over the old list.
+        listed.callbacks = [_First(publish), *kept]
 
 
 def _event_writer(directory):
