@@ -5,6 +5,7 @@ import functools
 from tfdist import guarded_steps
 from tfdist import private_keras_calls
 from tfdist import running_fit
+from tfdist.runtime.keras_hooks import adapted_layers
 from tfdist.runtime.keras_hooks import empty_epochs
 from tfdist.runtime.keras_hooks import full_tables
 from tfdist.runtime.keras_hooks import table_saving
@@ -50,6 +51,8 @@ def before_data(runtime, before_training, request, shares):
         full = full_tables.FullTables(running, model, runtime.store)
         call = functools.partial(full.call, call)
     call = functools.partial(empty_epochs.call, call, runtime.coordination)
+    adapted = adapted_layers.AdaptedLayers(model, runtime.commit)
+    call = functools.partial(adapted.call, call)
     runtime.chief_decisions.watch(frame, running)
     call = functools.partial(runtime.chief_decisions.call, call)
     runtime.watch(running, frame)
