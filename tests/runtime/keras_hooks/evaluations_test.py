@@ -226,6 +226,27 @@ def test_averaged_weights_that_keras_swaps_stay_here(eagerly):
     assert pushes.seen[0] == mean
 
 
+class Saves(keras.callbacks.Callback):
+    """Saves the weights at the end of an evaluation."""
+
+    def __init__(self, path):
+        super().__init__()
+        self._path = path
+
+    def on_test_end(self, logs=None):
+        self.model.save_weights(self._path)
+
+
+def test_weights_that_a_callback_has_swapped_in_are_saved(tmp_path):
+    path = tmp_path / "swapped.weights.h5"
+    model = made(tfdist.AsyncStrategy())
+    model.fit(DATA, DATA, batch_size=1, verbose=0)
+    model.evaluate(DATA, DATA, callbacks=[Saves(path), Swap()], verbose=0)
+    assert float(kernel_of(model).numpy()[0, 0]) != -1.0
+    model.load_weights(path)
+    assert float(kernel_of(model).numpy()[0, 0]) == -1.0
+
+
 def test_averages_may_not_stay_in_place_between_epochs():
     """Others push updates meanwhile, which swapping back would erase."""
     model = made(tfdist.AsyncStrategy(), optimizer={"use_ema": True})

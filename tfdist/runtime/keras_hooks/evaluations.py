@@ -64,6 +64,15 @@ class OwnEvaluations:
             self._before[id(variable)] = variable, read_replica(variable)
         return True
 
+    @property
+    def has_values(self):
+        """Whether this worker holds values that an evaluation has assigned."""
+        return bool(self._before)
+
+    def holds(self, variable):
+        """Whether an evaluation has assigned `variable` on this worker."""
+        return id(variable) in self._before
+
     def _begin(self, frame):
         self._call = running_fit.RunningFit(frame)
         callbacks = private_keras_calls.callbacks_of(frame)
@@ -90,6 +99,7 @@ class SharedEvaluations:
     """Those of the only worker: all that they assign reaches the servers."""
 
     are_own = False
+    has_values = False
 
     def check(self, callbacks):
         """Does nothing."""
@@ -98,6 +108,9 @@ class SharedEvaluations:
         """Returns whether an assignment is this worker's own: never."""
         del variable
         return False
+
+    # What they have assigned, servers hold as well.
+    holds = keep
 
     def restore_if_over(self):
         """Does nothing."""

@@ -215,7 +215,8 @@ class Synchronizer:
         """Refreshes lazily kept replicas before one of them is read.
 
         What is saved is refreshed as a whole, so that parameters and slots
-        are of one moment. Not in the middle of local steps.
+        are of one moment. Not in the middle of local steps, and not while an
+        evaluation has other values in place: these are saved.
         """
         if variable.role is Role.TABLE:
             # There is no replica: servers have to hold it.
@@ -224,7 +225,11 @@ class Synchronizer:
             return
         if not self._is_committed(variable):
             return
+        evaluations = self._runtime.evaluations
+        if evaluations.holds(variable):
+            return
         keeps_own_values = self._runtime.local.keeps_own_values
+        keeps_own_values = keeps_own_values or evaluations.has_values
         if not keeps_own_values and private_keras_calls.is_saving():
             if self._runtime.journal.exchanges != self._together_at:
                 self.pull_together()
@@ -237,7 +242,8 @@ class Synchronizer:
             if first <= variable.ordinal < end and refreshed_at != exchanges:
                 batch[-1] = exchanges
                 together = self._store.variables[first:end]
-                self._pull([v for v in together if v.role in _LAZY])
+                lazy = [v for v in together if v.role in _LAZY]
+                self._pull([v for v in lazy if not evaluations.holds(v)])
 
     def after_write(self, variable):
         """Passes an eager assignment on to the servers."""
