@@ -252,6 +252,7 @@ class Runtime(owner.Owner):
         if self.synchronizer.holds(variable):
             self.chief_decisions.before_write()
         self.local.before_read(variable)
+        self.synchronizer.before_write(variable)
         return True
 
     def after_eager_write(self, variable):

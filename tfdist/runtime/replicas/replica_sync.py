@@ -245,6 +245,15 @@ class Synchronizer:
                 lazy = [v for v in together if v.role in _LAZY]
                 self._pull([v for v in lazy if not evaluations.holds(v)])
 
+    def before_write(self, variable):
+        """Refreshes lazily kept replicas before one of them is assigned.
+
+        So no read refreshes them before this worker's next exchange: until
+        then, what is assigned here alone stays.
+        """
+        if variable.role in _LAZY and not self._writes_pass:
+            self.before_read(variable)
+
     def after_write(self, variable):
         """Passes an eager assignment on to the servers."""
         if variable.role is Role.ITERATIONS and variable.pulled is not None:

@@ -1,0 +1,35 @@
+"""Eager assignments of replicas that are refreshed only when they are read."""
+
+import keras
+import numpy as np
+
+import tfdist
+
+
+def fit(model):
+    """Makes two exchanges, after which its replicas of state are old."""
+    x = np.ones([4, 1], np.float32)
+    model.fit(x, x, batch_size=2, verbose=0)
+
+
+def test_what_a_worker_assigns_stays_until_its_next_exchange():
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input([1]), keras.layers.BatchNormalization()]
+        )
+        model.compile("sgd", "mse")
+    synchronizer = strategy._runtime.synchronizer
+    mean = model.layers[0].moving_mean
+    fit(model)
+    trained = float(mean.numpy()[0])
+    fit(model)
+    # As on a worker that is not the chief.
+    synchronizer._writes_pass = False
+    mean.assign([7.0])
+    synchronizer._writes_pass = True
+    assert mean.numpy() == [7.0]
+    fit(model)
+    # Servers have not heard of it: m <- 0.99 m + 0.01, four times.
+    expected = 1.0 - (1.0 - trained) * 0.99**4
+    np.testing.assert_allclose(mean.numpy(), [expected], rtol=1e-5)
