@@ -53,6 +53,16 @@ def test_ids_that_may_be_rounded_are_refused(rows, types):
         check(rows, *types)
 
 
+def test_ids_of_sparse_inputs_are_seen_through():
+    with tfdist.AsyncStrategy(table_bytes=1).scope():
+        inputs = keras.Input((3,), sparse=True, dtype="bfloat16")
+        outputs = keras.layers.Embedding(300, 4)(inputs)
+        model = keras.Model(inputs, outputs)
+    ids = tf.sparse.from_dense([[257, 3, 0]])
+    with pytest.raises(ValueError, match="embeddings' must be integers all"):
+        tf.function(model).get_concrete_function(ids)
+
+
 def test_model_without_an_input_in_mixed_precision_is_refused():
     with tfdist.AsyncStrategy(table_bytes=1).scope():
         layer = keras.layers.Embedding(300, 4, dtype="mixed_bfloat16")

@@ -15,12 +15,15 @@ _DIGITS = {tf.float32: 24, tf.bfloat16: 8, tf.float16: 11}
 _PASSING = {
     "Cast": 0,
     "ExpandDims": 0,
+    "GatherV2": 0,
     "Identity": 0,
     "Reshape": 0,
     "Select": 2,
     "SelectV2": 2,
+    "SparseFillEmptyRows": 1,
     "Squeeze": 0,
     "StopGradient": 0,
+    "Unique": 0,
 }
 
 
