@@ -302,47 +302,6 @@ def test_a_function_can_stay_one():
     assert definition.attr["_noinline"].b
 
 
-def test_a_condition_can_stay_one_operation():
-    variable = tf.Variable(0)
-
-    @tf.function(autograph=False)
-    def changed(whole):
-        def change():
-            variable.assign_add(1)
-            return True
-
-        done = tf.cond(variable < 5, change, lambda: False)
-        if whole:
-            private_tensorflow.keep_whole(done)
-        return done
-
-    for whole in (False, True):
-        graph = changed.get_concrete_function(whole).graph
-        (condition,) = [o for o in graph.get_operations() if o.type == "If"]
-        marked = condition.node_def.attr["_lower_using_switch_merge"].b
-        assert marked == (not whole)
-        assert changed(whole)
-    assert int(variable) == 2
-
-
-def test_a_condition_within_a_tape_that_is_kept_is_left_as_it_is():
-    variable = tf.Variable(0.0)
-
-    @tf.function(autograph=False)
-    def changed():
-        def change():
-            variable.assign_add(1.0)
-            return variable < 5
-
-        with tf.GradientTape(persistent=True):
-            done = tf.cond(variable < 5, change, lambda: False)
-            private_tensorflow.keep_whole(done)
-        return done
-
-    assert changed()
-    assert float(variable) == 1
-
-
 @pytest.mark.parametrize("independent", [False, True])
 def test_an_operation_can_leave_the_order_of_a_function(independent):
     @tf.function(autograph=False)

@@ -271,29 +271,6 @@ def unmark_for_xla(operation):
 STAYS_A_FUNCTION = {"_noinline": True}
 
 
-# By which TensorFlow marks a `tf.cond` that it takes apart before it runs.
-_IN_PARTS = "_lower_using_switch_merge"
-
-
-def keep_whole(result):
-    """Makes a `tf.cond` one operation in the graph that runs.
-
-    TensorFlow takes each apart, and then cannot tell that a function that has
-    a server's answer need not also be told that the server's branch has run:
-    that is another message. A branch that is whole runs on the device of the
-    `tf.cond` alone. In public there is no argument for it.
-
-    Args:
-      result: What `tf.cond` has returned, a tensor. Within a persistent tape
-        it is of a function, in which the `tf.cond` stays as it is.
-    """
-    operation = result.op
-    while operation.type == "Identity":
-        operation = operation.inputs[0].op
-    if operation.type == "If":
-        operation._clear_attr(_IN_PARTS)
-
-
 def run_independently(operation):
     """Takes `operation` out of the order of the function that is traced.
 

@@ -7,10 +7,11 @@ import pytest
 @pytest.mark.parametrize(
     ("table", "there", "back"),
     [
-        # Gradients and counters in one; fresh values in one.
-        (False, 1, 1),
-        # Ids, gradients of rows, and the rest; rows, and fresh values.
-        (True, 3, 2),
+        # Gradients and counters in one; fresh values in one, and that the
+        # condition under which the server applies has been run.
+        (False, 1, 2),
+        # Ids, gradients of rows, and the rest; rows, and the same as above.
+        (True, 3, 3),
     ],
 )
 def test_a_step_sends_few_messages(cluster, tmp_path, table, there, back):

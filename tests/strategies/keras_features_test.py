@@ -215,7 +215,7 @@ def test_embedding_with_sparse_gradients():
                     keras.layers.Dense(3),
                 ]
             ),
-            "adagrad",
+            "ftrl",
         )
 
     _assert_fits_the_same(build, ids, Y)

@@ -286,8 +286,7 @@ class ExchangeBuilder:
             return True
 
         if conditions:
-            done = tf.cond(tf.reduce_all(conditions), update, lambda: False)
-            private_tensorflow.keep_whole(done)
+            tf.cond(tf.reduce_all(conditions), update, lambda: False)
         else:
             update()
         return tables
