@@ -36,6 +36,8 @@ GATE = {
 @pytest.fixture(scope="module")
 def problems(zygote, tmp_path_factory):
     """What is not as expected, by column; some clusters at a time."""
+    # Made here: of threads that begin at once each would make one.
+    tmp_path_factory.getbasetemp()
 
     def run(column):
         directory = tmp_path_factory.mktemp("column")
