@@ -201,15 +201,19 @@ def test_the_rate_is_the_chief_s(receiver, sender, rate):
     assert receiver.rate.numpy() == rate
 
 
-@pytest.mark.parametrize("codec", [None, Threshold(2.0**-4)])
-def test_a_step_s_own_update_is_what_others_decode(codec):
+@pytest.mark.parametrize(
+    ("codec", "rate"),
+    [(None, 0.25), (Threshold(2.0**-4), 0.25), (Threshold(2.0**-4), 0.0)],
+)
+def test_a_step_s_own_update_is_what_others_decode(codec, rate):
     made = Receiver(codec)
     rng = np.random.default_rng(0)
     before = tf.constant(rng.integers(-8, 8, SIZE) * 2.0**-6, tf.float32)
     update = tf.constant(rng.integers(-8, 8, SIZE) * 2.0**-5, tf.float32)
-    rate = tf.constant(0.25, tf.float64)
     exchange = tf.function(made.channel.exchange, autograph=False)
-    vector, *_ = exchange(before, before - 0.25 * update, rate)
+    vector, *_ = exchange(
+        before, before - 0.25 * update, tf.constant(rate, tf.float64)
+    )
     assert made.channel.sent == 1
     # It goes to both others; nobody is there to take it.
     sender = made.channel.transport.senders[0]
@@ -224,11 +228,13 @@ def test_a_step_s_own_update_is_what_others_decode(codec):
     decoded = made.codec.decode(message, SIZE)
     expected = before - update_sent.scale.astype("float32") * decoded
     np.testing.assert_array_equal(vector, expected)
-    if codec is None:
+    if codec is None or not rate:
+        # Sent as it is; a residual has another unit.
         np.testing.assert_array_equal(vector, before - 0.25 * update)
-    else:
-        residual = made.channel._codec_state["residual"]
-        np.testing.assert_array_equal(decoded + residual, update)
+    if codec is not None:
+        residual = made.channel._codec_state["residual"].numpy()
+        kept = update - decoded if rate else np.zeros(SIZE)
+        np.testing.assert_array_equal(residual, kept)
     made.channel.transport.close()
 
 

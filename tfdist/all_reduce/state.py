@@ -92,9 +92,8 @@ class AllReduceState(tf.train.experimental.PythonState):
             if not variable.is_accumulator:
                 return
             value = np.zeros_like(value)
-        if variable.steps_of_update > 1 and not is_chief:
-            # With the accumulators empty, an update's first step is next.
-            value = value - value % variable.steps_of_update
+        if not is_chief:
+            value = variable.at_begin_of_update(value)
         with self._engine.applying():
             variable.assign(tf.constant(value, variable.dtype))
         if variable.is_seed:

@@ -70,7 +70,7 @@ class TrainingStep:
                 for gradient, variable in zip(grads, variables, strict=True)
                 if gradient is not None
             ]
-            _warn_of_missing(grads, variables)
+            _check_gradients(grads, variables)
             for _, variable in pairs:
                 _check_made_here(variable)
             self._add_lane(
@@ -105,8 +105,12 @@ class TrainingStep:
                 self._add_lane(None, [], [])
 
 
-def _warn_of_missing(grads, variables):
-    """Says what Keras says of gradients that are None: it sees the others."""
+def _check_gradients(grads, variables):
+    """Refuses or warns as Keras does, which sees no gradients that are None.
+
+    Raises:
+      ValueError: All are None.
+    """
     missing = [
         getattr(variable, "path", variable.name)
         for gradient, variable in zip(grads, variables, strict=True)

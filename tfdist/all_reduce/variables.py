@@ -89,6 +89,15 @@ class WorkerVariable(private_tensorflow.ResourceVariable):
         if self._engine.sums_own_gradients and _leaf(self.name) == _STEPS:
             self.steps_of_update = steps or 1
 
+    def at_begin_of_update(self, value):
+        """Returns what it is on a worker whose accumulators are empty.
+
+        Args:
+          value: What it is on another one, a number or an array.
+        """
+        steps = self.steps_of_update
+        return value - value % steps if steps > 1 else value
+
     @property
     def is_accumulator(self):
         """Whether it is the sum of own gradients, yet to be applied."""

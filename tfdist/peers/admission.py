@@ -128,16 +128,16 @@ class Admission:
         engine = self._engine
         saved = engine.read_state()
         shared = {
-            f"variable/{number}": variable.steps_of_update
+            f"variable/{number}": variable
             for number, reference in enumerate(engine.variables)
             if (variable := reference()) is not None
             and variable.kind is not Kind.OWN
         }
         # The joiner has no gradients that are yet to be applied.
         saved.arrays = {
-            k: v - v % shared[k] if shared[k] > 1 else v
-            for k, v in saved.arrays.items()
-            if k in shared
+            name: shared[name].at_begin_of_update(value)
+            for name, value in saved.arrays.items()
+            if name in shared
         }
         roster = engine.roster
         saved.header["peers"] = {

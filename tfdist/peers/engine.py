@@ -248,8 +248,7 @@ class PeerEngine(engine_lib.Engine):
         with self.applying():
             for variable, number in zip(counted, summed, strict=True):
                 # As many as this worker's own accumulators have.
-                steps = int(variable.numpy())
-                begun = steps - steps % variable.steps_of_update
+                begun = variable.at_begin_of_update(int(variable.numpy()))
                 variable.assign(begun + number)
         self.check_of_epochs.begin_all()
 

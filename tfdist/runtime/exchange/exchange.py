@@ -321,12 +321,9 @@ class ExchangeBuilder:
             handle = request.section.handle(table)
             changed = rows.changed_by(operations, handle)
             stamps = self._store.row_stamps(table)
-            if changed is None:
-                # Another worker's rule may leave rows alone.
-                rows.mark_all(stamps, table, version.read())
-                continue
-            rows.mark(stamps, changed, version.read())
-            kept.append((table, since))
+            rows.mark(stamps, table, changed, version.read())
+            if changed is not None:
+                kept.append((table, since))
         return kept
 
     def _respond(self, request, lock, before, tables, figures, new=None):

@@ -66,15 +66,20 @@ def changed_by(operations, handle):
     return rows
 
 
-def mark(stamps, rows, version):
-    """Notes that `rows` have changed with the update that makes `version`.
+def mark(stamps, table, changed, version):
+    """Notes which rows have changed with the update that makes `version`.
 
     Args:
       stamps: Handle of the int64 vector with the version of each row.
-      rows: List of int64 vectors.
+      table: The variable.
+      changed: As `changed_by` returns.
       version: Scalar int64 tensor.
     """
-    for some in rows:
+    if changed is None:
+        # Another worker's rule may leave rows alone.
+        mark_all(stamps, table, version)
+        return
+    for some in changed:
         tf.raw_ops.ResourceScatterUpdate(
             resource=stamps,
             indices=some,
@@ -83,7 +88,7 @@ def mark(stamps, rows, version):
 
 
 def mark_all(stamps, table, version):
-    """Notes that all rows of `table` have; returns the operation."""
+    """Notes that all rows of `table` have changed; returns the operation."""
     return tf.raw_ops.AssignVariableOp(
         resource=stamps, value=tf.fill(table.shape[:1], version)
     )

@@ -63,9 +63,9 @@ def _summed(slices):
 
     A table that is looked up several times in a step has several.
     """
-    if not tf.executing_eagerly():
-        if routes.origin(slices.indices).op.type == "Unique":
-            return slices  # Of one look-up.
+    is_built = not tf.executing_eagerly()
+    if is_built and routes.origin(slices.indices).op.type == "Unique":
+        return slices  # Of one look-up.
     ids, where = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, where, tf.size(ids))
     return tf.IndexedSlices(values, ids, slices.dense_shape)

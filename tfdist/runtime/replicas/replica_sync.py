@@ -228,9 +228,10 @@ class Synchronizer:
         evaluations = self._runtime.evaluations
         if evaluations.holds(variable):
             return
-        keeps_own_values = self._runtime.local.keeps_own_values
-        keeps_own_values = keeps_own_values or evaluations.has_values
-        if not keeps_own_values and private_keras_calls.is_saving():
+        has_others = (
+            self._runtime.local.keeps_own_values or evaluations.has_values
+        )
+        if not has_others and private_keras_calls.is_saving():
             if self._runtime.journal.exchanges != self._together_at:
                 self.pull_together()
             return
