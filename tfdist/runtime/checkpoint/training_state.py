@@ -11,23 +11,19 @@ from absl import logging
 import tensorflow as tf
 
 from tfdist import saved_state
+from tfdist.runtime.checkpoint import fitting_state
 from tfdist.runtime.checkpoint import local_state
-from tfdist.runtime.checkpoint import saved_layout
 from tfdist.runtime.checkpoint import server_values
 from tfdist.runtime.checkpoint import table_chunks
 from tfdist.runtime.corrections import saved_slots
-from tfdist.runtime.replicas.first_values import ModelMismatchError
 from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
 from tfdist.saved_state import SavedState
 
 # Of which the servers hold what counts; of others the worker does.
 _SERVED = (Role.PARAMETER, Role.SLOT, Role.STATE, Role.ITERATIONS)
-# What is measured is of this run, not of the training.
-_MEASURED = "local_steps_per_second"
 _SEED = "seed_generator_state"
 _ACCUMULATOR = "gradient_accumulator"
-_TABLE = Role.TABLE.value
 
 
 class TrainingState(tf.train.experimental.PythonState):
@@ -80,7 +76,7 @@ class TrainingState(tf.train.experimental.PythonState):
         variables = [
             v
             for v in store.variables
-            if (everything or v.is_own) and not _is_measured(v)
+            if (everything or v.is_own) and not fitting_state.is_measured(v)
         ]
         tables = [
             v
@@ -109,7 +105,7 @@ class TrainingState(tf.train.experimental.PythonState):
             arrays.setdefault(_name(variable), read_replica(variable).numpy())
         for number, variable in store.locals.items():
             # TensorFlow's checkpoints leave out Keras's random streams.
-            if everything or _leaf(variable) == _SEED:
+            if everything or fitting_state.leaf(variable) == _SEED:
                 arrays[f"local/{number}"] = read_replica(variable).numpy()
         if everything:
             arrays.update(self._ahead())
@@ -147,8 +143,8 @@ class TrainingState(tf.train.experimental.PythonState):
             **self._methods,
             "num_workers": self._num_workers,
             "updates": updates,
-            "variables": _signatures(store.variables),
-            "locals": _signatures(store.locals),
+            "variables": fitting_state.signatures(store.variables),
+            "locals": fitting_state.signatures(store.locals),
         }
 
     # Putting back.
@@ -170,9 +166,7 @@ class TrainingState(tf.train.experimental.PythonState):
           ModelMismatchError: It is of other variables.
         """
         store = self._store
-        saved = self._arranged(saved)
-        arrays = self._fitting(saved)
-        self._saved = dataclasses.replace(saved, arrays=arrays)
+        self._saved = fitting_state.of(saved, store, self._methods)
         self._on_servers = store.is_chief and (
             bool(self._runtime.committed) or not self._runtime.is_held()
         )
@@ -191,83 +185,6 @@ class TrainingState(tf.train.experimental.PythonState):
             self._runtime.corrector.show_ahead()
         self.resume_local_steps()
 
-    def _arranged(self, saved):
-        """`saved` as variables are arranged here.
-
-        Raises:
-          ModelMismatchError: It is of other variables.
-        """
-        difference = self._first_difference(saved)
-        if difference is None:
-            return saved
-        mine, there = self._methods["local_steps"], saved.header["local_steps"]
-        if mine != there:
-            found = saved_layout.rearranged(
-                saved,
-                _signatures(self._store.variables),
-                _signatures(self._store.locals),
-            )
-            if found is not None:
-                logging.warning(
-                    "The saved state is of local_steps=%s, here it is %s. "
-                    "Taken are the model, step counts and the slots of the "
-                    "same optimizer; what local steps and corrections keep "
-                    "starts afresh, and so does an outer optimizer.",
-                    there,
-                    mine,
-                )
-                return found
-        raise ModelMismatchError(
-            "The saved state is of another model or optimizer. First "
-            f"difference, {difference}. Saved with "
-            f"{_methods_of(saved.header)}; here {_methods_of(self._methods)}."
-        )
-
-    def _first_difference(self, saved):
-        here = {
-            "variables": self._store.variables,
-            "locals": self._store.locals,
-        }
-        for kind, variables in here.items():
-            known = saved.header[kind]
-            for number, variable in variables.items():
-                there = known[number] if number < len(known) else None
-                mine = _signature(variable)
-                if there is None or _is_measured(variable):
-                    continue
-                if mine[1:] != list(there)[1:]:
-                    text = (
-                        f"number {number} of {kind}: here {mine}; saved {there}"
-                    )
-                    if (mine[1] == _TABLE) != (there[1] == _TABLE):
-                        text += " (saved with another `table_bytes`?)"
-                    return text
-        return None
-
-    def _fitting(self, saved):
-        """The arrays of `saved` that are of the methods at work here."""
-        arrays = dict(saved.arrays)
-        prefixes = {
-            "correction": (saved_slots.ON_SERVERS, saved_slots.ON_WORKER),
-            "local_steps": (local_state.PREFIX,),
-        }
-        for what, mine in self._methods.items():
-            there = saved.header[what]
-            if there == mine:
-                continue
-            left = [n for n in arrays if n.startswith(prefixes[what])]
-            if left:
-                logging.warning(
-                    "The saved state is of %s=%s, here it is %s: what it "
-                    "holds of that method is left out.",
-                    what,
-                    there,
-                    mine,
-                )
-            for name in left:
-                del arrays[name]
-        return arrays
-
     def _array(self, name):
         return None if self._saved is None else self._saved.arrays.get(name)
 
@@ -275,29 +192,22 @@ class TrainingState(tf.train.experimental.PythonState):
         if variable.role is Role.TABLE:
             if variable.ordinal not in self._placed:
                 self._placed.add(variable.ordinal)
-                self._tables.put(
-                    variable, self._saved.arrays, self._more_updates(variable)
-                )
+                more = self._more_updates() if variable.holds_updates else 0
+                self._tables.put(variable, self._saved.arrays, more)
             return
         value = self._array(_name(variable))
-        if value is None or _is_measured(variable):
+        if value is None or fitting_state.is_measured(variable):
             return
         if variable.ordinal not in self._placed:
             self._placed.add(variable.ordinal)
             variable.assign(tf.constant(value, variable.dtype))
 
-    def _more_updates(self, variable):
-        """Returns the int to be added to all values of a saved table.
+    def _more_updates(self):
+        """Updates that the servers have counted since those of the file.
 
-        A dynamic table holds numbers of updates, and servers that hold a
-        model already go on counting from where they are.
+        Those that hold a model already go on counting from where they are.
         """
-        is_count = any(
-            variable is table.columns["updated"]
-            for table in self._store.variables
-            if table.role is Role.TABLE and table.is_dynamic
-        )
-        if not is_count or not self._runtime.committed:
+        if not self._runtime.committed:
             return 0
         now = max(self._runtime.updates_applied())
         return now - self._saved.header["updates"]
@@ -307,7 +217,7 @@ class TrainingState(tf.train.experimental.PythonState):
         value = self._array(f"local/{number}")
         if value is None:
             return
-        leaf = _leaf(variable)
+        leaf = fitting_state.leaf(variable)
         if self._store.worker_id and leaf.endswith(_ACCUMULATOR):
             return
         variable.assign_replica(tf.constant(value, variable.dtype))
@@ -418,31 +328,3 @@ class TrainingState(tf.train.experimental.PythonState):
 
 def _name(variable):
     return f"variable/{variable.ordinal}"
-
-
-def _leaf(variable):
-    return variable.name.split(":")[0].rsplit("/", 1)[-1]
-
-
-def _is_measured(variable):
-    return _leaf(variable).endswith(_MEASURED)
-
-
-def _signature(variable):
-    """Name, role, type and shape of a variable, a list for JSON."""
-    shape = [int(size) for size in variable.shape_of(None)]
-    name = variable.name.split(":")[0]
-    return [name, variable.role.value, variable.dtype.name, shape]
-
-
-def _signatures(variables):
-    """By the order of a `VariableList`; None for those that are gone."""
-    there = dict(variables.items())
-    return [
-        _signature(there[k]) if k in there else None
-        for k in range(len(variables))
-    ]
-
-
-def _methods_of(header):
-    return ", ".join(f"{k}={header[k]}" for k in ("correction", "local_steps"))

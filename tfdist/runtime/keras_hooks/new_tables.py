@@ -132,6 +132,7 @@ def _create_dynamic(store, making, kwargs):
             build_values=_filled_with(value),
             **{**_known(kwargs), "dtype": tf.int64, "trainable": False},
         )
+    table.columns["updated"].holds_updates = True
     return table
 
 

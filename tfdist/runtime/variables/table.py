@@ -97,9 +97,11 @@ class TableVariable(ReplicaVariable):
 
     Attributes:
       is_dynamic: Whether ids are not numbers of rows, see `DynamicTable`.
+      holds_updates: Whether values are numbers of updates of the server.
     """
 
     is_dynamic = False
+    holds_updates = False
 
     def __init__(
         self,
