@@ -249,6 +249,29 @@ def a_model_that_one_worker_keeps(strategy, worker):
     return weight_of(model)
 
 
+def weights_set_on_one_worker_of_a_loop(strategy, worker):
+    """Are seen at the barrier; after a barrier, until the next step, not."""
+    with strategy.scope():
+        model = linear()
+    x = np.ones([1, 1], "float32")
+    model.train_on_batch(x, x)
+    strategy.barrier()
+    if worker == 1:
+        model.set_weights([np.array([[7.0]])])
+    strategy.barrier()
+    model.set_weights([np.array([[7.0]])])
+    model.train_on_batch(x, x)
+    if worker == 1:
+        model.set_weights([np.array([[5.0]])])
+    try:
+        strategy.barrier()
+        return "not seen"
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        model.set_weights([np.array([[5.0]])])
+
+
 def dropout_masks(strategy, worker):
     """Differ from worker to worker, though all have one seed."""
     with strategy.scope():

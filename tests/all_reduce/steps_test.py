@@ -24,6 +24,11 @@ REFUSED = {
     "an_optimizers_step_outside_of_a_step": ["RuntimeError", "strategy.run"],
     "other_models": ["ModelMismatchError", "task:1", "number 0", "kernel"],
     "other_optimizers": ["ValueError", "task:1", "nesterov"],
+    "weights_set_on_one_worker_of_a_loop": [
+        "DifferentValuesError",
+        "task:1",
+        "kernel:0 (1 of 2 variables)",
+    ],
 }
 OTHERS = (
     "rows_of_a_large_table",

@@ -160,8 +160,44 @@ class Consistency:
           DifferentValuesError: The message names worker and variables.
         """
         rows = self.meet(moment, _checksum(*map(_bits, variables)))
-        if not _differ(rows[:, 0]).size:
-            return
+        if _differ(rows[:, 0]).size:
+            self._refuse_values(
+                variables,
+                f"Callbacks of all workers must set the same values{but}",
+            )
+
+    def compare_trained(self, variables, has_trained):
+        """Compares what loops of the user's own have trained, at a barrier.
+
+        Nothing is compared if no worker has trained since the last meeting: a
+        worker may then set weights of its own, until the next `fit`. Nor is it
+        if workers have trained other variables, such as one without a step.
+
+        Args:
+          variables: As of `adopt`.
+          has_trained: Whether this worker has.
+
+        Raises:
+          DifferentValuesError: As of `compare`.
+        """
+        variables = [v for v in variables if not v.is_rate]
+        texts = [f"{v.shape} {v.dtype.name}" for v in variables]
+        rows = self.meet(
+            Moment.BARRIER,
+            len(variables),
+            _checksum(json.dumps(texts).encode()),
+            has_trained,
+            _checksum(*map(_bits, variables)),
+        )
+        are_alike = not _differ(rows[:, :2]).size
+        if rows[:, 2].any() and are_alike and _differ(rows[:, 3]).size:
+            self._refuse_values(
+                variables,
+                "All workers must set the same values between the steps of a "
+                "loop",
+            )
+
+    def _refuse_values(self, variables, rule):
         columns = self._collectives.gather(
             [_checksum(_bits(v)) for v in variables], "values"
         )
@@ -171,7 +207,7 @@ class Consistency:
         raise DifferentValuesError(
             f"{self._names[worker]} and {self._names[0]} hold different "
             f"values of {names} ({len(bad)} of {len(variables)} variables). "
-            f"Callbacks of all workers must set the same values{but}."
+            f"{rule}."
         )
 
 

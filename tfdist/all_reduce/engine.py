@@ -243,30 +243,39 @@ class Engine:
     def barrier(self):
         """Waits for all workers, and takes part in their steps until then."""
         self.fits.end_abandoned()
-        if not self.fits.is_running:
-            self.follow_loops()
-        self.consistency.meet(consistency_lib.Moment.BARRIER)
+        if self.fits.is_running:
+            self.consistency.meet(consistency_lib.Moment.BARRIER)
+        else:
+            self.end_loops()
         self.note_met()
 
-    def follow_loops(self):
-        """Follows steps of loops of the user's own, if one model has them.
+    def end_loops(self):
+        """Ends loops of the user's own, and compares what they have trained.
 
-        Where several models train in loops, nobody knows which steps the
-        others are about to take: all have to take the same number. A worker
-        that has taken no step since all have met expects those that it has
-        taken last.
+        Follows the others' steps, if one model has them. Where several models
+        train in loops, nobody knows which steps the others are about to take:
+        all have to take the same number. A worker that has taken no step since
+        all have met expects those that it has taken last.
+
+        Raises:
+          DifferentValuesError: Workers hold different values.
         """
-        used = {
+        steps = {
             self._lanes[number].step_lanes
             for number in self.journal.lanes_since(self._met_at)
             if number in self._lanes
         } or {self._last}
-        if len(used) != 1 or not self._last:
-            return
-        (lanes,) = used
-        chief = self.is_chief * tail_lib.IS_OVER
-        while self.follow(lanes, over=1.0, chief=chief).over < self.num_workers:
-            pass
+        if len(steps) == 1 and self._last:
+            (lanes,) = steps
+            chief = self.is_chief * tail_lib.IS_OVER
+            over = 0.0
+            while over < self.num_workers:
+                over = self.follow(lanes, over=1.0, chief=chief).over
+        lanes = sorted({lane for one in steps for lane in one}, key=_number)
+        trained = {id(v): v for lane in lanes for v in lane.trained}
+        self.consistency.compare_trained(
+            list(trained.values()), self.has_trained
+        )
 
     @property
     def has_trained(self):
@@ -281,3 +290,7 @@ class Engine:
         """
         self._met_at = self.journal.count
         self._last = lanes or self._last
+
+
+def _number(lane):
+    return lane.number

@@ -74,8 +74,13 @@ class Lane:
     @property
     def shared(self):
         """All variables that its step may change, a list."""
+        return [*self.trained, *self.states]
+
+    @property
+    def trained(self):
+        """All that the optimizer has and trains, a list."""
         slots = () if self.optimizer is None else self.optimizer.variables
-        return [*map(plain, [*self.variables, *slots]), *self.states]
+        return list(map(plain, [*self.variables, *slots]))
 
     @property
     def agreeing(self):

@@ -322,9 +322,10 @@ class PeerEngine(engine_lib.Engine):
         self.finish()
         return tail_lib.Tail(over=self.num_workers, chief=told)
 
-    def follow_loops(self):
+    def end_loops(self):
         """Waits until all updates are everywhere; see `Engine.barrier`."""
         self.finish()
+        self.consistency.meet(Moment.BARRIER)
 
     def finish(self):
         """Waits until all have ended, and all updates are everywhere.

@@ -185,7 +185,8 @@ class StrategyWithoutServers(
 
         Raises:
           tf.errors.UnavailableError: A worker is gone.
-          RuntimeError: A worker is elsewhere in its program.
+          RuntimeError: A worker is elsewhere in its program. Or loops of the
+            user's own have trained, and workers now hold different weights.
         """
         self._engine.barrier()
 
