@@ -95,18 +95,31 @@ def averaged_weights_over_fits(strategy, worker):
 
 
 def monitored(strategy, worker):
-    """The records of a `ClusterMonitor`, of three steps and of two."""
+    """The records of a `ClusterMonitor`, of three steps and of two.
+
+    At the end, the chief alone sets the weight before the monitor's barrier.
+    """
     with strategy.scope():
         model = linear()
     before = strategy.updates_applied()[0]
     monitor = tfdist.callbacks.ClusterMonitor("monitored", verbose=0)
-    model.fit(batches(np.ones(3 - worker)), verbose=0, callbacks=[monitor])
+
+    def set_weight(logs=None):
+        if worker == 0:
+            model.set_weights([np.array([[9.0]])])
+
+    model.fit(
+        batches(np.ones(3 - worker)),
+        verbose=0,
+        callbacks=[on(on_train_end=set_weight), monitor],
+    )
     rows = [json.loads(line) for line in monitor.jsonl_path.open()]
     summary = monitor.summary or {"workers": [{"steps": None}]}
     return {
         "versions": [row["version"] - before for row in rows],
         "bytes": [row["bytes_sent"] for row in rows],
         "steps": summary["workers"][0]["steps"],
+        "weight": weight_of(model),
     }
 
 

@@ -43,6 +43,7 @@ def test_a_monitor_records_each_step(reports):
     chief, other = (report["monitored"] for report in reports)
     assert chief["versions"] == [1, 2, 3]
     assert chief["steps"] == 3
+    assert chief["weight"] == other["weight"] == 9.0
     # Whose data has ended makes no step of its own.
     assert other["versions"] == [1, 2]
     # A weight of 4 bytes takes a row of 64; with it go 8 numbers.

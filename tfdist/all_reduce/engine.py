@@ -282,6 +282,16 @@ class Engine:
         """Whether this worker has taken steps since all have met."""
         return self.journal.count != self._met_at
 
+    def note_end(self, lanes):
+        """Called when all have ended the steps of a call of `fit`.
+
+        Callbacks may then set weights, of which the chief's count.
+
+        Args:
+          lanes: Those of its last step.
+        """
+        self.note_met(lanes)
+
     def note_met(self, lanes=None):
         """Called when all workers have met after their steps.
 

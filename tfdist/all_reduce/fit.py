@@ -243,6 +243,7 @@ class Fit:
         while self._lanes and self._follow(over=1.0).over < everybody:
             pass
         self._engine.compare_model(Moment.END_OF_FIT, self._model)
+        self._engine.note_end(self._lanes)
 
     def abandon(self):
         """Ends it after an exception: the others may have had none."""

@@ -113,6 +113,9 @@ class RingEngine:
         self.compare_model(Moment.BARRIER, None)
         self.adopt_model(Moment.BARRIER, None)
 
+    def note_end(self, lanes):
+        """Does nothing: weights stay a worker's own until all have met."""
+
     def note_met(self, lanes=None):
         """Called when all workers have met after their steps."""
         del lanes
