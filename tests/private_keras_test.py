@@ -7,6 +7,7 @@ changed: what tfdist does with the name is in its docstring.
 import pathlib
 
 import keras
+from keras.src.trainers.data_adapters import array_data_adapter
 from keras.src.trainers.data_adapters import generator_data_adapter
 from keras.src.trainers.data_adapters import py_dataset_adapter
 import numpy as np
@@ -40,6 +41,31 @@ def test_the_adapter_of_a_generator_is_known_and_reads_by_its_attribute():
     assert len(list(adapter.generator())) == 3
     adapter.generator = lambda: iter(batches[:1])
     assert len(list(adapter.get_tf_dataset())) == 1
+
+
+def adapter_of_arrays(x, y, batch_size, shuffle):
+    """Returns Keras's adapter; `shuffle` as of `fit`."""
+    return array_data_adapter.ArrayDataAdapter(
+        x, y, None, batch_size, None, shuffle
+    )
+
+
+def test_shuffled_arrays_are_those_that_keras_slices():
+    x = np.arange(6.0)
+    in_order, *adapters = (
+        adapter_of_arrays({"a": x}, [x, x], 4, shuffle)
+        for shuffle in (False, True, "batch")
+    )
+    assert private_keras.shuffled_arrays(in_order) is None
+    assert private_keras.shuffled_arrays(None) is None
+    found, each = map(private_keras.shuffled_arrays, adapters)
+    assert isinstance(found, private_keras.ShuffledArrays)
+    assert (found.size, found.batch_size) == (6, 4)
+    assert [one.within_batches for one in (found, each)] == [False, True]
+    (expected,) = in_order.get_tf_dataset().skip(1)
+    parts = tf.constant([4, 5]), found.inputs
+    (taken,) = tf.data.Dataset.from_tensors(parts).map(found.take)
+    keras.tree.map_structure(np.testing.assert_array_equal, taken, expected)
 
 
 class Batches(keras.utils.PyDataset):

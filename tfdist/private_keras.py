@@ -7,7 +7,13 @@ Keras's that begins with an underscore; Keras's call stack is read in
 would go unnoticed is required here (`_require`).
 """
 
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
 import keras
+from keras.src.trainers.data_adapters import array_data_adapter
+from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters import generator_data_adapter
 from keras.src.trainers.data_adapters import py_dataset_adapter
 import tensorflow as tf
@@ -78,6 +84,57 @@ def batch_of(adapter, index):
     """
     _require(adapter, "py_dataset", "_standardize_batch")
     return adapter._standardize_batch(adapter.py_dataset[index])
+
+
+class ShuffledArrays(NamedTuple):
+    """What Keras's adapter of arrays shuffles.
+
+    Attributes:
+      inputs: Arrays, targets and weights, as `take` takes them.
+      take: Callable of the numbers of examples and `inputs`; returns a batch.
+      size: Number of examples.
+      batch_size: Examples of a batch; the last one may have fewer.
+      within_batches: Whether only each batch is shuffled.
+    """
+
+    inputs: Any
+    take: Callable[..., Any]
+    size: int
+    batch_size: int
+    within_batches: bool
+
+
+def shuffled_arrays(adapter):
+    """Returns the `ShuffledArrays` of a Keras `DataAdapter`, or None.
+
+    None if it has no arrays, or does not shuffle them. Neither the adapter nor
+    what it makes of arrays, sparse ones among them, has a public name.
+    """
+    if not isinstance(adapter, array_data_adapter.ArrayDataAdapter):
+        return None
+    _require(adapter, "_inputs", "_num_samples", "_batch_size", "_shuffle")
+    if not adapter._shuffle:
+        return None
+    inputs = array_slicing.convert_to_sliceable(
+        adapter._inputs, target_backend="tensorflow"
+    )
+
+    def take_one(array, numbers):
+        if isinstance(array, array_slicing.TensorflowSparseWrapper):
+            return array_slicing.slice_tensorflow_sparse_wrapper(array, numbers)
+        if isinstance(array, (list, tuple, dict)):
+            return None  # To be looked into.
+        return tf.gather(array, numbers) if tf.is_tensor(array) else array
+
+    return ShuffledArrays(
+        keras.tree.lists_to_tuples(inputs),
+        lambda numbers, whole: keras.tree.traverse(
+            lambda array: take_one(array, numbers), whole
+        ),
+        adapter._num_samples,
+        adapter._batch_size,
+        adapter._shuffle == "batch",
+    )
 
 
 class _Share:

@@ -196,8 +196,18 @@ class Batches(keras.utils.PyDataset):
         return batch, batch
 
 
-@pytest.mark.parametrize("kwargs", nightly.also([{}], [{"workers": 2}]))
-def test_batches_that_keras_shuffles_come_in_one_order(monkeypatch, kwargs):
+def _array():
+    x = np.array(ALL, np.float32)[:, None]
+    return {"x": x, "y": x, "batch_size": 1}
+
+
+@pytest.mark.parametrize(
+    "data",
+    nightly.also(
+        [lambda: {"x": Batches()}, _array], [lambda: {"x": Batches(workers=2)}]
+    ),
+)
+def test_batches_that_keras_shuffles_come_in_one_order(monkeypatch, data):
     seen = []
     with tfdist.AsyncStrategy(seed=7).scope():
         model = keras.Sequential(
@@ -215,7 +225,7 @@ def test_batches_that_keras_shuffles_come_in_one_order(monkeypatch, kwargs):
         # Its calls of `fit` begin to count.
         model.distribute_strategy.extended._runtime.fits = 0
         for _ in range(2):
-            model.fit(Batches(**kwargs), verbose=0, epochs=2)
+            model.fit(**data(), verbose=0, epochs=2)
         epochs.append(split(seen, 4))
         seen.clear()
     for first, second in zip(*epochs, strict=True):

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist import private_keras
 from tfdist import private_pipelines
+from tfdist.data_shares import arrays
 from tfdist.data_shares import fresh_pipelines
 
 _AutoShardPolicy = tf.data.experimental.AutoShardPolicy
@@ -94,17 +95,22 @@ class PortionReader:
     Args:
       dataset: The `tf.data.Dataset` of all batches.
       call: Number of the call of `fit`: each has an order of its own.
+      adapter: The Keras `DataAdapter` that has made it; None if none has.
 
     Raises:
       ValueError: The data set is shuffled in memory and too large for its
         order to be repeated.
     """
 
-    def __init__(self, dataset, call):
+    def __init__(self, dataset, call, adapter=None):
         self._dataset = dataset
         self._call = call
+        self._make = arrays.maker(adapter, call)
         # Whether each iterator gives the same.
-        self._is_fixed = not private_pipelines.depends_on_iterators(dataset)
+        self._is_fixed = (
+            self._make is None
+            and not private_pipelines.depends_on_iterators(dataset)
+        )
         self._pipeline = None if self._is_fixed else self._begun_again()
         # Iterators that the pipeline has given: one for each epoch.
         self._drawn = 0
@@ -114,6 +120,8 @@ class PortionReader:
         self._opened = (0, 0)
 
     def _begun_again(self):
+        if self._make is not None:
+            return self._make()
         made = fresh_pipelines.begun_again(
             self._dataset, self._call, in_order=True
         )

@@ -13,6 +13,7 @@ from tfdist import private_keras_calls
 from tfdist import private_pipelines
 from tfdist import private_tensorflow
 from tfdist import quiet
+from tfdist.data_shares import arrays
 from tfdist.data_shares import batches
 from tfdist.data_shares import epoch_data
 from tfdist.data_shares import fresh_pipelines
@@ -162,11 +163,15 @@ def _share_out(dataset, config, adapter, call, steps_per_epoch, compare):
                 "`AutoShardPolicy.DATA`, or start fewer workers. Received: "
                 f"fewer files than {number} workers"
             )
-    dataset = fresh_pipelines.begun_again(dataset, call, in_order=not by_file)
+    make = arrays.maker(adapter, call)
+    if make is None:
+        dataset = fresh_pipelines.begun_again(
+            dataset, call, in_order=not by_file
+        )
     if by_file:
         shared = _auto_shard(dataset, _AutoShardPolicy.FILE, number, mine)
         return _with_policy(shared, _AutoShardPolicy.OFF)
-    shared = dataset.shard(number, mine)
+    shared = make(number, mine) if make else dataset.shard(number, mine)
     cardinality = int(dataset.cardinality())
     count = cardinality if adapter is None else adapter.num_batches
     if count is not None and 0 <= count < number:

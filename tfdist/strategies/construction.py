@@ -375,5 +375,7 @@ def set_seed(config, seed):
         ):
             return
         seed = config.fingerprint
-        logging.info("Random seed of all workers: %d.", seed)
+        logging.info(
+            "Random seed of all workers (TensorFlow, NumPy, Python): %d.", seed
+        )
     keras.utils.set_random_seed(seed)

@@ -316,7 +316,7 @@ def test_a_call_that_raised_has_ended_when_the_next_begins(number):
     assert told.calls == ["leave"]
     # Before it waits for others.
     assert seen[0] == fit_progress.closed(1)
-    assert worker.chief_decisions.number == 2
+    assert worker.chief_decisions.number_of_order == 2
 
 
 def test_a_call_that_was_refused_before_its_first_step_was_none():
@@ -325,7 +325,20 @@ def test_a_call_that_was_refused_before_its_first_step_was_none():
     told.waits = True
     worker.begin(1)
     begin(worker)
-    assert worker.chief_decisions.number == 1
+    assert worker.chief_decisions.number_of_order == 1
+
+
+def test_calls_within_one_have_orders_of_their_own():
+    worker = Worker(0, table(0, 0))
+    worker.begin(1)
+    decisions = worker.chief_decisions
+    decisions._fits.is_around = lambda frame: True
+    orders = [decisions.number_of_order]
+    for _ in range(2):
+        begin(worker)
+        orders.append(decisions.number_of_order)
+    assert orders[0] == 1
+    assert len(set(orders)) == 3
 
 
 def test_a_call_to_which_a_worker_comes_back_at_its_end_has_been_one():
@@ -341,7 +354,7 @@ def test_a_call_to_which_a_worker_comes_back_at_its_end_has_been_one():
     decisions = worker.chief_decisions
     assert decisions.begin_data(size=4, skips=True) == (2, 0)
     begin(worker)
-    assert decisions.number == 2
+    assert decisions.number_of_order == 2
 
 
 @pytest.mark.parametrize(
@@ -423,7 +436,7 @@ def test_callbacks_train_batches_before_and_after_the_steps_of_fit():
     assert len(listed.callbacks) == 3
     listed.on_train_end()
     assert steps == [(0, {}), ({},)]
-    assert not decisions.number
+    assert not decisions.number_of_order
 
 
 def begin(worker):

@@ -70,9 +70,15 @@ class ChiefDecisions:
         )
 
     @property
-    def number(self):
-        """The number of the call of `fit` under way; 0 without one."""
-        return 0 if self._fit is None else self._fit.number
+    def number_of_order(self):
+        """A number of the order of the data of the last call; 0 without one.
+
+        That of the call of `fit` under way. Calls that callbacks make within
+        it have numbers of their own, the same on workers that make the same.
+        """
+        if self._fit is None:
+            return 0
+        return self._fit.number + self._fit.calls_within * 2**32
 
     def note_data(self, checksum):
         """Takes note of the first batch of the data of a call.
@@ -121,6 +127,7 @@ class ChiefDecisions:
           call: Its `RunningFit`.
         """
         if self._fits.is_around(frame):
+            self._fit.calls_within += 1
             return  # One within another, of a callback.
         if self._fit is not None:
             self._end_abandoned(self._fit)

@@ -59,4 +59,4 @@ def before_data(runtime, before_training, request, shares):
     if runtime.recovery.is_needed or has_tables:
         guarded_steps.guard(model, call)
     runtime.note_data_shares(shares)
-    return runtime.chief_decisions.number or runtime.fits
+    return runtime.chief_decisions.number_of_order or runtime.fits

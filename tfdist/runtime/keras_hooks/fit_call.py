@@ -25,6 +25,8 @@ class FitCall:
         # Variables with learning rates that are followed.
         self.rates = []
         self.is_in_loop = False
+        # Calls that callbacks have made within it.
+        self.calls_within = 0
         # Whether Keras has taken its last step.
         self.has_ended = False
         # A number of the first batch of all; 0 where it is not compared.

@@ -7,7 +7,7 @@ class OwnDecisions:
     # No decision of another worker is asked for.
     follows = False
     # Calls of `fit` have no number that all workers know.
-    number = 0
+    number_of_order = 0
 
     def note_data(self, checksum):
         """Does nothing."""

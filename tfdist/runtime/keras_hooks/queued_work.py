@@ -139,7 +139,7 @@ class QueuedWork:
                 f"Received: steps_per_execution={executions} for "
                 f"{adapter.num_batches} batches and {self._workers} workers"
             )
-        reader = portion_reader.PortionReader(dataset, call)
+        reader = portion_reader.PortionReader(dataset, call, adapter)
         first_epoch = private_keras_calls.initial_epoch_of(frame)
         return lambda: queued_epoch.QueuedEpoch(
             self, reader, model, call, first_epoch, ends

@@ -1,0 +1,87 @@
+"""Batches of shuffled arrays, in an order that all workers draw alike.
+
+Keras shuffles arrays by a random operation in a function of the pipeline.
+Where a seed has been set, as on the workers of a cluster, TensorFlow begins
+such an operation again with each iterator: all epochs would have one order.
+"""
+
+import zlib
+
+import tensorflow as tf
+
+from tfdist import private_keras
+
+
+def maker(adapter, call):
+    """Returns what makes the pipeline of a call of `fit`.
+
+    Each iterator of one pipeline has an order of its own; pipelines of the
+    same call begin alike.
+
+    Args:
+      adapter: The Keras `DataAdapter`; None if none has made the data set.
+      call: Number of the call of `fit`, from 1.
+
+    Returns:
+      A callable of the number of shares and the one that is made, which
+      returns a `tf.data.Dataset`; None where Keras shuffles no arrays.
+    """
+    arrays = private_keras.shuffled_arrays(adapter)
+    if arrays is None:
+        return None
+    # The process's seed, without a draw from it.
+    seed = zlib.crc32(f"{tf.compat.v1.get_seed(1)[0]} {call}".encode())
+
+    def make(number=1, mine=0):
+        seeds = tf.data.Dataset.random(
+            seed=seed, rerandomize_each_iteration=True
+        )
+        numbers = (
+            seeds.take(2)
+            .batch(2)
+            .flat_map(lambda drawn: _numbers(arrays, drawn))
+        )
+        if number > 1:
+            numbers = numbers.shard(number, mine)
+        whole = tf.data.Dataset.from_tensors(arrays.inputs).repeat()
+        batches = tf.data.Dataset.zip((numbers, whole)).map(
+            arrays.take, num_parallel_calls=tf.data.AUTOTUNE
+        )
+        options = tf.data.Options()
+        # A description of the pipeline as a graph would hold all arrays.
+        options.experimental_optimization.apply_default_optimizations = False
+        options.experimental_distribute.auto_shard_policy = (
+            tf.data.experimental.AutoShardPolicy.DATA
+        )
+        return batches.with_options(options).prefetch(tf.data.AUTOTUNE)
+
+    return make
+
+
+def _numbers(arrays, drawn):
+    """The numbers of the examples of each batch of an epoch.
+
+    Args:
+      arrays: The `ShuffledArrays`.
+      drawn: Two random numbers, an int64 tensor of shape [2].
+
+    Returns:
+      A `tf.data.Dataset` of int64 tensors.
+    """
+    numbers = tf.range(arrays.size, dtype=tf.int64)
+    if not arrays.within_batches:
+        numbers = tf.random.experimental.stateless_shuffle(numbers, drawn)
+    whole = arrays.size - arrays.size % arrays.batch_size
+    batches = tf.data.Dataset.from_tensor_slices(
+        tf.reshape(numbers[:whole], [-1, arrays.batch_size])
+    )
+    if whole < arrays.size:
+        rest = tf.data.Dataset.from_tensors(numbers[whole:])
+        batches = batches.concatenate(rest)
+    if not arrays.within_batches:
+        return batches
+    return batches.enumerate().map(
+        lambda batch, numbers: tf.random.experimental.stateless_shuffle(
+            numbers, tf.stack([drawn[0] ^ drawn[1], batch])
+        )
+    )
