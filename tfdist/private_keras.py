@@ -87,7 +87,7 @@ def batch_of(adapter, index):
 
 
 class ShuffledArrays(NamedTuple):
-    """What Keras's adapter of arrays shuffles.
+    """The arrays of a Keras adapter that shuffles them.
 
     Attributes:
       inputs: Arrays, targets and weights, as `take` takes them.
