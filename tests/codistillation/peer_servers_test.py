@@ -3,9 +3,11 @@ import types
 import keras
 import pytest
 
+from tests.codistillation.scripted_exchange import checkpoint
 import tfdist
 from tfdist.codistillation import Group
 from tfdist.codistillation import PeerServers
+from tfdist.codistillation import server_session
 
 SERVERS = [["a:1", "a:2"], ["b:1"]]
 
@@ -36,6 +38,20 @@ def in_cluster():
 
 def test_the_groups_own_servers_will_do():
     PeerServers().bind(Group(0, 2, SERVERS), in_cluster())
+
+
+def test_a_server_that_is_started_again_is_told_where_weights_are(monkeypatch):
+    left = []
+    monkeypatch.setattr(
+        server_session, "leave_text", lambda *arguments: left.append(arguments)
+    )
+    exchange = PeerServers()
+    exchange.bind(Group(0, 2, SERVERS), in_cluster())
+    for step in (1, 2):
+        exchange.publish(checkpoint([], group=0, step=step))
+    # Nothing tells this process whether the server has lost the first.
+    assert len(left) == 2
+    assert left[0][:3] == left[1][:3]
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class PeerServers(Exchange):
         self._dtype = dtype
         self._timeout = timeout
         self.bytes_received = 0
-        self._model = self._strategy = self._own = self._left = None
+        self._model = self._strategy = self._own = None
         self._peers = {}
 
     def bind(self, group: Group, model: keras.Model) -> None:
@@ -105,7 +105,6 @@ class PeerServers(Exchange):
         self._own = server_session.Server(
             group.index, 0, cluster.ps_addresses[0]
         )
-        self._left = None
         self._peers = {
             number: _Peer(
                 [
@@ -142,7 +141,9 @@ class PeerServers(Exchange):
         return servers
 
     def publish(self, checkpoint: Checkpoint) -> None:
-        """Says where this group's weights are, once for each run.
+        """Says where this group's weights are.
+
+        Each time: a server that was started again does not know any more.
 
         Raises:
           PeerUnavailableError: This group's own first server does not answer.
@@ -156,13 +157,12 @@ class PeerServers(Exchange):
                 weights_lib.exchanged_variables(self._model)
             ),
         }
-        text = json.dumps(layout)
-        if text == self._left:
-            return
         server_session.leave_text(
-            self._own, _LAYOUT, text, sessions.Deadline(self._timeout)
+            self._own,
+            _LAYOUT,
+            json.dumps(layout),
+            sessions.Deadline(self._timeout),
         )
-        self._left = text
 
     def fetch(
         self, peer: int, newer_than: Checkpoint | None
