@@ -19,6 +19,7 @@ from tests.codistillation.classifiers import fit
 from tests.codistillation.classifiers import linear
 from tests.codistillation.classifiers import teachers_of
 from tests.codistillation.classifiers import trained
+import tfdist
 from tfdist.codistillation import CodistillationLoss
 from tfdist.codistillation import Codistilled
 from tfdist.codistillation.teacher import Teacher
@@ -174,10 +175,16 @@ def test_weight_may_be_a_schedule_from_the_end_of_the_burn_in():
 
 def test_evaluation_is_of_the_student_alone():
     x, y = data()
-    student = linear(1)
-    model = trained(Codistilled(student, burn_in_steps=0), metrics=["accuracy"])
+    with tfdist.AsyncStrategy().scope():
+        student = linear(1)
+        model = trained(
+            Codistilled(student, burn_in_steps=0), metrics=["accuracy"]
+        )
     model.set_teachers(teachers_of(student, linear(2)))
-    logs = fit(model, x, y, validation_data=(x, y))
+    monitor = tfdist.callbacks.ClusterMonitor(verbose=0)
+    logs = fit(model, x, y, validation_data=(x, y), callbacks=[monitor])
+    assert logs["cluster_accuracy"] == logs["accuracy"]
+    assert "val_codistillation_loss" not in logs
     found = model.evaluate(x, y, return_dict=True, verbose=0)
     assert set(found) == {"loss", "accuracy"}
     assert logs["val_loss"] == found["loss"]

@@ -139,14 +139,13 @@ class CodistillationMixin:
         """Returns the inputs that the student's predictions were made from."""
         return x
 
-    @property
-    def metrics(self) -> list[Any]:
+    def get_metrics_result(self) -> dict[str, Any]:
         """Those of the model; in training also `codistillation_loss`."""
-        found = super().metrics
-        if self._is_evaluating:
-            # Nothing is distilled in evaluation.
-            tracker = self._codistillation_tracker
-            found = [metric for metric in found if metric is not tracker]
+        found = super().get_metrics_result()
+        if self._is_evaluating and self._codistillation_tracker is not None:
+            # Nothing is distilled in evaluation. `metrics` has the tracker
+            # all the same: workers add up the states of all of them.
+            found.pop(self._codistillation_tracker.name, None)
         return found
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
