@@ -246,6 +246,20 @@ def test_whole_models(tmp_path):
     )
 
 
+def test_whole_models_have_their_adapted_vocabularies(tmp_path):
+    lookup = layers.TextVectorization(output_sequence_length=2)
+    lookup.adapt(["a", "b b"])
+    given = keras.Sequential(
+        [keras.Input((), dtype="string"), lookup, layers.Embedding(4, 1)]
+    )
+    exchange = SharedDirectory(tmp_path, whole_models=True)
+    exchange.bind(Group(0, 2), given)
+    exchange.publish(own(weights=snapshot(given)))
+    found = bound(tmp_path, 1).fetch(0, None).architecture
+    words = tf.constant(["b a", "c"])
+    np.testing.assert_array_equal(found(words), given(words))
+
+
 def test_models_with_code_in_them_are_not_loaded(tmp_path):
     unsafe = keras.Sequential(
         [keras.Input((2,)), layers.Lambda(lambda x: x + 1)]

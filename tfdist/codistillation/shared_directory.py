@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import tempfile
 from typing import Any
 import uuid
 
@@ -10,6 +11,7 @@ from absl import logging
 import keras
 import tensorflow as tf
 
+from tfdist import private_keras
 from tfdist.cluster.groups import Group
 from tfdist.codistillation import archive
 from tfdist.codistillation import quantization
@@ -223,15 +225,31 @@ def _twin_of(model):
     description = keras.saving.serialize_keras_object(model)
     description.pop("compile_config", None)
     try:
-        return keras.saving.deserialize_keras_object(
+        twin = keras.saving.deserialize_keras_object(
             description, safe_mode=True
         )
+        _copy_assets(model, twin)
+        return twin
     except Exception as error:  # Of all kinds: it is somebody's model.
         raise ValueError(
             f"whole_models=True: peers could not load {model.name!r}, as Keras "
             "does not make it again from its configuration in safe mode: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _copy_assets(layer, twin):
+    """Copies what Keras saves beside weights, such as adapted vocabularies."""
+    if hasattr(layer, "save_assets"):
+        with tempfile.TemporaryDirectory() as directory:
+            layer.save_assets(directory)
+            twin.load_assets(directory)
+    for part, its in zip(
+        private_keras.sublayers(layer),
+        private_keras.sublayers(twin),
+        strict=True,
+    ):
+        _copy_assets(part, its)
 
 
 def _remove(path):
