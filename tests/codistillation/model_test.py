@@ -79,6 +79,24 @@ def test_step_is_the_paper_s(distance, weighted):
     )
 
 
+def test_a_loss_of_each_example_has_the_distance_in_it_once():
+    x, y = data()
+    student = linear(1)
+    (teacher,) = teachers_of(student, linear(2))
+    totals = []
+    for reduction in ("sum", None):
+        model = trained(
+            Codistilled(student, burn_in_steps=0),
+            loss=keras.losses.SparseCategoricalCrossentropy(
+                from_logits=True, reduction=reduction
+            ),
+        )
+        model.set_teachers([teacher])
+        loss = model.compute_loss(x, y, model(x, training=True), None, True)
+        totals.append(np.sum(loss))
+    np.testing.assert_allclose(totals[1], totals[0], rtol=1e-5)
+
+
 def test_burn_in_is_exact_to_the_step():
     x, y = data(batches=6)
 

@@ -133,7 +133,9 @@ class CodistillationMixin:
         self._codistillation_tracker.update_state(
             psi * replicas, sample_weight=ops.cast(used, "float32")
         )
-        return loss + ops.cast(weight * psi, loss.dtype)
+        # Keras trains on the sum of a loss that has a value per example.
+        number = ops.cast(ops.size(loss), loss.dtype)
+        return loss + ops.cast(weight * psi, loss.dtype) / number
 
     def _seen_by_student(self, x):
         """Returns the inputs that the student's predictions were made from."""
