@@ -236,6 +236,22 @@ def test_mixed_precision(policy):
     assert 0.5 < logs["codistillation_loss"] < 5
 
 
+def test_the_student_s_policy_decides_if_the_loss_is_scaled():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        half = linear(1)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    scaled = [
+        isinstance(
+            trained(Codistilled(student, burn_in_steps=0)).optimizer,
+            keras.optimizers.LossScaleOptimizer,
+        )
+        for student in (half, linear(1))
+    ]
+    assert scaled == [True, False]
+
+
 class OwnCodistilled(CodistillationMixin, Own):
     """What a user writes for it."""
 

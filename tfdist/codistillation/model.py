@@ -239,7 +239,8 @@ class Codistilled(CodistillationMixin, keras.Model):
     ):
         _check_student(student)
         # Inputs reach the student, and teachers, with the dtype they have.
-        super().__init__(name=name, autocast=False)
+        # By the policy Keras tells whether the loss has to be scaled.
+        super().__init__(name=name, autocast=False, dtype=student.dtype_policy)
         self.student = student
         self.augmentation = augmentation
         self.configure_codistillation(
