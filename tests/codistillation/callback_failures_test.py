@@ -160,6 +160,36 @@ def test_in_the_background_a_missing_peer_is_looked_for_often(monkeypatch):
     assert [one.step for one in exchange.published] == [0, STEPS]
 
 
+def test_while_one_peer_is_missing_the_others_are_not_asked_more(monkeypatch):
+    monkeypatch.setattr(callback_lib, "_LOOK_SECONDS", 0.0)
+    looked = threading.Event()
+
+    def not_there():
+        looked.set()
+        return PeerUnavailableError("not yet")
+
+    class UntilItLooked(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 0 and callback._pending is not None:
+                callback._pending.result(60)
+            elif batch == 3:
+                assert looked.wait(60)
+
+    first = checkpoint(weights(), group=0)
+    exchange = ScriptedExchange(
+        [first, PeerUnavailableError("not yet"), not_there]
+    )
+    callback = Codistillation(
+        exchange, group=1, num_groups=3, exchange_every=1000, verbose=0
+    )
+    fit(codistilled(build()), [UntilItLooked(), callback])
+    asked = [peer for peer, _ in exchange.asked]
+    assert asked[:2] == asked[-2:] == [0, 2]
+    assert set(asked[2:-2]) == {2}
+    # Two exchanges; what has looked in vain is no record.
+    assert [record["peer"] for record in callback.records] == [0, 2, 0, 2]
+
+
 def test_old_teachers_retire_until_a_newer_one_comes():
     old = checkpoint(weights(2), number=1, time=0.0)
     young = checkpoint(weights(3), number=2)

@@ -195,7 +195,7 @@ class Codistillation(keras.callbacks.Callback):
             and any(p.checkpoint is None for p in self._peers.values())
             and time.monotonic() - self._looked_at > _LOOK_SECONDS
         ):
-            self._look(step, publish=None)
+            self._look(step, publish=None, for_missing=True)
         self._retire_old()
 
     def on_epoch_end(
@@ -281,8 +281,14 @@ class Codistillation(keras.callbacks.Callback):
             weights=weights,
         )
 
-    def _look(self, step, publish):
-        """Begins an exchange in the thread, unless one is under way."""
+    def _look(self, step, publish, for_missing=False):
+        """Begins an exchange in the thread, unless one is under way.
+
+        Args:
+          step: Updates of this group.
+          publish: The `Checkpoint` to publish, or None.
+          for_missing: Whether to ask only peers that have not been seen yet.
+        """
         if self._pending is not None:
             return
         self._looked_at = time.monotonic()
@@ -290,9 +296,15 @@ class Codistillation(keras.callbacks.Callback):
         self._pending_publishes = publish is not None
         if publish is not None:
             self._published_step = step
-        self._pending = self._thread.submit(self._carry, publish)
+        self._pending_is_for_missing = for_missing
+        peers = [
+            dataclasses.replace(peer)
+            for peer in self._peers.values()
+            if peer.checkpoint is None or not for_missing
+        ]
+        self._pending = self._thread.submit(self._carry, publish, peers)
 
-    def _carry(self, checkpoint):
+    def _carry(self, checkpoint, peers):
         """Publishes and asks; in the thread."""
         problem = None
         if checkpoint is not None:
@@ -307,11 +319,11 @@ class Codistillation(keras.callbacks.Callback):
         arrivals = [
             peers_lib.ask(
                 self._exchange,
-                dataclasses.replace(peer),
+                peer,
                 self._student,
                 self.model.traced_signature,
             )
-            for peer in self._peers.values()
+            for peer in peers
         ]
         return problem, arrivals
 
@@ -360,6 +372,10 @@ class Codistillation(keras.callbacks.Callback):
             "peer": peer.number,
         }
         found = arrival.checkpoint
+        # Looked for each second: no record each time that one is not there.
+        is_recorded = (
+            found or arrival.unusable or not self._pending_is_for_missing
+        )
         if found is None:
             record["problem"] = arrival.problem
             peers_lib.note_staleness(peer)
@@ -385,6 +401,8 @@ class Codistillation(keras.callbacks.Callback):
             peers_lib.warn_if_alike(peer, self._initial)
             peers_lib.warn_if_old(peer, self._began_at)
             self._retire_old()
+        if not is_recorded:
+            return
         self.records.append(record)
         if self._file is not None:
             self._file.write(json.dumps(record) + "\n")
