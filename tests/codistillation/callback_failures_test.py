@@ -1,6 +1,7 @@
 """What never stops a group: peers that are late, damaged, silent or hang."""
 
 import logging
+import re
 import threading
 import time
 
@@ -51,20 +52,47 @@ def test_training_goes_on_with_the_teacher_before(caplog):
     assert all(problems)
     told = [f"not used: {problem}" in caplog.text for problem in problems]
     assert told == [True] * len(UNUSABLE) + [False] * len(absent)
+    # That a peer is not there yet is no fault.
+    assert f"asked again: {problems[5]}" in caplog.text
+    assert f"asked again: {problems[6]}" not in caplog.text
     # Of another shape it says what differs.
     assert "shape (2, 4)" in problems[2] and "(2, 3)" in problems[2]
     assert "whole_models=True" in problems[2]
 
 
-def test_what_does_not_fit_is_told_and_read_once(caplog):
-    bad = checkpoint(snapshot(build(2, units=4)), number=4)
+def stateful():
+    model = build()
+    model.layers[0].stateful = True
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "is_whole", "message"),
+    [
+        (build(2, units=4), False, "another architecture"),
+        (stateful(), True, "Layer 'dense.*' is stateful"),
+    ],
+)
+def test_what_does_not_fit_is_told_and_read_once(
+    model, is_whole, message, caplog
+):
+    bad = checkpoint(
+        snapshot(model), number=4, architecture=model if is_whole else None
+    )
     exchange = ScriptedExchange([bad])
     with caplog.at_level(logging.WARNING, logger="absl"):
         callback, _ = train(exchange)
-    assert caplog.text.count("another architecture") == 1
+    assert len(re.findall(message, caplog.text)) == 1
     assert callback.summary["1"]["skipped"] == 1
     known = [known and known.number for _, known in exchange.asked]
     assert known == [None, 4, 4, 4]
+
+
+def test_models_that_no_peer_could_use_are_refused():
+    exchange = ScriptedExchange()
+    exchange.same_architecture = False
+    with pytest.raises(ValueError, match="'dense.*' is stateful"):
+        train(exchange, model=codistilled(stateful()))
 
 
 def test_training_goes_on_when_nothing_can_be_published(caplog):

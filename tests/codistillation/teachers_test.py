@@ -114,11 +114,26 @@ def test_teachers_that_diverge_are_left_out():
     assert np.isfinite(snapshot(students[2])[0]).all()
 
 
-def test_stateful_layers_are_refused():
+class Inside(layers.Layer):
+    """A layer that is made of another one."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def build(self, input_shape):
+        self.inner.build(input_shape)
+
+    def call(self, inputs):
+        return self.inner(inputs)
+
+
+@pytest.mark.parametrize("wrap", [lambda layer: layer, Inside])
+def test_stateful_layers_are_refused(wrap):
     student = keras.Sequential(
         [
             keras.Input((3, 2), batch_size=4),
-            layers.GRU(2, stateful=True),
+            wrap(layers.GRU(2, stateful=True)),
         ]
     )
     with pytest.raises(ValueError, match="'gru.*' is stateful"):

@@ -23,6 +23,7 @@ from tfdist.codistillation.exchange import Exchange
 from tfdist.codistillation.model import CodistillationMixin
 from tfdist.codistillation.model import Codistilled
 from tfdist.codistillation.teacher import Teacher
+from tfdist.codistillation.teacher import check_stateless
 from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import ReplicaVariable
 
@@ -163,6 +164,8 @@ class Codistillation(keras.callbacks.Callback):
         if self._exchange.same_architecture:
             for peer in self._peers.values():
                 peer.teacher = outside_scopes(Teacher, self._student)
+        else:
+            check_stateless(self._student)  # Peers could not use it.
         self._set_teachers()
         step = self._step()
         if step >= self._next:
@@ -380,14 +383,7 @@ class Codistillation(keras.callbacks.Callback):
             record["problem"] = arrival.problem
             peers_lib.note_staleness(peer)
             peer.refused = arrival.refused or peer.refused
-            if arrival.unusable and arrival.problem != peer.problem:
-                peer.skipped += 1
-                logging.warning(
-                    "Weights of group %d are not used: %s",
-                    peer.number,
-                    arrival.problem,
-                )
-            peer.problem = arrival.problem or peer.problem
+            peers_lib.note_problem(peer, arrival)
         else:
             peer.teacher.install(found.weights)
             peer.checkpoint = dataclasses.replace(

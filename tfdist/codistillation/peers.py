@@ -64,6 +64,7 @@ class Arrival:
       teacher: A new `Teacher` for it, where the one there is does not do.
       problem: Why there is none, or None.
       unusable: Whether there was one that could not be used.
+      failed: Whether an exchange raised what it should not.
       refused: That one, without its weights, if it could be read; or None.
     """
 
@@ -72,6 +73,7 @@ class Arrival:
     teacher: Teacher | None = None
     problem: str | None = None
     unusable: bool = False
+    failed: bool = False
     refused: Checkpoint | None = None
 
 
@@ -99,12 +101,15 @@ def ask(exchange, peer, model, signature):
         teacher = _usable(found, peer, model, signature)
     except PeerUnavailableError as error:
         return Arrival(number, problem=str(error))
-    except UnusableCheckpointError as error:
+    except Exception as error:  # Whatever it is: training goes on.
+        problem = f"{type(error).__name__}: {error}"
+        if isinstance(error, UnusableCheckpointError):
+            problem = str(error)
+        elif found is None:
+            return Arrival(number, problem=problem, failed=True)
         if found is not None:
             found = dataclasses.replace(found, weights=None, architecture=None)
-        return Arrival(number, problem=str(error), unusable=True, refused=found)
-    except Exception as error:  # Whatever it is: training goes on.
-        return Arrival(number, problem=f"{type(error).__name__}: {error}")
+        return Arrival(number, problem=problem, unusable=True, refused=found)
     return Arrival(number, found, teacher)
 
 
@@ -200,6 +205,26 @@ def warn_if_old(peer, began_at):
             peer.checkpoint.step,
             before,
         )
+
+
+def note_problem(peer, arrival):
+    """Tells of a problem once, for as long as it is the same."""
+    if arrival.problem not in (None, peer.problem):
+        if arrival.unusable:
+            peer.skipped += 1
+            logging.warning(
+                "Weights of group %d are not used: %s",
+                peer.number,
+                arrival.problem,
+            )
+        elif arrival.failed:
+            logging.warning(
+                "Group %d could not be asked for its weights, and will be "
+                "asked again: %s",
+                peer.number,
+                arrival.problem,
+            )
+    peer.problem = arrival.problem or peer.problem
 
 
 def note_staleness(peer):

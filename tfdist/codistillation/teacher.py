@@ -3,6 +3,7 @@
 import keras
 import tensorflow as tf
 
+from tfdist import private_keras
 from tfdist.codistillation import weights as weights_lib
 
 
@@ -28,7 +29,7 @@ class Teacher:
     """
 
     def __init__(self, architecture):
-        _check_stateless(architecture)
+        check_stateless(architecture)
         self.architecture = architecture
         self.available = tf.Variable(False, trainable=False)
         self._weights = [
@@ -73,12 +74,20 @@ class Teacher:
         self.available.assign(False)
 
 
-def _check_stateless(layer):
+def check_stateless(layer):
+    """Refuses layers that go on from their state of the batch before.
+
+    Args:
+      layer: A `keras.Model`, or a layer of it.
+
+    Raises:
+      ValueError: It is such a layer, or has one in it.
+    """
     if getattr(layer, "stateful", False):
         raise ValueError(
             f"Layer {layer.name!r} is stateful: between batches it has the "
             "state of its own model, and teachers would have the student's. "
             "Use stateful=False."
         )
-    for inner in getattr(layer, "layers", ()):
-        _check_stateless(inner)
+    for inner in private_keras.sublayers(layer):
+        check_stateless(inner)
