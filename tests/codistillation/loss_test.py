@@ -125,6 +125,33 @@ def test_certain_teachers_give_finite_losses():
     assert np.isfinite(CodistillationLoss()(np.eye(2)[:1], np.eye(2)[1:]))
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("distance", DISTANCES[:2])
+def test_masked_classes_do_not_count(distance, activation):
+    masked = tf.constant([-np.inf, 0, -np.inf, 0])
+    student, teacher, _ = logits(5).astype("float32")
+    loss = CodistillationLoss(
+        distance, activation=activation, from_logits=True, reduction="sum"
+    )
+
+    def value_and_gradient(student, teacher):
+        student = tf.Variable(student)
+        with tf.GradientTape() as tape:
+            psi = loss(teacher, student)
+        return psi, tape.gradient(psi, student)
+
+    psi, gradient = value_and_gradient(student + masked, teacher + masked)
+    kept = [1, 3]
+    expected = value_and_gradient(student[:, kept], teacher[:, kept])
+    # A mean over classes of sigmoids, a sum over those of a softmax.
+    scale = 2 if activation == "sigmoid" else 1
+    np.testing.assert_allclose(scale * psi, expected[0], rtol=1e-5)
+    np.testing.assert_allclose(
+        scale * gradient.numpy()[:, kept], expected[1], rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_array_equal(gradient.numpy()[:, [0, 2]], 0)
+
+
 def test_masked_steps_do_not_count():
     student, teacher, _ = logits(4, (2, 3, 4))
     loss = CodistillationLoss(from_logits=True)

@@ -170,13 +170,13 @@ class CodistillationLoss(keras.losses.Loss):
             return ops.mean(ops.square(logits - targets), axis=-1)
         logits = logits / self.temperature
         if self.activation == "sigmoid":
-            losses = -targets * ops.log_sigmoid(logits)
-            losses -= (1 - targets) * ops.log_sigmoid(-logits)
+            losses = -_weighted(targets, ops.log_sigmoid(logits))
+            losses -= _weighted(1 - targets, ops.log_sigmoid(-logits))
             if self.distance == "kl_divergence":
                 losses += _xlogx(targets) + _xlogx(1 - targets)
             losses = ops.mean(losses, axis=-1)
         else:
-            losses = -targets * ops.log_softmax(logits, axis=-1)
+            losses = -_weighted(targets, ops.log_softmax(logits, axis=-1))
             if self.distance == "kl_divergence":
                 losses += _xlogx(targets)
             losses = ops.sum(losses, axis=-1)
@@ -202,6 +202,11 @@ class _OfTargets(keras.losses.Loss):
 
     def call(self, y_true, y_pred):
         return self._loss.between(y_true, y_pred)
+
+
+def _weighted(targets, logs):
+    """The product, 0 where targets are: there, a masked class has log 0."""
+    return targets * ops.where(targets > 0, logs, 0)
 
 
 def _xlogx(x):
