@@ -221,7 +221,18 @@ def test_settings_that_teachers_cannot_have_are_asked_for(compiled, message):
         suited_to(compiled)
 
 
-@pytest.mark.parametrize("compiled", ["poisson", lambda a, b: 0, "nonsense"])
+def binary_crossentropy(y_true, y_pred):
+    """A user's, of logits."""
+
+
+class Huber(keras.losses.Loss):
+    """A user's."""
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    ["poisson", lambda a, b: 0, "nonsense", binary_crossentropy, Huber()],
+)
 def test_what_suits_no_known_loss_is_asked_for(compiled):
     with pytest.raises(ValueError, match="Say so: loss="):
         suited_to(compiled)

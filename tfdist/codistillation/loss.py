@@ -226,19 +226,15 @@ def suited_to(loss):
     Raises:
       ValueError: There is none that would suit for certain.
     """
-    name = getattr(loss, "__name__", None) or type(loss).__name__
-    try:
-        found = keras.losses.get(loss) if isinstance(loss, str) else loss
-        if not isinstance(found, keras.losses.Loss):
-            # Functions have the names of classes in another spelling.
-            found = keras.losses.get(
-                {"class_name": _class_name(found.__name__), "config": {}}
-            )
+    found = _keras_loss(loss)
+    if found is not None:
         name = type(found).__name__
-    except (AttributeError, TypeError, ValueError):
-        name = loss if isinstance(loss, str) else name
+    elif isinstance(loss, str):
+        name = loss
+    else:
+        name = getattr(loss, "__name__", None) or type(loss).__name__
     why = "cannot be told"
-    if name in _CLASSES or name in _REGRESSION:
+    if found is not None and (name in _CLASSES or name in _REGRESSION):
         config = found.get_config()
         reduction = config.get("reduction", "sum_over_batch_size")
         if config.get("ignore_class") is not None:
@@ -263,6 +259,23 @@ def suited_to(loss):
         f"is compiled with {why}. Say so: "
         "loss=tfdist.codistillation.CodistillationLoss(...)."
     )
+
+
+def _keras_loss(loss):
+    """The loss of Keras itself that `loss` is or names, else None."""
+    try:
+        found = keras.losses.get(loss) if isinstance(loss, str) else loss
+        if not isinstance(found, keras.losses.Loss):
+            if getattr(keras.losses, found.__name__, None) is not found:
+                return None
+            # Functions have the names of classes in another spelling.
+            found = keras.losses.get(
+                {"class_name": _class_name(found.__name__), "config": {}}
+            )
+    except (AttributeError, TypeError, ValueError):
+        return None
+    name = type(found).__name__
+    return found if getattr(keras.losses, name, None) is type(found) else None
 
 
 def _class_name(name):
