@@ -190,6 +190,22 @@ def test_one_fit_after_the_other():
     assert watch.steps == list(range(STEPS + 1, 2 * STEPS + 1))
 
 
+def test_a_fit_that_fails_leaves_no_teachers():
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise OSError("the data is gone")
+
+    model, watch = codistilled(build()), Watch()
+    with pytest.raises(OSError, match="the data is gone"):
+        train(
+            ScriptedExchange([checkpoint(weights())]),
+            model=model,
+            callbacks=[Fails()],
+        )
+    fit(model, [watch])
+    assert watch.steps == []
+
+
 def test_summary_is_printed(capsys):
     exchange = ScriptedExchange([checkpoint(weights(), step=7)])
     train(exchange, verbose=1)

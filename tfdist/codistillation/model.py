@@ -150,6 +150,19 @@ class CodistillationMixin:
             found.pop(self._codistillation_tracker.name, None)
         return found
 
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """See `keras.Model.fit`; if it fails, its teachers leave with it."""
+        added = self._codistillation
+        before = added.teachers if added is not None else ()
+        try:
+            return super().fit(*args, **kwargs)
+        except BaseException:
+            # No callback is told of the end.
+            if added is not None and added.teachers != before:
+                added.teachers = before
+                self.train_function = None  # Keras makes it when needed.
+            raise
+
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """See `keras.Model.evaluate`: teachers have no part in it."""
         with self._evaluation():
