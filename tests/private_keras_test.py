@@ -132,6 +132,15 @@ def test_parts_of_a_layer_are_found_in_order():
     assert [x for x in found if x in "ab"] == ["a", "b"]
 
 
+def test_a_model_s_own_metrics_are_not_those_that_it_is_compiled_with():
+    model = model_of_two()
+    model.own = keras.metrics.Mean()
+    model.compile("sgd", "mse", metrics=["mae"])
+    assert private_keras.own_metrics(model) == [model.own]
+    # Keras leaves them out of a model around it.
+    assert model.own not in keras.Sequential([model]).metrics
+
+
 def test_a_variable_moves_with_its_value():
     variable = keras.Variable(np.arange(3.0))
     before = variable.value

@@ -193,6 +193,16 @@ def sublayers(layer):
     return layer._flatten_layers(include_self=False, recursive=False)
 
 
+def own_metrics(layer):
+    """The metrics that are attributes of a Keras layer itself, in order.
+
+    `metrics` of a model has also the ones that it is compiled with, and those
+    of its layers.
+    """
+    _require(layer, "_metrics")
+    return list(layer._metrics)
+
+
 def move_variable(variable, device):
     """Moves the value of a Keras variable to another device.
 

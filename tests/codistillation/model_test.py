@@ -252,6 +252,14 @@ def test_files_are_those_of_the_student(tmp_path):
         model.get_config()
 
 
+class HasMetrics(keras.Model):
+    """Says itself which metrics it has."""
+
+    @property
+    def metrics(self):
+        return []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -261,7 +269,8 @@ def test_files_are_those_of_the_student(tmp_path):
             {"loss": "mse"},
             "`loss` must be a CodistillationLoss.*Received: loss='mse'",
         ),
-        ({"student": Own()}, "Own has a train_step of its own"),
+        ({"student": Own()}, "Own has its own train_step"),
+        ({"student": HasMetrics()}, "HasMetrics has its own metrics"),
     ],
 )
 def test_malformed_arguments_are_refused(arguments, message):

@@ -117,6 +117,27 @@ def test_a_step_that_hides_the_input_is_refused():
         fit(model, *data())
 
 
+class Counting(keras.Model):
+    """With a metric that it updates itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(CLASSES)
+        self.rows = keras.metrics.Sum(name="rows")
+
+    def call(self, inputs):
+        self.rows.update_state(keras.ops.ones_like(inputs[:, 0]))
+        return self.dense(inputs)
+
+
+def test_metrics_of_the_student_s_own_are_told_and_begin_again():
+    x, y = data(batches=2)
+    model = trained(Codistilled(Counting(), burn_in_steps=9))
+    for _ in range(2):
+        assert fit(model, x, y)["rows"] == len(x)
+    assert [metric.name for metric in model.metrics].count("rows") == 1
+
+
 class Branching(keras.Model):
     """Two outputs, in a dict."""
 

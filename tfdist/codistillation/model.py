@@ -10,6 +10,7 @@ from keras import ops
 from keras import tree
 import tensorflow as tf
 
+from tfdist import private_keras
 from tfdist.codistillation.added_loss import AddedLoss
 
 # What the wrapper does as Keras does, and not as the wrapped model would.
@@ -19,6 +20,8 @@ _STOCK = (
     "predict_step",
     "compute_loss",
     "compute_metrics",
+    "get_metrics_result",
+    "metrics",
 )
 
 
@@ -269,6 +272,12 @@ class Codistilled(CodistillationMixin, keras.Model):
         """The names of the student's outputs, where it has such."""
         return self.student.output_names
 
+    @property
+    def metrics(self) -> list[Any]:
+        """Those of the model; also the student's own, as if it were alone."""
+        # Keras leaves out those of a model within a model.
+        return super().metrics + private_keras.own_metrics(self.student)
+
     def compile(self, *args: Any, **kwargs: Any) -> None:
         super().compile(*args, **kwargs)
         self._codistillation.losses_for(self.loss)  # Is there one?
@@ -332,7 +341,7 @@ def _check_student(student):
     for method in _STOCK:
         if getattr(type(student), method) is not getattr(keras.Model, method):
             raise ValueError(
-                f"{type(student).__name__} has a {method} of its own, which "
+                f"{type(student).__name__} has its own {method}, which "
                 "a wrapper would not call. Put "
                 "tfdist.codistillation.CodistillationMixin before its class: "
                 f"class Codistilled{type(student).__name__}("
