@@ -60,6 +60,19 @@ def test_what_is_published_is_the_student_at_that_step():
             np.testing.assert_array_equal(ours, theirs)
 
 
+def test_what_is_published_are_the_parameters_where_workers_look_ahead():
+    strategy = tfdist.DANAStrategy(variant="zero")
+    with strategy.scope():
+        model = codistilled(build())
+    exchange = ScriptedExchange()
+    train(exchange, model=model)
+    strategy.pull()
+    for published, parameter in zip(
+        exchange.published[-1].weights, snapshot(model.student), strict=True
+    ):
+        np.testing.assert_array_equal(published, parameter)
+
+
 def test_newest_teacher_replaces_the_one_before():
     near, far = build(1), build(2)
     given = [

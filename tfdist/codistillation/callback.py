@@ -273,6 +273,9 @@ class Codistillation(keras.callbacks.Callback):
     def _checkpoint(self, step):
         weights = None
         if self._exchange.needs_weights:
+            strategy = self.model.distribute_strategy
+            if getattr(strategy, "uses_lookahead", False):
+                strategy.pull()
             weights = weights_lib.snapshot(self._student)
         return Checkpoint(
             group=self.group.index,
