@@ -111,6 +111,20 @@ def test_a_late_listing_does_not_go_back_in_time(tmp_path):
     assert reader.fetch(0, before) is None
 
 
+def test_a_late_listing_makes_no_number_twice(tmp_path, monkeypatch, caplog):
+    writer = bound(tmp_path)
+    writer.publish(own(step=1))
+    late = tf.io.gfile.listdir(str(tmp_path / "group-0"))
+    writer.publish(own(step=2))
+    with monkeypatch.context() as patched:
+        patched.setattr(tf.io.gfile, "listdir", lambda path: late)
+        writer.publish(own(step=3))
+    assert [name[:19] for name in files(tmp_path)] == [
+        f"checkpoint-0000000{number}" for number in (1, 2, 3)
+    ]
+    assert "Another process publishes" not in caplog.text
+
+
 def test_what_cannot_be_opened_is_skipped(tmp_path):
     writer, reader = bound(tmp_path), bound(tmp_path, 1)
     writer.publish(own(step=10))
@@ -317,3 +331,4 @@ def test_writing_is_to_a_temporary_name_first(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="full"):
         writer.publish(own(step=20))
     assert reader.fetch(0, None).step == 10
+    assert files(tmp_path) == ["checkpoint-00000001-step-10.npz"]

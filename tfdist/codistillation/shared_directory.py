@@ -128,14 +128,15 @@ class SharedDirectory(Exchange):
         newest = before[0][0] if before else 0
         if self._last is None:
             self._remove_unfinished(directory)
-        elif newest != self._last:
+        elif newest > self._last:
             logging.warning(
                 "Another process publishes as group %d in %s. Each group needs "
                 "a number of its own, and one chief.",
                 own,
                 directory,
             )
-        number = newest + 1
+        # Listings may be late, as on NFS.
+        number = max(newest, self._last or 0) + 1
         suffix = "keras" if self._whole_models else "npz"
         name = f"checkpoint-{number:08d}-step-{checkpoint.step}.{suffix}"
         content = archive.encode(
@@ -144,9 +145,15 @@ class SharedDirectory(Exchange):
             keras_file=self._keras_file(checkpoint.weights),
         )
         unfinished = os.path.join(directory, _UNFINISHED + uuid.uuid4().hex)
-        with tf.io.gfile.GFile(unfinished, "wb") as file:
-            file.write(content)
-        tf.io.gfile.rename(unfinished, os.path.join(directory, name))
+        try:
+            with tf.io.gfile.GFile(unfinished, "wb") as file:
+                file.write(content)
+            tf.io.gfile.rename(unfinished, os.path.join(directory, name))
+        except Exception:
+            # Each attempt has a name of its own, and a disk may be full.
+            if tf.io.gfile.exists(unfinished):
+                _remove(unfinished)
+            raise
         self._last = number
         self.bytes_written += len(content)
         for _, old in before[_KEPT - 1 :]:
