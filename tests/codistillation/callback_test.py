@@ -274,6 +274,13 @@ def test_models_without_the_loss_are_refused():
         train(ScriptedExchange(), model=model)
 
 
+def test_an_optimizer_for_one_loss_is_refused():
+    model = codistilled(build())
+    model.compile(tfdist.sandblaster.LBFGS(), "mse")
+    with pytest.raises(ValueError, match="each new teacher changes it"):
+        train(ScriptedExchange(), model=model)
+
+
 def test_mixins_that_are_not_configured_are_refused():
     class Forgotten(CodistillationMixin, keras.Sequential):
         pass

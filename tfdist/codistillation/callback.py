@@ -20,8 +20,8 @@ from tfdist.codistillation.background import Background
 from tfdist.codistillation.background import outside_scopes
 from tfdist.codistillation.exchange import Checkpoint
 from tfdist.codistillation.exchange import Exchange
-from tfdist.codistillation.model import CodistillationMixin
 from tfdist.codistillation.model import Codistilled
+from tfdist.codistillation.model import check_learns_from_teachers
 from tfdist.codistillation.teacher import Teacher
 from tfdist.codistillation.teacher import check_stateless
 from tfdist.runtime.variables.server_scope import read_replica
@@ -125,12 +125,7 @@ class Codistillation(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         del logs
         model = self.model
-        if not isinstance(model, CodistillationMixin):
-            raise ValueError(
-                "Argument `model` must have the loss of codistillation: "
-                "tfdist.codistillation.Codistilled(model, burn_in_steps=...). "
-                f"Received: a model of type {type(model).__name__}"
-            )
+        check_learns_from_teachers(model)
         cluster = getattr(model.distribute_strategy, "cluster", None)
         self._is_chief = cluster is None or cluster.is_chief
         self._student = (

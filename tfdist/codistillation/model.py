@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist import private_keras
 from tfdist.codistillation.added_loss import AddedLoss
+from tfdist.sandblaster.lbfgs import LBFGS
 
 # What the wrapper does as Keras does, and not as the wrapped model would.
 _STOCK = (
@@ -322,6 +323,27 @@ class Codistilled(CodistillationMixin, keras.Model):
     def get_config(self) -> dict[str, Any]:
         raise NotImplementedError(
             "A Codistilled is not saved; save its student, which `save` does."
+        )
+
+
+def check_learns_from_teachers(model):
+    """Refuses models that teachers cannot teach.
+
+    Raises:
+      ValueError: The model has no loss of codistillation, or an optimizer for
+        which its loss must not change.
+    """
+    if not isinstance(model, CodistillationMixin):
+        raise ValueError(
+            "Argument `model` must have the loss of codistillation: "
+            "tfdist.codistillation.Codistilled(model, burn_in_steps=...). "
+            f"Received: a model of type {type(model).__name__}"
+        )
+    if isinstance(model.optimizer, LBFGS):
+        raise ValueError(
+            "Argument `optimizer` of a model that teachers teach must be one "
+            "of Keras's: LBFGS (SandblasterStrategy) minimizes one loss, and "
+            f"each new teacher changes it. Received: {model.optimizer!r}"
         )
 
 
