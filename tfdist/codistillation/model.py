@@ -42,6 +42,8 @@ class CodistillationMixin:
 
     A `train_step` of one's own has to call `self.compute_loss` with `x`,
     `y_pred` and `training=True`, which it does if it was made from Keras's.
+    If it uses `self.losses`, it has to read them before: teachers call the
+    layers, and each call begins the list again.
     """
 
     _codistillation = None
