@@ -141,6 +141,18 @@ def test_a_model_s_own_metrics_are_not_those_that_it_is_compiled_with():
     assert model.own not in keras.Sequential([model]).metrics
 
 
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_updates_are_counted_by_a_variable(is_scaled):
+    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    if is_scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    counter, batches = private_keras.counter_of(optimizer)
+    counter.assign(5)
+    assert int(optimizer.iterations) == 5 // batches == 2
+    counter, batches = private_keras.counter_of(keras.optimizers.SGD())
+    assert (int(counter), batches) == (0, 1)
+
+
 def test_a_variable_moves_with_its_value():
     variable = keras.Variable(np.arange(3.0))
     before = variable.value

@@ -203,6 +203,20 @@ def own_metrics(layer):
     return list(layer._metrics)
 
 
+def counter_of(optimizer):
+    """The variable in which a Keras optimizer counts its batches.
+
+    `iterations` of an optimizer that accumulates gradients is a tensor that
+    is computed from it: what can be read is the variable alone.
+
+    Returns:
+      The `keras.Variable`, and how many batches an update has, an int.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    _require(optimizer, "_iterations")
+    return optimizer._iterations, optimizer.gradient_accumulation_steps or 1
+
+
 def move_variable(variable, device):
     """Moves the value of a Keras variable to another device.
 

@@ -19,12 +19,14 @@ from tests.codistillation.exchanging import weights
 from tests.codistillation.scripted_exchange import ScriptedExchange
 from tests.codistillation.scripted_exchange import checkpoint
 import tfdist
+from tfdist import private_keras
 from tfdist.codistillation import Codistillation
 from tfdist.codistillation import CodistillationMixin
 from tfdist.codistillation import Group
 from tfdist.codistillation import PeerUnavailableError
 from tfdist.codistillation.weights import digest
 from tfdist.codistillation.weights import snapshot
+from tfdist.runtime.variables.variables import ReplicaVariable
 
 layers = keras.layers
 
@@ -71,6 +73,29 @@ def test_what_is_published_are_the_parameters_where_workers_look_ahead():
         exchange.published[-1].weights, snapshot(model.student), strict=True
     ):
         np.testing.assert_array_equal(published, parameter)
+
+
+@pytest.mark.parametrize("accumulated", [None, 2])
+def test_no_server_is_asked_how_many_updates_there_are(
+    accumulated, monkeypatch
+):
+    with tfdist.AsyncStrategy().scope():
+        model = codistilled(build())
+        model.compile(
+            keras.optimizers.SGD(gradient_accumulation_steps=accumulated),
+            "sparse_categorical_crossentropy",
+        )
+        model.optimizer.build(model.trainable_variables)
+    counter, _ = private_keras.counter_of(model.optimizer)
+    counter.assign(6)
+    callback = Codistillation(ScriptedExchange(), group=0, num_groups=2)
+    callback.set_model(model)
+    reads = []
+    monkeypatch.setattr(
+        ReplicaVariable, "_before_read", lambda self: reads.append(self)
+    )
+    assert callback._step() == 6 // (accumulated or 1)
+    assert not reads
 
 
 def test_newest_teacher_replaces_the_one_before():

@@ -14,6 +14,7 @@ from absl import logging
 import keras
 import numpy as np
 
+from tfdist import private_keras
 from tfdist.codistillation import peers as peers_lib
 from tfdist.codistillation import weights as weights_lib
 from tfdist.codistillation.background import Background
@@ -239,12 +240,11 @@ class Codistillation(keras.callbacks.Callback):
 
     def _step(self):
         """Updates of the group that this process knows of."""
-        iterations = self.model.optimizer.iterations
-        variable = getattr(iterations, "value", None)
-        if isinstance(variable, ReplicaVariable):
+        counter, batches = private_keras.counter_of(self.model.optimizer)
+        if isinstance(counter.value, ReplicaVariable):
             # As it is here; to read it as others do would ask a server.
-            return int(read_replica(variable))
-        return int(keras.ops.convert_to_numpy(iterations))
+            return int(read_replica(counter.value)) // batches
+        return int(keras.ops.convert_to_numpy(counter)) // batches
 
     def _begin_exchange(self, step):
         """Begins what is due, or leaves it due until the thread is free."""
