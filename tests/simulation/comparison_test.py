@@ -192,6 +192,67 @@ def test_less_of_a_loss_is_better():
     assert row["seconds_to_target"] == 2.0
 
 
+@pytest.mark.parametrize(
+    ("name", "is_smaller"),
+    [
+        *(
+            (name, True)
+            for name in (
+                "MAE",
+                "MSE",
+                "bce",
+                "digit_mape",
+                "hinge",
+                "SquaredHinge",
+                "poisson",
+                "logcosh",
+                "LogCoshError",
+                "KLDivergence",
+                "false_positives",
+                "Loss",
+            )
+        ),
+        *((name, False) for name in ("AUC", "r2_score", "IoU", "acc")),
+    ],
+)
+def test_losses_and_errors_have_many_names(name, is_smaller):
+    assert curves.smaller_is_better(name) == is_smaller
+
+
+@pytest.mark.parametrize(
+    ("metric", "best", "target"),
+    [
+        ("loss", -0.9, -0.9 + 0.9 * (1 / 0.95 - 1)),
+        ("r2_score", -0.2, -0.2 - 0.05 * 0.2),
+    ],
+)
+def test_a_target_below_zero_is_reached(metric, best, target):
+    first = 0.0 if metric == "loss" else -1.0
+    history = made("a", values=(first, best), metric=metric)
+    compared = comparison_of({("a", 2): {0.1: [history]}})
+    assert compared.target == pytest.approx(target)
+    assert compared.rows()[0]["seconds_to_target"] == 2.0
+
+
+@pytest.mark.parametrize("rates", [[0.1, 0.5, 1.0], [1.0, 0.5, 0.1]])
+def test_where_all_rates_diverge_the_least_is_the_best(rates):
+    runs = {rate: [made(values=(0.1, 0.9), diverged=True)] for rate in rates}
+    compared = comparison_of({("a", 2): runs})
+    assert compared.picked["a", 2] == 0.1
+    assert compared.at_the_edge() == [("a", 2)]
+
+
+@pytest.mark.parametrize("final", [0.1, 0.9])
+def test_the_models_own_rate_is_at_no_edge(final):
+    runs = {
+        None: [made(values=(0.1, 0.5))],
+        0.05: [made(values=(0.1, final))],
+    }
+    compared = comparison_of({("a", 2): runs})
+    assert compared.at_the_edge() == []
+    assert "*" not in compared.table()
+
+
 def test_rates_that_diverge_are_the_worst():
     good = [made(values=(0.1, 0.2), seed=s) for s in (0, 1)]
     half = [

@@ -6,7 +6,9 @@ import numpy as np
 
 _NO_METRICS = ("seconds", "epoch", "updates", "train_loss", "loss")
 _SMALLER = re.compile(
-    r"loss$|error|entropy|divergence|perplexity|^(mae|mse|mape|msle|rmse)$"
+    r"loss$|error|entropy|divergence|perplexity|hinge|poisson|huber|log_?cosh|"
+    r"false_?(positives|negatives)|(^|_)(mae|mse|mape|msle|rmse|bce|kld)$",
+    re.IGNORECASE,
 )
 
 
@@ -28,7 +30,12 @@ def default_metric(histories):
 
 
 def smaller_is_better(metric):
-    """Whether a metric is a loss or an error, by its name."""
+    """Whether a metric is a loss or an error, by its name.
+
+    Args:
+      metric: As Keras names it, in upper or lower case, also behind the name
+        of an output.
+    """
     return _SMALLER.search(metric) is not None
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import numbers
 import os
 import pathlib
 from typing import Any
@@ -28,8 +29,8 @@ class Comparison:
         learning rate to a list of `History`, one for each seed.
       metric: What is judged by; default: see `curves.default_metric`.
       target: Value of the metric whose time is taken; default: 95 % of the
-        best final one (of a loss, the best divided by 0.95), that of the
-        one machine aside.
+        best final one (of a loss, the best divided by 0.95; below 0 as far
+        from the best), that of the one machine aside.
       at_seconds: Virtual time at which the metric is compared; default: the
         end of the fastest training that did not diverge.
       added_rates: Dict of (method, number of workers) to the learning rates
@@ -43,7 +44,8 @@ class Comparison:
       at_seconds: Float.
       keys: List of (method, number of workers).
       picked: Dict of these to the learning rate with the best mean final
-        metric, over those where fewer runs diverged.
+        metric, over those where fewer runs diverged; if all runs of all rates
+        did, the least.
       added_rates: Dict of those for which rates were added, to these.
     """
 
@@ -67,7 +69,9 @@ class Comparison:
         self.smaller_is_better = curves.smaller_is_better(self.metric)
         self._epochs = max(h.evaluations[-1]["epoch"] for h in everything)
         self.picked = {
-            key: max(rates, key=lambda rate, r=rates: self._score(r[rate]))
+            key: max(
+                rates, key=lambda rate, r=rates: self._score(rate, r[rate])
+            )
             for key, rates in runs.items()
         }
         self.target = self._default_target() if target is None else target
@@ -78,7 +82,8 @@ class Comparison:
     def at_the_edge(self) -> list[tuple[str, int]]:
         """Those whose best learning rate is the least or the greatest tried.
 
-        A better one may lie beyond it.
+        A better one may lie beyond it. Where a model's own rate (None) was
+        tried, none is.
 
         Returns:
           List of (method, number of workers).
@@ -87,10 +92,11 @@ class Comparison:
             key
             for key, rate in self.picked.items()
             if len(self._runs[key]) > 1
+            and all(map(_is_number, self._runs[key]))
             and rate in (min(self._runs[key]), max(self._runs[key]))
         ]
 
-    def _score(self, histories):
+    def _score(self, rate, histories):
         """Returns a score that is greater for the better learning rate."""
         diverged = sum(history.diverged for history in histories)
         finals = [
@@ -100,8 +106,10 @@ class Comparison:
         ]
         final = float(np.mean(finals)) if finals else math.nan
         if not math.isfinite(final):
-            return -diverged, -math.inf
-        return -diverged, -final if self.smaller_is_better else final
+            # A better rate than these can only be lower.
+            lower = -rate if _is_number(rate) else 0.0
+            return -diverged, -math.inf, lower
+        return -diverged, -final if self.smaller_is_better else final, 0.0
 
     def _default_target(self):
         finals = [
@@ -112,8 +120,10 @@ class Comparison:
         if not finals:
             return None
         if self.smaller_is_better:
-            return min(finals) / _TARGET_SHARE
-        return max(finals) * _TARGET_SHARE
+            best = min(finals)
+            return best + abs(best) * (1 / _TARGET_SHARE - 1)
+        best = max(finals)
+        return best - abs(best) * (1 - _TARGET_SHARE)
 
     def _default_at_seconds(self):
         picked = [self.histories(*key) for key in self._compared]
@@ -273,6 +283,10 @@ class Comparison:
         """Writes `as_dict` to a file."""
         text = json.dumps(self.as_dict(), indent=1, allow_nan=False)
         pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def _is_number(rate):
+    return isinstance(rate, numbers.Real)
 
 
 def _flat(rates):
