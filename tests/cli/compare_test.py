@@ -10,9 +10,11 @@ import re
 import pytest
 
 from tests.cli import own_model_and_data
+from tests.simulation.histories import made
 from tfdist import simulation
 from tfdist.cli import compare
 from tfdist.cli.main import main
+from tfdist.simulation import comparison
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +108,32 @@ def test_the_assumed_cluster_stands_above_the_table(ran):
         "gamma:0.1:100 seconds (given; --compute), with --slow=0:2;"
     )
     assert "exchange 0 ms besides (--overhead_ms)" in text
+
+
+@pytest.mark.parametrize("compute", [[], ["--compute=constant:0.003"]])
+def test_workers_that_step_by_themselves_take_the_time_of_the_update(
+    tmp_path, monkeypatch, compute
+):
+    def measured(*arguments, **settings):
+        return simulation.Measurement(4, [0.003], 0.001, 0.0042, ())
+
+    seconds = {}
+
+    def simulate(model_fn, data, method, *, num_workers, compute, **settings):
+        seconds[method.name] = compute.mean(0)
+        return made(method.name, num_workers)
+
+    monkeypatch.setattr(compare, "_draw", lambda *arguments: None)
+    monkeypatch.setattr(simulation, "measure", measured)
+    monkeypatch.setattr(comparison, "simulate", simulate)
+    own = own_model_and_data.write(tmp_path)
+    methods = ["async", "parameter_averaging:period=4", "gossip"]
+    arguments = [f"--strategies={','.join(methods)}", "--batch_size=4"]
+    arguments += [f"--model={own}:model", f"--data={own}:pair", *compute]
+    arguments += ["--num_workers=2", "--epochs=1", "--learning_rates=0.1"]
+    assert main(["compare", *arguments, f"--output_dir={tmp_path}"]) == 0
+    alone = 0.004 if compute else 0.0042
+    assert list(seconds.values()) == pytest.approx([alone, 0.003, 0.004, 0.004])
 
 
 @pytest.mark.nightly

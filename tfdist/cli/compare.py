@@ -181,6 +181,7 @@ def main(argv: Sequence[str]) -> int:
         seeds=seeds,
         single=values.single,
         single_compute=cluster.single_compute,
+        local_compute=cluster.local_compute,
         metric=values.metric,
         target=values.target,
         at_seconds=values.at_seconds,

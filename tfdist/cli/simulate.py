@@ -127,11 +127,13 @@ def main(argv: Sequence[str]) -> int:
     from tfdist.simulation import plots
     from tfdist.simulation import tables
 
-    method, momentum = sandblaster, 0.0
+    method, momentum, compute = sandblaster, 0.0, cluster.arguments["compute"]
     if sandblaster is None:
         method, momentum = comparison.with_momentum(
             values.strategy, trained.momentum
         )
+        if method.steps_on_workers:
+            compute = cluster.local_compute
     history = simulation.simulate(
         trained.model_fn_of(trained.learning_rate, momentum),
         trained.train,
@@ -146,7 +148,7 @@ def main(argv: Sequence[str]) -> int:
         portions_per_worker=values.portions_per_worker,
         seed=values.seed,
         progress=simulation_flags.show_progress(values),
-        **cluster.arguments,
+        **{**cluster.arguments, "compute": compute},
     )
     print(f"{textwrap.fill(cluster.description, 79)}\n")
     print(tables.of_history(history))

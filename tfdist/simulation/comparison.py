@@ -38,6 +38,7 @@ def compare(
     seeds: Sequence[int] = (0,),
     single: bool = True,
     single_compute: ComputeTime | None = None,
+    local_compute: ComputeTime | None = None,
     metric: str | None = None,
     target: float | None = None,
     at_seconds: float | None = None,
@@ -73,6 +74,9 @@ def compare(
       single: Whether to train with one worker alone, too, undisturbed by
         network and failures: speed-ups are over that.
       single_compute: Its `ComputeTime`; default: `compute`.
+      local_compute: The `ComputeTime` of methods whose workers step with an
+        optimizer of their own (local steps, peer_to_peer, gossip), with that
+        step; default: `compute`.
       metric: What is judged by; default: `accuracy` if the model has it, else
         its first metric, else its loss. Of losses and errors less is better.
       target: Value of the metric whose time is taken; default: 95 % of the
@@ -104,6 +108,7 @@ def compare(
         if name in arguments:
             raise ValueError(f"compare takes {name} as a list, not {name}.")
     checks.kind("compute", compute, ComputeTime)
+    checks.kind("local_compute", local_compute, ComputeTime)
     checks.kind("network", network, Network)
     failures = checks.several("failures", failures, Failure)
     for failure in failures:
@@ -120,6 +125,7 @@ def compare(
         num_workers,
         momentum,
         {"compute": compute, "network": network, "failures": failures},
+        compute if local_compute is None else local_compute,
     )
     _check_settings(settings, data, model_fn_of, learning_rates[0])
     if metric is not None:
@@ -260,11 +266,18 @@ class _Setting:
         return self.method.name, self.num_workers
 
 
-def _settings(strategies, num_workers, momentum, cluster):
+def _settings(strategies, num_workers, momentum, cluster, local_compute):
     methods = [with_momentum(strategy, momentum) for strategy in strategies]
     _check_different("strategies", [method.name for method, _ in methods])
     return [
-        _Setting(method, count, rest, cluster)
+        _Setting(
+            method,
+            count,
+            rest,
+            {**cluster, "compute": local_compute}
+            if method.steps_on_workers
+            else cluster,
+        )
         for method, rest in methods
         for count in num_workers
     ]

@@ -243,6 +243,11 @@ class Method:
         return self.sends_to_peers or self.gossips
 
     @property
+    def steps_on_workers(self) -> bool:
+        """Whether each worker takes steps with an optimizer of its own."""
+        return self.local_steps is not None or self.is_among_peers
+
+    @property
     def needs_order(self) -> bool:
         """Whether servers have to agree on one order of decisions.
 
