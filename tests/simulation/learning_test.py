@@ -3,7 +3,10 @@
 from tests.simulation.histories import made
 from tests.simulation.predictions import row
 from tfdist import simulation
+from tfdist.correction import DANA
+from tfdist.simulation import comparison
 from tfdist.simulation import learning
+from tfdist.simulation.measurement import Variable
 from tfdist.simulation.results import ONE_MACHINE
 
 
@@ -25,6 +28,29 @@ def advice(*predictions, recommended):
         methods={},
         min_speed_up=1.5,
     )
+
+
+def test_dana_of_a_text_is_trained_with_the_momentum_that_is_given(monkeypatch):
+    seen = []
+
+    def compare(model_fn_of, dataset, strategies, *args, momentum, **kwargs):
+        seen.extend(
+            comparison.with_momentum(strategy, momentum)[0].correction.momentum
+            for strategy in strategies
+        )
+
+    monkeypatch.setattr(learning, "compare", compare)
+    measurement = simulation.Measurement(
+        100, [1.0], 0.0, 1.0, [Variable((250_000,))]
+    )
+    advised = simulation.advise(
+        measurement,
+        num_workers=2,
+        strategies=["dana", simulation.Method(correction=DANA(momentum=0.7))],
+        steps=10,
+    )
+    learning.learn(advised, None, None, epochs=1, momentum=0.3)
+    assert sorted(seen) == [0.3, 0.7]
 
 
 def test_the_soonest_is_recommended_and_not_the_fastest():

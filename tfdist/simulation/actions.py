@@ -44,6 +44,7 @@ class Job:
       decided: When the worker might go on.
       accepted: Whether it became part of an update.
       staleness: Updates that it was late by.
+      fetching: Seconds of the fetches between its steps.
       local: A `LocalRun`, None where workers push after every step.
     """
 
@@ -59,6 +60,7 @@ class Job:
     decided: float | None = None
     accepted: bool | None = None
     staleness: int | None = None
+    fetching: float = 0.0
     local: LocalRun | None = None
 
     @property

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from tfdist.runtime.local_steps.local_speeds import FORGOTTEN_AFTER_PERIODS
 from tfdist.simulation.actions import LocalRun
 
 # As on real workers: a period has taken a moment at least.
@@ -69,7 +70,8 @@ class _Worker:
       pulled: Version of the parameters that it was last given.
       is_timed: Whether it has exchanged before, so that it knows how long the
         period has taken.
-      speeds: Steps per second of all workers, as it was last told.
+      speeds: Steps per second of all workers, and when these were measured,
+        `(2, num_workers)`, as it was last told.
     """
 
     counted: int = 0
@@ -109,7 +111,7 @@ class Periods:
         # update that is being collected, (counter, weight) of each push.
         self._counted = 0
         self._collected = []
-        self._speeds = np.zeros(num_workers)
+        self._speeds = np.zeros((2, num_workers))
 
     def begin(self, worker, batch, version, anew):
         """A worker has been told what became of its push, or begins.
@@ -158,8 +160,11 @@ class Periods:
         """Returns the share of `steps` that suits this worker's speed."""
         if not self._method.dynamic:
             return steps
-        mine, most = one.speeds[worker], one.speeds.max()
-        share = mine / most if mine > 0 else 1.0
+        speeds, times = one.speeds
+        share, mine = 1.0, speeds[worker]
+        if mine > 0:
+            oldest = times[worker] - FORGOTTEN_AFTER_PERIODS * steps / mine
+            share = mine / speeds[times >= oldest].max()
         # As real workers do: equal speeds are not to lose a step.
         return max(1, int(np.floor(share * steps + 1e-9)))
 
@@ -184,7 +189,7 @@ class Periods:
         if self._workers[job.worker].is_timed:
             seconds = max(job.computed - job.began, _SHORTEST_SECONDS)
             speed = job.steps / seconds
-        self._speeds[job.worker] = speed
+        self._speeds[:, job.worker] = speed, job.computed
 
     def entered(self, entry):
         """Servers have carried out a `LogEntry`."""

@@ -26,6 +26,7 @@ _JOB_TYPE = np.dtype(
         ("computed", "f8"),
         ("arrived", "f8"),
         ("decided", "f8"),
+        ("fetching", "f8"),
     ]
 )
 
@@ -97,7 +98,9 @@ class History:
             jobs = self.jobs[self.jobs["worker"] == worker]
             ended = jobs[~np.isnan(jobs["decided"])]
             if len(ended):
-                computing += np.sum(ended["computed"] - ended["began"])
+                computing += np.sum(
+                    ended["computed"] - ended["began"] - ended["fetching"]
+                )
                 present += ended["decided"].max()
         return float(computing / present) if present else 0.0
 

@@ -236,6 +236,7 @@ class Schedule:
     def _go_on(self, job):
         """It takes the next step, and fetches before if that is due."""
         if self._periods.fetch_is_due(job.worker):
+            job.fetching -= self._now
             self._happens(self._links.ask(self._now), self._fetch, job)
         else:
             self._step(job)
@@ -245,6 +246,7 @@ class Schedule:
         self._periods.fetched(job.worker, job.pulled)
         self._out.append(Fetch(self._now, job, done=job.steps - 1))
         fetched_at = self._links.fetch(job.worker, self._now)
+        job.fetching += fetched_at
         self._happens(fetched_at, self._step, job)
 
     def _step(self, job):

@@ -5,7 +5,8 @@ import tensorflow as tf
 from tfdist.runtime.exchange import records
 from tfdist.runtime.variables.server_scope import read_replica
 
-_FORGOTTEN_AFTER_PERIODS = 20.0
+FORGOTTEN_AFTER_PERIODS = 20.0
+"""Periods of a worker, whole ones, after which it forgets older speeds."""
 
 
 class Speeds:
@@ -54,7 +55,7 @@ class Speeds:
         speeds, times = tf.unstack(read_replica(self.variable), axis=1)
         mine = speeds[self._worker]
         period = tf.cast(steps, tf.float64) / tf.maximum(mine, 1e-30)
-        oldest = times[self._worker] - _FORGOTTEN_AFTER_PERIODS * period
+        oldest = times[self._worker] - FORGOTTEN_AFTER_PERIODS * period
         most = tf.reduce_max(tf.where(times >= oldest, speeds, 0.0))
         share = tf.where(mine > 0, mine / tf.maximum(most, 1e-30), 1.0)
         # The quotient of equal speeds times steps is not to fall below it.
