@@ -8,6 +8,7 @@ from tests import nightly
 from tfdist.simulation import Measurement
 from tfdist.simulation import Method
 from tfdist.simulation import measure
+from tfdist.simulation import simulate
 from tfdist.simulation import traffic
 from tfdist.simulation.measurement import Variable
 
@@ -78,6 +79,36 @@ def test_bytes_are_those_of_the_simulator():
         assert result.traffic(Method(), servers) == traffic.of_exchanges(
             model, Method(), servers
         )
+
+
+def test_what_is_frozen_is_not_sent():
+    layers = keras.layers
+    base = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Normalization(mean=0.5, variance=2.0),
+            layers.Normalization(),
+            layers.Dense(16),
+            layers.BatchNormalization(),
+        ]
+    )
+    base.layers[-2].trainable = base.layers[-1].trainable = False
+    model = keras.Sequential(
+        [base, layers.BatchNormalization(), layers.Dense(3)]
+    )
+
+    class WithoutTraining(keras.Sequential):
+        def compute_loss(self, x, y, y_pred, sample_weight=None):
+            return super().compute_loss(x, y, y_pred, sample_weight)
+
+    model = WithoutTraining(model.layers)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(True))
+    result = measure(model, _X, _Y, batch_size=16, steps=1)
+    # The other normalization: scale, offset and two statistics.
+    sent = 4 * (4 * 16 + 16 * 3 + 3)
+    assert result.push_bytes == result.pull_bytes == sent
+    history = simulate(lambda: model, (_X, _Y), num_workers=1, batch_size=16)
+    assert history.push_bytes == history.pull_bytes == sent
 
 
 def test_another_machines_step_is_not_measured_here():

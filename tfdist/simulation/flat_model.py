@@ -8,6 +8,7 @@ from tfdist import one_replica
 from tfdist.simulation.codec_runs import CodecRuns
 from tfdist.simulation.compiled import Compiled
 from tfdist.simulation.gradients import Gradients
+from tfdist.simulation.gradients import taken_as_they_are
 
 # Sizes in which gradients are computed together, each a trace.
 _CHUNKS = (64, 16, 4, 1)
@@ -23,6 +24,8 @@ class FlatModel:
       model: The compiled `keras.Model`; its variables are written to.
       data: A `Data`.
       chunk: Gradients computed in one call at most.
+      clips_means: Whether the optimizer clips what `apply` is given. By
+        default `gradients` are clipped.
 
     Attributes:
       size: Elements of the vector of parameters.
@@ -32,7 +35,7 @@ class FlatModel:
       ValueError: The parameters have several types.
     """
 
-    def __init__(self, model, data, chunk=64):
+    def __init__(self, model, data, chunk=64, clips_means=False):
         self.model = model
         self._data = data
         self._parameters = model.trainable_variables
@@ -47,7 +50,8 @@ class FlatModel:
         self._shapes = [tuple(v.shape) for v in self._parameters]
         self._sizes = [int(np.prod(shape)) for shape in self._shapes]
         self.size = sum(self._sizes)
-        self._gradients = Gradients(model, data)
+        self._gradients = Gradients(model, data, clips=not clips_means)
+        self._clips_means = clips_means
         self._optimizer = model.optimizer
         self._optimizer.build(self._parameters)
         self._chunks = [size for size in _CHUNKS if size <= chunk]
@@ -171,7 +175,10 @@ class FlatModel:
         ):
             variable.assign(value)
         rate = keras.ops.convert_to_tensor(optimizer.learning_rate)
-        with one_replica.stepping():
+        with (
+            taken_as_they_are(optimizer, clips=self._clips_means),
+            one_replica.stepping(),
+        ):
             optimizer.apply(self._unpacked(gradient), parameters)
         return (
             _packed([variable.value for variable in parameters]),

@@ -7,6 +7,7 @@ from tfdist import one_replica
 from tfdist.simulation.actions import LogEntry
 from tfdist.simulation.compiled import Compiled
 from tfdist.simulation.gradients import Gradients
+from tfdist.simulation.gradients import taken_as_they_are
 from tfdist.simulation.server import Push
 
 # Sizes in which gradients are computed together, each a trace.
@@ -136,7 +137,7 @@ class GradientPushes:
 
     def apply(self, gradients):
         """Builds what servers do with gradients of an update, a list."""
-        with one_replica.stepping():
+        with taken_as_they_are(self.optimizer), one_replica.stepping():
             self.optimizer.apply(gradients, self.parameters)
 
     def settle(self, server):

@@ -1,5 +1,6 @@
 """Gradients of virtual workers, each from parameters of its own."""
 
+import contextlib
 import inspect
 
 import keras
@@ -16,14 +17,14 @@ class Gradients:
     Args:
       model: The compiled `keras.Model`; its variables are only read.
       data: A `Data`.
+      clips: Whether gradients are clipped as the model's optimizer says: on a
+        cluster workers clip.
     """
 
-    def __init__(self, model, data):
+    def __init__(self, model, data, clips=True):
         self._model = model
         self._data = data
-        call = inspect.signature(model.call).parameters
-        self._arguments = {"training": True} if "training" in call else {}
-        self._clip = _take_clipping(model.optimizer)
+        self._clip = _clipping(model.optimizer) if clips else None
 
     def build(self, parameters, state, rows):
         """Builds one gradient.
@@ -39,7 +40,6 @@ class Gradients:
           model does not assign are those that came; and the loss.
         """
         model = self._model
-        x, y, weights = self._data.take(rows)
         variables = [*model.trainable_variables, *model.non_trainable_variables]
         mapping = [
             *zip(variables, [*parameters, *state], strict=True),
@@ -48,34 +48,79 @@ class Gradients:
         with tf.GradientTape() as tape:
             tape.watch(parameters)
             with keras.StatelessScope(mapping, collect_losses=True) as scope:
-                outputs = model(x, **self._arguments)
-                loss = model.compute_loss(
-                    x=x,
-                    y=y,
-                    y_pred=outputs,
-                    sample_weight=weights,
-                    training=True,
-                )
+                loss = loss_of(model, *self._data.take(rows))
         gradients = tape.gradient(loss, parameters)
         state = [
             tf.convert_to_tensor(scope.get_current_value(variable))
             for variable in model.non_trainable_variables
         ]
-        return self._clip(gradients), state, loss
+        if self._clip is not None:
+            gradients = self._clip(gradients)
+        return gradients, state, loss
 
 
-def _take_clipping(optimizer):
-    """Has workers clip instead of the optimizer, as on a cluster they do.
+def loss_of(model, x, y, weights=None):
+    """Builds the loss of a batch, as Keras's own training step does.
 
     Args:
-      optimizer: A Keras optimizer; it does not clip any more.
+      model: The compiled `keras.Model`; its `call` and `compute_loss` need not
+        take `training`.
+      x: Examples.
+      y: Labels.
+      weights: Of the examples, or None.
 
     Returns:
-      A callable of a list of gradients.
+      A scalar tensor.
     """
-    norm, optimizer.clipnorm = optimizer.clipnorm, None
-    total, optimizer.global_clipnorm = optimizer.global_clipnorm, None
-    value, optimizer.clipvalue = optimizer.clipvalue, None
+    training = {"training": True}
+    outputs = model(x, **(training if _takes_training(model.call) else {}))
+    takes = _takes_training(model.compute_loss)
+    return model.compute_loss(
+        x, y, outputs, weights, **(training if takes else {})
+    )
+
+
+def _takes_training(function):
+    return "training" in inspect.signature(function).parameters
+
+
+def assigned(model, data):
+    """Finds out which variables a training step assigns, by tracing one.
+
+    Args:
+      model: The compiled `keras.Model`.
+      data: A `Data`.
+
+    Returns:
+      Set of places in `model.non_trainable_variables`.
+    """
+    found = set()
+    gradients = Gradients(model, data, clips=False)
+
+    def step(rows):
+        parameters, before = (
+            [tf.identity(variable.value) for variable in variables]
+            for variables in (
+                model.trainable_variables,
+                model.non_trainable_variables,
+            )
+        )
+        _, after, _ = gradients.build(parameters, before, rows)
+        found.update(
+            place
+            for place, pair in enumerate(zip(before, after, strict=True))
+            if pair[0] is not pair[1]
+        )
+
+    rows = tf.TensorSpec([data.batch_size], tf.int64)
+    tf.function(step, autograph=False).get_concrete_function(rows)
+    return found
+
+
+def _clipping(optimizer):
+    """Returns a callable of a list of gradients that clips as it would."""
+    norm, value = optimizer.clipnorm, optimizer.clipvalue
+    total = optimizer.global_clipnorm
 
     def each(clip):
         return lambda gradients: [
@@ -89,6 +134,29 @@ def _take_clipping(optimizer):
     if value:
         return each(lambda g: tf.clip_by_value(g, -value, value))
     return lambda gradients: gradients
+
+
+@contextlib.contextmanager
+def taken_as_they_are(optimizer, clips=False):
+    """Scope in which an optimizer does not unscale or clip gradients.
+
+    They come from unscaled losses, and are clipped where they are computed.
+
+    Args:
+      optimizer: The Keras optimizer.
+      clips: Whether it clips all the same.
+    """
+    names = ["loss_scale_factor"]
+    if not clips:
+        names += ["clipnorm", "global_clipnorm", "clipvalue"]
+    kept = {name: getattr(optimizer, name) for name in names}
+    try:
+        for name in names:
+            setattr(optimizer, name, None)
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(optimizer, name, value)
 
 
 def num_bytes(variables):

@@ -17,6 +17,7 @@ from tfdist import checks
 from tfdist import one_replica
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import traffic
+from tfdist.simulation.gradients import loss_of
 from tfdist.strategies.method import Method
 
 # Calls that trace, allocate and fill caches.
@@ -30,11 +31,13 @@ class Variable(NamedTuple):
       shape: Tuple of ints.
       dtype: Name, such as "float32".
       trainable: Whether gradients of it are pushed.
+      is_fixed: Whether no step changes it, so that it is never sent.
     """
 
     shape: tuple
     dtype: str = "float32"
     trainable: bool = True
+    is_fixed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +106,8 @@ class Measurement:
     ) -> tuple[list[int], list[int]]:
         """Bytes of a push and of a pull by server; see `of_exchanges`."""
         model = types.SimpleNamespace(variables=self.variables)
-        return traffic.of_exchanges(model, method, num_servers)
+        fixed = {k for k, v in enumerate(self.variables) if v.is_fixed}
+        return traffic.of_exchanges(model, method, num_servers, fixed)
 
     def scaled(self, factor: float) -> "Measurement":
         """An estimate for a batch `factor` times as large.
@@ -182,14 +186,15 @@ def measure(
         )
     if step_seconds is not None:
         compute, whole = [step_seconds], [step_seconds]
+    fixed = traffic.fixed(model, data)
     return Measurement(
         batch_size=batch_size,
         compute_seconds=compute,
         update_seconds=float(np.median(update)),
         step_seconds=float(np.median(whole)),
         variables=[
-            Variable(tuple(v.shape), str(v.dtype), bool(v.trainable))
-            for v in model.variables
+            Variable(tuple(v.shape), str(v.dtype), v.trainable, k in fixed)
+            for k, v in enumerate(model.variables)
         ],
     )
 
@@ -200,8 +205,7 @@ def _times(model, batches, steps, all_three, progress):
 
     def gradients(x, y):
         with tf.GradientTape() as tape:
-            outputs = model(x, training=True)
-            loss = model.compute_loss(x=x, y=y, y_pred=outputs, training=True)
+            loss = loss_of(model, x, y)
         return tape.gradient(loss, parameters)
 
     def update(gradients):

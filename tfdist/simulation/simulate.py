@@ -75,8 +75,9 @@ def simulate(
       dataset: Training examples in memory, `(x, y)` or `(x, y,
         sample_weight)`, or a finite `tf.data.Dataset` of examples.
       strategy: A `Method`, the text of one (`"softsync:n=1"`), an own
-        `Synchronization`, `Correction` or `LocalSteps`, a strategy of tfdist,
-        a `VirtualExchange`, or a `Sandblaster`.
+        `Synchronization`, `Correction` or `LocalSteps`, a strategy of tfdist
+        (its method alone: give `work` and the like here), a `VirtualExchange`,
+        or a `Sandblaster`.
       num_workers: Virtual workers.
       num_servers: Virtual servers; they share the bytes.
       batch_size: Examples of one gradient.
@@ -193,7 +194,9 @@ def simulate(
         portions_per_worker,
     )
     model = training_loop.make_model(model_fn, seed, method)
-    push, pull = traffic.of_exchanges(model, method, num_servers)
+    push, pull = traffic.of_exchanges(
+        model, method, num_servers, traffic.fixed(model, data)
+    )
     fetch = traffic.of_fetches(model, num_servers)
     schedule = Schedule(
         method,

@@ -104,7 +104,9 @@ def replay(
         by_variable = placement.of(model)
         servers = set(by_variable)
     source = RecordedSchedule(method, trace, shares, servers)
-    push, pull = traffic.of_exchanges(model, method, trace.num_servers)
+    push, pull = traffic.of_exchanges(
+        model, method, trace.num_servers, traffic.fixed(model, data)
+    )
     return training_loop.train(
         source,
         model,

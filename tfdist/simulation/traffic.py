@@ -3,11 +3,35 @@
 import tensorflow as tf
 
 from tfdist.runtime.variables.sharding import ByteBalancer
+from tfdist.simulation.gradients import assigned
 from tfdist.simulation.gradients import num_bytes
 from tfdist.simulation.virtual_local_steps import slots_of
 
 
-def of_exchanges(model, method, num_servers):
+def fixed(model, data):
+    """Variables that no step changes, so that exchanges do not bring them.
+
+    Frozen weights, and statistics that frozen layers or `Normalization` keep.
+
+    Args:
+      model: The compiled `keras.Model`.
+      data: A `Data`.
+
+    Returns:
+      Set of places in `model.variables`.
+    """
+    others = model.non_trainable_variables
+    if not any(tf.as_dtype(v.dtype).is_floating for v in others):
+        return set()
+    kept = {id(others[place]) for place in assigned(model, data)}
+    return {
+        place
+        for place, variable in enumerate(model.variables)
+        if not variable.trainable and id(variable) not in kept
+    }
+
+
+def of_exchanges(model, method, num_servers, fixed=()):
     """Bytes of a push and of a pull, by server.
 
     Args:
@@ -15,13 +39,16 @@ def of_exchanges(model, method, num_servers):
       method: A `Method`, resolved.
       num_servers: Servers, over which variables are spread as
         `ParameterServerStrategy` spreads them.
+      fixed: Places in `model.variables` of those that are not sent.
 
     Returns:
       Two lists of ints.
     """
     push, pull = [0] * num_servers, [0] * num_servers
     beside = _averaged_slots(model, method)
-    for variable, size, server in _placed(model, num_servers):
+    for place, variable, size, server in _placed(model, num_servers):
+        if place in fixed:
+            continue
         slots = round(size * beside) if variable.trainable else 0
         pull[server] += size + slots
         push[server] += slots + size * (
@@ -33,18 +60,18 @@ def of_exchanges(model, method, num_servers):
 def of_fetches(model, num_servers):
     """Bytes of parameters alone, by server; a list of ints."""
     fetch = [0] * num_servers
-    for variable, size, server in _placed(model, num_servers):
+    for _, variable, size, server in _placed(model, num_servers):
         fetch[server] += size if variable.trainable else 0
     return fetch
 
 
 def _placed(model, num_servers):
-    """Variable, bytes and server of all that is on servers."""
+    """Place, variable, bytes and server of all that is on servers."""
     balancer = ByteBalancer(num_servers)
-    for variable in model.variables:
+    for place, variable in enumerate(model.variables):
         if variable.trainable or tf.as_dtype(variable.dtype).is_floating:
             size = num_bytes([variable])
-            yield variable, size, balancer.place(size)
+            yield place, variable, size, balancer.place(size)
 
 
 def _averaged_slots(model, method):
