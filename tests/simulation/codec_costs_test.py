@@ -18,6 +18,15 @@ def test_it_pays_below_the_bandwidth_that_takes_as_long():
     assert "it would not pay" in COST.sentence(math.inf)
 
 
+def test_it_never_pays_for_few_parameters():
+    cost = CodecCost("threshold(density=0.004)", 40, 52, 1e-3)
+    for gbps in (1e-6, math.inf):
+        assert cost.sentence(gbps) == (
+            "Compression: threshold(density=0.004) makes 52 bytes of 40: for "
+            "so few parameters it would not pay."
+        )
+
+
 def test_a_measured_message_has_the_bytes_of_its_density():
     cost = codec_costs.measure(50_000, rounds=3)
     assert cost.dense_bytes == 200_000

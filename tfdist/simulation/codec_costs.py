@@ -47,6 +47,11 @@ class CodecCost:
         Args:
           gbps: Of a worker's link; infinite: no limit.
         """
+        if self.num_bytes >= self.dense_bytes:
+            return (
+                f"Compression: {self.codec} makes {self.num_bytes} bytes of "
+                f"{self.dense_bytes}: for so few parameters it would not pay."
+            )
         text = (
             f"Compression: {self.codec} makes {tables.amount(self.num_bytes)} "
             f"bytes of {tables.amount(self.dense_bytes)} and takes "
