@@ -8,6 +8,7 @@ from tests import nightly
 from tests.simulation import quadratic
 from tfdist import simulation
 from tfdist.compression import Threshold
+from tfdist.correction import DANA
 from tfdist.simulation import methods
 from tfdist.simulation.exchange_gossip import GossipExchange
 from tfdist.simulation.exchange_peers import PeerExchange
@@ -48,7 +49,10 @@ TINY = Threshold(0.25, dense_below=0)
 
 def adam():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.7)
-    return keras.optimizers.Adam(schedule, clipnorm=0.5)
+    # A rate is divided by the factor where losses are not multiplied by it.
+    return keras.optimizers.Adam(
+        schedule, epsilon=0.1, clipnorm=0.5, loss_scale_factor=8.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,6 +71,31 @@ def test_one_worker_is_keras_fit(exchange):
         rtol=1e-5,
     )
     assert history.updates == (12 if exchange == EXCHANGES[1] else 24)
+    optimizer = history.model.optimizer
+    assert (optimizer.clipnorm, optimizer.loss_scale_factor) == (0.5, 8.0)
+
+
+def test_all_reduce_clips_the_mean_of_all_gradients():
+    norm = 0.5
+    history = simulation.simulate(
+        quadratic.model_fn(
+            lambda: keras.optimizers.SGD(quadratic.RATE, clipnorm=norm)
+        ),
+        DATA,
+        SynchronousExchange(),
+        num_workers=2,
+        **{**SHORT, "epochs": 1},
+    )
+    weights = quadratic.START.astype("float64")
+    for batch in range(0, 12, 2):
+        rows = np.concatenate([quadratic.rows_of(batch + k) for k in (0, 1)])
+        mean = quadratic.gradient(weights, rows)
+        length = np.linalg.norm(mean)
+        weights -= quadratic.RATE * mean * min(1, norm / length)
+    assert length != norm
+    np.testing.assert_allclose(
+        quadratic.weights_of(history), weights, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,6 +156,71 @@ def test_peers_are_what_their_definition_says():
     np.testing.assert_allclose(
         quadratic.weights_of(history), expected, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_at_rate_0_the_residual_stays_and_momentum_is_sent_whole(momentum):
+    def build():
+        model = constant_fn()
+        schedule = keras.optimizers.schedules.PiecewiseConstantDecay(
+            [3], [DYADIC, 0.0]
+        )
+        sgd = keras.optimizers.SGD(schedule, momentum=momentum)
+        model.compile(sgd, lambda y, p: p)
+        return model
+
+    history = simulation.simulate(
+        build, ONES, PeerExchange(TINY), num_workers=2, **SHORT
+    )
+    # Of one worker's 12 steps, 4 are sent by the threshold, as each is above.
+    weight, velocity = -DYADIC * 4 * TINY.tau, 0.0
+    for step in range(12):
+        velocity = momentum * velocity - DYADIC * (step < 4)
+        weight += velocity * (step >= 4)
+    weights = history.model.get_weights()[0]
+    np.testing.assert_allclose(weights, 2 * weight, rtol=1e-6)
+    # Nothing is sent of a step that changes nothing.
+    assert history.updates == (24 if momentum else 8)
+
+
+def test_the_last_update_is_evaluated_when_it_is_made():
+    """And not when the last worker has pulled."""
+    history = simulation.simulate(
+        constant_fn,
+        ONES,
+        ServerExchange(),
+        num_workers=2,
+        network=simulation.Network(latency_seconds=0.05),
+        **SHORT,
+    )
+    last = history.evaluations[-1]
+    assert (last["epoch"], last["updates"]) == (2, 24)
+    assert last["seconds"] == history.update_seconds[-1]
+
+
+@pytest.mark.parametrize(
+    ("exchange", "epochs"),
+    [
+        (AveragingExchange(period=12), [0, 2]),
+        (SynchronousExchange(), [0, 4 / 3, 2]),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_an_update_is_evaluated_when_all_its_steps_are_counted(
+    exchange, epochs
+):
+    workers = 2 if epochs == [0, 2] else 8
+    history = simulation.simulate(
+        constant_fn,
+        ONES,
+        exchange,
+        num_workers=workers,
+        validation_data=ONES,
+        **SHORT,
+    )
+    evaluated = [row["epoch"] for row in history.evaluations]
+    # Synchronous updates are of 8, 8, 4 and 4 of 2 * 12 steps.
+    assert evaluated == pytest.approx(epochs)
 
 
 # Updates of 24 steps; of those that average, as many as each worker has.
@@ -240,6 +334,12 @@ def test_registered_names_mean_exchanges():
     assert name == text
     assert isinstance(methods.as_exchange("gossip")[0], GossipExchange)
     assert methods.as_exchange("async") == (None, "")
+    with pytest.raises(ValueError, match="without `warmup_peers`"):
+        methods.as_exchange("peer_to_peer:warmup_peers=2:warmup_updates=500")
+    with pytest.raises(ValueError, match="`correction` must be None"):
+        methods.as_exchange(
+            simulation.Method(communication="gossip", correction=DANA())
+        )
 
 
 def test_what_is_not_simulated_is_refused():

@@ -10,6 +10,7 @@ from tfdist import correction
 from tfdist import simulation
 from tfdist import synchronization
 from tfdist.simulation import Method
+from tfdist.simulation import exchanges
 from tfdist.simulation import measurement as measurement_lib
 from tfdist.strategies import registry
 
@@ -125,6 +126,66 @@ def test_rates_of_local_steps_are_not_predicted():
     measurement = simulation.Measurement(100, [1.0], 0.0, 1.0, [variable])
     with pytest.raises(ValueError, match="rates are not predicted"):
         simulation.advise(measurement, strategies=["parameter_averaging"])
+
+
+def test_a_worker_that_has_ended_no_longer_slows_the_others():
+    history = simulation.timing(
+        "async_local_sgd:period=10:dynamic=true",
+        num_workers=2,
+        steps=600,
+        compute=simulation.SlowWorkers(simulation.Constant(1.0), {0: 0.1}),
+    )
+    jobs = history.jobs[history.jobs["worker"] == 1]
+    # Its last push was at 30 s; 20 periods are 200 s.
+    early = (jobs["began"] > 10) & (jobs["began"] < 229)
+    assert set(jobs["steps"][early]) == {1}
+    assert set(jobs["steps"][jobs["began"] > 240][:-1]) == {10}
+
+
+def test_fetches_are_no_computing():
+    history = simulation.timing(
+        "downpour:n_fetch=2:n_push=6",
+        num_workers=2,
+        steps=48,
+        compute=simulation.Constant(0.1),
+        network=simulation.Network(latency_seconds=0.1),
+    )
+    ends = [
+        history.jobs["decided"][history.jobs["worker"] == w].max()
+        for w in range(2)
+    ]
+    assert history.utilization == pytest.approx(48 * 0.1 / sum(ends))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "communication"),
+    [
+        (
+            lambda: tfdist.ParameterServerStrategy(
+                synchronization=synchronization.Sync(),
+                local_steps=3,
+                communication="ring",
+            ),
+            "ring",
+        ),
+        (tfdist.AllReduceStrategy, "ring"),
+        (tfdist.GossipStrategy, "gossip"),
+    ],
+)
+def test_strategies_without_servers_are_refused_as_such(
+    strategy, communication
+):
+    with pytest.raises(ValueError, match=f"communication='{communication}'"):
+        simulation.methods.as_method(strategy())
+
+
+def test_strategies_among_peers_are_exchanges():
+    strategy = tfdist.PeerToPeerStrategy("threshold(tau=0.25)")
+    exchange, name = simulation.methods.as_exchange(strategy)
+    assert name == f"peer_to_peer:compression={strategy.compression!r}"
+    assert exchange == exchanges.PeerExchange("threshold(tau=0.25)")
+    gossip, _ = simulation.methods.as_exchange(tfdist.GossipStrategy())
+    assert gossip == exchanges.GossipExchange()
 
 
 def test_timing_counts_one_exchange_for_all_steps_of_a_period():

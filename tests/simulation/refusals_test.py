@@ -96,6 +96,36 @@ def test_other_types_are_refused_by_name(name, value):
         )
 
 
+def _constrained():
+    model = keras.Sequential(
+        [
+            keras.Input((quadratic.SIZE,)),
+            keras.layers.Dense(1, kernel_constraint="non_neg"),
+        ]
+    )
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize("strategy", ["peer_to_peer", "gossip"])
+@pytest.mark.parametrize(
+    ("model_fn", "message"),
+    [
+        (_constrained, "kernel' with constraint=NonNeg"),
+        (quadratic.model_fn(keras.optimizers.Ftrl), "of class Ftrl"),
+    ],
+)
+def test_what_peers_refuse_is_refused_here(strategy, model_fn, message):
+    with pytest.raises(ValueError, match=message):
+        simulation.simulate(
+            model_fn,
+            (quadratic.X, quadratic.Y),
+            strategy,
+            num_workers=2,
+            batch_size=4,
+        )
+
+
 @pytest.mark.parametrize("strategy", ["sync", "softsync:n=1"])
 def test_what_servers_refuse_is_refused_here(strategy):
     def averaged():
@@ -110,19 +140,9 @@ def test_what_servers_refuse_is_refused_here(strategy):
             batch_size=4,
         )
 
-    def constrained():
-        model = keras.Sequential(
-            [
-                keras.Input((quadratic.SIZE,)),
-                keras.layers.Dense(1, kernel_constraint="non_neg"),
-            ]
-        )
-        model.compile("sgd", "mse")
-        return model
-
     with pytest.raises(ValueError, match="constraints of .*kernel"):
         simulation.simulate(
-            constrained,
+            _constrained,
             (quadratic.X, quadratic.Y),
             strategy,
             num_workers=2,

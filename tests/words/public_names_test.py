@@ -71,10 +71,10 @@ PACKAGES = [f"tfdist.{name}" for name in tfdist._MODULES]
 STRATEGY = """
     barrier bytes_per_server cluster cluster_metrics collect commit correction
     data_shares deregister export_tables flush gradient_counts journal layout
-    local_steps own_files portion_counts preempted publish publish_metrics pull
-    push_counts recoveries retry_on_server_failure state synchronization
-    training_is_over updates_applied updates_pulled uses_lookahead
-    wait_for_warm_start
+    local_steps method own_files portion_counts preempted publish
+    publish_metrics pull push_counts recoveries retry_on_server_failure state
+    synchronization training_is_over updates_applied updates_pulled
+    uses_lookahead wait_for_warm_start
 """
 OLD_OF_STRATEGY = "leave looks_ahead refresh resilient settle"
 

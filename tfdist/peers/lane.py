@@ -11,14 +11,7 @@ from tfdist.all_reduce import branches
 from tfdist.all_reduce.variables import Kind
 from tfdist.all_reduce.variables import plain
 from tfdist.peers import flat
-
-# Their variables hold what weights have been made of: a step overwrites these.
-# Older versions of Keras have the first alone.
-_COMPUTES_WEIGHTS = tuple(
-    getattr(keras.optimizers, name)
-    for name in ("Ftrl", "ScheduleFreeAdamW")
-    if hasattr(keras.optimizers, name)
-)
+from tfdist.peers import refusals
 
 
 class PeerLane:
@@ -46,7 +39,7 @@ class PeerLane:
         self.optimizer = optimizer
         self.variables = variables
         self._plain = list(map(plain, variables))
-        _check(optimizer, variables, engine.strategy_name)
+        refusals.check(optimizer, variables, engine.strategy_name)
         # All lanes of the step that it was part of last, in order.
         self.step_lanes = ()
         self.number = engine.journal.add([])
@@ -211,58 +204,8 @@ class PeerLane:
         return total
 
 
-def _check(optimizer, variables, strategy):
-    """Refuses what would not be the same on all workers, or what is lost.
-
-    Raises:
-      NotImplementedError: The optimizer or a variable is not supported.
-    """
-    for one in _parts(optimizer):
-        if getattr(one, "use_ema", False):
-            raise NotImplementedError(
-                f"With {strategy} other workers change weights as well, of "
-                "which an average of the weights that replaces them knows "
-                "nothing: use optimizers without `use_ema`. Received: "
-                f"{one.name!r} with use_ema=True."
-            )
-        if isinstance(one, _COMPUTES_WEIGHTS):
-            raise NotImplementedError(
-                f"With {strategy} other workers change weights as well, and "
-                "an optimizer that computes weights from variables of its own "
-                "undoes their updates: use one that adds an update to the "
-                "weights, such as Adam or SGD. Received: "
-                f"{one.name!r} of class {type(one).__name__}."
-            )
-    for variable in variables:
-        if getattr(variable, "overwrite_with_gradient", False):
-            raise NotImplementedError(
-                f"With {strategy} other workers change weights as well, and "
-                "a variable that its gradient overwrites (of float8 layers) "
-                f"loses what they send. Received: {variable.path!r} with "
-                "overwrite_with_gradient=True."
-            )
-        constraint = getattr(variable, "constraint", None)
-        if constraint is not None:
-            raise NotImplementedError(
-                f"With {strategy} other workers change weights as well, after "
-                "which a constraint does not hold. Received: "
-                f"{variable.path!r} with constraint="
-                f"{type(constraint).__name__}."
-            )
-
-
 def _is_own(variable):
     return getattr(variable, "kind", None) is Kind.OWN
-
-
-def _parts(optimizer):
-    """Returns the optimizers that an optimizer consists of, a list."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return _parts(optimizer.inner_optimizer)
-    # A `MultiOptimizer`, which older versions of Keras do not have.
-    if hasattr(optimizer, "optimizers"):
-        return [part for one in optimizer.optimizers for part in _parts(one)]
-    return [optimizer]
 
 
 def _traced(method):

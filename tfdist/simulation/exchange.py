@@ -25,6 +25,10 @@ class VirtualExchange(abc.ABC):
 
     num_servers = 0
     compresses = True
+    # Whether the optimizer clips means of gradients, and no worker its own.
+    clips_means = False
+    # The real strategy whose rules for models hold here, too.
+    strategy_among_peers = None
 
     def __post_init__(self):
         given = self.compression
@@ -112,8 +116,13 @@ class Player(abc.ABC):
     def seen(self, worker):
         """Updates in what a worker computes from, of `FlatRun.version`."""
 
-    def end(self):  # noqa: B027
-        """All have ended, and nothing is under way."""
+    def end(self):
+        """All have ended, and nothing is under way.
+
+        Returns:
+          Whether parameters have changed since the last step was done.
+        """
+        return False
 
     @abc.abstractmethod
     def center(self):

@@ -23,6 +23,7 @@ class GossipExchange(VirtualExchange):
     """
 
     compresses = False
+    strategy_among_peers = "GossipStrategy"
 
     def player(self, run):
         return _Player(run, self)

@@ -16,7 +16,9 @@ class PeerExchange(VirtualExchange):
     As in docs/peers.md: with `w` the parameters before a step of the worker's
     own optimizer, `w'` after it and `lr` its rate, `(w - w') / lr` is encoded,
     and what is decoded is applied, times the rate, by all. Without a codec it
-    is `w - w'`. Before its next step a worker applies what has arrived.
+    is `w - w'`, and so it is at rate 0, where the residual stays as it is. A
+    step that changes nothing sends nothing. Before its next step a worker
+    applies what has arrived.
 
     One message at a time is under way from a worker to another. What waits
     meanwhile goes together next, as messages, or as one vector where that has
@@ -26,6 +28,8 @@ class PeerExchange(VirtualExchange):
       Strom, "Scalable distributed DNN training using commodity GPU cloud
       computing", Interspeech 2015.
     """
+
+    strategy_among_peers = "PeerToPeerStrategy"
 
     def player(self, run):
         return _Player(run, self)
@@ -99,18 +103,40 @@ class _Player(Player):
         worker = job.worker
         before = self._weights[worker]
         after, rate = self.step_of(worker, before, gradient)
-        vector, scale = before - after, -1.0
-        if self.exchange.compression is not None and rate:
-            vector, scale = vector / rate, -float(rate)
-        update = self.encode(worker, vector)
+        update, scale = self._encoded(worker, before - after, rate)
         seconds = self.exchange.encode_seconds
         self.run.at(
-            self.run.now + seconds, self._send, job, update, scale, after
+            self.run.now + seconds, self._end, job, update, scale, after
         )
 
-    def _send(self, job, update, scale, after):
-        worker, number = job.worker, len(self.workers)
+    def _encoded(self, worker, change, rate):
+        """Returns what is sent, None for nothing, and its scale."""
+        if not change.any():
+            return None, 0.0
+        if self.exchange.compression is None:
+            return self.encode(worker, change), -1.0
+        if rate:
+            return self.encode(worker, change / rate), -float(rate)
+        whole = DecodedUpdate(
+            None, change, change.nbytes, int(np.count_nonzero(change))
+        )
+        self.run.count(whole)
+        return whole, -1.0
+
+    def _end(self, job, update, scale, after):
         job.staleness = self.run.version - job.pulled
+        if update is not None:
+            self._send(job.worker, update, scale, after)
+        messages = self._receive(job.worker)
+        self.run.done(job)
+        self.run.at(
+            self.run.now + messages * self.exchange.decode_seconds,
+            self._next,
+            job.worker,
+        )
+
+    def _send(self, worker, update, scale, after):
+        number = len(self.workers)
         if self.exchange.compression is None:
             self._weights[worker] = after
         else:
@@ -123,13 +149,6 @@ class _Player(Player):
             lane.put(update, scale, self.dense_bytes)
             if not lane.is_busy:
                 self._ship(lane)
-        messages = self._receive(worker)
-        self.run.done(job)
-        self.run.at(
-            self.run.now + messages * self.exchange.decode_seconds,
-            self._next,
-            worker,
-        )
 
     def _next(self, worker):
         self.run.begin(worker, self._weights[worker])
@@ -160,8 +179,7 @@ class _Player(Player):
         return messages
 
     def end(self):
-        for worker in self.workers:
-            self._receive(worker)
+        return sum(self._receive(worker) for worker in self.workers) > 0
 
     def center(self):
         return self._weights[0], self.slots[0]

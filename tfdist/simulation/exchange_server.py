@@ -71,7 +71,7 @@ class _Player(Player):
         )
         job.staleness = self.run.version - job.pulled
         self.run.updated()
-        self.run.done(job, arrived)
+        self.run.done(job, arrived=arrived)
         self._pull(job.worker)
 
     def center(self):

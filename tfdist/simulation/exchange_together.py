@@ -15,8 +15,10 @@ class SynchronousExchange(VirtualExchange):
     """Synchronous SGD: all apply the mean of all gradients.
 
     Gradients are summed in a ring. With a codec each worker's message goes
-    round the ring to all others, which decode it.
+    round the ring to all others, which decode it. The optimizer clips the mean.
     """
+
+    clips_means = True
 
     def player(self, run):
         return _SynchronousPlayer(run, self)
@@ -121,9 +123,7 @@ class _SynchronousPlayer(_Together):
             self._weights, self._slots, total / len(items)
         )
         self.run.updated()
-        for job, _ in items:
-            job.staleness = 0
-            self.run.done(job)
+        self.run.done(*(job for job, _ in items))
         self._begin_all()
 
 
@@ -157,7 +157,5 @@ class _AveragingPlayer(_Together):
         self.run.updated()
         jobs = [job for worker in items for job in self._jobs[worker]]
         self._jobs = [[] for _ in self.workers]
-        for job in jobs:
-            job.staleness = 0
-            self.run.done(job)
+        self.run.done(*jobs)
         self._begin_all()

@@ -14,6 +14,7 @@ import numpy as np
 import tqdm
 
 from tfdist.event_queue import EventQueue
+from tfdist.peers import refusals
 from tfdist.simulation import data as data_lib
 from tfdist.simulation import history as history_lib
 from tfdist.simulation.actions import Job
@@ -65,7 +66,9 @@ def simulate(
     keras.utils.set_random_seed(seed)
     model = model_fn()
     data_lib.check_model(model, takes_local_steps=True)
-    flat = FlatModel(model, data, chunk)
+    if exchange.strategy_among_peers is not None:
+        _check_among_peers(model, exchange.strategy_among_peers)
+    flat = FlatModel(model, data, chunk, exchange.clips_means)
     first = flat.first()
     validation = None
     if validation_data is not None:
@@ -102,6 +105,17 @@ def simulate(
         history = run.train()
     run.leave()
     return dataclasses.replace(history, model=model, method=name)
+
+
+def _check_among_peers(model, strategy):
+    """Refuses a model that real workers refuse; see `refusals.check`."""
+    try:
+        refusals.check(model.optimizer, model.trainable_variables, strategy)
+    except NotImplementedError as error:
+        raise ValueError(
+            "Argument `model_fn` must return a model that the strategy "
+            f"takes. {error}"
+        ) from error
 
 
 class FlatRun:
@@ -249,18 +263,22 @@ class FlatRun:
         self.version += 1
         self._updates.append(self.now)
 
-    def done(self, job, arrived=None):
-        """A step has become part of an update that is made.
+    def done(self, *jobs, arrived=None):
+        """Steps have become part of an update that is made.
 
         Args:
-          job: The `Job`.
-          arrived: When its update was where it is applied; default: now.
+          *jobs: All `Job`s of the update: it is evaluated when all of them
+            have been counted.
+          arrived: When it was where it is applied; default: now.
         """
-        job.arrived = self.now if arrived is None else arrived
-        job.decided = self.now
-        job.accepted = True
-        self._on_step()
-        self._evaluator.count(1)
+        for job in jobs:
+            job.arrived = self.now if arrived is None else arrived
+            job.decided = self.now
+            job.accepted = True
+            if job.staleness is None:
+                job.staleness = 0
+            self._on_step()
+        self._evaluator.count(len(jobs))
         if self._evaluator.is_due:
             self._evaluator.evaluate(self.now, self.version)
 
@@ -296,9 +314,9 @@ class FlatRun:
             self._player.start()
             while not evaluator.diverged and self._events.happen():
                 pass
-            if not evaluator.diverged:
-                # Updates have arrived since the last step.
-                self._player.end()
+            if not evaluator.diverged and (
+                self._player.end() or evaluator.is_behind
+            ):
                 evaluator.evaluate(self.now, self.version)
         number, total, _ = self.sent
         pushed = sum(job.arrived is not None for job in self._jobs)

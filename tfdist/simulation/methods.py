@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import tensorflow as tf
+
 from tfdist.averaging import LocalSteps
 from tfdist.correction import Correction
 from tfdist.simulation import sandblaster
@@ -21,11 +23,23 @@ def as_exchange(strategy: Any) -> tuple[VirtualExchange | None, str]:
 
     Returns:
       None and "" if it is another method.
+
+    Raises:
+      ValueError: It has settings that do not go together, or are not played.
     """
     if isinstance(strategy, VirtualExchange):
         return strategy, strategy.name
     if isinstance(strategy, str):
         strategy = registry.method(strategy)
+    strategy = _of_strategy(strategy)
+    if isinstance(strategy, Method) and strategy.is_among_peers:
+        strategy.resolve(1)  # Refuses settings that do not go together.
+        if strategy.warmup_peers is not None:
+            raise ValueError(
+                "Argument `strategy` must be without `warmup_peers`, which is "
+                "not simulated: all workers begin at once. Received: "
+                f"warmup_peers={strategy.warmup_peers!r}"
+            )
     if isinstance(strategy, Method) and strategy.sends_to_peers:
         return PeerExchange(strategy.compression), strategy.name
     if isinstance(strategy, Method) and strategy.gossips:
@@ -39,7 +53,7 @@ def as_method(strategy: Any, takes_peers: bool = False) -> Method:
     Args:
       strategy: A `Method`, a text for `registry.method`, a `Synchronization`,
         a `Correction`, `LocalSteps`, or a strategy of tfdist (of its
-        arguments, those three).
+        arguments, those of `Method`).
       takes_peers: Whether it may be one of workers that send to each other.
 
     Raises:
@@ -55,6 +69,7 @@ def as_method(strategy: Any, takes_peers: bool = False) -> Method:
         )
     if isinstance(strategy, str):
         strategy = registry.method(strategy)
+    strategy = _of_strategy(strategy)
     if isinstance(strategy, Method):
         if not strategy.needs_servers and not (
             takes_peers and strategy.is_among_peers
@@ -70,14 +85,15 @@ def as_method(strategy: Any, takes_peers: bool = False) -> Method:
         return Method(correction=strategy)
     if isinstance(strategy, LocalSteps):
         return Method(local_steps=strategy)
-    if hasattr(strategy, "synchronization") and hasattr(strategy, "correction"):
-        return Method(
-            strategy.synchronization,
-            strategy.correction,
-            local_steps=getattr(strategy, "local_steps", None),
-        )
     raise TypeError(
         "Argument `strategy` must be a tfdist.simulation.Method, one of "
         f"{', '.join(registry.names())}, a Synchronization, a Correction, "
         f"LocalSteps or a strategy of tfdist. Received: strategy={strategy!r}"
     )
+
+
+def _of_strategy(strategy):
+    """Returns the `Method` of a strategy of tfdist, others as they are."""
+    if isinstance(strategy, tf.distribute.Strategy):
+        return getattr(strategy, "method", strategy)
+    return strategy

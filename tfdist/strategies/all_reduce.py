@@ -9,6 +9,7 @@ from tfdist.strategies import construction
 from tfdist.strategies import options
 from tfdist.strategies import strategy as strategy_lib
 from tfdist.strategies import without_servers
+from tfdist.strategies.method import Method
 from tfdist.synchronization import Sync
 
 
@@ -55,6 +56,11 @@ class AllReduceStrategy(without_servers.StrategyWithoutServers):
             )
 
         return make
+
+    @property
+    def method(self) -> Method:
+        """The `Method`."""
+        return Method(Sync(), communication="ring")
 
     @property
     def synchronization(self) -> Sync:

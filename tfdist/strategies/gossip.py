@@ -9,6 +9,7 @@ from tfdist.peers import gossip_engine
 from tfdist.strategies import among_peers
 from tfdist.strategies import options
 from tfdist.strategies import strategy as strategy_lib
+from tfdist.strategies.method import Method
 
 
 class GossipStrategy(among_peers.StrategyAmongPeers):
@@ -49,6 +50,11 @@ class GossipStrategy(among_peers.StrategyAmongPeers):
         # `_construct` has seeded all generators, alike on all workers.
         seed, _ = tf.compat.v1.get_seed(None)
         return gossip_engine.GossipEngine(*args, seed=seed or 0, **kwargs)
+
+    @property
+    def method(self) -> Method:
+        """The `Method`."""
+        return Method(communication="gossip", name="gossip")
 
     def exchange_counts(self) -> dict[str, dict[str, Any]]:
         """Returns what this worker has exchanged with each other one.

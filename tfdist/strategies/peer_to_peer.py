@@ -11,6 +11,7 @@ from tfdist.peers import engine as engine_lib
 from tfdist.strategies import among_peers
 from tfdist.strategies import options
 from tfdist.strategies import strategy as strategy_lib
+from tfdist.strategies.method import Method
 
 # Each worker sends its updates to all others.
 _MOST_WORKERS = 16
@@ -87,6 +88,20 @@ class PeerToPeerStrategy(among_peers.StrategyAmongPeers):
 
     def _axes(self):
         return self.synchronization, self._compression
+
+    @property
+    def method(self) -> Method:
+        """The `Method`, as it was given."""
+        name = "peer_to_peer"
+        if self._compression is not None:
+            name += f":compression={self._compression!r}"
+        return Method(
+            communication="peers",
+            name=name,
+            compression=self._compression,
+            warmup_peers=self._warmup_peers,
+            warmup_updates=self._warmup_updates,
+        )
 
     @property
     def compression(self) -> compression_lib.Codec | None:

@@ -256,6 +256,11 @@ class ParameterServerStrategy(
         )
 
     @property
+    def method(self) -> Method:
+        """The `Method`, as it was given."""
+        return self._method
+
+    @property
     def synchronization(self) -> Synchronization:
         """The `Synchronization`, as it was given."""
         return self._method.synchronization
