@@ -3,39 +3,62 @@
 import numpy as np
 
 
-def state(model):
+def state(model, fit=0):
     """The totals and counts that a model's metrics have come to.
 
+    Args:
+      model: The compiled `keras.Model`.
+      fit: The number of the call of `fit` that they are of, where all workers
+        know one.
+
     Returns:
-      A list of numbers and nested lists, one for each of
+      A dict that JSON can hold: what tells metrics apart (`fit`, `names`,
+      `shapes`), and `values`, numbers and nested lists, one for each of
       `model.metrics_variables`.
     """
-    return [v.numpy().tolist() for v in model.metrics_variables]
+    values = [v.numpy().tolist() for v in model.metrics_variables]
+    return {**_kind(model, fit), "values": values}
 
 
-def total(model, states):
+def total(model, states, fit=0):
     """The results of a model's metrics for added up states.
 
     Args:
       model: The compiled `keras.Model`; its own metrics are as before
         afterwards.
-      states: Iterable of what `state` returned; those of a model with other
-        metrics, or of one that has not yet built them, are left out.
+      states: Iterable of what `state` returned; those of another call of
+        `fit`, of a model with other metrics, or of one that has not yet built
+        them, are left out.
+      fit: As for `state`.
 
     Returns:
-      A dict of metric name to float, empty if there is no state.
+      A dict of metric name to float, or to nested lists of floats where the
+      metric has several numbers; empty if there is no state.
     """
-    variables = model.metrics_variables
-    states = [s for s in states if len(s) == len(variables)]
+    kind = _kind(model, fit)
+    states = [s["values"] for s in states if kind.items() <= s.items()]
     if not states:
         return {}
+    variables = model.metrics_variables
     own = [variable.numpy() for variable in variables]
     try:
         for k, variable in enumerate(variables):
             parts = [np.asarray(s[k]) for s in states]
             variable.assign(np.sum(parts, axis=0))
         results = model.get_metrics_result()
-        return {name: float(np.asarray(v)) for name, v in results.items()}
+        return {
+            name: np.asarray(value).astype(float).tolist()
+            for name, value in results.items()
+        }
     finally:
         for variable, value in zip(variables, own, strict=True):
             variable.assign(value)
+
+
+def _kind(model, fit):
+    """Returns what metrics have in common whose states may be added up."""
+    return {
+        "fit": fit,
+        "names": sorted(model.get_metrics_result()),
+        "shapes": [list(v.shape) for v in model.metrics_variables],
+    }

@@ -82,6 +82,20 @@ def test_metrics_are_those_of_training_though_a_callback_evaluates(model):
     assert history["cluster_loss"] == pytest.approx(history["loss"])
 
 
+def test_a_metric_with_several_numbers_does_not_end_training():
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(2)])
+        model.compile("sgd", "mse", metrics=[keras.metrics.F1Score()])
+    monitor, x = ClusterMonitor(verbose=0), np.eye(2, dtype=np.float32)
+    history = model.fit(x, x, epochs=2, callbacks=[monitor], verbose=2).history
+    for own, all_of in zip(
+        history["f1_score"], history["cluster_f1_score"], strict=True
+    ):
+        np.testing.assert_allclose(all_of, own)
+    assert json.dumps(monitor.summary["metrics"])
+
+
 def test_every_step_is_a_line(model, tmp_path):
     monitor = ClusterMonitor(tmp_path / "new" / "dir", every_batches=3)
     before = updates_of(model)

@@ -10,6 +10,7 @@ from typing import Any
 
 from absl import logging
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist import private_keras_calls
@@ -165,7 +166,9 @@ class ClusterMonitor(keras.callbacks.Callback):
         if logs is not None:
             metrics = self._strategy.cluster_metrics(self.model)
             for name, value in metrics.items():
-                logs[f"cluster_{name}"] = value
+                # Keras's progress bar takes no list.
+                several = isinstance(value, list)
+                logs[f"cluster_{name}"] = np.array(value) if several else value
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         del logs

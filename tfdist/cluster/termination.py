@@ -77,6 +77,22 @@ def lost(rows, initial_workers):
     ]
 
 
+def gone(rows, lost_after):
+    """Names of those that have ended before their training, or are lost.
+
+    Args:
+      rows: List of `tfdist.cluster.member_table.Member`.
+      lost_after: Seconds of silence after which one is lost.
+    """
+    states = member_table.MemberState
+    return [
+        m.name
+        for m in rows
+        if m.state in (states.FAILED, states.LEFT)
+        or (m.state == states.ALIVE and m.silent_for > lost_after)
+    ]
+
+
 class Expected:
     """Workers that others wait for, as far as this process knows.
 

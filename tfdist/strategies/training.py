@@ -322,23 +322,42 @@ class TrainingMixin:
 
     def publish_metrics(self, model: keras.Model) -> None:
         """Leaves the state of this worker's metrics for `cluster_metrics`."""
-        self.publish(METRICS, cluster_metrics.state(model))
+        self.publish(METRICS, cluster_metrics.state(model, self._fit_number()))
 
-    def cluster_metrics(self, model: keras.Model) -> dict[str, float]:
+    def cluster_metrics(self, model: keras.Model) -> dict[str, Any]:
         """The metrics over the data of all workers.
 
         The sums that Keras's metrics are made of (totals and counts) are
         added up over the workers, as each has last left them with
         `publish_metrics`; the `ClusterMonitor` does so at the end of each
-        epoch.
+        epoch. Left out are workers that have failed or left, or that have last
+        left metrics of another call of `fit` (with `decisions="chief"`), of
+        other names or of other shapes.
 
         Args:
           model: The compiled `keras.Model`.
 
         Returns:
-          A dict of metric name to value, like Keras's logs.
+          A dict of metric name to a float, or to nested lists of floats where
+          the metric has several numbers.
         """
-        return cluster_metrics.total(model, self.collect(METRICS).values())
+        states = self.collect(METRICS)
+        for name in self._gone():
+            states.pop(name, None)
+        return cluster_metrics.total(model, states.values(), self._fit_number())
+
+    def _fit_number(self):
+        """The number of this worker's last `fit`, 0 if none is in common."""
+        return self._membership.fits.number if self._membership else 0
+
+    def _gone(self):
+        """Names of the workers that will train no more, a list."""
+        if self._membership is None:
+            return []
+        rows = self._runtime.call(self._membership.read)
+        return termination.gone(
+            rows, lost_after=member_table.LOST_AFTER_SECONDS
+        )
 
     def pull(self) -> None:
         """Brings the newest values from the servers to this worker."""

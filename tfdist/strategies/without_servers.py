@@ -239,14 +239,15 @@ class StrategyWithoutServers(
         """Leaves the state of this worker's metrics for `cluster_metrics`."""
         self.publish(METRICS, cluster_metrics.state(model))
 
-    def cluster_metrics(self, model: keras.Model) -> dict[str, float]:
+    def cluster_metrics(self, model: keras.Model) -> dict[str, Any]:
         """The metrics over the data of this worker.
 
         Args:
           model: The compiled `keras.Model`.
 
         Returns:
-          A dict of metric name to value, like Keras's logs.
+          A dict of metric name to a float, or to nested lists of floats where
+          the metric has several numbers.
         """
         states = self.collect(METRICS).values()
         return cluster_metrics.total(model, states)
