@@ -53,6 +53,55 @@ def test_ids_that_may_be_rounded_are_refused(rows, types):
         check(rows, *types)
 
 
+@pytest.mark.parametrize(
+    ("types", "known", "unknown"),
+    [
+        (["int64", "float32", "int64"], 2**24 - 1, 2**24 + 1),
+        (["float32", "int64"], 2**24 - 1, 2**24),
+        (["int64", "float16", "float32", "int64"], 2047, 2049),
+        (["int64", "int32", "int64"], -(2**31) + 1, 2**32 + 5),
+        (["int64", "int32"], 2**31 - 1, -(2**32) + 5),
+        (["uint64", "uint32", "int64"], 2**32 - 1, 2**32),
+        (["uint8", "float16", "int64"], 255, None),
+        (["int32", "int64"], 2**31 - 1, None),
+        (["uint64", "int64"], 2**64 - 1, None),
+        (["int64", "float32", "int16"], 2**15 - 1, None),
+    ],
+)
+def test_ids_of_dynamic_tables_are_looked_at_when_they_come(
+    types, known, unknown
+):
+    """Any integer is an id there: small ones are known to be what they were."""
+
+    @tf.function
+    def look_up(ids):
+        for dtype in types[1:]:
+            ids = tf.reshape(tf.cast(ids, dtype), [-1])
+        return rounded_ids.checked(ids, "items")
+
+    small = look_up(tf.constant([1, known], types[0])).numpy().tolist()
+    assert small == [1, np.array(known, types[0]).astype(types[-1])]
+    if unknown is not None:
+        with pytest.raises(
+            tf.errors.InvalidArgumentError,
+            match="dynamic table .*items.* cast to",
+        ):
+            look_up(tf.constant([1, unknown], types[0]))
+
+
+def test_model_that_rounds_ids_of_a_dynamic_table_is_refused():
+    with tfdist.AsyncStrategy(table_bytes=1).scope():
+        inputs = keras.Input((1,))
+        layer = tfdist.layers.DynamicEmbedding(2, capacity=10)
+        ids = keras.ops.cast(inputs, "int64")
+        model = keras.Model(inputs, layer(ids))
+    assert model.predict(np.array([[257.0]]), verbose=0).shape == (1, 1, 2)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="dynamic table .*float32"
+    ):
+        model.predict(np.array([[2.0**24 + 1]]), verbose=0)
+
+
 def test_ids_of_sparse_inputs_are_seen_through():
     with tfdist.AsyncStrategy(table_bytes=1).scope():
         inputs = keras.Input((3,), sparse=True, dtype="bfloat16")

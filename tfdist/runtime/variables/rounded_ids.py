@@ -1,4 +1,4 @@
-"""Finds ids of rows that have been rounded on their way to a look-up.
+"""Finds ids that have been rounded or cut off on their way to a look-up.
 
 Keras casts the inputs of a model to the type of its `keras.Input`, which is
 the compute dtype where nobody said another: a `Sequential` without
@@ -40,13 +40,7 @@ def check(ids, rows, name):
     Raises:
       ValueError: They were, and nothing says that they were small before.
     """
-    narrowest = None
-    if tf.is_symbolic_tensor(ids):
-        for dtype in _dtypes_of(ids):
-            if dtype in _DIGITS:
-                narrowest = min(dtype, narrowest or dtype, key=_DIGITS.get)
-            elif narrowest and _digits(dtype) <= _DIGITS[narrowest]:
-                return
+    narrowest = _narrowest(_forms_of(ids))
     if narrowest and rows - 1 > 2 ** _DIGITS[narrowest]:
         raise ValueError(
             f"Ids of the table {name!r} must be integers all the way from the "
@@ -59,12 +53,87 @@ def check(ids, rows, name):
         )
 
 
-def _dtypes_of(tensor):
-    """Yields the type of a tensor, and those that it had before."""
-    yield tensor.dtype
-    while (place := _PASSING.get(tensor.op.type)) is not None:
-        tensor = tensor.op.inputs[place]
-        yield tensor.dtype
+def checked(ids, name):
+    """Returns ids of a dynamic table, which refuse to be others' when they run.
+
+    Any integer is an id there, and two that are rounded to one would share a
+    row. Small ids are exact as floats, and as short integers.
+
+    Args:
+      ids: Integers, a tensor.
+      name: Of the table, a str.
+
+    Returns:
+      A tensor like `ids`.
+    """
+    forms = _forms_of(ids)
+    checks = []
+    if (narrowest := _narrowest(forms)) is not None:
+        bound = 2 ** _DIGITS[narrowest]
+        if int(ids.dtype.max) >= bound:
+            checks.append(_assert(ids, bound, narrowest, name))
+    for short, long in zip(forms, forms[1:], strict=False):
+        both = short.dtype.is_integer and long.dtype.is_integer
+        if both and short.dtype.size < long.dtype.size:
+            bound = int(short.dtype.max) + 1
+            checks.append(_assert(long, bound, short.dtype, name))
+    if not checks:
+        return ids
+    with tf.control_dependencies(checks):
+        return tf.identity(ids)
+
+
+def _assert(ids, bound, dtype, name):
+    """Builds the check that integers are below a bound, and above its negative.
+
+    Args:
+      ids: The integers.
+      bound: int.
+      dtype: The type that cannot tell larger ones apart, for the message.
+      name: Of the table, a str.
+    """
+    fits = ids < bound
+    if not ids.dtype.is_unsigned:
+        fits &= ids > -bound
+    return tf.debugging.Assert(
+        tf.reduce_all(fits),
+        [
+            f"Ids of the dynamic table {name!r} must be of one type all the "
+            "way from the data to the look-up: begin the model with "
+            "keras.Input(shape, dtype='int64'), and make the data integers. "
+            f"They were cast to {dtype.name}, which does not tell all "
+            f"integers from {bound:,} on apart. Received:",
+            tf.boolean_mask(ids, ~fits),
+        ],
+    )
+
+
+def _narrowest(forms):
+    """The type of floats with the fewest digits that integers have been.
+
+    Args:
+      forms: List from `_forms_of`.
+
+    Returns:
+      A `tf.DType`; None where they were none, or were smaller before.
+    """
+    narrowest = None
+    for dtype in (form.dtype for form in forms):
+        if dtype in _DIGITS:
+            narrowest = min(dtype, narrowest or dtype, key=_DIGITS.get)
+        elif narrowest and _digits(dtype) <= _DIGITS[narrowest]:
+            return None
+    return narrowest
+
+
+def _forms_of(tensor):
+    """A tensor, and those that it was before; none where no graph shows it."""
+    if not tf.is_symbolic_tensor(tensor):
+        return []
+    forms = [tensor]
+    while (place := _PASSING.get(forms[-1].op.type)) is not None:
+        forms.append(forms[-1].op.inputs[place])
+    return forms
 
 
 def _digits(dtype):

@@ -156,6 +156,8 @@ class TableVariable(ReplicaVariable):
         if not self.is_dynamic:
             rounded_ids.check(indices, self.shape[0], self.path)
         with compiled_parts.outside(), tf.name_scope(name or "look_up"):
+            if self.is_dynamic:
+                indices = rounded_ids.checked(indices, self.path)
             return self._sparse_read(indices)
 
     def _sparse_read(self, indices):
