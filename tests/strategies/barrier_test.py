@@ -2,6 +2,11 @@
 
 import types
 
+import keras
+import pytest
+import tensorflow as tf
+
+import tfdist
 from tfdist.cluster import member_table
 from tfdist.cluster import termination
 from tfdist.cluster.member_table import Member
@@ -42,3 +47,33 @@ def test_who_is_lost_is_not_waited_for_as_soon_as_servers_say_so(monkeypatch):
         strategy = Strategy(silent_for)
         strategy._meet()
         assert strategy.reads == reads
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_who_has_accumulated_gradients_alone_comes_to_a_barrier(eagerly):
+    """Others, who have exchanged theirs, wait for it."""
+    strategy, meetings = tfdist.AsyncStrategy(), []
+    with strategy.scope():
+        layer = keras.layers.Dense(1)
+        layer.build([None, 1])
+        optimizer = keras.optimizers.SGD(gradient_accumulation_steps=4)
+        optimizer.build(layer.trainable_variables)
+    strategy._meet = lambda: meetings.append(None)
+    strategy._membership = True
+
+    def train():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.ones([1, 1])))
+        weights = layer.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    def evaluate():
+        layer(tf.ones([1, 1]))
+
+    if not eagerly:
+        train, evaluate = tf.function(train), tf.function(evaluate)
+    for step, met in ((evaluate, 0), (train, 1), (evaluate, 1), (train, 2)):
+        strategy.run(step)
+        strategy.barrier()
+        assert len(meetings) == met
+    assert strategy.journal.count == 0

@@ -41,7 +41,7 @@ class TrainingMixin:
             if config.num_ps
             else reports.OwnReports(config)
         )
-        # Exchanges, and calls of `fit`, at the last `barrier`.
+        # Training steps, and calls of `fit`, at the last `barrier`.
         self._settled_at = (0, 0)
 
     def updates_applied(self) -> list[int]:
@@ -263,7 +263,7 @@ class TrainingMixin:
         """
         self._runtime.local.finish()
         # Also who has found no data has trained.
-        count = self._runtime.journal.count, self._runtime.fits
+        count = self._runtime.journal.trained, self._runtime.fits
         if count == self._settled_at:
             return
         self._settled_at = count

@@ -31,6 +31,7 @@ class Journal:
         )
         self._count = store.worker_variable(tf.zeros([], tf.int64), "exchanges")
         self._others = store.worker_variable(tf.zeros([], tf.int64), "others")
+        self._trained = store.worker_variable(tf.zeros([], tf.int64), "trained")
         self._last = store.worker_variable(tf.zeros([], tf.float64), "last")
         self._dropped = store.worker_variable(tf.zeros([], tf.bool), "dropped")
         self._drops = store.worker_variable(tf.zeros([], tf.int64), "drops")
@@ -164,6 +165,19 @@ class Journal:
     def was_dropped(self):
         """Whether the last gradients came too late, a scalar bool tensor."""
         return self._dropped.read_value()
+
+    def note_training(self):
+        """Builds the op that counts a training step, exchanged or not."""
+        with tf.device(self._device):
+            self._trained.assign_add(1, read_value=False)
+
+    @property
+    def trained(self):
+        """Training steps of this worker, an int: also those without exchange.
+
+        That is where gradients are accumulated, or are not finite.
+        """
+        return int(self._trained.numpy())
 
     def note_other(self):
         """Builds the op that counts an exchange that is no optimizer's."""

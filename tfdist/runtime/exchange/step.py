@@ -83,6 +83,8 @@ class Step:
     Attributes:
       is_local: Whether optimizers act on the replicas, as in a `LocalStep`.
       is_eager: Whether it runs eagerly, as an `EagerStep`.
+      is_training: Whether an optimizer counts a step in it, be it in a branch,
+        or one that only accumulates gradients.
       may_be_repeated: Whether it is taken again if its gradient is dropped.
       kept: By id, the worker's own variables that it assigns, each a tuple of
         the variable and the tensor of its value before.
@@ -104,6 +106,7 @@ class Step:
         self.num_updates = len(self._ticketed)
         # Whether one of them has accumulated gradients of earlier steps.
         self.accumulates = False
+        self.is_training = False
         self.may_be_repeated = runtime.coordination.retries
         self.kept = {}
         if not ticketed:
@@ -196,6 +199,7 @@ class Step:
         graph = tf.compat.v1.get_default_graph()
         pending = self._here()
         if variable.role is Role.ITERATIONS:
+            self.is_training = True
             # The end of an optimizer's step.
             if pending.settled is not None and pending.records:
                 self._flush(graph)

@@ -129,6 +129,7 @@ class EvaluationStep:
     """
 
     is_local = True
+    is_training = False
     may_be_repeated = False
 
     def __init__(self, is_eager):

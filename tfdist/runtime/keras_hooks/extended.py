@@ -108,7 +108,7 @@ class ParameterServerExtended(one_replica.WorkerExtended):
             try:
                 with one_replica.foreign_objects_explained():
                     result = fn(*args, **kwargs)
-                    active.step.finish()
+                    self._finish_step()
                 if repeats:
                     _check_may_be_retried(active.step)
             finally:
@@ -177,13 +177,18 @@ class ParameterServerExtended(one_replica.WorkerExtended):
                 tf.control_dependencies(one_replica.tensors_in((args, kwargs))),
             ):
                 result = compiled_parts.call(fn, args, kwargs)
-                active.step.finish()
+                self._finish_step()
             if repeatable is not None and step is None:
                 _check_may_be_retried(active.step)
                 repeatable.append(active.step)
         finally:
             active.step = None
         return result
+
+    def _finish_step(self):
+        active.step.finish()
+        if active.step.is_training:
+            self._runtime.journal.note_training()
 
     def _replica_ctx_all_reduce(self, reduce_op, value, options=None):
         del reduce_op, options

@@ -41,6 +41,8 @@ class LocalStep:
     num_updates = 0
     accumulates = False
     may_be_repeated = False
+    # Whether an optimizer counts a step, or one that only accumulates.
+    is_training = False
 
     def __init__(self, local, state, arguments):
         self._local = local
@@ -103,8 +105,10 @@ class LocalStep:
             and not private_keras_calls.is_applying_optimizer()
         ):
             self._assigned[variable.ordinal] = variable
-        if variable.role is Role.CLOCK and self._touched:
-            self._end(variable)
+        if variable.role is Role.CLOCK:
+            self.is_training = True
+            if self._touched:
+                self._end(variable)
 
     def _end(self, clock):
         """An optimizer has counted its step."""
