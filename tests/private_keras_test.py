@@ -90,6 +90,7 @@ def test_batches_of_a_data_set_can_be_read_in_another_order(workers):
     )
     assert private_keras.adapts_py_dataset(adapter)
     assert not private_keras.adapts_py_dataset(adapter.py_dataset)
+    assert private_keras.py_dataset_of(adapter) is adapter.py_dataset
     assert private_keras.shuffles_batches(adapter)
     np.testing.assert_array_equal(
         private_keras.batch_of(adapter, 0)[0], np.ones([2, 3])

@@ -86,6 +86,12 @@ def batch_of(adapter, index):
     return adapter._standardize_batch(adapter.py_dataset[index])
 
 
+def py_dataset_of(adapter):
+    """Returns the `PyDataset` of its adapter, which has no public name."""
+    _require(adapter, "py_dataset")
+    return adapter.py_dataset
+
+
 class ShuffledArrays(NamedTuple):
     """The arrays of a Keras adapter that shuffles them.
 

@@ -1,5 +1,6 @@
 """Keras loses nothing of the data when it begins to train."""
 
+import random
 import types
 
 import keras
@@ -162,7 +163,9 @@ class Either(keras.layers.Layer):
 @pytest.mark.parametrize(
     "left_out", [(2, 1), *nightly.also([], [((0, 2),), ((2, 0),)])]
 )
-@pytest.mark.parametrize("kind", ["shuffle", "array", "PyDataset"])
+@pytest.mark.parametrize(
+    "kind", nightly.also(["shuffle", "array", "PyDataset"], ["threads"])
+)
 def test_what_is_left_out_is_what_would_have_come_first(kind, left_out):
     """The epochs from there on are those of a worker that was there."""
     keras.utils.set_random_seed(1)
@@ -174,13 +177,23 @@ def test_what_is_left_out_is_what_would_have_come_first(kind, left_out):
     assert rest == [whole[epochs][batches:], *whole[epochs + 1 :]]
 
 
-class _InOrder(keras.utils.PyDataset):
+class _OwnOrder(keras.utils.PyDataset):
+    """Draws an order for each epoch, beside that which Keras draws."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self._random = random.Random(5)
+        self._order = list(range(BATCHES))
+
     def __len__(self):
         return BATCHES
 
     def __getitem__(self, index):
-        x = np.full([1, 2], index, np.float32)
+        x = np.full([1, 2], self._order[index], np.float32)
         return x, x[:, :1]
+
+    def on_epoch_end(self):
+        self._random.shuffle(self._order)
 
 
 def _epochs(kind, left_out, number):
@@ -194,7 +207,9 @@ def _epochs(kind, left_out, number):
         pairs = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
         data = {"x": pairs.shuffle(BATCHES, seed=3).batch(1)}
     elif kind == "PyDataset":
-        data = {"x": _InOrder()}
+        data = {"x": _OwnOrder()}
+    elif kind == "threads":
+        data = {"x": _OwnOrder(workers=2)}
     epochs = []
     strategy = model.distribute_strategy
     strategy.extended._config = types.SimpleNamespace(

@@ -55,11 +55,19 @@ def in_agreed_order(dataset, adapter, call, reads_alone):
 def leave_out(adapter, epochs):
     """Makes a `PyDataset` begin with the order of a later epoch.
 
+    It may draw an order of its own when an epoch begins or ends.
+
     Args:
       adapter: The Keras `DataAdapter`.
       epochs: How many epochs are left out.
     """
-    if adapter in _orders:
+    if not epochs or not private_keras.adapts_py_dataset(adapter):
+        return
+    batches = private_keras.py_dataset_of(adapter)
+    for _ in range(epochs):
+        batches.on_epoch_begin()
+        batches.on_epoch_end()
+    if adapter in _orders and not isinstance(batches, _Reordered):
         _orders[adapter].left_out = epochs
 
 
