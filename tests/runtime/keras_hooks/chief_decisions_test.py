@@ -264,8 +264,30 @@ def test_rates_of_all_optimizers_of_a_model_are_known():
     model.third = keras.optimizers.SGD(
         keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
     )
+    # A wrapper's own rate is never used.
+    wrapped = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(2.0))
+    parts = keras.optimizers.OptimizerMap(
+        keras.optimizers.SGD(3.0), {"x": keras.optimizers.SGD(4.0)}
+    )
+    model.others = {
+        "more": [wrapped, model.second],
+        "parts": keras.optimizers.MultiOptimizer(parts),
+    }
     rates = fit_call._rates_of(model)
-    assert [float(rate.numpy()) for rate in rates] == [0.5, 0.25]
+    found = [float(rate.numpy()) for rate in rates]
+    assert found[:3] == [0.5, 0.25, 2.0]
+    assert sorted(found[3:]) == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("use_ema", [False, True])
+def test_the_chief_goes_on_when_all_have_put_averages_in_place(use_ema):
+    worker = Worker(0)
+    worker.runtime.coordination = types.SimpleNamespace(waits=False)
+    rule = keras.optimizers.SGD(use_ema=use_ema)
+    model = keras.Sequential()
+    for optimizer in (rule, keras.optimizers.LossScaleOptimizer(rule)):
+        model.compile(optimizer)
+        assert worker.chief_decisions._begins_together(model) is use_ema
 
 
 def test_decisions_of_nobody_known_are_refused():

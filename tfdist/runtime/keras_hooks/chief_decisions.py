@@ -170,12 +170,13 @@ class ChiefDecisions:
     def _begins_together(self, model):
         """Whether the chief begins after all have ended the call before.
 
-        Where workers wait for each other; and where layers have been frozen,
-        of which it would see nothing new.
+        Where workers wait for each other; where layers have been frozen, of
+        which it would see nothing new; and where each of them ends the call by
+        assigning averages of weights (`use_ema`), over the chief's next steps.
         """
         trained = [id(v) for v in model.trainable_variables]
         before, self._trained = self._trained, (weakref.ref(model), trained)
-        if self._runtime.coordination.waits:
+        if self._runtime.coordination.waits or fit_call.averages_weights(model):
             return True
         return before[0]() is model and before[1] != trained
 

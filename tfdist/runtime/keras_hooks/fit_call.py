@@ -72,15 +72,37 @@ class FitCall:
                 variable.assign(rate)
 
 
+def averages_weights(model):
+    """Whether `fit` ends by putting averages of a model's weights in place."""
+    return any(
+        getattr(optimizer, "use_ema", False)
+        for optimizer in _optimizers_in(list(vars(model).values()))
+    )
+
+
+def _optimizers_in(value):
+    """Yields the optimizers in nested lists, tuples and dicts.
+
+    Of one that wraps others these alone: it has a learning rate, too, which is
+    never used.
+    """
+    if isinstance(value, keras.optimizers.LossScaleOptimizer):
+        yield from _optimizers_in(value.inner_optimizer)
+    elif isinstance(value, keras.optimizers.Optimizer):
+        # A `MultiOptimizer`, which older versions of Keras do not have.
+        several = getattr(value, "optimizers", None)
+        yield from [value] if several is None else _optimizers_in(several)
+    elif isinstance(value, dict):
+        yield from _optimizers_in(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _optimizers_in(part)
+
+
 def _rates_of(model):
     """Learning rates of a model's optimizers, Keras's variables, a list."""
-    optimizers = [
-        value
-        for value in vars(model).values()
-        if isinstance(value, keras.optimizers.Optimizer)
-    ]
     found = {}
-    for optimizer in optimizers:
+    for optimizer in _optimizers_in(list(vars(model).values())):
         for variable in optimizer.variables:
             if variable.name == "learning_rate":
                 found[id(variable)] = variable
