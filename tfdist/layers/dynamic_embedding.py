@@ -177,10 +177,11 @@ class DynamicEmbedding(keras.layers.Layer):
 
         Returns:
           `rows`, those that there are; `used`, those that an id has; and since
-          the server's process began: `admitted`, ids that got a row,
-          `evicted`, those that lost theirs, and `refused`, gradients that were
-          dropped because an id's rows were all taken. All ints. Before the
-          layer is built, the list is empty.
+          training began, or since the last restart of a server without a
+          snapshot: `admitted`, ids that got a row, `evicted`, those that lost
+          theirs, and `refused`, gradients that were dropped because an id's
+          rows were all taken. All ints. Before the layer is built, the list
+          is empty.
         """
         if self.embeddings is None:
             return []

@@ -18,7 +18,7 @@ from tfdist.runtime.variables.table import TablePiece
 from tfdist.runtime.variables.table import TableVariable
 
 COUNTS = ("admitted", "evicted", "refused")
-"""Names of what a server counts of a dynamic table since it was started."""
+"""Names of what a server counts of a dynamic table; snapshots have it."""
 
 
 class DynamicRows(keras.initializers.Initializer):
