@@ -16,6 +16,8 @@ from tests.callbacks import train_with_monitor as script
 from tests.multi_process import scripts
 import tfdist
 from tfdist.callbacks import ClusterMonitor
+from tfdist.callbacks import cluster_monitor
+from tfdist.runtime.exchange import journal as journal_lib
 from tfdist.runtime.exchange.journal import ExchangeRecord
 
 FIELDS = {field.name for field in dataclasses.fields(ExchangeRecord)}
@@ -132,6 +134,32 @@ def test_lines_are_written_while_it_trains(model, tmp_path):
     fit(model, monitor, Look(), batches=5)
     assert seen == [0, 2, 2, 4, 4]
     assert len(rows_of(monitor.jsonl_path)) == 5
+
+
+def test_no_exchange_is_lost_between_two_writes(model, tmp_path, monkeypatch):
+    # Of the rows of the ring only the number is looked at.
+    for kept, every, lost in ((4, 2, 0), (3, 6, 3)):
+        monkeypatch.setattr(journal_lib, "CAPACITY", kept)
+        monkeypatch.setattr(cluster_monitor, "_MOST_EXCHANGES", every)
+        monitor = ClusterMonitor(tmp_path, every_batches=10_000, verbose=0)
+        fit(model, monitor, batches=6)
+        rows = rows_of(monitor.jsonl_path)
+        assert [row["step"] for row in rows] == list(range(lost + 1, 7))
+
+
+@pytest.mark.nightly
+def test_batches_that_come_several_at_a_time_are_written(tmp_path):
+    model, seen = compiled_model(tfdist.AsyncStrategy()), []
+    with model.distribute_strategy.scope():
+        model.compile("sgd", "mse", steps_per_execution=3)
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(len(rows_of(monitor.jsonl_path)))
+
+    monitor = ClusterMonitor(tmp_path, every_batches=4, verbose=0)
+    fit(model, monitor, Look(), batches=12)
+    assert seen == [0, 6, 6, 12]
 
 
 def test_events_are_means_over_every_so_many_batches(model, tmp_path):

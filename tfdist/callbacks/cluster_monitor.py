@@ -16,6 +16,8 @@ import tensorflow as tf
 from tfdist import private_keras_calls
 from tfdist.callbacks import summary as summary_lib
 
+# A worker keeps its last 8,192 exchanges: it writes them before that.
+_MOST_EXCHANGES = 4096
 # Fields that say which step it was: their means mean nothing.
 _NO_FIGURES = ("time", "version", "pulled", "arrival", "pulled_by_server")
 
@@ -44,7 +46,8 @@ class ClusterMonitor(keras.callbacks.Callback):
 
     Args:
       log_dir: Directory of the files, made if need be; None writes none.
-      every_batches: Steps between two writes.
+      every_batches: Steps between two writes; after 4,096 exchanges it writes
+        in any case.
       verbose: 0 prints no summary.
 
     Attributes:
@@ -93,14 +96,16 @@ class ClusterMonitor(keras.callbacks.Callback):
         _publish_first(self._publish_metrics)
         cluster = strategy.cluster
         self._name = f"{cluster.task_type}-{cluster.task_index}"
-        strategy.journal.read_new()
+        # The number of the first exchange of this training, and of the next.
+        self._first = self._next = strategy.journal.count
+        self._written_at = -1
         self._between = strategy.journal.bytes_between
         self._began = time.time()
         self._epochs = 0
         # Those of an earlier life of this worker belong to this training; of
         # an earlier `fit` of this life they do not.
         counted = {}
-        if strategy.journal.count:
+        if self._first:
             counted = strategy.gradient_counts()
         self._figures = summary_lib.WorkerFigures(
             counted.get(cluster.task_name)
@@ -127,7 +132,13 @@ class ClusterMonitor(keras.callbacks.Callback):
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         del logs
-        if (batch + 1) % self._every == 0:
+        waiting = self._strategy.journal.count - self._next
+        # With `steps_per_execution` batches come several at a time.
+        if (
+            batch - self._written_at >= self._every
+            or waiting >= _MOST_EXCHANGES
+        ):
+            self._written_at = batch
             self._record()
         if self._strategy.preempted and not self._leaves:
             # `fit` may end here, and not by `on_train_end`.
@@ -144,6 +155,7 @@ class ClusterMonitor(keras.callbacks.Callback):
             self._strategy.pull()
         self._epochs += 1
         self._published = False
+        self._written_at = -1
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         # Validation at the end of an epoch is about to reset the metrics.
@@ -199,14 +211,22 @@ class ClusterMonitor(keras.callbacks.Callback):
         self._strategy.publish("figures", report)
 
     def _record(self):
-        exchanges = self._strategy.journal.read_new()
+        known = self._next
+        exchanges, self._next = self._strategy.journal.read_from(known)
         if not exchanges:
             return
-        first = self._figures.exchanges
+        first = self._next - len(exchanges)
+        if first > known:
+            logging.warning(
+                "ClusterMonitor has not seen %d exchanges: there were more "
+                "than a worker keeps since it last looked. Use a smaller "
+                "`steps_per_execution`.",
+                first - known,
+            )
         self._figures.add(exchanges)
         if self._file is None:
             return
-        for step, exchange in enumerate(exchanges, start=first + 1):
+        for step, exchange in enumerate(exchanges, first - self._first + 1):
             row = dataclasses.asdict(exchange)
             row["time"] = exchange.time - self._began
             self._file.write(json.dumps({"step": step, **row}) + "\n")
