@@ -15,6 +15,7 @@ import numpy as np
 
 from tests.runtime.exchange.delay_test import VirtualWorker
 from tfdist.runtime.coordination import coordination
+from tfdist.runtime.coordination import own_rows
 from tfdist.runtime.exchange import step as step_lib
 from tfdist.runtime.variables import table
 from tfdist.synchronization import Sync
@@ -137,6 +138,18 @@ def test_rows_and_kernel_are_those_of_synchronous_sgd():
         found = worker.runtime.journal.read_new()
         assert all(exchange.accepted for exchange in found)
         assert max(e.staleness for e in found) <= 2 * (WORKERS - 1)
+
+
+def test_rows_are_divided_by_the_size_of_their_own_update():
+    """The ring has been written on since: entry k lies at k % 6."""
+    # From entry 4 on: an update of two gradients, and one of one.
+    entries = {4: (11, 0), 5: (12, 0), 6: (-1, 2), 7: (27, 0), 8: (-1, 1)}
+    keys, counts = np.zeros([2, 6], "int64")
+    for number, (key, count) in entries.items():
+        keys[number % 6], counts[number % 6] = key, count
+    log = [keys, None, None, counts, None]
+    for key, size in {11: 2, 12: 2, 27: 1, 99: 0}.items():
+        assert int(own_rows.size_of_update(key, log, np.int64(9))) == size
 
 
 def adam(gradients):

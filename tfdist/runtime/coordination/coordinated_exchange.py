@@ -164,6 +164,7 @@ class CoordinatedExchange(exchange.ExchangeBuilder):
             void = void[: self._ledger.num_workers]
             accepted = tf.identity(decision.accepted)
             epoch = tf.identity(decision.epoch)
+            self._rows.note_log(request, log, head)
         with tf.control_dependencies(
             [request.arrived.op, head.op, epoch.op, void.op, *_ops(log)]
         ):

@@ -43,6 +43,27 @@ def of(ledger, iterations, records):
     return OwnRows(ledger.row_counts, iterations)
 
 
+def size_of_update(key, log, head):
+    """Builds the number of gradients in the update that a gradient is part of.
+
+    Args:
+      key: That of the gradient, scalar int64.
+      log: The log's columns, int64 vectors: key, staleness, first, count,
+        worker, see `State`.
+      head: Length of the log, scalar int64.
+
+    Returns:
+      A scalar int64 tensor; 0 if the update is not in the log.
+    """
+    keys, _, _, counts, _ = log
+    ring = tf.shape(keys, tf.int64)[0]
+    # The oldest entry first.
+    places = tf.math.floormod(head + tf.range(ring), ring)
+    keys, counts = tf.gather(keys, places), tf.gather(counts, places)
+    seen = tf.cumsum(tf.cast(tf.equal(keys, key), tf.int64)) > 0
+    return tf.reduce_sum(tf.boolean_mask(counts, seen & (counts > 0))[:1])
+
+
 class RowCounts:
     """Counters of one optimizer's updates of rows, on the servers.
 
@@ -81,6 +102,10 @@ class RowCounts:
 
 class NoRows:
     """Stands for the rows of an exchange that updates no table."""
+
+    def note_log(self, request, log, head):
+        """See `OwnRows`."""
+        del request, log, head
 
     def sent_to(self, shard):
         """See `OwnRows`."""
@@ -121,6 +146,19 @@ class OwnRows:
     def __init__(self, counts, iterations):
         self._counts = counts
         self._iterations = iterations
+        # By server: gradients in the update, as the log says.
+        self._sizes = {}
+
+    def note_log(self, request, log, head):
+        """Builds, on a server, the number of gradients in this one's update.
+
+        Args:
+          request: The `PushRequest`.
+          log: See `size_of_update`, as the next one.
+          head: The same.
+        """
+        key = request.extra[0]
+        self._sizes[request.shard] = size_of_update(key, log, head)
 
     def sent_to(self, shard):
         """Tensors that a server gets with the gradient.
@@ -160,9 +198,12 @@ class OwnRows:
           replay: The `Replay`.
           request: The `PushRequest`.
         """
-        size = self._counts.size(request.shard).read_or_zero()
-        # No update has been made yet if a worker that leaves does not wait.
-        size = tf.maximum(size, tf.ones_like(size))
+        # The server may have made later updates, of fewer workers.
+        size = self._sizes[request.shard]
+        last = self._counts.size(request.shard).read_or_zero()
+        # None has been made yet if a worker that leaves does not wait.
+        last = tf.maximum(last, tf.ones_like(last))
+        size = tf.where(size > 0, size, last)
         sent = list(request.sent)
         values, _ = replay.gradient
         sent[values] /= tf.cast(size, sent[values].dtype)
