@@ -179,6 +179,12 @@ CALLBACKS = {
     "ModelCheckpoint": lambda path: keras.callbacks.ModelCheckpoint(
         path / "m.keras"
     ),
+    "TensorBoard with histogram_freq=1": lambda path: (
+        keras.callbacks.TensorBoard(path, histogram_freq=1)
+    ),
+    "TensorBoard": lambda path: keras.callbacks.TensorBoard(
+        path, embeddings_freq=1
+    ),
 }
 
 

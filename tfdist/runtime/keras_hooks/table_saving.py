@@ -1,4 +1,4 @@
-"""Callbacks that save models with tables, seen when `fit` begins.
+"""Callbacks that save or show models with tables, seen when `fit` begins.
 
 What they cannot do is refused before anything is trained.
 """
@@ -22,7 +22,7 @@ def tables_of(model, store):
 
 
 def check(tables, callbacks):
-    """Refuses callbacks that could not save, or not restore, a table.
+    """Refuses callbacks that could not save, restore or show a table.
 
     Args:
       tables: Those of the model.
@@ -42,11 +42,23 @@ def check(tables, callbacks):
             raise largest.refusal_to_save(
                 f"the callback {name}, which could not restore its rows"
             )
-        if isinstance(callback, keras.callbacks.ModelCheckpoint) and not all(
-            table.fits_file for table in tables
+        unfit = next((t for t in tables if not t.fits_file), None)
+        if unfit is not None and (
+            isinstance(callback, keras.callbacks.ModelCheckpoint)
+            or (
+                isinstance(callback, keras.callbacks.TensorBoard)
+                and callback.embeddings_freq
+            )
         ):
-            unfit = next(table for table in tables if not table.fits_file)
             raise unfit.refusal_to_save(f"the callback {name}")
+        if (
+            isinstance(callback, keras.callbacks.TensorBoard)
+            and callback.histogram_freq
+        ):
+            raise largest.refusal(
+                f"the callback {name} with histogram_freq="
+                f"{callback.histogram_freq!r}, which reads all its values"
+            )
         if (
             isinstance(callback, keras.callbacks.EarlyStopping)
             and callback.restore_best_weights
