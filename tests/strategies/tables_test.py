@@ -374,6 +374,20 @@ class Within(keras.Model):
         return self.head(keras.ops.mean(self.table(ids), axis=1))
 
 
+def test_gradients_of_half_precision_are_added_up_in_single():
+    """256 + 1 is 256 in bfloat16."""
+    with strategy_with_tables().scope():
+        layer = keras.layers.Embedding(2 * ROWS, WIDTH, dtype="bfloat16")
+        layer.build([None])
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(layer(np.full([1000], 7)))
+    gradient = tape.gradient(total, layer.embeddings.value)
+    assert gradient.values.dtype == tf.bfloat16
+    assert gradient.indices.numpy().tolist() == [7]
+    values = tf.cast(gradient.values, tf.float32).numpy()
+    np.testing.assert_array_equal(values, np.full([1, WIDTH], 1000.0))
+
+
 @pytest.mark.nightly
 def test_table_may_be_made_in_the_first_step():
     strategy = strategy_with_tables()

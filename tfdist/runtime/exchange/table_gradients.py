@@ -67,7 +67,7 @@ def _summed(slices):
     if is_built and routes.origin(slices.indices).op.type == "Unique":
         return slices  # Of one look-up.
     ids, where = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, where, tf.size(ids))
+    values = routes.summed(slices.values, where, tf.size(ids))
     return tf.IndexedSlices(values, ids, slices.dense_shape)
 
 
@@ -85,9 +85,7 @@ def apply(record, piece, args, section):
     if table.is_dynamic:
         gradient = table.build_admission(gradient, section)
     elif table.rule == "dense":
-        dense = tf.math.unsorted_segment_sum(
-            gradient.values, gradient.indices, piece.rows
-        )
+        dense = routes.summed(gradient.values, gradient.indices, piece.rows)
         shape = table.shape_of(piece)
         fused_kernels.update(table, record.fn, (dense, *rest), {}, shape=shape)
         return

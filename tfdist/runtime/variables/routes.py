@@ -56,6 +56,25 @@ class Route:
         return tf.reshape(whole, [-1, width])
 
 
+def summed(values, where, number):
+    """Builds the sums of rows with one id.
+
+    Floats of 16 bits are added up as 32: a sum of 256 ones in bfloat16 stays
+    at 256, however many more there are.
+
+    Args:
+      values: `(n, ...)`.
+      where: Numbers of the sums that they belong to, `(n,)`.
+      number: Of the sums.
+
+    Returns:
+      `(number, ...)`, of the type of `values`.
+    """
+    wide = tf.float32 if values.dtype.size < 4 else values.dtype
+    sums = tf.math.unsorted_segment_sum(tf.cast(values, wide), where, number)
+    return tf.cast(sums, values.dtype)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Known:
     """The route of ids that a graph has.

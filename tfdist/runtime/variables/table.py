@@ -176,9 +176,7 @@ class TableVariable(ReplicaVariable):
             del stand_in
 
             def gradient(upstream):
-                summed = tf.math.unsorted_segment_sum(
-                    upstream, where, tf.size(unique)
-                )
+                summed = routes.summed(upstream, where, tf.size(unique))
                 return tf.IndexedSlices(summed, unique, shape), None
 
             return tf.gather(rows, where), gradient
