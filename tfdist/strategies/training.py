@@ -259,7 +259,8 @@ class TrainingMixin:
         not come `start_timeout` after this one did; nor is anybody for
         longer than ten minutes without progress of the training. With
         `communication="ring"` all are waited for, however long. Does
-        nothing if this worker has not trained since its last call.
+        nothing if this worker has neither called `fit` nor made a training
+        step (be it one that only accumulates gradients) since its last call.
         """
         self._runtime.local.finish()
         # Also who has found no data has trained.
