@@ -9,6 +9,7 @@ import types
 import pytest
 
 from tfdist.cli import cluster_run
+from tfdist.cli import failure
 from tfdist.cli import supervisor
 from tfdist.cli.cluster_run import ClusterRun
 from tfdist.cli.cluster_run import Limits
@@ -29,6 +30,7 @@ class StandIn:
         self.is_running, self.pid, self.address = False, 1, "somewhere"
         self.status = None
         self.got = []
+        self.error = None
         self.line_filter = types.SimpleNamespace(is_ending=False)
 
     def start(self, out, err, guard):
@@ -46,6 +48,10 @@ class StandIn:
 
     def cause(self, status):
         del status
+        return self.error
+
+    def tell_end(self):
+        self.got.append("end")
 
     def signal(self, number):
         self.got.append(number)
@@ -142,6 +148,40 @@ def test_servers_are_told_to_end_after_the_workers(clock):
     assert tasks[0].got == [15]
     end(run, tasks[0], 143)
     assert run.is_over
+
+
+def test_servers_are_told_that_nobody_starts_again(clock):
+    tasks = [Server(), StandIn(0), StandIn(1)]
+    run, _ = started(tasks, max_restarts=1, grace_seconds=10.0)
+    end(run, tasks[1], 0)
+    # It says to the servers, too, that it has finished.
+    end(run, tasks[2], 1)
+    assert tasks[0].got == []
+    clock.now += 0.5
+    run.look_at_time()
+    assert tasks[2].starts == 2
+    end(run, tasks[2], 0)
+    assert (tasks[0].got, run.phase) == (["end"], RunPhase.ENDING)
+    end(run, tasks[0], 0)
+    assert run.is_over
+
+
+@pytest.mark.parametrize("has_servers", [True, False])
+def test_a_worker_is_not_started_again_where_all_it_needs_has_ended(
+    clock, has_servers
+):
+    """It would wait in vain, and its last error would be that."""
+    tasks = [Server() if has_servers else StandIn(0), StandIn(1)]
+    run, said = started(tasks, max_restarts=3)
+    tasks[1].error = failure.Cause("OSError: no space left")
+    end(run, tasks[0], 0)
+    end(run, tasks[1], 1)
+    done = tasks[0].label
+    assert (
+        "worker 1 exited with status 1: OSError: no space left; it cannot "
+        f"train again: {done} is done: 1"
+    ) in said
+    assert run.is_over and tasks[1].starts == 1
 
 
 def test_servers_are_told_to_end_where_a_worker_does_not(clock):

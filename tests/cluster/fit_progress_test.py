@@ -68,6 +68,9 @@ def test_a_call_that_raises_is_over():
     assert fit_progress.Word.unpack(told.pack()).reached == fit_progress.closed(
         3
     )
+    assert told.is_abandoned
+    told.watch(None, 4)
+    assert not told.is_abandoned
 
 
 def test_a_call_that_has_the_place_of_one_that_is_over_is_not_within_it():

@@ -165,6 +165,19 @@ def test_a_helper_ends_when_training_is_over_without_its_worker(serve):
     assert serve(*[late] * 300, gone) == 0
 
 
+def test_a_helper_under_a_launcher_ends_when_that_says_so(
+    serve, monkeypatch, tmp_path
+):
+    """A worker that seems to have finished may be started again."""
+    end = tmp_path / "end"
+    monkeypatch.setenv("TFDIST_END_FILE", str(end))
+    own_done = [member(OTHER, ALIVE), member(OWN, FINISHED)]
+    assert serve(own_done, sigterm_after=100) == 143
+    end.touch()
+    # Servers may have gone before it.
+    assert serve(member_reader.ReadError("nobody listens there")) == 0
+
+
 def test_sigterm_ends_a_helper_after_the_last_step(serve, clock):
     trains = [member(OTHER, ALIVE), member(OWN, ALIVE)]
     assert serve(trains, sigterm_after=1) == 143

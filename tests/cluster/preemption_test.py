@@ -34,7 +34,11 @@ TOLD = 128 + signal.SIGTERM
 def test_the_process_ends_as_by_the_signal_and_cleans_up():
     status, text = run(
         """
-        atexit.register(lambda: print("atexit", preemption.received()))
+        atexit.register(
+            lambda: print(
+                "atexit", preemption.received() and preemption.is_leaving()
+            )
+        )
         assert preemption.install() and preemption.install()
         try:
             notify()
@@ -87,6 +91,19 @@ def test_a_process_that_only_takes_note_goes_on():
         """
     )
     assert status == 5, text
+
+
+def test_a_process_leaves_only_if_its_end_has_to_do_with_the_notice():
+    status, text = run(
+        """
+        preemption.install(exits=False)
+        assert not preemption.tell_script()
+        notify()
+        assert preemption.received() and not preemption.is_leaving()
+        print("told", preemption.tell_script(), preemption.is_leaving())
+        """
+    )
+    assert (status, text) == (0, "told True True\n")
 
 
 def test_a_forked_process_dies_of_it_and_its_parent_hears_nothing():

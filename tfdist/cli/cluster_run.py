@@ -17,6 +17,7 @@ import time
 from tfdist.cli.control_socket import RefusedError
 from tfdist.cli.failure import Cause
 from tfdist.cli.output import OutputStream
+from tfdist.cli.run_report import RunReport
 from tfdist.cli.task import Guard
 from tfdist.cli.task import Task
 
@@ -65,46 +66,6 @@ class Limits:
     leave_seconds: float = 30.0
     min_workers: int = 1
     timeout: float = 0.0
-
-
-class RunReport:
-    """Tells the user how a run goes, and keeps its exit status.
-
-    Attributes:
-        status: that of the first failure; `None` before.
-        first_failure: what the user is told about it in the end, where the
-            launcher's last line is all that is looked at.
-    """
-
-    def __init__(self, err: OutputStream):
-        """Prepares the report.
-
-        Args:
-            err: where the launcher's messages go.
-        """
-        self.status: int | None = None
-        self.first_failure = ""
-        self._err = err
-
-    def say(self, *messages: str) -> None:
-        """Writes messages of the launcher."""
-        for message in messages:
-            self._err.write_line("tfdist", None, message.encode())
-
-    def fail(self, status: int, why: str, output: str | None = None) -> None:
-        """Notes a failure; the first one is the status of all.
-
-        Args:
-            status: the exit status.
-            why: what has happened.
-            output: the file or directory to read about it.
-        """
-        if self.status is None:
-            self.status = status
-            self.first_failure = why
-            if output is not None:
-                self.first_failure += f"; output: {output}"
-        self.say(why)
 
 
 class ClusterRun:
@@ -352,6 +313,9 @@ class ClusterRun:
                 f"{what}; started again in {_SECONDS_BEFORE_RESTART:g} s"
             )
             self._restarts[task] = time.monotonic() + _SECONDS_BEFORE_RESTART
+        elif missing := self._needed_and_done(task):
+            what += f"; it cannot train again: {missing} is done"
+            self._fail(task, status, what)
         elif (
             self.phase == RunPhase.RUNNING
             and task.restarts < self._limits.max_restarts
@@ -380,7 +344,21 @@ class ClusterRun:
                 # They would wait for those that failed to come back.
                 self.go_on(RunPhase.TERMINATING)
             elif self.phase == RunPhase.RUNNING:
+                for server in self.running:
+                    server.tell_end()
                 self.go_on(RunPhase.ENDING)
+
+    def _needed_and_done(self, task: Task) -> str:
+        """Returns the tasks that a task needs, and that have ended for good.
+
+        Another start would wait for them in vain: for servers, and without
+        servers for the other workers.
+        """
+        servers = [other for other in self._tasks if other.is_server]
+        needed = servers or self._tasks
+        return ", ".join(
+            other.label for other in needed if other.is_done and other != task
+        )
 
     def _is_excused(self, task: Task, cause: Cause | None) -> bool:
         """Whether a task is started again without this being counted.

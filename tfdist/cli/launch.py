@@ -14,9 +14,9 @@ from tfdist.cli import output
 from tfdist.cli import shown_output
 from tfdist.cli import usage
 from tfdist.cli.cluster_run import Limits
-from tfdist.cli.cluster_run import RunReport
 from tfdist.cli.local_cluster import LocalCluster
 from tfdist.cli.local_cluster import LocalTask
+from tfdist.cli.run_report import RunReport
 from tfdist.cli.shown_output import LineFilter
 from tfdist.cli.supervisor import Supervisor
 from tfdist.cli.task import Task
@@ -135,6 +135,7 @@ def main(argv: Sequence[str]) -> int:
                     color=output.COLORS[number % len(output.COLORS)],
                     log_dir=log_dir,
                     status_path=_status_path(told, task),
+                    end_path=_end_path(told, task),
                     line_filter=LineFilter(
                         shown_output.includes(show, task, values.chief),
                         is_verbose,
@@ -155,6 +156,13 @@ def _status_path(directory: str, task: LocalTask) -> str | None:
     if task.job not in ("chief", "worker"):
         return None
     return os.path.join(directory, task.label.replace(" ", "-"))
+
+
+def _end_path(directory: str, task: LocalTask) -> str | None:
+    """Returns the file that tells a server that training is over."""
+    if task.job not in ("ps", "helper"):
+        return None
+    return os.path.join(directory, f"{task.label.replace(' ', '-')}-ends")
 
 
 def _environment(

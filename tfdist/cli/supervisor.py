@@ -22,9 +22,9 @@ from tfdist.cli import launched_status
 from tfdist.cli.cluster_run import ClusterRun
 from tfdist.cli.cluster_run import Limits
 from tfdist.cli.cluster_run import RunPhase
-from tfdist.cli.cluster_run import RunReport
 from tfdist.cli.descendants import Descendants
 from tfdist.cli.output import OutputStream
+from tfdist.cli.run_report import RunReport
 from tfdist.cli.task import Guard
 from tfdist.cli.task import Task
 

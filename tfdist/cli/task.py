@@ -92,6 +92,7 @@ class Task:
         restarts: how often it was started again.
         log_path: the file of its output, if there is one.
         status_path: the file in which a worker tells how it trains.
+        end_path: the file that tells a server that training is over.
         line_filter: which of its lines are shown.
     """
 
@@ -108,6 +109,7 @@ class Task:
         color: int | None = None,
         log_dir: str | None = None,
         status_path: str | None = None,
+        end_path: str | None = None,
         line_filter: LineFilter | None = None,
     ):
         """Describes the task; `start` starts it.
@@ -123,6 +125,7 @@ class Task:
             color: the code of its label's colour.
             log_dir: where its output goes as well, as `worker-0.log`.
             status_path: the file in which a worker tells how it trains.
+            end_path: the file by which `tell_end` tells the process.
             line_filter: which of its lines are shown; all by default.
         """
         self.label = label
@@ -133,6 +136,7 @@ class Task:
         self.is_done = False
         self.restarts = 0
         self.status_path = status_path
+        self.end_path = end_path
         self._command = command
         self._environ = environ
         self._color = color
@@ -172,7 +176,10 @@ class Task:
             err: where its standard error goes.
             guard: who kills the group if the launcher is killed.
         """
-        told = {environment.STATUS_FILE: self.status_path or ""}
+        told = {
+            environment.STATUS_FILE: self.status_path or "",
+            environment.END_FILE: self.end_path or "",
+        }
         self._process = subprocess.Popen(
             [*_LIFELINE, "exec", str(os.getpid()), *self._command],
             stdin=subprocess.DEVNULL,
@@ -257,6 +264,13 @@ class Task:
         """Sends SIGTERM to the process alone, which looks after its own."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             self._process.send_signal(signal.SIGTERM)
+
+    def tell_end(self) -> None:
+        """Tells a server that training is over: no worker starts again."""
+        if self.end_path:
+            # On a full disk, say: SIGTERM follows.
+            with contextlib.suppress(OSError):
+                pathlib.Path(self.end_path).touch()
 
     def _write(self, written: list[bytes], source: _Source) -> list[str]:
         notes = []

@@ -130,10 +130,13 @@ class Fits:
 
     Attributes:
       word: The `Word`.
+      is_abandoned: Whether an exception has ended the last call of `fit`
+        between its first step and its last.
     """
 
     def __init__(self):
         self.word = Word()
+        self.is_abandoned = False
         # Calls of `fit` of this process; the numbers of others may be ahead.
         self.number = 0
         self._call = None
@@ -150,6 +153,7 @@ class Fits:
         with self._lock:
             self.number = number
             self._call = call
+            self.is_abandoned = False
             self.tell(reached=closed(number - 1), epoch=0, batch=0)
 
     def is_around(self, frame):
@@ -180,6 +184,8 @@ class Fits:
         """
         with self._lock:
             if self._call is not None and self._call.is_over():
+                reached = self.word.reached
+                self.is_abandoned = reached == begun(self.number)
                 self.close()
 
     def pack(self):

@@ -41,10 +41,14 @@ def serve(config, timeout):
     while not preemption.received():
         time.sleep(_POLL_SECONDS)
         now = time.monotonic()
+        says = termination.launcher_says(os.environ)
+        if says:
+            return 0
         try:
             rows = member_reader.read(config.ps_addresses[0], _READ_SECONDS)
             answered = now
-            if _is_over(config, rows, now - began, timeout):
+            # Under a launcher a worker that failed may be started again.
+            if says is None and _is_over(config, rows, now - began, timeout):
                 time.sleep(_FAREWELL_SECONDS)
                 return 0
         except member_reader.ReadError as error:

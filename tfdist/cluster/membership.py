@@ -156,6 +156,14 @@ class Membership:
         """Returns the `Word` that this worker tells of its training."""
         return self.fits.word
 
+    def was_abandoned(self):
+        """Whether an exception has ended the last `fit`, as far as is known.
+
+        Not if this worker has come to the meeting point since.
+        """
+        self.fits.close_if_over()
+        return self.fits.is_abandoned
+
     def tell_figures(self, meter):
         """Tells the figures of a `StepMeter` with each heartbeat from now."""
         if self._meter is not meter:
@@ -270,6 +278,8 @@ class Membership:
           How many times it has.
         """
         self._arrivals += 1
+        # Whatever has ended its last `fit`, its script has gone on.
+        self.fits.is_abandoned = False
         return self._arrivals
 
     def tell(self):

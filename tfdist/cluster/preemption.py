@@ -33,6 +33,8 @@ class _Settings:
     stop = None
     # Both ends of what the signal's number is written to.
     sockets = None
+    # Whether the process ends because of the notice.
+    is_leaving = False
 
 
 _settings = _Settings()
@@ -72,12 +74,31 @@ def received():
     return _received.is_set()
 
 
+def tell_script():
+    """Whether this process has got the notice, for a script that ends then.
+
+    A script that has heard of it and ends leaves before the end of training.
+    """
+    if received():
+        _settings.is_leaving = True
+    return received()
+
+
+def is_leaving():
+    """Whether this process ends because of the notice, as far as is known.
+
+    Not if it has got the notice, and has trained to the end without a look.
+    """
+    return _settings.is_leaving
+
+
 def leave():
     """Ends the process, from the main thread.
 
     Raises:
       SystemExit: Always.
     """
+    _settings.is_leaving = True
     raise SystemExit(_EXIT_STATUS)
 
 
@@ -162,6 +183,7 @@ def _unblock():
 def _forget():
     """In a process that was forked: its signals are not this one's."""
     _received.clear()
+    _settings.is_leaving = False
     if signal.getsignal(signal.SIGTERM) is _on_signal:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if _settings.sockets is not None:

@@ -21,9 +21,12 @@ _memberships = {}
 def join(config, devices, timeout):
     """Enters this process into the servers' tables until it ends.
 
-    The servers are told how it ended: a script that ran to its end (or left
-    with `sys.exit`) has finished, one that raised has failed and may be
-    started again, one that was told to leave has left and may come back.
+    The servers are told how it ended: a script that ran to its end has
+    finished, one that raised has failed and may be started again, one that was
+    told to leave has left and may come back. Python does not say whether
+    `sys.exit` has ended the script, and with which status. So one whose last
+    `fit` was ended by an exception, and that has not come to a `barrier`
+    since, has failed too; any other one has finished.
 
     Args:
       config: The `ClusterConfig` of a worker or an evaluator.
@@ -68,7 +71,9 @@ def _leave(membership):
     raised = getattr(sys, "last_type", None) or getattr(sys, "last_exc", None)
     if raised:
         membership.leave(member_table.MemberState.FAILED)
-    elif preemption.received():
+    elif preemption.is_leaving():
         membership.leave(member_table.MemberState.LEFT)
+    elif membership.was_abandoned():
+        membership.leave(member_table.MemberState.FAILED)
     else:
         membership.leave(member_table.MemberState.FINISHED)

@@ -117,8 +117,9 @@ def _wait_for_end(config, table, timeout):
         time.sleep(_POLL_SECONDS)
         rows = table.read()
         left.look(rows)
+        says = termination.launcher_says(os.environ)
         try:
-            over = termination.is_over(
+            over = says or termination.is_over(
                 rows,
                 known_for=time.monotonic() - started,
                 patience=timeout,
@@ -129,12 +130,13 @@ def _wait_for_end(config, table, timeout):
         except TimeoutError as error:
             logging.error("%s: %s", config.task_name, error)
             return 1
-        if over:
+        # Under a launcher a worker that failed may be started again.
+        if over and (says is not False or preemption.received()):
             break
         if preemption.received():
             return _end_early(config, table)
     lost = termination.lost(rows, config.initial_workers)
-    if lost:
+    if lost and not says:
         logging.warning(
             "%s: the others have finished, and %s not been seen for %g s: "
             "training is over.",

@@ -1,7 +1,9 @@
 """Whether training is over and who is late, by the table of members."""
 
+import os
 import time
 
+from tfdist.cluster import environment
 from tfdist.cluster import member_table
 
 _OVER = (member_table.MemberState.FINISHED, member_table.MemberState.LEFT)
@@ -61,6 +63,22 @@ def is_over(
             "which none has finished training."
         )
     return False
+
+
+def launcher_says(environ):
+    """Whether training is over, as `tfdist launch` says.
+
+    It sees how processes end and starts them again; in the table of members a
+    worker that has ended with `sys.exit(1)` looks like one that has finished.
+
+    Args:
+      environ: The environment of a server or a helper.
+
+    Returns:
+      A bool; None where another one has started this process.
+    """
+    path = environ.get(environment.END_FILE)
+    return os.path.exists(path) if path else None
 
 
 def lost(rows, initial_workers):

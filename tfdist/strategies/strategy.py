@@ -321,9 +321,11 @@ class ParameterServerStrategy(
     def preempted(self) -> bool:
         """Whether this process has got SIGTERM and is to leave.
 
-        For loops of one's own with `on_preemption="note"`.
+        For loops of one's own with `on_preemption="note"`. A script that has
+        seen True should end with `sys.exit(143)`: it counts as one that has
+        left, and may be started again.
         """
-        return preemption.received()
+        return preemption.tell_script()
 
     def layout(self, variables: Sequence[keras.Variable]) -> dict[str, Any]:
         """Layout of `variables` (Keras's) on servers; see `layout.describe`."""

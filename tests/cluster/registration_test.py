@@ -1,0 +1,83 @@
+"""The state that a worker's process leaves when it ends."""
+
+import threading
+import types
+
+import pytest
+
+from tfdist.cluster import fit_progress
+from tfdist.cluster import member_table
+from tfdist.cluster import membership as membership_lib
+from tfdist.cluster import preemption
+from tfdist.cluster import registration
+
+FINISHED, FAILED, LEFT = (
+    member_table.MemberState.FINISHED,
+    member_table.MemberState.FAILED,
+    member_table.MemberState.LEFT,
+)
+
+
+class Membership(membership_lib.Membership):
+    """One without servers."""
+
+    def __init__(self):
+        self.fits = fit_progress.Fits()
+        self._arrivals = 0
+        self.said = []
+
+    def leave(self, state):
+        self.said.append(state)
+
+
+def fit(membership, ends):
+    """Stands for a call of `fit`, the first; an exception ends it if not."""
+    fits = membership.fits
+    fits.watch(types.SimpleNamespace(is_over=lambda: True), 1)
+    fits.tell(reached=fit_progress.begun(1))
+    if ends:
+        fits.tell(reached=fit_progress.ended(1))
+        fits.close()
+
+
+@pytest.fixture
+def membership():
+    return Membership()
+
+
+def left_state(membership):
+    """The state that is left at the end of the process."""
+    registration._leave(membership)
+    (state,) = membership.said
+    return state
+
+
+@pytest.mark.parametrize("ends, state", [(True, FINISHED), (False, FAILED)])
+def test_a_worker_whose_fit_was_ended_by_an_exception_has_failed(
+    membership, ends, state
+):
+    """It has printed the exception, say, and called `sys.exit(1)`."""
+    fit(membership, ends)
+    assert left_state(membership) == state
+
+
+@pytest.mark.parametrize("asks, state", [(True, LEFT), (False, FINISHED)])
+def test_a_worker_leaves_if_its_script_has_heard_of_the_notice(
+    membership, monkeypatch, asks, state
+):
+    """One that has trained to the end has finished, notice or not."""
+    received = threading.Event()
+    received.set()
+    monkeypatch.setattr(preemption, "_received", received)
+    monkeypatch.setattr(preemption, "_settings", preemption._Settings())
+    if asks:
+        preemption.tell_script()
+    fit(membership, ends=True)
+    assert left_state(membership) == state
+
+
+def test_a_worker_that_has_gone_on_after_an_exception_has_finished(membership):
+    fit(membership, ends=False)
+    membership.fits.close_if_over()
+    membership.arrive()
+    assert left_state(membership) == FINISHED
