@@ -255,6 +255,19 @@ def test_resolvers_say_the_same_as_tf_config(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": W2P1, "task": task}))
     from_environment = resolver.TFConfigClusterResolver()
     assert ClusterConfig.from_resolver(from_environment) == expected
+    few = {"cluster": W2P1, "task": task, "initial_workers": 1}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(few))
+    assert ClusterConfig.from_resolver(from_environment).initial_workers == 1
+    few["initial_workers"] = 3
+    monkeypatch.setenv("TF_CONFIG", json.dumps(few))
+    with pytest.raises(ClusterConfigError, match='"initial_workers"] must'):
+        ClusterConfig.from_resolver(from_environment)
+    # One that TensorFlow does not have may say it, too.
+    simple.initial_workers = 1
+    assert ClusterConfig.from_resolver(simple).data_share == (1, 0)
+    simple.initial_workers = 0
+    with pytest.raises(ClusterConfigError, match="resolver.initial_workers"):
+        ClusterConfig.from_resolver(simple)
     empty = resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
     assert ClusterConfig.from_resolver(empty) == ClusterConfig.local()
 

@@ -118,7 +118,10 @@ class ClusterConfig:
         """Reads the cluster from a TensorFlow cluster resolver.
 
         Args:
-            resolver: a `tf.distribute.cluster_resolver.ClusterResolver`.
+            resolver: a `tf.distribute.cluster_resolver.ClusterResolver`. It
+                may have an attribute `initial_workers`, which TensorFlow's
+                have not; for a `TFConfigClusterResolver`, `TF_CONFIG` may have
+                the key.
             needs_servers: whether several workers need a parameter server.
 
         Returns:
@@ -151,7 +154,9 @@ class ClusterConfig:
                 lambda: getattr(resolver, "rpc_layer", None), names.rpc_layer
             ),
         )
-        config = cls(*tf_config.check(parts, names))
+        checked = tf_config.check(parts, names)
+        initial_workers = _initial_workers(resolver, checked[0])
+        config = cls(*checked, initial_workers)
         if needs_servers:
             tf_config.check_servers(config.spec, names)
         return config
@@ -298,6 +303,22 @@ class ClusterConfig:
     def _names(self, job: str) -> tuple[str, ...]:
         count = len(self.spec.get(job, ()))
         return tuple(f"/job:{job}/task:{index}" for index in range(count))
+
+
+def _initial_workers(resolver: Any, spec: Mapping[str, tuple[str, ...]]) -> int:
+    """Returns how many workers there are at first, by a resolver."""
+    names = _RESOLVER_NAMES
+    number = _resolved(
+        lambda: getattr(resolver, "initial_workers", None),
+        names.initial_workers,
+    )
+    # By its name: this module does not import TensorFlow.
+    kinds = {kind.__name__ for kind in type(resolver).__mro__}
+    if number is None and "TFConfigClusterResolver" in kinds:
+        names = tf_config.TF_CONFIG_NAMES
+        config = tf_config.load(os.environ.get("TF_CONFIG", ""))
+        number = config.get("initial_workers")
+    return tf_config.check_initial_workers(number, spec, names)
 
 
 def _resolved(get, name: str) -> Any:
