@@ -63,6 +63,38 @@ FAILURES = {
         """,
         "RuntimeError: early ({}:4, in <module>)",
     ),
+    "errors that end nothing": (
+        """
+        import atexit, threading
+        class Late:
+            def __del__(self):
+                try:
+                    {}["key"]
+                except KeyError:
+                    raise ValueError("in __del__")
+        late = Late()
+        def fail():
+            raise TypeError("in a thread")
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        atexit.register(fail)
+        raise OSError("no space")
+        """,
+        "OSError: no space ({}:16, in <module>)",
+    ),
+    "an error after one of a thread": (
+        """
+        import threading
+        def fail():
+            raise TypeError("in a thread")
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        fail()
+        """,
+        "TypeError: in a thread ({}:4, in fail)",
+    ),
     "own status": (
         """
         import sys, traceback

@@ -36,6 +36,12 @@ _CANNOT_RUN = re.compile(
     rb"\S*python[\d.]*: (can't open file .*|No module named .*"
     rb"|Error while finding module .*)"
 )
+# What Python says before an error that ends nothing: of `__del__`, of another
+# thread, of an `atexit` function.
+_ASIDE = re.compile(
+    rb"Exception ignored (in|while)\b|Exception in thread \S"
+    rb"|Error in atexit\._run_exitfuncs:"
+)
 _FAULT = re.compile(rb"Fatal Python error: .*")
 _STACK = re.compile(rb"(Current thread|Stack|Thread)\b.*most recent call first")
 _CPP_FAULT = re.compile(rb"F\d{4} [\d:.]+ +\d+ (\S+\] .*)|  what\(\):  (.*)")
@@ -114,6 +120,8 @@ class ErrorReader:
         self._cpp_fault = b""
         self._in_own_stack = False
         self._last_line = b""
+        # The error and its frames, while one is read that ends nothing.
+        self._kept: tuple[bytes, list] | None = None
 
     def read(self, line: bytes) -> bool:
         """Reads the next line.
@@ -124,10 +132,16 @@ class ErrorReader:
         Returns:
             Whether it is part of a traceback or of another fatal error.
         """
-        is_part = self._read_fault(line) or self._read_traceback(
-            _MARGIN.sub(b"", line, count=1)
+        plain = _MARGIN.sub(b"", line, count=1)
+        begins_aside = self._begins_aside(plain)
+        is_part = (
+            begins_aside
+            or self._read_fault(line)
+            or self._read_traceback(plain)
         )
-        if is_part:
+        if self._kept is not None:
+            pass  # The error before is the one that has ended the process.
+        elif is_part:
             self._is_at_end = True
         elif log_levels.level_of(line) is not None:
             self._is_at_end = False
@@ -141,6 +155,7 @@ class ErrorReader:
         Args:
             status: its exit status, 128 + n for signal n.
         """
+        self._end_aside()
         if status > 128:
             error = self._cpp_fault or self._fault
             if not error or status - 128 not in _FAULT_SIGNALS:
@@ -160,6 +175,27 @@ class ErrorReader:
         if self._last_line:
             return Cause(f"its last line was: {_shortened(self._last_line)}")
         return None
+
+    def _begins_aside(self, line: bytes) -> bool:
+        """Whether an error that ends nothing follows; ends one that is over."""
+        if _ASIDE.match(line):
+            self._end_aside()
+            self._kept = self._error, self._frames
+            self._in_frames, self._error = False, b""
+            return True
+        if self._kept is None or self._in_frames or not line.strip():
+            return False
+        # Its traceback, or after that another one of the same error.
+        if (_CHAIN if self._error else _HEADER).match(line):
+            self._error = b""
+        else:
+            self._end_aside()
+        return False
+
+    def _end_aside(self) -> None:
+        if self._kept is not None:
+            (self._error, self._frames), self._kept = self._kept, None
+            self._in_frames = self._lacks_message = False
 
     def _read_traceback(self, line: bytes) -> bool:
         frame = _FRAME.match(line)
