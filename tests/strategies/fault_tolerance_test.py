@@ -1,5 +1,7 @@
 """Settings about failures are one object."""
 
+import json
+
 import pytest
 
 import tfdist
@@ -62,3 +64,8 @@ def test_the_launchers_place_for_snapshots_counts_unless_one_is_given():
     assert found(tfdist.FaultTolerance(), launched) == ("run", 7.0)
     assert found(given, launched) == ("own", 9.0)
     assert found(tfdist.FaultTolerance(), {}) == (None, 30.0)
+    # Groups train models of their own.
+    group = {"codistillation": {"group": 1, "num_groups": 2}}
+    launched["TF_CONFIG"] = json.dumps(group)
+    assert found(given, launched) == ("own/group-1", 9.0)
+    assert found(tfdist.FaultTolerance(), launched) == ("run", 7.0)

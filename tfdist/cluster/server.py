@@ -13,6 +13,7 @@ from tfdist.cluster import environment
 from tfdist.cluster import member_table
 from tfdist.cluster import orphaned_sessions
 from tfdist.cluster import preemption
+from tfdist.cluster import snapshot_lock
 from tfdist.cluster import snapshot_slots
 from tfdist.cluster import snapshots
 from tfdist.cluster import termination
@@ -56,6 +57,10 @@ def serve(
     Returns:
       The exit status of the process: 0 when training has finished, 143 when
       SIGTERM has ended it before.
+
+    Raises:
+      ClusterConfigError: Another server keeps its snapshots where this one
+        would.
     """
     preemption.install(exits=False)
     environment.apply_to_server(os.environ)
@@ -89,6 +94,7 @@ def serve(
             every=snapshot_every,
         )
     if kept is not None:
+        snapshot_lock.hold(kept.directory, config.task_name)
         kept.restore()
     table = member_table.MemberTable(device, names)
     # Now workers begin to talk to this server.

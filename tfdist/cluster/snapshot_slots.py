@@ -28,11 +28,14 @@ class SnapshotSlots:
       task: Number of the server.
       num_servers: How many there are.
       every: Seconds between two snapshots.
+
+    Attributes:
+      directory: That of this server.
     """
 
     def __init__(self, directory, device, *, task, num_servers, every):
         name = f"ps-{task}-of-{num_servers}"
-        self._directory = pathlib.Path(directory).absolute() / name
+        self.directory = pathlib.Path(directory).absolute() / name
         self._device = device
         self._name = f"/job:ps/task:{task}"
         self._every = every
@@ -40,19 +43,19 @@ class SnapshotSlots:
     def restore(self):
         """Offers the directory, before anybody else talks to the server."""
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             logging.error(
                 "%s cannot write snapshots to %s, and goes on without: %s",
                 self._name,
-                self._directory,
+                self.directory,
                 error,
             )
             return
         with tf.device(self._device):
             tf.raw_ops.AssignVariableOp(
                 resource=_handle(),
-                value=[str(self._directory), repr(float(self._every))],
+                value=[str(self.directory), repr(float(self._every))],
             )
 
     def start(self):
@@ -63,7 +66,7 @@ class SnapshotSlots:
 
     def finish(self):
         """Training is over: snapshots are removed."""
-        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def build_offer():

@@ -61,8 +61,24 @@ def build_is_unrestored(value=None):
     return _build_flag("tfdist/unrestored", value)
 
 
+def build_found(text=None):
+    """Builds, in the scope's device: the snapshot that a server has found.
+
+    Args:
+      text: Its path and age, to set it; None to read it.
+
+    Returns:
+      A scalar string tensor, empty for none, or the operation.
+    """
+    return _build_value("tfdist/found_snapshot", text, tf.string, "")
+
+
 def _build_flag(name, value):
-    handle = tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=name)
+    return _build_value(name, value, tf.bool, False)
+
+
+def _build_value(name, value, dtype, default):
+    handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=[], shared_name=name)
     if value is not None:
         return tf.raw_ops.AssignVariableOp(
             resource=handle, value=tf.constant(value)
@@ -70,9 +86,9 @@ def _build_flag(name, value):
     return tf.cond(
         tf.raw_ops.VarIsInitializedOp(resource=handle),
         lambda: tf.ensure_shape(
-            tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.bool), []
+            tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype), []
         ),
-        lambda: tf.constant(False),
+        lambda: tf.constant(default),
     )
 
 
@@ -87,13 +103,16 @@ class Snapshots:
       num_servers: How many there are.
       num_members: Number of rows of its table of members.
       every: Seconds between two snapshots.
+
+    Attributes:
+      directory: That of this server.
     """
 
     def __init__(
         self, directory, device, *, task, num_servers, num_members, every
     ):
         name = f"ps-{task}-of-{num_servers}"
-        self._directory = pathlib.Path(directory) / name
+        self.directory = pathlib.Path(directory) / name
         self._device = device
         self._name = f"/job:ps/task:{task}"
         self._every = every
@@ -159,6 +178,8 @@ class Snapshots:
                         dtype=value.dtype, shape=value.shape, shared_name=name
                     )
                     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+                age = f"{time.time() - meta['time']:.1f} s"
+                build_found(f"{path}, {age} old")
                 about_rows = ""
                 for counter, versions in rows.items():
                     now = self._read_counter(counter)
@@ -171,11 +192,11 @@ class Snapshots:
                 build_is_from_snapshot(True)
             self._groups = groups
             logging.warning(
-                "%s begins with its snapshot %s, which is %.1f s old: %d "
+                "%s begins with its snapshot %s, which is %s old: %d "
                 "variables%s.",
                 self._name,
                 path,
-                time.time() - meta["time"],
+                age,
                 len(names) + len(by_rows),
                 about_rows,
             )
@@ -211,7 +232,7 @@ class Snapshots:
                         "%s cannot write a snapshot to %s, and goes on with "
                         "the one before: %s",
                         self._name,
-                        self._directory,
+                        self.directory,
                         str(error).splitlines()[0][:300],
                     )
                 self._failed = True
@@ -221,7 +242,7 @@ class Snapshots:
         """Ends writing. Training is over: snapshots are removed."""
         self._stop.set()
         with self._writing:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def _run(self):
         pause = self._every
@@ -236,10 +257,10 @@ class Snapshots:
 
     def _found(self):
         """The snapshots that are there, oldest first."""
-        if not self._directory.is_dir():
+        if not self.directory.is_dir():
             return []
         return sorted(
-            path for path in self._directory.iterdir() if path.name.isdigit()
+            path for path in self.directory.iterdir() if path.name.isdigit()
         )
 
     def _write(self):
@@ -265,10 +286,10 @@ class Snapshots:
         state = (str(found), tuple(counters))
         if not found or state == self._last:
             return False
-        self._directory.mkdir(parents=True, exist_ok=True)
-        draft = self._directory / f"draft-{os.getpid()}"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        draft = self.directory / f"draft-{os.getpid()}"
         # Also of processes that were killed while they wrote.
-        for left in self._directory.glob("draft-*"):
+        for left in self.directory.glob("draft-*"):
             shutil.rmtree(left, ignore_errors=True)
         draft.mkdir()
         try:
@@ -277,11 +298,11 @@ class Snapshots:
             number = int(there[-1].name) + 1 if there else 0
             for path in draft.iterdir():
                 _sync(path)
-            draft.rename(self._directory / f"{number:010d}")
+            draft.rename(self.directory / f"{number:010d}")
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        _sync(self._directory)
+        _sync(self.directory)
         if self._failed:
             logging.warning("%s writes snapshots again.", self._name)
         self._failed = False

@@ -11,6 +11,7 @@ from typing import Literal
 
 from tfdist import deprecated
 from tfdist.cluster import environment
+from tfdist.cluster import groups
 from tfdist.cluster import member_table
 
 _ON_PREEMPTION = ("exit", "note")
@@ -52,9 +53,12 @@ class FaultTolerance:
         `strategy.preempted` is True. Without servers SIGTERM is left as it is.
       snapshot_dir: Directory in which servers keep snapshots of what they
         hold, and find them when they are started again: optimizer slots and
-        the state of algorithms, which no worker has. Seen by servers alone.
-        When training has ended the snapshots are removed. Default: none, but
-        under `tfdist launch`, which has a directory of its own.
+        the state of algorithms, which no worker has. Seen by servers alone,
+        and used by one cluster at a time; groups of codistillation each have
+        a directory in it. When training has ended the snapshots are removed;
+        those of a run that was stopped are what the next one begins with.
+        Default: none, but under `tfdist launch`, which has a directory of its
+        own.
       snapshot_every: Seconds between two snapshots; more where one takes
         longer than a twentieth of that.
 
@@ -124,8 +128,14 @@ def snapshots_of(
       environ: The environment, in which `tfdist launch` says its own.
     """
     directory = environ.get(environment.SNAPSHOT_DIR)
-    if tolerance.snapshot_dir is not None or not directory:
-        return tolerance.snapshot_dir, tolerance.snapshot_every
+    if tolerance.snapshot_dir is not None:
+        directory = tolerance.snapshot_dir
+        group = groups.Group.from_tf_config(environ)
+        if group.num_groups > 1:
+            directory = os.path.join(directory, f"group-{group.index}")
+        return directory, tolerance.snapshot_every
+    if not directory:
+        return None, tolerance.snapshot_every
     return directory, float(environ[environment.SNAPSHOT_EVERY])
 
 

@@ -44,10 +44,14 @@ def test_servers_that_never_died_lack_nothing(store):
     assert not wait(store)
 
 
-def test_who_joins_is_told_of_a_snapshot_until_somebody_has_restored(store):
+def test_who_joins_is_told_of_a_snapshot_until_somebody_has_restored(
+    store, caplog
+):
     snapshots.build_is_from_snapshot(True)
+    snapshots.build_found("kept/ps-0-of-1/3, 86400.0 s old")
     assert readiness(store).look() == ([Holding.SNAPSHOT], [False])
     assert wait(store)
+    assert "a snapshot: kept/ps-0-of-1/3, 86400.0 s old. If" in caplog.text
     # The next one finds no snapshot any more, and the same server.
     assert readiness(store).look() == ([Holding.SETTLED], [True])
     assert wait(store)

@@ -11,6 +11,7 @@ from tests import nightly
 import tfdist
 from tfdist.runtime.replicas import replica_sync
 from tfdist.runtime.variables import variable_list
+from tfdist.saved_state import ModelMismatchError
 
 
 def trained():
@@ -187,6 +188,23 @@ def test_what_an_early_snapshot_lacks_is_filled(first_missing):
     assert synchronizer.versions() == [4]
     x = np.ones([2, 3], "float32")
     model.train_on_batch(x, x[:, :2])
+
+
+@pytest.mark.parametrize("may_lack", [True, False])
+def test_a_model_that_differs_from_that_of_a_snapshot_is_refused(may_lack):
+    runtime, _ = trained()
+
+    @tf.function(autograph=False)
+    def sign():
+        tf.raw_ops.AssignVariableOp(
+            resource=runtime.store.resource(0, "signature/0", tf.string, []),
+            value="dense/kernel parameter float32 [3, 7]",
+        )
+
+    sign()
+    with pytest.raises(ModelMismatchError, match="3, 7.* order") as refused:
+        joined(runtime, may_lack).commit()
+    assert ("remove `snapshot_dir`" in str(refused.value)) == may_lack
 
 
 def test_what_workers_have_freed_is_not_filled():

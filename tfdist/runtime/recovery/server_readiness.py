@@ -119,6 +119,13 @@ class ServerReadiness:
         if set(found) == {Holding.EMPTY}:
             return False
         for shard, holding in enumerate(found):
+            if holding is Holding.SNAPSHOT:
+                logging.warning(
+                    "The training begins with values of a snapshot: %s. If it "
+                    "is of another run, end this one, remove the directory and "
+                    "start again.",
+                    self._store.call(lambda s=shard: self._snapshot_of(s)),
+                )
             if holding is not Holding.SETTLED:
                 unrestored[shard] = True
                 self.settle(shard, is_restored=False)
@@ -129,6 +136,10 @@ class ServerReadiness:
                     self._names[shard],
                 )
         return any(unrestored)
+
+    def _snapshot_of(self, shard):
+        with tf.device(self._store.devices[shard]):
+            return snapshots.build_found().numpy().decode()
 
     def _build_look(self):
         store = self._store

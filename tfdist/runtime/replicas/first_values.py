@@ -15,6 +15,11 @@ from tfdist.runtime.variables import transfer
 from tfdist.runtime.variables.variables import Role
 from tfdist.saved_state import ModelMismatchError
 
+_SNAPSHOT_HINT = (
+    " Servers have begun with a snapshot; if that is of an earlier run with "
+    "another model, remove `snapshot_dir` and start again."
+)
+
 
 class FirstValues:
     """One worker's view of it.
@@ -333,11 +338,12 @@ class FirstValues:
             # Keras numbers layers by what the process made before: the
             # names may differ where the models do not.
             if mine.split(" ", 1)[1] != theirs.split(" ", 1)[1]:
+                hint = _SNAPSHOT_HINT if may_lack else ""
                 raise ModelMismatchError(
                     "This worker's model differs from the chief's. First "
                     f"difference, variable {variable.ordinal}: here {mine}; "
                     f"there {theirs}. All workers have to build the same "
-                    "model and optimizer in the same order."
+                    f"model and optimizer in the same order.{hint}"
                 )
 
 
