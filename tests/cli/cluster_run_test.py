@@ -54,9 +54,10 @@ class StandIn:
         self.got.append("end")
 
     def signal(self, number):
+        assert number == signal.SIGKILL, "processes that it may still need"
         self.got.append(number)
 
-    def ask_to_leave(self):
+    def terminate(self):
         self.got.append(signal.SIGTERM)
 
 

@@ -194,7 +194,7 @@ class ClusterRun:
         if task not in self._leaving:
             seconds = self._limits.leave_seconds
             self._leaving[task] = time.monotonic() + seconds
-            task.ask_to_leave()
+            task.terminate()
             self._report.say(f"{task.label}: {seconds:g} s to leave")
         return f"{task.label} leaves"
 
@@ -417,7 +417,11 @@ class ClusterRun:
             self._report.say(f"{what} {labels}")
         for task in tasks:
             task.line_filter.is_ending = True
-            task.signal(number)
+            if number == signal.SIGTERM:
+                # A worker's last step may need the processes that it has.
+                task.terminate()
+            else:
+                task.signal(number)
 
     def _allow(self, seconds: float) -> None:
         self.deadline = time.monotonic() + seconds

@@ -260,7 +260,7 @@ class Task:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
-    def ask_to_leave(self) -> None:
+    def terminate(self) -> None:
         """Sends SIGTERM to the process alone, which looks after its own."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             self._process.send_signal(signal.SIGTERM)
