@@ -136,10 +136,10 @@ def compare(config):
         if told.get("workers", _workers(config)) != _workers(config):
             raise refusal.ClusterConfigError(
                 f"Parameter server {name} at {address} is one of another "
-                "cluster, with other workers or another number of servers "
-                f"than those of {config.task_name}. Is an earlier run still "
-                "there, on the same ports? All tasks need the same TF_CONFIG "
-                'but for "task".'
+                "cluster, with other workers, another number of servers or "
+                f"another `initial_workers` than those of {config.task_name}. "
+                "Is an earlier run still there, on the same ports? All tasks "
+                'need the same TF_CONFIG but for "task".'
             )
         different = differences(told)
         if different:
@@ -162,7 +162,11 @@ def _workers(config):
         for job, addresses in config.spec.items()
         if job not in ("ps", "evaluator")
     }
-    text = json.dumps([tf_config.canonical(spec), config.num_ps])
+    parts = [tf_config.canonical(spec), config.num_ps]
+    if config.initial_workers < config.num_workers:
+        # Data is divided by it.
+        parts.append(config.initial_workers)
+    text = json.dumps(parts)
     return zlib.crc32(text.encode())
 
 
