@@ -1,5 +1,6 @@
 """Addresses of a cluster's parameter servers, and their lives."""
 
+import dataclasses
 import time
 
 from absl import logging
@@ -23,6 +24,8 @@ class ServerDiscovery:
     def __init__(self, config, look_up=None):
         self.config = config
         self._look_up = look_up
+        # What `look_up` says instead of where all servers are.
+        self._trouble = ""
 
     def lives(self):
         """Incarnations of the servers, a list; None for who is silent."""
@@ -55,7 +58,7 @@ class ServerDiscovery:
 
         Raises:
           TimeoutError: One is silent; the message names it.
-          ValueError: There are more or fewer servers than there were.
+          ValueError: There are more servers than there were.
         """
         end = time.monotonic() + timeout
         lives = self.lives()
@@ -75,7 +78,7 @@ class ServerDiscovery:
 
         waiting.wait_until(
             all_answer,
-            what=lambda: f"{self._described(lives)} to come back",
+            what=lambda: f"{self._described(lives)} to come back{self._why()}",
             timeout=end - time.monotonic(),
             hint="Is it running? A server that is started again at the same "
             "address is found by all workers.",
@@ -91,8 +94,17 @@ class ServerDiscovery:
         """Asks where the servers are now."""
         if self._look_up is None:
             return
-        config = self._look_up()
-        if config.num_ps != self.config.num_ps:
+        try:
+            config = self._look_up()
+        except Exception as error:
+            # Some fail while a server is away.
+            self._note(f"{type(error).__name__}: {error}")
+            return
+        if config.num_ps < self.config.num_ps:
+            self._note(f"{config.num_ps} of {self.config.num_ps} servers")
+            return
+        self._trouble = ""
+        if config.num_ps > self.config.num_ps:
             raise ValueError(
                 "Argument `cluster_resolver` must go on giving "
                 f"{self.config.num_ps} parameter servers while training runs. "
@@ -103,4 +115,20 @@ class ServerDiscovery:
                 "The parameter servers are at %s now.",
                 ", ".join(config.ps_addresses),
             )
-            self.config = config
+            # Others may be away, too, and not be listed.
+            spec = {**self.config.spec, "ps": config.ps_addresses}
+            self.config = dataclasses.replace(self.config, spec=spec)
+
+    def _note(self, trouble):
+        if not self._trouble:
+            logging.warning(
+                "`cluster_resolver` does not give all parameter servers now "
+                "(%s): they are looked for where they were, too.",
+                trouble,
+            )
+        self._trouble = trouble
+
+    def _why(self):
+        if not self._trouble:
+            return ""
+        return f" (`cluster_resolver` gives: {self._trouble})"

@@ -1,0 +1,95 @@
+"""Where servers are looked for that have died, with a resolver's help."""
+
+import types
+
+import pytest
+
+from tfdist.cluster import ClusterConfig
+from tfdist.cluster import incarnation
+from tfdist.cluster import server_discovery
+from tfdist.cluster import waiting
+
+
+def config_of(*servers, workers=("w:1", "w:2")):
+    return ClusterConfig(
+        spec={"ps": servers, "worker": workers},
+        task_type="worker",
+        task_index=0,
+    )
+
+
+@pytest.fixture
+def look_up(monkeypatch):
+    """Sets what a resolver says, one answer after the other.
+
+    An address that begins with "alive" answers.
+    """
+    clock = types.SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    clock.time = clock.monotonic
+
+    def sleep(seconds):
+        clock.now += seconds
+
+    clock.sleep = sleep
+    for module in (server_discovery, waiting):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(
+        incarnation,
+        "read_all",
+        lambda config: [
+            7 if address.startswith("alive") else None
+            for address in config.ps_addresses
+        ],
+    )
+
+    def set_answers(*answers):
+        left = list(answers)
+
+        def look():
+            answer = left.pop(0) if len(left) > 1 else left[0]
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return look
+
+    return set_answers
+
+
+BEFORE = config_of("alive:1", "dead:1")
+
+
+def test_a_resolver_that_lists_live_servers_alone_is_asked_again(
+    look_up, caplog
+):
+    discovery = server_discovery.ServerDiscovery(
+        BEFORE,
+        look_up(
+            RuntimeError("pod ps-1 is not Running"),
+            config_of("alive:1"),
+            ClusterConfig.local(),
+            # A worker is away as well.
+            config_of("alive:1", "alive:2", workers=("w:1",)),
+        ),
+    )
+    assert discovery.wait(300.0) == [7, 7]
+    assert discovery.config == config_of("alive:1", "alive:2")
+    assert caplog.text.count("does not give all parameter servers now") == 1
+    assert "RuntimeError: pod ps-1 is not Running" in caplog.text
+
+
+def test_the_end_of_the_wait_says_what_the_resolver_says(look_up):
+    discovery = server_discovery.ServerDiscovery(
+        BEFORE, look_up(config_of("alive:1"))
+    )
+    with pytest.raises(TimeoutError, match="ps/task:1.* 1 of 2 servers"):
+        discovery.wait(300.0)
+
+
+def test_more_servers_than_before_are_refused(look_up):
+    discovery = server_discovery.ServerDiscovery(
+        BEFORE, look_up(config_of("alive:1", "alive:2", "alive:3"))
+    )
+    with pytest.raises(ValueError, match="giving 2 .* Received: 3 param"):
+        discovery.wait(300.0)
