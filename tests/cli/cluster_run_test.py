@@ -14,6 +14,7 @@ from tfdist.cli import supervisor
 from tfdist.cli.cluster_run import ClusterRun
 from tfdist.cli.cluster_run import Limits
 from tfdist.cli.cluster_run import RunPhase
+from tfdist.cli.control_socket import RefusedError
 
 KILLED = 128 + signal.SIGKILL
 
@@ -26,6 +27,7 @@ class StandIn:
     def __init__(self, worker=0):
         self.worker, self.label = worker, f"worker {worker}"
         self.is_wanted, self.is_done, self.is_server = True, False, False
+        self.is_evaluator = False
         self.restarts = self.starts = 0
         self.is_running, self.pid, self.address = False, 1, "somewhere"
         self.status = None
@@ -228,6 +230,56 @@ def test_who_does_not_leave_is_killed_and_comes_back_if_wanted(clock):
     assert said[-1] == "worker 1 has not left: killing it"
     end(run, tasks[1], KILLED)
     assert (tasks[1].starts, run.phase) == (2, RunPhase.RUNNING)
+
+
+def test_a_worker_that_has_used_up_its_restarts_can_be_asked_for(clock):
+    tasks = [Server(), StandIn(0), StandIn(1)]
+    run, _ = started(tasks, max_restarts=1)
+    end(run, tasks[2], KILLED)
+    # It comes back anyway.
+    assert run.scale(2) == "2 workers already"
+    clock.now += 0.5
+    run.look_at_time()
+    end(run, tasks[2], KILLED)
+    assert run.scale(2) == "worker 1 started"
+    assert (tasks[2].starts, tasks[2].restarts) == (3, 0)
+    assert run.scale(2) == "2 workers already"
+    end(run, tasks[2], 0)
+    assert run.scale(2) == "2 workers already"
+
+
+def test_all_groups_are_scaled_or_none():
+    groups = [[Server(), StandIn(0), StandIn(1)] for _ in range(2)]
+    runs = [started(tasks)[0] for tasks in groups]
+    launcher = supervisor.Supervisor([], None, None, Limits())
+    launcher._clusters = runs
+    runs[1].go_on(RunPhase.ENDING)
+    with pytest.raises(RefusedError, match="is ending"):
+        launcher._on_question({"workers": 1})
+    assert [task.got for task in groups[0]] == [[], [], []]
+
+
+class Evaluator(StandIn):
+    """A stand-in for the evaluator."""
+
+    def __init__(self):
+        super().__init__()
+        self.label, self.worker, self.is_evaluator = "evaluator 0", None, True
+
+
+@pytest.mark.parametrize("is_final", [True, False])
+def test_training_goes_on_without_an_evaluator_that_fails_for_good(
+    clock, is_final
+):
+    tasks = [Server(), StandIn(0), Evaluator()]
+    run, said = started(tasks, max_restarts=0)
+    tasks[2].error = failure.Cause("ValueError: no data", is_final=is_final)
+    end(run, tasks[2], 1)
+    assert said[-1].endswith("no data; the others go on without it: 1")
+    assert run.phase == RunPhase.RUNNING
+    end(run, tasks[1], 0)
+    # Its server need not wait for it.
+    assert tasks[0].got == ["end", signal.SIGTERM]
 
 
 def test_nothing_is_due_of_a_group_that_is_over(clock):

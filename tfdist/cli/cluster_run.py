@@ -120,6 +120,10 @@ class ClusterRun:
         return [task for task in self._tasks if task.is_running]
 
     @property
+    def _places(self) -> list[Task]:
+        return [task for task in self._tasks if task.worker is not None]
+
+    @property
     def is_over(self) -> bool:
         """Whether no task runs or will, or those that do are given up."""
         return self.phase == RunPhase.ABANDONED or not (
@@ -143,43 +147,53 @@ class ClusterRun:
             if task.is_wanted:
                 self._start(task)
 
-    def scale(self, workers: int) -> str:
-        """Starts workers, or tells some to leave.
+    def check_scale(self, workers: int) -> None:
+        """Refuses what `scale` cannot do.
 
         Args:
             workers: how many are to run: the first ones.
 
-        Returns:
-            What has been done, for people to read.
-
         Raises:
             RefusedError: if there are not so many, or the run is ending.
         """
-        places = [task for task in self._tasks if task.worker is not None]
-        least = self._limits.min_workers
-        if not least <= workers <= len(places):
+        least, most = self._limits.min_workers, len(self._places)
+        if not least <= workers <= most:
             raise RefusedError(
-                f"Flag --workers must be from {least} to {len(places)} "
+                f"Flag --workers must be from {least} to {most} "
                 f"(--max_workers of the launcher). Received: "
                 f"--workers={workers}."
             )
         if self.phase != RunPhase.RUNNING:
             raise RefusedError("The run is ending.")
+
+    def scale(self, workers: int) -> str:
+        """Starts workers, or tells some to leave.
+
+        Args:
+            workers: how many are to run, as `check_scale` accepts it.
+
+        Returns:
+            What has been done, for people to read.
+        """
         said = [
             self._enlist(task) if task.worker < workers else self._remove(task)
-            for task in places
+            for task in self._places
         ]
         return "; ".join(filter(None, said)) or f"{workers} workers already"
 
     def _enlist(self, task: Task) -> str:
         """Sees to it that a worker runs; returns what has been done."""
-        if task.is_wanted:
-            return ""
-        task.is_wanted = True
+        was_wanted, task.is_wanted = task.is_wanted, True
         if task.is_done:
-            return f"{task.label} has finished"
+            return "" if was_wanted else f"{task.label} has finished"
         if task.is_running:
+            if was_wanted:
+                return ""
             return f"{task.label} comes back when it has left"
+        if task in self._restarts:
+            return ""
+        # It was not started, has left, or has used up its restarts.
+        task.restarts = 0
         self._start(task)
         return f"{task.label} started"
 
@@ -331,7 +345,9 @@ class ClusterRun:
                 f"{self._limits.max_restarts} in {seconds:g} s"
             )
             self._restarts[task] = time.monotonic() + seconds
-        elif self._others_go_on(task) and not cannot_start:
+        elif self._others_go_on(task) and (
+            task.is_evaluator or not cannot_start
+        ):
             self._has_failed = True
             what += "; the others go on without it"
             self._report.fail(status, what, task.log_path)
@@ -340,12 +356,13 @@ class ClusterRun:
                 what += ", which no restart would change"
             self._fail(task, status, what)
         if self._only_servers_run:
+            if self.phase == RunPhase.RUNNING:
+                for server in self.running:
+                    server.tell_end()
             if self._has_failed:
                 # They would wait for those that failed to come back.
                 self.go_on(RunPhase.TERMINATING)
             elif self.phase == RunPhase.RUNNING:
-                for server in self.running:
-                    server.tell_end()
                 self.go_on(RunPhase.ENDING)
 
     def _needed_and_done(self, task: Task) -> str:
@@ -377,12 +394,12 @@ class ClusterRun:
     def _others_go_on(self, task: Task) -> bool:
         """Whether training goes on without a task that stays away.
 
-        It does without a worker that is not the chief, where parameters are
-        on servers and some other worker is left.
+        It does without the evaluator, and without a worker that is not the
+        chief, where parameters are on servers and some other worker is left.
         """
-        return (
-            self.phase == RunPhase.RUNNING
-            and task.worker is not None
+        return self.phase == RunPhase.RUNNING and (
+            task.is_evaluator
+            or task.worker is not None
             and task.worker >= self._limits.min_workers
             and any(other.is_server for other in self._tasks)
         )

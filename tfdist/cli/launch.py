@@ -128,6 +128,7 @@ def main(argv: Sequence[str]) -> int:
                     command,
                     environ,
                     is_server=task.job in ("ps", "helper"),
+                    is_evaluator=task.job == "evaluator",
                     worker=task.index if task.job == "worker" else None,
                     is_wanted=(
                         task.job != "worker" or task.index < values.num_workers

@@ -187,12 +187,10 @@ class Supervisor:
                 "Argument `workers` must be an integer. Received: "
                 f"workers={workers!r}"
             )
-        said = [
-            cluster.scale(workers)
-            for cluster in self._clusters
-            if not cluster.is_over
-        ]
-        return "; ".join(said)
+        left = [run for run in self._clusters if not run.is_over]
+        for cluster in left:
+            cluster.check_scale(workers)
+        return "; ".join(cluster.scale(workers) for cluster in left)
 
     def _on_time(self) -> None:
         if time.monotonic() >= self._end_of_time and any(

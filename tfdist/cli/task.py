@@ -86,6 +86,7 @@ class Task:
         label: what people call it, as `worker 0`.
         address: its `host:port`.
         is_server: whether it ends only when the others have.
+        is_evaluator: whether it evaluates what others train.
         worker: its number among workers that come and go; `None` for others.
         is_wanted: whether it is to run, or have run.
         is_done: whether it has ended with status 0.
@@ -104,6 +105,7 @@ class Task:
         environ: Mapping[str, str],
         *,
         is_server: bool = False,
+        is_evaluator: bool = False,
         worker: int | None = None,
         is_wanted: bool = True,
         color: int | None = None,
@@ -120,6 +122,7 @@ class Task:
             command: the command, the first part an absolute path.
             environ: the environment.
             is_server: whether it ends only when the others have.
+            is_evaluator: whether it evaluates what others train.
             worker: its number among workers that come and go.
             is_wanted: whether it is started with the others.
             color: the code of its label's colour.
@@ -131,6 +134,7 @@ class Task:
         self.label = label
         self.address = address
         self.is_server = is_server
+        self.is_evaluator = is_evaluator
         self.worker = worker
         self.is_wanted = is_wanted
         self.is_done = False
