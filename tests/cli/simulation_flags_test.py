@@ -346,6 +346,12 @@ def test_methods_that_do_not_fit_are_refused(method, counts, parts, own):
         assert part in str(caught.value)
 
 
+def test_a_server_that_takes_no_time_is_not_what_is_measured(own):
+    assert parsed("--server_ms=0").server_ms == 0
+    with pytest.raises(usage.UsageError, match="--server_ms must be above 0"):
+        parsed("--server_ms=0", f"--model={own}:model", f"--data={own}:pair")
+
+
 def test_an_optimizer_that_does_not_fit_is_refused(own):
     made = model_and_data(*own_flags(own, "adam"))
     with pytest.raises(usage.UsageError, match="--strategy: 'dana' does not"):

@@ -284,6 +284,15 @@ def check(values: flags.FlagValues) -> None:
         model_and_data.check(values)
     if "compute" in values:
         virtual_cluster.check(values)
+    if "server_ms" in values and values["server_ms"].present:
+        # `advise` always measures, the others a user's own model.
+        measures = "step_seconds" in values or values.model is not None
+        usage.check(
+            values.server_ms > 0 or not measures,
+            "server_ms",
+            "be above 0 where it is measured otherwise (0.001, say)",
+            values.server_ms,
+        )
 
 
 def make_model_and_data(
