@@ -5,11 +5,13 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+import types
 
 import pytest
 
 from tests import waits
 from tfdist.cli import failure
+from tfdist.cli import run_report
 
 # What a program does -> its error and place; {} is its file.
 FAILURES = {
@@ -267,6 +269,24 @@ def test_marks_below_a_line_of_source_are_no_error():
     ):
         assert reader.read(line), line
     assert reader.cause(1).error == "IndexError: list index out of range"
+
+
+def test_what_is_no_utf_8_ends_no_launcher():
+    reader = failure.ErrorReader()
+    for line in (
+        b"Traceback (most recent call last):",
+        b'  File "caf\xe9.py", line 1, in caf\xe9',
+        b"OSError: caf\xe9",
+    ):
+        reader.read(line)
+    lines = []
+    err = types.SimpleNamespace(write_line=lambda *line: lines.append(line))
+    run_report.RunReport(err).fail(1, str(reader.cause(1)))
+    expected = "OSError: caf\ufffd (caf\udce9.py:1, in caf\ufffd)"
+    assert lines == [
+        ("tfdist", None, expected.encode("utf-8", "surrogateescape"))
+    ]
+    assert failure.message_of(OSError("caf\udce9")) == "caf?"
 
 
 def test_a_long_message_is_cut():

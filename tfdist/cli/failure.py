@@ -238,7 +238,11 @@ class ErrorReader:
     def _place(self) -> str | None:
         """The innermost frame in the user's own code, if there is one."""
         frames = [
-            (os.fsdecode(file), int(line), (function or b"").decode())
+            (
+                os.fsdecode(file),
+                int(line),
+                (function or b"").decode("utf-8", "replace"),
+            )
             for file, line, function in self._frames
         ]
         own = [frame for frame in frames if _is_own(frame[0])]
@@ -258,7 +262,9 @@ def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 def message_of(error: BaseException) -> str:
     """Returns what an error of Keras says, on one line."""
-    text = line_assembler.without_escapes(str(error).encode()).decode()
+    # Names of files may have what no encoding has.
+    written = str(error).encode("utf-8", "replace")
+    text = line_assembler.without_escapes(written).decode()
     if _PREFACE.search(text.partition("\n")[0].encode()):
         text = text.partition("\n")[2]
     return _shortened(_ARGUMENTS.sub("", text).encode())

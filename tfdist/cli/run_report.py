@@ -25,7 +25,9 @@ class RunReport:
     def say(self, *messages: str) -> None:
         """Writes messages of the launcher."""
         for message in messages:
-            self._err.write_line("tfdist", None, message.encode())
+            # Names of files come as the system has them.
+            line = message.encode("utf-8", "surrogateescape")
+            self._err.write_line("tfdist", None, line)
 
     def fail(self, status: int, why: str, output: str | None = None) -> None:
         """Notes a failure; the first one is the status of all.
