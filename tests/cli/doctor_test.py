@@ -35,6 +35,22 @@ def closed():
         yield "{}:{}".format(*holder.getsockname())
 
 
+def test_addresses_of_a_name_share_the_time(monkeypatch):
+    """All silent, they would else take longer than the doctor waits."""
+    found = [(2, 1, 6, "", (f"192.0.2.{k}", 1)) for k in range(4)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    seconds = []
+
+    def connect(family, kind, where, timeout):
+        seconds.append(timeout)
+        return connectivity.Port.SILENT, "no answer"
+
+    monkeypatch.setattr(connectivity, "_connect", connect)
+    monkeypatch.setattr(connectivity, "_is_here", lambda *_: False)
+    assert connectivity.reach("name:1", 2.0).ip == "192.0.2.0"
+    assert seconds == [0.5] * 4
+
+
 def test_a_cluster_of_which_nothing_runs(closed, tmp_path, monkeypatch, capsys):
     cluster = {"ps": [closed], "worker": ["no.such.host.invalid:1", "[::1]:1"]}
     text = json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}})

@@ -43,8 +43,8 @@ def reach(address: str, timeout: float) -> Reach:
 
     Args:
         address: `host:port`.
-        timeout: seconds for each connection; resolving has the system's
-            bound, so call it by `within`.
+        timeout: seconds to connect, for all addresses of the name together;
+            resolving has the system's bound, so call it by `within`.
     """
     host, _, number = address.rpartition(":")
     try:
@@ -56,7 +56,7 @@ def reach(address: str, timeout: float) -> Reach:
         return Reach(error=f"its name does not resolve: {reason}")
     result = Reach()
     for family, kind, _, _, where in found:
-        port, error = _connect(family, kind, where, timeout)
+        port, error = _connect(family, kind, where, timeout / len(found))
         if result.ip is None or port == Port.OPEN:
             result = Reach(where[0], port, _is_here(family, where), error)
         if port == Port.OPEN:
