@@ -5,6 +5,8 @@ import types
 
 import pytest
 
+from tfdist.cluster import ClusterConfig
+from tfdist.cluster import ClusterConfigError
 from tfdist.cluster import fit_progress
 from tfdist.cluster import member_table
 from tfdist.cluster import membership as membership_lib
@@ -50,6 +52,16 @@ def left_state(membership):
     registration._leave(membership)
     (state,) = membership.said
     return state
+
+
+def test_an_evaluator_that_the_cluster_does_not_list_is_refused():
+    config = ClusterConfig(
+        spec={"worker": ["a:1"], "ps": ["c:1"]},
+        task_type="evaluator",
+        task_index=0,
+    )
+    with pytest.raises(ClusterConfigError, match="must list the evaluator"):
+        registration.join(config, [], 1.0)
 
 
 @pytest.mark.parametrize("ends, state", [(True, FINISHED), (False, FAILED)])

@@ -4,8 +4,10 @@ import dataclasses
 import json
 
 import pytest
+import tensorflow as tf
 
 from tfdist.cluster import ClusterConfig
+from tfdist.cluster import ClusterConfigError
 from tfdist.cluster import versions
 
 SPEC = {"ps": ["a:1"], "worker": ["b:1", "c:1"], "evaluator": ["d:1"]}
@@ -29,3 +31,22 @@ def test_tasks_of_another_cluster_are_told_apart(other, is_same):
     other = dataclasses.replace(CONFIG, **other)
     same = versions._workers(other) == versions._workers(CONFIG)
     assert same == is_same
+
+
+def test_a_server_that_knows_of_no_evaluator_is_not_of_another_version(
+    monkeypatch,
+):
+    """The table of members would not fit, whatever the versions."""
+    here = "/job:localhost/replica:0/task:0/device:CPU:0"
+    monkeypatch.setattr(versions, "_device", lambda job, task: here)
+    few = {job: tasks for job, tasks in SPEC.items() if job != "evaluator"}
+    config = dataclasses.replace(CONFIG, spec=few, task_type="ps")
+    versions.leave(config)
+    monkeypatch.setattr(versions, "leave", lambda config: None)
+    with tf.device(here):
+        versions.compare(config)
+    with pytest.raises(
+        ClusterConfigError,
+        match="knows of /job:evaluator/task:0, and .* a:1 of no evaluator",
+    ):
+        versions.compare(CONFIG)

@@ -37,11 +37,18 @@ def join(config, devices, timeout):
       The `Membership`, the same for each call with the same cluster.
 
     Raises:
-      ClusterConfigError: A server is one of another cluster.
+      ClusterConfigError: A server is one of another cluster, or the cluster
+        does not list this task.
       TimeoutError: A server is not ready; the message names it.
     """
     key = (config.task_name, config.ps_addresses)
     if key not in _memberships:
+        if config.task_name not in member_table.names_of(config):
+            raise refusal.ClusterConfigError(
+                'TF_CONFIG["cluster"]["evaluator"] must list the evaluator, in '
+                "all tasks: servers wait for it. Received: a cluster without "
+                f"{config.task_name}."
+            )
         membership = membership_lib.Membership(config, devices)
         _memberships[key] = membership
         atexit.register(_leave, membership)

@@ -141,6 +141,14 @@ def compare(config):
                 "Is an earlier run still there, on the same ports? All tasks "
                 'need the same TF_CONFIG but for "task".'
             )
+        members = list(member_table.names_of(config))
+        if told.get("members", members) != members:
+            raise refusal.ClusterConfigError(
+                'TF_CONFIG["cluster"]["evaluator"] must be the same in all '
+                f"tasks. Received: {config.task_name} knows of "
+                f"{_evaluators(members)}, and parameter server {name} at "
+                f"{address} of {_evaluators(told['members'])}."
+            )
         different = differences(told)
         if different:
             logging.warning(
@@ -150,6 +158,11 @@ def compare(config):
                 name,
                 ", ".join(different),
             )
+
+
+def _evaluators(members):
+    names = [name for name in members if name.startswith("/job:evaluator")]
+    return ", ".join(names) or "no evaluator"
 
 
 def _workers(config):
