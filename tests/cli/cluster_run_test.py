@@ -78,7 +78,7 @@ def started(tasks, **limits):
     said = []
     report = types.SimpleNamespace(
         say=lambda *lines: said.extend(lines),
-        fail=lambda status, why, output: said.append(f"{why}: {status}"),
+        fail=lambda status, why, output=None: said.append(f"{why}: {status}"),
     )
     run = ClusterRun(tasks, None, None, Limits(**limits), report)
     run.start(None)
@@ -257,6 +257,21 @@ def test_all_groups_are_scaled_or_none():
     with pytest.raises(RefusedError, match="is ending"):
         launcher._on_question({"workers": 1})
     assert [task.got for task in groups[0]] == [[], [], []]
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(clock, monkeypatch):
+    """As of `timeout(1)`, which sends it to its group as well."""
+    task = StandIn()
+    launcher = supervisor.Supervisor([], None, None, Limits())
+    run, said = started([task])
+    launcher._clusters, launcher._report = [run], run._report
+    monkeypatch.setattr(supervisor, "time", cluster_run.time)
+    launcher._on_signals(bytes([signal.SIGTERM, signal.SIGTERM]))
+    assert (task.got, run.phase) == ([signal.SIGTERM], RunPhase.TERMINATING)
+    assert said[-1] == "got SIGTERM, at once with the one before"
+    clock.now += supervisor.SECONDS_TOGETHER
+    launcher._on_signals(bytes([signal.SIGINT]))
+    assert task.got == [signal.SIGTERM, signal.SIGKILL]
 
 
 class Evaluator(StandIn):

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 
 import psutil
 import pytest
@@ -11,6 +12,7 @@ from tests.cli.launched import Launched
 from tests.cli.launched import assert_gone
 from tests.cli.launched import runs
 from tests.waits import wait_for_exit
+from tfdist.cli import supervisor
 from tfdist.cluster import ClusterConfig
 from tfdist.cluster import Group
 
@@ -201,6 +203,7 @@ def test_signals_end_all_groups_however_far_they_are(script):
         run.process.send_signal(signal.SIGTERM)
         run.expect("got SIGTERM$")
         run.expect("terminating group 1 worker 0$")
+        time.sleep(supervisor.SECONDS_TOGETHER)
         run.process.send_signal(signal.SIGTERM)
         status, text = run.finish()
     assert status == 6

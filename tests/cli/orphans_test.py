@@ -4,6 +4,7 @@ import os
 import select
 import signal
 import sys
+import time
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from tests.cli.launched import runs
 from tests.waits import wait_for_exit
 from tests.waits import wait_until
 from tfdist.cli import parent_death
+from tfdist.cli import supervisor
 
 _WITH_CHILD = """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(999)"])
@@ -87,6 +89,7 @@ def test_a_second_signal_kills_at_once(script):
         processes = run.descendants()
         run.process.send_signal(signal.SIGTERM)
         run.expect("terminating")
+        time.sleep(supervisor.SECONDS_TOGETHER)
         run.process.send_signal(signal.SIGTERM)
         status, text = run.finish()
         assert status == 143 and "killing" in text

@@ -31,6 +31,10 @@ from tfdist.cli.task import Task
 TIMEOUT_STATUS = 124
 """The exit status when time is up, as that of `timeout(1)`."""
 
+SECONDS_TOGETHER = 0.5
+"""Signals within so many seconds are one: `timeout(1)` sends each twice, to
+its child and to its process group."""
+
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SECONDS_FOR_LAST_OUTPUT = 2.0
 
@@ -72,6 +76,8 @@ class Supervisor:
             clusters, status_seconds, self._report.say
         )
         self._end_of_time = float("inf")
+        # When another signal is another one, in seconds of `time.monotonic`.
+        self._next_signal = 0.0
         self._control: control_socket.ControlSocket | None = None
 
     def run(self) -> int:
@@ -162,6 +168,11 @@ class Supervisor:
             if number not in _ENDING_SIGNALS:
                 continue  # SIGCHLD: the loop asks every task anyway.
             name = signal.Signals(number).name
+            now = time.monotonic()
+            if now < self._next_signal:
+                self._report.say(f"got {name}, at once with the one before")
+                continue
+            self._next_signal = now + SECONDS_TOGETHER
             if not self._is_terminating():
                 self._end_all(128 + number, f"got {name}")
                 self._report.say(
