@@ -64,6 +64,37 @@ def test_an_evaluator_that_the_cluster_does_not_list_is_refused():
         registration.join(config, [], 1.0)
 
 
+def test_a_script_that_survives_a_refusal_is_refused_again(monkeypatch):
+    config = ClusterConfig(
+        spec={"worker": ["a:1"], "ps": ["c:1"]},
+        task_type="worker",
+        task_index=0,
+    )
+    made = []
+
+    def make(config, devices):
+        made.append(types.SimpleNamespace(is_foreign=True))
+        made[-1].wait_until_entered = lambda timeout, mend: None
+        return made[-1]
+
+    monkeypatch.setattr(registration, "_memberships", {})
+    monkeypatch.setattr(registration, "_checked", set())
+    monkeypatch.setattr(
+        registration,
+        "atexit",
+        types.SimpleNamespace(register=lambda *arguments: None),
+    )
+    monkeypatch.setattr(membership_lib, "Membership", make)
+    monkeypatch.setattr(registration.versions, "compare", lambda config: None)
+    for _ in range(2):
+        with pytest.raises(ClusterConfigError, match="another version"):
+            registration.join(config, [], 1.0)
+    # Whose threads go on.
+    assert len(made) == 1
+    made[0].is_foreign = False
+    assert registration.join(config, [], 1.0) is made[0]
+
+
 @pytest.mark.parametrize("ends, state", [(True, FINISHED), (False, FAILED)])
 def test_a_worker_whose_fit_was_ended_by_an_exception_has_failed(
     membership, ends, state

@@ -1,5 +1,8 @@
 """What a launched worker tells the launcher comes through its file."""
 
+import functools
+import types
+
 from tfdist.cluster import fit_progress
 from tfdist.cluster import status_file
 from tfdist.cluster import step_figures
@@ -16,6 +19,28 @@ def test_what_is_written_is_read(tmp_path):
     assert written == (tmp_path / "worker-0").stat().st_mtime
     (tmp_path / "worker-0").write_text("{")
     assert status_file.read(path) is None
+
+
+def test_two_strategies_share_one_file(tmp_path, monkeypatch):
+    """Two threads would take each other's draft away."""
+    path = str(tmp_path / "worker-0")
+    monkeypatch.setenv("TFDIST_STATUS_FILE", path)
+    monkeypatch.setattr(status_file, "_words", {})
+    started = []
+    monkeypatch.setattr(
+        status_file, "_start", functools.cache(lambda *how: started.append(how))
+    )
+    membership = types.SimpleNamespace(
+        tell_figures=lambda meter: None, told=lambda: "its word"
+    )
+    journal = types.SimpleNamespace()
+    monkeypatch.setattr(
+        status_file, "_meter", lambda: types.SimpleNamespace(add=lambda _: None)
+    )
+    for one in (membership, None):
+        status_file.watch(journal, one)
+    assert started == [(path,)]
+    assert status_file._words[path]() == "its word"
 
 
 def test_a_disk_without_room_does_not_stop_the_training(tmp_path):

@@ -16,6 +16,8 @@ from tfdist.cluster import versions
 # One membership per cluster, however many strategies a script makes: the row
 # in the servers' tables is the process's.
 _memberships = {}
+# Those of them that are known to be in tables of their own cluster.
+_checked = set()
 
 
 def join(config, devices, timeout):
@@ -52,6 +54,8 @@ def join(config, devices, timeout):
         membership = membership_lib.Membership(config, devices)
         _memberships[key] = membership
         atexit.register(_leave, membership)
+    membership = _memberships[key]
+    if key not in _checked:
         membership.wait_until_entered(
             timeout, lambda: _connect_anew(config, membership)
         )
@@ -62,7 +66,8 @@ def join(config, devices, timeout):
                 f"{config.ps_addresses[0]} keeps other things about workers "
                 "than this worker tells it: it runs another version of tfdist."
             )
-    return _memberships[key]
+        _checked.add(key)
+    return membership
 
 
 def _connect_anew(config, membership):

@@ -19,6 +19,8 @@ from tfdist.cluster import fit_progress
 from tfdist.cluster import step_figures
 
 _SECONDS = 1.0
+# By path: callable that returns the `Word` of the last strategy that has one.
+_words = {}
 
 
 @functools.cache
@@ -37,12 +39,14 @@ def watch(journal, membership=None):
     """
     meter = _meter()
     meter.add(journal)
-    word = fit_progress.Word
+    path = os.environ.get(environment.STATUS_FILE)
     if membership is not None:
         membership.tell_figures(meter)
-        word = membership.told
-    if os.environ.get(environment.STATUS_FILE):
-        _start(os.environ[environment.STATUS_FILE], word)
+    if not path:
+        return
+    if membership is not None:
+        _words[path] = membership.told
+    _start(path)
 
 
 def read(path):
@@ -69,14 +73,16 @@ def read(path):
 
 
 @functools.cache
-def _start(path, word):
+def _start(path):
     """Starts the one thread that writes the file, until the process ends.
 
     Args:
       path: Of the file.
-      word: Callable that returns the worker's `fit_progress.Word`.
     """
     ends = threading.Event()
+
+    def word():
+        return _words.get(path, fit_progress.Word)()
 
     def run():
         while not ends.wait(_SECONDS) and _write(path, word()):
