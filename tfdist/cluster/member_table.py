@@ -14,8 +14,10 @@ from tfdist.cluster import fit_progress
 from tfdist.cluster import step_figures
 
 _NAME = "tfdist/members"
-# State, seen, arrivals, entered; what it tells of its training; its figures.
-_OWN_COLUMNS = 4
+# State, seen, arrivals, entered, life; what it tells of its training; its
+# figures.
+_OWN_COLUMNS = 5
+_ENTERED, _LIFE = 3, 4
 _WORD_END = _OWN_COLUMNS + fit_progress.SIZE
 _COLUMNS = _WORD_END + step_figures.SIZE
 # How many numbers `MemberTable.build_write` takes.
@@ -51,7 +53,8 @@ class Member:
         infinite for never.
       arrivals: How many times it has come to the point where workers wait
         for each other.
-      entered: When its process did, seconds since the epoch; 0 for never.
+      entered: When its process did, seconds since the epoch by the server's
+        clock at that moment; 0 for never.
       word: What it tells of its training, a `fit_progress.Word`.
       figures: Those of its steps, a `step_figures.StepFigures`.
       seen: When its last sign of life came, seconds since the epoch by the
@@ -108,12 +111,17 @@ class MemberTable:
         Args:
           index: Number of its row.
           values: Its `MemberState`, its arrivals (see `Member`), the seconds
-            since its process entered, its `Word` and its `StepFigures`,
-            packed, a float64 tensor.
+            since its process entered, a number that its process alone has,
+            its `Word` and its `StepFigures`, packed, a float64 tensor.
         """
         now = tf.timestamp()
-        own = tf.stack([values[0], now, values[1], now - values[2]])
-        row = tf.concat([own, values[3:]], 0)
+        before, life = self._build_all()[index], values[3]
+        # Somebody may set the clock meanwhile.
+        entered = tf.where(
+            tf.equal(before[_LIFE], life), before[_ENTERED], now - values[2]
+        )
+        own = tf.stack([values[0], now, values[1], entered, life])
+        row = tf.concat([own, values[4:]], 0)
         tf.raw_ops.ResourceScatterUpdate(
             resource=self._handle(), indices=[index], updates=[row]
         )
@@ -154,7 +162,7 @@ class MemberTable:
         ended = state >= float(MemberState.FINISHED)
         return (
             rows[:, 1],
-            rows[:, 3],
+            rows[:, _ENTERED],
             ended,
             tf.equal(state, float(MemberState.LEFT)),
         )
@@ -230,7 +238,7 @@ def parse(names, rows, now):
             MemberState(int(row[0])),
             now - row[1] if row[1] else float("inf"),
             int(row[2]),
-            float(row[3]),
+            float(row[_ENTERED]),
             fit_progress.Word.unpack(row[_OWN_COLUMNS:_WORD_END]),
             step_figures.StepFigures.unpack(row[_WORD_END:]),
             float(row[1]),

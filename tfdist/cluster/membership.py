@@ -4,6 +4,7 @@ The heartbeat also keeps the connection in use, so that a stopped peer is
 noticed.
 """
 
+import os
 import threading
 import time
 
@@ -72,6 +73,8 @@ class Membership:
         # Servers that have moved, and whose beats wait for where they were.
         self._behind = set()
         self._began = time.monotonic()
+        # Not of a generator that a script may seed; never 0.
+        self._life = 1.0 + int.from_bytes(os.urandom(6), "big")
         # By server: when it last answered.
         self._answered = [self._began for _ in self.tables]
         self.on_beat = []
@@ -116,7 +119,7 @@ class Membership:
         if state == member_table.MemberState.ALIVE and self._stop.is_set():
             return  # The last word has been left.
         age = time.monotonic() - self._began
-        own = [float(state), float(self._arrivals), age]
+        own = [float(state), float(self._arrivals), age, self._life]
         figures = self._meter.figures.pack()
         self._writes[server](np.array([*own, *self.fits.pack(), *figures]))
         self._answered[server] = time.monotonic()

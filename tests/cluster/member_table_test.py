@@ -1,0 +1,33 @@
+"""The table of members in one process, which stands for the server."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.cluster import member_table
+
+DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
+NAMES = ("/job:worker/task:0", "/job:worker/task:1")
+
+
+def test_a_clock_that_is_set_makes_no_other_process():
+    table = member_table.MemberTable(DEVICE, NAMES)
+    table.create()
+
+    @tf.function(autograph=False)
+    def write(values):
+        with tf.device(DEVICE):
+            table.build_write(1, values)
+
+    def put(age, life):
+        values = np.zeros([member_table.WRITTEN])
+        values[:4] = [member_table.MemberState.ALIVE, 2, age, life]
+        write(values)
+        return table.read()[1]
+
+    first = put(age=100.0, life=7.0)
+    assert (first.arrivals, first.state) == (2, member_table.MemberState.ALIVE)
+    # As if the clock had gone on by more than the process has aged.
+    assert put(age=40.0, life=7.0).entered == first.entered
+    other = put(age=1.0, life=8.0)
+    assert 90.0 < other.entered - first.entered
+    assert table.read()[0].state == member_table.MemberState.UNKNOWN
