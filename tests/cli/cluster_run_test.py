@@ -169,14 +169,17 @@ def test_servers_are_told_that_nobody_starts_again(clock):
     assert run.is_over
 
 
+@pytest.mark.parametrize("is_of_another", [True, False])
 @pytest.mark.parametrize("has_servers", [True, False])
 def test_a_worker_is_not_started_again_where_all_it_needs_has_ended(
-    clock, has_servers
+    clock, has_servers, is_of_another
 ):
     """It would wait in vain, and its last error would be that."""
     tasks = [Server() if has_servers else StandIn(0), StandIn(1)]
     run, said = started(tasks, max_restarts=3)
-    tasks[1].error = failure.Cause("OSError: no space left")
+    tasks[1].error = failure.Cause(
+        "OSError: no space left", is_of_another=is_of_another
+    )
     end(run, tasks[0], 0)
     end(run, tasks[1], 1)
     done = tasks[0].label

@@ -171,3 +171,56 @@ def test_a_worker_that_a_signal_ends_goes_on_where_the_cluster_is(
     )
     epoch, batch, told_epoch, told_batch, left_out = map(int, said.groups())
     assert left_out == 10 * (epoch - told_epoch) + batch - told_batch > 0
+
+
+EXITS = """
+import os
+import sys
+import time
+import traceback
+import keras
+import numpy as np
+import tfdist
+
+strategy = tfdist.AsyncStrategy()
+worker = strategy.cluster.worker_id
+with strategy.scope():
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+class Fail(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        print("epoch", epoch, flush=True)
+        if worker == 1 and os.path.exists("{directory}/failed"):
+            open("{directory}/back", "w").close()
+        elif worker == 1 and epoch == 2:
+            open("{directory}/failed", "w").close()
+            raise OSError("no space left")
+    def on_epoch_end(self, epoch, logs=None):
+        while worker == 0 and epoch == 4:
+            if os.path.exists("{directory}/back"):
+                break
+            time.sleep(0.01)
+
+x = np.ones([40, 1], np.float32)
+try:
+    model.fit(x, x, batch_size=2, epochs=8, verbose=0, callbacks=[Fail()])
+except OSError:
+    traceback.print_exc()
+    sys.exit(1)
+"""
+
+
+def test_a_worker_that_ends_with_sys_exit_has_failed(tmp_path):
+    """It goes on where the cluster is, and not at the end of its own `fit`."""
+    script = tmp_path / "train.py"
+    script.write_text(EXITS.format(directory=tmp_path))
+    with Launched("--grace_seconds=120", script) as run:
+        run.expect("status 1: OSError: no space left .*; restart 1 of 3 in 0.5")
+        status, text = run.finish()
+    assert status == 0, text
+    epochs = re.findall(r"\[worker 1\] epoch (\d)", text)
+    assert epochs[:3] == ["0", "1", "2"]
+    assert epochs[3] in "2345" and epochs[-1] == "7"
+    assert "worker/task:1 has failed" in text
+    assert "ps 0 is done" in text

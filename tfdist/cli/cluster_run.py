@@ -321,15 +321,15 @@ class ClusterRun:
             self._report.say(f"{task.label} is done")
         elif self._limits.fail_fast:
             self._fail(task, status, what)
+        elif missing := self._needed_and_done(task):
+            what += f"; it cannot train again: {missing} is done"
+            self._fail(task, status, what)
         elif self._is_excused(task, cause):
             self._excused[task] += 1
             self._report.say(
                 f"{what}; started again in {_SECONDS_BEFORE_RESTART:g} s"
             )
             self._restarts[task] = time.monotonic() + _SECONDS_BEFORE_RESTART
-        elif missing := self._needed_and_done(task):
-            what += f"; it cannot train again: {missing} is done"
-            self._fail(task, status, what)
         elif (
             self.phase == RunPhase.RUNNING
             and task.restarts < self._limits.max_restarts
@@ -371,6 +371,8 @@ class ClusterRun:
         Another start would wait for them in vain: for servers, and without
         servers for the other workers.
         """
+        if self.phase != RunPhase.RUNNING:
+            return ""  # It is not started again anyway.
         servers = [other for other in self._tasks if other.is_server]
         needed = servers or self._tasks
         return ", ".join(
