@@ -6,6 +6,7 @@ take that for the state of the training nor for a cluster that begins.
 """
 
 import enum
+import functools
 import time
 
 from absl import logging
@@ -124,7 +125,7 @@ class ServerReadiness:
                     "The training begins with values of a snapshot: %s. If it "
                     "is of another run, end this one, remove the directory and "
                     "start again.",
-                    self._store.call(lambda s=shard: self._snapshot_of(s)),
+                    self._snapshot_of(shard),
                 )
             if holding is not Holding.SETTLED:
                 unrestored[shard] = True
@@ -138,8 +139,16 @@ class ServerReadiness:
         return any(unrestored)
 
     def _snapshot_of(self, shard):
-        with tf.device(self._store.devices[shard]):
-            return snapshots.build_found().numpy().decode()
+        store = self._store
+
+        @functools.partial(tf.function, autograph=False)
+        def read():
+            with tf.device(store.devices[shard]):
+                text = snapshots.build_found()
+            with tf.device(store.worker_device):
+                return tf.identity(text)
+
+        return store.call(read).numpy().decode()
 
     def _build_look(self):
         store = self._store
