@@ -317,3 +317,35 @@ def test_tied_weights_of_different_stages_are_refused():
             schedule="pipedream",
         )
         model.compile("sgd", "mse")
+
+
+class OwnLoss(keras.Sequential):
+    """With a loss that is Keras's, and a term of a weight if there is one."""
+
+    term = None
+
+    def compute_loss(self, x, y, y_pred, sample_weight):
+        loss = super().compute_loss(x, y, y_pred, sample_weight)
+        if self.term is not None:
+            loss += tf.reduce_sum(self.term.value**2)
+        return loss
+
+
+def test_terms_of_a_loss_that_would_not_be_trained_are_refused():
+    x, y, _ = models.data("mlp", 4)
+    made = models.make("mlp")
+    model = OwnLoss(made.layers)
+    model.build((None, 4))
+    pipelined.pipeline(model, 2, micro_batches=1, schedule="ftpipe")
+    loss = models.KINDS["mlp"].loss
+    for compiled in (made, model):
+        compiled.compile(keras.optimizers.SGD(0.0), loss, run_eagerly=True)
+        compiled.train_on_batch(x, y)
+    chains.executor(model).drain()
+    np.testing.assert_allclose(
+        model.get_metrics_result()["loss"], made.get_metrics_result()["loss"]
+    )
+    model.term = model.layers[0].kernel
+    with pytest.raises(ValueError, match="a/kernel' by itself.*'gpipe'"):
+        model.train_on_batch(x, y)
+        chains.executor(model).drain()

@@ -2,7 +2,6 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -80,39 +79,3 @@ def test_batch_size_that_is_known_late_is_checked_late():
     assert size(tf.range(3), tf.range(3)) == 3
     with pytest.raises(tf.errors.InvalidArgumentError, match="same number"):
         size(tf.range(3), tf.range(4))
-
-
-def model_with(loss):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
-    model.compile("sgd", loss)
-    return model
-
-
-def test_reduction_of_losses():
-    mse = keras.losses.MeanSquaredError
-    for loss, expected in [
-        ("mse", "mean"),
-        (mse(), "mean"),
-        (mse(reduction="mean"), "mean"),
-        (mse(reduction="sum"), "sum"),
-        (lambda y, y_pred: abs(y - y_pred), "mean"),
-    ]:
-        assert micro_batches.reduction_of(model_with(loss)) == expected
-    for reduction in (None, "none", "mean_with_sample_weight"):
-        with pytest.raises(ValueError, match="cannot be computed from micro"):
-            micro_batches.reduction_of(model_with(mse(reduction=reduction)))
-
-
-def test_losses_that_are_no_loss_per_example_are_refused():
-    y = tf.zeros((4, 2))
-    scalar = lambda y, y_pred: tf.reduce_sum(y - y_pred)  # noqa: E731
-    check = micro_batches.check_per_example
-    check("mse", y, y)
-    check({"a": "mse", "b": None}, {"a": y, "b": y}, {"a": y, "b": y})
-    for loss in (scalar, keras.losses.Dice()):
-        with pytest.raises(ValueError, match="one number"):
-            check(loss, y, y)
-    with pytest.raises(ValueError, match="one number"):
-        check({"a": "mse", "b": scalar}, {"a": y, "b": y}, {"a": y, "b": y})
-    with pytest.raises(ValueError, match="same structure"):
-        check([scalar, "mse"], [y], [y, y])

@@ -41,6 +41,7 @@ import tensorflow as tf
 from tfdist import checks
 from tfdist import private_keras
 from tfdist import private_tensorflow
+from tfdist.pipeline import losses
 from tfdist.pipeline import micro_batches as micro_batches_lib
 from tfdist.pipeline import prediction
 from tfdist.pipeline import schedules
@@ -97,7 +98,7 @@ class AsynchronousPipeline:
         )
         self._reduction = "mean"
         if self._batched:
-            self._reduction = micro_batches_lib.reduction_of(model)
+            self._reduction = losses.reduction_of(model)
         # By kind of data: with or without sample weights, of which shapes.
         self._ticks = {}
         with tf.init_scope(), tf.device("CPU:0"):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist import private_keras
 from tfdist.pipeline import flow as flow_lib
-from tfdist.pipeline import micro_batches
+from tfdist.pipeline import losses
 from tfdist.pipeline import prediction
 from tfdist.pipeline import stashing
 from tfdist.pipeline import updates
@@ -215,8 +215,8 @@ class StageTasks:
             lambda t: None if t is None else next(targets), self._unpacked
         )
         if self.rule.accumulates:
-            micro_batches.check_per_example(model.loss, y, y_pred)
-        loss = model.compute_loss(None, y, y_pred, sample_weight, training=True)
+            losses.check_per_example(model.loss, y, y_pred)
+        loss = losses.compute_of_outputs(model, y, y_pred, sample_weight)
         tracker = next((m for m in model.metrics if m.name == "loss"), None)
         if tracker is not None:
             tracker.update_state(loss, sample_weight=given["count",][0])

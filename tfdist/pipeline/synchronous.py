@@ -13,7 +13,7 @@ import warnings
 
 import keras
 
-from tfdist.pipeline import micro_batches as micro_batches_lib
+from tfdist.pipeline import losses
 from tfdist.pipeline import schedules
 from tfdist.pipeline import stages as stages_lib
 from tfdist.pipeline import synchronous_step
@@ -47,7 +47,7 @@ class SynchronousPipeline:
 
     Raises:
       ValueError: The gradient of the loss is not that of its micro-batches;
-        see `micro_batches.reduction_of`.
+        see `losses.reduction_of`.
     """
 
     def __init__(self, model, stages, schedule, micro_batches, recompute=False):
@@ -57,7 +57,7 @@ class SynchronousPipeline:
         self.schedule = schedules.make(schedule, len(stages), micro_batches)
         self.reduction = None
         if schedule != "gpipe":
-            self.reduction = micro_batches_lib.reduction_of(model)
+            self.reduction = losses.reduction_of(model)
         self._recompute = recompute
         _, self.inputs, self.outputs = stages_lib.calls_of(model)
         # Those of batch normalization, whose step must not be taken M times.

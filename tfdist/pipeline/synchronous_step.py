@@ -2,12 +2,12 @@
 
 import collections
 import contextlib
-import inspect
 
 import keras
 import tensorflow as tf
 
 from tfdist import private_keras
+from tfdist.pipeline import losses
 from tfdist.pipeline import micro_batches
 from tfdist.pipeline import schedules
 
@@ -261,8 +261,8 @@ class SynchronousStep:
         ):
             y_pred = self._pack(outputs, [unit])
             if unit == 0:
-                micro_batches.check_per_example(self._model.loss, y, y_pred)
-            loss = self._compute_loss(x, y, y_pred, sample_weight)
+                losses.check_per_example(self._model.loss, y, y_pred)
+            loss = losses.compute(self._model, x, y, y_pred, sample_weight)
             if self._executor.reduction == "mean":
                 loss *= self._cut.share(unit, loss.dtype)
             loss = self._model.optimizer.scale_loss(loss)
@@ -280,7 +280,7 @@ class SynchronousStep:
             tape.watch([weight.value for weight in weights])
             y_pred = self._pack(outputs, self._units)
             x, y, sample_weight = self._whole
-            loss = self._compute_loss(x, y, y_pred, sample_weight)
+            loss = losses.compute(self._model, x, y, y_pred, sample_weight)
             scaled = self._model.optimizer.scale_loss(loss)
         for weight in weights:
             sources["loss", id(weight)] = weight.value
@@ -328,14 +328,6 @@ class SynchronousStep:
         with tf.device(self._stages[-1].device):
             part = self._cut.part(self._whole, unit)
             return self._cut.counted(part, unit)
-
-    def _compute_loss(self, x, y, y_pred, sample_weight):
-        compute_loss = self._model.compute_loss
-        arguments = {"x": x, "y": y, "y_pred": y_pred}
-        arguments["sample_weight"] = sample_weight
-        if "training" in inspect.signature(compute_loss).parameters:
-            arguments["training"] = True
-        return compute_loss(**arguments)
 
 
 def in_turn(schedule, replicas):
