@@ -34,10 +34,65 @@ def test_losses_that_are_no_loss_per_example_are_refused():
     check = losses.check_per_example
     check("mse", y, y)
     check({"a": "mse", "b": None}, {"a": y, "b": y}, {"a": y, "b": y})
-    for loss in (scalar, keras.losses.Dice()):
+    check(["mse", "mae"], y, y)
+    for loss in (scalar, keras.losses.Dice(), ["mse", scalar]):
         with pytest.raises(ValueError, match="one number"):
             check(loss, y, y)
     with pytest.raises(ValueError, match="one number"):
         check({"a": "mse", "b": scalar}, {"a": y, "b": y}, {"a": y, "b": y})
     with pytest.raises(ValueError, match="same structure"):
         check([scalar, "mse"], [y], [y, y])
+
+
+def test_losses_of_all_examples_together_are_refused():
+    y = tf.zeros((4, 2))
+    check = losses.check_per_example
+    over_axis = lambda y, y_pred: tf.reduce_sum(y - y_pred, axis=0)  # noqa: E731
+    for loss in (over_axis, keras.losses.Dice(axis=(0,))):
+        with pytest.raises(ValueError, match=r"shape \(2,\) for .*\(4, 2\)"):
+            check(loss, y, y)
+    with pytest.raises(ValueError, match="with each other"):
+        check(keras.losses.Circle(), y[:, 0], y)
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None))] * 2)
+    def late(y, y_pred):
+        check(over_axis, y, y_pred)
+
+    late(y[:2], y[:2])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="for each"):
+        late(y, y)
+
+
+def test_losses_are_checked_with_the_targets_and_outputs_that_keras_gives():
+    seen = []
+
+    def loss(number):
+        def values(y, y_pred):
+            seen.append((number, int(y[0]), int(y_pred[0])))
+            return y
+
+        return values
+
+    one, two = tf.constant([1]), tf.constant([2])
+    check = losses.check_per_example
+    # Outputs in another order than that of their names.
+    check({"b": loss(1), "a": loss(2)}, {"a": two, "b": one}, [one, two], "ba")
+    check({"b": loss(1)}, {"b": one}, {"a": two, "b": one}, "ba")
+    check({"b": loss(1)}, {"b": one}, one, ["b"])
+    check([loss(1), loss(2)], {"a": two, "b": one}, [one, two], "ba")
+    assert seen == [(1, 1, 1), (2, 2, 2)] + [(1, 1, 1)] * 3 + [(2, 2, 2)]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        keras.losses.Dice(),
+        keras.losses.tversky,
+        keras.losses.SparseCategoricalCrossentropy(ignore_class=0),
+    ],
+)
+def test_losses_given_unknown_targets_are_refused_if_they_may_be_wrong(loss):
+    y = tf.zeros((4, 2))
+    losses.check_per_example({"late": "mse"}, y, {"early": y, "late": y})
+    with pytest.raises(ValueError, match="may give one number"):
+        losses.check_per_example({"late": loss}, y, {"early": y, "late": y})

@@ -113,6 +113,19 @@ def test_gradient_of_a_sum_of_losses(schedule, float64):
     assert_close(step(model, pipelined.train_step, batch)[0], expected)
 
 
+def test_gradient_of_losses_by_name_of_outputs_in_a_list(float64):
+    x = keras.Input((4,))
+    early = layers.Dense(2, name="early")(x)
+    model = keras.Model(x, [layers.Dense(3, name="late")(early), early])
+    losses = {"early": "mae", "late": keras.losses.MeanSquaredError()}
+    compiled(model, losses)
+    x, y, _ = models.data("skip", 4)
+    batch = x, {"early": y[:, :2], "late": y}
+    expected, _ = step(model, model.train_step, batch)
+    pipelined = executor(model, 2, "1f1b", 2)
+    assert_close(step(model, pipelined.train_step, batch)[0], expected)
+
+
 def test_gpipe_has_any_loss_of_outputs(float64):
     """Contrast between examples, a scalar, the sum of weights, own terms."""
 

@@ -121,56 +121,143 @@ def reduction_of(model):
     return next(iter(found), "mean")
 
 
-def check_per_example(loss, y, y_pred):
-    """Refuses losses that give one number for all examples together.
+def check(model, y, y_pred):
+    """Refuses a compiled model with losses that `check_per_example` refuses."""
+    # A Sequential model may have no names of outputs.
+    names = getattr(model, "output_names", None)
+    check_per_example(model.loss, y, y_pred, names)
 
-    Whether that is a mean or a sum cannot be known.
+
+def check_per_example(loss, y, y_pred, output_names=None):
+    """Refuses losses of which a micro-batch's value is not of its examples.
+
+    Whether a number for all examples together is a mean or a sum cannot be
+    known. Where shapes are known only in the step, it checks them then.
 
     Args:
       loss: As in `model.compile`.
       y: A structure of targets.
       y_pred: A structure of outputs.
+      output_names: Those of the model, in the order of its outputs.
 
     Raises:
       ValueError: There is such a loss, or a function for which the targets
         and outputs that it is given cannot be told.
     """
-    losses = tree.flatten(loss)
-    targets, outputs = tree.flatten(y), tree.flatten(y_pred)
-    if len(losses) == 1:
-        losses *= len(outputs)
-    matched = len(losses) == len(targets) == len(outputs)
-    for index, own in enumerate(losses):
+    for own, target, output in _given(loss, y, y_pred, output_names):
         if own is None:
             continue
         own = keras.losses.get(own)
-        if not matched:
-            if _is_keras(own):
-                continue
+        if isinstance(own, keras.losses.Circle) or own is keras.losses.circle:
             raise ValueError(
-                f"The loss {own!r} is a function, and with this schedule "
-                "it must be clear which target and output it is given: give "
-                "loss, y and outputs the same structure, or use "
-                "schedule='gpipe'."
+                f"The loss {own!r} compares the examples of a batch with each "
+                "other, and with this schedule it would see those of a "
+                "micro-batch alone: use schedule='gpipe'."
             )
-        dtype = getattr(own, "dtype", keras.config.floatx())
-        values = getattr(own, "call", own)(
-            keras.ops.convert_to_tensor(targets[index], dtype=dtype),
-            keras.ops.convert_to_tensor(outputs[index], dtype=dtype),
+        if target is None:
+            _check_unpaired(own)
+        else:
+            _check_values(own, target, output)
+
+
+def _given(loss, y, y_pred, names=None):
+    """(loss, target, output) of each loss, paired as Keras pairs them.
+
+    Target and output are None where the structures do not say them.
+    """
+    if names and not isinstance(y_pred, dict):
+        loss, y = _in_order(loss, names), _in_order(y, names)
+    if (keys := _shared_keys(loss, y, y_pred)) is not None:
+        return [
+            item
+            for key in keys
+            for item in _given(loss[key], y[key], y_pred[key])
+        ]
+    own, targets, outputs = map(tree.flatten, (loss, y, y_pred))
+    if not tree.is_nested(loss):
+        own *= len(outputs)
+    elif len(targets) == len(outputs) == 1:
+        # Several losses of one output.
+        targets, outputs = targets * len(own), outputs * len(own)
+    if not len(own) == len(targets) == len(outputs):
+        targets = outputs = [None] * len(own)
+    return list(zip(own, targets, outputs, strict=True))
+
+
+def _in_order(structure, names):
+    """A dict by names of outputs as a list, anything else as it is."""
+    if isinstance(structure, dict) and set(structure) == set(names):
+        return [structure[name] for name in names]
+    return structure
+
+
+def _shared_keys(loss, y, y_pred):
+    """Keys of losses of parts of `y` and `y_pred`; None if there are none."""
+    if all(isinstance(part, dict) for part in (loss, y, y_pred)):
+        return loss.keys() if loss.keys() <= y.keys() & y_pred.keys() else None
+    if all(isinstance(part, (list, tuple)) for part in (loss, y, y_pred)):
+        return range(len(loss)) if len(loss) <= len(y) == len(y_pred) else None
+    return None
+
+
+def _check_unpaired(loss):
+    """Refuses a loss, given it is not known what, that may not be right."""
+    if not _is_keras(loss):
+        raise ValueError(
+            f"The loss {loss!r} is a function, and with this schedule "
+            "it must be clear which target and output it is given: give "
+            "loss, y and outputs the same structure, or use "
+            "schedule='gpipe'."
         )
-        if private_keras.mask_of(values) is not None:
-            raise ValueError(
-                f"The loss {own!r} leaves out some elements (ignore_class), "
-                "so that its mean over a micro-batch is over another number "
-                "than its examples: use schedule='gpipe'."
-            )
-        if values.shape.rank == 0:
-            raise ValueError(
-                f"The loss {own!r} gives one number for a micro-batch, of "
-                "which a pipeline with this schedule cannot know whether "
-                "it is a mean or a sum: return one for each example, or use "
-                "schedule='gpipe'."
-            )
+    over_all = (
+        isinstance(loss, (keras.losses.Dice, keras.losses.Tversky))
+        or loss in (keras.losses.dice, keras.losses.tversky)
+        or getattr(loss, "ignore_class", None) is not None
+    )
+    if over_all:
+        raise ValueError(
+            f"The loss {loss!r} may give one number for a micro-batch, and "
+            "with this schedule it must be clear which target and output it "
+            "is given: give loss, y and outputs the same structure, or use "
+            "schedule='gpipe'."
+        )
+
+
+def _check_values(loss, target, output):
+    """Refuses a loss that gives no value, or several, for each example."""
+    dtype = getattr(loss, "dtype", keras.config.floatx())
+    values = getattr(loss, "call", loss)(
+        keras.ops.convert_to_tensor(target, dtype=dtype),
+        keras.ops.convert_to_tensor(output, dtype=dtype),
+    )
+    if private_keras.mask_of(values) is not None:
+        raise ValueError(
+            f"The loss {loss!r} leaves out some elements (ignore_class), "
+            "so that its mean over a micro-batch is over another number "
+            "than its examples: use schedule='gpipe'."
+        )
+    if values.shape.rank == 0:
+        raise ValueError(
+            f"The loss {loss!r} gives one number for a micro-batch, of "
+            "which a pipeline with this schedule cannot know whether "
+            "it is a mean or a sum: return one for each example, or use "
+            "schedule='gpipe'."
+        )
+    first = values.shape[0]
+    if first is not None and first not in (target.shape[0], output.shape[0]):
+        raise ValueError(
+            f"The loss {loss!r} gives values of shape {values.shape} for "
+            f"outputs of shape {output.shape}, which are not one for each "
+            "example, or several, along the first axis: with this schedule it "
+            "must, or use schedule='gpipe'."
+        )
+    if first is None:
+        tf.debugging.assert_equal(
+            tf.shape(values)[0],
+            tf.shape(output)[0],
+            f"The loss {loss!r} must give a value, or several, for each "
+            "example, along the first axis, or use schedule='gpipe'.",
+        )
 
 
 def _is_keras(loss):

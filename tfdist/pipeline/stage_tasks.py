@@ -215,7 +215,7 @@ class StageTasks:
             lambda t: None if t is None else next(targets), self._unpacked
         )
         if self.rule.accumulates:
-            losses.check_per_example(model.loss, y, y_pred)
+            losses.check(model, y, y_pred)
         loss = losses.compute_of_outputs(model, y, y_pred, sample_weight)
         tracker = next((m for m in model.metrics if m.name == "loss"), None)
         if tracker is not None:

@@ -261,7 +261,7 @@ class SynchronousStep:
         ):
             y_pred = self._pack(outputs, [unit])
             if unit == 0:
-                losses.check_per_example(self._model.loss, y, y_pred)
+                losses.check(self._model, y, y_pred)
             loss = losses.compute(self._model, x, y, y_pred, sample_weight)
             if self._executor.reduction == "mean":
                 loss *= self._cut.share(unit, loss.dtype)
