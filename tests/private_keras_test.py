@@ -213,17 +213,20 @@ def test_a_model_without_a_strategy_has_none():
         assert private_keras.strategy_of(model_of_two()) is strategy
 
 
-def test_an_optimizer_finds_slots_of_variables_that_have_moved():
-    optimizer = keras.optimizers.SGD(0.5, momentum=0.5)
-    variable = keras.Variable([1.0, 2.0])
-    optimizer.build([variable])
-    private_keras.move_variable(variable, "/device:CPU:1")
-    private_keras.know_moved_variables(optimizer)
-    optimizer.apply([tf.ones([2])], [variable])
-    # 1 - 0.5 x 1 and 2 - 0.5 x 1.
-    np.testing.assert_allclose(variable.numpy(), [0.5, 1.5])
-    with pytest.raises(RuntimeError, match="_trainable_variables_indices"):
-        private_keras.know_moved_variables(object())
+@pytest.mark.parametrize("several", [False, True])
+def test_an_optimizer_knows_variables_that_have_moved(several):
+    optimizer = keras.optimizers.SGD(0.5, momentum=0.5, weight_decay=0.5)
+    moved, decayed = keras.Variable([1.0, 2.0]), keras.Variable([1.0])
+    optimizer.exclude_from_weight_decay(var_list=[moved])
+    outer = optimizer
+    if several:
+        outer = keras.optimizers.MultiOptimizer(lambda _: optimizer)
+    outer.build([moved, decayed])
+    private_keras.move_variable(moved, "/device:CPU:1")
+    outer.apply([tf.ones([2]), tf.zeros([1])], [moved, decayed])
+    # 1 - 0.5 x 1 and 2 - 0.5 x 1, and 1 - 0.5 x 0.5 x 1.
+    np.testing.assert_allclose(moved.numpy(), [0.5, 1.5])
+    np.testing.assert_allclose(decayed.numpy(), [0.75])
 
 
 def test_gradients_are_reduced_where_ours_says():

@@ -230,6 +230,8 @@ def move_variable(variable, device):
     give a variable another one. Whoever holds the Keras variable sees the
     same value on the new device. A function that was traced with the old one
     fails when it is called, and does not go on with a value that nobody sees.
+    Keras's optimizers know variables (their slots, exclusion from weight
+    decay) by a private name of the `tf.Variable`, which the new one takes over.
     """
     _require(variable, "_value")
     value = variable.value
@@ -239,13 +241,16 @@ def move_variable(variable, device):
         return
     with tf.init_scope(), tf.device(device):
         # Not `tf.Variable`: a function that is being traced would object.
-        variable._value = private_tensorflow.ResourceVariable(
+        moved = private_tensorflow.ResourceVariable(
             initial_value=tf.identity(value),
             trainable=value.trainable,
             name=value.name.partition(":")[0],
             synchronization=value.synchronization,
             aggregation=value.aggregation,
         )
+    _require(moved, "_unique_id")
+    moved._unique_id = value._unique_id
+    variable._value = moved
     private_tensorflow.empty_variable(value.handle, value.dtype)
 
 
@@ -294,19 +299,6 @@ def strategy_of(model):
     if type(strategy).__name__ == "_DefaultDistributionStrategy":
         return None
     return strategy
-
-
-def know_moved_variables(optimizer):
-    """Tells a Keras optimizer that variables of its model have moved.
-
-    It knows them by their TensorFlow variables, and has no public way to be
-    built again with the slots that it has.
-    """
-    _require(optimizer, "_trainable_variables_indices")
-    optimizer._trainable_variables_indices = {
-        optimizer._var_key(variable): index
-        for index, variable in enumerate(optimizer._trainable_variables)
-    }
 
 
 class OptimizerOfOneReplica:

@@ -20,7 +20,6 @@ def settle(model):
     for optimizer in optimizers_of(model):
         if optimizer.built:
             _settle_slots(optimizer, model.trainable_variables)
-            private_keras.know_moved_variables(optimizer)
 
 
 def check(model):
