@@ -286,6 +286,10 @@ def test_blocks_on_shared_devices_train_as_on_their_own():
         ),
         ({"optimizer": keras.optimizers.Nadam()}, "must not be Nadam"),
         (
+            {"optimizer": keras.optimizers.MultiOptimizer(lambda _: None)},
+            "must not be MultiOptimizer",
+        ),
+        (
             {"optimizer": keras.optimizers.SGD(global_clipnorm=1.0)},
             "`global_clipnorm` of the optimizer must be None.*Received: .*=1.0",
         ),

@@ -18,6 +18,13 @@ if hasattr(keras.optimizers, "Muon"):
     SHARED += (
         (keras.optimizers.Muon, "it tells weights by names of all of them"),
     )
+if hasattr(keras.optimizers, "MultiOptimizer"):
+    SHARED += (
+        (
+            keras.optimizers.MultiOptimizer,
+            "each of its optimizers counts updates of weights of all stages",
+        ),
+    )
 """Optimizers with something that all updates of a step share."""
 
 
