@@ -1,8 +1,11 @@
 """Names of devices, as a user writes and reads them."""
 
+import keras
 import pytest
 import tensorflow as tf
 
+from tfdist import placement
+from tfdist.pipeline import pipelined
 from tfdist.placement import devices
 
 
@@ -28,6 +31,18 @@ def test_helpers_are_numbered_by_worker(second_worker):
     assert devices.short(first) == "helper:0/CPU:0"
     assert devices.short(second) == "helper:1/CPU:0"
     assert devices.short(own) == "worker:1/CPU:0"
+
+
+def test_devices_of_servers_and_helpers_are_used_only_where_they_are_named(
+    second_worker,
+):
+    own = second_worker[0]
+    assert devices.of_this_process() == [own]
+    assert pipelined.devices_of(1) == [own]
+    with pytest.raises(ValueError, match="there are 1: worker:1/CPU:0"):
+        pipelined.devices_of(2)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    assert set(placement.choose(model).placement.values()) == {own}
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,8 @@ def pipeline(
         "1f1b" a stage may have a list of devices: replicas, which take its
         micro-batches in turn and whose gradients are summed. So
         `stages=1, devices=[["GPU:0", "GPU:1"]], micro_batches=2` is data
-        parallelism within this process. Default: the first GPUs, without any
-        the first logical CPUs.
+        parallelism within this process. Default: the first GPUs of this
+        process, without any its first logical CPUs.
       **options: `micro_batches` (8): into how many a batch is cut; 4 for each
         stage keep the devices busy (Huang et al. 2019, section 2.2).
         `schedule` ("gpipe"): one of `schedules.NAMES`. `recompute` (False):
@@ -205,7 +205,7 @@ def devices_of(stages, devices=None):
             )
         names = [stages_lib.resolve(device) for device in devices]
         return [name[0] if len(name) == 1 else name for name in names]
-    known = devices_lib.available()
+    known = devices_lib.of_this_process()
     known = [name for name in known if ":GPU:" in name] or known
     if len(known) < num_stages:
         raise ValueError(

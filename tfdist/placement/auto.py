@@ -4,7 +4,6 @@ import collections.abc
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfdist.placement import costs as costs_lib
 from tfdist.placement import devices as devices_lib
@@ -36,7 +35,7 @@ def choose(
     Args:
       model: A built sequential or functional `keras.Model`.
       devices: Names of devices, or a `tfdist.placement.Devices`; None: all
-        GPUs, or all logical CPU devices if there is none.
+        GPUs of this process, or all its logical CPUs if it has none.
       memory_limit: Bytes of each device, or one number for all.
       data: Inputs of one (micro-)batch: layers are measured with them. Without
         data or costs, costs are estimated for `batch_size`.
@@ -111,8 +110,9 @@ def layers_of(found):
 
 def _names(devices):
     if devices is None:
-        kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
-        return [name for name in devices_lib.available() if f":{kind}:" in name]
+        known = devices_lib.of_this_process()
+        gpus = [name for name in known if ":GPU:" in name]
+        return gpus or [name for name in known if ":CPU:" in name]
     if isinstance(devices, str) or not isinstance(
         devices, collections.abc.Iterable
     ):

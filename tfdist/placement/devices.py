@@ -35,6 +35,20 @@ def available():
     ]
 
 
+def of_this_process():
+    """Full names of the logical devices of this process alone, a list.
+
+    A process with parameter servers or helpers is connected to theirs, too.
+    """
+    own = _own()
+    specs = [(name, tf.DeviceSpec.from_string(name)) for name in available()]
+    return [
+        name
+        for name, spec in specs
+        if (spec.job, spec.task) == (own.job, own.task)
+    ]
+
+
 def default():
     """The device on which TensorFlow runs what has none: the first GPU, if any.
 
