@@ -153,6 +153,28 @@ def test_gpipe_has_any_loss_of_outputs(float64):
     assert_close(logs, expected_logs)
 
 
+def test_a_loss_that_calls_layers_finds_and_changes_their_state(float64):
+    class Twice(keras.Sequential):
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            again = self(x, training=True)
+            return tf.reduce_mean((again - y) ** 2) + tf.reduce_mean(y_pred)
+
+    model = Twice(
+        [
+            keras.Input((4,)),
+            layers.Dropout(0.5, seed=3),
+            layers.BatchNormalization(),
+            layers.Dense(3, name="out"),
+        ]
+    )
+    compiled(model, "mse")
+    batch = models.data("skip", 7)[:2]
+    expected, _ = step(model, model.train_step, batch)
+    found, _ = step(model, executor(model, 2, "gpipe", 1).train_step, batch)
+    assert any("moving" in name and g.any() for name, g in found.items())
+    assert_close(found, expected)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_gradient_where_softmax_is_saturated(schedule, float64):
     """Keras computes crossentropies from logits; so must a pipeline."""

@@ -95,7 +95,6 @@ class SynchronousPipeline:
                     f"Model {model.name!r} has no trainable weights.",
                     stacklevel=2,
                 )
-            step.assign_state()
             return model.compute_metrics(
                 x, y, y_pred, sample_weight=sample_weight
             )

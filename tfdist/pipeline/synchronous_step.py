@@ -103,13 +103,6 @@ class SynchronousStep:
         ]
         return y_pred, loss, gradients
 
-    def assign_state(self):
-        """Assigns what the state of layers is after the batch."""
-        for key, value in {**self._state, **self._averages}.items():
-            if value is not self._read[key]:
-                # On the device of its handle, as `following` has it.
-                self._variables[key].assign(value)
-
     # Tasks.
 
     @contextlib.contextmanager
@@ -273,6 +266,8 @@ class SynchronousStep:
 
         These are of what does not come through outputs: regularization.
         """
+        # As in Keras: a loss that calls layers again finds it, and changes it.
+        self._assign_state()
         outputs = self._outputs(self._units)
         weights = self._model.trainable_weights
         sources = _floats(outputs) if begins_backward else {}
@@ -290,6 +285,13 @@ class SynchronousStep:
             self._gradients[key] = found.pop(key)
         self._begin(found)
         return y_pred, loss
+
+    def _assign_state(self):
+        """Assigns what the state of layers is after the batch."""
+        for key, value in {**self._state, **self._averages}.items():
+            if value is not self._read[key]:
+                # On the device of its handle, as `following` has it.
+                self._variables[key].assign(value)
 
     def _begin(self, gradients):
         for key, gradient in gradients.items():
