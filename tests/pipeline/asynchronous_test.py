@@ -353,3 +353,19 @@ def test_terms_of_a_loss_that_would_not_be_trained_are_refused():
     with pytest.raises(ValueError, match="a/kernel' by itself.*'gpipe'"):
         model.train_on_batch(x, y)
         chains.executor(model).drain()
+
+
+def test_weights_that_are_set_after_compile_are_those_that_are_trained():
+    # Its slots begin with a copy of the weights.
+    model = chains.chain(
+        chains.initial(2),
+        keras.optimizers.ScheduleFreeAdamW(0.0),
+        run_eagerly=True,
+        micro_batches=1,
+        schedule="pipedream",
+    )
+    weights = chains.initial(2, seed=5)
+    model.set_weights(weights)
+    chains.feed(model, chains.units_of([2]))
+    chains.executor(model).drain()
+    chains.assert_weights(model, weights)

@@ -236,3 +236,29 @@ def test_what_is_in_flight_comes_back_before_anyone_looks(
         calls.clear()
         look()
         assert calls
+
+
+def test_a_compiled_model_becomes_a_pipeline_outside_the_scope():
+    strategy = strategy_of(schedule="pipedream", stages=2)
+    with strategy.scope():
+        model = compiled(models.make("mlp"))
+    strategy.pipeline(model)
+    x, y = data(4)
+    model.train_on_batch(x, y)
+    assert model.optimizer.built
+
+
+def test_a_model_whose_pipeline_is_refused_is_left_as_it_was():
+    model = models.make("mlp")
+    model.compile("nadam", LOSS, run_eagerly=True)
+    with pytest.raises(ValueError, match="must not be Nadam"):
+        pipeline(model, 2, schedule="pipedream")
+    x, y = data(4)
+    model.train_on_batch(x, y)
+    assert not isinstance(model, pipelined.Pipelined)
+    model.compile("adam", LOSS, run_eagerly=True)
+    pipeline(model, 2, schedule="pipedream")
+    with pytest.raises(ValueError, match="must not be Nadam"):
+        model.compile("nadam", LOSS, run_eagerly=True)
+    with pytest.raises(ValueError, match="last `compile` has failed"):
+        model.train_on_batch(x, y)

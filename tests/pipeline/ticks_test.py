@@ -146,8 +146,9 @@ def test_data_of_another_kind_waits_until_the_pipeline_is_empty():
     assert int(model.optimizer.iterations) == 4
     model.train_on_batch(x, y)
     assert chains.executor(model).in_flight == 1
-    with pytest.raises(tf.errors.InvalidArgumentError, match="another kind"):
-        model.train_on_batch(x, y, sample_weight=np.ones(6))
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="another"):
+            model.train_on_batch(x, y, sample_weight=np.ones(6))
     model.drain()
     model.train_on_batch(x, y, sample_weight=np.ones(6))
     model.drain()

@@ -87,8 +87,6 @@ class AsynchronousPipeline:
         self.schedule = schedule
         self.micro_batches = micro_batches
         placed.put_optimizers(model)
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
         self._batched = schedule == "pipedream_2bw"
         self._rule = stashing.Rule(
             schedule,
@@ -123,6 +121,11 @@ class AsynchronousPipeline:
           The metrics so far, a dict; they have what has reached the last
           stage.
         """
+        optimizer = self.model.optimizer
+        if not optimizer.built:
+            # Not before: some optimizers begin with a copy of the weights.
+            with tf.init_scope():
+                optimizer.build(self.model.trainable_variables)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         cut = micro_batches_lib.MicroBatches(
             micro_batches_lib.batch_size((x, y, sample_weight)),
@@ -172,8 +175,11 @@ class AsynchronousPipeline:
                 "none), call drain() between them, or use gpipe or 1f1b."
             ],
         )
-        self._last.assign(number)
-        return [] if tf.executing_eagerly() else [check]
+        checked = [] if tf.executing_eagerly() else [check]
+        # A batch that is refused does not count as the last one.
+        with tf.control_dependencies(checked):
+            self._last.assign(number)
+        return checked
 
     def drain(self):
         """Goes on without new units until none is in flight.

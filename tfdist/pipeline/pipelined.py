@@ -131,13 +131,14 @@ def pipeline(
             )
     devices = devices_of(stages, devices)
     check(options, devices)
-    cut = stages_lib.split(model, stages, devices)
-    _put(model, cut)
+    own = _Pipeline(stages_lib.split(model, stages, devices), options)
+    if model.compiled:
+        # Before anything of the model has changed: it may be refused.
+        own.compiled(model)
+    _put(model, own.stages)
     dynamic_subclasses.specialize(model, Pipelined)
     # Hidden from Keras, which would look for layers and weights inside.
-    model._tfdist_pipeline = _Pipeline(cut, options)
-    if model.compiled:
-        model._tfdist_pipeline.compiled(model)
+    model._tfdist_pipeline = own
     return model
 
 
@@ -284,6 +285,8 @@ class Pipelined(placed.PlacedModel):
             with, or `jit_compile=True`.
         """
         self._tfdist_pipeline.drain()
+        # Nothing of before trains a model whose compilation is refused.
+        self._tfdist_pipeline.executor = None
         super().compile(*args, **kwargs)
         self._tfdist_pipeline.compiled(self)
 
@@ -298,6 +301,11 @@ class Pipelined(placed.PlacedModel):
                 "many devices: use a strategy with one replica for each "
                 "process, such as those of tfdist."
             )
+        if self._tfdist_pipeline.executor is None:
+            raise ValueError(
+                f"Model {self.name!r} is a pipeline whose last `compile` has "
+                "failed: compile it with what its schedule can train with."
+            )
         notice = getattr(strategy.extended, "pipelined_step", None)
         with notice() if notice else contextlib.nullcontext():
             # `train_on_batch` gives arrays to a step that is not traced.
@@ -310,8 +318,9 @@ class Pipelined(placed.PlacedModel):
     def drain(self):
         """Lets what an asynchronous schedule has in flight come back.
 
-        `fit`, and whatever looks at the model, does so by itself. Between
-        batches of a loop of one's own nothing needs to.
+        `fit`, and the methods of the model that read or change weights or
+        metrics, do so by themselves. A loop of one's own need not between its
+        batches, but before it reads `weights` or anything else directly.
         """
         self._tfdist_pipeline.drain()
 
