@@ -46,6 +46,16 @@ def test_transfers_count():
     assert found.seconds == 3 * 8 + 2
 
 
+def test_what_two_later_blocks_take_is_sent_once():
+    devices = Devices(("a", "b", "c"), bytes_per_second=1.0)
+    chain = chain_of([1, 1, 1], sizes=[10, 0, 0])
+    graph = CostGraph(chain.nodes, (*chain.edges, Edge("0", "2")))
+    found = mixed_assignment(graph, devices, (1,))
+    # 10 bytes there, as many back; "1" holds two micro-batches, "2" one.
+    assert found.seconds == 3 + 2 * 10
+    assert sorted(found.bytes.values()) == [0, 10, 20]
+
+
 @hypothesis.given(
     st.lists(st.integers(1, 9), min_size=4, max_size=4),
     st.lists(st.integers(0, 5), min_size=4, max_size=4),

@@ -113,6 +113,12 @@ def test_a_search_measures_if_it_can():
     assert (found.placement["1"], found.placement["2"]) == ("B", "A")
 
 
+def test_a_search_that_may_not_look_far_begins_with_the_best():
+    graph = CostGraph([Node("a", 2), Node("b", 1), Node("c", 1)])
+    found = partition(graph, AB, "search", evaluations=1)
+    assert found.seconds == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

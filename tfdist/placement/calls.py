@@ -84,6 +84,8 @@ def _work(operation, shapes):
         for shape in shapes
         if shape is not None
     )
-    weights = getattr(operation, "weights", ())
+    # Rows of a table are copied, and not multiplied.
+    tables = type(operation) is keras.layers.Embedding
+    weights = () if tables else getattr(operation, "weights", ())
     sizes = [math.prod(w.shape) for w in weights if len(w.shape) > 1]
     return 1 + positions * sum(sizes)

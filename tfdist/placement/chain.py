@@ -159,9 +159,13 @@ def partition_chain(graph, devices, objective="throughput", pipeline=None):
     """Cuts a chain into stages, the best there are.
 
     Of a graph that is no chain, nodes are taken in their topological order;
-    what crosses several cuts is then handed on from stage to stage and held
-    in each. Devices are used in their order, and not all if fewer are better
-    or as good. A group that must be together keeps all that is between its
+    what crosses several cuts is counted as handed on from stage to stage and
+    held in each. A pipeline sends it straight to the stage that takes it,
+    where it waits: with all schedules but "gpipe", stage s may hold `s - r`
+    micro-batches more of a tensor of stage r than its `bytes` say.
+
+    Devices are used in their order, and not all if fewer are better or as
+    good. A group that must be together keeps all that is between its
     members in one stage.
 
     Args:
@@ -210,15 +214,15 @@ class _Costs:
         nodes = [graph.nodes[number] for number in graph.order]
         self._names = [node.name for node in nodes]
         again = [n.forward_seconds * pipeline.recompute for n in nodes]
-        seconds = [n.seconds + a for n, a in zip(nodes, again, strict=True)]
-        self._seconds = _between(seconds, float)
+        both = [n.seconds + a for n, a in zip(nodes, again, strict=True)]
+        self._seconds = _between(both, float)
         self._resident = _between([n.resident_bytes for n in nodes], np.int64)
         self._kept = _between([n.activation_bytes for n in nodes], np.int64)
         self._weights = _between([n.weight_bytes for n in nodes], np.int64)
         self._possible = np.triu(np.ones((size, size), bool))
-        received, cuts = _cuts(graph, devices)
+        received, seconds = cuts(graph, devices)
         self._received = np.asarray(received[:-1], np.int64)[:, None]
-        self._cuts = np.asarray(cuts)[1:]
+        self._cuts = np.asarray(seconds)[1:]
         # Nothing behind the last layer is sent.
         self._cuts[-1] = 0.0
 
@@ -280,7 +284,7 @@ def _between(values, dtype):
     return sums[None, 1:] - sums[:-1, None]
 
 
-def _cuts(graph, devices):
+def cuts(graph, devices):
     """Returns the traffic over the cut before each layer, and behind the last.
 
     Returns:

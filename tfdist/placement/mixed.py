@@ -12,6 +12,7 @@ import itertools
 import math
 from typing import Any
 
+from tfdist.placement import chain
 from tfdist.placement.graph import CostGraph
 from tfdist.placement.memory import PlacementError
 
@@ -130,19 +131,13 @@ class _Cut:
         self._activations = [
             sum(n.activation_bytes for n in block) for block in nodes
         ]
-        number = {name: k for k, block in enumerate(blocks) for name in block}
-        self._arriving = [0] * len(blocks)
-        self._sent = [0.0] * len(blocks)
-        for edge in graph.edges:
-            source, target = number[edge.producer], number[edge.consumer]
-            if source != target:
-                # In the model's order each passes on what others need.
-                for k in range(source, target):
-                    self._arriving[k + 1] += edge.bytes
-                    self._sent[k] += devices.transfer_seconds(edge.bytes)
-                    self._sent[k] += devices.transfer_seconds(
-                        edge.gradient_bytes
-                    )
+        # In the model's order each passes on what others need.
+        received, seconds = chain.cuts(graph, devices)
+        ends = list(itertools.accumulate(map(len, blocks)))
+        self._arriving = [
+            received[end - len(b)] for end, b in zip(ends, blocks, strict=True)
+        ]
+        self._sent = [seconds[end] for end in ends]
 
     def assigned(self):
         """(seconds, devices) of the best that was found, None if none fits."""

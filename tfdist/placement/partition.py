@@ -219,7 +219,8 @@ class _Candidates:
 
     def search(self, evaluations, seed, measure):
         """Searches from all that were found."""
-        starts = self._found[-evaluations:] or None
+        best = sorted(self._found, key=lambda found: found[0])[:evaluations]
+        starts = [placement for _, placement in best] or None
         found = search.anneal(
             self._graph, self._devices, starts, evaluations, seed, measure
         )
@@ -244,8 +245,8 @@ class _Candidates:
         assignment = memory.assignment_of(self._graph, placement, self._devices)
         if memory.excess_bytes(self._graph, assignment, self._devices):
             return
-        self._found.append(placement)
         seconds = self._simulator.seconds(assignment)
+        self._found.append((seconds, placement))
         self.tried[method] = min(seconds, self.tried.get(method, seconds))
         if self.best is None or seconds < self.best[0]:
             self.best = seconds, method, placement
