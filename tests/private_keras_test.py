@@ -229,6 +229,14 @@ def test_an_optimizer_knows_variables_that_have_moved(several):
     np.testing.assert_allclose(decayed.numpy(), [0.75])
 
 
+def test_the_loss_has_a_metric_that_is_no_one_elses():
+    model = model_of_two()
+    model.compile("sgd", "mse")
+    assert private_keras.loss_tracker(model) is model.metrics[0]
+    with pytest.raises(RuntimeError, match="_loss_tracker"):
+        private_keras.loss_tracker(object())
+
+
 def test_gradients_are_reduced_where_ours_says():
     seen = []
 

@@ -329,6 +329,18 @@ def slot(optimizer, name, variable):
     return getattr(optimizer, name)[optimizer._get_variable_index(variable)]
 
 
+def loss_tracker(model):
+    """The metric in which the training step of a Keras model keeps the loss.
+
+    The public `metrics` may be overridden, and hold another one of its name.
+
+    Args:
+      model: A compiled `keras.Model`.
+    """
+    _require(model, "_loss_tracker")
+    return model._loss_tracker
+
+
 def mask_of(output):
     """The mask that Keras hands on with a tensor, or None.
 

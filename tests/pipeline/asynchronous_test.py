@@ -369,3 +369,31 @@ def test_weights_that_are_set_after_compile_are_those_that_are_trained():
     chains.feed(model, chains.units_of([2]))
     chains.executor(model).drain()
     chains.assert_weights(model, weights)
+
+
+@pytest.mark.parametrize("run_eagerly", nightly.also([True], [False]))
+def test_saturated_outputs_of_earlier_stages_are_trained(run_eagerly):
+    # Keras computes their crossentropy from logits, which have to come along.
+    trained = []
+    for piped in (False, True):
+        keras.utils.set_random_seed(1)
+        x = keras.Input((4,))
+        middle = keras.layers.Dense(3, name="middle")(x)
+        first = keras.layers.Dense(3, "softmax", name="first")(middle)
+        last = keras.layers.Dense(3, "softmax", name="last")(x)
+        model = keras.Model(x, [last, first])
+        if piped:
+            pipelined.pipeline(
+                model, ["last"], micro_batches=1, schedule="ftpipe"
+            )
+        model.get_layer("first").kernel.assign(100 * np.eye(3))
+        loss = [models.KINDS["mlp"].loss] * 2
+        model.compile(chains.sgd(), loss, run_eagerly=run_eagerly)
+        x, y, _ = models.data("mlp", 6)
+        model.train_on_batch(x, [y, y])
+        if piped:
+            model.drain()
+            assert model.stages[0].names == ["middle", "first"]
+        trained.append(model.get_weights())
+    for one, two in zip(*trained, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -79,3 +80,14 @@ def test_batch_size_that_is_known_late_is_checked_late():
     assert size(tf.range(3), tf.range(3)) == 3
     with pytest.raises(tf.errors.InvalidArgumentError, match="same number"):
         size(tf.range(3), tf.range(4))
+
+
+def test_inputs_that_cannot_be_cut_are_refused():
+    a, b = keras.Input((2,), name="a"), keras.Input((2,), optional=True)
+    model = keras.Model([a, b], keras.layers.Dense(2)(a))
+    x = tf.zeros((3, 2))
+    assert len(micro_batches.inputs_of(model, [x, x])) == 2
+    with pytest.raises(ValueError, match="cannot be None"):
+        micro_batches.inputs_of(model, [x, None])
+    with pytest.raises(ValueError, match="dense tensors"):
+        micro_batches.inputs_of(model, [x, tf.sparse.from_dense(x)])

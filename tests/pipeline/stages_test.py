@@ -8,10 +8,12 @@ import keras
 from keras import layers
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import laws
 from tests.pipeline import models
 from tfdist import private_keras
+from tfdist.pipeline import pipeline
 from tfdist.pipeline import stages as stages_lib
 from tfdist.placement import calls as calls_lib
 
@@ -137,3 +139,33 @@ def test_cuts_that_cannot_be_are_refused(stages, message):
 def test_devices_are_as_many_as_stages():
     with pytest.raises(ValueError, match="2 stages, and there are 1 devices"):
         stages_lib.split(models.make("mlp"), ["b"], ["CPU:0"])
+
+
+def test_a_layer_of_two_stages_runs_on_the_device_of_each():
+    model = models.make("tied")
+    pipeline(model, models.KINDS["tied"].stages, DEVICES)
+    for index, spec in [
+        (0, tf.TensorSpec((None, 3), "int32")),
+        (1, tf.TensorSpec((None, 3, 4))),
+    ]:
+        stage = model.stages[index]
+
+        @tf.function(input_signature=[spec])
+        def run(inputs, stage=stage):
+            weights = [tf.zeros(w.shape) for w in stage.weights]
+            return stage.run([inputs], weights, [])
+
+        products = [
+            operation
+            for operation in run.get_concrete_function().graph.get_operations()
+            if operation.type == "MatMul"
+        ]
+        assert products
+        for operation in products:
+            assert operation.device.endswith(DEVICES[index])
+
+
+def test_rows_of_a_table_are_no_work():
+    calls = stages_lib.calls_of(models.make("tied"))[0]
+    work = {call.operation.name: call.work for call in calls}
+    assert (work["a"], work["flat"]) == (1, 1)

@@ -169,6 +169,14 @@ def test_models_that_cannot_be_pipelines_are_refused(make, message):
         pipeline(make(), stages=1)
 
 
+def test_weights_that_are_overwritten_by_gradients_are_refused():
+    """As the scales of float8 are."""
+    model = compiled(models.make("mlp"))
+    model.layers[0].bias.overwrite_with_gradient = True
+    with pytest.raises(ValueError, match="a/bias' takes .*float8"):
+        pipeline(model, stages=2)
+
+
 def test_subclassed_models_are_refused():
     model = Subclassed()
     model.build((None, 2))

@@ -130,8 +130,13 @@ def test_gpipe_has_any_loss_of_outputs(float64):
     """Contrast between examples, a scalar, the sum of weights, own terms."""
 
     class OwnLoss(keras.Sequential):
+        @property
+        def metrics(self):
+            return [self.total]
+
         def compute_loss(self, x, y, y_pred, sample_weight):
             contrast = tf.matmul(y_pred, y_pred, transpose_b=True)
+            self.total.update_state(tf.reduce_mean(y_pred))
             return (
                 super().compute_loss(x, y, y_pred, sample_weight)
                 + tf.math.reduce_std(contrast)
@@ -139,6 +144,7 @@ def test_gpipe_has_any_loss_of_outputs(float64):
             )
 
     model = OwnLoss(models.make("mlp").layers)
+    model.total = keras.metrics.Sum(name="loss")
     model.build((None, 4))
     compiled(
         model,
@@ -185,6 +191,29 @@ def test_gradient_where_softmax_is_saturated(schedule, float64):
     expected, _ = step(model, model.train_step, batch)
     pipelined = executor(model, 3, schedule, 3)
     assert_close(step(model, pipelined.train_step, batch)[0], expected, 1e-9)
+
+
+class Turn(layers.Layer):
+    """Real numbers to complex ones."""
+
+    def call(self, inputs):
+        return tf.complex(inputs, 2 * inputs)
+
+
+class Size(layers.Layer):
+    """Complex numbers to real ones."""
+
+    def call(self, inputs):
+        return tf.abs(inputs)
+
+
+def test_gradients_pass_through_complex_tensors(float64):
+    model = small(layers.Dense(4), Turn(), Size(name="size"))
+    compiled(model, "mse")
+    batch = models.data("skip", 4)[:2]
+    expected, _ = step(model, model.train_step, batch)
+    pipelined = executor(model, ["size"], "gpipe", 2)
+    assert_close(step(model, pipelined.train_step, batch)[0], expected)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

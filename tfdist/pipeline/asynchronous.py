@@ -39,7 +39,6 @@ import keras
 import tensorflow as tf
 
 from tfdist import checks
-from tfdist import private_keras
 from tfdist import private_tensorflow
 from tfdist.pipeline import losses
 from tfdist.pipeline import micro_batches as micro_batches_lib
@@ -131,7 +130,7 @@ class AsynchronousPipeline:
             micro_batches_lib.batch_size((x, y, sample_weight)),
             self.micro_batches,
         )
-        x = private_keras.flat_inputs(self.model, x)
+        x = micro_batches_lib.inputs_of(self.model, x)
         kind = str(keras.tree.map_structure(_kind, (x, y, sample_weight)))
         if kind not in self._ticks:
             self._ticks[kind] = ticks.Ticks(

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tfdist import private_keras
 from tfdist.pipeline import stages as stages_lib
 
 
@@ -15,6 +16,9 @@ class Flow:
     ("count",) of the examples, an int64 tensor [], and ("share",) of the
     examples of one update, float64 [].
 
+    A tensor's key may be ("logits", key): of the logits that an output was made
+    of (`private_keras.logits_of`), if it is not the last stage's.
+
     Args:
       model: A built sequential or functional Keras model.
       stages: Its `stages.Stage`s.
@@ -23,6 +27,8 @@ class Flow:
     Attributes:
       inputs: Keys of the model's inputs.
       outputs: Keys of the model's outputs.
+      gives: For each stage the keys of the tensors that it gives to others.
+        `specs` adds those of logits to these and to `takes`.
       takes: For each stage the keys of the tensors that it is given: its
         inputs, and for the last one then what the loss needs of earlier ones.
     """
@@ -34,6 +40,7 @@ class Flow:
         self._last = len(stages) - 1
         self._made = {key for stage in stages for key in stage.outputs}
         own = {*stages[-1].inputs, *stages[-1].outputs}
+        self.gives = [list(stage.outputs) for stage in stages]
         self.takes = [list(stage.inputs) for stage in stages]
         self.takes[-1] += [
             key for key in dict.fromkeys(self.outputs) if key not in own
@@ -70,11 +77,19 @@ class Flow:
             specs["value", key] = [spec]
         for stage in self.stages:
             for key in self.takes[stage.index]:
-                if key in self._made and values[key].dtype.is_floating:
+                differentiable = stages_lib.has_gradient(values[key].dtype)
+                if key in self._made and differentiable:
                     specs["gradient", key, stage.index] = [values[key]]
             specs["weights", stage.index] = _specs(stage.weights)
             specs["state", stage.index] = _specs(stage.state)
         return specs
+
+    def given(self, stage, outputs):
+        """Tensors of a stage's outputs, in the order of `gives`."""
+        found = dict(zip(self.stages[stage].outputs, outputs, strict=True))
+        for key, output in list(found.items()):
+            found["logits", key] = private_keras.logits_of(output)
+        return [found[key] for key in self.gives[stage]]
 
     def sent(self, stage, specs):
         """Names of the gradients that a stage's backward hands on."""
@@ -96,7 +111,7 @@ class Flow:
             names.append(("state", stage))
             if self._stashes:
                 names.append(("weights", stage))
-            for key in self.stages[stage].outputs:
+            for key in self.gives[stage]:
                 names += self.arriving(key, specs)
         return names
 
@@ -104,7 +119,7 @@ class Flow:
         """Names of what a task makes."""
         if stage == self._last or kind == "backward":
             return self.sent(stage, specs)
-        names = [("value", key) for key in self.stages[stage].outputs]
+        names = [("value", key) for key in self.gives[stage]]
         names.append(("state", stage))
         if self._stashes:
             names.append(("weights", stage))
@@ -149,7 +164,9 @@ class Flow:
                     [tf.convert_to_tensor(v.value) for v in stage.weights],
                     [tf.convert_to_tensor(v.value) for v in stage.state],
                 )
-                values.update(zip(stage.outputs, outputs, strict=True))
+                self._add_logits(stage, outputs)
+                made = self.given(stage.index, outputs)
+                values.update(zip(self.gives[stage.index], made, strict=True))
             keys.extend(values)
             return list(values.values())
 
@@ -160,6 +177,17 @@ class Flow:
             key: tf.TensorSpec(tensor.shape, tensor.dtype)
             for key, tensor in zip(keys, outputs, strict=True)
         }
+
+    def _add_logits(self, stage, outputs):
+        """Adds logits of a stage's outputs of the model to what it gives."""
+        if stage.index == self._last:
+            return
+        for key, output in zip(stage.outputs, outputs, strict=True):
+            has_logits = private_keras.logits_of(output) is not None
+            if has_logits and key in self.outputs:
+                self.gives[stage.index].append(("logits", key))
+                self.takes[-1].append(("logits", key))
+                self._made.add(("logits", key))
 
 
 def _specs(variables):

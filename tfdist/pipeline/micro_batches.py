@@ -10,6 +10,8 @@ import inspect
 from keras import tree
 import tensorflow as tf
 
+from tfdist import private_keras
+
 
 class MicroBatches:
     """A batch cut along its first axis.
@@ -96,6 +98,28 @@ def _sliced(data, examples):
     )
 
 
+def inputs_of(model, x):
+    """The tensors of a model's inputs, which can be cut.
+
+    Args:
+      model: A sequential or functional model.
+      x: Inputs in any structure that it takes.
+
+    Raises:
+      ValueError: One is sparse or ragged, or is None.
+    """
+    for tensor in filter(_is_composite, tree.flatten(x)):
+        raise _not_dense(tensor)
+    inputs = private_keras.flat_inputs(model, x)
+    if any(tensor is None for tensor in inputs):
+        raise ValueError(
+            f"Argument `x` must have all inputs of model {model.name!r}, which "
+            "is a pipeline: one that is optional cannot be None. Received: "
+            f"x={x!r}"
+        )
+    return inputs
+
+
 def batch_size(data):
     """Number of examples of a batch.
 
@@ -111,14 +135,8 @@ def batch_size(data):
     """
     tensors = [leaf for leaf in tree.flatten(data) if leaf is not None]
     for tensor in tensors:
-        if not tf.is_tensor(tensor) or isinstance(
-            tensor, (tf.RaggedTensor, tf.SparseTensor)
-        ):
-            raise ValueError(
-                "Arguments `x`, `y` and `sample_weight` of a pipeline must be "
-                "dense tensors, which are cut into micro-batches. Received: "
-                f"{tensor!r}"
-            )
+        if not tf.is_tensor(tensor) or _is_composite(tensor):
+            raise _not_dense(tensor)
         if tensor.shape.rank == 0:
             raise ValueError(
                 "Arguments `x`, `y` and `sample_weight` of a pipeline must "
@@ -144,6 +162,18 @@ def batch_size(data):
     ]
     with tf.control_dependencies([check for check in checks if check]):
         return tf.identity(size)
+
+
+def _is_composite(tensor):
+    return isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor))
+
+
+def _not_dense(tensor):
+    return ValueError(
+        "Arguments `x`, `y` and `sample_weight` of a pipeline must be "
+        "dense tensors, which are cut into micro-batches. Received: "
+        f"{tensor!r}"
+    )
 
 
 def is_stock(model, method):

@@ -248,6 +248,14 @@ class _Pipeline:
                 f"{type(strategy).__name__} has to see whole updates: use "
                 f"{' or '.join(schedules.SYNCHRONOUS)} with it."
             )
+        for variable in model.trainable_variables:
+            if getattr(variable, "overwrite_with_gradient", False):
+                raise ValueError(
+                    f"Variable {variable.path!r} takes what comes as its "
+                    "gradient for its new value (float8), of which a pipeline "
+                    "would take the sum over micro-batches: train the model "
+                    "without a pipeline."
+                )
         calls = [call.operation for call in stages_lib.calls_of(model)[0]]
         known = [x for stage in self.stages for x in stage.operations]
         if list(map(id, calls)) != list(map(id, known)):

@@ -117,9 +117,9 @@ class StageTasks:
             state = given["state", index]
             outputs, after = stage.run(inputs, weights, state)
             _assign(stage.state, state, after)
-            return outputs
+            return self.flow.given(index, outputs)
 
-        names = [("value", key) for key in stage.outputs]
+        names = [("value", key) for key in self.flow.gives[index]]
         results = self._if_any(("forward", index), run, given, names)
         for name, result in zip(names, results, strict=True):
             unit[name] = [result]
@@ -186,7 +186,8 @@ class StageTasks:
         inputs = [given["value", key][0] for key in stage.inputs]
         outputs, _ = stage.run(inputs, weights, given["state", index])
         targets, gradients = [], []
-        for key, output in zip(stage.outputs, outputs, strict=True):
+        outputs = self.flow.given(index, outputs)
+        for key, output in zip(self.flow.gives[index], outputs, strict=True):
             arriving = self.flow.arriving(key, self.specs)
             if arriving:
                 targets.append(output)
@@ -208,7 +209,7 @@ class StageTasks:
         _assign(stage.state, state, after)
         values.update(zip(stage.outputs, outputs, strict=True))
         y_pred = private_keras.pack_outputs(
-            model, [values[key] for key in self.flow.outputs]
+            model, [_with_logits(values, key) for key in self.flow.outputs]
         )
         targets = iter(given["targets",])
         y, sample_weight = keras.tree.map_structure(
@@ -217,9 +218,8 @@ class StageTasks:
         if self.rule.accumulates:
             losses.check(model, y, y_pred)
         loss = losses.compute_of_outputs(model, y, y_pred, sample_weight)
-        tracker = next((m for m in model.metrics if m.name == "loss"), None)
-        if tracker is not None:
-            tracker.update_state(loss, sample_weight=given["count",][0])
+        tracker = private_keras.loss_tracker(model)
+        tracker.update_state(loss, sample_weight=given["count",][0])
         model.compute_metrics(None, y, y_pred, sample_weight)
         share = tf.cast(given["share",][0], loss.dtype)
         # Of a mean over the examples of an update this is the unit's part.
@@ -380,6 +380,15 @@ def _assign(variables, before, after):
     for variable, old, new in zip(variables, before, after, strict=True):
         if new is not old:
             variable.value.assign(new)
+
+
+def _with_logits(values, key):
+    """An output, which knows the logits that it was made of elsewhere."""
+    if ("logits", key) not in values:
+        return values[key]
+    output = tf.identity(values[key])
+    private_keras.set_logits(output, values["logits", key])
+    return output
 
 
 def _spec(tensor):

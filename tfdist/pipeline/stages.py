@@ -110,8 +110,9 @@ class Stage:
         with (
             tf.device(device or self.device),
             tf.name_scope(devices_lib.scope(device or self.device)),
-            # Layers are on the first one, and would go there by themselves.
-            placed.replica_on(device if len(self.devices) > 1 else None),
+            # A layer may be on another device: that of a replica, or of the
+            # stage that calls it first. It would go there by itself.
+            placed.replica_on(device or self.device),
             scope,
         ):
             outputs = self._context(list(tensors), training=training)
@@ -161,6 +162,11 @@ class Stage:
                 "once for each micro-batch: a pipeline refuses it. Put the "
                 "term into the loss function."
             )
+
+
+def has_gradient(dtype):
+    """Whether a tensor of this `tf.DType` passes gradients back."""
+    return dtype.is_floating or dtype.is_complex
 
 
 class _Context(keras.Layer):

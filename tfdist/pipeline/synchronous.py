@@ -13,6 +13,7 @@ import warnings
 
 import keras
 
+from tfdist import private_keras
 from tfdist.pipeline import losses
 from tfdist.pipeline import schedules
 from tfdist.pipeline import stages as stages_lib
@@ -83,9 +84,8 @@ class SynchronousPipeline:
         with operations.following():
             step = synchronous_step.SynchronousStep(self, x, y, sample_weight)
             y_pred, loss, gradients = step.run()
-            tracker = next((m for m in model.metrics if m.name == "loss"), None)
-            if tracker is not None:
-                tracker.update_state(loss, sample_weight=step.size)
+            tracker = private_keras.loss_tracker(model)
+            tracker.update_state(loss, sample_weight=step.size)
             if gradients:
                 model.optimizer.apply_gradients(
                     zip(gradients, model.trainable_weights, strict=True)

@@ -10,6 +10,7 @@ from tfdist import private_keras
 from tfdist.pipeline import losses
 from tfdist.pipeline import micro_batches
 from tfdist.pipeline import schedules
+from tfdist.pipeline import stages
 
 
 class SynchronousStep:
@@ -39,7 +40,7 @@ class SynchronousStep:
         self._whole = x, y, sample_weight
         self._units = range(executor.micro_batches)
         with tf.device(self._stages[0].device):
-            inputs = private_keras.flat_inputs(self._model, x)
+            inputs = micro_batches.inputs_of(self._model, x)
             self.size = micro_batches.batch_size((inputs, y, sample_weight))
             self._cut = micro_batches.MicroBatches(self.size, len(self._units))
             self._values = {
@@ -186,7 +187,7 @@ class SynchronousStep:
         inputs = {
             key: tensor
             for key, tensor in zip(stage.inputs, tensors, strict=True)
-            if key in self._trained and tensor.dtype.is_floating
+            if key in self._trained and stages.has_gradient(tensor.dtype)
         }
         values = zip(stage.weights, weights, strict=True)
         return inputs | {id(weight): value for weight, value in values}
@@ -250,7 +251,7 @@ class SynchronousStep:
         with (
             tf.name_scope(f"loss_{unit}"),
             scope,
-            _tape(_floats(outputs)) as tape,
+            _tape(_differentiable(outputs)) as tape,
         ):
             y_pred = self._pack(outputs, [unit])
             if unit == 0:
@@ -259,7 +260,7 @@ class SynchronousStep:
             if self._executor.reduction == "mean":
                 loss *= self._cut.share(unit, loss.dtype)
             loss = self._model.optimizer.scale_loss(loss)
-        self._begin(_gradients(tape, loss, _floats(outputs)))
+        self._begin(_gradients(tape, loss, _differentiable(outputs)))
 
     def _whole_loss(self, begins_backward):
         """The loss of the batch, and its gradients with respect to weights.
@@ -270,7 +271,7 @@ class SynchronousStep:
         self._assign_state()
         outputs = self._outputs(self._units)
         weights = self._model.trainable_weights
-        sources = _floats(outputs) if begins_backward else {}
+        sources = _differentiable(outputs) if begins_backward else {}
         with tf.name_scope("loss"), _tape(sources) as tape:
             tape.watch([weight.value for weight in weights])
             y_pred = self._pack(outputs, self._units)
@@ -365,8 +366,8 @@ def _tape(sources):
     return tape
 
 
-def _floats(tensors):
-    return {k: t for k, t in tensors.items() if t.dtype.is_floating}
+def _differentiable(tensors):
+    return {k: t for k, t in tensors.items() if stages.has_gradient(t.dtype)}
 
 
 def _gradients(tape, targets, sources, cotangents=None):
