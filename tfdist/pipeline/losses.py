@@ -38,16 +38,18 @@ def compute_of_outputs(model, y, y_pred, sample_weight):
       sample_weight: A structure of tensors, or None.
 
     Raises:
-      ValueError: The loss depends on a trainable weight in another way.
+      ValueError: The loss depends on a trainable weight in another way, or
+        leaves out a regularizer.
     """
     weights = model.trainable_weights
+    values = [weight.value for weight in weights]
     with (
         tf.GradientTape(watch_accessed_variables=False) as tape,
-        _constant_regularizers(weights),
+        _constant_regularizers(weights, tape) as penalties,
     ):
-        tape.watch([weight.value for weight in weights])
+        tape.watch(values)
         loss = compute(model, None, y, y_pred, sample_weight)
-    gradients = tape.gradient(loss, [weight.value for weight in weights])
+    gradients, of_penalties = tape.gradient(loss, (values, penalties))
     for weight, gradient in zip(weights, gradients, strict=True):
         if gradient is not None:
             raise ValueError(
@@ -56,24 +58,44 @@ def compute_of_outputs(model, y, y_pred, sample_weight):
                 "With this schedule, such a term would not be trained: give "
                 "the layer a regularizer, or use schedule='gpipe'."
             )
+    for weight, found in zip(weights, of_penalties, strict=True):
+        if weight.regularizer and all(g is None for g in found):
+            raise ValueError(
+                f"{type(model).__name__}.compute_loss leaves out the "
+                f"regularizer of the weight {weight.path!r}. With this "
+                "schedule, it would be trained all the same: add all of "
+                "`self.losses`, or use schedule='gpipe'."
+            )
     return loss
 
 
 @contextlib.contextmanager
-def _constant_regularizers(weights):
-    """Within it, no gradient passes through what regularizers compute."""
-    own = [(w, w.regularizer) for w in weights if w.regularizer is not None]
-    for weight, regularizer in own:
-        weight.regularizer = _constant(regularizer)
+def _constant_regularizers(weights, tape):
+    """Within it, no gradient passes through what regularizers compute.
+
+    Yields:
+      A list for each weight, of what its regularizer has computed.
+    """
+    before = [weight.regularizer for weight in weights]
+    penalties = [[] for _ in weights]
+    for weight, own, found in zip(weights, before, penalties, strict=True):
+        if own is not None:
+            weight.regularizer = _constant(own, tape, found)
     try:
-        yield
+        yield penalties
     finally:
-        for weight, regularizer in own:
-            weight.regularizer = regularizer
+        for weight, own in zip(weights, before, strict=True):
+            weight.regularizer = own
 
 
-def _constant(regularizer):
-    return lambda weight: regularizer(tf.stop_gradient(weight))
+def _constant(regularizer, tape, found):
+    def penalty(weight):
+        value = tf.convert_to_tensor(regularizer(tf.stop_gradient(weight)))
+        tape.watch(value)
+        found.append(value)
+        return value
+
+    return penalty
 
 
 def reduction_of(model):
