@@ -8,12 +8,16 @@ import tensorflow as tf
 
 from tests import nightly
 from tests.pipeline import models
+from tests.pipeline.steps import DEVICES
+from tests.pipeline.steps import assert_close
+from tests.pipeline.steps import compiled
+from tests.pipeline.steps import executor
+from tests.pipeline.steps import small
+from tests.pipeline.steps import step
+from tests.pipeline.steps import tensors
 from tfdist.pipeline import pipeline
 from tfdist.pipeline import schedules
-from tfdist.pipeline import stages as stages_lib
-from tfdist.pipeline.synchronous import SynchronousPipeline
 
-DEVICES = ["CPU:0", "CPU:1", "CPU:2"]
 SCHEDULES = schedules.SYNCHRONOUS
 
 
@@ -25,50 +29,6 @@ def float64():
         keras.config.set_dtype_policy(dtype)
         if dtype == "float64":
             yield
-
-
-def compiled(model, loss, optimizer=None, **arguments):
-    """The model, of which one step subtracts the gradient."""
-    optimizer = optimizer or keras.optimizers.SGD(1.0)
-    model.compile(optimizer, loss, run_eagerly=True, **arguments)
-    return model
-
-
-def tensors(data):
-    return tf.nest.map_structure(
-        lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), data
-    )
-
-
-def step(model, train_step, data):
-    """(gradients, logs) of one step; all variables stay as they were."""
-    before = [variable.numpy() for variable in model.variables]
-    model.reset_metrics()
-    logs = train_step(tensors(data))
-    after = [variable.numpy() for variable in model.variables]
-    for variable, value in zip(model.variables, before, strict=True):
-        variable.assign(value)
-    gradients = {
-        "/".join(variable.path.split("/")[-2:]): old - new
-        for variable, old, new in zip(
-            model.variables, before, after, strict=True
-        )
-    }
-    assert len(gradients) == len(before)
-    logs = {name: float(value) for name, value in logs.items()}
-    return gradients, logs
-
-
-def assert_close(found, expected, tolerance=1e-12):
-    for name in expected:
-        np.testing.assert_allclose(
-            found[name], expected[name], rtol=0, atol=tolerance, err_msg=name
-        )
-
-
-def executor(model, stages, schedule, micro_batches, **options):
-    cut = stages_lib.split(model, stages, DEVICES[: stages_lib.count(stages)])
-    return SynchronousPipeline(model, cut, schedule, micro_batches, **options)
 
 
 # The gradient.
@@ -393,78 +353,3 @@ def test_training_is_that_without_a_pipeline(
 def test_training_with_several_outputs_and_steps_per_execution(float64):
     found = trained("two", "1f1b", 2, steps_per_execution=3)
     assert_same_training(found, trained("two"))
-
-
-# What is refused.
-
-
-def refused(message, model, loss="mse", schedule="1f1b", data=None, **options):
-    compiled(model, loss)
-    with pytest.raises(ValueError, match=message):
-        pipelined = executor(
-            model, options.pop("stages", 2), schedule, 2, **options
-        )
-        pipelined.train_step(tensors(data or models.data("skip", 4)))
-
-
-def small(*middle):
-    return keras.Sequential(
-        [keras.Input((4,)), *middle, layers.Dense(3, name="out")]
-    )
-
-
-def test_losses_of_which_micro_batches_say_too_little_are_refused():
-    mean = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    refused("'mean_with_sample_weight'", small(layers.Dense(4)), mean)
-    scalar = lambda y, y_pred: tf.reduce_sum((y - y_pred) ** 2)  # noqa: E731
-    refused("one number", small(layers.Dense(4)), scalar)
-
-    class OwnLoss(keras.Sequential):
-        def compute_loss(self, x, y, y_pred, sample_weight):
-            return tf.reduce_sum(y_pred)
-
-    own = OwnLoss(small(layers.Dense(4)).layers)
-    own.build((None, 4))
-    refused("compute_loss", own)
-    two = models.make("two")
-    losses = {
-        "early": "mse",
-        "late": keras.losses.SparseCategoricalCrossentropy(reduction="sum"),
-    }
-    refused("same reduction", two, losses, stages=["j"])
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_layers_that_know_of_micro_batches_are_refused(schedule):
-    active = layers.Dense(4, activity_regularizer="l2")
-    refused("activity_regularizer", small(active), schedule=schedule)
-    masked = keras.Sequential(
-        [
-            keras.Input((4,), dtype="int32"),
-            layers.Embedding(5, 3, mask_zero=True),
-            layers.LSTM(3),
-        ]
-    )
-    tokens = np.ones((4, 4), "int32"), np.ones((4, 3), "float32")
-    refused("mask", masked, schedule=schedule, data=tokens)
-    x = keras.Input((4,))
-    dropout = layers.Dropout(0.5)
-    y = layers.Dense(4, name="middle")(dropout(x))
-    shared = keras.Model(x, layers.Dense(3)(dropout(y)))
-    refused(
-        "stages 0 and 1 share", shared, schedule=schedule, stages=["middle"]
-    )
-
-
-class Noise(layers.Layer):
-    def call(self, inputs):
-        return inputs + keras.random.normal(keras.ops.shape(inputs))
-
-
-def test_random_numbers_that_would_repeat_are_refused():
-    refused("SeedGenerator", small(Noise()))
-
-
-def test_numbers_of_examples_must_be_the_same():
-    x, y, _ = models.data("skip", 4)
-    refused("same number", small(Noise()), data=(x, y[:3]))
