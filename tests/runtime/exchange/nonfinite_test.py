@@ -176,6 +176,41 @@ def test_fail_names_the_worker_and_what_is_not_finite():
     assert strategy.updates_applied() == [2]
 
 
+@pytest.mark.parametrize(
+    ("choice", "local_steps"),
+    nightly.also([("drop", 1)], [("drop", None), ("fail", None)]),
+)
+def test_a_momentum_of_workers_forgets_what_was_refused(choice, local_steps):
+    """Also with local steps, whose momentum is of changes of weights."""
+    strategy = tfdist.ParameterServerStrategy(
+        synchronization=synchronization.Async(),
+        correction=correction.DANA(momentum=0.5),
+        local_steps=local_steps,
+        nonfinite=choice,
+    )
+    with strategy.scope():
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((1,)), layer])
+        model.compile(keras.optimizers.SGD(0.25), "mse")
+    x = np.ones([1, 1], "float32")
+    weight, momentum = 1.0, 0.0
+    for step in range(5):
+        if step == 1 and choice == "fail":
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                model.train_on_batch(np.nan * x, x)
+        elif step == 1:
+            model.train_on_batch(np.nan * x, x)
+        else:
+            model.train_on_batch(x, 3 * x)
+            gradient = 2 * (weight - 3.0)
+            momentum = 0.5 * momentum + gradient
+            weight -= 0.25 * (0.5 * momentum + gradient)
+    strategy.barrier()
+    np.testing.assert_allclose(layer.kernel.numpy(), [[weight]], rtol=1e-6)
+    (counts,) = strategy.gradient_counts().values()
+    assert (counts["accepted"], counts["nonfinite"]) == (4, choice == "drop")
+
+
 def test_what_comes_after_a_refused_update_counts():
     """Also where it belongs to a step that makes no update."""
     strategy = tfdist.AsyncStrategy()

@@ -83,10 +83,16 @@ class Corrector:
           optimizer: The Keras optimizer whose step it is.
           counter: Its step counter.
 
+        Returns:
+          Callable of a scalar bool tensor, or None, to be called once it is
+          known whether all that is pushed is finite (None if nobody looks).
+          What workers keep then follows, unless the update is left out.
+
         Raises:
           ValueError: The optimizer or a parameter does not fit.
         """
         self._correction.check_optimizer(optimizer)
+        pending = []
         for record in records:
             if not record.is_gradient:
                 continue
@@ -101,8 +107,17 @@ class Corrector:
                 )
             if self._correction.on_worker:
                 gradient, *rest = record.args
-                corrected = self._on_worker.correct(gradient, variable, counter)
+                corrected, slots = self._on_worker.correct(
+                    gradient, variable, counter
+                )
                 record.args = (corrected, *rest)
+                pending.append(slots)
+
+        def settle(finite):
+            for slots in pending:
+                slots.settle(finite)
+
+        return settle
 
     # What gradients were computed from.
 

@@ -23,6 +23,45 @@ class WorkerSlots(Slots):
             variable.scatter_update(tf.IndexedSlices(value, rows))
 
 
+class PendingSlots(Slots):
+    """Slots whose assignments take effect if the update is made.
+
+    Until then, they are tensors of the graph that computes the update.
+
+    Args:
+      slots: The `WorkerSlots` that are assigned.
+    """
+
+    def __init__(self, slots):
+        self._slots = slots
+        self._pending = {}
+
+    def read(self, name, rows=None):
+        value = self._pending.get(name)
+        if value is None:
+            return self._slots.read(name, rows)
+        return value if rows is None else tf.gather(value, rows)
+
+    def assign(self, name, value, rows=None):
+        if rows is not None:
+            rows = tf.convert_to_tensor(rows)[..., None]
+            old = self.read(name)
+            value = tf.tensor_scatter_nd_update(old, rows, value)
+        self._pending[name] = value
+
+    def settle(self, finite):
+        """Builds the assignments.
+
+        Args:
+          finite: Whether the update is made, a scalar bool tensor; None if
+            it is made in any case.
+        """
+        for name, value in self._pending.items():
+            if finite is not None:
+                value = tf.where(finite, value, self._slots.read(name))
+            self._slots.assign(name, value)
+
+
 class ServerSlots(Slots):
     """Slots on a server; all is built in its scope."""
 

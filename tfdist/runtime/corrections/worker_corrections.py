@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from tfdist.runtime.corrections import saved_slots
 from tfdist.runtime.corrections.parameter_correction import ParameterCorrection
+from tfdist.runtime.corrections.slots import PendingSlots
 from tfdist.runtime.corrections.slots import WorkerSlots
 from tfdist.runtime.corrections.slots import dtype_of
 
@@ -49,11 +50,12 @@ class WorkerCorrections:
           counter: The step counter of the optimizer.
 
         Returns:
-          The corrected one.
+          The corrected one; and the `PendingSlots` to settle when it is known
+          whether the update is made.
         """
-        slots = self._slots(counter, variable)
+        slots = PendingSlots(self._slots(counter, variable))
         one = ParameterCorrection(self._correction, slots)
-        return one.correct(gradient, shape=variable.shape)
+        return one.correct(gradient, shape=variable.shape), slots
 
     def _slots(self, counter, variable):
         key = (counter.ordinal, variable.ordinal)

@@ -291,8 +291,9 @@ class Step:
             compiled_parts.outside(),
             tf.name_scope("exchange"),
         ):
+            settle = None
             if optimizer:
-                self._runtime.corrector.before_push(
+                settle = self._runtime.corrector.before_push(
                     recorded, optimizer, counter
                 )
             finite = self._runtime.nonfinite.check(
@@ -300,6 +301,8 @@ class Step:
                 is_step=counter is not None,
                 follows=bool(self._ticketed),
             )
+            if settle:
+                settle(finite)
             exchange = self._make_exchange(
                 runtime=self._runtime,
                 graph=graph,

@@ -93,11 +93,13 @@ class LocalExchange:
         own, anchors = self._both(inner, shows_own)
         points = {**own, **points}
         records, sent = self._records(inner, own, anchors, points)
+        settle = self._correct(inner, records)
         if this_round is None:
             finite = self._check(inner, records, own)
             this_round = self._communication.build_round(inner)
         else:
             finite = self._was_finite(inner, this_round)
+        settle(finite)
         records, sent = self._communication.combine(
             inner, records, sent, this_round, finite
         )
@@ -134,6 +136,7 @@ class LocalExchange:
         """
         own, anchors = self._both(inner, shows_own=True)
         records, _ = self._records(inner, own, anchors, own)
+        self._correct(inner, records)
         self._check(inner, records, own)
 
     def _both(self, inner, shows_own):
@@ -142,6 +145,13 @@ class LocalExchange:
         here = {v.ordinal: read_replica(v) for v in held}
         there = {v.ordinal: read_replica(self._shadow(v)) for v in held}
         return (here, there) if shows_own else (there, here)
+
+    def _correct(self, inner, records):
+        """See `Corrector.before_push`."""
+        counter = step_lib.step_counter(inner.outer)
+        return self._runtime.corrector.before_push(
+            records, inner.outer, counter
+        )
 
     def _check(self, inner, records, own):
         """Builds: is all finite, a scalar bool tensor; None not to look."""
@@ -168,7 +178,6 @@ class LocalExchange:
     def _exchange(self, inner, records, sent, this_round, last, finite):
         outer = inner.outer
         counter = step_lib.step_counter(outer)
-        self._runtime.corrector.before_push(records, outer, counter)
         graph = tf.compat.v1.get_default_graph()
         self._communication.exchange(
             inner,
