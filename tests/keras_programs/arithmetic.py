@@ -60,7 +60,7 @@ def left_over(expected):
     return Documented(
         Loose(expected["half"]),
         "strategies.md",
-        "at the very end, up to s - 1 gradients that do not fill an update",
+        "at the end of `fit`, up to s - 1 gradients that do not fill an update",
     )
 
 

@@ -9,6 +9,8 @@ tau = i - j:
   alpha(tau) = alpha0 / tau, and alpha0 for tau = 0
 """
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
@@ -52,21 +54,26 @@ class ZhangOracle:
 
     def begin_anew(self, workers):
         del workers
+        self._received = []
 
     def lose(self, worker):
         """What has come has come."""
 
 
 def check_updates(number):
-    """What to watch: each update is of `number` gradients, as they came."""
+    """What to watch: each update is of `number` gradients, as they came.
+
+    A run that begins when everybody was gone begins with an empty update.
+    """
 
     def check(run):
         arrived = list(run.gradients.values())
         updates = run.observer.updates
-        assert len(updates) == len(arrived) // number
-        assert [g for update in updates for g in update.gradients] == (
-            arrived[: len(updates) * number]
-        )
+        counted = []
+        for begin, end in itertools.pairwise([0, *run.begins, len(arrived)]):
+            counted += arrived[begin : end - (end - begin) % number]
+        assert len(updates) * number == len(counted)
+        assert [g for update in updates for g in update.gradients] == counted
         for version, update in enumerate(updates):
             assert update.lateness == [
                 version - gradient.pulled for gradient in update.gradients
@@ -85,6 +92,21 @@ def test_parameters_are_those_of_the_paper(case, script):
         watch=check_updates(case[1]),
     )
     run.play(script).drain()
+
+
+def test_what_a_run_leaves_is_no_part_of_the_next():
+    """The weights may have been set in between."""
+    run = Run(SoftSync(2), 2, watch=check_updates(2))
+    run.play([("advance", 0)] * 3)
+    assert run.cluster.read().in_round == 1
+    # While somebody is there, it is the same run.
+    run.play([("leave", 0), ("advance", 0)])
+    assert run.cluster.read().version == 2
+    run.play([("advance", 0), ("leave", 0), ("begin", 0), ("advance", 0)])
+    state = run.cluster.read()
+    assert (state.version, state.in_round) == (2, 1)
+    run.play([("advance", 0)])
+    assert run.cluster.read().version == 3
 
 
 @laws.settings(max_examples=6, nightly=200)

@@ -70,6 +70,8 @@ class Run:
         self.present = set(range(num_workers))
         # Keys of gradients from before a time when everybody was gone.
         self.earlier = set()
+        # How many gradients there were at each such time.
+        self.begins = []
         # Of those who are gone, who has left by itself.
         self._left = set()
         self.clocks = [0] * num_workers
@@ -247,6 +249,7 @@ class Run:
         }
         self.clocks = [0] * len(self.clocks)
         self.earlier.update(self.gradients)
+        self.begins.append(len(self.gradients))
         if self.oracle:
             self.oracle.begin_anew(self.present)
 

@@ -100,7 +100,11 @@ class Server:
             assert key not in self.taken, "a gradient counts twice"
             self.taken.add(key)
             value = run.scale(staleness) * run.gradients[key].value
-            assert bool(first) == (not self._keys)
+            if first:
+                # What a run leaves that ends is part of no update.
+                assert run.earlier.issuperset(self._keys)
+                self._keys, self._lateness = [], []
+            assert first or self._keys
             self._sum = value if first else self._sum + value
             self._keys.append(key)
             self._lateness.append(staleness)

@@ -152,6 +152,9 @@ def _started(state, now):
 def _begin_anew(state, mine):
     """If everybody is gone, the state of a run that begins.
 
+    Gradients that have not filled an update of the run before are part of
+    none: the parameters may have been set since.
+
     Who comes back from a failure has a run to end that the others have
     ended: it does not wait for them.
     """
@@ -163,6 +166,7 @@ def _begin_anew(state, mine):
     return dataclasses.replace(
         state,
         clock=tf.where(nobody, zero, state.clock),
+        in_round=tf.where(nobody, zero, state.in_round),
         started_at=tf.where(nobody, zero, state.started_at),
     )
 
