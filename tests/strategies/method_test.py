@@ -144,6 +144,28 @@ def test_it_is_resolved_once_for_a_number_of_workers():
     assert method.local_steps.outer_optimizer().momentum == 1 - 1 / 2
 
 
+def test_a_subclass_stays_one_when_it_is_resolved():
+    class OfTwo(synchronization.SoftSync):
+        """Of which a user has overridden a method."""
+
+    class WithBackups(synchronization.Sync):
+        """The same."""
+
+    class Tied(averaging.ElasticAveraging):
+        """The same."""
+
+    two = OfTwo(n=2)
+    for made in (two.resolve(6), two.alone()):
+        assert type(made) is OfTwo
+    assert (two.resolve(6).s, two.alone().s) == (3, 1)
+    alone = WithBackups(1, on_drop="retry").alone()
+    assert type(alone) is WithBackups
+    assert (alone.backup_workers, alone.on_drop) == (0, "retry")
+    resolved = Tied().resolve(synchronization.Async(), None, 3)
+    assert type(resolved) is Tied
+    assert resolved == Tied(alpha=0.9 / 3)
+
+
 @pytest.mark.parametrize("name", registry.names())
 def test_every_method_is_defined_for_one_process(name):
     alone = registry.method(name).alone()

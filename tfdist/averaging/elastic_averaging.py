@@ -1,6 +1,7 @@
 """Workers that explore around a centre, tied to it by an elastic force."""
 
 from collections.abc import Callable
+import copy
 from typing import Any
 
 import keras
@@ -102,7 +103,9 @@ class ElasticAveraging(base.LocalSteps):
                     f"moving_rate={self.moving_rate:g} for {num_workers} "
                     "workers"
                 )
-        resolved = ElasticAveraging(self.period, alpha=alpha)
+        resolved = copy.copy(self)
+        resolved.moving_rate, resolved.alpha = None, alpha
+        resolved.pushed = base.Pushed.WEIGHTS
         if is_sync:
             resolved.moving_rate = alpha * num_workers
             resolved.pushed = base.Pushed.CHANGE

@@ -1,5 +1,7 @@
 """An update once any s gradients have arrived."""
 
+import copy
+
 import tensorflow as tf
 
 from tfdist import checks
@@ -57,12 +59,16 @@ class SoftSync(base.Synchronization):
                 "Argument `n` of SoftSync must be at most the number of "
                 f"workers, {num_workers}. Received: n={self.n}"
             )
-        resolved = SoftSync(num_workers // self.n)
-        resolved.n = self.n
+        resolved = copy.copy(self)
+        resolved.s = num_workers // self.n
         return resolved
 
     def alone(self) -> base.Synchronization:
-        return self if self.s is not None else SoftSync(1)
+        if self.s is not None:
+            return self
+        alone = copy.copy(self)
+        alone.s, alone.n = 1, None
+        return alone
 
     def decide(self, state: State) -> State:
         state = state.drop(state.unusable)

@@ -1,5 +1,6 @@
 """Synchronous SGD, with backup workers or without."""
 
+import copy
 from typing import Literal
 
 import tensorflow as tf
@@ -76,7 +77,9 @@ class Sync(base.Synchronization):
         return self
 
     def alone(self) -> base.Synchronization:
-        return Sync(on_drop=self.on_drop)
+        alone = copy.copy(self)
+        alone.backup_workers = 0
+        return alone
 
     def gradients_per_update(self, num_workers: int) -> int:
         return num_workers - self.backup_workers
