@@ -169,6 +169,25 @@ def test_weights_that_are_set_at_the_end_stay(local_steps, in_fit):
     np.testing.assert_array_equal(weights_of(model), [7.0, 7.0, 7.0])
 
 
+def test_steps_count_after_weights_were_set_one_after_another():
+    """As callbacks do that put back layers, each at a time of its own."""
+    strategy = tfdist.ParameterServerStrategy(local_steps=100)
+    with strategy.scope():
+        layer = keras.layers.Dense(1)
+        model = keras.Sequential([keras.Input((3,)), layer])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    for variable in (layer.bias, layer.kernel):
+        model.train_on_batch(X[:BATCH], Y[:BATCH])
+        variable.assign(keras.ops.zeros_like(variable))
+    strategy.barrier()
+    assert strategy.updates_applied() == [1]
+    # Both at once are all there is.
+    model.train_on_batch(X[:BATCH], Y[:BATCH])
+    model.set_weights(model.get_weights())
+    strategy.barrier()
+    assert strategy.updates_applied() == [1]
+
+
 @pytest.mark.parametrize("kind", nightly.also(["ragged"], ["sparse"]))
 def test_examples_are_rows_of_whatever_they_are_in(kind):
     strategy = tfdist.ParameterServerStrategy(local_steps=4)

@@ -152,10 +152,31 @@ def test_a_slow_worker_takes_fewer_steps():
         for _ in range(12):
             run.step(k, x, y)
     runtime = run.runtimes[0]
-    variable = runtime.local._exchange.speeds.variable
+    (inner,) = runtime.local.inners
+    variable = inner.speeds.variable
     runtime.pull()
     assert (variable.numpy() > 0).all()  # Both have measured theirs.
     variable.assign([[1.0, 1e9], [3.0, 1e9]])
     exchanges = [run.step(0, x, y) for _ in range(2)]
     assert [len(e) for e in exchanges] == [0, 1]
     assert exchanges[1][0].local_steps == 2  # A third of six.
+
+
+def test_each_optimizer_has_its_own_speed():
+    """Two that exchange one after the other would seem fast, else."""
+    method = tfdist.AsyncLocalSGDStrategy(2).local_steps
+    build = linear(lambda: "sgd")
+    run = VirtualWorkers(1, method, build=build)
+    (runtime,) = run.runtimes
+    with run.workers[0].scope():
+        other = build()
+    ((x, y),) = delay_test.batches(1, seed=0)
+    for _ in range(2):
+        run.step(0, x, y)
+        other.train_on_batch(x, y)
+    first, second = (inner.speeds for inner in runtime.local.inners)
+    began = [speeds._began.numpy() for speeds in (first, second)]
+    for _ in range(2):
+        run.step(0, x, y)
+    assert first._began.numpy() > began[0]
+    assert second._began.numpy() == began[1] > 0

@@ -1,6 +1,7 @@
 """The base of methods with K local steps between exchanges."""
 
 import abc
+import copy
 import enum
 
 import keras
@@ -171,11 +172,32 @@ def is_momentum(name, optimizer):
       optimizer: The `keras.optimizers.Optimizer`.
     """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    return not has_points(optimizer) and _ends(name, "momentum")
+
+
+def has_points(optimizer):
+    """Whether what an optimizer calls its momenta are points, see above."""
     # Not every Keras has it.
     points = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
-    if isinstance(optimizer, points):
-        return False
-    return name.split(":")[0].endswith("momentum")
+    return isinstance(optimizer, points)
+
+
+def is_sum(name):
+    """Whether an optimizer's variable of that name is a sum of squares.
+
+    As those of Adagrad and Ftrl, which need not begin at 0. The accumulated
+    gradients of `gradient_accumulation_steps` are not.
+
+    Args:
+      name: As Keras makes it of a parameter's and of the slot's name.
+    """
+    return _ends(name, "_accumulator") and not _ends(
+        name, "gradient_accumulator"
+    )
+
+
+def _ends(name, end):
+    return name.split(":")[0].endswith(end)
 
 
 def period_steps(period, warmup_steps, step):
@@ -268,6 +290,17 @@ def optimizer_config(owner, name, optimizer):
     # Keras numbers names by what the process has made before.
     del config["config"]["name"]
     return config
+
+
+def new_optimizer(config):
+    """Returns a new outer optimizer.
+
+    Args:
+      config: A dict as `optimizer_config` returns it, which stays as it is:
+        Keras would replace the config of a learning rate schedule in it by
+        the schedule.
+    """
+    return keras.optimizers.deserialize(copy.deepcopy(config))
 
 
 def _shown(value):

@@ -5,7 +5,9 @@ import weakref
 
 import tensorflow as tf
 
+from tfdist import private_keras
 from tfdist.averaging import base as averaging
+from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
 
 
@@ -21,13 +23,16 @@ class Inner:
       outer: The outer one.
       parameters: List of the parameters that it trains.
       states: List of other state that its steps assign.
+      speeds: The `Speeds` that its number of steps follows, or None.
       since_push: Steps since its last push, a worker's int64.
       since_fetch: The same since its last fetch.
       examples: Examples in the steps since its last push, the same.
       finite: Whether what is to be pushed is finite, as last looked at, a
         worker's bool.
       accrued: By ordinal, sums of gradients, where these are pushed.
-      set_since: Ordinals of parameters that have been set eagerly.
+      set_since: Ordinals of parameters that have been set eagerly since the
+        last step.
+      set_at: Steps that the clock had counted when the last one was set.
     """
 
     clock: object
@@ -36,12 +41,14 @@ class Inner:
     outer: object
     parameters: list
     states: list
+    speeds: object
     since_push: object
     since_fetch: object
     examples: object
     finite: object
     accrued: dict
     set_since: set = dataclasses.field(default_factory=set)
+    set_at: int = -1
 
     def count(self, examples, gradients):
         """Builds: a step has been taken.
@@ -82,7 +89,8 @@ class Inner:
     def was_set(self, variable):
         """A variable has been set eagerly, with own value and anchor alike.
 
-        Once all parameters have been, nothing of what was done is left.
+        Once all parameters have been, with no step in between, nothing of
+        what was done is left.
         """
         ordinals = {p.ordinal for p in self.parameters}
         if variable.ordinal not in ordinals:
@@ -91,6 +99,10 @@ class Inner:
             self.accrued[variable.ordinal].assign_replica(
                 tf.zeros(variable.shape, variable.dtype)
             )
+        steps = int(read_replica(self.clock))
+        if steps != self.set_at:
+            self.set_since.clear()
+        self.set_at = steps
         self.set_since.add(variable.ordinal)
         if self.set_since == ordinals:
             self.set_since.clear()
@@ -102,7 +114,9 @@ class Inner:
         return [value for value in self.optimizer_state if value.role is role]
 
 
-def new_inner(store, method, clock, optimizer, outer, parameters, states):
+def new_inner(
+    store, method, clock, optimizer, outer, parameters, states, speeds
+):
     """An `Inner` that has done nothing yet.
 
     Args:
@@ -113,6 +127,7 @@ def new_inner(store, method, clock, optimizer, outer, parameters, states):
       outer: The outer one.
       parameters: List of the parameters that it trains.
       states: List of other state that its steps assign.
+      speeds: A `Speeds`, or None.
     """
 
     def zero(name):
@@ -131,6 +146,7 @@ def new_inner(store, method, clock, optimizer, outer, parameters, states):
         outer,
         parameters,
         states,
+        speeds,
         zero("since_push"),
         zero("since_fetch"),
         zero("examples"),
@@ -145,19 +161,35 @@ def begin_anew(inner, finite):
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     # Adagrad's sums do not begin with zero.
     sums_begin = getattr(optimizer, "initial_accumulator_value", 0.0)
+    points = _points(optimizer)
+
+    def first_of(variable):
+        if id(variable) in points:
+            return read_replica(points[id(variable)])
+        is_sum = averaging.is_sum(variable.name)
+        return tf.cast(sums_begin if is_sum else 0.0, variable.dtype)
 
     def begin():
         for variable in inner.state(Role.LOCAL):
             if not variable.dtype.is_floating:
                 continue
-            is_sum = "accumulator" in variable.name
-            first = tf.cast(sums_begin if is_sum else 0.0, variable.dtype)
+            first = first_of(variable)
             value = variable.read_value()
             value = tf.where(tf.math.is_finite(value), value, first)
             variable.assign(value, read_value=False)
         return True
 
     tf.cond(finite, lambda: False, begin)
+
+
+def _points(optimizer):
+    """By id of a slot that begins as a copy of a parameter, the parameter."""
+    if not averaging.has_points(optimizer):
+        return {}
+    return {
+        id(private_keras.slot(optimizer, "_momentums", one).value): one.value
+        for one in private_keras.trained_by(optimizer)
+    }
 
 
 def reset_momentum(inner):

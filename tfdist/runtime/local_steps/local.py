@@ -53,11 +53,7 @@ class Local:
         self._runtime = runtime
         self._store = runtime.store
         self._communication = communication
-        self._own_values = own_values.OwnValues(
-            runtime.store,
-            runtime.commit,
-            lambda variable: self._exchange.is_speed(variable),
-        )
+        self._own_values = own_values.OwnValues(runtime.store, runtime.commit)
         self._exchange = local_exchange.LocalExchange(
             runtime,
             method,
@@ -159,8 +155,8 @@ class Local:
         inner.count(examples, gradients)
         step = tf.cast(clock.read_value(), tf.int64)
         steps = self.method.steps(step)
-        if self._exchange.speeds is not None:
-            steps = self._exchange.speeds.share_of(steps)
+        if inner.speeds is not None:
+            steps = inner.speeds.share_of(steps)
         fetch_steps = self.method.fetch_steps(step)
 
         def push():
@@ -184,8 +180,9 @@ class Local:
         with tf.init_scope():
             outer = self._optimizers.make_outer(optimizer, parameters)
             with self._optimizers.making_own():
-                self._exchange.follow_speed()
+                speeds = self._exchange.new_speeds()
             local_optimizers.check_pieces(parameters, outer)
+            local_optimizers.check_epsilon(parameters, outer)
             self._runtime.commit()
             self._runtime.unused_models.refuse(parameters)
             self._communication.begin(self, optimizer, clock)
@@ -197,6 +194,7 @@ class Local:
                 outer,
                 parameters,
                 states,
+                speeds,
             )
             self._own_values.tell_apart()
         self._optimizers.add(inner)

@@ -51,23 +51,18 @@ class LocalExchange:
         self._worker = worker_id
         self._build_workers = build_workers
         self._shadow = shadow
-        # Where the number of steps follows the worker's speed.
-        self.speeds = None
         self._communication = communication
 
-    def follow_speed(self):
-        """Makes the number of steps follow the workers' speeds, if it is to."""
-        if self._method.dynamic and self.speeds is None:
-            self.speeds = local_speeds.Speeds(
-                self._store,
-                self._runtime.variable_scope,
-                self._num_workers,
-                self._worker,
-            )
-
-    def is_speed(self, variable):
-        """Whether a variable is that of the workers' speeds."""
-        return self.speeds is not None and variable is self.speeds.variable
+    def new_speeds(self):
+        """The `Speeds` that an optimizer's number of steps follows, or None."""
+        if not self._method.dynamic:
+            return None
+        return local_speeds.Speeds(
+            self._store,
+            self._runtime.variable_scope,
+            self._num_workers,
+            self._worker,
+        )
 
     def build(
         self,
@@ -118,6 +113,8 @@ class LocalExchange:
                     self._kept, own, points, anchors, takes_part, finite
                 )
             self._adopt(inner, kept, shows_own)
+            if inner.speeds is not None:
+                inner.speeds.begin()
             return
         for variable in inner.parameters:
             kept = own[variable.ordinal]
@@ -234,8 +231,6 @@ class LocalExchange:
                 assign(shadow, own)
         if self._method.reset_momentum:
             inner_lib.reset_momentum(inner)
-        if self.speeds is not None:
-            self.speeds.begin()
 
     def _records(self, inner, own, anchors, points):
         """Returns the records for servers, and the tensors that they need."""
@@ -264,8 +259,8 @@ class LocalExchange:
             add(variable, _replace, read_replica(variable))
         steps = tf.cast(read_replica(inner.clock), tf.float64)
         add(inner.clock, _advance, steps)
-        if self.speeds is not None:
-            records.append(self.speeds.record(inner.since_push.read_value()))
+        if inner.speeds is not None:
+            records.append(inner.speeds.record(inner.since_push.read_value()))
         return records, sent
 
     def _summable(self, value):

@@ -6,6 +6,8 @@ one that servers, or all workers alike, apply to what its steps come to.
 
 import contextlib
 
+import tensorflow as tf
+
 from tfdist import private_keras_calls
 from tfdist.runtime.exchange import step as step_lib
 from tfdist.runtime.variables import traced_calls
@@ -188,6 +190,32 @@ class LocalOptimizers:
         """Called when a variable has been set eagerly, with both values."""
         for inner in self.all:
             inner.was_set(variable)
+
+
+def check_epsilon(parameters, outer):
+    """Refuses an outer optimizer that would divide 0 by 0.
+
+    As Adagrad does where its sums are 0 and its epsilon, in the dtype of the
+    parameter, is 0 as well.
+
+    Args:
+      parameters: List of the parameters that it updates.
+      outer: The outer optimizer.
+
+    Raises:
+      ValueError: One of them has such a dtype.
+    """
+    epsilon = getattr(outer, "epsilon", None)
+    for parameter in parameters if epsilon else ():
+        if not tf.cast(epsilon, parameter.dtype):
+            raise ValueError(
+                f"Argument `epsilon` of the outer optimizer "
+                f"{type(outer).__name__} must not be 0 in the dtype of "
+                f"{parameter.name!r}, {parameter.dtype.name}. Give an outer "
+                "optimizer with epsilon=1e-7, or use the dtype policy "
+                '"mixed_float16", whose variables are float32. Received: '
+                f"epsilon={epsilon:g}"
+            )
 
 
 def check_pieces(parameters, outer):

@@ -10,7 +10,7 @@ FORGOTTEN_AFTER_PERIODS = 20.0
 
 
 class Speeds:
-    """Local steps per second of all workers, kept on a server.
+    """Local steps per second of one optimizer on all workers, on a server.
 
     Each worker measures its own from the end of one exchange to the beginning
     of the next, leaves it there, and gets those of the others.
@@ -40,6 +40,7 @@ class Speeds:
                 name="local_steps_per_second",
             )
         self.variable.assigned_by_workers = True
+        self.variable.is_own = True
 
     def share_of(self, steps):
         """Computes this worker's share of `steps`, by its speed.

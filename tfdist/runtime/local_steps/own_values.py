@@ -23,26 +23,25 @@ class OwnValues:
     Args:
       store: The `ParameterStore`.
       commit: Callable that brings new variables to the servers.
-      is_left_out: Callable of a variable: whether it is of no model.
 
     Attributes:
       are_apart: Whether own values and what servers gave first have been told
         apart.
     """
 
-    def __init__(self, store, commit, is_left_out):
+    def __init__(self, store, commit):
         self._store = store
         self._commit = commit
-        self._is_left_out = is_left_out
         self._shadows = shadow_weights.ShadowWeights(store)
         self._traced = traced_calls.Traced(store)
         self.are_apart = False
 
     def is_of_model(self, variable):
         """Whether a variable has two values."""
-        if self._is_left_out(variable):
-            return False
-        return variable.role in (Role.PARAMETER, Role.STATE)
+        return not variable.is_own and variable.role in (
+            Role.PARAMETER,
+            Role.STATE,
+        )
 
     def _of_model(self):
         return [v for v in self._store.variables if self.is_of_model(v)]
