@@ -1,5 +1,7 @@
 """What cannot be: errors that say so."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -15,7 +17,10 @@ from tfdist.averaging import AccruedGradients
 from tfdist.averaging import DelayedNesterov
 from tfdist.averaging import ElasticAveraging
 from tfdist.averaging import ParameterAveraging
+from tfdist.correction import DANA
+from tfdist.correction import DelayCompensation
 from tfdist.correction import InverseStaleness
+from tfdist.runtime.local_steps import local_optimizers
 from tfdist.synchronization import Async
 from tfdist.synchronization import BoundedStaleness
 from tfdist.synchronization import SoftSync
@@ -101,6 +106,11 @@ BAD = {
         "`alpha` .* must be a number greater than 0 and less than 1. "
         "Received: alpha=1.0",
     ),
+    "a block rate of nothing": (
+        lambda: tfdist.BMUFStrategy(block_rate=0.0),
+        "`block_rate` of BMUF must be a number greater than 0 and finite. "
+        "Received: block_rate=0.0",
+    ),
     "no moving rate": (
         lambda: tfdist.ElasticAveragingStrategy(moving_rate=0.0),
         "`moving_rate` .* must be a number greater than 0 and finite. "
@@ -182,6 +192,40 @@ def test_what_does_not_fit_together(name):
     method, synchronization, message = MISFITS[name]
     with pytest.raises(ValueError, match=message):
         method.resolve(synchronization.resolve(3), None, 3)
+
+
+@pytest.mark.parametrize(
+    ("late", "is_refused"),
+    [
+        (DelayCompensation(backups="server"), True),
+        (DelayCompensation(backups="worker"), False),
+        (DANA("zero"), True),
+        (DANA("slim"), False),
+        (InverseStaleness(), False),
+    ],
+)
+def test_answers_that_are_not_adopted_are_no_fetches(late, is_refused):
+    AccruedGradients(2, 2).resolve(Async(), late, 3)
+    method = AccruedGradients(4, 1)
+    if not is_refused:
+        assert method.resolve(Async(), late, 3) is method
+        return
+    with pytest.raises(ValueError, match="n_push=1 is not for D"):
+        method.resolve(Async(), late, 3)
+
+
+def test_an_epsilon_that_float16_does_not_have():
+    """Adagrad would divide 0 by 0, and the servers have NaN."""
+    outer = AccruedGradients().outer_optimizer()
+    half, whole = (
+        keras.Variable([1.0], dtype=dtype, name=dtype).value
+        for dtype in ("float16", "float32")
+    )
+    local_optimizers.check_epsilon([whole], outer)
+    with pytest.raises(ValueError, match="'float16.* Received: epsilon=1e-10"):
+        local_optimizers.check_epsilon([whole, half], outer)
+    fits = keras.optimizers.Adagrad(0.01, epsilon=1e-7)
+    local_optimizers.check_epsilon([half], fits)
 
 
 def test_nothing_is_late_at_the_centre():
@@ -268,6 +312,12 @@ def test_text_of_a_method_tells_all_settings_of_any_process():
     assert "period=3" in text and "momentum=0.9" in text
     assert repr(ParameterAveraging(3, keras.optimizers.SGD(0.7))) not in texts
     assert repr(ElasticAveraging(3)) != repr(ElasticAveraging(4))
+    decay = keras.optimizers.schedules.CosineDecay(0.7, 1000)
+    for make in (ParameterAveraging, functools.partial(AccruedGradients, 1)):
+        method = make(3, keras.optimizers.SGD(decay))
+        text = repr(method)
+        method.outer_optimizer()
+        assert repr(method) == text
     np.testing.assert_equal(
         repr(ParameterAveraging(lambda step: step)),
         repr(ParameterAveraging(lambda step: 2 * step)),

@@ -6,6 +6,7 @@ import tensorflow as tf
 from tfdist import checks
 from tfdist.averaging import base
 from tfdist.averaging import outer_optimizers
+from tfdist.correction import Copies
 from tfdist.correction import Correction
 from tfdist.synchronization import Synchronization
 
@@ -64,6 +65,14 @@ class AccruedGradients(base.LocalSteps):
                 f"n_push={self.n_push} is for Async and SoftSync; with "
                 f"{synchronization!r} each push is answered."
             )
+        if self.n_fetch != self.n_push and _is_of_answers(correction):
+            raise ValueError(
+                f"{type(self).__name__}: n_fetch={self.n_fetch} other than "
+                f"n_push={self.n_push} is not for {correction!r}, for which "
+                "servers remember what they answer to each push: choose the "
+                'same number, or a correction with backups="worker" or one '
+                "that needs no copies of parameters, such as InverseStaleness."
+            )
         return self
 
     def steps(self, step: tf.Tensor) -> tf.Tensor:
@@ -75,4 +84,11 @@ class AccruedGradients(base.LocalSteps):
         return base.period_steps(self.n_fetch, 0, step)
 
     def outer_optimizer(self) -> keras.Optimizer:
-        return keras.optimizers.deserialize(dict(self._outer))
+        return base.new_optimizer(self._outer)
+
+
+def _is_of_answers(correction):
+    """Whether a correction takes each answer of a server for a fetch."""
+    return correction is not None and (
+        correction.copies is Copies.SERVER or correction.uses_lookahead
+    )

@@ -28,6 +28,7 @@ def bmuf(
         checks.in_range(
             "BMUF: block_momentum", block_momentum, below=1.0, positive=True
         )
+    checks.in_range("BMUF: block_rate", block_rate, positive=True)
     return ParameterAveraging(
         period,
         outer_optimizers.BlockMomentum(block_momentum, block_rate, nesterov),

@@ -122,4 +122,4 @@ class ParameterAveraging(base.LocalSteps):
         return base.period_steps(self.period, self.warmup_steps, step)
 
     def outer_optimizer(self) -> keras.Optimizer:
-        return keras.optimizers.deserialize(dict(self._outer))
+        return base.new_optimizer(self._outer)
