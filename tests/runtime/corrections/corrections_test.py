@@ -259,7 +259,23 @@ def test_momentum_of_a_worker_that_has_left_leaves_the_sum():
             workers[k].weights(), server.copies[k], rtol=1e-4, atol=1e-5
         )
     # What is evaluated and saved are the parameters, without a look-ahead.
-    workers[0].runtime.pull()
+    runtime = workers[0].runtime
+    runtime.pull()
+    np.testing.assert_allclose(
+        workers[0].weights(), server.theta, rtol=1e-4, atol=1e-5
+    )
+    # A fit begins with one, unless all momenta are about to leave the sum.
+    for k in range(WORKERS):
+        runtime.corrector.show_ahead()
+        np.testing.assert_allclose(
+            workers[0].weights(),
+            oracle.given(server.theta),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+        runtime.pull()
+        workers[k].runtime.coordination.leave()
+    runtime.corrector.show_ahead()
     np.testing.assert_allclose(
         workers[0].weights(), server.theta, rtol=1e-4, atol=1e-5
     )

@@ -194,6 +194,19 @@ def test_a_stop_counts_though_no_update_follows():
         assert fit.stopped is expected
 
 
+def test_a_call_that_was_stopped_ends_with_the_parameters():
+    """And not with the look-ahead that a correction trains on."""
+    worker = Worker(1, table(AT_THE_END_OF_1))
+    worker.begin(1).stopped = True
+    done = []
+    worker.runtime.pull = lambda: done.append("pull")
+    worker.runtime.corrector = types.SimpleNamespace(
+        show_ahead=lambda: done.append("look ahead")
+    )
+    worker.chief_decisions.close()
+    assert done == ["pull"]
+
+
 def test_a_stop_of_another_call_does_not_count():
     worker = Worker(1)
     fit = worker.begin(2)

@@ -304,6 +304,18 @@ class Ledger:
         state = self.tick()
         return int(state.accepted[self._worker]) - self.accepted_before
 
+    def will_forget_all(self):
+        """Whether servers forget all workers when the next gradient arrives.
+
+        As all whose gradients they have seen are gone.
+        """
+        if not self.forgets:
+            return False
+        state = self.tick()
+        remembered = state.remembered == 1
+        gone = state.status == state_lib.Status.GONE
+        return bool(remembered.any() and gone[remembered].all())
+
     def renew(self, incarnations, expected=None, accepted=0):
         """Begins a new epoch if servers have lost what they held.
 

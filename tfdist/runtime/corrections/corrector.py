@@ -354,18 +354,24 @@ class Corrector:
         """Gives this worker what gradients are computed from.
 
         When it is about to begin: each exchange does so, and the pull before
-        the first one gives the parameters themselves.
+        the first one gives the parameters themselves. They stay so where all
+        momenta are of workers whose `fit` has ended: the first gradient has
+        the servers forget these.
         """
-        if self._correction.uses_lookahead and self._ledgers:
-            with tf.init_scope():
-                traced_calls.trace(self._build_show_ahead)()
+        if not self._correction.uses_lookahead:
+            return
+        with tf.init_scope():
+            over = {x for x in self.ledgers.values() if x.will_forget_all()}
+            ordinals = [k for k, x in self.ledgers.items() if x not in over]
+            if ordinals:
+                traced_calls.trace(lambda: self._build_show_ahead(ordinals))()
 
-    def _build_show_ahead(self):
+    def _build_show_ahead(self, ordinals):
         store, pieces = self._store, {}
         for shard in range(store.num_shards):
             copies = [
                 (store.variables[ordinal], piece)
-                for ordinal in self.ledgers
+                for ordinal in ordinals
                 for holder, piece in store.copies_of(store.variables[ordinal])
                 if holder == shard
             ]

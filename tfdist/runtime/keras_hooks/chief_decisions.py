@@ -280,7 +280,9 @@ class ChiefDecisions:
                 fit_progress.closed(fit.number),
                 f"to end call {fit.number} of fit",
             )
-            self._take_over()
+            # The parameters, and no look-ahead: nothing is trained on them.
+            self._runtime.pull()
+            self._wrote = False
         self._fits.close()
         self._tell()
 
@@ -416,7 +418,7 @@ class ChiefDecisions:
         return True
 
     def _take_over(self):
-        """Takes over what servers hold."""
+        """Takes over what servers hold, to train on it."""
         self._runtime.pull()
         self._runtime.corrector.show_ahead()
         self._wrote = False
