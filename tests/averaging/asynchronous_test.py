@@ -4,6 +4,8 @@ Workers take their steps in a given order, so it is known of each push how
 many others came between what it began from and itself.
 """
 
+from unittest import mock
+
 from hypothesis import Phase
 from hypothesis import example
 from hypothesis import given
@@ -11,16 +13,19 @@ from hypothesis import strategies as st
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import laws
 from tests import nightly
 from tests.averaging import oracles
 from tests.averaging.virtual_workers import VirtualWorkers
 from tests.averaging.virtual_workers import linear
+from tests.averaging.virtual_workers import vector
 from tests.correction import oracles as corrected
 from tests.runtime.exchange import delay_test
 import tfdist
 from tfdist import correction
+from tfdist.averaging import ElasticAveraging
 from tfdist.averaging import ParameterAveraging
 from tfdist.synchronization import Async
 from tfdist.synchronization import BoundedStaleness
@@ -229,6 +234,27 @@ def test_elastic_averaging_with_momentum():
         assert_close(run.weights(k), centres[k])
 
 
+def test_own_weights_follow_what_the_chief_sets():
+    """Else their elastic force would pull the centre back."""
+    run = VirtualWorkers(WORKERS, ElasticAveraging(1, alpha=0.25))
+    for k, (x, y) in zip(BEGIN, batches(BEGIN), strict=True):
+        run.step(k, x, y)
+    zeros = np.zeros_like(START)
+    run.models[0].set_weights([zeros[:-1, None], zeros[-1:]])
+    other = run.runtimes[1]
+    other.pull()
+    assert run.own_weights(1).any()
+    other.local.adopt_given()
+    assert not run.own_weights(1).any()
+    # In a ring all had the same; what has changed is what the chief has set.
+    run.step(0, x, y)
+    own = run.own_weights(0)
+    kernel, _ = run.models[0].trainable_variables
+    sevens = tf.fill(kernel.shape, 7.0)
+    run.runtimes[0].local.take_over(lambda: kernel.value.assign_replica(sevens))
+    assert_close(run.own_weights(0), [7.0] * len(own[:-1]) + [own[-1]])
+
+
 @pytest.mark.parametrize(
     ("n_fetch", "n_push"), nightly.also([(3, 2)], [(1, 3)])
 )
@@ -270,3 +296,24 @@ def test_model_that_is_built_within_a_period_begins_with_the_chiefs_values():
     assert np.all(first != own)
     for made in second, cluster.runtimes[1].local._own_values.shadow(second):
         np.testing.assert_array_equal(made.read_value(), first)
+
+
+def test_a_model_that_is_built_within_a_period_is_compensated():
+    """No pull has given its values: those of the period would be lost."""
+    made = correction.DelayCompensation(0.3, None, backups="server")
+    build = linear(sgd)
+    run = VirtualWorkers(1, ParameterAveraging(2), build=build, correction=made)
+    (runtime,) = run.runtimes
+    ((x, y),) = batches([0])
+    run.step(0, x, y)
+    runtime.local.fit = mock.Mock(is_over=lambda: False)
+    with run.workers[0].scope():
+        other = build()
+    for _ in range(2):
+        other.train_on_batch(x, y)
+    assert runtime.updates_applied() == [1]
+    # Of one worker nothing is late.
+    wanted = START
+    for _ in range(2):
+        wanted = wanted - RATE * delay_test.gradient(wanted, x, y)
+    assert_close(vector(other), wanted)

@@ -1,5 +1,7 @@
 """Periods, warm-up, speeds, and outer optimizers by themselves."""
 
+from unittest import mock
+
 from hypothesis import given
 from hypothesis import strategies as st
 import keras
@@ -180,3 +182,6 @@ def test_each_optimizer_has_its_own_speed():
         run.step(0, x, y)
     assert first._began.numpy() > began[0]
     assert second._began.numpy() == began[1] > 0
+    # A pause between two calls of `fit` is not counted.
+    runtime.local.watch(mock.Mock(), None)
+    assert second._began.numpy() > began[1]

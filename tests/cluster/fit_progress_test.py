@@ -18,6 +18,7 @@ def test_a_word_comes_back_as_it_was():
         size=9,
         first_epoch=1,
         first_batch=2,
+        written=3,
     )
     assert fit_progress.Word.unpack(word.pack()) == word
     assert len(word.pack()) == fit_progress.SIZE

@@ -12,7 +12,7 @@ import threading
 # Learning rates of one model's optimizers that others can follow.
 MAX_RATES = 4
 # Numbers of a `Word`.
-SIZE = 9 + MAX_RATES
+SIZE = 10 + MAX_RATES
 # Position after the last epoch of a call of `fit`.
 OVER = (2**31 - 1, 0)
 
@@ -35,6 +35,8 @@ class Word:
       size: Batches of its share in an epoch; 0 where that is not known.
       first_epoch: The epoch with which it has begun the call.
       first_batch: Batches of that epoch that it has left out.
+      written: The last call that it has begun with values of its own for what
+        servers hold, such as weights that it has set; 0 for none.
     """
 
     reached: int = 0
@@ -47,6 +49,7 @@ class Word:
     size: int = 0
     first_epoch: int = 0
     first_batch: int = 0
+    written: int = 0
 
     @property
     def number(self):
@@ -97,6 +100,7 @@ class Word:
             float(self.size),
             float(self.first_epoch),
             float(self.first_batch),
+            float(self.written),
             *rates,
         ]
 
@@ -104,7 +108,7 @@ class Word:
     def unpack(cls, numbers):
         """The `Word` that numbers from `pack` are."""
         reached, stopped, version, data, *others = map(float, numbers)
-        place, rates = map(int, others[:5]), others[5:]
+        place, rates = map(int, others[:6]), others[6:]
         known = tuple(rate for rate in rates if not math.isnan(rate))
         told = int(reached), int(stopped), int(version), known, int(data)
         return cls(*told, *place)

@@ -420,6 +420,34 @@ def test_when_the_chief_waits_for_all_to_begin(number, reads, waits, looks):
     assert worker.reads == looks
 
 
+@pytest.mark.parametrize(("written", "follows"), [(0, 0), (1, 0), (2, 1)])
+def test_own_weights_follow_what_the_chief_has_set(written, follows):
+    """With local steps whose workers go on from weights of their own."""
+    word = fit_progress.Word(fit_progress.begun(2), written=written)
+    row = Member("chief", MemberState.ALIVE, 0.0, 0, word=word)
+    worker, done = Worker(1, [row]), []
+    worker.runtime.pull = lambda: done.append("pull")
+    worker.runtime.corrector = types.SimpleNamespace(show_ahead=lambda: None)
+    worker.runtime.local = types.SimpleNamespace(
+        adopt_given=lambda: done.append("adopt")
+    )
+    worker.chief_decisions._tell_begun(worker.begin(2))
+    assert done == ["pull", *["adopt"] * follows]
+
+
+def test_the_chief_tells_that_it_has_set_weights_once():
+    worker = Worker(0, table(*[AT_THE_END_OF_1] * 3))
+    worker.runtime.pull = lambda: None
+    worker.runtime.corrector = types.SimpleNamespace(show_ahead=lambda: None)
+    worker.runtime.coordination = types.SimpleNamespace(waits=False)
+    decisions, told = worker.chief_decisions, []
+    for number, wrote in enumerate([True, False, False, True], 1):
+        decisions._wrote |= wrote
+        decisions._tell_begun(worker.begin(number))
+        told.append(decisions._fits.word.written)
+    assert told == [1, 1, 1, 4]
+
+
 def test_a_first_step_is_told_of_when_it_is_sent_and_may_not_end_yet():
     """As its gradient was dropped, and waits for others' next ones."""
     worker = Worker(

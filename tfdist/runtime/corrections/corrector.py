@@ -11,6 +11,7 @@ from tfdist.runtime.corrections.slots import ServerSlots
 from tfdist.runtime.corrections.slots import dtype_of
 from tfdist.runtime.corrections.slots import read
 from tfdist.runtime.corrections.worker_corrections import WorkerCorrections
+from tfdist.runtime.variables import copies as copies_lib
 from tfdist.runtime.variables import server_scope
 from tfdist.runtime.variables import traced_calls
 from tfdist.runtime.variables.variables import Role
@@ -217,7 +218,8 @@ class Corrector:
         if not new or self._correction.on_worker:
             return
         with tf.init_scope():
-            traced_calls.trace(lambda: self._build_slots(ledger, new))()
+            build = functools.partial(self._build_slots, ledger, new, True)
+            traced_calls.trace(build)()
             self._ledgers.update((v.ordinal, ledger) for v in new)
             self._state.show_ahead()
 
@@ -231,23 +233,32 @@ class Corrector:
             build = functools.partial(self._build_slots, ledger, variables)
             traced_calls.trace(build)()
 
-    def _build_slots(self, ledger, variables):
+    def _build_slots(self, ledger, variables, are_new=False):
         store = self._store
+        keeps = are_new and self._correction.copies is Copies.SERVER
         for shard in range(store.num_shards):
-            slots = [
-                self.slots(ledger, shard, variable, piece)
-                for variable in variables
-                for holder, piece in store.copies_of(variable)
-                if holder == shard
-            ]
-            if not any(one.names for one in slots):
+            held = copies_lib.held_by(store, shard, variables)
+            slots = [self.slots(ledger, shard, *copy) for copy in held]
+            if not (held and keeps or any(one.names for one in slots)):
                 continue
             lock = store.lock(shard)
             device = store.devices[shard]
             with tf.control_dependencies([lock.op]), tf.device(device):
                 made = [op for one in slots for op in one.make(device)]
+                for copy in held if keeps else ():
+                    made.append(self._build_first_given(shard, *copy))
             with tf.control_dependencies(made):
                 store.unlock(shard, lock)
+
+    def _build_first_given(self, shard, variable, piece):
+        """Keeps the value there as given, if no pull has given one yet.
+
+        As of a variable that is made in the middle of a period of local steps.
+        """
+        backup = self._backup(variable, piece, shard)
+        value = read(self._store.handle(variable, shard, piece), variable.dtype)
+        put = copies_lib.build_put_if_missing(self._store, shard, backup, value)
+        return put.op
 
     def _on_server(self, ledger, shard, variable, piece):
         """The `ParameterCorrection` of a variable or piece on a server."""

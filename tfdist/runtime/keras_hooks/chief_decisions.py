@@ -304,7 +304,9 @@ class ChiefDecisions:
     def _tell_begun(self, fit):
         """Tells that a call of `fit` begins; waits until the chief's has."""
         if self.is_chief:
+            written = self._fits.word.written
             self._tell(
+                written=fit.number if self._wrote else written,
                 reached=fit_progress.begun(fit.number),
                 rates=fit.own_rates(),
                 version=self._version(),
@@ -323,6 +325,7 @@ class ChiefDecisions:
                 self._turns.wait_for_others_to_begin(fit.number)
             if fit.number > 1:
                 self._take_over()
+            self._wrote = False
             return
         begun, chief = fit_progress.begun(fit.number), None
         takes_over = fit.number > 1 or self._wrote
@@ -337,6 +340,8 @@ class ChiefDecisions:
             self._take_over()
         if chief is not None:
             fit.told = chief.word
+            if chief.word.written >= fit.number:
+                self._runtime.local.adopt_given()
 
     # What is told.
 

@@ -80,6 +80,9 @@ class EveryStep:
     def after_pull(self):
         """Does nothing."""
 
+    def adopt_given(self):
+        """Does nothing."""
+
     def before_read(self, variable):
         """Does nothing."""
 

@@ -15,6 +15,7 @@ from tfdist.runtime.local_steps import local_optimizers
 from tfdist.runtime.local_steps import local_step
 from tfdist.runtime.local_steps import own_values
 from tfdist.runtime.variables import traced_calls
+from tfdist.runtime.variables.server_scope import read_replica
 
 
 class Local:
@@ -217,6 +218,10 @@ class Local:
     def watch(self, call, frame):
         """Takes note of a `RunningFit`, and of its frame."""
         self.fit = call
+        for inner in self.inners:
+            if inner.speeds is not None:
+                # The time between two calls is not of the steps.
+                inner.speeds.begin()
         self._communication.begin_fit(self, frame)
 
     def call_in_fit(self, call, function, *args):
@@ -289,6 +294,15 @@ class Local:
         if not (self.method.keeps_own and self.has_begun):
             self._own_values.adopt()
 
+    def adopt_given(self):
+        """Called when a worker's own weights follow those that it has pulled.
+
+        Which the chief has set. Not in the middle of a period, whose steps
+        would be lost.
+        """
+        if self.keeps_own and not self.unpushed():
+            self._own_values.adopt()
+
     def flush(self, last=False):
         """Exchanges the steps that no exchange was due for.
 
@@ -350,18 +364,30 @@ class Local:
     def take_over(self, spread):
         """Takes over fresh values, but for own weights that are kept.
 
+        Where a fresh value is another one than all workers had, the chief has
+        set it: own weights follow.
+
         Args:
           spread: Callable that brings them.
         """
         self._runtime.commit()
+        before = [(v, read_replica(v)) for v in self._kept_parameters()]
         spread()
-        self._own_values.adopt(self._kept())
+        kept = {
+            variable.ordinal
+            for variable, value in before
+            if tf.reduce_all(tf.equal(read_replica(variable), value))
+        }
+        self._own_values.adopt(kept)
 
     def _kept(self):
         """Ordinals of parameters of which own weights stay, a set."""
+        return {v.ordinal for v in self._kept_parameters()}
+
+    def _kept_parameters(self):
         if not self.method.keeps_own:
-            return set()
-        return {v.ordinal for one in self.inners for v in one.parameters}
+            return []
+        return [v for one in self.inners for v in one.parameters]
 
     def exchange_left(self, inner, last):
         """Exchanges what an `Inner` has done; the replicas hold the anchors.

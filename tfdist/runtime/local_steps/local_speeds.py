@@ -78,5 +78,5 @@ class Speeds:
         return records.Mutation(self.variable, "scatter_update", mine)
 
     def begin(self):
-        """Builds: an exchange has ended."""
+        """Builds: an exchange has ended, or a call of `fit` begins."""
         self._began.assign(tf.timestamp(), read_value=False)
