@@ -230,3 +230,20 @@ def test_a_step_that_is_taken_again_finds_what_is_its_own(monkeypatch, eagerly):
         assert int(calls) == 8 * fit
         assert int(layer.calls) == 4 * fit
         assert logs["seen"] == [8.0]
+
+
+def test_what_one_fit_leaves_is_no_part_of_the_next():
+    """In one process, where no heartbeat tells that the first has ended."""
+    with tfdist.SoftSyncStrategy(s=2).scope():
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((1,)), layer])
+        model.compile(keras.optimizers.SGD(1.0), "mse")
+    x = np.ones((3, 1), "float32")
+    model.fit(x, 5 * x, batch_size=1, verbose=0)
+    model.set_weights([np.zeros((1, 1))])
+    model.fit(x[:1], x[:1], batch_size=1, verbose=0)
+    model.distribute_strategy.pull()
+    assert layer.kernel.numpy() == [[0.0]]
+    # Gradients of zeros, -2, fill the update together: one more comes.
+    model.train_on_batch(x[:1], x[:1])
+    assert layer.kernel.numpy() == [[2.0]]

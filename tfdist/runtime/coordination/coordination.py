@@ -228,9 +228,14 @@ class Coordination:
     def watch(self, call):
         """Takes note of a `RunningFit`, at whose end this worker leaves."""
         with self._watching:
-            self._fit = call
+            before, self._fit = self._fit, call
             self._num_fits += 1
             self._without_data = None
+        if len(self._names) == 1 and before is not None and before.is_over():
+            # No heartbeat has told so: a run ends, and another one begins.
+            for ledger in self.ledgers:
+                ledger.tick(leaving=True)
+                ledger.tick(joining=True)
         local = self._runtime.local
         if local.keeps_own_values:
             # From now on, or what it makes of the parameters would be late.
