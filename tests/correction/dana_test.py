@@ -6,11 +6,13 @@ Hakimi et al. 2019 (papers.md 7).
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.correction.eager_server import EagerServer
 from tests.correction.eager_server import late
 from tests.correction.eager_server import make_slots
 from tfdist.correction import DANA
+from tfdist.strategies.method import Method
 from tfdist.synchronization import Async
 from tfdist.synchronization import BoundedStaleness
 from tfdist.synchronization import SoftSync
@@ -120,6 +122,18 @@ def test_which_methods_it_fits():
         DANA("zero").resolve(method, 4)
     with pytest.raises(ValueError, match="DANA is for gradients that are late"):
         DANA("zero").resolve(Sync(1), 4)
+
+
+def test_a_look_ahead_is_of_the_workers_at_the_start():
+    """Of eight places two are used, and each update is of one gradient."""
+    method = Method(SoftSync(n=2), correction=DANA("zero", 0.5))
+    for initial, gradients in ((None, 4), (6, 3), (2, 1), (1, 1)):
+        made = method.resolve(8, initial_workers=initial).correction
+        slots = make_slots(made, [1], 8)
+        slots.assign("rate", 1.0)
+        slots.assign("sum", [6.0])
+        ahead = made.look_ahead(tf.constant([0.0]), slots)
+        np.testing.assert_allclose(ahead, [-0.5 / gradients * 6.0])
 
 
 @pytest.mark.parametrize(

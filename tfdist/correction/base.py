@@ -123,7 +123,7 @@ class Correction(comparable.Comparable, abc.ABC):
 
         Args:
           synchronization: The `Synchronization`, resolved.
-          num_workers: Number of workers.
+          num_workers: Number of workers at the start.
 
         Returns:
           The correction with all settings known, this or another instance.

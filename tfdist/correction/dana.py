@@ -138,7 +138,11 @@ class DANA(base.Correction):
         )
         resolved = copy.copy(self)
         if isinstance(synchronization, SoftSync):
-            resolved._gradients = synchronization.s  # noqa: SLF001
+            gradients = synchronization.s
+            if synchronization.n is not None:
+                # `s` counts all places, and some may be unused.
+                gradients = max(num_workers // synchronization.n, 1)
+            resolved._gradients = gradients  # noqa: SLF001
         return resolved
 
     def check_optimizer(self, optimizer: keras.Optimizer) -> None:

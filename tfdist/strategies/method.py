@@ -133,7 +133,9 @@ class Method:
         if not self.sends_to_peers:
             self._check_no_peers()
         if correction is not None:
-            correction = correction.resolve(synchronization, num_workers)
+            correction = correction.resolve(
+                synchronization, initial_workers or num_workers
+            )
         if local_steps is not None:
             local_steps = local_steps.resolve(
                 synchronization, correction, initial_workers or num_workers
