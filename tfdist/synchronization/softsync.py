@@ -15,7 +15,8 @@ class SoftSync(base.Synchronization):
     Zhang, Gupta, Lian and Liu, "Staleness-aware async-SGD for distributed
     deep learning", IJCAI 2016, section 3. Nobody waits and nothing is
     dropped; a fast worker may contribute several gradients to one update.
-    `s=1` is `Async`.
+    What has not filled an update when the training of all workers ends is part
+    of none. `s=1` is `Async`.
 
     Args:
       s: Gradients per update, at least 1.
