@@ -176,7 +176,7 @@ def is_momentum(name, optimizer):
 
 
 def has_points(optimizer):
-    """Whether what an optimizer calls its momenta are points, see above."""
+    """Whether an optimizer's "momenta" are points, see `is_momentum`."""
     # Not every Keras has it.
     points = getattr(keras.optimizers, "ScheduleFreeAdamW", ())
     return isinstance(optimizer, points)
