@@ -1,6 +1,7 @@
 """One process: plain Keras without compression, Strom's rule with it."""
 
 import json
+import types
 
 import keras
 import numpy as np
@@ -9,6 +10,9 @@ import tensorflow as tf
 
 from tests.peers import programs
 import tfdist
+from tfdist.all_reduce import collectives
+from tfdist.all_reduce import tail
+from tfdist.all_reduce.consistency import Moment
 
 TAU = 2.0**-4
 
@@ -146,6 +150,42 @@ def test_more_workers_than_can_all_send_to_each_other_are_refused(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     with pytest.raises(ValueError, match="at most 16 workers.*17 workers"):
         tfdist.PeerToPeerStrategy()
+
+
+class Meetings(collectives.NoCollectives):
+    """Counts meetings, at which this worker is alone."""
+
+    number = 1
+
+    def gather(self, row, name):
+        self.number += 1
+        return super().gather(row, name)
+
+    def post(self, **said):
+        pass
+
+
+@pytest.mark.parametrize("name", ["PeerToPeerStrategy", "GossipStrategy"])
+def test_a_call_of_fit_that_was_stopped_leaves_the_one_around_it(name):
+    strategy = getattr(tfdist, name)()
+    model = programs.model_of(strategy)
+    engine = strategy._engine
+    engine.collectives = engine.consistency._collectives = Meetings()
+    engine.roster = types.SimpleNamespace(others=[1], given_up_by=None)
+    engine.admission = types.SimpleNamespace(look=lambda: None)
+    engine._look = lambda: None
+    for moment, told in (
+        (Moment.FIT, tail.TRAINS),
+        (Moment.FIT, tail.TRAINS),
+        (None, tail.STOPS),
+        (Moment.END_OF_FIT, tail.TRAINS),
+        (None, tail.STOPS),
+    ):
+        if moment is None:
+            engine.told.assign(engine.fit_number)
+        else:
+            engine.adopt_model(moment, model)
+        assert engine.read_told()[1] == told
 
 
 def _two(optimizer):

@@ -45,8 +45,8 @@ class PeerEngine(engine_lib.Engine):
       warmup_updates: Updates of each worker before others may join.
 
     Attributes:
-      fit_number: Number of the meeting with which the call of `fit` began,
-        which names it.
+      fit_number: Number of the meeting with which the call of `fit` began, or
+        with which a call within it ended; it names what the chief may stop.
       dense: The codec of messages that are vectors as they are.
       known: int64 variable `(num_workers,)`, the incarnations whose messages
         count.
@@ -79,8 +79,6 @@ class PeerEngine(engine_lib.Engine):
         self.told = hidden(tf.zeros([], tf.int64))
         super().__init__(strategy, config, meetings(self), check, files)
         self.journal = journal_lib.PeerJournal()
-        # Number of the meeting with which the call of `fit` began; it names
-        # the call.
         self.fit_number = 0
         # Calls of `fit` that this worker has begun.
         self._fits = 0
@@ -213,8 +211,11 @@ class PeerEngine(engine_lib.Engine):
             self._open()
             return
         super().adopt_model(moment, model, optimizers)
-        if begins:
+        if begins or (moment is Moment.END_OF_FIT and self.roster.others):
+            # What the chief has told of a call that ends here is not of the
+            # one around it.
             self.fit_number = self.collectives.number
+        if begins:
             self._open()
 
     def _join(self, model):
