@@ -280,33 +280,50 @@ def test_losses_of_several_outputs_are_those_of_evaluate(strategy):
 
 
 class Stops(keras.Model):
-    """A model whose training stops at the first batch if it is told to."""
+    """A model whose training stops after some more batches if it is told to.
 
-    stops = False
+    Attributes:
+        left: their number; None for no end.
+    """
+
+    left = None
 
     def train_step(self, data):
         """As Keras's."""
-        if self.stops:
+        if self.left == 0:
             raise KeyboardInterrupt
+        if self.left is not None:
+            self.left -= 1
         return super().train_step(data)
 
 
-@pytest.mark.nightly
-def test_a_fit_that_is_stopped_at_once_keeps_the_memory(strategy, tmp_path):
+# The first batch is computed twice, then five at the point where `fit` begins;
+# after these, the model has a point that the iteration tries.
+@pytest.mark.parametrize(
+    "left", [10, pytest.param(0, marks=pytest.mark.nightly)]
+)
+def test_a_fit_that_is_stopped_keeps_weights_and_memory(
+    strategy, tmp_path, left
+):
     whole, parts = (tasks.make_model(strategy, Stops) for _ in range(2))
     expected = fit(whole, 5).history["loss"][3:]
+    parts.run_eagerly = True
     fit(parts, 3)
-    parts.stops = True
+    weights = tasks.weights_of(parts)
+    parts.left = left
     with pytest.raises(KeyboardInterrupt):
         fit(parts, 2)
-    parts.stops = False
+    parts.left = None
+    assert tasks.weights_of(parts) == weights
     parts.save(tmp_path / "model.keras")
+    assert tasks.weights_of(parts) == weights
     with strategy.scope():
         loaded = keras.models.load_model(
             tmp_path / "model.keras", custom_objects={"Stops": Stops}
         )
-    assert fit(parts, 2).history["loss"] == expected
-    assert fit(loaded, 2).history["loss"] == expected
+    for model in (parts, loaded):
+        losses = fit(model, 2).history["loss"]
+        np.testing.assert_allclose(losses, expected, rtol=1e-12)
 
 
 @pytest.mark.nightly

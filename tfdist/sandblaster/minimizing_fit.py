@@ -35,6 +35,9 @@ class MinimizingFit:
         self.running = running
         self._gradients = None
         self._worker = self._coordinator = self._description = None
+        # On other workers than the chief: the parameters of the last iteration
+        # that the model has shown, or those that it began with.
+        self._kept = None
         # Iterations that this worker has seen.
         self._seen = 0
         self._is_set = False
@@ -85,10 +88,15 @@ class MinimizingFit:
         if self._worker is None:
             self._begin(iterator)
         self._check_parameters()
-        result = self._training.over_losses(self._take_part)
+        try:
+            result = self._training.over_losses(self._take_part)
+        except BaseException:
+            self._take_back()
+            raise
         self._seen += 1
         self._has_shown = result is not None
         if result is None:
+            self._take_back()
             logging.warning(
                 "The chief has begun another call of `fit`, or none has an "
                 "iteration: this worker keeps the weights of iteration %d.",
@@ -129,7 +137,25 @@ class MinimizingFit:
     def _take_part(self):
         if self._coordinator is not None:
             return self._coordinator.iterate(self._seen)
-        return self._follow()
+        result = self._follow()
+        if result is not None:
+            self._kept = self._worker.values()
+        return result
+
+    def _take_back(self):
+        """Gives the model what it last showed: it may have a trial point."""
+        values = self._kept
+        if self._coordinator is not None:
+            values = self._coordinator.parameters
+        self._worker.forget()
+        try:
+            self._gradients.assign(values)
+        except tf.errors.OpError:
+            # An exception is on its way that says why.
+            logging.warning(
+                "The model keeps weights that an iteration has tried: its "
+                "helper does not answer."
+            )
 
     def _begin(self, iterator):
         batches = [
@@ -150,6 +176,8 @@ class MinimizingFit:
         self._worker, self._coordinator, self._description = training.begin(
             self._model, self._gradients, batches, self._number, name
         )
+        if self._coordinator is None:
+            self._kept = training.over_losses(self._gradients.values)
         loaded = self._model.optimizer.take_loaded()
         training.over_losses(lambda: self._begin_together(loaded))
         self._has_begun = True
@@ -194,7 +222,7 @@ class MinimizingFit:
         self._has_begun = False
         # They have all of the data, and the model.
         self._worker = self._coordinator = self._gradients = None
-        self._model = None
+        self._model = self._kept = None
 
     def _end_together(self):
         self.catch_up()
