@@ -145,9 +145,11 @@ def test_a_direction_of_no_use_restarts_the_memory():
     assert found.outcome is minimizer.Outcome.MOVED
 
 
-def test_a_value_that_is_not_finite_at_first_is_refused():
-    with pytest.raises(ValueError, match="nan"):
+def test_what_is_not_finite_at_first_is_refused():
+    with pytest.raises(ValueError, match="The loss of .* nan"):
         minimize(lambda x: (np.nan, x), np.ones(2), 1)
+    with pytest.raises(ValueError, match="The gradient of the loss .* nan"):
+        minimize(lambda x: (1.0, x * np.nan), np.ones(2), 1)
 
 
 def saddle(x):

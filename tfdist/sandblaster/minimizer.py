@@ -174,7 +174,8 @@ class Minimizer:
           An `Iteration`.
 
         Raises:
-          ValueError: The function is not finite at the first point.
+          ValueError: The function, or its gradient, is not finite at the first
+            point.
         """
         evaluations = 0
         # Not after `clear`: an iteration that is interrupted goes back to the
@@ -220,6 +221,12 @@ class Minimizer:
                 f"minimization begins. Received: {value}"
             )
         (products,), *norms = self._shards.run(_of_gradient(gradient))
+        if not math.isfinite(norms[0]):
+            raise ValueError(
+                "The gradient of the loss must be finite where the "
+                "minimization begins. Received: one whose squares add up to "
+                f"{norms[0]}"
+            )
         self._known = value, products, *norms
         before, self._before = self._before, None
         if before and not np.allclose(
