@@ -89,17 +89,25 @@ def test_random_numbers_that_no_seed_tells_of_are_refused(strategy):
         fit(model, 1)
 
 
-def test_weights_that_a_callback_sets_are_refused(strategy):
+def test_weights_that_a_callback_sets_are_refused(strategy, tmp_path):
     model = tasks.make_model(strategy)
 
     class Sets(keras.callbacks.Callback):
+        puts_back = False
+
         def on_epoch_end(self, epoch, logs=None):
             weights = self.model.get_weights()
             self.model.set_weights([w + 1 for w in weights])
+            self.model.save(tmp_path / "model.keras")
+            if self.puts_back:
+                self.model.set_weights(weights)
 
+    sets = Sets()
     with pytest.raises(RuntimeError, match="must not be changed during `fit`"):
-        fit(model, 2, callbacks=[Sets()])
-    assert len(fit(model, 1, callbacks=[Sets()]).history["loss"]) == 1
+        fit(model, 2, callbacks=[sets])
+    assert len(fit(model, 1, callbacks=[sets]).history["loss"]) == 1
+    sets.puts_back = True
+    assert len(fit(model, 2, callbacks=[sets]).history["loss"]) == 2
 
 
 def test_logs_that_are_no_metrics_are_refused(strategy):
@@ -134,6 +142,35 @@ def test_a_train_step_without_a_loss_is_refused(strategy):
         model = Own(inputs, keras.layers.Dense(1)(inputs))
         model.compile(tfdist.sandblaster.LBFGS())
     with pytest.raises(ValueError, match="scale_loss"):
+        fit(model, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "No gradients provided for any variable"),
+        (["kernel", "bias"], "trainable variables only.*bias"),
+    ],
+)
+def test_a_train_step_with_other_gradients_is_refused(strategy, given, message):
+    class Own(keras.Model):
+        def train_step(self, data):
+            variables = self.layers[-1].weights
+            loss = self.optimizer.scale_loss(tf.reduce_mean(self(data[0])))
+            gradients = [
+                tf.zeros(v.shape, v.dtype) if v.name in given else None
+                for v in variables
+            ]
+            self.optimizer.apply(gradients, variables)
+            return {"loss": loss}
+
+    with strategy.scope():
+        inputs = keras.Input((tasks.FEATURES,))
+        layer = keras.layers.Dense(1)
+        model = Own(inputs, layer(inputs))
+        layer.bias.trainable = False
+        model.compile(tfdist.sandblaster.LBFGS(), run_eagerly=True)
+    with pytest.raises(ValueError, match=message):
         fit(model, 1)
 
 

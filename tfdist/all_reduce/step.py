@@ -70,7 +70,7 @@ class TrainingStep:
                 for gradient, variable in zip(grads, variables, strict=True)
                 if gradient is not None
             ]
-            _check_gradients(grads, variables)
+            check_gradients(grads, variables)
             for _, variable in pairs:
                 _check_made_here(variable)
             self._add_lane(
@@ -105,7 +105,7 @@ class TrainingStep:
                 self._add_lane(None, [], [])
 
 
-def _check_gradients(grads, variables):
+def check_gradients(grads, variables):
     """Refuses or warns as Keras does, which sees no gradients that are None.
 
     Raises:

@@ -266,14 +266,18 @@ class Coordinator:
           The result of the last iteration, a dict: `outcome`, `value`,
           `gradient_norm`, `step`, `evaluations`, `restarted`, and `point` with
           the stamp of the `evaluation` and the `totals` there. The model has
-          its parameters.
+          its parameters, unless they were set since it was given them.
         """
+        is_new = False
         while (progress := self._progress.read())["done"] <= number:
             self._make(progress)
+            is_new = True
         result = progress["result"]
         if result is not None:
-            self._worker.load(result["point"], result["evaluation"])
-            self._retained = progress, self._worker.values()
+            is_new |= self._worker.load(result["point"], result["evaluation"])
+            # Otherwise a callback may have given the model other values.
+            if is_new:
+                self._retained = progress, self._worker.values()
         return result
 
     def _make(self, progress):

@@ -4,6 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.all_reduce import step as step_lib
+
 _DTYPES = ("float32", "float64")
 # Keras's name of the state of random numbers.
 _SEED = "seed_generator_state"
@@ -195,6 +197,7 @@ class PortionGradients:
             else:
                 gradient = tf.convert_to_tensor(gradient)
                 parts.append(tf.cast(tf.reshape(gradient, [-1]), self.dtype))
+        _refuse_others(by_variable, variables)
         return parts
 
     def _split_and_assign(self, vector):
@@ -275,6 +278,7 @@ class _Sink:
         self._has_gradients = True
         if variables is None:
             variables = self._gradients._variables  # noqa: SLF001
+        step_lib.check_gradients(gradients, variables)
         self._gradients._add(  # noqa: SLF001
             self._loss, gradients, variables, self._examples
         )
@@ -285,6 +289,26 @@ class _Sink:
                 "The `train_step` of a model that L-BFGS trains must call "
                 "`optimizer.scale_loss(loss)` and then `optimizer.apply` or "
                 "`apply_gradients`, once. Received: a train_step that does not"
+            )
+
+
+def _refuse_others(by_variable, variables):
+    """Refuses gradients that would be lost.
+
+    Args:
+      by_variable: `id` of a variable that the model does not train -> its
+        gradient, or None.
+      variables: Keras variables, these among them.
+
+    Raises:
+      ValueError: There is one.
+    """
+    for variable in variables:
+        if by_variable.get(id(variable)) is not None:
+            raise ValueError(
+                "The `train_step` of a model that L-BFGS trains must give its "
+                "optimizer gradients of the model's trainable variables only. "
+                f"Received: one of {variable.path!r}"
             )
 
 
