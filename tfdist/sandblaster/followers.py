@@ -24,19 +24,28 @@ class Followers:
       namespace: Prefix of the record's name, the same on all workers.
       device: The first server's.
       here: This process's device.
-      worker_id: Number of this worker.
+      worker_id: Number of this worker; the chief's is 0.
+      num_workers: Number of workers, with the chief.
       membership: This process's `Membership`, None in a single process.
       tolerance: The `FaultTolerance`.
     """
 
     def __init__(
-        self, namespace, device, here, worker_id, membership, tolerance
+        self,
+        namespace,
+        device,
+        here,
+        worker_id,
+        num_workers,
+        membership,
+        tolerance,
     ):
         # Number of a worker -> call of `fit`, and whether the worker is in it.
         self._record = shared_record.SharedRecord(
             f"{namespace}/followers", device, here
         )
         self._row = str(worker_id)
+        self._others = range(1, num_workers)
         self._membership = membership
         self._tolerance = tolerance
 
@@ -45,7 +54,7 @@ class Followers:
 
         Args:
           number: Of the call.
-          is_in: Whether it has begun and not ended it.
+          is_in: Whether it has not ended it.
         """
 
         def change(rows, now):
@@ -57,7 +66,8 @@ class Followers:
     def wait(self, number):
         """On the chief, waits until the others have ended a call of `fit`.
 
-        For `stall_timeout` at most, unless `on_stall` is "wait"; then it logs
+        Also for those that are there and have yet to begin it. For
+        `stall_timeout` at most, unless `on_stall` is "wait"; then it logs
         without whom it goes on.
 
         Args:
@@ -69,12 +79,14 @@ class Followers:
         find_absent = self.absent_workers()
         gone, began, is_told = set(), time.monotonic(), False
         while True:
-            gone |= {str(worker) for worker in find_absent()}
-            away = sorted(
-                int(worker)
-                for worker, (fit, is_in) in self._record.read().items()
-                if is_in and fit == number and worker not in gone
-            )
+            gone |= set(find_absent())
+            rows = self._record.read()
+            away = [
+                worker
+                for worker in self._others
+                if worker not in gone
+                and not _has_ended(rows.get(str(worker)), number)
+            ]
             if not away:
                 return
             waited = time.monotonic() - began
@@ -103,6 +115,17 @@ class Followers:
     def absent_workers(self):
         """Returns an `AbsentWorkers`."""
         return AbsentWorkers(self._membership, self._tolerance.worker_timeout)
+
+
+def _has_ended(row, number):
+    """Whether a worker has ended a call of `fit`, or is past it.
+
+    Args:
+      row: Its call of `fit`, and whether it is in that; None for no call.
+      number: Of the call.
+    """
+    fit, is_in = (-1, False) if row is None else row
+    return fit > number or (fit == number and not is_in)
 
 
 class AbsentWorkers:

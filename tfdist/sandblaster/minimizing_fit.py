@@ -203,7 +203,6 @@ class MinimizingFit:
                     "Goes on with the minimization that the chief had begun."
                 )
             return
-        training.followers.note(self._number, True)
         progress = training.progress()
         if progress["fit"] == self._number:
             whole_data.compare(progress["description"], self._description)

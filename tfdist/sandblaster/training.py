@@ -81,6 +81,7 @@ class SandblasterTraining:
             device,
             self._here,
             config.worker_id,
+            config.num_workers,
             self._membership,
             tolerance,
         )
@@ -122,19 +123,13 @@ class SandblasterTraining:
                 "SandblasterStrategy."
             )
         number = next(self._calls)
-        if not self._config.is_chief:
-            # The chief waits for a former process no more.
-            self.over_losses(lambda: self.followers.note(number, False))
         board, is_from_snapshot = self.over_losses(self._known)
         fit, done = board.get("fit", -1), board.get("done", 0)
-        if fit > number and is_from_snapshot:
-            logging.warning(
-                "Call %d of `fit` is left out: a snapshot of parameter servers "
-                "is of call %d. If it is of another program, give each program "
-                "a `snapshot_dir` of its own.",
-                number + 1,
-                fit + 1,
-            )
+        if not self._config.is_chief:
+            # While it reads its data, too, the chief waits for it.
+            self.over_losses(lambda: self.followers.note(number, fit <= number))
+        if fit > number:
+            _tell_left_out(number, fit, is_from_snapshot)
         self._fit = minimizing_fit.MinimizingFit(
             self, number, frame, running, fit > number
         )
@@ -356,6 +351,24 @@ class SandblasterTraining:
                 f"{silent:.0f} s ({chief.state.name.lower()}): nobody goes on "
                 "with the minimization.",
             )
+
+
+def _tell_left_out(number, fit, is_from_snapshot):
+    if is_from_snapshot:
+        logging.warning(
+            "Call %d of `fit` is left out: a snapshot of parameter servers "
+            "is of call %d. If it is of another program, give each program "
+            "a `snapshot_dir` of its own.",
+            number + 1,
+            fit + 1,
+        )
+        return
+    logging.warning(
+        "Call %d of `fit` is left out, and the model keeps its weights: this "
+        "process was started after the chief had begun call %d.",
+        number + 1,
+        fit + 1,
+    )
 
 
 class _OnServers:

@@ -1,0 +1,76 @@
+"""For whom the chief waits at the end of `fit`."""
+
+import itertools
+import types
+
+import pytest
+import tensorflow as tf
+
+from tests.sandblaster import tasks
+from tests.sandblaster.fits import fit
+import tfdist
+from tfdist.cluster import member_table
+from tfdist.sandblaster import followers
+
+_names = map("followers_test/{}".format, itertools.count())
+ALIVE = member_table.MemberState.ALIVE
+FINISHED = member_table.MemberState.FINISHED
+
+
+def chief_and_other(state):
+    """The `Followers` of both, where the other worker is in a state."""
+    device = tf.config.list_logical_devices("CPU")[0].name
+    members = [
+        types.SimpleNamespace(name=f"worker {k}", state=one, silent_for=0.0)
+        for k, one in enumerate((ALIVE, state))
+    ]
+    name = next(_names)
+    return [
+        followers.Followers(
+            name,
+            device,
+            device,
+            worker,
+            2,
+            types.SimpleNamespace(read=lambda: members),
+            tfdist.FaultTolerance(stall_timeout=0.05),
+        )
+        for worker in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("notes", "state", "waits"),
+    [
+        ([], ALIVE, True),
+        ([], FINISHED, False),
+        ([(2, True)], ALIVE, True),
+        ([(2, False)], ALIVE, True),
+        ([(2, False), (3, True)], ALIVE, True),
+        ([(2, False), (3, True)], FINISHED, False),
+        ([(3, True), (3, False)], ALIVE, False),
+        ([(3, False), (4, True)], ALIVE, False),
+    ],
+)
+def test_the_chief_waits_for_all_that_are_there(caplog, notes, state, waits):
+    chief, other = chief_and_other(state)
+    for note in notes:
+        other.note(*note)
+    chief.wait(3)
+    assert ("Goes on without worker 1" in caplog.text) is waits
+
+
+def test_a_call_that_the_others_have_ended_is_told(caplog):
+    strategy = tfdist.SandblasterStrategy()
+    model = tasks.make_model(strategy)
+    board = strategy._training.board
+    before = board.read()
+    board.change(lambda record, now: record.update(fit=7, done=1))
+    try:
+        assert not fit(model, 1).history
+    finally:
+        board.change(
+            lambda record, now: (record.clear(), record.update(before))
+        )
+    assert "Call 1 of `fit` is left out" in caplog.text
+    assert "had begun call 8" in caplog.text
