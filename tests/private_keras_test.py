@@ -339,8 +339,10 @@ def test_rates_and_trained_variables_of_an_optimizer_are_found(scaled):
     rate = private_keras.learning_rate_variable(optimizer)
     rate.assign(0.5)
     assert float(optimizer.learning_rate) == 0.5
+    assert private_keras.learning_rate_variables(optimizer) == [rate]
     assert private_keras.learning_rate_variable(scheduled) is None
     assert private_keras.learning_rate_variable(None) is None
+    assert private_keras.learning_rate_variables(None) == []
     (found,) = private_keras.trained_by(optimizer)
     assert found is variable
 

@@ -33,3 +33,30 @@ def test_without_any_gradient_a_step_is_an_error(step):
 def test_a_missing_gradient_is_told(step):
     with pytest.warns(UserWarning, match=r"not exist for variables \['a'\]"):
         assert step([None, tf.ones([1])]) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_several_optimizers_have_gradients_missing_and_the_chief_s_rates(
+    scaled,
+):
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        variables = [keras.Variable([1.0], name=name) for name in "abc"]
+        pick = keras.optimizers.OptimizerMap(
+            keras.optimizers.SGD(1.0), {"b": keras.optimizers.SGD(2.0)}
+        )
+        optimizer = several = keras.optimizers.MultiOptimizer(pick)
+        if scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(several, 1.0)
+
+    def take(*gradients):
+        strategy.run(optimizer.apply, (list(gradients), variables))
+        return [float(variable.value[0]) for variable in variables]
+
+    one = tf.ones([1])
+    with pytest.warns(UserWarning, match=r"not exist for variables \['c'\]"):
+        assert take(one, one, None) == [0.0, -1.0, 1.0]
+    # Of a worker that is not the chief, rates add nothing to the sum.
+    strategy._engine.is_chief = False
+    assert take(one, one, one) == [0.0, -1.0, 1.0]
+    assert [float(one.learning_rate) for one in several.optimizers] == [0, 0]

@@ -99,12 +99,17 @@ def test_small_vectors_go_to_all_others_and_large_ones_around():
     assert collective_sums.bytes_sent([8], 1) == 0
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+@pytest.mark.parametrize(
+    "dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64]
+)
 @pytest.mark.parametrize("rate", [0.1, 1e-30, float("inf")])
-def test_the_chiefs_rate_arrives_bit_for_bit(dtype, rate):
-    rate = tf.constant(rate, dtype)
-    # Of the chief, and of a worker whose rate is another.
-    (first,) = tail_lib.rate_numbers(rate, True)
-    (second,) = tail_lib.rate_numbers(tf.constant(0.3, dtype), False)
-    found = tail_lib.rate_of(first + second, dtype)
-    assert found.numpy().tobytes() == rate.numpy().tobytes()
+def test_the_chiefs_rates_arrive_bit_for_bit(dtype, rate):
+    rates = [tf.constant(rate, dtype), tf.constant(0.7, tf.float32)]
+    # Of the chief, and of a worker whose rates are others.
+    first = tf.concat(tail_lib.rate_numbers(rates, True), 0)
+    others = [tf.constant(0.3, one.dtype) for one in rates]
+    second = tf.concat(tail_lib.rate_numbers(others, False), 0)
+    assert len(first) == tail_lib.rate_length(rates)
+    found = tail_lib.rates_of(first + second, rates)
+    for one, expected in zip(found, rates, strict=True):
+        assert one.numpy().tobytes() == expected.numpy().tobytes()

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist import private_keras
 from tfdist import private_tensorflow
 from tfdist.all_reduce import branches
+from tfdist.all_reduce import optimizers
 from tfdist.all_reduce import pieces
 from tfdist.all_reduce import rows as rows_lib
 from tfdist.all_reduce import tail as tail_lib
@@ -42,11 +43,13 @@ class Lane:
         reduced = [*dense, *states]
         self._specs = _specs(reduced)
         self._names = [v.name.split(":")[0] for v in [*reduced, *tables]]
-        rate = private_keras.learning_rate_variable(optimizer)
-        # The chief's counts for all.
-        self._rate = None if rate is None else rate.value
+        # The chief's count for all.
+        self._rates = [
+            rate.value
+            for rate in private_keras.learning_rate_variables(optimizer)
+        ]
         self._layout = pieces.Layout(
-            self._specs, tail_lib.LENGTH + tail_lib.rate_length(self._rate)
+            self._specs, tail_lib.LENGTH + tail_lib.rate_length(self._rates)
         )
         self._name = f"{number}/{self._specs}"
         self._tables = [
@@ -191,10 +194,10 @@ class Lane:
         return sums, began, counts, row_bytes
 
     def _numbers(self, mine):
-        """Builds the tail of this worker's `Tail`, and the chief's rate."""
+        """Builds the tail of this worker's `Tail`, and the chief's rates."""
         numbers = tf.stack([tf.cast(x, tf.float32) for x in mine])
-        rate = tail_lib.rate_numbers(self._rate, self._engine.is_chief)
-        return tf.concat([numbers, *rate], 0)
+        rates = tail_lib.rate_numbers(self._rates, self._engine.is_chief)
+        return tf.concat([numbers, *rates], 0)
 
     def _nothing(self, numbers):
         """Builds the vectors of a worker that adds a tail alone."""
@@ -227,7 +230,7 @@ class Lane:
         if not (self._engine.check.looks and self._checks_gradients):
             self._take(sums, before)
             return tail
-        changed = [*self.states, *([] if self._rate is None else [self._rate])]
+        changed = [*self.states, *self._rates]
         cuts = len(sums), len(sums) + len(before)
 
         def step(*tensors):
@@ -235,10 +238,9 @@ class Lane:
             return []
 
         def leave_out(*tensors):
-            """Nothing of any worker counts: nothing is new but the rate."""
+            """Nothing of any worker counts: nothing is new but the rates."""
             values = list(tensors[cuts[0] : cuts[1]])
-            if self._rate is not None:
-                values.append(self._chiefs_rate(tensors[: cuts[0]]))
+            values += self._chiefs_rates(tensors[: cuts[0]])
             for handle, value in zip(tensors[cuts[1] :], values, strict=True):
                 tf.raw_ops.AssignVariableOp(resource=handle, value=value)
             return []
@@ -249,15 +251,17 @@ class Lane:
         )
         return tail
 
-    def _chiefs_rate(self, sums):
-        _, rate = tail_lib.split(self._layout.tail(sums))
-        return tail_lib.rate_of(rate, self._rate.dtype)
+    def _chiefs_rates(self, sums):
+        _, numbers = tail_lib.split(self._layout.tail(sums))
+        return tail_lib.rates_of(numbers, self._rates)
 
     def _build_step(self, sums, before):
-        """Builds the chief's rate, the means of state, and Keras's step."""
+        """Builds the chief's rates, the means of state, and Keras's step."""
         tail, _ = tail_lib.split(self._layout.tail(sums))
-        if self._rate is not None:
-            self._rate.assign(self._chiefs_rate(sums))
+        for rate, value in zip(
+            self._rates, self._chiefs_rates(sums), strict=True
+        ):
+            rate.assign(value)
         most = tf.maximum(tail.gradients, 1.0)
         divided = [tf.math.divide(v, tf.cast(most, v.dtype)) for v in sums]
         means = self._layout.tensors(divided)
@@ -290,7 +294,7 @@ class Lane:
                 self._engine.journal.counting_update(self.optimizer),
                 self._engine.updating(),
             ):
-                self.optimizer.apply(gradients, self.variables)
+                optimizers.apply(self.optimizer, gradients, self.variables)
 
     # Without a batch.
 

@@ -3,6 +3,7 @@
 import weakref
 
 from tfdist import dynamic_subclasses
+from tfdist import private_keras
 
 _ENGINE = "_tfdist_engine"
 
@@ -29,3 +30,25 @@ def see(optimizer, engine):
     dynamic_subclasses.specialize(optimizer, AllReducedOptimizer)
     # Not by Keras's `__setattr__`: its `__init__` may still be under way.
     vars(optimizer)[_ENGINE] = weakref.ref(engine)
+
+
+def apply(optimizer, gradients, variables):
+    """Takes Keras's step.
+
+    A `MultiOptimizer` takes the gradients of all variables that it trains,
+    None where there is none.
+
+    Args:
+      optimizer: The Keras optimizer.
+      gradients: List of tensors.
+      variables: Keras variables that they are of, in the same order.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if hasattr(inner, "optimizers"):
+        found = {
+            id(variable): gradient
+            for variable, gradient in zip(variables, gradients, strict=True)
+        }
+        variables = private_keras.trained_by(optimizer)
+        gradients = [found.get(id(variable)) for variable in variables]
+    optimizer.apply(gradients, variables)

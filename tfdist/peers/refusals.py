@@ -22,22 +22,31 @@ def check(optimizer, variables, strategy):
     Raises:
       NotImplementedError: The optimizer or a variable is not supported.
     """
-    for one in _parts(optimizer):
-        if getattr(one, "use_ema", False):
-            raise NotImplementedError(
-                f"With {strategy} other workers change weights as well, of "
-                "which an average of the weights that replaces them knows "
-                "nothing: use optimizers without `use_ema`. Received: "
-                f"{one.name!r} with use_ema=True."
-            )
-        if isinstance(one, _COMPUTES_WEIGHTS):
-            raise NotImplementedError(
-                f"With {strategy} other workers change weights as well, and "
-                "an optimizer that computes weights from variables of its own "
-                "undoes their updates: use one that adds an update to the "
-                "weights, such as Adam or SGD. Received: "
-                f"{one.name!r} of class {type(one).__name__}."
-            )
+    # Of one that scales the loss, the one that takes the steps.
+    one = getattr(optimizer, "inner_optimizer", optimizer)
+    # A `MultiOptimizer`, which older versions of Keras do not have.
+    if hasattr(one, "optimizers"):
+        raise NotImplementedError(
+            f"With {strategy} an optimizer must have one learning rate, "
+            "which is sent with what it does: use a single optimizer, or "
+            "several that each take a step of their own. Received: "
+            f"{one.name!r} of class {type(one).__name__}."
+        )
+    if getattr(one, "use_ema", False):
+        raise NotImplementedError(
+            f"With {strategy} other workers change weights as well, of "
+            "which an average of the weights that replaces them knows "
+            "nothing: use optimizers without `use_ema`. Received: "
+            f"{one.name!r} with use_ema=True."
+        )
+    if isinstance(one, _COMPUTES_WEIGHTS):
+        raise NotImplementedError(
+            f"With {strategy} other workers change weights as well, and "
+            "an optimizer that computes weights from variables of its own "
+            "undoes their updates: use one that adds an update to the "
+            "weights, such as Adam or SGD. Received: "
+            f"{one.name!r} of class {type(one).__name__}."
+        )
     for variable in variables:
         if getattr(variable, "overwrite_with_gradient", False):
             raise NotImplementedError(
@@ -54,13 +63,3 @@ def check(optimizer, variables, strategy):
                 f"{variable.path!r} with constraint="
                 f"{type(constraint).__name__}."
             )
-
-
-def _parts(optimizer):
-    """Returns the optimizers that an optimizer consists of, a list."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return _parts(optimizer.inner_optimizer)
-    # A `MultiOptimizer`, which older versions of Keras do not have.
-    if hasattr(optimizer, "optimizers"):
-        return [part for one in optimizer.optimizers for part in _parts(one)]
-    return [optimizer]

@@ -216,17 +216,19 @@ class Ring:
             factor = this_round.share if this_round.takes_part else 0.0
             shares.append(share * tf.cast(factor, share.dtype))
         specs = [tf.TensorSpec(share.shape, share.dtype) for share in shares]
-        rate = self.rate_of(inner.optimizer())
-        layout = pieces.Layout(specs, tail_lib.rate_length(rate))
-        tail = tail_lib.rate_numbers(rate, self._is_chief)
+        rates = self.rates_of(inner.optimizer())
+        layout = pieces.Layout(specs, tail_lib.rate_length(rates))
+        tail = tail_lib.rate_numbers(rates, self._is_chief)
+        tail = tf.concat(tail, 0) if tail else None
         name = f"exchange/{number_of(inner)}/{specs}"
         vectors = layout.sums(
-            layout.vectors(shares, *tail),
+            layout.vectors(shares, tail),
             lambda vector, piece: self._sum(vector, f"{name}/{piece}", piece),
         )
-        if rate is not None:
-            chiefs = tail_lib.rate_of(layout.tail(vectors), rate.dtype)
-            rate.assign(chiefs, read_value=False)
+        if rates:
+            chiefs = tail_lib.rates_of(layout.tail(vectors), rates)
+            for rate, value in zip(rates, chiefs, strict=True):
+                rate.assign(value, read_value=False)
         this_round.num_bytes = collective_sums.bytes_sent(
             [_CALL_BYTES, *layout.piece_bytes()], self.num_workers
         )
@@ -240,14 +242,16 @@ class Ring:
         ]
         return averaged, means
 
-    def rate_of(self, optimizer):
-        """The rate of a Keras optimizer that the chief decides.
+    def rates_of(self, optimizer):
+        """The rates of a Keras optimizer that the chief decides.
 
         Returns:
-          A `tf.Variable`; None if each worker decides, or a schedule.
+          A list of `tf.Variable`; empty if each worker decides, or a schedule.
         """
-        rate = private_keras.learning_rate_variable(optimizer)
-        return rate.value if self.follows_chief and rate is not None else None
+        if not self.follows_chief:
+            return []
+        rates = private_keras.learning_rate_variables(optimizer)
+        return [rate.value for rate in rates]
 
 
 class RingExchange(exchange.ExchangeBuilder):

@@ -158,8 +158,11 @@ class RingEngine:
 
     def _rates(self, optimizers):
         """Their rates that the chief decides, a list of variables."""
-        rates = [self._ring.rate_of(optimizer) for optimizer in optimizers]
-        return [rate for rate in rates if rate is not None]
+        return [
+            rate
+            for optimizer in optimizers
+            for rate in self._ring.rates_of(optimizer)
+        ]
 
     def _adopt(self, moment, rates, settings):
         values = self._read(moment)
