@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.all_reduce import programs
 import tfdist
@@ -49,3 +50,15 @@ def test_a_counter_of_all_workers_is_their_sum(monkeypatch, eagerly):
         model.train_on_batch(x, x)
         found = [float(count.numpy()) for count in counts.counts]
         assert found == [5 + step, 5 + step, 5 + 2 * step, 5 + 2 * step]
+
+
+def test_state_in_a_function_of_an_eager_step_is_refused():
+    strategy = tfdist.AllReduceStrategy()
+    with strategy.scope():
+        counts = Counts()
+        counts.build([1])
+    traced = tf.function(counts.call)
+    with pytest.raises(RuntimeError, match="inside a tf.function that a step"):
+        strategy.run(lambda: traced(tf.ones([1])))
+    strategy.run(traced, (tf.ones([1]),))
+    assert [float(count.numpy()) for count in counts.counts] == [6.0] * 4

@@ -66,10 +66,17 @@ class Consistency:
         row = [int(moment), *numbers, *[0] * (4 - len(numbers))]
         rows = self._collectives.gather(row, "meeting")
         for worker in np.flatnonzero(rows[:, 0] != rows[0, 0]):
+            needs_batch = ""
+            if Moment.STEP in rows[:, 0]:
+                needs_batch = (
+                    " A step that runs eagerly (run_eagerly=True) is known "
+                    "from the first batch on: each worker needs one in its "
+                    "first `fit`."
+                )
             raise RuntimeError(
                 f"{self._names[worker]} is at {_AT[rows[worker, 0]]} and "
                 f"{self._names[0]} at {_AT[rows[0, 0]]}: all workers must run "
-                "the same program, call for call."
+                f"the same program, call for call.{needs_batch}"
             )
         return rows[:, 1:]
 

@@ -42,7 +42,17 @@ class TrainingStep:
                 "would have a value of its own. Make it with trainable=False: "
                 "then all get the mean of what they assign."
             )
-        if variable.is_rate or id(variable) in self._assigned:
+        if variable.is_rate:
+            return
+        if self._eagerly and not tf.executing_eagerly():
+            raise RuntimeError(
+                f"Variable {variable.name!r} is assigned inside a tf.function "
+                "that a step calls which runs eagerly (run_eagerly=True, or "
+                "strategy.run outside a tf.function): others would hear of "
+                "that while it is traced alone. Call it without tf.function, "
+                "or trace the whole step."
+            )
+        if id(variable) in self._assigned:
             return
         if self._eagerly:
             before = variable.read_value()
