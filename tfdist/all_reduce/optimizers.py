@@ -49,6 +49,9 @@ def apply(optimizer, gradients, variables):
             id(variable): gradient
             for variable, gradient in zip(variables, gradients, strict=True)
         }
-        variables = private_keras.trained_by(optimizer)
-        gradients = [found.get(id(variable)) for variable in variables]
+        trained = private_keras.trained_by(optimizer)
+        # Keras refuses variables that it does not train.
+        if found.keys() <= set(map(id, trained)):
+            variables = trained
+            gradients = [found.get(id(variable)) for variable in trained]
     optimizer.apply(gradients, variables)
