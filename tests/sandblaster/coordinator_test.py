@@ -145,6 +145,17 @@ def test_without_snapshots_the_parameters_are_those_of_the_last_iteration(name):
     assert chief.coordinator.iterate(6)["value"] < values[-1]
 
 
+def test_servers_that_were_lost_between_two_fits_are_told(name, caplog):
+    chief = Chief(name)
+    chief.begin()
+    chief.iterate(2)
+    assert "have lost" not in caplog.text
+    for shard in range(SHARDS):
+        chief.lose(shard)
+    assert not chief.begin()
+    assert "Parameter servers have lost what they held" in caplog.text
+
+
 def test_another_process_goes_on_and_the_first_must_end(name, undisturbed):
     first = Chief(name)
     first.begin()

@@ -83,6 +83,8 @@ def test_training_goes_on_where_it_has_ended(strategy, tmp_path):
         loaded = keras.models.load_model(tmp_path / "model.keras")
     assert loaded.optimizer.get_config() == parts.optimizer.get_config()
     assert losses(parts, 4) == losses(loaded, 4) == expected[3:]
+    for model in (parts, loaded):
+        assert int(model.optimizer.iterations) == 7
     # Weights that a user sets are where the next one begins.
     parts.set_weights([np.zeros_like(w) for w in parts.get_weights()])
     assert losses(parts, 3) == expected[:3]

@@ -82,7 +82,8 @@ class Coordinator:
         self._snapshots.slot = before.get("slot")
         if not all(whole):
             before = self._from_snapshot(fit, description) or {}
-            if not before and any(whole):
+            has_minimized = self._minimizer.value is not None
+            if not before and (any(whole) or has_minimized):
                 logging.warning(
                     "Parameter servers have lost what they held, and there is "
                     "no snapshot of it: the minimization starts from the "

@@ -38,8 +38,9 @@ class MinimizingFit:
         # On other workers than the chief: the parameters of the last iteration
         # that the model has shown, or those that it began with.
         self._kept = None
-        # Iterations that this worker has seen.
-        self._seen = 0
+        # Iterations that this worker has seen; those that the optimizer had
+        # counted before.
+        self._seen = self._before = 0
         self._is_set = False
         # Whether epochs were left out that are known from a snapshot alone.
         self._needs_snapshot = False
@@ -88,15 +89,10 @@ class MinimizingFit:
         if self._worker is None:
             self._begin(iterator)
         self._check_parameters()
-        try:
-            result = self._training.over_losses(self._take_part)
-        except BaseException:
-            self._take_back()
-            raise
+        result = self._iterate()
         self._seen += 1
         self._has_shown = result is not None
         if result is None:
-            self._take_back()
             logging.warning(
                 "The chief has begun another call of `fit`, or none has an "
                 "iteration: this worker keeps the weights of iteration %d.",
@@ -134,6 +130,24 @@ class MinimizingFit:
                 "whose weights were set after the last iteration"
             )
 
+    def _iterate(self):
+        """Takes part in an iteration, which leaves no trial point behind."""
+        over_losses = self._training.over_losses
+        try:
+            result = over_losses(self._take_part)
+        except BaseException:
+            try:
+                self._take_back()
+            except tf.errors.OpError:
+                logging.warning(
+                    "The model keeps weights that an iteration has tried: its "
+                    "helper does not answer."
+                )
+            raise
+        if result is None:
+            over_losses(self._take_back)
+        return result
+
     def _take_part(self):
         if self._coordinator is not None:
             return self._coordinator.iterate(self._seen)
@@ -143,19 +157,12 @@ class MinimizingFit:
         return result
 
     def _take_back(self):
-        """Gives the model what it last showed: it may have a trial point."""
+        """Gives the model what it has last shown; it may have a trial point."""
         values = self._kept
         if self._coordinator is not None:
             values = self._coordinator.parameters
         self._worker.forget()
-        try:
-            self._gradients.assign(values)
-        except tf.errors.OpError:
-            # An exception is on its way that says why.
-            logging.warning(
-                "The model keeps weights that an iteration has tried: its "
-                "helper does not answer."
-            )
+        self._gradients.assign(values)
 
     def _begin(self, iterator):
         batches = [
@@ -171,6 +178,7 @@ class MinimizingFit:
         self._gradients = portion_gradients.PortionGradients(
             training.strategy(), self._model, batches
         )
+        self._before = int(self._model.optimizer.iterations)
         self.running.before_end(self._end)
         name = training.over_losses(lambda: training.name_of(self._number))
         self._worker, self._coordinator, self._description = training.begin(
@@ -275,7 +283,8 @@ class MinimizingFit:
     def _show(self, result):
         """Shows the metrics of an iteration, and stops after the last one."""
         self._gradients.show(np.array(result["totals"]))
-        self._model.optimizer.iterations.assign(self._seen)
+        made = self._before + self._seen
+        self._model.optimizer.iterations.assign(made)
         self._training.iterations.append(result)
         if float(self._model.optimizer.learning_rate) != 1.0:
             logging.log_first_n(
