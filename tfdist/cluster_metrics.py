@@ -57,8 +57,13 @@ def total(model, states, fit=0):
 
 def _kind(model, fit):
     """Returns what metrics have in common whose states may be added up."""
+    # That of `compile` has those of the user. Not the names of results, of
+    # which a model may show fewer in an evaluation.
+    parts = [
+        [metric, *getattr(metric, "metrics", ())] for metric in model.metrics
+    ]
     return {
         "fit": fit,
-        "names": sorted(model.get_metrics_result()),
+        "names": sorted(metric.name for part in parts for metric in part),
         "shapes": [list(v.shape) for v in model.metrics_variables],
     }
