@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tests.private_tensorflow_test import public_names
 from tfdist import private_keras
+from tfdist import private_pipelines
 
 
 def model_of_two():
@@ -63,8 +64,8 @@ def test_shuffled_arrays_are_those_that_keras_slices():
     assert (found.size, found.batch_size) == (6, 4)
     assert [one.within_batches for one in (found, each)] == [False, True]
     (expected,) = in_order.get_tf_dataset().skip(1)
-    parts = tf.constant([4, 5]), found.inputs
-    (taken,) = tf.data.Dataset.from_tensors(parts).map(found.take)
+    whole = private_pipelines.whole_arrays(in_order.get_tf_dataset())
+    (taken,) = whole.map(lambda *parts: found.take([4, 5], parts))
     keras.tree.map_structure(np.testing.assert_array_equal, taken, expected)
 
 
@@ -175,7 +176,9 @@ def test_fit_begins_with_the_epoch_that_it_is_told():
 
     class Told(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
+            assert private_keras.initial_epoch_of(self.model) is None
             private_keras.set_initial_epoch(self.model, 2)
+            assert private_keras.initial_epoch_of(self.model) == 2
 
         def on_epoch_begin(self, epoch, logs=None):
             seen.append(epoch)

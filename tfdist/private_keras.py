@@ -96,14 +96,13 @@ class ShuffledArrays(NamedTuple):
     """The arrays of a Keras adapter that shuffles them.
 
     Attributes:
-      inputs: Arrays, targets and weights, as `take` takes them.
-      take: Callable of the numbers of examples and `inputs`; returns a batch.
+      take: Callable of the numbers of examples, and of all arrays as they are
+        in the pipeline; returns a batch.
       size: Number of examples.
       batch_size: Examples of a batch; the last one may have fewer.
       within_batches: Whether only each batch is shuffled.
     """
 
-    inputs: Any
     take: Callable[..., Any]
     size: int
     batch_size: int
@@ -118,12 +117,9 @@ def shuffled_arrays(adapter):
     """
     if not isinstance(adapter, array_data_adapter.ArrayDataAdapter):
         return None
-    _require(adapter, "_inputs", "_num_samples", "_batch_size", "_shuffle")
+    _require(adapter, "_num_samples", "_batch_size", "_shuffle")
     if not adapter._shuffle:
         return None
-    inputs = array_slicing.convert_to_sliceable(
-        adapter._inputs, target_backend="tensorflow"
-    )
 
     def take_one(array, numbers):
         if isinstance(array, array_slicing.TensorflowSparseWrapper):
@@ -133,7 +129,6 @@ def shuffled_arrays(adapter):
         return tf.gather(array, numbers) if tf.is_tensor(array) else array
 
     return ShuffledArrays(
-        keras.tree.lists_to_tuples(inputs),
         lambda numbers, whole: keras.tree.traverse(
             lambda array: take_one(array, numbers), whole
         ),
@@ -261,6 +256,15 @@ def set_initial_epoch(model, epoch):
     """
     _require(model, "_initial_epoch")
     model._initial_epoch = epoch
+
+
+def initial_epoch_of(model):
+    """The epoch that `set_initial_epoch` or a callback has set; None if none.
+
+    There is no public name for it.
+    """
+    _require(model, "_initial_epoch")
+    return model._initial_epoch
 
 
 def calls_of(model):

@@ -170,6 +170,18 @@ def depends_on_iterators(dataset):
     )
 
 
+def whole_arrays(dataset):
+    """Returns the stage of Keras's pipeline that holds all arrays.
+
+    Made again, it would hold a copy of them.
+
+    Args:
+      dataset: A `tf.data.Dataset` that Keras has made of arrays.
+    """
+    (stage,) = (s for s in _stages(dataset) if _name(s) == "_TensorDataset")
+    return stage
+
+
 def repeats_a_shuffle(dataset):
     """Whether a data set shuffles anew within one iteration over it."""
     return any(

@@ -1,6 +1,7 @@
 """Arrays are shuffled anew in each epoch, alike on all workers."""
 
 import itertools
+import types
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from tests.data_shares import portion_reader_test
 from tests.private_keras_test import adapter_of_arrays
 from tfdist.data_shares import arrays
 from tfdist.data_shares import portion_reader
+from tfdist.data_shares import shares
 
 SIZE = 7
 BATCH = 2
@@ -42,7 +44,7 @@ def test_each_epoch_and_call_has_an_order_of_its_own(seed):
     assert read(adapter.get_tf_dataset())  # It has them as Keras has.
     found = []
     for call in (1, 2):
-        make = arrays.maker(adapter, call)
+        make = arrays.maker(adapter.get_tf_dataset(), adapter, call)
         whole, shares = make(), [make(2, k) for k in range(2)]
         for _ in range(3):
             order = read(whole)
@@ -56,9 +58,20 @@ def test_each_epoch_and_call_has_an_order_of_its_own(seed):
     assert len(set(found)) == 6
 
 
+def test_one_worker_of_several_places_shuffles_anew():
+    tf.random.set_seed(1)
+    config = types.SimpleNamespace(num_workers=2, data_share=(1, 0))
+    adapter = adapter_of(shuffle=True)
+    dataset = shares._share_out(
+        adapter.get_tf_dataset(), config, adapter, 1, None, None
+    )
+    assert read(dataset) != read(dataset)
+
+
 def test_batches_can_be_shuffled_each_by_itself():
     found = []
-    dataset = arrays.maker(adapter_of(shuffle="batch"), 1)()
+    adapter = adapter_of(shuffle="batch")
+    dataset = arrays.maker(adapter.get_tf_dataset(), adapter, 1)()
     for _ in range(8):
         order = read(dataset)
         assert list(map(sorted, order)) == [[0, 1], [2, 3], [4, 5], [6]]
@@ -67,17 +80,19 @@ def test_batches_can_be_shuffled_each_by_itself():
 
 
 def test_arrays_in_order_stay_as_keras_reads_them():
-    assert arrays.maker(adapter_of(shuffle=False), 1) is None
-    assert arrays.maker(None, 1) is None
+    adapter = adapter_of(shuffle=False)
+    assert arrays.maker(adapter.get_tf_dataset(), adapter, 1) is None
+    assert arrays.maker(tf.data.Dataset.range(2), None, 1) is None
 
 
 def test_portions_are_of_the_same_order():
     x = np.arange(10, dtype=np.int64)
     adapter = adapter_of_arrays(x, x + 1, 2, shuffle=True)
-    make = arrays.maker(adapter, 1)
+    whole = adapter.get_tf_dataset()
+    make = arrays.maker(whole, adapter, 1)
     dataset = make()
     epochs = [[x.numpy().tolist() for x, _ in dataset] for _ in range(2)]
-    reader = portion_reader.PortionReader(make(), 1, adapter)
+    reader = portion_reader.PortionReader(whole, 1, adapter)
     for epoch, batch in ((0, 3), (1, 0), (1, 4), (0, 1), (1, 2)):
         found = portion_reader_test.read(reader, epoch, batch)
         assert found == epochs[epoch][batch]

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tests import nightly
 from tests.multi_process import data_tasks
 import tfdist
+from tfdist import private_keras
 from tfdist.data_shares import shares
 
 BATCHES = 5
@@ -169,12 +170,22 @@ class Either(keras.layers.Layer):
 def test_what_is_left_out_is_what_would_have_come_first(kind, left_out):
     """The epochs from there on are those of a worker that was there."""
     keras.utils.set_random_seed(1)
-    found = []
-    for taken in ((0, 0), left_out):
-        found.append(_epochs(kind, taken, 4 - taken[0]))
-    whole, rest = found
+    whole = _epochs(kind, (0, 0), 4)
     epochs, batches = left_out
+    rest = _epochs(kind, left_out, 4 - epochs)
     assert rest == [whole[epochs][batches:], *whole[epochs + 1 :]]
+    # A callback that reads a checkpoint sets the epoch when `fit` begins.
+    rest = _epochs(kind, (0, 0), 4, [_Resumes(epochs)])
+    assert rest == whole[epochs:]
+
+
+class _Resumes(keras.callbacks.Callback):
+    def __init__(self, epoch):
+        super().__init__()
+        self._epoch = epoch
+
+    def on_train_begin(self, logs=None):
+        private_keras.set_initial_epoch(self.model, self._epoch)
 
 
 class _OwnOrder(keras.utils.PyDataset):
@@ -196,7 +207,7 @@ class _OwnOrder(keras.utils.PyDataset):
         self._random.shuffle(self._order)
 
 
-def _epochs(kind, left_out, number):
+def _epochs(kind, left_out, number, callbacks=()):
     """The batches of each epoch that a model is trained on."""
     keras.utils.set_random_seed(1)
     source = Source()
@@ -222,5 +233,5 @@ def _epochs(kind, left_out, number):
             source.seen[sum(map(len, epochs)) :]
         )
     )
-    model.fit(**data, epochs=number, verbose=0, callbacks=[seen])
+    model.fit(**data, epochs=number, verbose=0, callbacks=[*callbacks, seen])
     return epochs

@@ -10,16 +10,18 @@ import zlib
 import tensorflow as tf
 
 from tfdist import private_keras
+from tfdist import private_pipelines
 
 
-def maker(adapter, call):
+def maker(dataset, adapter, call):
     """Returns what makes the pipeline of a call of `fit`.
 
     Each iterator of one pipeline has an order of its own; pipelines of the
     same call begin alike.
 
     Args:
-      adapter: The Keras `DataAdapter`; None if none has made the data set.
+      dataset: A `tf.data.Dataset`.
+      adapter: The Keras `DataAdapter` that has made it; None if none has.
       call: Number of the call of `fit`, from 1.
 
     Returns:
@@ -29,6 +31,7 @@ def maker(adapter, call):
     arrays = private_keras.shuffled_arrays(adapter)
     if arrays is None:
         return None
+    whole = private_pipelines.whole_arrays(dataset).repeat()
     # The process's seed, without a draw from it.
     seed = zlib.crc32(f"{tf.compat.v1.get_seed(1)[0]} {call}".encode())
 
@@ -43,7 +46,6 @@ def maker(adapter, call):
         )
         if number > 1:
             numbers = numbers.shard(number, mine)
-        whole = tf.data.Dataset.from_tensors(arrays.inputs).repeat()
         batches = tf.data.Dataset.zip((numbers, whole)).map(
             arrays.take, num_parallel_calls=tf.data.AUTOTUNE
         )

@@ -27,6 +27,9 @@ class EpochData:
         after them, a tuple of ints.
       make_epoch: Callable that makes what Keras iterates over in an epoch;
         None for iterators of `dataset`.
+      passed: Callable of the number of epochs that a callback has made `fit`
+        leave out when it begins. Their orders are passed over, so that a worker
+        that resumes alone has those of the others.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class EpochData:
         readers,
         left_out=(0, 0),
         make_epoch=None,
+        passed=lambda: 0,
     ):
         self._dataset = dataset
         self._source = source
@@ -46,22 +50,33 @@ class EpochData:
         self._begun = None
         self._left_out = left_out
         self._make_epoch = make_epoch
+        self._passed = passed
+        # Iterators that have been drawn: one for each epoch.
+        self._drawn = 0
 
     def __iter__(self):
         if private_keras_calls.is_building_model():
             return iter([self._batch_to_build_for()])
         if self._make_epoch is not None:
             return self._make_epoch()
-        self._readers.begin()
         begun, self._begun = self._begun, None
+        if not self._drawn or begun is not None:
+            passed = self._passed()
+            if passed > self._left_out[0]:
+                self._left_out = passed, 0
+                begun = None
+        self._readers.begin()
         return self._next_epoch() if begun is None else begun
 
     def _next_epoch(self):
         """An iterator of the next epoch's data."""
-        (epochs, batches), self._left_out = self._left_out, (0, 0)
-        for _ in range(epochs):
+        epochs, batches = self._left_out
+        self._left_out = epochs, 0
+        while self._drawn < epochs:
             # A shuffle draws the order of an epoch with its iterator.
             iter(self._dataset)
+            self._drawn += 1
+        self._drawn += 1
         dataset = self._dataset.skip(batches) if batches else self._dataset
         return iter(dataset)
 

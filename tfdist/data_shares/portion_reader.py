@@ -105,7 +105,7 @@ class PortionReader:
     def __init__(self, dataset, call, adapter=None):
         self._dataset = dataset
         self._call = call
-        self._make = arrays.maker(adapter, call)
+        self._make = arrays.maker(dataset, adapter, call)
         # Whether each iterator gives the same.
         self._is_fixed = (
             self._make is None

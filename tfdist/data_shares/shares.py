@@ -83,7 +83,7 @@ def distribute(
     is_whole = policy == _AutoShardPolicy.OFF
     call = before(request, None if is_whole else _shares(config)[0])
     shared, steps_per_epoch, number, left_out = dataset, None, 1, (0, 0)
-    make_epoch = None
+    make_epoch, passed = None, lambda: 0
     if queue is not None and purpose not in ("evaluate", "validate"):
         make_epoch = queue(dataset, adapter, frame, call)
         begin(0, False)
@@ -104,14 +104,41 @@ def distribute(
                 and not private_keras.adapts_generator(adapter),
             )
             py_datasets.leave_out(adapter, left_out[0])
+            if number > 1:
+                passed = _Passed(adapter, frame, left_out[0])
     if adapter is None:
         return shared
     model = private_keras_calls.model_of(frame)
     batches.check(dataset, model)
     readers = py_datasets.Readers(adapter, steps_per_epoch, number)
     return epoch_data.EpochData(
-        shared, dataset, model, readers, left_out, make_epoch
+        shared, dataset, model, readers, left_out, make_epoch, passed
     )
+
+
+class _Passed:
+    """The number of epochs that a call of `fit` leaves out when it begins.
+
+    Args:
+      adapter: The Keras `DataAdapter`.
+      frame: Of `fit`.
+      known: Number of those that were known when it asked for its data.
+    """
+
+    def __init__(self, adapter, frame, known):
+        self._adapter = adapter
+        self._model = private_keras_calls.model_of(frame)
+        self._first = private_keras_calls.initial_epoch_of(frame)
+        self._known = known
+
+    def __call__(self):
+        epoch = private_keras.initial_epoch_of(self._model)
+        if epoch is None or private_keras.adapts_generator(self._adapter):
+            return self._known
+        passed = max(self._known, epoch - self._first)
+        py_datasets.leave_out(self._adapter, passed - self._known)
+        self._known = passed
+        return passed
 
 
 def _shares(config):
@@ -135,7 +162,10 @@ def _share_out(dataset, config, adapter, call, steps_per_epoch, compare):
     """
     number, mine = _shares(config)
     policy = dataset.options().experimental_distribute.auto_shard_policy
-    if policy == _AutoShardPolicy.OFF or number == 1:
+    if policy == _AutoShardPolicy.OFF:
+        return dataset
+    # Where there are more places, all are seeded alike.
+    if number == 1 and config.num_workers == 1:
         return dataset
     if private_keras.adapts_generator(adapter):
         return generators.share(dataset, adapter, number, mine)
@@ -163,7 +193,7 @@ def _share_out(dataset, config, adapter, call, steps_per_epoch, compare):
                 "`AutoShardPolicy.DATA`, or start fewer workers. Received: "
                 f"fewer files than {number} workers"
             )
-    make = arrays.maker(adapter, call)
+    make = arrays.maker(dataset, adapter, call)
     if make is None:
         dataset = fresh_pipelines.begun_again(
             dataset, call, in_order=not by_file
