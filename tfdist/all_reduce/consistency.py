@@ -168,7 +168,7 @@ class Consistency:
         """
         rows = self.meet(moment, _checksum(*map(_bits, variables)))
         if _differ(rows[:, 0]).size:
-            self._refuse_values(
+            self._compare_each(
                 variables,
                 f"Callbacks of all workers must set the same values{but}",
             )
@@ -194,21 +194,22 @@ class Consistency:
             len(variables),
             _checksum(json.dumps(texts).encode()),
             has_trained,
-            _checksum(*map(_bits, variables)),
         )
-        are_alike = not _differ(rows[:, :2]).size
-        if rows[:, 2].any() and are_alike and _differ(rows[:, 3]).size:
-            self._refuse_values(
+        are_alike = variables and not _differ(rows[:, :2]).size
+        if rows[:, 2].any() and are_alike:
+            self._compare_each(
                 variables,
                 "All workers must set the same values between the steps of a "
                 "loop",
             )
 
-    def _refuse_values(self, variables, rule):
+    def _compare_each(self, variables, rule):
         columns = self._collectives.gather(
             [_checksum(_bits(v)) for v in variables], "values"
         )
         bad = np.flatnonzero((columns != columns[0]).any(axis=0))
+        if not bad.size:
+            return
         worker = int(np.argmax((columns != columns[0]).any(axis=1)))
         names = ", ".join(variables[k].name for k in bad[:3])
         raise DifferentValuesError(

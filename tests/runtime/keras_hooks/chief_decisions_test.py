@@ -369,11 +369,16 @@ def test_calls_within_one_have_orders_of_their_own():
     decisions = worker.chief_decisions
     decisions._fits.is_around = lambda frame: True
     orders = [decisions.number_of_order]
-    for _ in range(2):
+    for epoch in (4, 4, 5):
+        decisions._fits.tell(epoch=epoch)
         begin(worker)
         orders.append(decisions.number_of_order)
     assert orders[0] == 1
-    assert len(set(orders)) == 3
+    assert len(set(orders)) == 4
+    # One that has been started again in epoch 5 makes the same.
+    decisions._fit.calls_within = 0, 0
+    begin(worker)
+    assert decisions.number_of_order == orders[-1]
 
 
 def test_a_call_to_which_a_worker_comes_back_at_its_end_has_been_one():

@@ -74,11 +74,14 @@ class ChiefDecisions:
         """A number of the order of the data of the last call; 0 without one.
 
         That of the call of `fit` under way. Calls that callbacks make within
-        it have numbers of their own, the same on workers that make the same.
+        an epoch of it have numbers of their own, the same on workers that make
+        the same in this epoch.
         """
         if self._fit is None:
             return 0
-        return self._fit.number + self._fit.calls_within * 2**32
+        epoch, within = self._fit.calls_within
+        place = (epoch + 1) * 2**16 + within if within else 0
+        return self._fit.number + place * 2**24
 
     def note_data(self, checksum):
         """Takes note of the first batch of the data of a call.
@@ -127,7 +130,10 @@ class ChiefDecisions:
           call: Its `RunningFit`.
         """
         if self._fits.is_around(frame):
-            self._fit.calls_within += 1
+            epoch, within = self._fits.word.epoch, 1
+            if self._fit.calls_within[0] == epoch:
+                within += self._fit.calls_within[1]
+            self._fit.calls_within = epoch, within
             return  # One within another, of a callback.
         if self._fit is not None:
             self._end_abandoned(self._fit)

@@ -25,8 +25,9 @@ class FitCall:
         # Variables with learning rates that are followed.
         self.rates = []
         self.is_in_loop = False
-        # Calls that callbacks have made within it.
-        self.calls_within = 0
+        # The epoch of the last calls that callbacks have made within it, and
+        # their number in that epoch.
+        self.calls_within = 0, 0
         # Whether Keras has taken its last step.
         self.has_ended = False
         # A number of the first batch of all; 0 where it is not compared.
