@@ -33,3 +33,29 @@ def test_what_a_worker_assigns_stays_until_its_next_exchange():
     # Servers have not heard of it: m <- 0.99 m + 0.01, four times.
     expected = 1.0 - (1.0 - trained) * 0.99**4
     np.testing.assert_allclose(mean.numpy(), [expected], rtol=1e-5)
+
+
+def test_assignment_is_not_undone_by_a_recovery_during_it(monkeypatch):
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    fit(model)
+    runtime = strategy._runtime
+    call, lost = runtime.recovery.call, []
+
+    def lose_a_server(function, *args):
+        if not lost:
+            lost.append(function)
+            runtime.synchronizer.pull_committed()
+        return call(function, *args)
+
+    monkeypatch.setattr(runtime.recovery, "call", lose_a_server)
+    kernel, iterations = model.layers[0].kernel, model.optimizer.iterations
+    for variable, value in ((kernel, [[7.0]]), (iterations, 9)):
+        lost.clear()
+        variable.assign(value)
+        assert lost
+        assert variable.numpy() == value
+        strategy.pull()
+        assert variable.numpy() == value

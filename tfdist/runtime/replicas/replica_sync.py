@@ -18,6 +18,7 @@ from tfdist.runtime.replicas import first_values
 from tfdist.runtime.replicas import refresh
 from tfdist.runtime.variables import copies
 from tfdist.runtime.variables import traced_calls
+from tfdist.runtime.variables import transfer
 from tfdist.runtime.variables.server_scope import read_replica
 from tfdist.runtime.variables.variables import Role
 
@@ -33,6 +34,9 @@ class Synchronizer:
       is_chief: Whether this worker initialises variables and passes eager
         assignments on to the servers.
       timeout: Seconds to wait for the chief's variables.
+
+    Attributes:
+      has_joined: Whether servers held a run when this worker first asked.
     """
 
     def __init__(self, runtime, *, is_chief, timeout):
@@ -42,6 +46,7 @@ class Synchronizer:
         self._writes_pass = is_chief
         self._timeout = timeout
         self._committed = 0
+        self.has_joined = False
         # One per commit, mostly one per model: [first, end, exchanges made
         # when the lazily kept replicas among them were last refreshed].
         self._batches = []
@@ -94,6 +99,8 @@ class Synchronizer:
             )
         self._runtime.unused_models.enter()
         held = self.held() if self._is_chief else self._wait_for_chief(end)
+        if not first:
+            self.has_joined = held > 0
         self._first.check(min(held, end), self._may_lack)
         # Not those that nobody uses any more before they were ever trained.
         new = variables[max(held, first) : end]
@@ -263,9 +270,17 @@ class Synchronizer:
         if not self._is_committed(variable):
             return
         if self._writes_pass:
+            value = read_replica(variable)
             self._traced.call(
-                ("write", variable.ordinal), lambda: self._build_write(variable)
+                ("write", variable.ordinal),
+                lambda value: self._build_write(variable, value),
+                value,
             )
+            # Where a server was lost meanwhile, recovery has pulled what the
+            # servers held before.
+            for replica in (variable, variable.pulled):
+                if replica is not None:
+                    replica.assign_replica(value)
         elif not (self._warned or private_keras_calls.is_in_callback()):
             # Keras's callbacks run on all workers, and the chief's count.
             self._warned = True
@@ -328,10 +343,14 @@ class Synchronizer:
         version = store.counter("version", table.shard).read()
         return rows.mark_all(store.row_stamps(table), table, version + 1)
 
-    def _build_write(self, variable):
+    def _build_write(self, variable, whole):
         store = self._store
         for shard, piece in store.copies_of(variable):
-            (value,) = copies.build_send(store, shard, [(variable, piece)])
+            (value,) = transfer.move(
+                [whole if piece is None else piece.of(whole)],
+                source=store.worker_device,
+                target=store.devices[shard],
+            )
             with tf.control_dependencies([value.op]):
                 lock = store.lock(shard)
             with tf.control_dependencies([lock.op]):
