@@ -240,14 +240,16 @@ class Coordination:
         if local.keeps_own_values:
             # From now on, or what it makes of the parameters would be late.
             for ledger in self.ledgers:
-                ledger.tick(joining=True)
+                self._store.call(functools.partial(ledger.tick, joining=True))
             local.begin_fit()
 
     def leave_if_over(self):
         """Tells the others so if an exception has ended `fit`; once."""
         with self._watching:
-            if self._fit is not None and self._fit.is_over():
-                self.leave()
+            if self._fit is None or not self._fit.is_over():
+                return
+            self._fit = None
+        self._leave()
 
     def tick(self):
         """Called with each heartbeat of this worker, in its thread."""
@@ -261,10 +263,11 @@ class Coordination:
                         "the weights, and may be too late; nobody waits for "
                         "them."
                     )
-                self.leave()
+                self._fit = None
+                self._leave_once()
             known = self._without_data
             if known is not None and known == self._runtime.journal.begun:
-                self._leave()
+                self._leave_once()
         working = local.has_progressed()
         for ledger in self.ledgers:
             state = ledger.tick(
@@ -277,9 +280,13 @@ class Coordination:
         with self._watching:
             # Not once more when `fit` ends: others may have begun the next.
             self._fit = None
-            self._leave()
+        self._leave()
 
     def _leave(self):
+        """Leaves, over the loss of servers, during which heartbeats go on."""
+        self._store.call(self._leave_once)
+
+    def _leave_once(self):
         for ledger in self.ledgers:
             ledger.tick(leaving=True, preempted=preemption.received())
 
@@ -292,7 +299,7 @@ class Coordination:
         self._runtime.local.flush(last=True)
         with self._watching:
             self._without_data = self._runtime.journal.begun
-            self._leave()
+        self._leave()
 
     def come_back(self):
         """Called when all have ended their training: the next one is new."""
@@ -332,7 +339,7 @@ class Coordination:
         ]
         for ledger in self.ledgers:
             if ledger not in kept:
-                ledger.tick(leaving=True)
+                self._store.call(functools.partial(ledger.tick, leaving=True))
 
     def waited_for(self):
         """Names of the workers whose gradients this one waits for now."""
@@ -349,7 +356,7 @@ class Coordination:
           Two lists of ints: gradients that were applied, and those of which
           nothing concerned the server. All servers apply what is accepted.
         """
-        own = sum(ledger.own_accepted() for ledger in self.ledgers)
+        own = sum(self._store.call(one.own_accepted) for one in self.ledgers)
         number = self._store.num_shards
         return [own + self._retired.own_accepted] * number, [0] * number
 
@@ -366,7 +373,7 @@ class Coordination:
             for name, column in zip(self._names, found.T.tolist(), strict=True)
         }
         for ledger in self.ledgers:
-            state = ledger.tick()
+            state = self._store.call(ledger.tick)
             for worker, name in enumerate(self._names):
                 for what, field in retired_gradient_counts.COUNTS.items():
                     counts[name][what] += int(getattr(state, field)[worker])
