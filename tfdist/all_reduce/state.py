@@ -99,6 +99,11 @@ class AllReduceState(tf.train.experimental.PythonState):
         if variable.is_seed:
             variable.spread_seed(self._engine.config.worker_id)
 
+    def numbers_of(self, variables):
+        """Positions of variables in the order of creation, ints or None."""
+        numbers = {id(v): number for number, v in self._variables()}
+        return [numbers.get(id(variable)) for variable in variables]
+
     def _variables(self):
         for number, reference in enumerate(self._engine.variables):
             if (variable := reference()) is not None:

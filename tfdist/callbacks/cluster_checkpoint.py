@@ -9,6 +9,8 @@ import keras
 
 from tfdist import private_keras
 from tfdist.callbacks import checkpoint_files
+from tfdist.callbacks import fitted_model
+from tfdist.callbacks import known_checkpoints
 from tfdist.runtime.checkpoint import table_chunks
 
 _TOPIC = "checkpoint"
@@ -37,6 +39,9 @@ class ClusterCheckpoint(keras.callbacks.Callback):
     the data from the newest checkpoint, and the parameters from the servers.
     `docs/checkpoints.md` says what each worker gets.
 
+    A later `fit` of the same process with the same directory goes on with the
+    next epoch, and with the model and optimizer as they are by then.
+
     Args:
       directory: Where the files are, made if need be: nobody else's.
       save_freq: "epoch", to save at the end of each; or a number: also every
@@ -55,7 +60,8 @@ class ClusterCheckpoint(keras.callbacks.Callback):
     Raises:
       ValueError: An argument is malformed, or the model was not built under a
         strategy of tfdist.
-      ModelMismatchError: The newest checkpoint is of another model.
+      ModelMismatchError: The newest checkpoint is of another model or
+        optimizer.
     """
 
     def __init__(
@@ -112,11 +118,13 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         if optimizer is not None and not optimizer.built:
             with strategy.scope():
                 optimizer.build(self.model.trainable_variables)
+        self._known = known_checkpoints.of(strategy.state)
         cluster = strategy.cluster
         if cluster.is_chief or not cluster.num_ps:
             self._begin_as_chief()
         else:
             self._begin_as_worker()
+        self._known.use(self._files.directory)
         if self.resumed_epoch:
             private_keras.set_initial_epoch(self.model, self.resumed_epoch)
 
@@ -125,22 +133,36 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         if cluster.is_chief:
             self._files.directory.mkdir(parents=True, exist_ok=True)
             self._files.remove_drafts()
-        found = self._files.newest()
-        if found is not None:
-            self._resume(*found)
-        self._publish(None if found is None else found[0])
+        number = max(self._files.numbers(), default=0)
+        known = self._known.header(self._files.path(number))
+        if known is not None:
+            self._go_on(number, known)
+        else:
+            found = self._files.newest()
+            number = None if found is None else found[0]
+            if found is not None:
+                self._take_up(*found, is_known=not cluster.is_chief)
+        self._publish(number, restored=known is None)
         # Now the others may ask.
         self._strategy.commit()
 
     def _begin_as_worker(self):
         self._strategy.commit()
-        reports = self._strategy.collect(_TOPIC)
-        told = reports.get(self._strategy.cluster.worker_names[0])
-        if told is None or told["number"] is None:
+        told = self._strategy.state.wait_for_chief(self._chiefs_word)
+        call = self._strategy.state.fit_number
+        if told is None or told["call"] > call:
+            # Lost with a server, or of a later `fit`: the files tell as well.
+            if found := self._files.newest():
+                self._take_up(*found, is_known=True)
+            return
+        if told["number"] is None:
+            return
+        if not told["restored"] and self._known.has_used(self._files.directory):
+            self.resumed_epoch = told["epoch"]
             return
         found = self._files.newest(told["number"])
         if found is not None:
-            self._resume(*found)
+            self._take_up(*found, is_known=False)
             return
         logging.warning(
             "The chief has resumed from checkpoint %d; here %s has none. This "
@@ -152,17 +174,64 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         )
         self.resumed_epoch = told["epoch"]
 
-    def _resume(self, number, saved):
-        self._strategy.state.restore(saved)
-        position = saved.header["position"]
-        self.resumed_epoch = self._epoch = position["epoch"]
+    def _chiefs_word(self):
+        """What the chief has told of this `fit`, or of a later one; or None."""
+        reports = self._strategy.collect(_TOPIC)
+        told = reports.get(self._strategy.cluster.worker_names[0])
+        if told is None:
+            return None
+        call = self._strategy.state.fit_number
+        if not call:
+            # Workers do not count their calls together.
+            is_meant = told["directory"] == str(self._files.directory)
+        else:
+            is_meant = told["call"] >= call
+        return told if is_meant else None
+
+    def _take_up(self, number, saved, is_known):
+        """Goes on from a checkpoint that has been read.
+
+        Args:
+          number: Its number.
+          saved: Its `SavedState`.
+          is_known: Whether a process that has used the directory before holds
+            what is in it, or what is newer.
+        """
+        if is_known and self._known.has_used(self._files.directory):
+            self._go_on(number, saved.header)
+            return
+        state = self._strategy.state
+        fitted_model.check(saved, self.model, state)
+        state.restore(saved)
+        self._known.add(self._files.path(number), saved.header)
+        self._resume_at(number, saved.header, "Resumed from")
+
+    def _go_on(self, number, header):
+        """Goes on from a checkpoint that this process has made or restored.
+
+        Variables may have been set since; they stay as they are.
+        """
+        fitted_model.check_is_known(header, self.model, self._strategy.state)
+        self._resume_at(number, header, "Goes on after")
+
+    def _resume_at(self, number, header, what):
+        self.resumed_epoch = self._epoch = header["position"]["epoch"]
         self._say(
-            f"Resumed from {self._files.path(number)}: epoch "
-            f"{self.resumed_epoch}, {saved.header['updates']} updates"
+            f"{what} {self._files.path(number)}: epoch {self.resumed_epoch}, "
+            f"{header['updates']} updates"
         )
 
-    def _publish(self, number):
-        self._strategy.publish(_TOPIC, {"number": number, "epoch": self._epoch})
+    def _publish(self, number, restored=False):
+        if not self._strategy.cluster.num_ps:
+            return  # Each reads the files.
+        content = {
+            "call": self._strategy.state.fit_number,
+            "directory": str(self._files.directory),
+            "number": number,
+            "epoch": self._epoch,
+            "restored": restored,
+        }
+        self._strategy.publish(_TOPIC, content)
 
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, Any] | None = None
@@ -203,6 +272,9 @@ class ClusterCheckpoint(keras.callbacks.Callback):
             "epoch": self._epoch,
             "batch": self._batches,
         }
+        state.header[fitted_model.KEY] = fitted_model.describe(
+            self.model, self._strategy.state
+        )
         try:
             number = self._files.write(state)
         except TimeoutError:
@@ -217,6 +289,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
                 max(self._files.numbers(), default=None),
             )
             return
+        self._known.add(self._files.path(number), state.header)
         self._publish(number)
         self._say(
             f"Saved {self._files.path(number)}: epoch {self._epoch}, batch "
@@ -231,6 +304,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
             self._strategy.barrier()
             if self._strategy.cluster.is_chief:
                 self._files.remove_all()
+            self._known.forget(self._files.directory)
 
     def _say(self, line):
         if self._verbose:

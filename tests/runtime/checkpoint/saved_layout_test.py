@@ -84,6 +84,7 @@ def test_another_model_is_none_of_it():
     assert (
         saved_layout.rearranged(saved(PLAIN), [wider, *PLAIN[1:]], []) is None
     )
+    assert saved_layout.rearranged(saved(PLAIN), [KERNEL, *PLAIN], []) is None
     other_type = [*KERNEL[:2], "float16", [2]]
     assert saved_layout.rearranged(saved(PLAIN), [other_type], []) is None
 

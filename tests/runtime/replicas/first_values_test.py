@@ -14,12 +14,14 @@ from tfdist.runtime.variables import variable_list
 from tfdist.saved_state import ModelMismatchError
 
 
-def trained():
-    """A runtime whose model has momentum, after a few steps."""
+def trained(optimizer=None):
+    """A runtime after a few steps; its model has momentum by default."""
     strategy = tfdist.AsyncStrategy()
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        model.compile(
+            optimizer or keras.optimizers.SGD(0.1, momentum=0.9), "mse"
+        )
     x = np.ones([8, 3], "float32")
     model.fit(x, x[:, :2], batch_size=2, verbose=0)
     return strategy._runtime, model
@@ -244,4 +246,27 @@ def test_a_saved_state_is_put_back_as_a_whole_where_servers_lack_some():
         np.testing.assert_array_equal(value, expected[name], name)
     np.testing.assert_array_equal(
         model.weights[0].numpy(), expected[model.weights[0].value.name]
+    )
+
+
+def test_chief_that_evaluates_before_fit_leaves_newer_values_on_servers():
+    """It is started again, and its checkpoint is older than the servers."""
+    runtime, model = trained()
+    saved = runtime.state.read()
+    x = np.ones([2, 3], "float32")
+    model.train_on_batch(x, x[:, :2])
+    expected = held(runtime)
+    runtime.synchronizer = joined(runtime, may_lack=False)
+    runtime.journal = types.SimpleNamespace(exchanges=0, count=0)
+    runtime.pull()
+    runtime.state.restore(saved)
+    for name, value in held(runtime).items():
+        np.testing.assert_array_equal(value, expected[name], name)
+    # A state that is restored after it has trained counts.
+    runtime.journal.exchanges = 1
+    runtime.state.restore(saved)
+    kernel = model.weights[0].value
+    np.testing.assert_array_equal(
+        held(runtime)[kernel.name],
+        saved.arrays[f"variable/{kernel.ordinal}"],
     )

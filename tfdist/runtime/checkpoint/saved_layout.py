@@ -8,11 +8,10 @@ other places.
 
 import collections
 import dataclasses
-import re
 
 from tfdist.runtime.variables.variables import Role
+from tfdist.runtime.variables.variables import plain_name
 
-_NUMBER = re.compile(r"_\d+(?=[_/]|$)")
 _MODEL = (Role.PARAMETER.value, Role.STATE.value)
 # Where optimizers act on replicas, those on servers have these alone.
 _OUTER = (Role.ITERATIONS.value, Role.SLOT.value)
@@ -38,6 +37,8 @@ def rearranged(saved, variables, local_variables):
     mine = _places(variables, local_variables)
     arrays = {}
     for key, (name, signature) in mine.items():
+        if key[0] == "model" and key not in theirs:
+            return None
         there, other = theirs.get(key, (None, signature))
         if signature[2:] != list(other)[2:]:
             if key[0] != "slot":
@@ -78,14 +79,9 @@ def _places(variables, local_variables):
         elif role in _COUNTERS:
             add("counter", "", array, signature)
         else:
-            add("slot", _plain(name), array, signature)
+            add("slot", plain_name(name), array, signature)
     for number, signature in enumerate(local_variables):
         if signature is None:
             continue
-        add("slot", _plain(signature[0]), f"local/{number}", signature)
+        add("slot", plain_name(signature[0]), f"local/{number}", signature)
     return found
-
-
-def _plain(name):
-    """A variable's name without what tells it from others in one process."""
-    return _NUMBER.sub("", name)

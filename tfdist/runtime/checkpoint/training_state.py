@@ -165,11 +165,23 @@ class TrainingState(tf.train.experimental.PythonState):
         Raises:
           ModelMismatchError: It is of other variables.
         """
+        is_chief = self._store.is_chief
+        self._restore(saved, is_chief and not self._has_come_back())
+
+    def _has_come_back(self):
+        """Whether servers hold a run that this process has not trained in."""
+        runtime = self._runtime
+        if runtime.journal.exchanges:
+            return False
+        if runtime.committed:
+            # Such as before an evaluation that came first.
+            return runtime.synchronizer.has_joined
+        return runtime.is_held()
+
+    def _restore(self, saved, on_servers):
         store = self._store
         self._saved = fitting_state.of(saved, store, self._methods)
-        self._on_servers = store.is_chief and (
-            bool(self._runtime.committed) or not self._runtime.is_held()
-        )
+        self._on_servers = on_servers
         self._placed = set()
         for number, _ in store.locals.items():
             self._put_local(number)
@@ -230,6 +242,31 @@ class TrainingState(tf.train.experimental.PythonState):
             if ahead is not None and variable.role is Role.ITERATIONS:
                 value = variable.pulled.read_value() + ahead
                 variable.assign_replica(value)
+
+    # What callbacks that save and resume ask for.
+
+    def numbers_of(self, variables):
+        """Positions of variables among those on servers, ints or None.
+
+        The same on all workers, and in all runs of a script.
+        """
+        return [variable.ordinal for variable in variables]
+
+    @property
+    def fit_number(self):
+        """Number of the call of `fit` under way; 0 where none is in common."""
+        return self._runtime.chief_decisions.fit_number
+
+    def wait_for_chief(self, find):
+        """Waits for what the chief tells before its first step in `fit`.
+
+        Args:
+          find: Callable without arguments that returns it, or None.
+
+        Returns:
+          It; None if it is not there, though the chief has begun or is gone.
+        """
+        return self._runtime.chief_decisions.wait_for_word(find)
 
     # As part of a `tf.train.Checkpoint`.
 
@@ -298,7 +335,7 @@ class TrainingState(tf.train.experimental.PythonState):
                 "saved at update %d.",
                 self._saved.header["updates"],
             )
-            self.restore(self._saved)
+            self._restore(self._saved, on_servers=True)
 
     def slot_of_worker(self, key):
         """Returns a saved slot of a correction on this worker, or None."""

@@ -70,6 +70,11 @@ class ChiefDecisions:
         )
 
     @property
+    def fit_number(self):
+        """The number of the call of `fit` under way; 0 without one."""
+        return 0 if self._fit is None else self._fit.number
+
+    @property
     def number_of_order(self):
         """A number of the order of the data of the last call; 0 without one.
 
@@ -82,6 +87,10 @@ class ChiefDecisions:
         epoch, within = self._fit.calls_within
         place = (epoch + 1) * 2**16 + within if within else 0
         return self._fit.number + place * 2**24
+
+    def wait_for_word(self, find):
+        """See `FitTurns.wait_for_word`, in the call of `fit` under way."""
+        return self._turns.wait_for_word(self.fit_number, find)
 
     def note_data(self, checksum):
         """Takes note of the first batch of the data of a call.

@@ -191,21 +191,48 @@ class FitTurns:
         Returns:
           Its `Member`; None if nothing got on meanwhile.
         """
+        return self._wait_until(
+            lambda: self._chief_if_at(reached), f"{self._names[CHIEF]} {what}"
+        )
 
-        def chief_if_over():
-            chief = self._store.call(self._membership.read)[CHIEF]
-            over = (
-                chief.word.reached >= reached
-                or not self.is_there(chief)
-                # It waits for this worker itself.
-                or chief.arrivals > self._membership.arrivals
-                # It has been started again.
-                or chief.word.reached < self._furthest
-            )
-            self._furthest = max(self._furthest, chief.word.reached)
-            return chief if over else None
+    def _chief_if_at(self, reached):
+        """The chief's `Member` if it is not waited for any more, or None."""
+        chief = self._store.call(self._membership.read)[CHIEF]
+        over = (
+            chief.word.reached >= reached
+            or not self.is_there(chief)
+            # It waits for this worker itself.
+            or chief.arrivals > self._membership.arrivals
+            # It has been started again.
+            or chief.word.reached < self._furthest
+        )
+        self._furthest = max(self._furthest, chief.word.reached)
+        return chief if over else None
 
-        return self._wait_until(chief_if_over, f"{self._names[CHIEF]} {what}")
+    def wait_for_word(self, number, find):
+        """Waits for what the chief tells before its first step in a call.
+
+        Args:
+          number: The call's number.
+          find: Callable without arguments that returns it, or None.
+
+        Returns:
+          It; None if it is not there, though the chief has begun the call, is
+          not there, or does not get on.
+        """
+
+        def found_or_over():
+            # Looked at first: what it tells comes before its first step.
+            over = self._chief_if_at(fit_progress.begun(number))
+            word = find()
+            return word is not None or over is not None
+
+        self._wait_until(
+            found_or_over,
+            f"{self._names[CHIEF]} to say with which checkpoint it begins call "
+            f"{number} of fit",
+        )
+        return find()
 
     def wait_for_others(self, number):
         """Waits until all others have ended a call of `fit`, or are gone.

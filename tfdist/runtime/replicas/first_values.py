@@ -13,6 +13,7 @@ from tfdist.runtime.variables import copies
 from tfdist.runtime.variables import table_values
 from tfdist.runtime.variables import transfer
 from tfdist.runtime.variables.variables import Role
+from tfdist.runtime.variables.variables import plain_name
 from tfdist.saved_state import ModelMismatchError
 
 _SNAPSHOT_HINT = (
@@ -335,9 +336,7 @@ class FirstValues:
             if not there:
                 continue
             mine, theirs = signature(variable), there.decode()
-            # Keras numbers layers by what the process made before: the
-            # names may differ where the models do not.
-            if mine.split(" ", 1)[1] != theirs.split(" ", 1)[1]:
+            if _meaning(mine) != _meaning(theirs):
                 hint = _SNAPSHOT_HINT if may_lack else ""
                 raise ModelMismatchError(
                     "This worker's model differs from the chief's. First "
@@ -356,6 +355,17 @@ def _are_initialized(handles):
 
 def _tables(variables):
     return [v for v in variables if v.role is Role.TABLE]
+
+
+def _meaning(signed):
+    """What a signature says that is the same on all workers, a tuple.
+
+    Keras numbers layers by what the process made before: names may differ
+    where models do not. Slots of one shape differ by their names alone.
+    """
+    name, meaning = signed.split(" ", 1)
+    is_slot = meaning.startswith(f"{Role.SLOT.value} ")
+    return plain_name(name) if is_slot else "", meaning
 
 
 def signature(variable):

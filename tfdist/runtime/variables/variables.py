@@ -10,6 +10,7 @@ update rule acts on the server without knowing it.
 import dataclasses
 import enum
 import functools
+import re
 import threading
 
 import tensorflow as tf
@@ -58,6 +59,8 @@ class Role(enum.Enum):
         return self not in (Role.LOCAL, Role.METRIC)
 
 
+# Keras gives it to the second of several layers or optimizers of one name.
+_NUMBER = re.compile(r"_\d+(?=[_/]|$)")
 # Keras marks both the step counter and the learning rate with this.
 _FIRST_REPLICA = tf.VariableAggregation.ONLY_FIRST_REPLICA
 # A variable made by hand says so that it is not a worker's own.
@@ -113,6 +116,11 @@ def role_of(
     if not is_shared or not (dtype.is_floating or dtype.is_complex):
         return Role.LOCAL
     return Role.STATE
+
+
+def plain_name(name):
+    """A variable's name without what tells it from others in one process."""
+    return _NUMBER.sub("", name)
 
 
 @dataclasses.dataclass(frozen=True)
