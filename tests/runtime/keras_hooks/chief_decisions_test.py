@@ -397,6 +397,46 @@ def test_a_call_to_which_a_worker_comes_back_at_its_end_has_been_one():
     assert decisions.number_of_order == 2
 
 
+@pytest.mark.parametrize("number", [0, 1], ids=["chief", "other"])
+@pytest.mark.parametrize("callback", [None, "resumes"])
+def test_calls_that_others_have_ended_are_passed_by_who_comes_back(
+    tmp_path, number, callback
+):
+    """It was killed in the second call of its script, and begins again."""
+    member = table(0)[0]
+    word = fit_progress.Word(reached=fit_progress.begun(2), epoch=7, batch=3)
+    there = dataclasses.replace(member, word=word)
+    worker = Worker(number, [there] * 3)
+    ends = Ends()
+    ends.waits = False
+    worker.runtime.local = worker.runtime.coordination = ends
+    worker.model = keras.Sequential()
+    worker.membership.former = dataclasses.replace(there)
+    decisions = worker.chief_decisions
+    resumes = [tfdist.callbacks.ClusterCheckpoint(tmp_path)]
+    begin(worker, resumes if callback else None)
+    assert decisions.fit_number == 1
+    assert decisions.begin_data(size=9, skips=True) == (0, 0)
+    if callback:
+        # With nothing left to do, it has been a call all the same.
+        assert worker.model._initial_epoch is None
+    else:
+        assert worker.model._initial_epoch == fit_progress.OVER[0]
+    begin(worker)
+    assert decisions.fit_number == 2
+    assert decisions.begin_data(size=9, skips=True) == (7, 3)
+    # Which it has found the others in: from now on it is one of them.
+    begin(worker)
+    assert decisions.fit_number == 3
+    assert decisions.begin_data(size=9, skips=True) == (0, 0)
+
+
+def test_who_comes_late_for_the_first_time_is_in_the_others_call():
+    member = table(fit_progress.begun(2))[0]
+    worker = Worker(1, [member] * 3)
+    assert worker.chief_decisions._turns.next_number() == 2
+
+
 @pytest.mark.parametrize(
     ("number", "reads", "waits", "looks"),
     {
@@ -507,11 +547,11 @@ def test_callbacks_train_batches_before_and_after_the_steps_of_fit():
     assert not decisions.number_of_order
 
 
-def begin(worker):
+def begin(worker, callbacks=None):
     """A call of `fit` begins."""
     model = worker.model
 
-    def fit(self):
+    def fit(self, callbacks=callbacks):
         frame = private_keras_calls.current_frame()
         worker.chief_decisions.watch(frame, running_fit.begin(frame))
 

@@ -277,3 +277,29 @@ def test_nobody_waits_for_ever(caplog, monkeypatch):
     found.wait_for_start()
     assert "one, two to begin to train as well" in caplog.text
     assert 'worker_start="independent"' in caplog.text
+
+
+@pytest.mark.parametrize(
+    "tables, words, expected",
+    {
+        "the chief is about to tell": (
+            [row(reached=0), row(reached=0)],
+            [None, "word"],
+            "word",
+        ),
+        "it has told and then begun": ([row()], ["word"], "word"),
+        "it has begun: a server has lost it": ([row()], [None], None),
+        "it is gone": ([row(reached=0, silent=11.0)], [None], None),
+    }.values(),
+)
+def test_what_the_chief_tells_at_the_beginning_is_waited_for(
+    tables, words, expected
+):
+    made = turns(1, None, never())
+    rows, left = iter(tables), list(words)
+    made._membership.read = lambda: [next(rows), row(reached=0), never()]
+    found = made.wait_for_word(
+        CALL, lambda: left.pop(0) if len(left) > 1 else left[0]
+    )
+    assert found == expected
+    assert len(left) == 1

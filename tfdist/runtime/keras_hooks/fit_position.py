@@ -28,17 +28,19 @@ class FitPosition:
     Attributes:
       reads_backup: Whether the call under way has a BackupAndRestore.
       reads_checkpoint: Whether it has another callback that resumes.
+      is_over: Whether the others have ended it.
     """
 
     def __init__(self, turns, fits):
         self._turns = turns
         self._fits = fits
-        self.reads_backup = self.reads_checkpoint = False
+        self.reads_backup = self.reads_checkpoint = self.is_over = False
         # Where the call that is beginning goes on.
         self._start = _START
         self._first_epoch = 0
-        # The first call of this process, and whether others were in it.
-        self._first_call = None
+        # Whether all calls so far were over when this process came to them.
+        self._asks = True
+        # Whether it has come to a call in which others were, or had been.
         self._is_late = False
         # The model whose initial epoch was set here, as long as it is.
         self._set_on = lambda: None
@@ -60,20 +62,23 @@ class FitPosition:
         self.reads_checkpoint = any(
             hasattr(one, "resumed_epoch") for one in callbacks
         )
+        start = self._find(number)
+        self.is_over = start == fit_progress.OVER
         if self.reads_backup or self.reads_checkpoint:
             return  # It sees to where `fit` goes on.
-        if self._first_call is None:
-            self._first_call = number
-        if number == self._first_call:
-            self._start = self._turns.position(number)
-            self._is_late = self._start != _START
-        elif self._is_late and self._turns.are_over():
-            self._start = fit_progress.OVER
+        self._start = start
 
-    @property
-    def is_over(self):
-        """Whether the others have ended the call that begins here."""
-        return self._start == fit_progress.OVER
+    def _find(self, number):
+        """Where a call goes on, epoch and batch; `fit_progress.OVER`."""
+        if self._asks:
+            start = self._turns.position(number)
+            self._asks = start == fit_progress.OVER
+            if start != _START:
+                self._is_late = True
+                return start
+        if self._is_late and self._turns.are_over():
+            return fit_progress.OVER
+        return _START
 
     @property
     def goes_on(self):
@@ -102,7 +107,7 @@ class FitPosition:
             return _START
         private_keras.set_initial_epoch(model, epoch)
         self._set_on = weakref.ref(model)
-        if self.is_over:
+        if self._start == fit_progress.OVER:
             logging.info("The others have ended this call of fit.")
             return _START
         logging.info("Goes on at epoch %d, batch %d.", epoch + 1, batch + 1)

@@ -72,10 +72,17 @@ class FitTurns:
         self._furthest = max(self._furthest, reached)
 
     def next_number(self):
-        """The number of the call of `fit` that begins here."""
+        """The number of the call of `fit` that begins here.
+
+        A process that was started again, or that nobody has expected, has
+        run its script from the beginning: its first call is the others' first,
+        and it passes those that they have ended. One that has been expected
+        and is late for the first time begins with what they are at.
+        """
         if self._fits.number:
             return self._fits.number + 1
-        # The first of this process: what the others are at, if it is late.
+        if not self._is_expected():
+            return 1
         words = [m.word for m in self._store.call(self._membership.read)]
         others = [
             word.number
@@ -95,15 +102,13 @@ class FitTurns:
         has to train on nobody else does.
 
         Args:
-          number: The call's number, the first of this process.
+          number: The call's number.
 
         Returns:
           Tuple of epoch and batches of it, ints; `fit_progress.OVER` where the
           cluster has ended the call.
         """
-        former = self._membership.former
-        is_new = former is None or former.state is _NEVER_SEEN
-        if is_new and self._worker < self._initial_workers:
+        if self._is_expected():
             return (0, 0)
         rows = self._store.call(self._membership.read)[: len(self._names)]
         words = [
@@ -114,9 +119,19 @@ class FitTurns:
         if self._worker != CHIEF and self._counts(rows[CHIEF]):
             words = [rows[CHIEF].word]
         places = [word.position(number) for word in words]
-        if not is_new:
+        former = self._membership.former
+        if former is not None and former.state is not _NEVER_SEEN:
             places.append(_place_of(former, number))
         return max(places, default=(0, 0))
+
+    def _is_expected(self):
+        """Whether the cluster begins with this worker, here for the first time.
+
+        What it has to train on nobody else does.
+        """
+        former = self._membership.former
+        is_new = former is None or former.state is _NEVER_SEEN
+        return is_new and self._worker < self._initial_workers
 
     def wait_for_start(self):
         """Waits until the first workers have made their first step in `fit`.
