@@ -8,6 +8,7 @@ from tests.runtime.replicas import first_values_test
 import tfdist
 from tfdist.runtime.recovery import restoring
 from tfdist.runtime.variables import server_scope
+from tfdist.runtime.variables.variables import Role
 
 
 def leave_word(runtime, number, without=None):
@@ -20,6 +21,16 @@ def leave_word(runtime, number, without=None):
                 resource=runtime.store.resource(0, without, tf.string, [])
             )
         runtime.store.counter("held", 0).set(number)
+
+    call()
+
+
+def set_version(runtime, number):
+    """The first server takes itself to be of an older snapshot."""
+
+    @tf.function(autograph=False)
+    def call():
+        runtime.store.counter("version", 0).set(number)
 
     call()
 
@@ -85,3 +96,47 @@ def test_rows_that_begin_again_are_counted_as_lost():
     first_values_test.lose_named(runtime.store, name)
     assert restorer.complete(0) == 1
     assert restorer.lost_by_rows(0) == (4, 4)
+
+
+def test_state_that_update_rules_alone_touch_stays_as_in_the_snapshot():
+    """Factors of Adafactor: workers have but their first values."""
+    runtime, model = first_values_test.trained("adafactor")
+
+    def held():
+        return {
+            v.ordinal: first_values_test.on_server(
+                runtime,
+                v,
+                lambda handle, v=v: tf.raw_ops.ReadVariableOp(
+                    resource=handle, dtype=v.dtype
+                ),
+            ).numpy()
+            for v in runtime.store.variables
+        }
+
+    before = held()
+    for variable in runtime.store.variables:
+        value = tf.zeros(variable.shape, variable.dtype)
+        variable.assign_replica(value)
+    set_version(runtime, 1)
+    restorer = restoring.Restorer(
+        runtime.store, runtime.gradient_counts, runtime.synchronizer, 1
+    )
+    restored = restorer.restore(0)
+    assert restored.done
+    after = held()
+    factors = [
+        v
+        for v in runtime.store.variables
+        if v.made_by_optimizer and v.role is Role.STATE
+    ]
+    # Of the rows and of the columns of the kernel; two slots besides.
+    assert len(factors) == 2
+    assert restored.kept == 4
+    for variable in factors:
+        assert np.all(before[variable.ordinal])
+        np.testing.assert_array_equal(
+            after[variable.ordinal], before[variable.ordinal]
+        )
+    for weight in model.weights:
+        assert not np.any(after[weight.value.ordinal])

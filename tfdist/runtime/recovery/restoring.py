@@ -21,8 +21,8 @@ from tfdist.runtime.variables import transfer
 from tfdist.runtime.variables.variables import Role
 
 _LOCK = "recovery/lock"
-# Where the worker's replica is as fresh as its last pull.
-_PULLED = (Role.PARAMETER, Role.STATE, Role.AVERAGED)
+# What every exchange pulls.
+_PULLED = (Role.PARAMETER, Role.STATE, Role.AVERAGED, Role.ITERATIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,7 +267,7 @@ class Restorer:
         kept, stale = [], []
         for (variable, piece), value in zip(held, values, strict=True):
             handle = store.handle(variable, shard, piece)
-            if variable.role in _PULLED or variable.role is Role.ITERATIONS:
+            if _is_fresh(variable):
                 with tf.device(store.devices[shard]):
                     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
                 continue
@@ -302,3 +302,11 @@ class Restorer:
             self._store, tables, shard, mine - 1, mine - tf.maximum(there, 1)
         )
         return len(tables) - new, new
+
+
+def _is_fresh(variable):
+    """Whether a worker's replica of it is as fresh as its last pull."""
+    if variable.role is Role.STATE and variable.made_by_optimizer:
+        # Else update rules alone touch it, on the servers, as with slots.
+        return variable.assigned_by_workers
+    return variable.role in _PULLED
