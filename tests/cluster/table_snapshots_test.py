@@ -157,6 +157,18 @@ def test_broken_stripe_leaves_the_snapshot_before(tmp_path, prefix, broken):
     np.testing.assert_array_equal(held(prefix, "table"), rows(7))
 
 
+def test_tables_of_a_snapshot_whose_other_data_is_broken_are_not_read(
+    tmp_path, prefix
+):
+    fill(prefix)
+    assert snapshots_test.make(tmp_path).write()
+    (data,) = tmp_path.glob("ps-0-of-2/*/data.data*")
+    data.write_bytes(data.read_bytes()[:-1])
+    put_table(prefix, 0)
+    assert snapshots_test.make(tmp_path).restore() == 0
+    np.testing.assert_array_equal(held(prefix, "table"), rows(0))
+
+
 def test_restored_server_keeps_tables_before_any_worker_names_them(
     tmp_path, prefix
 ):

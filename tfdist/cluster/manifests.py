@@ -3,14 +3,39 @@
 Only workers' graphs know the names of what a server holds.
 """
 
+import collections
+import contextlib
 import dataclasses
 import json
+import threading
 
 import tensorflow as tf
 
 from tfdist.cluster import reports
 
 _MANIFEST = "tfdist/manifest"
+# What a counter is called that counts assignments, after the name of the one
+# that counts updates.
+WRITES = "/writes"
+# By device: what `own_groups` gives.
+_own_groups = collections.defaultdict(dict)
+_telling = collections.defaultdict(threading.Lock)
+
+
+@contextlib.contextmanager
+def own_groups(device):
+    """Scope in which one strategy of this process tells a server what to keep.
+
+    A member has one text on each server, with the groups of all its strategies.
+
+    Args:
+      device: The server's device.
+
+    Yields:
+      A dict of lock to group, see `text_of`, to be added to.
+    """
+    with _telling[device]:
+        yield _own_groups[device]
 
 
 def text_of(groups):
@@ -30,7 +55,8 @@ class VariableGroup:
     """Variables that are changed under one lock.
 
     Attributes:
-      counter: Name of an int64 that changes with them.
+      counter: Name of an int64 that changes with them. If `variables` has one
+        of this name with `WRITES` after it, that one does as well.
       variables: Dict of name to the name of a dtype.
       tables: Of those that are tables, dict of name to the name of the bool
         that is there when the table is whole.
@@ -39,6 +65,15 @@ class VariableGroup:
     counter: str
     variables: dict = dataclasses.field(default_factory=dict)
     tables: dict = dataclasses.field(default_factory=dict)
+
+    def counters(self, known):
+        """Names of the int64 that change with the variables, a list.
+
+        Args:
+          known: Names of those that the server holds.
+        """
+        names = (self.counter, self.counter + WRITES)
+        return [name for name in names if name in known]
 
     def add(self, other):
         """Adds what another member knows, a `VariableGroup`."""

@@ -150,7 +150,6 @@ class Snapshots:
                     if name not in by_rows
                 }
                 names = list(dtypes)
-                rows = table_snapshots.restore(path, self._device)
                 with tf.device(self._device):
                     values = tf.raw_ops.RestoreV2(
                         prefix=str(path / _DATA),
@@ -158,6 +157,8 @@ class Snapshots:
                         shape_and_slices=[""] * len(names),
                         dtypes=[tf.as_dtype(t) for t in dtypes.values()],
                     )
+                # Last: they are put onto the server while they are read.
+                rows = table_snapshots.restore(path, self._device)
             except (
                 OSError,
                 ValueError,
@@ -282,7 +283,7 @@ class Snapshots:
                     known.pop(name, None)  # Its first values are being made.
             if group.counter in known:
                 found[lock] = known
-                counters.append(self._read_counter(group.counter))
+                counters += map(self._read_counter, group.counters(known))
         state = (str(found), tuple(counters))
         if not found or state == self._last:
             return False
@@ -332,7 +333,10 @@ class Snapshots:
             read = self._reader(lock, tuple(whole.items()))()
             names += list(whole)
             values += read
-            counters.append(int(read[list(whole).index(group.counter)]))
+            counters += [
+                int(read[list(whole).index(name)])
+                for name in group.counters(known)
+            ]
         with tf.device(self._device):
             tf.raw_ops.SaveV2(
                 prefix=str(draft / _DATA),

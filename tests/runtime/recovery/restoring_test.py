@@ -25,12 +25,12 @@ def leave_word(runtime, number, without=None):
     call()
 
 
-def set_version(runtime, number):
-    """The first server takes itself to be of an older snapshot."""
+def set_counter(runtime, number, name="version"):
+    """The first server takes itself to be of another snapshot."""
 
     @tf.function(autograph=False)
     def call():
-        runtime.store.counter("version", 0).set(number)
+        runtime.store.counter(name, 0).set(number)
 
     call()
 
@@ -118,7 +118,7 @@ def test_state_that_update_rules_alone_touch_stays_as_in_the_snapshot():
     for variable in runtime.store.variables:
         value = tf.zeros(variable.shape, variable.dtype)
         variable.assign_replica(value)
-    set_version(runtime, 1)
+    set_counter(runtime, 1)
     restorer = restoring.Restorer(
         runtime.store, runtime.gradient_counts, runtime.synchronizer, 1
     )
@@ -140,3 +140,31 @@ def test_state_that_update_rules_alone_touch_stays_as_in_the_snapshot():
         )
     for weight in model.weights:
         assert not np.any(after[weight.value.ordinal])
+
+
+def test_what_was_assigned_since_a_snapshot_is_newer_though_no_update_is():
+    runtime, model = first_values_test.trained()
+    restorer = restoring.Restorer(
+        runtime.store, runtime.gradient_counts, runtime.synchronizer, 1
+    )
+    (mine,) = restorer.offer(0, True).versions
+    assert mine == restorer.offer(0, True).held
+    kernel = model.weights[0].value
+    best = np.full(kernel.shape, 7.0)
+    kernel.assign(best)
+    runtime.pull()
+    (mine,) = restorer.offer(0, True).versions
+    assert mine == restorer.offer(0, True).held
+    # The server goes back to the snapshot of before.
+    kernel.assign(best + 1.0)
+    kernel.assign_replica(tf.constant(best, kernel.dtype))
+    set_counter(runtime, 0, "version/writes")
+    assert restorer.offer(0, True).held < mine
+    restored = restorer.restore(0)
+    assert (restored.done, restored.before, restored.version) == (True, 4, 4)
+    np.testing.assert_array_equal(
+        first_values_test.held(runtime)[kernel.name], best
+    )
+    # What another worker has put there since is newer than this one knows.
+    set_counter(runtime, 3, "version/writes")
+    assert not restorer.restore(0).done

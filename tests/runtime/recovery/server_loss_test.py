@@ -1,10 +1,14 @@
 """What a worker does of itself when servers have come back."""
 
+import json
 import types
 
 import keras
+import pytest
+import tensorflow as tf
 
 import tfdist
+from tfdist.cluster import reconnection
 from tfdist.runtime.recovery import server_loss
 
 
@@ -29,3 +33,71 @@ def test_a_server_that_holds_none_of_a_small_model_lacks_nothing():
     runtime.commit()
     first_values = runtime.synchronizer.first_values
     assert first_values.complete_on(0, [], runtime.committed) == 0
+
+
+@pytest.mark.parametrize(
+    ("here", "is_restored"), [([False, False], False), ([False, True], True)]
+)
+def test_a_server_is_restored_only_where_somebody_was_there_before(
+    here, is_restored
+):
+    """Not after an evaluator alone, or a worker that has committed nothing."""
+    settled = []
+
+    def recover(error, put_back):
+        put_back({0}, [2])
+        return reconnection.ServerReturn(1.0, 2.0, ("ps",))
+
+    fake = types.SimpleNamespace(
+        _whereabouts=types.SimpleNamespace(
+            config=types.SimpleNamespace(num_workers=2, ps_names=["ps"])
+        ),
+        _election=types.SimpleNamespace(
+            restore=lambda shard, began: (False, here),
+            lost_by_rows=lambda shard: None,
+        ),
+        _settling=types.SimpleNamespace(
+            settle=lambda shard, is_restored: settled.append(is_restored)
+        ),
+        _runtime=types.SimpleNamespace(
+            unused_models=types.SimpleNamespace(free_again=list),
+            coordination=types.SimpleNamespace(renew=lambda now, here: None),
+        ),
+        _reconnection=types.SimpleNamespace(recover=recover),
+        _settle_marks=lambda: None,
+        _refresh=lambda: None,
+        events=[],
+    )
+    server_loss.Recovery._recover(fake, None)
+    assert settled == [is_restored]
+
+
+def test_two_strategies_of_a_process_tell_a_server_of_both():
+    texts = []
+
+    class Manifest:
+        close = staticmethod(lambda: None)
+
+        def __call__(self, text):
+            texts.append(json.loads(text))
+
+    def tell(prefix):
+        store = types.SimpleNamespace(
+            devices=["a device of this test"],
+            known={(0, f"{prefix}/kernel"): tf.float32},
+            name_of=lambda name: f"{prefix}/{name}",
+            tables_on=lambda shard: {},
+        )
+        server_loss.Recovery.leave_manifest(
+            types.SimpleNamespace(
+                _store=store,
+                _manifests=[Manifest()],
+                incarnations=[1],
+                _told={},
+            )
+        )
+
+    tell("one")
+    tell("two")
+    assert [group["lock"] for group in texts[-1]] == ["one/lock", "two/lock"]
+    assert texts[-1][0]["variables"] == {"one/kernel": "float32"}

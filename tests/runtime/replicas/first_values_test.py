@@ -239,6 +239,7 @@ def test_a_saved_state_is_put_back_as_a_whole_where_servers_lack_some():
     # A chief that comes back finds that servers hold a run.
     synchronizer = joined(runtime, may_lack=True)
     runtime.synchronizer = synchronizer
+    runtime.journal = types.SimpleNamespace(exchanges=0, count=0)
     runtime.state.restore(saved)
     lose(runtime, runtime.store.variables[0])
     synchronizer.commit()
@@ -246,6 +247,28 @@ def test_a_saved_state_is_put_back_as_a_whole_where_servers_lack_some():
         np.testing.assert_array_equal(value, expected[name], name)
     np.testing.assert_array_equal(
         model.weights[0].numpy(), expected[model.weights[0].value.name]
+    )
+
+
+def test_what_was_trained_since_is_not_put_back_with_a_later_model():
+    runtime, model = trained()
+    saved = runtime.state.read()
+    runtime.synchronizer = joined(runtime, may_lack=True)
+    runtime.state.restore(saved)
+    variables = list(runtime.store.variables)
+    first = len(model.weights)
+    runtime.store.variables = variable_list.VariableList(variables[:first])
+    runtime.synchronizer.commit()
+    kernel, *_, slot = variables
+    kernel.assign(np.full(kernel.shape, 7.0))
+    lose(runtime, slot)
+    for variable in variables[first:]:
+        runtime.store.variables.append(variable)
+    runtime.synchronizer.commit()
+    after = held(runtime)
+    assert np.all(after[kernel.name] == 7.0)
+    np.testing.assert_array_equal(
+        after[slot.name], saved.arrays[f"variable/{slot.ordinal}"]
     )
 
 

@@ -324,18 +324,30 @@ class TrainingState(tf.train.experimental.PythonState):
             if begins:
                 self._store.set_pulled_version(shard, version)
 
-    def servers_lacked(self):
+    def servers_lacked(self, variables):
         """Called when this worker has added what servers had lost.
 
         A whole state that was saved is worth more than some of a later one.
+        Of a process that has trained since, it is that of a later model.
+
+        Args:
+          variables: List of the variables some of which they lacked.
         """
-        if self._saved is not None and self._store.is_chief:
-            logging.warning(
-                "All of the model and its optimizer is put back as it was "
-                "saved at update %d.",
-                self._saved.header["updates"],
-            )
+        if self._saved is None or not self._store.is_chief:
+            return
+        logging.warning(
+            "All of the model and its optimizer is put back as it was saved at "
+            "update %d.",
+            self._saved.header["updates"],
+        )
+        if not self._runtime.journal.exchanges:
             self._restore(self._saved, on_servers=True)
+            return
+        self._placed -= {v.ordinal for v in variables}
+        for variable in variables:
+            self._put(variable)
+        self._write_slots(variables)
+        self._put_ahead(variables)
 
     def slot_of_worker(self, key):
         """Returns a saved slot of a correction on this worker, or None."""

@@ -2,9 +2,10 @@
 
 A server that was started again is empty, or holds the snapshot that its
 process has found. Workers *offer* what they hold: the version of the server
-that their replicas show. Whoever holds the newest puts it there; what is newer
-already stays. All of that happens under the server's locks, in one graph: a
-worker that dies in the middle of it changes nothing, and another one does it.
+that their replicas show, and how many assignments outside of updates. Whoever
+holds the newest puts it there; what is newer already stays. All of that happens
+under the server's locks, in one graph: a worker that dies in the middle of it
+changes nothing, and another one does it.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from tfdist.runtime.variables import transfer
 from tfdist.runtime.variables.variables import Role
 
 _LOCK = "recovery/lock"
+_WRITES_BASE = 1 << 24
 # What every exchange pulls.
 _PULLED = (Role.PARAMETER, Role.STATE, Role.AVERAGED, Role.ITERATIONS)
 
@@ -30,9 +32,9 @@ class Offers:
     """Offers that one server knows of.
 
     Attributes:
-      versions: By worker, one more than the version that its replicas show;
+      versions: By worker, the order (see `_order`) of what its replicas show;
         0 for a worker that has offered nothing to this life of the server.
-      held: One more than the version that the server holds, 0 for none.
+      held: The order of what the server holds, 0 for nothing.
       settled: Whether a worker has found that to be the newest that there is;
         else it may be but a snapshot.
     """
@@ -174,7 +176,9 @@ class Restorer:
     def _build_offer(self, shard, takes_part):
         store = self._store
         device = store.devices[shard]
-        mine = self._mine(shard) if takes_part else tf.zeros([], tf.int64)
+        mine = tf.zeros([], tf.int64)
+        if takes_part:
+            mine = _order(self._mine(shard), store.pulled_writes(shard))
         size = [self._num_workers]
         offers = store.resource(shard, "recovery/offers", tf.int64, size)
         with tf.device(device):
@@ -199,7 +203,9 @@ class Restorer:
                 versions = tf.raw_ops.ReadVariableOp(
                     resource=offers, dtype=tf.int64
                 )
-                there = self._there(shard)
+                there = _order(
+                    self._there(shard), store.writes(shard).read_or_zero()
+                )
                 settled = ~snapshots.build_is_from_snapshot()
         found = [versions, there, settled]
         with tf.control_dependencies([t.op for t in found]):
@@ -211,13 +217,13 @@ class Restorer:
         device = store.devices[shard]
         held = copies.held_by(store, shard, self._variables())
         values = copies.values_here(held)
-        tail = [self._mine(shard)]
+        tail = [self._mine(shard), store.pulled_writes(shard)]
         tail += self._gradient_counts.pulled(shard)
         moved = transfer.move(
             [*values, *tail], source=store.worker_device, target=device
         )
         number = len(values)
-        values, (mine, *counts) = moved[:number], moved[number:]
+        values, (mine, writes, *counts) = moved[:number], moved[number:]
         with tf.control_dependencies([t.op for t in moved]):
             own = store.lock(shard, _LOCK)
         # Who joins just now may train already from what a snapshot held.
@@ -227,12 +233,14 @@ class Restorer:
         before = len(graph.get_operations())
         with tf.control_dependencies([lock.op]), tf.device(device):
             there = self._there(shard)
+            order = _order(there, store.writes(shard).read_or_zero())
 
             def restore():
                 with tf.device(device):
                     kept, stale = self._assign(shard, held, values, mine)
                     tables = self._fill_tables(shard, there, mine)
                     store.counter("version", shard).set(mine - 1)
+                    store.writes(shard).set(writes)
                     self._gradient_counts.put(shard, counts)
                     if shard == 0:
                         self._build_leave_word()
@@ -241,7 +249,9 @@ class Restorer:
             def leave():
                 return False, *[tf.zeros([], tf.int32)] * 4
 
-            done, *numbers = tf.cond(there < mine, restore, leave)
+            done, *numbers = tf.cond(
+                order < _order(mine, writes), restore, leave
+            )
             now = tf.where(done, mine, there)
         effects = resources.effects(graph.get_operations()[before:])
         with tf.control_dependencies([*effects, now.op]):
@@ -302,6 +312,26 @@ class Restorer:
             self._store, tables, shard, mine - 1, mine - tf.maximum(there, 1)
         )
         return len(tables) - new, new
+
+
+def _order(version, writes):
+    """Builds a number that is higher the newer what somebody holds.
+
+    Of as many updates, what has more assignments is newer.
+
+    Args:
+      version: One more than the version, scalar int64 tensor; 0 for nothing.
+      writes: Number of assignments, scalar int64 tensor.
+
+    Returns:
+      A scalar int64 tensor; 0 for nothing.
+    """
+    most = tf.constant(_WRITES_BASE - 1, tf.int64)
+    return tf.where(
+        version > 0,
+        version * _WRITES_BASE + tf.minimum(writes, most),
+        tf.zeros([], tf.int64),
+    )
 
 
 def _is_fresh(variable):

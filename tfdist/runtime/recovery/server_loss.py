@@ -159,7 +159,9 @@ class Recovery:
                 "variables": variables,
                 "tables": tables,
             }
-            manifest(manifests.text_of([group]))
+            with manifests.own_groups(self._store.devices[shard]) as groups:
+                groups[group["lock"]] = group
+                manifest(manifests.text_of(list(groups.values())))
             # It is seldom called.
             manifest.close()
             self._told[shard] = state
@@ -226,7 +228,8 @@ class Recovery:
             here = [True] * self._whereabouts.config.num_workers
             for shard in sorted(shards):
                 done, here = self._election.restore(shard, began)
-                self._settling.settle(shard)
+                # Else there is nobody that was there before.
+                self._settling.settle(shard, is_restored=any(here))
                 by_rows[shard] = self._election.lost_by_rows(shard)
                 if done:
                     mine.add(shard)

@@ -57,8 +57,8 @@ class Refresh:
         # As a whole or not at all, see `pull_response.arrivals`.
         arrived = [
             tensor.op
-            for _, _, values, version, counts, updates in found
-            for tensor in (*values, version, *counts, *updates)
+            for _, _, values, totals, counts, updates in found
+            for tensor in (*values, *totals, *counts, *updates)
         ]
         with tf.control_dependencies(arrived):
             self._put_all(found)
@@ -75,7 +75,7 @@ class Refresh:
         store, pieces = self._store, {}
         for ledger in self.ledgers:
             ledger.forget_row_counts()
-        for shard, here, values, version, counts, updates in found:
+        for shard, here, values, totals, counts, updates in found:
             for (variable, piece), value in zip(here, values, strict=True):
                 if piece is None:
                     self._put(variable, value)
@@ -83,7 +83,9 @@ class Refresh:
                     known = pieces.setdefault(variable.ordinal, {})
                     known[piece.number] = value
             if any(v.role is Role.PARAMETER for v, _ in here):
+                version, writes = totals
                 store.set_pulled_version(shard, version)
+                store.set_pulled_writes(shard, writes)
                 self._gradient_counts.set_pulled(shard, counts)
                 for ledger, number in zip(self.ledgers, updates, strict=True):
                     ledger.set_pulled(shard, number)
@@ -116,9 +118,11 @@ class Refresh:
                     )
                     value.set_shape(variable.shape_of(piece))
                     values.append(value)
-                counters = [store.counter("version", shard)]
-                counters += [ledger.updates(shard) for ledger in self.ledgers]
-                values += [counter.read() for counter in counters]
+                values.append(store.counter("version", shard).read())
+                values.append(store.writes(shard).read_or_zero())
+                values += [
+                    ledger.updates(shard).read() for ledger in self.ledgers
+                ]
                 values += self._gradient_counts.read_on(shard)
                 noted = self.note_given(shard, here, values)
         read = [v.op for v in (*values, *marks)]
@@ -127,9 +131,9 @@ class Refresh:
         home = transfer.move(
             values, source=store.devices[shard], target=store.worker_device
         )
-        version, *rest = home[len(here) :]
+        version, writes, *rest = home[len(here) :]
         updates, counts = rest[: len(self.ledgers)], rest[len(self.ledgers) :]
-        return home[: len(here)], version, counts, updates
+        return home[: len(here)], (version, writes), counts, updates
 
     def note_given(self, shard, here, values):
         """Builds the note of what this worker now has, for its correction.

@@ -122,7 +122,7 @@ class Synchronizer:
         if is_new:
             self._runtime.state.after_initialization(new, begins)
         if lacked:
-            self._runtime.state.servers_lacked()
+            self._runtime.state.servers_lacked(variables[first:end])
 
     def _add_missing(self, first, end, held):
         """Adds what servers lack that nobody was there to restore.
@@ -344,7 +344,7 @@ class Synchronizer:
         return rows.mark_all(store.row_stamps(table), table, version + 1)
 
     def _build_write(self, variable, whole):
-        store = self._store
+        store, writes = self._store, {}
         for shard, piece in store.copies_of(variable):
             (value,) = transfer.move(
                 [whole if piece is None else piece.of(whole)],
@@ -364,6 +364,9 @@ class Synchronizer:
                     done += self._refresh.note_given(
                         shard, [(variable, piece)], [value]
                     )
+                    number = store.writes(shard).read_or_zero() + 1
+                    done.append(store.writes(shard).set(number))
+                    writes.setdefault(shard, []).append(number)
                     # Others may pull rows of it already, or will do so.
                     if variable.role is Role.PARAMETER and rows.is_large(
                         variable
@@ -371,3 +374,6 @@ class Synchronizer:
                         done.append(self._stamp_all_rows(variable))
             with tf.control_dependencies(done):
                 store.unlock(shard, lock)
+        for shard, numbers in writes.items():
+            with tf.device(store.worker_device):
+                store.set_pulled_writes(shard, tf.reduce_max(numbers))

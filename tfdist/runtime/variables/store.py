@@ -4,6 +4,7 @@ import weakref
 
 import tensorflow as tf
 
+from tfdist.cluster import manifests
 from tfdist.runtime.variables import dynamic_table
 from tfdist.runtime.variables import look_up
 from tfdist.runtime.variables import partitions as partitions_lib
@@ -69,6 +70,10 @@ class ParameterStore(resources.Resources):
         self._look_up = look_up.LookUp(self, owner.before_eager_read)
         self._pulled_versions = [
             self.worker_variable(tf.zeros([], tf.int64), f"pulled_version_{k}")
+            for k in range(self.num_shards)
+        ]
+        self._pulled_writes = [
+            self.worker_variable(tf.zeros([], tf.int64), f"pulled_writes_{k}")
             for k in range(self.num_shards)
         ]
 
@@ -336,6 +341,23 @@ class ParameterStore(resources.Resources):
         """Sets what `pulled_version` gives; returns the operation."""
         return tf.raw_ops.AssignVariableOp(
             resource=self._pulled_versions[shard].local_handle, value=value
+        )
+
+    def writes(self, shard):
+        """The `Counter` of assignments outside of updates on `shard`."""
+        return self.counter(f"version{manifests.WRITES}", shard)
+
+    def pulled_writes(self, shard):
+        """Assignments on `shard` that this worker knows, scalar int64.
+
+        There may be more in its replicas: exchanges do not ask.
+        """
+        return self._pulled_writes[shard].read_value()
+
+    def set_pulled_writes(self, shard, value):
+        """Sets what `pulled_writes` gives; returns the operation."""
+        return tf.raw_ops.AssignVariableOp(
+            resource=self._pulled_writes[shard].local_handle, value=value
         )
 
     # Tables that are pulled by rows.
