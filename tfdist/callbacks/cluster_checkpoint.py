@@ -175,7 +175,7 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         self.resumed_epoch = told["epoch"]
 
     def _chiefs_word(self):
-        """What the chief has told of this `fit`, or of a later one; or None."""
+        """Returns the chief's word on this `fit` or a later one, or None."""
         reports = self._strategy.collect(_TOPIC)
         told = reports.get(self._strategy.cluster.worker_names[0])
         if told is None:

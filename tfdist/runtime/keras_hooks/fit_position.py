@@ -69,7 +69,7 @@ class FitPosition:
         self._start = start
 
     def _find(self, number):
-        """Where a call goes on, epoch and batch; `fit_progress.OVER`."""
+        """Returns the epoch and batch where a call goes on; or `OVER`."""
         if self._asks:
             start = self._turns.position(number)
             self._asks = start == fit_progress.OVER

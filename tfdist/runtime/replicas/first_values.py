@@ -358,7 +358,7 @@ def _tables(variables):
 
 
 def _meaning(signed):
-    """What a signature says that is the same on all workers, a tuple.
+    """Returns the part of a signature that is the same on all workers, a tuple.
 
     Keras numbers layers by what the process made before: names may differ
     where models do not. Slots of one shape differ by their names alone.
