@@ -483,6 +483,7 @@ def _begun_as_worker(directory, word, call, has_used=False):
         # Of the call before, which is over; of one that this worker misses.
         ({"call": 1, "number": None}, 2, False, (3, True)),
         ({"call": 3, "epoch": 7}, 2, False, (3, True)),
+        ({"directory": "other", "epoch": 7}, 2, False, (3, True)),
         # Where each decides for itself, calls are told apart by directories.
         ({"number": None, "epoch": 0}, 0, False, (0, False)),
         ({"directory": "other", "epoch": 7}, 0, False, (3, True)),

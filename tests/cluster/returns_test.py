@@ -61,6 +61,16 @@ def test_a_worker_that_is_back_is_told_of_with_what_it_leaves_out():
     assert chief.sees(entered=110.0, epoch=4, batch=5) == []
 
 
+def test_calls_of_fit_that_are_over_are_passed_in_silence():
+    chief, second = Chief(), fit_progress.begun(CALL + 1)
+    chief.sees(entered=50.0, epoch=2, batch=4, reached=second)
+    over = fit_progress.closed(CALL)
+    first = fit_progress.OVER
+    assert chief.sees(entered=60.0, reached=over, first=first) == []
+    (said,) = chief.sees(entered=60.0, epoch=3, batch=1, reached=second)
+    assert "it goes on at epoch 4, batch 2 of its data. By its last" in said
+
+
 def test_what_is_done_twice_is_told():
     chief = Chief()
     chief.sees(entered=50.0, epoch=2, batch=4)

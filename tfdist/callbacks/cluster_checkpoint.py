@@ -157,7 +157,10 @@ class ClusterCheckpoint(keras.callbacks.Callback):
             return
         if told["number"] is None:
             return
-        if not told["restored"] and self._known.has_used(self._files.directory):
+        is_new = self._known.header(self._files.path(told["number"])) is None
+        if self._known.has_used(self._files.directory) and not (
+            told["restored"] and is_new
+        ):
             self.resumed_epoch = told["epoch"]
             return
         found = self._files.newest(told["number"])
@@ -180,13 +183,13 @@ class ClusterCheckpoint(keras.callbacks.Callback):
         told = reports.get(self._strategy.cluster.worker_names[0])
         if told is None:
             return None
+        # Another `fit` has the same number if this one had nothing to do, or
+        # where workers do not count their calls together.
+        is_here = told["directory"] == str(self._files.directory)
         call = self._strategy.state.fit_number
-        if not call:
-            # Workers do not count their calls together.
-            is_meant = told["directory"] == str(self._files.directory)
-        else:
-            is_meant = told["call"] >= call
-        return told if is_meant else None
+        if told["call"] > call or (told["call"] == call and is_here):
+            return told
+        return None
 
     def _take_up(self, number, saved, is_known):
         """Goes on from a checkpoint that has been read.

@@ -68,9 +68,9 @@ class Returns:
         if before is None or not _is_other(before, member):
             self._known[worker] = member, heard
             return self._loss(worker, member)
-        has_begun = member.word.reached > 0
-        if not has_begun:
-            return []  # It has not come to `fit`.
+        if member.word.number < max(before.word.number, 1):
+            # It has not come to `fit`, or passes calls that are over.
+            return []
         self._known[worker] = member, heard
         self._gone.discard(worker)
         if before.state == member_table.MemberState.FINISHED:

@@ -250,7 +250,7 @@ class TrainingState(tf.train.experimental.PythonState):
 
         The same on all workers, and in all runs of a script.
         """
-        return [variable.ordinal for variable in variables]
+        return [getattr(one, "ordinal", None) for one in variables]
 
     @property
     def fit_number(self):
