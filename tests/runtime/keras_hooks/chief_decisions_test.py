@@ -424,6 +424,9 @@ def test_calls_that_others_have_ended_are_passed_by_who_comes_back(
         assert worker.model._initial_epoch == fit_progress.OVER[0]
     begin(worker)
     assert decisions.fit_number == 2
+    # It is refused before its first step, and made again.
+    begin(worker)
+    assert decisions.fit_number == 2
     assert decisions.begin_data(size=9, skips=True) == (7, 3)
     # Which it has found the others in: from now on it is one of them.
     begin(worker)

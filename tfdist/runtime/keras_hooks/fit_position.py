@@ -38,8 +38,9 @@ class FitPosition:
         # Where the call that is beginning goes on.
         self._start = _START
         self._first_epoch = 0
-        # Whether all calls so far were over when this process came to them.
-        self._asks = True
+        # The first call that was not over when this process came to it; None
+        # so far.
+        self._first_call = None
         # Whether it has come to a call in which others were, or had been.
         self._is_late = False
         # The model whose initial epoch was set here, as long as it is.
@@ -70,9 +71,10 @@ class FitPosition:
 
     def _find(self, number):
         """Returns the epoch and batch where a call goes on; or `OVER`."""
-        if self._asks:
+        if self._first_call in (None, number):
             start = self._turns.position(number)
-            self._asks = start == fit_progress.OVER
+            if start != fit_progress.OVER:
+                self._first_call = number
             if start != _START:
                 self._is_late = True
                 return start
