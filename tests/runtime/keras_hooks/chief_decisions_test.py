@@ -322,6 +322,22 @@ def test_batches_that_are_not_the_chiefs_are_said_to_be_once(caplog):
         assert caplog.text.count("first batch of the PyDataset") == expected
 
 
+def test_the_chief_has_the_newest_after_it_has_set_weights_in_fit():
+    ended = fit_progress.ended(1)
+    worker = Worker(0, table(ended, ended, ended))
+    decisions, seen = worker.chief_decisions, []
+    worker.runtime.pull = lambda: seen.append(decisions._fits.word.reached)
+    for writes, expected in ((False, []), (True, [ended])):
+        worker.begin(1)
+        decisions._fits.number = 1
+        decisions._fits.tell(reached=ended)
+        if writes:
+            decisions.before_write()
+        decisions.close()
+        # Before it tells the others that all is there.
+        assert seen == expected
+
+
 class Ends:
     """What a call of `fit` that is over asks of its strategy."""
 

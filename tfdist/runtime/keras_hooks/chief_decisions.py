@@ -298,6 +298,11 @@ class ChiefDecisions:
             # The parameters, and no look-ahead: nothing is trained on them.
             self._runtime.pull()
             self._wrote = False
+        elif self.is_chief and self._wrote:
+            # With the others' last updates: should a server be lost now, what
+            # was assigned is newer than what they and snapshots hold.
+            self._runtime.pull()
+            self._wrote = False
         self._fits.close()
         self._tell()
 
