@@ -341,6 +341,8 @@ def test_the_chief_has_the_newest_after_it_has_set_weights_in_fit():
 class Ends:
     """What a call of `fit` that is over asks of its strategy."""
 
+    keeps_own_values = False
+
     def __init__(self):
         self.calls = []
 
@@ -413,21 +415,38 @@ def test_a_call_to_which_a_worker_comes_back_at_its_end_has_been_one():
     assert decisions.number_of_order == 2
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["chief", "other"])
-@pytest.mark.parametrize("callback", [None, "resumes"])
-def test_calls_that_others_have_ended_are_passed_by_who_comes_back(
-    tmp_path, number, callback
-):
-    """It was killed in the second call of its script, and begins again."""
+def comes_back(number, model, keeps_own_values=False):
+    """A worker that was killed in the second call of its script; begins again.
+
+    The others are in that call, and the chief has come to epoch 7, batch 3.
+    """
     member = table(0)[0]
     word = fit_progress.Word(reached=fit_progress.begun(2), epoch=7, batch=3)
     there = dataclasses.replace(member, word=word)
     worker = Worker(number, [there] * 3)
     ends = Ends()
-    ends.waits = False
+    ends.waits, ends.keeps_own_values = False, keeps_own_values
     worker.runtime.local = worker.runtime.coordination = ends
-    worker.model = keras.Sequential()
-    worker.membership.former = dataclasses.replace(there)
+    worker.runtime.commit = lambda: ends.calls.append("commit")
+    worker.runtime.unused_models = types.SimpleNamespace(
+        refuse=lambda variables: ends.calls.append(len(variables))
+    )
+    worker.model = model
+    worker.membership.former = there
+    return worker, ends.calls
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["chief", "other"])
+@pytest.mark.parametrize("callback", [None, "resumes"])
+def test_calls_that_others_have_ended_are_passed_by_who_comes_back(
+    tmp_path, number, callback
+):
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        layers = [keras.Input([1]), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse")
+    worker, calls = comes_back(number, model)
     decisions = worker.chief_decisions
     resumes = [tfdist.callbacks.ClusterCheckpoint(tmp_path)]
     begin(worker, resumes if callback else None)
@@ -435,9 +454,12 @@ def test_calls_that_others_have_ended_are_passed_by_who_comes_back(
     assert decisions.begin_data(size=9, skips=True) == (0, 0)
     if callback:
         # With nothing left to do, it has been a call all the same.
-        assert worker.model._initial_epoch is None
+        assert model._initial_epoch is None
     else:
-        assert worker.model._initial_epoch == fit_progress.OVER[0]
+        assert model._initial_epoch == fit_progress.OVER[0]
+        # All variables of its first step are there, and none is freed.
+        assert model.optimizer.built
+        assert calls == ["commit", len(model.variables)]
     begin(worker)
     assert decisions.fit_number == 2
     # It is refused before its first step, and made again.
@@ -450,10 +472,32 @@ def test_calls_that_others_have_ended_are_passed_by_who_comes_back(
     assert decisions.begin_data(size=9, skips=True) == (0, 0)
 
 
+@pytest.mark.parametrize("what", ["unbuilt", "two optimizers", "local steps"])
+def test_calls_whose_first_step_makes_variables_are_not_passed(what):
+    """Variables that come later would have other numbers than on others."""
+    layers = [keras.Input([1]), keras.layers.Dense(1)]
+    model = keras.Sequential(None if what == "unbuilt" else layers)
+    model.compile("sgd", "mse")
+    if what == "two optimizers":
+        model.second = keras.optimizers.SGD()
+    worker, _ = comes_back(1, model, what == "local steps")
+    decisions = worker.chief_decisions
+    begin(worker)
+    assert decisions.fit_number == 2
+    assert decisions.begin_data(size=9, skips=True) == (7, 3)
+    # The chief has ended all that it has, and waits for this worker.
+    closed = fit_progress.closed(2)
+    worker._tables = [table(closed, closed, arrivals=1)]
+    begin(worker)
+    assert decisions.fit_number == 3
+    decisions.begin_data(size=9, skips=True)
+    assert model._initial_epoch == fit_progress.OVER[0]
+
+
 def test_who_comes_late_for_the_first_time_is_in_the_others_call():
     member = table(fit_progress.begun(2))[0]
-    worker = Worker(1, [member] * 3)
-    assert worker.chief_decisions._turns.next_number() == 2
+    turns = Worker(1, [member] * 3).chief_decisions._turns
+    assert turns.next_number(passes=True, may_pass=True) == 2
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,11 @@ class ChiefDecisions:
         if self.position.goes_on:
             # That may be at its end: then it has been a call all the same.
             fit.has_begun = True
+            if self.position.is_over:
+                fit_call.build_optimizer(fit.model)
+                self._runtime.commit()
+                variables = [v.value for v in fit.model.variables]
+                self._runtime.unused_models.refuse(variables)
         return left_out
 
     # In the training step.
@@ -146,7 +151,7 @@ class ChiefDecisions:
             return  # One within another, of a callback.
         if self._fit is not None:
             self._end_abandoned(self._fit)
-        number = self._next_number()
+        number = self._next_number(private_keras_calls.model_of(frame))
         if self.is_chief:
             if self._begins_together(private_keras_calls.model_of(frame)):
                 self._turns.wait_for_others(number - 1)
@@ -174,13 +179,19 @@ class ChiefDecisions:
             self._fits.close()
             self._tell()
 
-    def _next_number(self):
+    def _next_number(self, model):
         """The number of the call of `fit` that begins here."""
         if self._fit is not None and not self._fit.has_begun:
             # That has raised before the others heard of it, and is none. One
             # whose first step was refused has told its rates: it is a call.
             return self._fit.number
-        return self._turns.next_number()
+        passes = self.position.passes
+        return self._turns.next_number(
+            passes,
+            may_pass=passes
+            and not self._runtime.local.keeps_own_values
+            and fit_call.makes_all_when_built(model),
+        )
 
     def _begins_together(self, model):
         """Whether the chief begins after all have ended the call before.

@@ -81,6 +81,29 @@ def averages_weights(model):
     )
 
 
+def makes_all_when_built(model):
+    """Whether the variables of a step are those of a built model and optimizer.
+
+    Further optimizers may make theirs in the first step.
+    """
+    optimizers = list(_optimizers_in(list(vars(model).values())))
+    optimizer = getattr(model, "optimizer", None)
+    rule = getattr(optimizer, "inner_optimizer", optimizer)
+    return model.built and all(one is rule for one in optimizers)
+
+
+def build_optimizer(model):
+    """Makes the variables that the first step of a call would make.
+
+    Where the call is passed: those that come later are to have the numbers
+    that they have on other workers.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if model.built and optimizer is not None and not optimizer.built:
+        with model.distribute_strategy.scope():
+            optimizer.build(model.trainable_variables)
+
+
 def _optimizers_in(value):
     """Yields the optimizers in nested lists, tuples and dicts.
 

@@ -78,9 +78,16 @@ class FitPosition:
             if start != _START:
                 self._is_late = True
                 return start
-        if self._is_late and self._turns.are_over():
+        if self._is_late and (
+            self._turns.are_over() or self._turns.chief_has_ended(number)
+        ):
             return fit_progress.OVER
         return _START
+
+    @property
+    def passes(self):
+        """Whether the others had ended all calls to which this process came."""
+        return self._first_call is None
 
     @property
     def goes_on(self):

@@ -71,18 +71,22 @@ class FitTurns:
         """Takes note of how far the chief has come."""
         self._furthest = max(self._furthest, reached)
 
-    def next_number(self):
+    def next_number(self, passes, may_pass):
         """The number of the call of `fit` that begins here.
 
         A process that was started again, or that nobody has expected, has
         run its script from the beginning: its first call is the others' first,
         and it passes those that they have ended. One that has been expected
-        and is late for the first time begins with what they are at.
+        and is late for the first time begins with what they are at, and so
+        does a model whose call cannot be passed.
+
+        Args:
+          passes: Whether this process has only passed calls so far.
+          may_pass: Whether this one may be passed.
         """
-        if self._fits.number:
-            return self._fits.number + 1
-        if not self._is_expected():
-            return 1
+        number = self._fits.number + 1
+        if not passes or (may_pass and not self._is_expected()):
+            return number
         words = [m.word for m in self._store.call(self._membership.read)]
         others = [
             word.number
@@ -91,7 +95,7 @@ class FitTurns:
         ]
         if self._worker != CHIEF:
             others = others[:1]
-        return max(1, *others)
+        return max(number, *others)
 
     def position(self, number):
         """Position of the cluster in a call of `fit`, for who comes back to it.
@@ -180,6 +184,18 @@ class FitTurns:
             self._expected.includes(worker, member, self._worker_timeout)
             for worker, member in enumerate(rows)
             if worker != self._worker
+        )
+
+    def chief_has_ended(self, number):
+        """Whether the chief waits in `barrier`, and has not begun a call.
+
+        Args:
+          number: The call's number.
+        """
+        chief = self._store.call(self._membership.read)[CHIEF]
+        return (
+            chief.arrivals > self._membership.arrivals
+            and chief.word.reached < fit_progress.begun(number)
         )
 
     def _counts(self, member):
