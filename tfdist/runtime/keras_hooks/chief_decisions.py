@@ -185,13 +185,9 @@ class ChiefDecisions:
             # That has raised before the others heard of it, and is none. One
             # whose first step was refused has told its rates: it is a call.
             return self._fit.number
-        passes = self.position.passes
-        return self._turns.next_number(
-            passes,
-            may_pass=passes
-            and not self._runtime.local.keeps_own_values
-            and fit_call.makes_all_when_built(model),
-        )
+        may_pass = fit_call.makes_all_when_built(model)
+        may_pass &= not self._runtime.local.keeps_own_values
+        return self._turns.next_number(self.position.passes, may_pass)
 
     def _begins_together(self, model):
         """Whether the chief begins after all have ended the call before.
@@ -306,12 +302,10 @@ class ChiefDecisions:
                 fit_progress.closed(fit.number),
                 f"to end call {fit.number} of fit",
             )
+        if fit.stopped or self._wrote:
             # The parameters, and no look-ahead: nothing is trained on them.
-            self._runtime.pull()
-            self._wrote = False
-        elif self.is_chief and self._wrote:
-            # With the others' last updates: should a server be lost now, what
-            # was assigned is newer than what they and snapshots hold.
+            # Also on the chief, with the others' last updates: should a server
+            # be lost now, what it assigned is newer than all snapshots.
             self._runtime.pull()
             self._wrote = False
         self._fits.close()
