@@ -11,6 +11,8 @@ import collections
 import itertools
 import time
 
+from tfdist.runtime.recovery import restoring
+
 # Who does not know what all others hold restores after so long, and whoever
 # holds less than another; not before.
 GATHER_SECONDS, STAGGER_SECONDS = 2.0, 3.0
@@ -41,7 +43,7 @@ class _Restorer:
         self.restored = {
             "before": found.before,
             "after": found.version,
-            "offers": [version - 1 for version in self.offers.versions],
+            "offers": list(map(restoring.version_of, self.offers.versions)),
             "waited": waited,
         }
         return found
@@ -79,12 +81,15 @@ class _Watched:
         done, here = self._inner.restore(shard, began)
         if restorer.takes_part:
             offers, restored = restorer.offers, restorer.restored
+            held = restoring.version_of(offers.held)
             self.notes.append(
                 {
                     "server": shard,
                     "life": str(self._lives[shard]),
-                    "pulled": offers.versions[self._inner._worker] - 1,
-                    "held": restored["after"] if restored else offers.held - 1,
+                    "pulled": restoring.version_of(
+                        offers.versions[self._inner._worker]
+                    ),
+                    "held": restored["after"] if restored else held,
                     "restored": restored if done else None,
                 }
             )

@@ -149,6 +149,8 @@ def test_what_was_assigned_since_a_snapshot_is_newer_though_no_update_is():
     )
     (mine,) = restorer.offer(0, True).versions
     assert mine == restorer.offer(0, True).held
+    assert restoring.version_of(mine) == 4
+    assert restoring.version_of(0) == -1
     kernel = model.weights[0].value
     best = np.full(kernel.shape, 7.0)
     kernel.assign(best)

@@ -334,6 +334,11 @@ def _order(version, writes):
     )
 
 
+def version_of(order):
+    """Returns the version in an order of `Offers`, an int; -1 for nothing."""
+    return order // _WRITES_BASE - 1
+
+
 def _is_fresh(variable):
     """Whether a worker's replica of it is as fresh as its last pull."""
     if variable.role is Role.STATE and variable.made_by_optimizer:
