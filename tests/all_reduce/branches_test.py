@@ -1,9 +1,10 @@
-"""Choices between functions: values, variables, and what is refused."""
+"""Choices between functions: values, variables, and devices."""
 
 import pytest
 import tensorflow as tf
 
 from tfdist.all_reduce import branches
+from tfdist.all_reduce import nonfinite
 
 
 @pytest.mark.parametrize("condition", [True, False])
@@ -49,14 +50,49 @@ def test_without_results():
     assert variable.numpy() == 2.0
 
 
-def test_what_the_second_would_capture_is_refused():
-    variable = tf.Variable(0.0)
+@pytest.mark.parametrize("condition", [True, False])
+def test_a_branch_may_use_variables_of_several_devices(condition):
+    # As an int32 beside weights on a GPU, which has no such variables.
+    here = tf.Variable(1)
+    with tf.device("CPU:1"):
+        there = tf.Variable(2.0)
 
     @tf.function
     def choose(condition):
-        branches.choose(
-            condition, lambda x: [x], lambda x: [variable + x], [tf.ones([])]
+        return branches.choose(
+            condition,
+            lambda x: [there.assign_add(x), here.assign_add(1)],
+            lambda x: [there - x, here - 1],
+            [tf.constant(3.0)],
         )
 
-    with pytest.raises(AssertionError, match="uses"):
-        choose(tf.constant(True))
+    found = [each.numpy() for each in choose(tf.constant(condition))]
+    assert found == ([5.0, 2] if condition else [-1.0, 0])
+
+
+def operations(graph):
+    """All operations of a graph and of the functions that it calls."""
+    for definition in [graph, *(f.node_def for f in graph.library.function)]:
+        yield from getattr(definition, "node", definition)
+
+
+@pytest.mark.parametrize("choice", ["drop", "fail"])
+def test_what_only_a_processor_can_is_placed_there(choice):
+    """A kernel `If` would run all of a branch on the device of its input."""
+    device = tf.config.list_logical_devices("CPU")[0].name
+    check = nonfinite.FiniteCheck(choice, "/job:worker/task:0", device)
+
+    @tf.function
+    def checked(x):
+        kept, _ = check.checked(
+            [x], list, ["x"], lambda vectors: [0.0 * vectors[0]]
+        )
+        return kept
+
+    graph = checked.get_concrete_function(tf.TensorSpec([2])).graph
+    kinds = {"PyFunc", "EagerPyFunc", "StringJoin", "Assert"}
+    found = list(operations(graph.as_graph_def()))
+    places = {n.op: n.device for n in found if n.op in kinds}
+    assert places and all(each.endswith(device) for each in places.values())
+    choices = [n for n in found if n.op in ("If", "StatelessIf")]
+    assert all(n.attr["_lower_using_switch_merge"].b for n in choices)

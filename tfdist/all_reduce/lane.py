@@ -230,25 +230,23 @@ class Lane:
         if not (self._engine.check.looks and self._checks_gradients):
             self._take(sums, before)
             return tail
-        changed = [*self.states, *self._rates]
-        cuts = len(sums), len(sums) + len(before)
+        cut = len(sums)
 
         def step(*tensors):
-            self._build_step(tensors[: cuts[0]], tensors[cuts[0] : cuts[1]])
+            self._build_step(tensors[:cut], tensors[cut:])
             return []
 
         def leave_out(*tensors):
             """Nothing of any worker counts: nothing is new but the rates."""
-            values = list(tensors[cuts[0] : cuts[1]])
-            values += self._chiefs_rates(tensors[: cuts[0]])
-            for handle, value in zip(tensors[cuts[1] :], values, strict=True):
-                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+            variables = [*self.states, *self._rates]
+            values = [*tensors[cut:], *self._chiefs_rates(tensors[:cut])]
+            for variable, value in zip(variables, values, strict=True):
+                tf.raw_ops.AssignVariableOp(
+                    resource=variable.handle, value=value
+                )
             return []
 
-        handles = [variable.handle for variable in changed]
-        branches.choose(
-            tail.gradients > 0.0, step, leave_out, [*sums, *before, *handles]
-        )
+        branches.choose(tail.gradients > 0.0, step, leave_out, [*sums, *before])
         return tail
 
     def _chiefs_rates(self, sums):

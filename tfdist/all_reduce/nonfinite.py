@@ -12,10 +12,12 @@ class FiniteCheck(nonfinite_log.NonfiniteLog):
     Args:
       choice: One of `nonfinite_log.CHOICES`.
       worker: Name of this worker, such as `/job:worker/task:0`.
+      device: This worker's CPU.
     """
 
-    def __init__(self, choice, worker):
+    def __init__(self, choice, worker, device):
         super().__init__(choice, worker, "workers")
+        self._device = device
 
     def checked(self, vectors, tensors_of, names, instead):
         """Builds the check of vectors that are about to be sent.
@@ -46,11 +48,13 @@ class FiniteCheck(nonfinite_log.NonfiniteLog):
                     for tensor in tensors_of(vectors)
                 ]
             )
-            if self._choice == "fail":
-                text = self.build_text(names, each)
-                tf.debugging.Assert(tf.constant(False), [text])
-            else:
-                self.build_report(names, each)
+            # Python runs in this process, and no GPU has strings.
+            with tf.device(self._device):
+                if self._choice == "fail":
+                    text = self.build_text(names, each)
+                    tf.debugging.Assert(tf.constant(False), [text])
+                else:
+                    self.build_report(names, each)
             return instead(vectors)
 
         return branches.choose(finite, keep, refuse, vectors), finite

@@ -55,7 +55,9 @@ class StrategyWithoutServers(
         construction.set_seed(config, seed)
         if not config.is_chief:
             refusals.refuse_to_open()
-        check = nonfinite_lib.FiniteCheck(nonfinite, config.task_name)
+        check = nonfinite_lib.FiniteCheck(
+            nonfinite, config.task_name, connections.worker_device
+        )
         made = extended.AllReduceExtended(
             self,
             self._engine_of(connections, tolerance, check),
