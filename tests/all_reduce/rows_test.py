@@ -23,6 +23,7 @@ class Recorded:
     """
 
     num_workers = WORKERS
+    device = "/device:CPU:1"
 
     def __init__(self):
         self.brought = []
@@ -107,6 +108,27 @@ def test_rows_and_tables_add_up_to_the_same_bits(dtype, data):
         capacity *= 2
     row = (WIDTH + 1) * np.dtype(dtype).itemsize
     assert (few, many) == ((WORKERS - 1) * capacity * row, 1.0)
+
+
+def test_rows_of_all_workers_are_added_up_on_the_processor():
+    """GPUs add up in an order of chance."""
+    table = rows.TableSum(
+        Recorded(), tf.TensorSpec([ROWS, WIDTH], tf.float32), "table"
+    )
+
+    @tf.function
+    def add(values, ids):
+        return table._by_rows(rows.Rows(values, ids), 0, 1)
+
+    graph = add.get_concrete_function(
+        tf.TensorSpec([1, WIDTH]), tf.TensorSpec([1], tf.int32)
+    ).graph
+    places = [
+        operation.device
+        for operation in graph.get_operations()
+        if operation.type == "UnsortedSegmentSum"
+    ]
+    assert places == [Recorded.device]
 
 
 def test_small_tables_travel_dense():

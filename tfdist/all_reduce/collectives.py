@@ -59,10 +59,15 @@ class Collectives:
     Args:
       peers: The `Peers`.
       seconds: That a worker may take to come to a collective; 0 for no bound.
+
+    Attributes:
+      device: This worker's CPU.
+      num_workers: Number of workers.
     """
 
     def __init__(self, peers, seconds):
         self._peers = peers
+        self.device = peers.device
         self._seconds = seconds
         self.num_workers = peers.num_workers
         # By piece: pieces run at the same time, steps one after the other.
@@ -110,7 +115,7 @@ class Collectives:
         token.assign(now, read_value=False)
         result = build(
             tensor,
-            device=self._peers.device,
+            device=self.device,
             num_workers=self.num_workers,
             tokens=[token.handle],
         )
@@ -119,7 +124,7 @@ class Collectives:
 
     def _token(self, piece):
         if piece not in self._tokens:
-            with tf.init_scope(), tf.device(self._peers.device):
+            with tf.init_scope(), tf.device(self.device):
                 self._tokens[piece] = private_tensorflow.hidden_variable(
                     tf.zeros([], tf.float64)
                 )

@@ -119,9 +119,10 @@ class Consistency:
             self._refuse_model(variables, texts, rows[:, 0].max())
         for worker in _differ(rows[:, 2]):
             raise ValueError(
-                f"{self._names[worker]} trains with another optimizer, or "
-                f"other settings, than {self._names[0]}: all workers must "
-                f"train in the same way. Here: {settings}"
+                f"{self._names[worker]} trains with another optimizer, other "
+                "settings, or on another kind of device, than "
+                f"{self._names[0]}: all workers must train in the same way. "
+                f"Here: {settings}"
             )
         if _differ(rows[:, 3]).size:
             self._take_over(variables)
@@ -256,3 +257,12 @@ def described(optimizers):
         )
         for optimizer in optimizers
     )
+
+
+def kinds_of_devices(variables):
+    """Kinds of the devices that variables are on, a string such as "GPU"."""
+    kinds = {
+        tf.DeviceSpec.from_string(plain(variable).device).device_type
+        for variable in variables
+    }
+    return " and ".join(sorted(kinds))

@@ -183,8 +183,16 @@ class Engine:
         """Whether lanes take gradients that are rows of a table."""
         return self.num_workers > 1
 
+    # All workers make each update, to the same bits: on devices of one kind,
+    # which round alike.
+    updates_alike = True
+
     def adopt(self, moment, variables, settings=""):
         """Gives all workers the chief's values; see `Consistency`."""
+        if self.updates_alike and variables:
+            kinds = consistency_lib.kinds_of_devices(variables)
+            on = f"variables on {kinds}"
+            settings = f"{settings}; {on}" if settings else on
         with self.applying():
             self.consistency.adopt(moment, variables, settings)
 

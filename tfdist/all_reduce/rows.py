@@ -113,9 +113,11 @@ class TableSum:
         gathered = self._collectives.gather_rows(
             tf.concat([packed, padding], 0), power, self._name, self._name
         )
-        return self._table(
-            gathered[:, :-1], tf.bitcast(gathered[:, -1], self._id_dtype)
-        )
+        # A GPU adds up in an order of chance, another one on each worker.
+        with tf.device(self._collectives.device):
+            return self._table(
+                gathered[:, :-1], tf.bitcast(gathered[:, -1], self._id_dtype)
+            )
 
     def _densely(self, rows):
         vectors = self._layout.vectors([self._table(rows.values, rows.ids)])

@@ -149,6 +149,7 @@ class PeerEngine(engine_lib.Engine):
     # Updates are vectors.
     takes_rows = False
     sums_own_gradients = True
+    updates_alike = False
 
     def make_lane(self, optimizer, variables, states, have_rows, number):
         """Makes a `PeerLane`; see there."""
