@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist import quiet
 from tfdist.cluster import connection
+from tfdist.cluster import gpus
 from tfdist.cluster import versions
 
 
@@ -47,6 +48,7 @@ def serve(config, seconds):
     Raises:
       OSError: The address cannot be served on.
     """
+    gpus.hide(config)
     start(config)
     logging.info("Ends in %g s.", seconds)
     time.sleep(seconds)

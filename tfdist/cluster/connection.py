@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist import private_tensorflow
 from tfdist import quiet
+from tfdist.cluster import gpus
 from tfdist.cluster import helpers
 from tfdist.cluster import incarnation
 from tfdist.cluster import tf_config
@@ -70,6 +71,7 @@ def connect(config, timeout):
     wait_for_listeners("helper", helpers.addresses(config), timeout)
     helpers.wait(config, timeout)
     _wait_for_servers(config, timeout)
+    gpus.warn_of_helpers(config)
     helpers.keep_in_use(config)
     _connected.add(config)
     return devices

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist import quiet
 from tfdist.cluster import connection
 from tfdist.cluster import environment
+from tfdist.cluster import gpus
 from tfdist.cluster import member_table
 from tfdist.cluster import orphaned_sessions
 from tfdist.cluster import preemption
@@ -61,9 +62,11 @@ def serve(
     Raises:
       ClusterConfigError: Another server keeps its snapshots where this one
         would.
+      RuntimeError: TensorFlow has taken a GPU already.
     """
     preemption.install(exits=False)
     environment.apply_to_server(os.environ)
+    gpus.hide(config)
     with quiet.quietly():  # It logs its session configuration.
         tf.config.experimental_connect_to_cluster(
             tf.train.ClusterSpec({"ps": {config.task_index: config.address}}),

@@ -1,0 +1,59 @@
+"""Servers take no GPU. There is none here: TensorFlow's answers are made up."""
+
+import types
+
+import pytest
+import tensorflow as tf
+
+from tfdist.cluster import ClusterConfig
+from tfdist.cluster import bare_server
+from tfdist.cluster import gpus
+from tfdist.cluster import server
+
+SPEC = {"worker": ["a:1"], "ps": ["b:1"], "helper": ["c:1"]}
+SERVER = ClusterConfig(spec=SPEC, task_type="ps", task_index=0)
+WORKER = ClusterConfig(spec=SPEC, task_type="worker", task_index=0)
+
+
+@pytest.mark.parametrize(
+    "serve",
+    [
+        lambda: server.serve(SERVER, start_timeout=1.0),
+        lambda: bare_server.serve(SERVER, 1.0),
+    ],
+    ids=["server", "bare_server"],
+)
+def test_a_server_that_cannot_do_without_a_gpu_does_not_begin(
+    monkeypatch, serve
+):
+    def set_visible_devices(devices, kind):
+        assert (devices, kind) == ([], "GPU")
+        raise RuntimeError("cannot be modified after being initialized")
+
+    monkeypatch.setattr(tf.config, "set_visible_devices", set_visible_devices)
+    monkeypatch.setattr(server.preemption, "install", lambda exits: None)
+    monkeypatch.setenv("TF_GRPC_DEFAULT_OPTIONS", "")
+    with pytest.raises(RuntimeError, match="task:0 serves .* before .* first"):
+        serve()
+
+
+def test_without_gpus_a_server_may_come_late():
+    tf.constant(0)
+    gpus.hide(SERVER)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "warns"),
+    [((), False), (("helper",), True), (("worker", "helper"), False)],
+    ids=str,
+)
+def test_helpers_gpus_attract_what_has_no_device(
+    monkeypatch, caplog, jobs, warns
+):
+    devices = [
+        types.SimpleNamespace(name=f"/job:{job}/replica:0/task:0/device:GPU:0")
+        for job in jobs
+    ]
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda _: devices)
+    gpus.warn_of_helpers(WORKER)
+    assert ("helper/replica:0/task:0/device:GPU:0" in caplog.text) is warns
