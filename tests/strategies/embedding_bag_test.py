@@ -359,6 +359,15 @@ def test_inputs_are_refused_by_name(case):
         bag(inputs, weights)
 
 
+def test_xla_which_would_not_check_ids_does_not_compile_a_model_with_bags():
+    ids = keras.Input((2,), dtype="int64")
+    bag = EmbeddingBag(keras.layers.Embedding(5, WIDTH))
+    model = keras.Model(ids, bag(ids))
+    with pytest.warns(UserWarning, match="doesn't support"):
+        model.compile("sgd", "mse", jit_compile=True)
+    assert not model.jit_compile
+
+
 def test_arguments_are_refused_by_name():
     table = keras.layers.Embedding(5, WIDTH)
     for combiner in ("max", {"a": "mean", "b": "max"}):

@@ -60,6 +60,8 @@ class EmbeddingBag(keras.layers.Layer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        # XLA leaves assertions out: a negative id would train row 0.
+        self.supports_jit = False
         if not isinstance(embedding, keras.layers.Embedding | DynamicEmbedding):
             raise ValueError(
                 checks.refusal(
@@ -99,7 +101,8 @@ class EmbeddingBag(keras.layers.Layer):
         Raises:
           ValueError: Types or shapes do not fit.
           tf.errors.InvalidArgumentError: An id of a `keras.layers.Embedding`
-            is negative, or weights are in other places than ids.
+            is negative, or weights are in other places than ids. XLA would
+            not check that: Keras compiles no model with this layer.
         """
         if not isinstance(inputs, dict):
             weights = None if weights is None else {"inputs": weights}
