@@ -38,6 +38,15 @@ def sequences(masked=False):
     return tf.constant(x, "float32")
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_chunks_that_may_be_wholly_masked_are_not_given_to_cudnn(masked):
+    model = stacked(keras.layers.LSTM, False, 2, masked)
+    model(sequences(masked))
+    expected = False if masked else "auto"
+    inner = model.get_layer("stack").layers
+    assert [layer.use_cudnn for layer in inner] == [expected] * 2
+
+
 @pytest.mark.parametrize(
     ("kind", "chunks", "return_sequences", "masked"),
     nightly.also(

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tests.placement import zoo
 from tests.placement.graphs import nodes
+import tfdist
 from tfdist import placement
 
 
@@ -194,6 +195,10 @@ def test_a_refused_placement_leaves_the_model_as_it_was():
     for strategy in (
         tf.distribute.OneDeviceStrategy("CPU:0"),
         tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
+        # Without servers, a worker's variables are its strategy's own.
+        tfdist.AllReduceStrategy(),
+        tfdist.PeerToPeerStrategy(),
+        tfdist.GossipStrategy(),
     ):
         with strategy.scope():
             model, where = zoo.build("mlp")

@@ -136,6 +136,25 @@ def _own():
         return tf.DeviceSpec.from_string(tf.zeros([]).device)
 
 
+def of_variable(device, dtype):
+    """The device on which TensorFlow keeps a variable that is made on `device`.
+
+    GPUs have no variables of int32 and of strings: these are on the CPU of the
+    same task.
+
+    Args:
+      device: A full name of a device.
+      dtype: A `tf.DType`.
+
+    Returns:
+      A full name.
+    """
+    spec = tf.DeviceSpec.from_string(device)
+    if spec.device_type == "CPU" or dtype not in (tf.int32, tf.string):
+        return device
+    return spec.replace(device_type="CPU", device_index=0).to_string()
+
+
 def short(device):
     """A device's name as one would say it, such as "GPU:1" or "worker:1/GPU:0".
 

@@ -1,8 +1,10 @@
 """Variables go where the layers are that they belong to."""
 
 import keras
+import tensorflow as tf
 
 from tfdist import private_keras
+from tfdist.placement import devices
 from tfdist.placement import layers
 
 
@@ -15,7 +17,9 @@ def settle(model):
         that uses them is traced.
     """
     model_parts = layers.parts(model)
-    for variable, device in _moves(model_parts, _homes(model_parts)):
+    homes = _homes(model_parts)
+    _settle_kernels(model_parts, homes)
+    for variable, device in _moves(model_parts, homes):
         private_keras.move_variable(variable, device)
     for optimizer in optimizers_of(model):
         if optimizer.built:
@@ -30,15 +34,20 @@ def check(model):
 
     Raises:
       ValueError: It was made under a `tf.distribute` strategy that decides by
-        itself where variables are: any but tfdist's.
+        itself where variables are: any but tfdist's, and those of tfdist whose
+        workers exchange gradients or updates without servers.
     """
     strategy = private_keras.strategy_of(model)
-    extended = type(getattr(strategy, "extended", None))
-    if strategy and not extended.__module__.startswith("tfdist."):
+    module = type(getattr(strategy, "extended", None)).__module__
+    if strategy and (
+        not module.startswith("tfdist.")
+        or module.startswith("tfdist.all_reduce.")
+    ):
         raise ValueError(
             f"Model {model.name!r} belongs to a tf.distribute strategy, "
             f"{type(strategy).__name__}, which decides where its variables "
-            "are: make it without one, or under one of tfdist's."
+            "are: make it without one, or under one of tfdist's with parameter "
+            "servers."
         )
 
 
@@ -63,6 +72,22 @@ def _homes(model_parts):
     return homes
 
 
+def _settle_kernels(model_parts, homes):
+    """Has recurrent layers on CPUs do without cuDNN.
+
+    Keras would take it everywhere if this process has a GPU.
+    """
+    for part in model_parts:
+        home = homes[part.path]
+        if not home or not hasattr(part.layer, "use_cudnn"):
+            continue
+        # What the user has chosen.
+        kept = vars(part.layer)
+        if kept.setdefault("_tfdist_use_cudnn", part.layer.use_cudnn) == "auto":
+            kind = tf.DeviceSpec.from_string(home).device_type
+            part.layer.use_cudnn = False if kind == "CPU" else "auto"
+
+
 def _moves(model_parts, homes):
     """(variable, device) for each variable that is not where it should be.
 
@@ -77,9 +102,12 @@ def _moves(model_parts, homes):
     for claims in owners.values():
         own = [part for part, _ in claims if not _is_in_a_part(part, claims)]
         first = min(own, key=model_parts.index)
-        device = homes[first.path]
         variable = claims[0][1]
-        if device and getattr(variable.value, "device", "") != device:
+        if not homes[first.path]:
+            continue
+        dtype = tf.as_dtype(variable.dtype)
+        device = devices.of_variable(homes[first.path], dtype)
+        if getattr(variable.value, "device", "") != device:
             moves.append((variable, device))
     return moves
 
@@ -105,5 +133,8 @@ def _settle_slots(optimizer, variables):
         if not names or hasattr(slot.value, "move_replica"):
             continue
         home = homes[max(names, key=len)]
-        if home and slot.value.device != home:
+        if not home:
+            continue
+        home = devices.of_variable(home, tf.as_dtype(slot.dtype))
+        if slot.value.device != home:
             private_keras.move_variable(slot, home)

@@ -86,6 +86,10 @@ class RecurrentStack(keras.layers.Layer):
         states = [None] * len(self.layers)
         last = [None] * len(self.layers)
         outputs = []
+        for layer in self.layers:
+            # cuDNN takes no sequence that is wholly masked, as a chunk may be.
+            if mask is not None and hasattr(layer, "use_cudnn"):
+                layer.use_cudnn = False
         for begin, end in zip(bounds, bounds[1:], strict=False):
             chunk = inputs[:, begin:end]
             chunk_mask = None if mask is None else mask[:, begin:end]
