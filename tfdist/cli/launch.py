@@ -8,6 +8,7 @@ import shutil
 import tempfile
 
 from tfdist.cli import capacity
+from tfdist.cli import gpus
 from tfdist.cli import isolation
 from tfdist.cli import launch_flags
 from tfdist.cli import output
@@ -109,9 +110,11 @@ def main(argv: Sequence[str]) -> int:
                     prefix="tfdist-snapshots-", ignore_cleanup_errors=True
                 )
             )
+        of_tasks = _gpus(os.environ, extra, cluster.tasks, report)
         groups: list[list[Task]] = [[] for _ in range(values.num_groups)]
         for number, task in enumerate(cluster.tasks):
             environ = _environment(os.environ, extra, task.tf_config)
+            environ.update(of_tasks.get(task.label, {}))
             if snapshots is not None:
                 environ[environment.SNAPSHOT_DIR] = os.path.join(
                     snapshots, f"group-{task.group or 0}"
@@ -150,6 +153,24 @@ def main(argv: Sequence[str]) -> int:
         if not status and log_dir and not values.log_dir:
             shutil.rmtree(log_dir, ignore_errors=True)
         return status
+
+
+def _gpus(
+    environ: Mapping[str, str],
+    extra: Mapping[str, str],
+    tasks: Sequence[LocalTask],
+    report: RunReport,
+) -> dict[str, dict[str, str]]:
+    """Returns, by label of a task, what its environment says of GPUs."""
+    found = gpus.visible(environ)
+    if not found or gpus.VARIABLE in extra:
+        return {}
+    of_tasks = gpus.shares(tasks, found)
+    report.say(gpus.described(of_tasks))
+    return {
+        label: {gpus.VARIABLE: ",".join(names)}
+        for label, names in of_tasks.items()
+    }
 
 
 def _status_path(directory: str, task: LocalTask) -> str | None:
