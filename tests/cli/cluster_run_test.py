@@ -190,6 +190,26 @@ def test_a_worker_is_not_started_again_where_all_it_needs_has_ended(
     assert run.is_over and tasks[1].starts == 1
 
 
+@pytest.mark.parametrize("fail_fast", [True, False])
+def test_without_servers_workers_that_still_save_may_end_by_themselves(
+    clock, fail_fast
+):
+    """One fails as its process ends, when another one is done already."""
+    tasks = [StandIn(0), StandIn(1), StandIn(2)]
+    run, said = started(tasks, max_restarts=3, fail_fast=fail_fast)
+    end(run, tasks[2], 0)
+    end(run, tasks[1], 139)
+    if fail_fast:
+        assert run.phase == RunPhase.ENDING
+        return
+    assert said[-1].endswith(
+        "worker 2 is done; the others go on without it: 139"
+    )
+    assert run.next_time == float("inf")
+    end(run, tasks[0], 0)
+    assert run.is_over and tasks[0].got == []
+
+
 def test_servers_are_told_to_end_where_a_worker_does_not(clock):
     tasks = [Server(), StandIn(0)]
     run, _ = started(tasks, terminate_seconds=16.0)

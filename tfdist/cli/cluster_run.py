@@ -14,6 +14,7 @@ import enum
 import signal
 import time
 
+from tfdist.cli import run_report
 from tfdist.cli.control_socket import RefusedError
 from tfdist.cli.failure import Cause
 from tfdist.cli.output import OutputStream
@@ -250,15 +251,6 @@ class ClusterRun:
             )
         self.go_on(RunPhase(self.phase + 1))
 
-    def _end(self) -> None:
-        """Gives the tasks of a run that has failed some time to end."""
-        self._has_failed = True
-        if self.phase == RunPhase.RUNNING:
-            seconds = self._limits.grace_seconds
-            if seconds and not self._only_servers_run:
-                self._report.say(f"{self._names()}: {seconds:g} s left to end")
-            self.go_on(RunPhase.ENDING)
-
     def go_on(self, phase: RunPhase) -> None:
         """Enters a later phase, or that of now once more.
 
@@ -301,16 +293,9 @@ class ClusterRun:
     def _on_end(self, task: Task, status: int) -> None:
         """Decides what the end of a task means."""
         self._report.say(*task.finish(self._guard))
-        what = f"{task.label} exited with status {status}"
-        if status > 128 and status - 128 in set(signal.Signals):
-            name = signal.Signals(status - 128).name
-            what = f"{task.label} was ended by {name} (status {status})"
-            if name == "SIGKILL":
-                what += ", as by the system when memory runs out"
         cause = task.cause(status) if status else None
         cannot_start = cause is not None and cause.is_final
-        if cause is not None:
-            what += f": {cause}"
+        what = run_report.end_of(task.label, status, cause)
         was_leaving = self._leaving.pop(task, None) is not None
         if self.phase >= RunPhase.TERMINATING:
             return
@@ -323,7 +308,7 @@ class ClusterRun:
             self._fail(task, status, what)
         elif missing := self._needed_and_done(task):
             what += f"; it cannot train again: {missing} is done"
-            self._fail(task, status, what)
+            self._fail(task, status, what, goes_on=self._others_have_trained)
         elif self._is_excused(task, cause):
             self._excused[task] += 1
             self._report.say(
@@ -348,9 +333,7 @@ class ClusterRun:
         elif self._others_go_on(task) and (
             task.is_evaluator or not cannot_start
         ):
-            self._has_failed = True
-            what += "; the others go on without it"
-            self._report.fail(status, what, task.log_path)
+            self._fail(task, status, what, goes_on=True)
         else:
             if cannot_start and self._limits.max_restarts:
                 what += ", which no restart would change"
@@ -407,6 +390,14 @@ class ClusterRun:
         )
 
     @property
+    def _others_have_trained(self) -> bool:
+        """Whether tasks run that need neither servers nor each other now.
+
+        Without servers, once one worker is done, the others at most save.
+        """
+        return any(self.running) and not any(t.is_server for t in self._tasks)
+
+    @property
     def _only_servers_run(self) -> bool:
         """Whether nobody trains any more, nor will."""
         return all(
@@ -421,9 +412,18 @@ class ClusterRun:
         if task.is_wanted and self.phase == RunPhase.RUNNING:
             self._start(task)
 
-    def _fail(self, task: Task, status: int, why: str) -> None:
+    def _fail(
+        self, task: Task, status: int, why: str, *, goes_on: bool = False
+    ) -> None:
+        """Notes a failure; gives the others some time, or lets them go on."""
+        why += "; the others go on without it" if goes_on else ""
         self._report.fail(status, why, task.log_path)
-        self._end()
+        self._has_failed = True
+        if self.phase == RunPhase.RUNNING and not goes_on:
+            seconds = self._limits.grace_seconds
+            if seconds and not self._only_servers_run:
+                self._report.say(f"{self._names()}: {seconds:g} s left to end")
+            self.go_on(RunPhase.ENDING)
 
     def _terminate_servers(self) -> None:
         self._servers_due = float("inf")

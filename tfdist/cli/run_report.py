@@ -1,5 +1,8 @@
 """The launcher's messages, and the exit status of a run."""
 
+import signal
+
+from tfdist.cli.failure import Cause
 from tfdist.cli.output import OutputStream
 
 
@@ -43,3 +46,20 @@ class RunReport:
             if output is not None:
                 self.first_failure += f"; output: {output}"
         self.say(why)
+
+
+def end_of(label: str, status: int, cause: Cause | None) -> str:
+    """Returns how a task has ended, for the user.
+
+    Args:
+        label: the task's.
+        status: its exit status, 128 + n for signal n.
+        cause: why, where the task has said so.
+    """
+    what = f"{label} exited with status {status}"
+    if status > 128 and status - 128 in set(signal.Signals):
+        name = signal.Signals(status - 128).name
+        what = f"{label} was ended by {name} (status {status})"
+        if name == "SIGKILL":
+            what += ", as by the system when memory runs out"
+    return what if cause is None else f"{what}: {cause}"
