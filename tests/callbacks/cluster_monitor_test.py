@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
+import threading
 
 import keras
 import numpy as np
@@ -17,6 +18,7 @@ from tests.multi_process import scripts
 import tfdist
 from tfdist.callbacks import ClusterMonitor
 from tfdist.callbacks import cluster_monitor
+from tfdist.cluster import preemption
 from tfdist.runtime.exchange import journal as journal_lib
 from tfdist.runtime.exchange.journal import ExchangeRecord
 
@@ -121,6 +123,28 @@ def test_every_step_is_a_line(model, tmp_path):
     assert times == sorted(times)
     # Seconds since training began, not since the epoch.
     assert 0 < times[0] < times[-1] < 120.0
+
+
+def test_a_worker_that_got_sigterm_leaves_its_figures_and_trains_on(
+    model, monkeypatch
+):
+    """With `on_preemption="note"` only a script that looks leaves early."""
+    monkeypatch.setattr(preemption, "_received", threading.Event())
+    monkeypatch.setattr(preemption._settings, "is_leaving", False)
+    published, publish = [], model.distribute_strategy.publish
+    monkeypatch.setattr(
+        model.distribute_strategy,
+        "publish",
+        lambda topic, content: (
+            published.append(topic),
+            publish(topic, content),
+        ),
+    )
+    preemption._received.set()
+    fit(model, ClusterMonitor(verbose=0), batches=2)
+    # At once, after the epoch and at the end.
+    assert published.count("figures") == 3
+    assert not preemption.is_leaving()
 
 
 def test_lines_are_written_while_it_trains(model, tmp_path):

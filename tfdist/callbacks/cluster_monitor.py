@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist import private_keras_calls
 from tfdist.callbacks import summary as summary_lib
+from tfdist.cluster import preemption
 
 # A worker keeps its last 8,192 exchanges: it writes them before that.
 _MOST_EXCHANGES = 4096
@@ -140,7 +141,8 @@ class ClusterMonitor(keras.callbacks.Callback):
         ):
             self._written_at = batch
             self._record()
-        if self._strategy.preempted and not self._leaves:
+        # Not `strategy.preempted`: with that the script itself looks.
+        if preemption.received() and not self._leaves:
             # `fit` may end here, and not by `on_train_end`.
             self._leaves = True
             self._report()
