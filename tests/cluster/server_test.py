@@ -84,7 +84,8 @@ def test_under_a_launcher_a_server_waits_for_its_word(
     life.events[40.0] = lambda: life.put(1, FAILED)
     life.events[41.0] = (tmp_path / "end").touch
     assert end_of(life) == 0
-    assert 41.0 <= life.now < 43.0
+    # Nobody is left who would miss it a little longer.
+    assert 41.0 <= life.now <= 41.25
 
 
 @pytest.mark.parametrize("state, status", [(FINISHED, 0), (FAILED, 143)])

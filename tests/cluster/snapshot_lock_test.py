@@ -1,7 +1,9 @@
 """One process at a time keeps a server's snapshots in a directory."""
 
 import fcntl
+import logging
 import os
+import stat
 
 import pytest
 
@@ -26,14 +28,43 @@ def test_a_second_holder_is_refused_until_the_first_is_gone(
     os.close(snapshot_lock.hold(directory, SERVER))
 
 
-def test_where_there_can_be_no_lock_servers_go_on_without(
+def test_a_lock_that_its_holder_removes_meanwhile_is_none(
     tmp_path, monkeypatch
+):
+    """Else two servers that begin as a third one ends both had one."""
+    directory = tmp_path / "ps-0-of-1"
+    first = snapshot_lock.hold(directory, SERVER)
+    flock, waits = fcntl.flock, []
+
+    def flock_late(descriptor, operation):
+        if not waits:
+            waits.append(descriptor)
+            snapshot_lock.remove(directory)
+            os.close(first)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_late)
+    second = snapshot_lock.hold(directory, SERVER)
+    assert waits
+    monkeypatch.setattr(snapshot_lock, "_MOST_SECONDS", 0.0)
+    with pytest.raises(ClusterConfigError):
+        snapshot_lock.hold(directory, SERVER)
+    os.close(second)
+
+
+def test_where_there_can_be_no_lock_servers_go_on_without_and_say_so(
+    tmp_path, monkeypatch, caplog
 ):
     (tmp_path / "file").touch()
     assert snapshot_lock.hold(tmp_path / "file" / "ps", SERVER) is None
 
     def refuse(descriptor, operation):
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        assert flags & os.O_ACCMODE == os.O_RDWR, "NFS needs that"
+        assert not stat.S_ISDIR(os.fstat(descriptor).st_mode)
         raise OSError("no locks here")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    assert snapshot_lock.hold(tmp_path / "ps", SERVER) is None
+    with caplog.at_level(logging.WARNING):
+        assert snapshot_lock.hold(tmp_path / "ps", SERVER) is None
+    assert "no locks here" in caplog.text

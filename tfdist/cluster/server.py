@@ -97,7 +97,7 @@ def serve(
             every=snapshot_every,
         )
     if kept is not None:
-        snapshot_lock.hold(kept.directory, config.task_name)
+        lock = snapshot_lock.hold(kept.directory, config.task_name)
         kept.restore()
     table = member_table.MemberTable(device, names)
     # Now workers begin to talk to this server.
@@ -113,6 +113,8 @@ def serve(
     status = _wait_for_end(config, table, start_timeout)
     if kept is not None and status == 0:
         kept.finish()
+        if lock is not None:
+            snapshot_lock.remove(kept.directory)
     if kept is not None and status == _TERMINATED_STATUS:
         # For its next life: nothing that it has applied is lost.
         kept.write()
@@ -156,11 +158,12 @@ def _wait_for_end(config, table, timeout):
     else:
         logging.info("%s: training is over.", config.task_name)
     # A worker that takes leave of its runtime would wait some seconds for a
-    # server that has gone before it.
-    has_helpers = "helper" in config.spec
-    time.sleep(
-        _FAREWELL_TO_HELPERS_SECONDS if has_helpers else _FAREWELL_SECONDS
-    )
+    # server that has gone before it. A launcher has seen all of them end.
+    if not says:
+        has_helpers = "helper" in config.spec
+        time.sleep(
+            _FAREWELL_TO_HELPERS_SECONDS if has_helpers else _FAREWELL_SECONDS
+        )
     return 0
 
 

@@ -20,38 +20,69 @@ _POLL_SECONDS = 0.1
 def hold(directory, name):
     """Takes the lock, which ends with this process.
 
+    It is on a file beside the directory: on NFS directories have no locks, and
+    files only for who may write to them.
+
     Args:
-      directory: `pathlib.Path` of one server's snapshots; made if need be.
+      directory: `pathlib.Path` of one server's snapshots; the one above it is
+        made if need be.
       name: Name of the server.
 
     Returns:
-      A file descriptor, which has to stay open; None where the directory cannot
-      be made, or its file system has no locks.
+      A file descriptor, which has to stay open; None where the file cannot be
+      made, or its file system has no locks.
 
     Raises:
       ClusterConfigError: Another process has held the lock for 10 s.
     """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory, os.O_RDONLY)
-    except OSError:
-        return None  # The first snapshot fails, and says why.
+    path = _path(directory)
     end = time.monotonic() + _MOST_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except BlockingIOError:
-            if time.monotonic() > end:
-                os.close(descriptor)
-                raise ClusterConfigError(
-                    "Argument `snapshot_dir` of FaultTolerance must be a "
-                    "directory of one cluster alone. Received: snapshot_dir="
-                    f"{str(directory.parent)!r}, where another process keeps "
-                    f"the snapshots of {name}."
-                ) from None
-        except OSError as error:
-            logging.info("No lock on %s: %s", directory, error)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            if _took(descriptor, path):
+                return descriptor
             os.close(descriptor)
-            return None
-        time.sleep(_POLL_SECONDS)
+            if time.monotonic() > end:
+                break
+            time.sleep(_POLL_SECONDS)
+    except OSError as error:
+        logging.warning(
+            "%s has no lock on %s, and would not notice a server of another "
+            "cluster that keeps its snapshots there, too: %s",
+            name,
+            directory,
+            error,
+        )
+        return None
+    raise ClusterConfigError(
+        "Argument `snapshot_dir` of FaultTolerance must be a directory of one "
+        f"cluster alone. Received: snapshot_dir={str(directory.parent)!r}, "
+        f"where another process keeps the snapshots of {name}."
+    )
+
+
+def remove(directory):
+    """Removes the file of a lock that this process holds.
+
+    Args:
+      directory: As for `hold`; gone already.
+    """
+    _path(directory).unlink(missing_ok=True)
+
+
+def _path(directory):
+    return directory.with_name(f"{directory.name}.lock")
+
+
+def _took(descriptor, path):
+    """Whether an open file is locked now, and is still the one at `path`."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except OSError:
+        os.close(descriptor)
+        raise
