@@ -12,9 +12,9 @@ from tfdist.cli import cluster_run
 from tfdist.cli import failure
 from tfdist.cli import supervisor
 from tfdist.cli.cluster_run import ClusterRun
-from tfdist.cli.cluster_run import Limits
 from tfdist.cli.cluster_run import RunPhase
 from tfdist.cli.control_socket import RefusedError
+from tfdist.cli.limits import Limits
 
 KILLED = 128 + signal.SIGKILL
 
@@ -303,6 +303,22 @@ class Evaluator(StandIn):
     def __init__(self):
         super().__init__()
         self.label, self.worker, self.is_evaluator = "evaluator 0", None, True
+
+
+def test_an_evaluator_is_told_when_no_worker_runs_or_will(clock):
+    """Before the servers, whose values it evaluates."""
+    tasks = [Server(), StandIn(0), StandIn(1), Evaluator()]
+    run, _ = started(tasks, max_restarts=1)
+    end(run, tasks[1], 0)
+    # In the table of members `sys.exit(1)` looks as if it had finished.
+    end(run, tasks[2], 1)
+    assert tasks[3].got == []
+    clock.now += 0.5
+    run.look_at_time()
+    end(run, tasks[2], 0)
+    assert (tasks[3].got, tasks[0].got) == (["end"], [])
+    end(run, tasks[3], 0)
+    assert tasks[0].got == ["end"]
 
 
 @pytest.mark.parametrize("is_final", [True, False])

@@ -1,4 +1,4 @@
-"""`strategy.barrier()`: who is waited for, from the table of members."""
+"""Barriers and the end of training: who is waited for, by table of members."""
 
 import types
 
@@ -47,6 +47,23 @@ def test_who_is_lost_is_not_waited_for_as_soon_as_servers_say_so(monkeypatch):
         strategy = Strategy(silent_for)
         strategy._meet()
         assert strategy.reads == reads
+
+
+def test_an_evaluator_under_a_launcher_waits_for_its_word(
+    monkeypatch, tmp_path
+):
+    """A worker that has ended with `sys.exit(1)` is started again."""
+    strategy = Strategy(0.0)
+    finished = MemberState.FINISHED
+    rows = [Member("/job:worker/task:0", finished, 0.0, 1)]
+    strategy._membership = types.SimpleNamespace(read=lambda: rows)
+    strategy._connected_at = strategy._start_timeout = 0.0
+    strategy._cluster = types.SimpleNamespace(initial_workers=None)
+    assert strategy.training_is_over()
+    monkeypatch.setenv("TFDIST_END_FILE", str(tmp_path / "end"))
+    assert not strategy.training_is_over()
+    (tmp_path / "end").touch()
+    assert strategy.training_is_over()
 
 
 @pytest.mark.parametrize("eagerly", [False, True])

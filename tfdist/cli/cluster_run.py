@@ -9,7 +9,6 @@ itself.
 
 import collections
 from collections.abc import Sequence
-import dataclasses
 import enum
 import signal
 import time
@@ -17,6 +16,7 @@ import time
 from tfdist.cli import run_report
 from tfdist.cli.control_socket import RefusedError
 from tfdist.cli.failure import Cause
+from tfdist.cli.limits import Limits
 from tfdist.cli.output import OutputStream
 from tfdist.cli.run_report import RunReport
 from tfdist.cli.task import Guard
@@ -41,32 +41,6 @@ class RunPhase(enum.IntEnum):
     TERMINATING = 2
     KILLING = 3
     ABANDONED = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Limits of a run: restarts, times and numbers of workers.
-
-    Attributes:
-        max_restarts: how often each task that fails is started again.
-        fail_fast: whether the first failure ends the run, and nothing is
-            started again.
-        grace_seconds: how long tasks may end by themselves.
-        terminate_seconds: how long they have between SIGTERM and SIGKILL.
-        leave_seconds: how long a worker that is not wanted any more has
-            between SIGTERM and SIGKILL.
-        min_workers: how many workers there are at least; 1 where there is no
-            chief.
-        timeout: seconds for the whole run; 0 for no limit.
-    """
-
-    max_restarts: int = 0
-    fail_fast: bool = False
-    grace_seconds: float = 10.0
-    terminate_seconds: float = 15.0
-    leave_seconds: float = 30.0
-    min_workers: int = 1
-    timeout: float = 0.0
 
 
 class ClusterRun:
@@ -338,15 +312,21 @@ class ClusterRun:
             if cannot_start and self._limits.max_restarts:
                 what += ", which no restart would change"
             self._fail(task, status, what)
+        if self.phase == RunPhase.RUNNING:
+            self._tell_end()
         if self._only_servers_run:
-            if self.phase == RunPhase.RUNNING:
-                for server in self.running:
-                    server.tell_end()
             if self._has_failed:
                 # They would wait for those that failed to come back.
                 self.go_on(RunPhase.TERMINATING)
             elif self.phase == RunPhase.RUNNING:
                 self.go_on(RunPhase.ENDING)
+
+    def _tell_end(self) -> None:
+        """Tells an evaluator when nobody trains any more, and then servers."""
+        left = [t for t in (*self.running, *self._restarts) if not t.is_server]
+        if all(task.is_evaluator for task in left):
+            for task in left or self.running:
+                task.tell_end()
 
     def _needed_and_done(self, task: Task) -> str:
         """Returns the tasks that a task needs, and that have ended for good.

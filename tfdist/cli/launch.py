@@ -14,7 +14,7 @@ from tfdist.cli import launch_flags
 from tfdist.cli import output
 from tfdist.cli import shown_output
 from tfdist.cli import usage
-from tfdist.cli.cluster_run import Limits
+from tfdist.cli.limits import Limits
 from tfdist.cli.local_cluster import LocalCluster
 from tfdist.cli.local_cluster import LocalTask
 from tfdist.cli.run_report import RunReport
@@ -181,8 +181,8 @@ def _status_path(directory: str, task: LocalTask) -> str | None:
 
 
 def _end_path(directory: str, task: LocalTask) -> str | None:
-    """Returns the file that tells a server that training is over."""
-    if task.job not in ("ps", "helper"):
+    """Returns the file that tells a task that all workers have ended."""
+    if task.job not in ("ps", "helper", "evaluator"):
         return None
     return os.path.join(directory, f"{task.label.replace(' ', '-')}-ends")
 

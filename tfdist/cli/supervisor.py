@@ -20,9 +20,9 @@ import time
 from tfdist.cli import control_socket
 from tfdist.cli import launched_status
 from tfdist.cli.cluster_run import ClusterRun
-from tfdist.cli.cluster_run import Limits
 from tfdist.cli.cluster_run import RunPhase
 from tfdist.cli.descendants import Descendants
+from tfdist.cli.limits import Limits
 from tfdist.cli.output import OutputStream
 from tfdist.cli.run_report import RunReport
 from tfdist.cli.task import Guard

@@ -93,7 +93,8 @@ class Task:
         restarts: how often it was started again.
         log_path: the file of its output, if there is one.
         status_path: the file in which a worker tells how it trains.
-        end_path: the file that tells a server that training is over.
+        end_path: the file that tells a server or an evaluator that training is
+            over.
         line_filter: which of its lines are shown.
     """
 
@@ -270,7 +271,7 @@ class Task:
             self._process.send_signal(signal.SIGTERM)
 
     def tell_end(self) -> None:
-        """Tells a server that training is over: no worker starts again."""
+        """Tells the process that training is over: no worker starts again."""
         if self.end_path:
             # On a full disk, say: SIGTERM follows.
             with contextlib.suppress(OSError):

@@ -17,8 +17,8 @@ SNAPSHOT_DIR = "TFDIST_SNAPSHOT_DIR"
 SNAPSHOT_EVERY = "TFDIST_SNAPSHOT_EVERY"
 # Set by it, too: the file of `tfdist.cluster.status_file`.
 STATUS_FILE = "TFDIST_STATUS_FILE"
-# And for servers and helpers: the file that is there when all workers have
-# ended, and none will be started again.
+# And for servers, helpers and the evaluator: the file that is there when all
+# workers have ended, and none will be started again.
 END_FILE = "TFDIST_END_FILE"
 _CHANNELS = "TF_GRPC_DEFAULT_OPTIONS"
 _KEEPALIVE = "grpc.keepalive_time_ms=5000"

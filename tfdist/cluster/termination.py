@@ -72,7 +72,7 @@ def launcher_says(environ):
     worker that has ended with `sys.exit(1)` looks like one that has finished.
 
     Args:
-      environ: The environment of a server or a helper.
+      environ: The environment of a server, a helper or an evaluator.
 
     Returns:
       A bool; None where another one has started this process.

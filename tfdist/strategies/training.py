@@ -60,8 +60,9 @@ class TrainingMixin:
         """Whether all workers have finished.
 
         Once one has, a worker that has not been seen for a minute is not
-        waited for. Where there are no servers, as soon as this worker has
-        seen the end of training (`barrier`).
+        waited for. On an evaluator under `tfdist launch`, once no worker's
+        process runs, nor is started again. Where there are no servers, as
+        soon as this worker has seen the end of training (`barrier`).
 
         Raises:
           TimeoutError: No worker has finished, and none has been seen for
@@ -69,13 +70,16 @@ class TrainingMixin:
         """
         if self._membership is None:
             return not self._runtime.local.is_open()
-        return termination.is_over(
+        says = termination.launcher_says(os.environ)
+        over = says or termination.is_over(
             self._runtime.call(self._membership.read),
             known_for=time.monotonic() - self._connected_at,
             patience=self._start_timeout,
             lost_after=member_table.LOST_AFTER_SECONDS,
             initial_workers=self._cluster.initial_workers,
         )
+        # Under a launcher a worker that failed may be started again.
+        return over and says is not False
 
     @property
     def data_shares(self) -> int | None:
