@@ -84,9 +84,26 @@ def test_ids_of_dynamic_tables_are_looked_at_when_they_come(
     if unknown is not None:
         with pytest.raises(
             tf.errors.InvalidArgumentError,
-            match="dynamic table .*items.* cast to",
+            match="dynamic table .*items.* on the way",
         ):
             look_up(tf.constant([1, unknown], types[0]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_buckets_of_a_dynamic_table_may_be_computed_in_float64(dtype):
+    @tf.function
+    def look_up(x):
+        ids = tf.cast(tf.floor(tf.cast(x, dtype) * 1e5), "int64")
+        return rounded_ids.checked(ids, "items")
+
+    x = tf.constant([500.0])  # Bucket 50,000,000 is above 2^24.
+    if dtype == "float64":
+        assert look_up(x).numpy().tolist() == [50_000_000]
+    else:
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="computed in float64"
+        ):
+            look_up(x)
 
 
 def test_model_that_rounds_ids_of_a_dynamic_table_is_refused():

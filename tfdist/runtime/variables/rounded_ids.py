@@ -100,8 +100,9 @@ def _assert(ids, bound, dtype, name):
         [
             f"Ids of the dynamic table {name!r} must be of one type all the "
             "way from the data to the look-up: begin the model with "
-            "keras.Input(shape, dtype='int64'), and make the data integers. "
-            f"They were cast to {dtype.name}, which does not tell all "
+            "keras.Input(shape, dtype='int64'), and make the data integers; "
+            "ids that are computed from floats must be computed in float64. "
+            f"They were {dtype.name} on the way, which does not tell all "
             f"integers from {bound:,} on apart. Received:",
             tf.boolean_mask(ids, ~fits),
         ],
