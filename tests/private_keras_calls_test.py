@@ -246,7 +246,7 @@ def test_the_first_step_of_an_epoch_is_known(model):
     assert not private_keras_calls.is_first_step_of_epoch()
 
 
-def test_the_epoch_and_the_first_one_are_known(model):
+def test_the_epoch_the_first_one_and_their_number_are_known(model):
     seen = []
 
     class Looks(keras.callbacks.Callback):
@@ -258,12 +258,13 @@ def test_the_epoch_and_the_first_one_are_known(model):
                 (
                     private_keras_calls.initial_epoch_of(frame),
                     private_keras_calls.epoch_of(frame),
+                    private_keras_calls.epochs_of(frame),
                 )
             )
 
     looks = [Looks()]
     model.fit(X, Y, initial_epoch=1, epochs=3, callbacks=looks, verbose=0)
-    assert sorted(set(seen)) == [(1, 1), (1, 2)]
+    assert sorted(set(seen)) == [(1, 1, 3), (1, 2, 3)]
 
 
 def test_the_fit_under_way_is_found(model):

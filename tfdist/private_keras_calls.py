@@ -189,6 +189,11 @@ def initial_epoch_of(call):
     return call.f_locals.get("initial_epoch") or 0
 
 
+def epochs_of(call):
+    """Returns the argument `epochs` of a frame of `fit`, 1 without."""
+    return call.f_locals.get("epochs", 1)
+
+
 def epoch_of(call):
     """Returns the epoch, from 0, that a frame of `fit` is in."""
     return call.f_locals.get("epoch") or 0

@@ -154,9 +154,12 @@ def test_where_a_worker_goes_on(worker, rows, former, expected):
 class Frame:
     """Of a call of `fit` in its first step."""
 
-    def __init__(self, model, callbacks=None, initial_epoch=0, epoch=0):
+    def __init__(
+        self, model, callbacks=None, initial_epoch=0, epoch=0, epochs=9
+    ):
         self.f_locals = {
             "self": model,
+            "epochs": epochs,
             "callbacks": callbacks,
             "initial_epoch": initial_epoch,
             "epoch": epoch,
@@ -202,6 +205,15 @@ def test_an_epoch_of_which_nothing_is_left_is_left_out():
 def test_data_is_left_out_from_the_users_first_epoch_on():
     model = keras.Sequential()
     assert begun(model, position(), initial_epoch=3) == ((1, 7), 4)
+
+
+def test_all_epochs_of_a_call_that_is_over_are_left_out_of_its_data():
+    """A `PyDataset` that shuffles itself is what the next call has, too."""
+    model, made = keras.Sequential(), position()
+    made._turns.position = lambda number: OVER
+    left_out, first = begun(model, made, initial_epoch=2, epochs=6)
+    assert (left_out, made.is_over) == ((4, 0), True)
+    assert first >= 6  # Keras trains on none.
 
 
 def test_a_worker_that_is_there_for_the_first_time_leaves_nothing_out():

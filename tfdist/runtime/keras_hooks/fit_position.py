@@ -37,7 +37,7 @@ class FitPosition:
         self.reads_backup = self.reads_checkpoint = self.is_over = False
         # Where the call that is beginning goes on.
         self._start = _START
-        self._first_epoch = 0
+        self._first_epoch, self._end_epoch = 0, 0
         # The first call that was not over when this process came to it; None
         # so far.
         self._first_call = None
@@ -58,6 +58,7 @@ class FitPosition:
         self._release()
         self._start, self._left_out = _START, 0
         self._first_epoch = private_keras_calls.initial_epoch_of(frame)
+        self._end_epoch = private_keras_calls.epochs_of(frame)
         callbacks = _listed(private_keras_calls.callbacks_of(frame))
         self.reads_backup = any(map(_is_backup, callbacks))
         self.reads_checkpoint = any(
@@ -118,7 +119,8 @@ class FitPosition:
         self._set_on = weakref.ref(model)
         if self._start == fit_progress.OVER:
             logging.info("The others have ended this call of fit.")
-            return _START
+            # The next call may go on where all of its epochs have left data.
+            return max(0, self._end_epoch - self._first_epoch), 0
         logging.info("Goes on at epoch %d, batch %d.", epoch + 1, batch + 1)
         return max(0, epoch - self._first_epoch), batch
 
