@@ -258,6 +258,7 @@ def test_who_does_not_leave_is_killed_and_comes_back_if_wanted(clock):
 def test_a_worker_that_has_used_up_its_restarts_can_be_asked_for(clock):
     tasks = [Server(), StandIn(0), StandIn(1)]
     run, _ = started(tasks, max_restarts=1)
+    run._excused[tasks[2]] = 4  # As often as its helper had failed.
     end(run, tasks[2], KILLED)
     # It comes back anyway.
     assert run.scale(2) == "2 workers already"
@@ -266,6 +267,7 @@ def test_a_worker_that_has_used_up_its_restarts_can_be_asked_for(clock):
     end(run, tasks[2], KILLED)
     assert run.scale(2) == "worker 1 started"
     assert (tasks[2].starts, tasks[2].restarts) == (3, 0)
+    assert run._excused[tasks[2]] == 0
     assert run.scale(2) == "2 workers already"
     end(run, tasks[2], 0)
     assert run.scale(2) == "2 workers already"

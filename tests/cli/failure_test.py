@@ -67,7 +67,7 @@ FAILURES = {
     ),
     "errors that end nothing": (
         """
-        import atexit, threading
+        import atexit, ctypes, threading
         class Late:
             def __del__(self):
                 try:
@@ -81,9 +81,10 @@ FAILURES = {
         thread.start()
         thread.join()
         atexit.register(fail)
+        atexit.register(ctypes.CFUNCTYPE(None)(fail))
         raise OSError("no space")
         """,
-        "OSError: no space ({}:16, in <module>)",
+        "OSError: no space ({}:17, in <module>)",
     ),
     "an error after one of a thread": (
         """

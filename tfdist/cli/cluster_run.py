@@ -168,7 +168,7 @@ class ClusterRun:
         if task in self._restarts:
             return ""
         # It was not started, has left, or has used up its restarts.
-        task.restarts = 0
+        task.restarts = self._excused[task] = 0
         self._start(task)
         return f"{task.label} started"
 

@@ -37,9 +37,9 @@ _CANNOT_RUN = re.compile(
     rb"|Error while finding module .*)"
 )
 # What Python says before an error that ends nothing: of `__del__`, of another
-# thread, of an `atexit` function.
+# thread, of an `atexit` function, of a callback of `ctypes`.
 _ASIDE = re.compile(
-    rb"Exception ignored (in|while)\b|Exception in thread \S"
+    rb"Exception ignored (in|on|while)\b|Exception in thread \S"
     rb"|Error in atexit\._run_exitfuncs:"
 )
 _FAULT = re.compile(rb"Fatal Python error: .*")
