@@ -25,6 +25,12 @@ def adam():
     return changed
 
 
+def ftrl():
+    changed = model()
+    changed.compile("ftrl", "sparse_categorical_crossentropy")
+    return changed
+
+
 def scheduled():
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     changed = model()

@@ -352,10 +352,14 @@ def test_a_server_that_takes_no_time_is_not_what_is_measured(own):
         parsed("--server_ms=0", f"--model={own}:model", f"--data={own}:pair")
 
 
-def test_an_optimizer_that_does_not_fit_is_refused(own):
-    made = model_and_data(*own_flags(own, "adam"))
-    with pytest.raises(usage.UsageError, match="--strategy: 'dana' does not"):
-        method_checks.check("strategy", ["dana"], [2], made)
+@pytest.mark.parametrize(
+    ("model", "method"), [("adam", "dana"), ("ftrl", "peer_to_peer")]
+)
+def test_an_optimizer_that_does_not_fit_is_refused(model, method, own):
+    made = model_and_data(*own_flags(own, model))
+    message = f"--strategy: '{method}' does not fit the model"
+    with pytest.raises(usage.UsageError, match=message):
+        method_checks.check("strategy", [method], [2], made)
 
 
 def test_tensorflow_waits_until_it_is_needed():

@@ -5,7 +5,11 @@ import pytest
 import tensorflow as tf
 
 from tests.simulation import quadratic
+from tests.simulation.comparison_test import small_data
+from tests.simulation.comparison_test import small_model
 from tfdist import simulation
+from tfdist.correction import DANA
+from tfdist.simulation import comparison
 
 
 class OwnStep(keras.Model):
@@ -148,3 +152,99 @@ def test_what_servers_refuse_is_refused_here(strategy):
             num_workers=2,
             batch_size=4,
         )
+
+
+def _constrained_softmax(learning_rate=None, momentum=0.0):
+    """What `compare` takes as `model_fn_of`."""
+
+    def model_fn():
+        model = small_model(learning_rate, momentum)()
+        model.trainable_variables[0].constraint = keras.constraints.NonNeg()
+        return model
+
+    return model_fn
+
+
+WRONG = {
+    "twice": ({"strategies": ["sync", "sync"]}, "each once"),
+    "no_workers": ({"num_workers": []}, "`num_workers` must have at least one"),
+    "too_many": ({"num_workers": [9]}, "8 batches of 8 for num_workers=9"),
+    "backup": (
+        {"strategies": ["async", "backup_workers:backup_workers=2"]},
+        "'backup_workers:backup_workers=2' does not fit num_workers=2",
+    ),
+    "optimizer": (
+        {
+            "strategies": [DANA()],
+            "model_fn_of": lambda *_: small_model(0.1, 0.5),
+        },
+        "does not fit the model",
+    ),
+    "constraints": (
+        {"strategies": ["async", "sync"], "model_fn_of": _constrained_softmax},
+        "'sync' does not fit the model: Methods whose updates are means",
+    ),
+    "peers": (
+        {
+            "strategies": ["async", "peer_to_peer"],
+            "model_fn_of": _constrained_softmax,
+        },
+        "'peer_to_peer' does not fit the model: Argument `model_fn`",
+    ),
+    "warmup": (
+        {"strategies": ["async", "peer_to_peer:warmup_peers=1"]},
+        "must be without `warmup_peers`",
+    ),
+    "seed": ({"seed": 1}, "compare takes seed as a list"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_refused_before_any_training(name, monkeypatch):
+    arguments, message = WRONG[name]
+    arguments = {
+        "model_fn_of": small_model,
+        "dataset": small_data(64),
+        "strategies": ["async"],
+        "num_workers": [2],
+        "batch_size": 8,
+        **arguments,
+    }
+    monkeypatch.setattr(comparison, "simulate", pytest.fail)
+    with pytest.raises(ValueError) as caught:
+        simulation.compare(**arguments)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("metric", "nope", ValueError),
+        ("network", 3.0, TypeError),
+        ("failures", [simulation.Failure(7, 1.0)], ValueError),
+    ],
+)
+def test_nothing_is_trained_if_an_argument_does_not_fit(name, value, error):
+    built = []
+
+    def model_fn_of(*settings):
+        build = small_model(*settings)
+
+        def model_fn():
+            model = build()
+            built.append(model)
+            return model
+
+        return model_fn
+
+    with pytest.raises(error, match=name):
+        simulation.compare(
+            model_fn_of,
+            small_data(64),
+            ["async"],
+            [2],
+            batch_size=8,
+            validation_data=small_data(40),
+            **{name: value},
+        )
+    assert all(int(model.optimizer.iterations) == 0 for model in built)

@@ -60,6 +60,7 @@ def check(
     from tfdist.simulation import comparison
 
     trained.check_workers(max(num_workers))
+    models = {}  # By the momentum of their optimizers.
     for text in texts:
         try:
             method, rest = comparison.with_momentum(text, trained.momentum)
@@ -72,11 +73,10 @@ def check(
             raise usage.UsageError(
                 f"Flag --{flag} must fit --num_workers: {error}"
             ) from error
-        if method.correction is None:
-            continue
-        model = trained.model_fn_of(trained.learning_rate, rest)()
+        if rest not in models:
+            models[rest] = trained.model_fn_of(trained.learning_rate, rest)()
         try:
-            comparison.check_fits(method, max(num_workers), model)
+            comparison.check_fits(method, max(num_workers), models[rest])
         except ValueError as error:
             raise usage.UsageError(f"Flag --{flag}: {error}") from error
 

@@ -16,9 +16,12 @@ import tqdm
 
 from tfdist import checks
 from tfdist.simulation import data as data_lib
+from tfdist.simulation import flat_run
+from tfdist.simulation import training_loop
 from tfdist.simulation.compute import ComputeTime
 from tfdist.simulation.compute import Gamma
 from tfdist.simulation.failures import Failure
+from tfdist.simulation.methods import as_exchange
 from tfdist.simulation.methods import as_method
 from tfdist.simulation.network import Network
 from tfdist.simulation.results import ONE_MACHINE
@@ -229,14 +232,20 @@ def check_fits(method, num_workers, model=None):
       model: The compiled `keras.Model` that it would train, or None.
 
     Raises:
+      TypeError: `model` is no Keras model.
       ValueError: With the method's name and the reason.
     """
     try:
         resolved = method.resolve(num_workers)
-        if model is not None and resolved.correction is not None:
-            resolved.correction.check_optimizer(
-                resolved.server_optimizer(model.optimizer)
-            )
+        exchange, _ = as_exchange(method)
+        if model is not None and exchange is not None:
+            flat_run.check_model(model, exchange)
+        elif model is not None:
+            training_loop.check_model(model, resolved)
+            if resolved.correction is not None:
+                resolved.correction.check_optimizer(
+                    resolved.server_optimizer(model.optimizer)
+                )
     except ValueError as error:
         raise ValueError(
             f"{method.name!r} does not fit num_workers={num_workers}: {error}"
@@ -295,11 +304,12 @@ def _check_settings(settings, data, model_fn_of, learning_rate):
         count = checks.count("num_workers", setting.num_workers)
         check_fits(setting.method, count)
     # Once for each method: what it says does not depend on the number.
+    models = {}
     for setting in {s.method.name: s for s in settings}.values():
-        if setting.method.correction is not None:
-            model = model_fn_of(learning_rate, setting.momentum)()
-            data_lib.check_model(model)
-            check_fits(setting.method, setting.num_workers, model)
+        momentum = setting.momentum
+        if momentum not in models:
+            models[momentum] = model_fn_of(learning_rate, momentum)()
+        check_fits(setting.method, setting.num_workers, models[momentum])
 
 
 def _beyond(rates, edge):

@@ -65,9 +65,7 @@ def simulate(
     """
     keras.utils.set_random_seed(seed)
     model = model_fn()
-    data_lib.check_model(model, takes_local_steps=True)
-    if exchange.strategy_among_peers is not None:
-        _check_among_peers(model, exchange.strategy_among_peers)
+    check_model(model, exchange)
     flat = FlatModel(model, data, chunk, exchange.clips_means)
     first = flat.first()
     validation = None
@@ -107,8 +105,21 @@ def simulate(
     return dataclasses.replace(history, model=model, method=name)
 
 
-def _check_among_peers(model, strategy):
-    """Refuses a model that real workers refuse; see `refusals.check`."""
+def check_model(model, exchange):
+    """Refuses what an exchange cannot train, or real workers would not.
+
+    Args:
+      model: What `model_fn` returned.
+      exchange: A `VirtualExchange`.
+
+    Raises:
+      TypeError: It is no Keras model.
+      ValueError: With the reason.
+    """
+    data_lib.check_model(model, takes_local_steps=True)
+    strategy = exchange.strategy_among_peers
+    if strategy is None:
+        return
     try:
         refusals.check(model.optimizer, model.trainable_variables, strategy)
     except NotImplementedError as error:

@@ -30,12 +30,26 @@ def make_model(model_fn, seed, method):
     """
     keras.utils.set_random_seed(seed)
     model = model_fn()
+    check_model(model, method)
+    return model
+
+
+def check_model(model, method):
+    """Refuses a model that a method with servers cannot train.
+
+    Args:
+      model: What `model_fn` returned.
+      method: A `Method`, resolved.
+
+    Raises:
+      TypeError: It is no Keras model.
+      ValueError: With the reason.
+    """
     data_lib.check_model(
         model,
         method.synchronization.averages,
         takes_local_steps=method.local_steps is not None,
     )
-    return model
 
 
 def train(
