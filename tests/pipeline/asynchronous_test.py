@@ -301,6 +301,14 @@ def test_blocks_on_shared_devices_train_as_on_their_own():
             {"optimizer": keras.optimizers.SGD(gradient_accumulation_steps=2)},
             "`gradient_accumulation_steps` of the optimizer must be None.*=2",
         ),
+        (
+            {
+                "schedule": "pipedream_2bw",
+                "micro_batches": 3,
+                "loss": keras.losses.MeanSquaredError(reduction="none"),
+            },
+            "reduction 'none'",
+        ),
     ],
 )
 def test_what_cannot_be_right_is_refused(changes, message):
@@ -308,9 +316,11 @@ def test_what_cannot_be_right_is_refused(changes, message):
     model = models.make("mlp")
     optimizer = options.pop("optimizer", "sgd")
     stages = stages_lib.split(model, ["b", "c"], ["CPU:0"] * 3)
-    model.compile(optimizer, "mse")
+    model.compile(optimizer, options.pop("loss", "mse"))
+    kind = type(model.optimizer)
     with pytest.raises(ValueError, match=message):
         asynchronous.AsynchronousPipeline(model, stages, **options)
+    assert type(model.optimizer) is kind
 
 
 def test_tied_weights_of_different_stages_are_refused():
@@ -375,6 +385,29 @@ def test_weights_that_are_set_after_compile_are_those_that_are_trained():
     chains.feed(model, chains.units_of([2]))
     chains.executor(model).drain()
     chains.assert_weights(model, weights)
+
+
+def test_a_layer_that_is_frozen_after_compile_is_trained_as_compiled():
+    trained = []
+    for trainable in (True, False):
+        model = chains.chain(
+            chains.initial(2),
+            chains.sgd(),
+            run_eagerly=True,
+            micro_batches=1,
+            schedule="pipedream",
+        )
+        model.layers[0].trainable = trainable
+        chains.feed(model, chains.units_of([2, 2]))
+        chains.executor(model).drain()
+        trained.append(model.get_weights())
+    chains.assert_weights(model, trained[0])
+    model.layers[0].trainable = True
+    model.compile(chains.sgd(), "mse", run_eagerly=True)
+    model.layers[0].trainable = False
+    model.optimizer.build(model.trainable_variables)
+    with pytest.raises(ValueError, match="again.* built without .*d0/kernel"):
+        chains.feed(model, chains.units_of([2]))
 
 
 @pytest.mark.parametrize("run_eagerly", nightly.also([True], [False]))

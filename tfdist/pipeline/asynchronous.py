@@ -39,6 +39,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import checks
+from tfdist import private_keras
 from tfdist import private_tensorflow
 from tfdist.pipeline import losses
 from tfdist.pipeline import micro_batches as micro_batches_lib
@@ -81,11 +82,12 @@ class AsynchronousPipeline:
         if schedule == "spectrain":
             prediction.check(model.optimizer)
         self.model = model
-        # What is trainable may change while units of before are in flight.
+        # What is trainable may change before the first step, and while units
+        # of before are in flight.
         self.stages = [stage.fixed() for stage in stages]
+        self._trained = model.trainable_variables
         self.schedule = schedule
         self.micro_batches = micro_batches
-        placed.put_optimizers(model)
         self._batched = schedule == "pipedream_2bw"
         self._rule = stashing.Rule(
             schedule,
@@ -96,6 +98,8 @@ class AsynchronousPipeline:
         self._reduction = "mean"
         if self._batched:
             self._reduction = losses.reduction_of(model)
+        # Last of all: an optimizer that is refused stays as it was.
+        placed.put_optimizers(model)
         # By kind of data: with or without sample weights, of which shapes.
         self._ticks = {}
         with tf.init_scope(), tf.device("CPU:0"):
@@ -120,11 +124,8 @@ class AsynchronousPipeline:
           The metrics so far, a dict; they have what has reached the last
           stage.
         """
-        optimizer = self.model.optimizer
-        if not optimizer.built:
-            # Not before: some optimizers begin with a copy of the weights.
-            with tf.init_scope():
-                optimizer.build(self.model.trainable_variables)
+        # Not before: some optimizers begin with a copy of the weights.
+        self._build_optimizer()
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         cut = micro_batches_lib.MicroBatches(
             micro_batches_lib.batch_size((x, y, sample_weight)),
@@ -157,6 +158,27 @@ class AsynchronousPipeline:
                 return self.model.get_metrics_result()
             # A step that is not traced, and no unit was at the last stage.
             return {}
+
+    def _build_optimizer(self):
+        """Builds it with what was trainable at `compile`, unless it is."""
+        optimizer = self.model.optimizer
+        if not optimizer.built:
+            with tf.init_scope():
+                optimizer.build(self._trained)
+        known = set(map(id, private_keras.trained_by(optimizer)))
+        unknown = [
+            weight.path
+            for stage in self.stages
+            for weight in stage.weights
+            if id(weight) not in known
+        ]
+        if unknown:
+            raise ValueError(
+                "The optimizer of a pipeline must be built with all weights "
+                "that were trainable at `compile`: compile the model again, "
+                "with a new optimizer, after you change what is trainable. "
+                f"Received: an optimizer built without {', '.join(unknown)}"
+            )
 
     def _refuse_mixing(self, own):
         """Units of one shape cannot follow those of another in a pipeline.
