@@ -73,14 +73,14 @@ class Own(keras.Model):
     def call(self, inputs, training=False):
         return self.dense(inputs)
 
-    def compute_loss(self, x, y, y_pred, sample_weight=None):
-        return 2 * super().compute_loss(x, y, y_pred, sample_weight)
+    def compute_loss(self, inputs, targets, outputs, weights=None):
+        return 2 * super().compute_loss(inputs, targets, outputs, weights)
 
     def train_step(self, batch):
         x, y = batch
         with tf.GradientTape() as tape:
             y_pred = self(x, training=True)
-            loss = self.compute_loss(x=x, y=y, y_pred=y_pred)
+            loss = self.compute_loss(x, y, y_pred)
         variables = self.trainable_variables
         self.optimizer.apply(tape.gradient(loss, variables), variables)
         return {"own": loss, **self.compute_metrics(x, y, y_pred)}

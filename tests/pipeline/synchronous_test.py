@@ -94,11 +94,11 @@ def test_gpipe_has_any_loss_of_outputs(float64):
         def metrics(self):
             return [self.total]
 
-        def compute_loss(self, x, y, y_pred, sample_weight):
-            contrast = tf.matmul(y_pred, y_pred, transpose_b=True)
-            self.total.update_state(tf.reduce_mean(y_pred))
+        def compute_loss(self, inputs, targets, outputs, weights):
+            contrast = tf.matmul(outputs, outputs, transpose_b=True)
+            self.total.update_state(tf.reduce_mean(outputs))
             return (
-                super().compute_loss(x, y, y_pred, sample_weight)
+                super().compute_loss(inputs, targets, outputs, weights)
                 + tf.math.reduce_std(contrast)
                 + tf.reduce_sum(self.layers[0].kernel.value ** 3)
             )

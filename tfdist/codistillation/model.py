@@ -10,6 +10,7 @@ from keras import ops
 from keras import tree
 import tensorflow as tf
 
+from tfdist import compute_loss
 from tfdist import private_keras
 from tfdist.codistillation.added_loss import AddedLoss
 from tfdist.sandblaster.lbfgs import LBFGS
@@ -114,12 +115,9 @@ class CodistillationMixin:
         sample_weight: Any = None,
         training: bool = True,
     ) -> Any:
-        arguments = {"x": x, "y": y, "y_pred": y_pred}
-        arguments["sample_weight"] = sample_weight
-        base = super().compute_loss
-        if "training" in inspect.signature(base).parameters:
-            arguments["training"] = training
-        loss = base(**arguments)
+        loss = compute_loss.call(
+            super().compute_loss, x, y, y_pred, sample_weight, training
+        )
         added = self._codistillation
         if not training or self._is_evaluating or added is None:
             return loss

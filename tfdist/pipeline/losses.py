@@ -1,28 +1,16 @@
 """The loss of a compiled model, computed for one micro-batch at a time."""
 
 import contextlib
-import inspect
 
 import keras
 from keras import tree
 import tensorflow as tf
 
+from tfdist import compute_loss
 from tfdist import private_keras
 from tfdist.pipeline import micro_batches
 
 _MEANS = ("sum_over_batch_size", "mean")
-
-
-def compute(model, x, y, y_pred, sample_weight):
-    """Returns `model.compute_loss` of a training step, a scalar.
-
-    An override may leave out the argument `training`.
-    """
-    arguments = {"x": x, "y": y, "y_pred": y_pred}
-    arguments["sample_weight"] = sample_weight
-    if "training" in inspect.signature(model.compute_loss).parameters:
-        arguments["training"] = True
-    return model.compute_loss(**arguments)
 
 
 def compute_of_outputs(model, y, y_pred, sample_weight):
@@ -48,7 +36,9 @@ def compute_of_outputs(model, y, y_pred, sample_weight):
         _constant_regularizers(weights, tape) as penalties,
     ):
         tape.watch(values)
-        loss = compute(model, None, y, y_pred, sample_weight)
+        loss = compute_loss.call(
+            model.compute_loss, None, y, y_pred, sample_weight
+        )
     gradients, of_penalties = tape.gradient(loss, (values, penalties))
     for weight, gradient in zip(weights, gradients, strict=True):
         if gradient is not None:

@@ -6,6 +6,7 @@ import contextlib
 import keras
 import tensorflow as tf
 
+from tfdist import compute_loss
 from tfdist import private_keras
 from tfdist.pipeline import losses
 from tfdist.pipeline import micro_batches
@@ -256,7 +257,9 @@ class SynchronousStep:
             y_pred = self._pack(outputs, [unit])
             if unit == 0:
                 losses.check(self._model, y, y_pred)
-            loss = losses.compute(self._model, x, y, y_pred, sample_weight)
+            loss = compute_loss.call(
+                self._model.compute_loss, x, y, y_pred, sample_weight
+            )
             if self._executor.reduction == "mean":
                 loss *= self._cut.share(unit, loss.dtype)
             loss = self._model.optimizer.scale_loss(loss)
@@ -276,7 +279,9 @@ class SynchronousStep:
             tape.watch([weight.value for weight in weights])
             y_pred = self._pack(outputs, self._units)
             x, y, sample_weight = self._whole
-            loss = losses.compute(self._model, x, y, y_pred, sample_weight)
+            loss = compute_loss.call(
+                self._model.compute_loss, x, y, y_pred, sample_weight
+            )
             scaled = self._model.optimizer.scale_loss(loss)
         for weight in weights:
             sources["loss", id(weight)] = weight.value

@@ -1,11 +1,12 @@
 """Gradients of virtual workers, each from parameters of its own."""
 
 import contextlib
-import inspect
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from tfdist import compute_loss
 
 
 class Gradients:
@@ -72,16 +73,9 @@ def loss_of(model, x, y, weights=None):
     Returns:
       A scalar tensor.
     """
-    training = {"training": True}
-    outputs = model(x, **(training if _takes_training(model.call) else {}))
-    takes = _takes_training(model.compute_loss)
-    return model.compute_loss(
-        x, y, outputs, weights, **(training if takes else {})
-    )
-
-
-def _takes_training(function):
-    return "training" in inspect.signature(function).parameters
+    takes = compute_loss.takes_training(model.call)
+    outputs = model(x, **({"training": True} if takes else {}))
+    return compute_loss.call(model.compute_loss, x, y, outputs, weights)
 
 
 def assigned(model, data):
