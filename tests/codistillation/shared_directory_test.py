@@ -260,12 +260,12 @@ def test_whole_models(tmp_path):
     )
 
 
-def test_whole_models_have_their_adapted_vocabularies(tmp_path):
-    lookup = layers.TextVectorization(output_sequence_length=2)
+@pytest.mark.parametrize("mode", ["int", "tf_idf"])
+def test_whole_models_have_their_adapted_vocabularies(mode, tmp_path):
+    lookup = layers.TextVectorization(output_mode=mode)
     lookup.adapt(["a", "b b"])
-    given = keras.Sequential(
-        [keras.Input((), dtype="string"), lookup, layers.Embedding(4, 1)]
-    )
+    last = layers.Embedding(4, 1) if mode == "int" else layers.Dense(1)
+    given = keras.Sequential([keras.Input((), dtype="string"), lookup, last])
     exchange = SharedDirectory(tmp_path, whole_models=True)
     exchange.bind(Group(0, 2), given)
     exchange.publish(own(weights=snapshot(given)))

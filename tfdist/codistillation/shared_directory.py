@@ -248,6 +248,10 @@ def _twin_of(model):
 def _copy_assets(layer, twin):
     """Copies what Keras saves beside weights, such as adapted vocabularies."""
     if hasattr(layer, "save_assets"):
+        # As Keras does it: assets may need them, as TF-IDF weights.
+        store = {}
+        layer.save_own_variables(store)
+        twin.load_own_variables(store)
         with tempfile.TemporaryDirectory() as directory:
             layer.save_assets(directory)
             twin.load_assets(directory)
