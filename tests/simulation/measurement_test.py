@@ -3,10 +3,13 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import nightly
 from tfdist.simulation import Measurement
 from tfdist.simulation import Method
+from tfdist.simulation import data
+from tfdist.simulation import gradients
 from tfdist.simulation import measure
 from tfdist.simulation import simulate
 from tfdist.simulation import traffic
@@ -109,6 +112,24 @@ def test_what_is_frozen_is_not_sent():
     assert result.push_bytes == result.pull_bytes == sent
     history = simulate(lambda: model, (_X, _Y), num_workers=1, batch_size=16)
     assert history.push_bytes == history.pull_bytes == sent
+
+
+def test_what_a_step_assigns_is_found_without_a_backward_pass():
+    def backward(gradient):
+        raise AssertionError(f"It is computed: {gradient}")
+
+    forward_alone = tf.custom_gradient(lambda x: (x, backward))
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(3),
+            keras.layers.Lambda(forward_alone),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss)
+    assert gradients.assigned(model, data.Data((_X, _Y), 16)) == {0, 1}
 
 
 def test_another_machines_step_is_not_measured_here():

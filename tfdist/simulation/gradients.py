@@ -40,24 +40,30 @@ class Gradients:
           the step makes of `state`, where the tensors of variables that the
           model does not assign are those that came; and the loss.
         """
-        model = self._model
-        variables = [*model.trainable_variables, *model.non_trainable_variables]
-        mapping = [
-            *zip(variables, [*parameters, *state], strict=True),
-            *((v, tf.identity(v.value)) for v in model.metrics_variables),
-        ]
         with tf.GradientTape() as tape:
             tape.watch(parameters)
-            with keras.StatelessScope(mapping, collect_losses=True) as scope:
-                loss = loss_of(model, *self._data.take(rows))
+            loss, state = _forward(
+                self._model, self._data, parameters, state, rows
+            )
         gradients = tape.gradient(loss, parameters)
-        state = [
-            tf.convert_to_tensor(scope.get_current_value(variable))
-            for variable in model.non_trainable_variables
-        ]
         if self._clip is not None:
             gradients = self._clip(gradients)
         return gradients, state, loss
+
+
+def _forward(model, data, parameters, state, rows):
+    """Returns the loss, and what the step makes of `state`."""
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    mapping = [
+        *zip(variables, [*parameters, *state], strict=True),
+        *((v, tf.identity(v.value)) for v in model.metrics_variables),
+    ]
+    with keras.StatelessScope(mapping, collect_losses=True) as scope:
+        loss = loss_of(model, *data.take(rows))
+    return loss, [
+        tf.convert_to_tensor(scope.get_current_value(variable))
+        for variable in model.non_trainable_variables
+    ]
 
 
 def loss_of(model, x, y, weights=None):
@@ -79,7 +85,9 @@ def loss_of(model, x, y, weights=None):
 
 
 def assigned(model, data):
-    """Finds out which variables a training step assigns, by tracing one.
+    """Finds out which variables a training step assigns.
+
+    For that it traces a forward pass.
 
     Args:
       model: The compiled `keras.Model`.
@@ -89,7 +97,6 @@ def assigned(model, data):
       Set of places in `model.non_trainable_variables`.
     """
     found = set()
-    gradients = Gradients(model, data, clips=False)
 
     def step(rows):
         parameters, before = (
@@ -99,7 +106,7 @@ def assigned(model, data):
                 model.non_trainable_variables,
             )
         )
-        _, after, _ = gradients.build(parameters, before, rows)
+        _, after = _forward(model, data, parameters, before, rows)
         found.update(
             place
             for place, pair in enumerate(zip(before, after, strict=True))
