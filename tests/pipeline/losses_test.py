@@ -48,8 +48,14 @@ def test_losses_of_all_examples_together_are_refused():
     y = tf.zeros((4, 2))
     check = losses.check_per_example
     over_axis = lambda y, y_pred: tf.reduce_sum(y - y_pred, axis=0)  # noqa: E731
-    for loss in (over_axis, keras.losses.Dice(axis=(0,))):
-        with pytest.raises(ValueError, match=r"shape \(2,\) for .*\(4, 2\)"):
+    flat = lambda y, y_pred: tf.reshape(y - y_pred, [-1])  # noqa: E731
+    for loss, size in (
+        (over_axis, 2),
+        (keras.losses.Dice(axis=(0,)), 2),
+        (flat, 8),
+    ):
+        message = rf"shape \({size},\) for .*\(4, 2\).*Do not flatten"
+        with pytest.raises(ValueError, match=message):
             check(loss, y, y)
     with pytest.raises(ValueError, match="with each other"):
         check(keras.losses.Circle(), y[:, 0], y)
@@ -59,7 +65,7 @@ def test_losses_of_all_examples_together_are_refused():
         check(over_axis, y, y_pred)
 
     late(y[:2], y[:2])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="for each"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Do not flatten"):
         late(y, y)
 
 

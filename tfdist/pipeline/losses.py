@@ -11,6 +11,10 @@ from tfdist import private_keras
 from tfdist.pipeline import micro_batches
 
 _MEANS = ("sum_over_batch_size", "mean")
+_KEEP_BATCH_AXIS = (
+    "Do not flatten the batch and other axes into one (of sequences, say): "
+    "keep the batch axis first, or use schedule='gpipe'."
+)
 
 
 def compute_of_outputs(model, y, y_pred, sample_weight):
@@ -260,15 +264,15 @@ def _check_values(loss, target, output):
         raise ValueError(
             f"The loss {loss!r} gives values of shape {values.shape} for "
             f"outputs of shape {output.shape}, which are not one for each "
-            "example, or several, along the first axis: with this schedule it "
-            "must, or use schedule='gpipe'."
+            "example, or several, along the first axis, as this schedule "
+            f"needs them. {_KEEP_BATCH_AXIS}"
         )
     if first is None:
         tf.debugging.assert_equal(
             tf.shape(values)[0],
             tf.shape(output)[0],
             f"The loss {loss!r} must give a value, or several, for each "
-            "example, along the first axis, or use schedule='gpipe'.",
+            f"example, along the first axis. {_KEEP_BATCH_AXIS}",
         )
 
 
