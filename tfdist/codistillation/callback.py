@@ -270,6 +270,7 @@ class Codistillation(keras.callbacks.Callback):
         if self._exchange.needs_weights:
             strategy = self.model.distribute_strategy
             if getattr(strategy, "uses_lookahead", False):
+                # The next gradient is of the parameters, as after saving.
                 strategy.pull()
             weights = weights_lib.snapshot(self._student)
         return Checkpoint(
