@@ -336,6 +336,11 @@ def test_an_error_in_the_users_layers_is_shown_as_it_is(own):
             [2],
             ["--strategy", "dana:momentum=2", "less than 1"],
         ),
+        (
+            "peer_to_peer:warmup_peers=1",
+            [2],
+            ["Flag --strategy: Argument", "without `warmup_peers`"],
+        ),
     ],
 )
 def test_methods_that_do_not_fit_are_refused(method, counts, parts, own):

@@ -213,8 +213,13 @@ def with_momentum(strategy, momentum):
     Returns:
       A `Method`, not resolved, and a float. DANA takes all of it; unless it
       came as a text without `momentum=`, it has its own.
+
+    Raises:
+      TypeError: It is no method.
+      ValueError: It names none, or has settings that are not simulated.
     """
     method = as_method(strategy, takes_peers=True)
+    as_exchange(method)  # Refuses what is not simulated.
     if method.correction is None or not method.correction.has_momentum:
         return method, momentum or 0.0
     if isinstance(strategy, str) and momentum is not None:
@@ -237,21 +242,27 @@ def check_fits(method, num_workers, model=None):
     """
     try:
         resolved = method.resolve(num_workers)
-        exchange, _ = as_exchange(method)
-        if model is not None and exchange is not None:
-            flat_run.check_model(model, exchange)
-        elif model is not None:
-            training_loop.check_model(model, resolved)
-            if resolved.correction is not None:
-                resolved.correction.check_optimizer(
-                    resolved.server_optimizer(model.optimizer)
-                )
+        if model is not None:
+            _check_model(model, resolved)
     except ValueError as error:
         raise ValueError(
             f"{method.name!r} does not fit num_workers={num_workers}: {error}"
             if model is None
             else f"{method.name!r} does not fit the model: {error}"
         ) from error
+
+
+def _check_model(model, method):
+    """Refuses a model that a method, resolved, cannot train."""
+    exchange, _ = as_exchange(method)
+    if exchange is not None:
+        flat_run.check_model(model, exchange)
+        return
+    training_loop.check_model(model, method)
+    if method.correction is not None:
+        method.correction.check_optimizer(
+            method.server_optimizer(model.optimizer)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
