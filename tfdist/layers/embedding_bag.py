@@ -7,6 +7,8 @@ import keras
 import tensorflow as tf
 
 from tfdist import checks
+from tfdist import compiled_parts
+from tfdist import private_tensorflow
 from tfdist.layers.dynamic_embedding import DynamicEmbedding
 
 _COMBINERS = ("mean", "sum", "sqrtn")
@@ -99,11 +101,21 @@ class EmbeddingBag(keras.layers.Layer):
           dict of them.
 
         Raises:
-          ValueError: Types or shapes do not fit.
+          ValueError: Types or shapes do not fit; or XLA compiles this call.
+            It would not check ids and weights. Keras does not compile a model
+            that has this layer when `compile` is called.
           tf.errors.InvalidArgumentError: An id of a `keras.layers.Embedding`
-            is negative, or weights are in other places than ids. XLA would
-            not check that: Keras compiles no model with this layer.
+            is negative, or weights are in other places than ids.
         """
+        if (
+            private_tensorflow.is_compiled_by_xla()
+            and not tf.distribute.has_strategy()
+        ):
+            raise ValueError(
+                f"The EmbeddingBag {self.name!r} cannot be compiled by XLA, "
+                "which would not check its ids. Use jit_compile=False in "
+                "model.compile or tf.function."
+            )
         if not isinstance(inputs, dict):
             weights = None if weights is None else {"inputs": weights}
             return self.call({"inputs": inputs}, weights)["inputs"]
@@ -116,6 +128,11 @@ class EmbeddingBag(keras.layers.Layer):
                     list(weights) if isinstance(weights, dict) else weights,
                 )
             )
+        with compiled_parts.outside():
+            return self._combine(inputs, weights)
+
+    def _combine(self, inputs, weights):
+        """Returns the vectors of each feature, by its name."""
         bags = {
             name: self._bags(name, ids, weights.get(name))
             for name, ids in inputs.items()
