@@ -15,6 +15,16 @@ SERVER = ClusterConfig(spec=SPEC, task_type="ps", task_index=0)
 WORKER = ClusterConfig(spec=SPEC, task_type="worker", task_index=0)
 
 
+def test_a_server_that_cannot_do_without_a_gpu_warns(monkeypatch, caplog):
+    def set_visible_devices(devices, kind):
+        assert (devices, kind) == ([], "GPU")
+        raise RuntimeError("cannot be modified after being initialized")
+
+    monkeypatch.setattr(tf.config, "set_visible_devices", set_visible_devices)
+    gpus.hide(SERVER)
+    assert "task:0 serves and needs no GPU" in caplog.text
+
+
 @pytest.mark.parametrize(
     "serve",
     [
@@ -23,17 +33,14 @@ WORKER = ClusterConfig(spec=SPEC, task_type="worker", task_index=0)
     ],
     ids=["server", "bare_server"],
 )
-def test_a_server_that_cannot_do_without_a_gpu_does_not_begin(
-    monkeypatch, serve
-):
-    def set_visible_devices(devices, kind):
-        assert (devices, kind) == ([], "GPU")
-        raise RuntimeError("cannot be modified after being initialized")
+def test_a_server_hides_gpus_before_it_begins(monkeypatch, serve):
+    def hide(config):
+        raise InterruptedError(config.task_name)
 
-    monkeypatch.setattr(tf.config, "set_visible_devices", set_visible_devices)
+    monkeypatch.setattr(gpus, "hide", hide)
     monkeypatch.setattr(server.preemption, "install", lambda exits: None)
     monkeypatch.setenv("TF_GRPC_DEFAULT_OPTIONS", "")
-    with pytest.raises(RuntimeError, match="task:0 serves .* before .* first"):
+    with pytest.raises(InterruptedError, match="task:0"):
         serve()
 
 

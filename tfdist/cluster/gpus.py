@@ -5,26 +5,26 @@ import tensorflow as tf
 
 
 def hide(config):
-    """Takes no GPU in this process, which is to serve.
+    """Takes no GPU in this process, which is to serve, or warns if it has one.
 
     It would take the memory of all, and workers without a GPU would compute
     here: TensorFlow prefers the GPU of any task to a CPU.
 
     Args:
       config: The `ClusterConfig`.
-
-    Raises:
-      RuntimeError: TensorFlow has taken one already.
     """
     try:
         tf.config.set_visible_devices([], "GPU")
     except RuntimeError as error:
-        raise RuntimeError(
-            f"{config.task_name} serves and needs no GPU, and TensorFlow has "
-            "taken one: make the strategy before the program's first operation "
-            "of TensorFlow, or start this task with CUDA_VISIBLE_DEVICES= "
-            f"(empty). ({error})"
-        ) from error
+        logging.warning(
+            "%s serves and needs no GPU, and TensorFlow has taken one: it may "
+            "take the memory that workers need, and those without a GPU may "
+            "compute here. Make the strategy before the program's first "
+            "operation of TensorFlow, or start this task with "
+            "CUDA_VISIBLE_DEVICES= (empty). (%s)",
+            config.task_name,
+            error,
+        )
 
 
 def warn_of_helpers(config):

@@ -62,7 +62,6 @@ def serve(
     Raises:
       ClusterConfigError: Another server keeps its snapshots where this one
         would.
-      RuntimeError: TensorFlow has taken a GPU already.
     """
     preemption.install(exits=False)
     environment.apply_to_server(os.environ)
