@@ -63,3 +63,12 @@ def test_a_helper_that_is_not_there_is_refused(second_worker, name, said):
 def test_a_process_alone_has_no_helpers():
     with pytest.raises(ValueError, match="0 helpers .*--helpers_per_worker"):
         devices.resolve("helper:0/CPU:0")
+
+
+def test_a_gpu_that_is_not_there_may_be_hidden(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(ValueError, match=r"CUDA_VISIBLE_DEVICES='3'.*--env"):
+        devices.resolve("GPU:1")
+    with pytest.raises(ValueError, match="exists") as caught:
+        devices.resolve("CPU:99")
+    assert "CUDA" not in str(caught.value)

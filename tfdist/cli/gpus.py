@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import itertools
 import pathlib
 
 from tfdist.cli.local_cluster import LocalTask
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+VARIABLES = (VARIABLE, "HIP_VISIBLE_DEVICES")
+"""What hides GPUs from a process, by CUDA and by ROCm."""
 # Jobs that compute. The first ones get GPUs of their own where there are few.
 _JOBS = ("chief", "worker", "helper", "evaluator")
 
@@ -22,40 +25,60 @@ def visible(
         environ: of those processes.
         root: of the file system.
     """
-    if VARIABLE in environ:
-        names = [name.strip() for name in environ[VARIABLE].split(",")]
-        # CUDA ends at the first that it does not have.
-        end = names.index("-1") if "-1" in names else len(names)
-        return [name for name in names[:end] if name]
-    # In a container only its own are there; the driver makes them when the
+    # In a container only its own are in /dev; the driver makes them when the
     # first process asks for a GPU.
-    found = list((root / "dev").glob("nvidia[0-9]*"))
-    found = found or list((root / "proc/driver/nvidia/gpus").glob("*"))
-    return [str(number) for number in range(len(found))]
+    in_use = len(list((root / "dev").glob("nvidia[0-9]*")))
+    known = len(list((root / "proc/driver/nvidia/gpus").glob("*")))
+    if VARIABLE not in environ:
+        return [str(number) for number in range(in_use or known)]
+    names = [name.strip() for name in environ[VARIABLE].split(",")]
+    number = max(in_use, known)
+    # CUDA ends at the first that it does not have.
+    return list(itertools.takewhile(lambda name: _is_gpu(name, number), names))
+
+
+def _is_gpu(name: str, number: int) -> bool:
+    """Whether CUDA has a GPU of this name among `number`; 0: unknown."""
+    if name.isdecimal():
+        return not number or int(name) < number
+    return name.startswith(("GPU-", "MIG-"))
 
 
 def shares(
-    tasks: Sequence[LocalTask], gpus: Sequence[str]
+    tasks: Sequence[LocalTask], gpus: Sequence[str], num_workers: int
 ) -> dict[str, list[str]]:
     """Returns the GPUs of each task, by its label.
 
-    Of more GPUs than tasks that compute, each of these has as many; of fewer,
-    they have one each, in turn. Parameter servers have none.
+    Each task that computes has as many, since all run the same program: as
+    many as there are for each of those that train at first, and one at least.
+    The tasks take them in turn. Thus the evaluator, and workers who may start
+    later, have what is left, or share. Parameter servers have none.
 
     Args:
         tasks: of all clusters on this machine.
         gpus: from `visible`.
+        num_workers: how many workers of each cluster start at first.
     """
+
+    def comes_later(task: LocalTask) -> bool:
+        if task.job == "worker":
+            return task.index >= num_workers
+        return task.job == "evaluator"
+
     computing = sorted(
         (task for task in tasks if task.job in _JOBS),
-        key=lambda task: _JOBS.index(task.job),
+        key=lambda task: (
+            comes_later(task),
+            task.job != "evaluator",
+            _JOBS.index(task.job),
+        ),
     )
+    first = sum(not comes_later(task) for task in computing)
+    each = max(len(gpus) // max(first, 1), 1)
+    turns = itertools.cycle(gpus)
     result: dict[str, list[str]] = {task.label: [] for task in tasks}
-    if gpus and computing:
-        each = max(len(gpus) // len(computing), 1)
-        for number, task in enumerate(computing):
-            first = number * each % len(gpus)
-            result[task.label] = list(gpus[first : first + each])
+    for task in computing:
+        result[task.label] = list(itertools.islice(turns, each))
     return result
 
 
@@ -68,5 +91,5 @@ def described(of_tasks: Mapping[str, Sequence[str]]) -> str:
     ]
     return (
         f"GPUs ({VARIABLE}) of {'; '.join(parts)}; of other tasks, none. "
-        f"--env={VARIABLE}=... gives all tasks the same."
+        f"--env={VARIABLE}=... gives all tasks the same, servers too."
     )

@@ -110,7 +110,9 @@ def main(argv: Sequence[str]) -> int:
                     prefix="tfdist-snapshots-", ignore_cleanup_errors=True
                 )
             )
-        of_tasks = _gpus(os.environ, extra, cluster.tasks, report)
+        of_tasks = _gpus(
+            os.environ, extra, cluster.tasks, values.num_workers, report
+        )
         groups: list[list[Task]] = [[] for _ in range(values.num_groups)]
         for number, task in enumerate(cluster.tasks):
             environ = _environment(os.environ, extra, task.tf_config)
@@ -159,18 +161,23 @@ def _gpus(
     environ: Mapping[str, str],
     extra: Mapping[str, str],
     tasks: Sequence[LocalTask],
+    num_workers: int,
     report: RunReport,
 ) -> dict[str, dict[str, str]]:
     """Returns, by label of a task, what its environment says of GPUs."""
+    result: dict[str, dict[str, str]] = {}
     found = gpus.visible(environ)
-    if not found or gpus.VARIABLE in extra:
-        return {}
-    of_tasks = gpus.shares(tasks, found)
-    report.say(gpus.described(of_tasks))
-    return {
-        label: {gpus.VARIABLE: ",".join(names)}
-        for label, names in of_tasks.items()
-    }
+    if found and gpus.VARIABLE not in extra:
+        of_tasks = gpus.shares(tasks, found, num_workers)
+        report.say(gpus.described(of_tasks))
+        result = {
+            label: {gpus.VARIABLE: ",".join(names)}
+            for label, names in of_tasks.items()
+        }
+    # Not left to `tfdist.cluster.gpus`: a script may use TensorFlow before it
+    # makes its strategy.
+    hidden = {name: "" for name in gpus.VARIABLES if name not in extra}
+    return result | {task.label: hidden for task in tasks if task.job == "ps"}
 
 
 def _status_path(directory: str, task: LocalTask) -> str | None:

@@ -1,5 +1,6 @@
 """Names of devices: what a user writes, and what TensorFlow calls them."""
 
+import os
 import re
 
 import tensorflow as tf
@@ -101,10 +102,21 @@ def resolve(device, argument="device"):
     ):
         raise ValueError(
             f"Argument `{argument}` must be a device that exists, one of "
-            f"{', '.join(short(name) for name in known)}. Received: "
-            f"{argument}={device!r}"
+            f"{', '.join(short(name) for name in known)}"
+            f"{_hiding(spec.device_type)}. Received: {argument}={device!r}"
         )
     return spec.to_string()
+
+
+def _hiding(kind):
+    """Returns what hides devices of a kind, for a message; "" if nothing."""
+    variable = "CUDA_VISIBLE_DEVICES"
+    if kind != "GPU" or variable not in os.environ:
+        return ""
+    return (
+        f" (this process has {variable}={os.environ[variable]!r}; "
+        f"`tfdist launch --env={variable}=...` sets it)"
+    )
 
 
 def _with_helper(device, known, argument):
