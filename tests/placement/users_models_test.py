@@ -208,6 +208,16 @@ def test_a_refused_placement_leaves_the_model_as_it_was():
         assert type(model.layers[0]) is keras.layers.Dense
 
 
+def test_a_placement_that_moves_nothing_needs_no_servers():
+    with tfdist.AllReduceStrategy().scope():
+        model, _ = zoo.build("mlp")
+        placement.place(model, "auto", devices=["CPU:0"])
+        with tf.device("CPU:1"):
+            elsewhere, _ = zoo.build("mlp")
+    with pytest.raises(ValueError, match='parameter servers or .*"ring"'):
+        placement.place(elsewhere, {"*": "CPU:0"})
+
+
 def test_a_placed_model_can_be_pickled():
     model, where = zoo.build("mlp")
     placement.place(model, where)

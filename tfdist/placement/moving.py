@@ -26,29 +26,42 @@ def settle(model):
             _settle_slots(optimizer, model.trainable_variables)
 
 
-def check(model):
+def check(model, chosen):
     """Refuses a model whose variables are not ours to move.
 
     Args:
       model: A model that is to be placed.
+      chosen: A dict from the paths of its parts to devices.
 
     Raises:
       ValueError: It was made under a `tf.distribute` strategy that decides by
         itself where variables are: any but tfdist's, and those of tfdist whose
-        workers exchange gradients or updates without servers.
+        workers exchange gradients or updates without servers, unless all is
+        and stays on the device on which TensorFlow runs what has none.
     """
     strategy = private_keras.strategy_of(model)
     module = type(getattr(strategy, "extended", None)).__module__
-    if strategy and (
-        not module.startswith("tfdist.")
-        or module.startswith("tfdist.all_reduce.")
-    ):
-        raise ValueError(
-            f"Model {model.name!r} belongs to a tf.distribute strategy, "
-            f"{type(strategy).__name__}, which decides where its variables "
-            "are: make it without one, or under one of tfdist's with parameter "
-            "servers."
-        )
+    if not strategy:
+        return
+    if module.startswith("tfdist.all_reduce."):
+        if _stays(model, chosen):
+            return
+    elif module.startswith("tfdist."):
+        return
+    raise ValueError(
+        f"Model {model.name!r} belongs to a tf.distribute strategy, "
+        f"{type(strategy).__name__}, which decides where its variables are: "
+        "make it without one, or under one of tfdist's with parameter servers "
+        'or communication="ring".'
+    )
+
+
+def _stays(model, chosen):
+    """Whether all of a model stays on this process's default device."""
+    model_parts = layers.parts(model)
+    return set(chosen.values()) <= {devices.default()} and not _moves(
+        model_parts, _homes(model_parts) | chosen
+    )
 
 
 def optimizers_of(model):

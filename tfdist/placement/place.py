@@ -71,7 +71,7 @@ def place(
             for pattern, device in placement.items()
         },
     )
-    moving.check(model)
+    moving.check(model, chosen)
     for part in model_parts:
         placed.put(
             part.layer, chosen.get(part.path, layers.device_of(part.layer))
