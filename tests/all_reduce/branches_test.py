@@ -70,6 +70,9 @@ def test_a_branch_may_use_variables_of_several_devices(condition):
     assert found == ([5.0, 2] if condition else [-1.0, 0])
 
 
+STRING = tf.string.as_datatype_enum
+
+
 def operations(graph):
     """All operations of a graph and of the functions that it calls."""
     for definition in [graph, *(f.node_def for f in graph.library.function)]:
@@ -90,9 +93,15 @@ def test_what_only_a_processor_can_is_placed_there(choice):
         return kept
 
     graph = checked.get_concrete_function(tf.TensorSpec([2])).graph
-    kinds = {"PyFunc", "EagerPyFunc", "StringJoin", "Assert"}
+    kinds = {"PyFunc", "EagerPyFunc", "StringJoin", "ReduceJoin", "Assert"}
     found = list(operations(graph.as_graph_def()))
-    places = {n.op: n.device for n in found if n.op in kinds}
-    assert places and all(each.endswith(device) for each in places.values())
+    places = [
+        node.device
+        for node in found
+        if node.op in kinds
+        or (node.op == "Const" and node.attr["dtype"].type == STRING)
+    ]
+    assert places and all(each.endswith(device) for each in places)
     choices = [n for n in found if n.op in ("If", "StatelessIf")]
+    assert choices
     assert all(n.attr["_lower_using_switch_merge"].b for n in choices)
