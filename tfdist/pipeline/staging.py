@@ -89,9 +89,10 @@ def _nothing(dtype, shape):
 
 
 def waiting_place(device, dtype):
-    """Place where a tensor for a device waits: there, if it can.
+    """Place where a tensor for a device waits: there, if it is large or can.
 
-    Most devices have no variables of integers or strings.
+    Integers wait on the processor. It needs the counts of examples, which say
+    what a tick does; GPUs have no variables of int32 and of strings at all.
 
     Args:
       device: A full name of a device.
