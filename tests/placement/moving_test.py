@@ -1,11 +1,13 @@
 """Variables and kernels on GPUs, of which there are names alone here."""
 
 import keras
+import numpy as np
 import pytest
 
 from tfdist import placement
 from tfdist.placement import layers
 from tfdist.placement import moving
+from tfdist.placement import placed
 
 CPU, GPU = (
     f"/job:localhost/replica:0/task:0/device:{name}"
@@ -42,16 +44,53 @@ def test_what_a_gpu_has_no_variables_of_stays_on_the_processor():
     }
 
 
-@pytest.mark.parametrize("chosen", ["auto", False])
-def test_recurrent_layers_on_processors_do_without_cudnn(chosen):
-    lstm = keras.layers.LSTM(2, use_cudnn=chosen)
-    model = keras.Sequential(
-        [keras.Input((3, 1)), keras.layers.Bidirectional(lstm, name="both")]
-    )
-    placement.place(model, {"both": "CPU:1"})
-    both = model.layers[0]
-    inner = [both.forward_layer, both.backward_layer]
-    assert [each.use_cudnn for each in inner] == [False, False]
-    parts = layers.parts(model)
-    moving._settle_kernels(parts, {part.path: GPU for part in parts})
-    assert [each.use_cudnn for each in inner] == [chosen, chosen]
+class Told(keras.layers.LSTM):
+    """Tells of each call whether it may use cuDNN."""
+
+    def inner_loop(self, *args, **kwargs):
+        """Notes it."""
+        self.told.add(self.use_cudnn)
+        return super().inner_loop(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("home", "used", "chosen", "expected"),
+    [
+        # A stage's replica, or a measurement, may be elsewhere.
+        (CPU, None, "auto", False),
+        (CPU, GPU, "auto", "auto"),
+        (GPU, CPU, "auto", False),
+        (None, CPU, "auto", False),
+        (None, None, "auto", "auto"),
+        (GPU, None, False, False),
+    ],
+)
+def test_recurrent_layers_on_processors_do_without_cudnn(
+    home, used, chosen, expected
+):
+    inner = keras.layers.LSTM(2, use_cudnn=chosen)
+    both = keras.layers.Bidirectional(inner)
+    for each in layers_of(both):
+        each._tfdist_device = home
+    with placed.replica_on(used), placed.kernels_of(both, used or home):
+        found = {each.use_cudnn for each in layers_of(both)}
+    assert found == {expected}
+    assert {each.use_cudnn for each in layers_of(both)} == {chosen}
+
+
+def layers_of(both):
+    return [both.forward_layer, both.backward_layer]
+
+
+def test_they_do_in_calls_of_placed_layers_and_in_measurements(monkeypatch):
+    told = set()
+    monkeypatch.setattr(Told, "told", told, raising=False)
+    model = keras.Sequential([keras.Input((3, 1)), Told(2, name="lstm")])
+    told.clear()
+    placement.measure(model, np.ones((1, 3, 1)), device="CPU:0", repeats=1)
+    assert told == {False}
+    placement.place(model, {"lstm": "CPU:1"})
+    told.clear()
+    model(np.ones((1, 3, 1)))
+    assert told == {False}
+    assert model.layers[0].use_cudnn == "auto"

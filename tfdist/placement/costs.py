@@ -61,6 +61,8 @@ def measure(
         with (
             tf.device(place) if place else contextlib.nullcontext(),
             placed.replica_on(place),
+            # Those of layers that are not placed, too.
+            placed.kernels_of(call.operation, place),
         ):
             forward = _Passes(call, arguments, backward=False)
             both = _Passes(call, arguments, backward=True)

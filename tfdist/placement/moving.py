@@ -18,7 +18,6 @@ def settle(model):
     """
     model_parts = layers.parts(model)
     homes = _homes(model_parts)
-    _settle_kernels(model_parts, homes)
     for variable, device in _moves(model_parts, homes):
         private_keras.move_variable(variable, device)
     for optimizer in optimizers_of(model):
@@ -83,22 +82,6 @@ def _homes(model_parts):
         inherited = homes.get(part.parent)
         homes[part.path] = layers.device_of(part.layer) or inherited
     return homes
-
-
-def _settle_kernels(model_parts, homes):
-    """Has recurrent layers on CPUs do without cuDNN.
-
-    Keras would take it everywhere if this process has a GPU.
-    """
-    for part in model_parts:
-        home = homes[part.path]
-        if not home or not hasattr(part.layer, "use_cudnn"):
-            continue
-        # What the user has chosen.
-        kept = vars(part.layer)
-        if kept.setdefault("_tfdist_use_cudnn", part.layer.use_cudnn) == "auto":
-            kind = tf.DeviceSpec.from_string(home).device_type
-            part.layer.use_cudnn = False if kind == "CPU" else "auto"
 
 
 def _moves(model_parts, homes):

@@ -33,6 +33,33 @@ def replica_on(device):
 
 
 @contextlib.contextmanager
+def kernels_of(layer, device):
+    """Within it, recurrent layers that run on a CPU do without cuDNN.
+
+    Keras would take it everywhere if this process has a GPU.
+
+    Args:
+      layer: A `keras.Layer` or `keras.Operation` that is about to be called.
+      device: The full name of the device that it runs on; None: unknown.
+    """
+    changed = []
+    for part in layers.parts(layer) if device else ():
+        # What the user has chosen otherwise stays.
+        if getattr(part.layer, "use_cudnn", None) == "auto":
+            where = getattr(_instead, "device", None)
+            where = where or layers.device_of(part.layer) or device
+            if tf.DeviceSpec.from_string(where).device_type == "CPU":
+                changed.append(part.layer)
+    for each in changed:
+        each.use_cudnn = False
+    try:
+        yield
+    finally:
+        for each in changed:
+            each.use_cudnn = "auto"
+
+
+@contextlib.contextmanager
 def listening(heard):
     """Calls `heard(layer, scope)` for each traced call of a placed layer."""
     _listeners.append(heard)
@@ -99,6 +126,10 @@ class PlacedLayer:
 
     def __call__(self, *args, **kwargs):
         device = getattr(_instead, "device", None) or layers.device_of(self)
+        with kernels_of(self, device):
+            return self._tfdist_call(device, args, kwargs)
+
+    def _tfdist_call(self, device, args, kwargs):
         if tf.executing_eagerly():
             with tf.device(device) if device else contextlib.nullcontext():
                 return super().__call__(*args, **kwargs)
