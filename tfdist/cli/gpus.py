@@ -69,6 +69,7 @@ def shares(
         (task for task in tasks if task.job in _JOBS),
         key=lambda task: (
             comes_later(task),
+            # Of those who come later, it is certain to.
             task.job != "evaluator",
             _JOBS.index(task.job),
         ),
