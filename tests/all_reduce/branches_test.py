@@ -6,9 +6,12 @@ import tensorflow as tf
 from tfdist.all_reduce import branches
 from tfdist.all_reduce import nonfinite
 
+BUILDS = pytest.mark.parametrize("build", [branches.whole, branches.lowered])
 
+
+@BUILDS
 @pytest.mark.parametrize("condition", [True, False])
-def test_one_of_both_is_called(condition):
+def test_one_of_both_is_called(condition, build):
     variable = tf.Variable([1.0, 2.0])
     handle = variable.handle
 
@@ -23,7 +26,7 @@ def test_one_of_both_is_called(condition):
     @tf.function
     def choose(condition):
         x = tf.constant([3.0, 4.0])
-        found = branches.choose(condition, then, otherwise, [x, handle])
+        found = build(condition, then, otherwise, [x, handle])
         assert found[0].shape == [2]
         return *found, variable.read_value()
 
@@ -33,12 +36,13 @@ def test_one_of_both_is_called(condition):
     assert after.numpy().tolist() == ([4.0, 6.0] if condition else [-3.0, -4.0])
 
 
-def test_without_results():
+@BUILDS
+def test_without_results(build):
     variable = tf.Variable(0.0)
 
     @tf.function
     def choose(condition):
-        return branches.choose(
+        return build(
             condition,
             lambda x: [variable.assign_add(x)][1:],
             lambda x: [],
@@ -59,7 +63,7 @@ def test_a_branch_may_use_variables_of_several_devices(condition):
 
     @tf.function
     def choose(condition):
-        return branches.choose(
+        return branches.lowered(
             condition,
             lambda x: [there.assign_add(x), here.assign_add(1)],
             lambda x: [there - x, here - 1],
@@ -79,9 +83,26 @@ def operations(graph):
         yield from getattr(definition, "node", definition)
 
 
+def test_a_branch_must_use_nothing_but_its_arguments():
+    variable = tf.Variable(0.0)
+
+    @tf.function
+    def choose():
+        return branches.choose(
+            tf.constant(True),
+            lambda x: [x],
+            lambda x: [x + variable],
+            [tf.constant(2.0)],
+        )
+
+    with pytest.raises(AssertionError, match="uses"):
+        choose()
+
+
 @pytest.mark.parametrize("choice", ["drop", "fail"])
-def test_what_only_a_processor_can_is_placed_there(choice):
+def test_what_only_a_processor_can_is_placed_there(monkeypatch, choice):
     """A kernel `If` would run all of a branch on the device of its input."""
+    monkeypatch.setattr(branches, "whole", branches.lowered)
     device = tf.config.list_logical_devices("CPU")[0].name
     check = nonfinite.FiniteCheck(choice, "/job:worker/task:0", device)
 

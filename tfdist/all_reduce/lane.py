@@ -230,23 +230,25 @@ class Lane:
         if not (self._engine.check.looks and self._checks_gradients):
             self._take(sums, before)
             return tail
-        cut = len(sums)
+        changed = [*self.states, *self._rates]
+        cuts = len(sums), len(sums) + len(before)
 
         def step(*tensors):
-            self._build_step(tensors[:cut], tensors[cut:])
+            self._build_step(tensors[: cuts[0]], tensors[cuts[0] : cuts[1]])
             return []
 
         def leave_out(*tensors):
             """Nothing of any worker counts: nothing is new but the rates."""
-            variables = [*self.states, *self._rates]
-            values = [*tensors[cut:], *self._chiefs_rates(tensors[:cut])]
-            for variable, value in zip(variables, values, strict=True):
-                tf.raw_ops.AssignVariableOp(
-                    resource=variable.handle, value=value
-                )
+            values = list(tensors[cuts[0] : cuts[1]])
+            values += self._chiefs_rates(tensors[: cuts[0]])
+            for handle, value in zip(tensors[cuts[1] :], values, strict=True):
+                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
             return []
 
-        branches.choose(tail.gradients > 0.0, step, leave_out, [*sums, *before])
+        handles = [variable.handle for variable in changed]
+        branches.choose(
+            tail.gradients > 0.0, step, leave_out, [*sums, *before, *handles]
+        )
         return tail
 
     def _chiefs_rates(self, sums):
