@@ -451,17 +451,16 @@ def test_calls_that_others_have_ended_are_passed_by_who_comes_back(
     resumes = [tfdist.callbacks.ClusterCheckpoint(tmp_path)]
     begin(worker, resumes if callback else None)
     assert decisions.fit_number == 1
-    assert decisions.begin_data(size=9, skips=True) == (0, 0)
-    if callback:
-        # With nothing left to do, it has been a call all the same.
-        assert model._initial_epoch is None
-    else:
-        assert model._initial_epoch == fit_progress.OVER[0]
-        # All variables of its first step are there, and none is freed.
-        assert model.optimizer.built
-        assert calls == ["commit", len(model.variables)]
+    assert decisions.begin_data(size=9, skips=True) == (1, 0)
+    # The callback may find nothing: it may have deleted its files at the end.
+    assert model._initial_epoch == fit_progress.OVER[0]
+    assert decisions.is_passed
+    # All variables of its first step are there, and none is freed.
+    assert model.optimizer.built
+    assert calls == ["commit", len(model.variables)]
     begin(worker)
     assert decisions.fit_number == 2
+    assert not decisions.is_passed
     # It is refused before its first step, and made again.
     begin(worker)
     assert decisions.fit_number == 2
@@ -470,6 +469,21 @@ def test_calls_that_others_have_ended_are_passed_by_who_comes_back(
     begin(worker)
     assert decisions.fit_number == 3
     assert decisions.begin_data(size=9, skips=True) == (0, 0)
+
+
+def test_the_end_of_a_call_that_is_passed_leaves_weights_to_the_others():
+    """Others train on; Keras would put averages in place (`use_ema`)."""
+    strategy = tfdist.AsyncStrategy()
+    with strategy.scope():
+        weight = tf.Variable(1.0)
+    decisions = types.SimpleNamespace(is_passed=True, before_write=lambda: None)
+    strategy._runtime.chief_decisions = decisions
+    for is_passed, value in ((True, 1.0), (False, 2.0)):
+        decisions.is_passed = is_passed
+        strategy.extended.update(
+            weight, lambda v, new: v.assign(new), args=(2.0,)
+        )
+        assert float(weight.numpy()) == value
 
 
 @pytest.mark.parametrize("what", ["unbuilt", "two optimizers", "local steps"])

@@ -75,6 +75,11 @@ class ChiefDecisions:
         return 0 if self._fit is None else self._fit.number
 
     @property
+    def is_passed(self):
+        """Whether the others had ended the call of `fit` under way before."""
+        return self._fit is not None and self.position.is_over
+
+    @property
     def number_of_order(self):
         """A number of the order of the data of the last call; 0 without one.
 

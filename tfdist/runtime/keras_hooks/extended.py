@@ -218,6 +218,8 @@ class ParameterServerExtended(one_replica.WorkerExtended):
                     return fn(var, *args, **kwargs)
                 # Keras puts averaged weights in place when `fit` ends.
                 self._container_strategy().barrier()
+                if self._runtime.chief_decisions.is_passed:
+                    return None  # Servers hold what came of it, or later.
                 with self._runtime.collective_writes():
                     return fn(var, *args, **kwargs)
             if self._config.num_workers == 1 and tf.executing_eagerly():

@@ -66,9 +66,10 @@ class FitPosition:
         )
         start = self._find(number)
         self.is_over = start == fit_progress.OVER
-        if self.reads_backup or self.reads_checkpoint:
-            return  # It sees to where `fit` goes on.
-        self._start = start
+        if self.is_over or not (self.reads_backup or self.reads_checkpoint):
+            self._start = start
+        # Else the callback sees to where `fit` goes on. Of a call that is over
+        # it may have deleted what it wrote.
 
     def _find(self, number):
         """Returns the epoch and batch where a call goes on; or `OVER`."""

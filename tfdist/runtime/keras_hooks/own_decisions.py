@@ -8,6 +8,8 @@ class OwnDecisions:
     follows = False
     # Calls of `fit` have no number that all workers know.
     fit_number = number_of_order = 0
+    # None is known to be over elsewhere.
+    is_passed = False
 
     def note_data(self, checksum):
         """Does nothing."""
